@@ -1,0 +1,113 @@
+"""The one database handle, and what every table shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+import psycopg2
+from peewee import DatabaseProxy, DateTimeField, InterfaceError, Model, OperationalError, PostgresqlDatabase
+from psycopg2.extensions import parse_dsn
+
+from housekeeping.foundation.errors import DatabaseUnavailable, SettingsError
+from housekeeping.foundation.secrets import masked
+
+T = TypeVar("T")
+
+#: Initialised once, by whoever composes the application (`housekeeping.app`, `install`, or a test).
+database: Final = DatabaseProxy()
+
+#: What libpq leaves to chance. Statements and waits are bounded so that a sick database costs a run its
+#: batch, not its worker thread; all three are far above a healthy batch and below the shortest default
+#: lease (10 minutes). The URL's own ``options`` come later and win.
+_SESSION: Final = (
+    "-c timezone=UTC -c statement_timeout=60s -c lock_timeout=10s -c idle_in_transaction_session_timeout=60s -c jit=off"
+)
+_CONNECTION: Final = {"connect_timeout": "5", "application_name": "housekeeping", "keepalives_idle": "30"}
+
+
+class Database(PostgresqlDatabase):
+    """PostgreSQL with one connection a thread, which comes back after the server was away.
+
+    A connection found dead where a transaction *begins*, or at a read outside of one, is
+    replaced and the step done again. Within a transaction, and for a write outside of one,
+    the error is raised: nobody knows whether the step took effect.
+    """
+
+    def begin(self, *args: Any, **kwargs: Any) -> None:
+        self._on_a_live_connection(lambda: super(Database, self).begin(*args, **kwargs))
+
+    def execute_sql(self, sql: str, params: Any = None) -> Any:
+        if sql.startswith("SELECT"):
+            return self._on_a_live_connection(lambda: super(Database, self).execute_sql(sql, params))
+        return super().execute_sql(sql, params)
+
+    def _on_a_live_connection(self, step: Callable[[], T]) -> T:
+        try:
+            return step()
+        except (OperationalError, InterfaceError):
+            if self.in_transaction() or self.is_closed() or self.is_connection_usable():
+                raise
+            self.close()
+            self.connect()
+            return step()
+
+
+def connect_to(url: str) -> Database:
+    """A database handle for `url`; nothing is connected before the first statement.
+
+    Raises:
+      SettingsError: When libpq cannot read the URL.
+    """
+    try:
+        given = parse_dsn(url)
+    except psycopg2.ProgrammingError as error:
+        reason = str(error).strip()
+        raise SettingsError(f"HOUSEKEEPING_DATABASE_URL is {masked(url)!r}; libpq says: {reason}") from None
+    options = f"{_SESSION} {given.pop('options', '')}".strip()
+    name = given.pop("dbname", "")  # none given: libpq takes the user's name
+    return Database(name, **{**_CONNECTION, **given}, options=options)
+
+
+@contextmanager
+def reaching_postgres() -> Iterator[None]:
+    """Turn the driver's "could not reach the server" into `DatabaseUnavailable`, in one line."""
+    try:
+        yield
+    except (OperationalError, InterfaceError) as error:
+        raise DatabaseUnavailable(f"PostgreSQL did not answer: {one_line(error)}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of the error's text, passwords masked; its type's name when it has none."""
+    text = str(error).strip()
+    return masked(text.splitlines()[0]) if text else type(error).__name__
+
+
+class UtcDateTimeField(DateTimeField):
+    """A ``timestamptz`` column that refuses naive datetimes and reads as UTC.
+
+    Raises:
+      ValueError: On writing or comparing with a datetime that has no timezone.
+    """
+
+    field_type = "TIMESTAMPTZ"
+
+    def db_value(self, value: datetime | None) -> Any:
+        if value is not None and value.tzinfo is None:
+            raise ValueError(f"{self.name}: {value!r} has no timezone")
+        return value
+
+    def python_value(self, value: Any) -> Any:
+        value = super().python_value(value)
+        return value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value
+
+
+class BaseModel(Model):
+    """Base class of every table."""
+
+    class Meta:
+        database = database
+        legacy_table_names = False

@@ -1,0 +1,79 @@
+"""Every exception this library raises on purpose.
+
+::
+
+    HousekeepingError            exit status 1
+    ├── Refused                  exit status 2: asked for something that cannot be
+    │   ├── SettingsError        a setting is missing or wrong
+    │   ├── DeclarationError     an actor or sweep was declared with options that cannot work
+    │   ├── UnknownWorker        no worker has this name
+    │   └── SchemaMissing        the library's own tables are not there (or too old)
+    ├── DatabaseUnavailable      PostgreSQL did not answer
+    ├── RedisUnavailable         Redis did not answer, so nothing is known about the lease or key
+    ├── EmbeddedServerError      a server from a wheel did not start
+    ├── LeaseHeld                somebody else holds the lease
+    ├── LeaseLost                the lease was ours and is no longer
+    └── RunTakenOver             another run took this one for dead and goes on in its place
+
+What a *middleware* raises to steer a message is not in this tree: Dramatiq gives
+meaning to the type (``SkipMessage`` drops the message, any other
+``MiddlewareError`` fails it), so those live beside the middleware that raises them.
+"""
+
+from __future__ import annotations
+
+
+class HousekeepingError(Exception):
+    """Base class of every error raised by this library.
+
+    Attributes:
+      exit_code: What the command line exits with when this error ends it.
+    """
+
+    exit_code = 1
+
+
+class Refused(HousekeepingError):
+    """The request itself is wrong; trying again unchanged cannot help."""
+
+    exit_code = 2
+
+
+class SettingsError(Refused):
+    """A setting is missing or wrong; the text names it, its value and what it should be."""
+
+
+class DeclarationError(Refused, ValueError):
+    """An actor or sweep was declared with options that cannot work; the text shows the right form."""
+
+
+class UnknownWorker(Refused):
+    """No worker has the name that was asked for."""
+
+
+class SchemaMissing(Refused):
+    """The library's own tables are missing or older than the code; ``housekeeping init`` makes them."""
+
+
+class DatabaseUnavailable(HousekeepingError):
+    """PostgreSQL did not answer; what was committed before stays committed."""
+
+
+class RedisUnavailable(HousekeepingError):
+    """Redis did not answer, so nothing is known about the lease or key in question."""
+
+
+class EmbeddedServerError(HousekeepingError):
+    """An embedded server could not be found or did not start; nothing is left running."""
+
+
+class LeaseHeld(HousekeepingError):
+    """Somebody else holds the lease."""
+
+
+class LeaseLost(HousekeepingError):
+    """The lease was ours and is no longer; whoever holds it now may be at work."""
+
+
+class RunTakenOver(HousekeepingError):
+    """Another run took this one for dead and goes on in its place; the batch in hand is rolled back."""
