@@ -1,0 +1,262 @@
+"""The run ledger: one row an attempt, written in the same transaction as the work it counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal
+
+from peewee import SQL, BigAutoField, BigIntegerField, JSONField, TextField, fn
+
+from housekeeping.foundation.db import BaseModel, UtcDateTimeField, database
+from housekeeping.foundation.errors import LeaseLost, RunTakenOver
+
+Trigger = Literal["schedule", "enqueue", "cli", "parent"]
+Outcome = Literal["done", "partial", "skipped", "failed", "lost_lease", "lost", "missed"]
+Counts = dict[str, Any]
+Cursor = list[Any]
+
+#: How often a run says that it lives, at the least; each batch says so too.
+HEARTBEAT: Final = timedelta(seconds=20)
+#: Three missed heartbeats and a run is taken for dead (design.md, State in PostgreSQL).
+SILENCE: Final = 3 * HEARTBEAT
+
+#: The database's clock, because several machines write and compare these times.
+NOW: Final = SQL("clock_timestamp()")
+
+
+class Run(BaseModel):
+    """One attempt to do one worker's work; `outcome` is null while it goes on."""
+
+    id = BigAutoField()
+    worker = TextField()
+    message_id = TextField(null=True)
+    tick = UtcDateTimeField(null=True)
+    trigger = TextField()
+    epoch = BigIntegerField(null=True)
+    started_at = UtcDateTimeField()
+    heartbeat_at = UtcDateTimeField()
+    finished_at = UtcDateTimeField(null=True)
+    outcome = TextField(null=True)
+    reason = TextField(null=True)
+    counts = JSONField(default=dict)
+    cursor = JSONField(null=True)
+    error = TextField(null=True)
+
+    class Meta:
+        table_name = "runs"
+        schema = "housekeeping"
+
+
+class Lease(BaseModel):
+    """The highest epoch at which a lease was ever held."""
+
+    key = TextField(primary_key=True)
+    epoch = BigIntegerField()
+
+    class Meta:
+        table_name = "leases"
+        schema = "housekeeping"
+
+
+class Switch(BaseModel):
+    """What an operator said of a worker: paused, or narrowed, until when and why."""
+
+    worker = TextField(primary_key=True)
+    state = TextField()
+    reason = TextField(null=True)
+    until = UtcDateTimeField(null=True)
+
+    class Meta:
+        table_name = "switches"
+        schema = "housekeeping"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What a run is told when it begins.
+
+    Attributes:
+      run_id: Its row.
+      started_at: By the database's clock.
+      cursor: Where an interrupted run before it stopped; null: start at the front.
+    """
+
+    run_id: int
+    started_at: datetime
+    cursor: Cursor | None
+
+
+def begin(
+    worker: str, *, message_id: str | None, tick: datetime | None, trigger: Trigger, epoch: int | None
+) -> Attempt | None:
+    """Open a run's row, after closing those of runs that died; None when this message was already completed.
+
+    A run whose heartbeat is older than `SILENCE`, and any earlier run of this very message, is
+    taken for dead: its outcome becomes ``lost``, so that it can commit nothing more even if it
+    was only asleep. One transaction.
+    """
+    with database.atomic():
+        if message_id is not None and _completed(message_id):
+            return None
+        silent = Run.heartbeat_at < NOW - SILENCE
+        dead = silent if message_id is None else silent | (Run.message_id == message_id)
+        Run.update(outcome="lost", reason="taken_over", finished_at=NOW).where(
+            (Run.worker == worker) & Run.outcome.is_null() & dead
+        ).execute()
+        cursor = _interrupted_at(worker)
+        rows = (
+            Run.insert(
+                worker=worker,
+                message_id=message_id,
+                tick=tick,
+                trigger=trigger,
+                epoch=epoch,
+                started_at=NOW,
+                heartbeat_at=NOW,
+                cursor=cursor,
+            )
+            .returning(Run.id, Run.started_at)
+            .tuples()
+            .execute()
+        )
+        run_id, started_at = next(iter(rows))
+        return Attempt(run_id, started_at, cursor)
+
+
+def _completed(message_id: str) -> bool:
+    ended_well = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason != "shutdown"))
+    return bool(Run.select(Run.id).where((Run.message_id == message_id) & ended_well).exists())
+
+
+def _interrupted_at(worker: str) -> Cursor | None:
+    last = (
+        Run.select(Run.outcome, Run.reason, Run.cursor)
+        .where((Run.worker == worker) & ~(Run.outcome.in_(("skipped", "missed"))))
+        .order_by(Run.id.desc())
+        .limit(1)
+        .tuples()
+        .first()
+    )
+    if last is None:
+        return None
+    outcome, reason, cursor = last
+    interrupted = outcome in ("lost", "lost_lease", "failed") or (outcome, reason) == ("partial", "shutdown")
+    return cursor if interrupted else None
+
+
+def advance(run_id: int, counts: Counts, cursor: Cursor | None, lease: tuple[str, int] | None) -> None:
+    """Write what the run has done so far; to be called inside the batch's own transaction.
+
+    Raises:
+      RunTakenOver: When another run took this one for dead; the caller's transaction must roll back.
+      LeaseLost: When another holder has begun since the lease was taken; likewise.
+    """
+    _write(run_id, lease, counts=counts, cursor=cursor, heartbeat_at=NOW)
+
+
+def finish(
+    run_id: int,
+    outcome: Outcome,
+    reason: str | None,
+    *,
+    counts: Counts,
+    cursor: Cursor | None,
+    lease: tuple[str, int] | None = None,
+) -> None:
+    """Close the run's row; inside the last batch's transaction, so that work and completion are one.
+
+    Raises:
+      RunTakenOver, LeaseLost: As `advance`.
+    """
+    _write(
+        run_id,
+        lease,
+        counts=counts,
+        cursor=cursor,
+        heartbeat_at=NOW,
+        outcome=outcome,
+        reason=reason,
+        finished_at=NOW,
+    )
+
+
+def _write(run_id: int, lease: tuple[str, int] | None, **columns: Any) -> None:
+    ours = (Run.id == run_id) & Run.outcome.is_null()
+    if lease is not None:
+        key, epoch = lease
+        # FOR SHARE: a new holder's epoch waits for this batch to end, so that none commits behind its back.
+        held = Lease.select(Lease.key).where((Lease.key == key) & (Lease.epoch == epoch)).for_update("FOR SHARE")  # type: ignore[arg-type]
+        ours &= fn.EXISTS(held)
+    if Run.update(**columns).where(ours).execute() == 1:
+        return
+    if lease is not None and Run.select(Run.id).where((Run.id == run_id) & Run.outcome.is_null()).exists():
+        raise LeaseLost(f"lease {lease[0]!r} has been taken by another holder since epoch {lease[1]}")
+    raise RunTakenOver(f"run {run_id} was taken for dead and has been taken over")
+
+
+def fail(run_id: int, outcome: Outcome, reason: str, error: str | None, extra: Counts) -> Counts:
+    """Close the row of a run that broke off; its counts stay what the last committed batch wrote.
+
+    Returns the counts as they stand in the database: a COMMIT whose answer was lost may have
+    counted more than the run knows of. A row that was already closed stays as it is.
+    """
+    with database.atomic():
+        Run.update(
+            outcome=outcome,
+            reason=reason,
+            error=error,
+            finished_at=NOW,
+            heartbeat_at=NOW,
+            counts=Run.counts.concat(extra),
+        ).where((Run.id == run_id) & Run.outcome.is_null()).execute()
+        row: Any = Run.select(Run.counts).where(Run.id == run_id).tuples().get()
+    counts: Counts = row[0]
+    return counts
+
+
+def record(
+    worker: str,
+    outcome: Outcome,
+    reason: str,
+    *,
+    message_id: str | None,
+    tick: datetime | None,
+    trigger: Trigger,
+    counts: Counts | None = None,
+) -> tuple[int, datetime]:
+    """Write a row for a run that never began (skipped, missed); returns its id and time."""
+    with database.atomic():
+        rows = (
+            Run.insert(
+                worker=worker,
+                message_id=message_id,
+                tick=tick,
+                trigger=trigger,
+                started_at=NOW,
+                heartbeat_at=NOW,
+                finished_at=NOW,
+                outcome=outcome,
+                reason=reason,
+                counts=counts or {},
+            )
+            .returning(Run.id, Run.started_at)
+            .tuples()
+            .execute()
+        )
+        run_id, started_at = next(iter(rows))
+    return run_id, started_at
+
+
+def next_epoch(key: str) -> int:
+    """A number higher than every one before it for this lease key; waits for a batch of the last holder to end."""
+    with database.atomic():
+        rows = (
+            Lease.insert(key=key, epoch=1)
+            .on_conflict(conflict_target=[Lease.key], update={Lease.epoch: Lease.epoch + 1})
+            .returning(Lease.epoch)
+            .tuples()
+            .execute()
+        )
+        epoch: int = next(iter(rows))[0]
+    return epoch

@@ -1,0 +1,117 @@
+"""How a worker stands: when it last ran and with what outcome, what waits, when it runs next, what rings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from housekeeping.foundation.cron import Cron
+from housekeeping.sweeps.backlog import Backlog, backlog, oldest
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.ledger import Run
+from housekeeping.sweeps.switches import paused_workers
+from housekeeping.sweeps.walk import as_cursor
+
+State = Literal["on", "paused", "disabled"]
+
+#: Counted for a worker that sets no alarm on its backlog.
+_LOOK_AT: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A worker at one moment.
+
+    Attributes:
+      next_tick: UTC; null when it has no schedule, or is disabled.
+      last_run: Its newest row in the ledger, as a dictionary; null when it never ran.
+      oldest: The first order column of the stale row that is first in order; null when none is stale.
+      alarms: What rings, in words.
+    """
+
+    worker: str
+    state: State
+    schedule: str | None
+    next_tick: datetime | None
+    last_run: dict[str, Any] | None
+    waiting: Backlog
+    oldest: Any
+    alarms: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """One element of ``workers`` in ``housekeeping status --json``."""
+        first = as_cursor((self.oldest,)) or [None]
+        return {
+            "worker": self.worker,
+            "state": self.state,
+            "schedule": self.schedule,
+            "next_tick": self.next_tick.isoformat() if self.next_tick else None,
+            "last_run": self.last_run,
+            "backlog": self.waiting.rows,
+            "backlog_exact": self.waiting.exact,
+            "oldest": first[0],
+            "alarms": self.alarms,
+        }
+
+
+def state_of(sweep: Sweep, paused: set[str]) -> State:
+    """Whether the worker runs when its time comes."""
+    return "disabled" if not sweep.enabled else "paused" if sweep.name in paused else "on"
+
+
+def next_tick(sweep: Sweep, now: datetime, zone: Any) -> datetime | None:
+    """When the schedule fires next, in UTC; None without one."""
+    return Cron(sweep.schedule, zone).next(now) if sweep.schedule and sweep.enabled else None
+
+
+def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
+    """Look at a worker: three index probes and a bounded count."""
+    limit = sweep.alarms.backlog or _LOOK_AT
+    waiting = backlog(sweep, now, limit)
+    last = last_run(sweep.name)
+    return Overview(
+        sweep.name,
+        state_of(sweep, paused_workers()),
+        sweep.schedule,
+        next_tick(sweep, now, zone),
+        last,
+        waiting,
+        oldest(sweep, now),
+        _alarms(sweep, last, waiting),
+    )
+
+
+def last_run(worker: str) -> dict[str, Any] | None:
+    """The worker's newest row in the ledger; `outcome` is null while it runs."""
+    run = Run.select().where(Run.worker == worker).order_by(Run.id.desc()).limit(1).first()
+    if run is None:
+        return None
+    ended = run.finished_at
+    return {
+        "run_id": run.id,
+        "outcome": run.outcome,
+        "reason": run.reason,
+        "trigger": run.trigger,
+        "tick": run.tick.isoformat() if run.tick else None,
+        "started_at": run.started_at.isoformat(),
+        "duration_s": round((ended - run.started_at).total_seconds(), 3) if ended else None,
+        "counts": run.counts,
+        "error": run.error,
+    }
+
+
+def _alarms(sweep: Sweep, last: dict[str, Any] | None, waiting: Backlog) -> list[str]:
+    rings = []
+    if sweep.alarms.backlog is not None and not waiting.exact:
+        rings.append(f"more than {sweep.alarms.backlog:,} rows wait")
+    if last is None:
+        return rings
+    longest = sweep.alarms.longest_run
+    if longest is not None and (last["duration_s"] or 0) > longest.total_seconds():
+        rings.append(f"the last run took {last['duration_s']:.0f} s, over {longest.total_seconds():.0f} s")
+    if last["outcome"] in ("failed", "lost_lease", "lost"):
+        rings.append(f"the last run ended as {last['outcome']}: {last['error'] or last['reason']}")
+    if last["counts"].get("failed"):
+        rings.append(f"{last['counts']['failed']:,} rows could not be settled")
+    return rings

@@ -1,0 +1,227 @@
+"""One run of a sweep, from the question whether it may begin to the line that says how it ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import structlog
+from peewee import InterfaceError, OperationalError, PeeweeException, ProgrammingError
+
+from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock, RunBudget
+from housekeeping.foundation.context import MessageContext, current_message
+from housekeeping.foundation.db import one_line
+from housekeeping.foundation.errors import (
+    DatabaseUnavailable,
+    HousekeepingError,
+    LeaseLost,
+    RunTakenOver,
+    SchemaMissing,
+)
+from housekeeping.foundation.leases import ExclusiveLease
+from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.foundation.reports import report
+from housekeeping.sweeps import ledger, schema, switches
+from housekeeping.sweeps.alarms import ring
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.ledger import Counts, Outcome, Trigger
+from housekeeping.sweeps.results import RunResult
+from housekeeping.sweeps.walk import Walk, initial_counts
+
+logger = named_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended(Exception):
+    """Ends a run before it began: how and why."""
+
+    outcome: Outcome
+    reason: str
+    error: BaseException | None = None
+    recorded: bool = True
+
+
+def perform(
+    sweep: Sweep,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    force: bool = False,
+    on_batch: Callable[[Counts], None] | None = None,
+    stopping: threading.Event | None = None,
+) -> RunResult:
+    """Run a sweep once, recorded in the ledger, and say what it did; never raises for a failed run.
+
+    Within a message the run takes its id, tick and trigger; otherwise its trigger is ``cli``.
+
+    Parameters:
+      force: Run although the worker is paused or switched off.
+      on_batch: Told the counts after each committed batch.
+      stopping: Ends the run after the batch in hand once it is set; the message's own unless given.
+    """
+    return _Performance(sweep, clock, current_message.get(), on_batch, stopping).result(force)
+
+
+class _Performance:
+    """A run in the making: what it is for, and what it has done so far."""
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        clock: Clock,
+        message: MessageContext | None,
+        on_batch: Callable[[Counts], None] | None,
+        stopping: threading.Event | None,
+    ) -> None:
+        self.sweep = sweep
+        self.clock = clock
+        self.on_batch = on_batch
+        self.message_id = message.message_id if message else None
+        self.tick = message.tick if message else None
+        self.trigger: Trigger = message.trigger if message else "cli"
+        self.stopping = stopping or (message.stopping if message else threading.Event())
+        self.run_id: int | None = None
+        self.started_at = clock.now()
+        self.counts = initial_counts(sweep)
+
+    def result(self, force: bool) -> RunResult:
+        budget = RunBudget(self.sweep.max_runtime, self.clock)
+        with structlog.contextvars.bound_contextvars(worker=self.sweep.name):
+            outcome, reason, error = self._ended(budget, force)
+            result = RunResult(
+                self.sweep.name, outcome, reason, self.run_id, self.started_at, budget.spent(), self.counts, error=error
+            )
+            self._log(result)
+        return result
+
+    def _ended(self, budget: RunBudget, force: bool) -> tuple[Outcome, str | None, BaseException | None]:
+        try:
+            if not force:
+                self._refuse_when_off()
+            with self._lease() as lease:
+                outcome, reason = self._walk(budget, lease)
+            return outcome, reason, None
+        except _Ended as ended:
+            if ended.recorded:
+                self._record(ended.outcome, ended.reason)
+            return ended.outcome, ended.reason, ended.error
+        except (LeaseLost, RunTakenOver) as error:
+            reason = "taken_over" if isinstance(error, RunTakenOver) else "lease_lost"
+            self._break_off("lost_lease", reason, error)
+            return "lost_lease", reason, error
+        except BaseException as error:
+            reason = _reason(error)
+            self._break_off("failed", reason, error)
+            if not isinstance(error, Exception):
+                raise  # an interrupt is not ours to swallow; the row is closed
+            error = _told_apart(error, reason)
+            reason = str(error) if isinstance(error, SchemaMissing) else reason
+            report(error, worker=self.sweep.name, run_id=self.run_id, message_id=self.message_id)
+            return "failed", reason, error
+
+    def _refuse_when_off(self) -> None:
+        if not self.sweep.enabled:
+            raise _Ended("skipped", "disabled")
+        if switches.is_paused(self.sweep.name):
+            raise _Ended("skipped", "paused")
+
+    @contextmanager
+    def _lease(self) -> Iterator[tuple[ExclusiveLease, int] | None]:
+        """The sweep's lease with its epoch, for as long as the run; null when it needs none."""
+        terms = self.sweep.lease
+        if terms is None:
+            yield None
+            return
+        lease = ExclusiveLease(terms.key, terms.ttl)
+        if lease.try_obtain() is None:
+            held_for = lease.held_for() or timedelta()
+            logger.info("Lease is held elsewhere", lease=terms.key, held_for_s=round(held_for.total_seconds(), 1))
+            raise _Ended("skipped", "lease_held")
+        lease.keep()
+        try:
+            yield lease, ledger.next_epoch(terms.key)
+        finally:
+            lease.cancel()
+
+    def _walk(self, budget: RunBudget, lease: tuple[ExclusiveLease, int] | None) -> tuple[Outcome, str | None]:
+        attempt = ledger.begin(
+            self.sweep.name,
+            message_id=self.message_id,
+            tick=self.tick,
+            trigger=self.trigger,
+            epoch=lease[1] if lease else None,
+        )
+        if attempt is None:
+            raise _Ended("skipped", "already_done", recorded=False)
+        self.run_id, self.started_at = attempt.run_id, attempt.started_at
+        structlog.contextvars.bind_contextvars(run_id=self.run_id)
+        logger.info("Run started", trigger=self.trigger, tick=self.tick, resumed=attempt.cursor is not None)
+        walk = Walk(
+            self.sweep,
+            attempt.run_id,
+            self.clock.now(),
+            budget,
+            self.stopping,
+            tuple(attempt.cursor) if attempt.cursor else None,
+            lease,
+            self.on_batch,
+        )
+        try:
+            return walk.go()
+        finally:
+            self.counts = walk.counts
+
+    def _record(self, outcome: Outcome, reason: str) -> None:
+        try:
+            self.run_id, self.started_at = ledger.record(
+                self.sweep.name, outcome, reason, message_id=self.message_id, tick=self.tick, trigger=self.trigger
+            )
+        except PeeweeException as error:
+            logger.error("Could not record the run", outcome=outcome, error=one_line(error))
+
+    def _break_off(self, outcome: Outcome, reason: str, error: BaseException) -> None:
+        """Close the row as far as the database can be reached; if not, the next run marks it lost."""
+        if self.run_id is None:
+            if not _unreachable(error):
+                self._record(outcome, reason)
+            return
+        try:
+            extra = {"failed": self.counts["failed"]} if "failed" in self.counts else {}
+            self.counts = ledger.fail(self.run_id, outcome, reason, one_line(error), extra)
+        except PeeweeException as again:
+            logger.error("Could not close the run", outcome=outcome, error=one_line(again))
+
+    def _log(self, result: RunResult) -> None:
+        line = {
+            **result.counts,
+            "outcome": result.outcome,
+            "reason": result.reason,
+            "duration_s": round(result.duration_s, 3),
+        }
+        level = logger.error if result.exit_code else logger.info
+        level("Run ended", **line)
+        ring(self.sweep, result, self.clock)
+        structlog.contextvars.unbind_contextvars("run_id")
+
+
+def _unreachable(error: BaseException) -> bool:
+    return isinstance(error, OperationalError | InterfaceError)
+
+
+def _told_apart(error: Exception, reason: str) -> Exception:
+    """The error in our own words where we know better than the driver."""
+    if _unreachable(error):
+        return DatabaseUnavailable(reason)
+    if isinstance(error, ProgrammingError):
+        try:
+            schema.require()
+        except HousekeepingError as missing:
+            return missing
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    place = "database: " if isinstance(error, PeeweeException) else ""
+    return f"{place}{one_line(error)}"

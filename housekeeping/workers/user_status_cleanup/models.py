@@ -1,0 +1,38 @@
+"""Table of the user status cleanup."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from peewee import SQL, BigIntegerField, Expression, TextField
+
+from housekeeping.foundation.db import BaseModel, UtcDateTimeField
+
+
+class UserStatus(BaseModel):
+    """What a user says they are doing, at most one for each user."""
+
+    user_id = BigIntegerField(primary_key=True)
+    emoji = TextField(default="speech_balloon", constraints=[SQL("DEFAULT 'speech_balloon'")])
+    message = TextField(null=True)
+    #: When the status clears itself; null means never.
+    clear_status_at = UtcDateTimeField(null=True)
+
+    class Meta:
+        table_name = "user_statuses"
+
+    @classmethod
+    def scheduled_for_cleanup(cls, now: datetime) -> Expression:
+        """That a status is due at `now` or earlier; one that never clears itself is not."""
+        due: Expression = cls.clear_status_at <= now
+        return due
+
+
+UserStatus.add_index(
+    UserStatus.index(
+        UserStatus.clear_status_at,
+        UserStatus.user_id,
+        where=UserStatus.clear_status_at.is_null(False),
+        name="index_user_statuses_on_clear_status_at_not_null",
+    )
+)

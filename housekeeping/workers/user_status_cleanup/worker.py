@@ -1,0 +1,33 @@
+"""The user status cleanup, as a declaration."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+from housekeeping.sweeps.actions import Delete
+from housekeeping.sweeps.declaration import Alarms, Sweep
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+
+SCHEDULE: Final = "* * * * *"  # document 48, 実行スケジュール
+BATCH_SIZE: Final = 100  # rows a statement; document 48, 備考
+MAX_RUNTIME: Final = timedelta(seconds=30)  # document 48, 備考
+LONGEST_RUN: Final = timedelta(seconds=60)  # document 48, 監視・アラート
+LARGEST_BACKLOG: Final = 10_000  # rows due; document 48, 監視・アラート
+
+#: Tables of this worker, by their name in workers.md.
+MODELS: Final = {"user_statuses": UserStatus}
+
+sweep: Final = Sweep(
+    name="user_status_cleanup.batch",
+    stale=UserStatus.scheduled_for_cleanup,
+    # Oldest first; the key makes the order total, so that the walk can go on after any row.
+    order=(UserStatus.clear_status_at, UserStatus.user_id),
+    action=Delete(rows_counted_as="deleted_rows"),
+    schedule=SCHEDULE,
+    batch_size=BATCH_SIZE,
+    max_runtime=MAX_RUNTIME,
+    alarms=Alarms(longest_run=LONGEST_RUN, backlog=LARGEST_BACKLOG),
+    feature_category="user_profile",
+    data_consistency="sticky",
+)
