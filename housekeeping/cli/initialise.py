@@ -1,0 +1,37 @@
+"""``housekeeping init``"""
+
+from __future__ import annotations
+
+import click
+
+from housekeeping.cli.composition import settings_and_logs
+from housekeeping.foundation.db import database, reaching_postgres
+from housekeeping.installation import configured_sweeps, use_database
+from housekeeping.sweeps import schema
+from housekeeping.workers import BUILT_IN
+
+
+@click.command()
+@click.option("--with-tables", is_flag=True, help="Also make the application's tables the workers clean, for a trial.")
+def init(with_tables: bool) -> None:
+    """Make the library's own tables, or bring them up to date. Harmless to repeat.
+
+    They live in a schema of their own ("housekeeping"). The application's tables are not touched;
+    with --with-tables those that are missing are made.
+    """
+    settings = settings_and_logs()
+    configured_sweeps(settings)
+    use_database(settings)
+    steps = schema.init()
+    name = settings.schema_name
+    click.echo(f"schema {name}: {'is up to date' if not steps else f'made or upgraded, {steps} step(s)'}")
+    if not with_tables:
+        return
+    with reaching_postgres():
+        for module in BUILT_IN:
+            for model in module.MODELS.values():
+                table = model._meta.table_name
+                there = model.table_exists()
+                if not there:
+                    database.create_tables([model])
+                click.echo(f"table {table}: {'is there' if there else 'made'}")

@@ -1,0 +1,68 @@
+"""The command group: one clear line for each error, and the exit status that goes with it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+import click
+
+import housekeeping
+from housekeeping.cli.demo import demo
+from housekeeping.cli.initialise import init
+from housekeeping.cli.listing import list_workers
+from housekeeping.cli.planning import plan
+from housekeeping.cli.processes import scheduler, worker
+from housekeeping.cli.running import run
+from housekeeping.cli.status import status
+from housekeeping.foundation.db import one_line
+from housekeeping.foundation.errors import HousekeepingError
+
+_EPILOG = """\b
+First steps:
+  housekeeping demo                     see it work on servers of its own
+  export HOUSEKEEPING_DATABASE_URL=postgresql://user:password@host/database
+  export HOUSEKEEPING_REDIS_URL=redis://host:6379/0
+  housekeeping init                     make the library's own tables
+  housekeeping plan user_status_cleanup.batch
+
+Exit status: 0 done, partial or skipped; 1 failed; 2 wrong usage or settings."""
+
+
+class _Group(click.Group):
+    """Turns what goes wrong into one line; a traceback only when it is asked for."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HousekeepingError as error:
+            if ctx.params.get("debug"):
+                raise
+            _end(str(error), error.exit_code)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except KeyboardInterrupt:
+            _end("interrupted", 130)
+        except Exception as error:
+            if ctx.params.get("debug"):
+                raise
+            _end(f"{type(error).__name__}: {one_line(error)} (housekeeping --debug shows where)", 1)
+
+
+def _end(line: str, exit_code: int) -> NoReturn:
+    click.echo(f"housekeeping: {line}", err=True)
+    sys.exit(exit_code)
+
+
+@click.group(cls=_Group, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(housekeeping.__version__, "-V", "--version", prog_name="housekeeping")
+@click.option("--debug", is_flag=True, help="Show a traceback instead of one line when something fails.")
+def main(debug: bool) -> None:
+    """Keep a PostgreSQL application clean: delete what expired, settle what is stuck, in small bounded steps.
+
+    Settings come from the environment (HOUSEKEEPING_...) and from a .env file.
+    """
+
+
+for command in (demo, init, list_workers, plan, run, worker, scheduler, status):
+    main.add_command(command)

@@ -1,0 +1,52 @@
+"""``housekeeping worker`` and ``housekeeping scheduler``: Dramatiq's and periodiq's own programs, rightly called."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+import click
+import dramatiq.cli
+import periodiq
+
+from housekeeping.cli.composition import workers_on_database
+
+_APPLICATION = "housekeeping.app"
+
+
+@click.command()
+@click.option("--processes", "-p", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes.")
+@click.option("--threads", "-t", type=click.IntRange(1, 64), default=8, show_default=True, help="Threads in each.")
+@click.option("--queues", "-Q", multiple=True, help="Only these queues; may be repeated.")
+def worker(processes: int, threads: int, queues: tuple[str, ...]) -> None:
+    """Run the workers: a dramatiq process that takes messages until it is told to stop.
+
+    SIGTERM or Ctrl-C lets runs end after their batch. Each thread holds one database connection.
+    """
+    settings, _ = workers_on_database()
+    settings.require_redis_url()
+    arguments = [_APPLICATION, "--skip-logging", "--processes", str(processes), "--threads", str(threads)]
+    arguments += ["--worker-shutdown-timeout", str(int(settings.grace_s * 1000))]
+    for queue in queues:
+        arguments += ["--queues", queue]
+    sys.exit(dramatiq.cli.main(dramatiq.cli.make_argument_parser().parse_args(arguments)))
+
+
+@click.command()
+def scheduler() -> None:
+    """Run the schedule: a periodiq process that sends each worker its message when it is time.
+
+    Any number may run; each tick fires once.
+    """
+    settings, _ = workers_on_database()
+    settings.require_redis_url()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        sys.exit(periodiq.main(periodiq.make_argument_parser().parse_args([_APPLICATION])))
+    except KeyboardInterrupt:
+        sys.exit(0)

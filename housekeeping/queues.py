@@ -1,0 +1,53 @@
+"""What waits in Redis: messages by queue, leases by key."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from housekeeping.foundation.redis_client import reaching_redis, redis_client
+from housekeeping.foundation.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLengths:
+    """Messages of one queue: waiting or at work, delayed (retries too), dead."""
+
+    waiting: int
+    delayed: int
+    dead: int
+
+    def as_json(self) -> dict[str, int]:
+        """As numbers by name."""
+        return asdict(self)
+
+
+def queue_lengths(settings: Settings, names: list[str]) -> dict[str, QueueLengths]:
+    """The lengths of these queues of the ready-made application's broker; one round trip.
+
+    Raises:
+      RedisUnavailable: When Redis does not answer.
+    """
+    client = redis_client(settings.broker_url or settings.require_redis_url())
+    with reaching_redis(), client.pipeline(transaction=False) as pipeline:
+        for name in names:
+            queue = f"{settings.namespace}:broker:{name}"
+            pipeline.hlen(f"{queue}.msgs")
+            pipeline.hlen(f"{queue}.DQ.msgs")
+            pipeline.zcard(f"{queue}.XQ")
+        numbers = iter(pipeline.execute())
+    return {name: QueueLengths(next(numbers), next(numbers), next(numbers)) for name in names}
+
+
+def held_leases(settings: Settings) -> list[dict[str, Any]]:
+    """Every lease held now, with the seconds until it expires unless it is renewed.
+
+    Raises:
+      RedisUnavailable: When Redis does not answer.
+    """
+    client = redis_client(settings.require_redis_url())
+    prefix = f"{settings.namespace}:lease:"
+    with reaching_redis():
+        keys = [key.decode() for key in client.scan_iter(match=f"{prefix}*", count=1000)]
+        left = [(key, client.pttl(key)) for key in keys]
+    return [{"key": key.removeprefix(prefix), "remaining_s": ms / 1000} for key, ms in left if ms >= 0]
