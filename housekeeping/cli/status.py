@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from housekeeping.cli.composition import workers_on_database
-from housekeeping.cli.tables import counts, length, moment, out, table
+from housekeeping.cli.tables import counts, length, out, table
 from housekeeping.foundation.db import reaching_postgres
 from housekeeping.foundation.errors import RedisUnavailable
 from housekeeping.foundation.settings import Settings
@@ -51,24 +51,32 @@ def status(as_json: bool) -> None:
 
 def workers_table(overviews: list[Overview], now: datetime) -> Table:
     """A line a worker."""
-    shown = table("WORKER", "STATE", "LAST RUN (UTC)", "OUTCOME", ">TOOK", "COUNTS", ">WAITING", "OLDEST", "NEXT TICK")
+    shown = table("WORKER", "STATE", "LAST RUN", "DID", ">WAITING", ">OLDEST", ">NEXT TICK")
     for each in overviews:
-        last = each.last_run
-        started = moment(datetime.fromisoformat(last["started_at"]).astimezone(UTC)) if last else "never"
-        outcome = "-" if last is None else last["outcome"] or "running"
-        oldest = length((now - each.oldest).total_seconds()) if isinstance(each.oldest, datetime) else "-"
+        oldest = (now - each.oldest).total_seconds() if isinstance(each.oldest, datetime) else None
         shown.add_row(
             each.worker,
             each.state,
-            started,
-            f"{outcome}: {last['reason']}" if last and last["reason"] else outcome,
-            length(last["duration_s"]) if last else "-",
-            counts(last["counts"]) if last else "-",
+            _last_run(each, now),
+            counts(each.last_run["counts"]) if each.last_run else "-",
             str(each.waiting),
-            oldest if oldest == "-" else f"{oldest} due",
+            "-" if oldest is None else f"{length(max(0, oldest))} ago",
             "-" if each.next_tick is None else f"in {length((each.next_tick - now).total_seconds())}",
         )
     return shown
+
+
+def _last_run(each: Overview, now: datetime) -> str:
+    """How it ended and when: ``done, 12.0 s ago, took 3 ms``."""
+    last = each.last_run
+    if last is None:
+        return "never"
+    outcome = last["outcome"] or "running"
+    if last["reason"]:
+        outcome += f" ({last['reason']})"
+    ago = (now - datetime.fromisoformat(last["started_at"])).total_seconds()
+    took = f", took {length(last['duration_s'])}" if last["duration_s"] is not None else ""
+    return f"{outcome}, {length(max(0, ago))} ago{took}"
 
 
 def _queues_table(queues: dict[str, QueueLengths]) -> Table:

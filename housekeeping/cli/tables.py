@@ -17,7 +17,12 @@ def table(*columns: str, title: str | None = None) -> Table:
     """A table with left-aligned columns; a name that begins with ``>`` is aligned right."""
     made = Table(title=title, title_justify="left", header_style="bold", pad_edge=False, box=None, padding=(0, 2, 0, 0))
     for name in columns:
-        made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+        made.add_column(
+            name.removeprefix(">"),
+            justify="right" if name.startswith(">") else "left",
+            overflow="fold",
+            no_wrap=name in ("WORKER", "STATE") or name.startswith(">"),
+        )
     return made
 
 

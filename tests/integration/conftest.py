@@ -1,0 +1,62 @@
+"""Fixtures of the tests that stand on PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import psycopg2
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.foundation.db import Database
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.ledger import Run
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+
+#: Adds this many statuses whose time is `due`, an SQL expression that may use n, from 1 on.
+AddStatuses = Callable[..., None]
+#: Holds the result of a query locked in another session for as long as the block.
+Locked = Callable[[str], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def statuses(postgres: Database) -> type[UserStatus]:
+    """The empty table of user statuses."""
+    postgres.create_tables([UserStatus])
+    return UserStatus
+
+
+@pytest.fixture
+def add_statuses(statuses: type[UserStatus], admin: Connection) -> AddStatuses:
+    def add(count: int, due: str, *, first_id: int = 1) -> None:
+        with admin.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO user_statuses (user_id, clear_status_at) "
+                f"SELECT n + {first_id - 1}, {due} FROM generate_series(1, {count}) AS n"
+            )
+
+    return add
+
+
+@pytest.fixture
+def locked(settings: Settings, postgres: Database) -> Locked:
+    @contextmanager
+    def hold(query: str) -> Iterator[None]:
+        assert settings.database_url is not None
+        holder = psycopg2.connect(settings.database_url)
+        try:
+            with holder.cursor() as cursor:
+                cursor.execute(query)
+            yield
+        finally:
+            holder.close()
+
+    return hold
+
+
+@pytest.fixture
+def last_run(postgres: Database) -> Callable[[], Any]:
+    """The newest row of the ledger."""
+    return lambda: Run.select().order_by(Run.id.desc()).first()
