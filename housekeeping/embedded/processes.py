@@ -1,0 +1,146 @@
+"""Starting servers as an account that may run them, and finding the ones that were left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pwd
+import signal
+import stat
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from housekeeping.foundation.errors import EmbeddedServerError
+
+#: What a process is called that may be stopped when it is found at work in an abandoned folder.
+_SERVER_NAMES: Final = frozenset({"initdb", "postgres", "redis-server", "valkey-server"})
+_STOP_SECONDS: Final = 5
+_POLL_SECONDS: Final = 0.02
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Who the servers run as when root asks for them."""
+
+    name: str
+    uid: int
+    gid: int
+
+    def may_enter(self, folder: Path) -> bool:
+        """Whether this account can get into `folder`, by the permission bits of the whole way to it."""
+        return all(self._has_x(part.stat()) for part in (folder, *folder.parents))
+
+    def _has_x(self, status: os.stat_result) -> bool:
+        if status.st_uid == self.uid:
+            return bool(status.st_mode & stat.S_IXUSR)
+        return bool(status.st_mode & (stat.S_IXGRP if status.st_gid == self.gid else stat.S_IXOTH))
+
+
+def unprivileged_account() -> Account | None:
+    """The account servers are run as: ``nobody`` for root, None (oneself) for everybody else.
+
+    Raises:
+      EmbeddedServerError: When root has no ``nobody`` to turn to.
+    """
+    # PostgreSQL refuses to run as root, and to run as an account without a name.
+    if os.geteuid() != 0:
+        return None
+    try:
+        nobody = pwd.getpwnam("nobody")
+    except KeyError:
+        raise EmbeddedServerError(
+            "PostgreSQL refuses to run as root and this machine has no account 'nobody': run as an ordinary user"
+        ) from None
+    return Account(nobody.pw_name, nobody.pw_uid, nobody.pw_gid)
+
+
+def spawn(command: list[str | Path], account: Account | None, folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start `command` in `folder` as `account`, in a process group of its own, its output in `log`.
+
+    Raises:
+      EmbeddedServerError: When the program cannot be run at all.
+    """
+    # A bare environment: PGDATA, PGPORT, LANG and the like are meant for other servers than ours.
+    environment = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
+    if "LD_LIBRARY_PATH" in os.environ:
+        environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+    identity: dict[str, Any] = {}
+    if account is not None:
+        identity = {"user": account.uid, "group": account.gid, "extra_groups": []}
+    with log.open("ab") as output:
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=folder,
+                umask=0o077,
+                process_group=0,
+                **identity,
+            )
+        except OSError as error:
+            who = f" as '{account.name}'" if account else ""
+            raise EmbeddedServerError(f"cannot run {command[0]}{who}: {error.strerror}") from error
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill `process` and its group without mercy, and wait until it is gone."""
+    # Once it is reaped its number may be another's.
+    if process.poll() is None:
+        # macOS refuses a signal to a group whose last process has just ended.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def running_in(folder: Path) -> list[Any]:
+    """The servers at work in `folder` or below, as psutil processes.
+
+    A process is known by where it works and what it is called, never by a number written down
+    earlier: numbers are given out again.
+
+    Raises:
+      ImportError: When psutil is not installed.
+    """
+    import psutil
+
+    return [
+        process
+        for process in psutil.process_iter(["cwd", "name"])
+        if process.info["name"] in _SERVER_NAMES
+        and process.info["cwd"]
+        and Path(process.info["cwd"]).is_relative_to(folder)
+    ]
+
+
+def stop_all_in(folder: Path, postgres_signal: int = signal.SIGQUIT) -> bool:
+    """Stop every server at work in `folder`; False when some could not be stopped or looked for.
+
+    By default PostgreSQL ends at once and still gives its shared memory back.
+    """
+    try:
+        import psutil
+    except ImportError:
+        logger.warning("Cannot look for servers left in %s: psutil is missing (housekeeping[embedded] has it)", folder)
+        return False
+
+    # One must not wait for the processes themselves: in a container whose first process does not
+    # collect them they stay listed for good.
+    for number in (postgres_signal, signal.SIGKILL):
+        deadline = time.monotonic() + _STOP_SECONDS
+        while servers := running_in(folder):
+            for server in servers:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    server.send_signal(number if server.info["name"] == "postgres" else signal.SIGKILL)
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+    return not running_in(folder)

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty temporary folder that this test's servers, and no others, are put in."""
+    # Not tmp_path: that is too long for a unix socket, and closed to other accounts.
+    path = Path(tempfile.mkdtemp(prefix="hk-", dir=os.path.realpath("/tmp")))
+    path.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    monkeypatch.setenv("TMPDIR", str(path))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def programs(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that is all of the PATH."""
+    folder = place / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder

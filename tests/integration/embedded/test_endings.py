@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from housekeeping import embedded
+from tests.integration.embedded.observing import (
+    PATIENCE,
+    ended,
+    eventually,
+    fake_program,
+    parent,
+    processes_in,
+    run_parent,
+    shared_memory,
+    traces,
+)
+
+SURVIVE_CTRL_C = """
+    def survive(number, frame):
+        servers.restart("redis")
+        print("survived", flush=True)
+    signal.signal(signal.SIGINT, survive)
+"""
+# The child closes what it has of the test's pipes, so that only the one to the keeper is in question.
+FORK = """
+    child = os.fork()
+    if not child:
+        os.closerange(0, 3)
+        signal.pause()
+    told = child
+"""
+
+
+def test_when_the_block_is_left_every_trace_is_gone_already(place: Path) -> None:
+    with embedded.start() as servers:
+        segment = shared_memory(servers.folder)
+        assert len(traces(place, segment)) > 3
+
+    assert traces(place, segment) == []
+
+
+def test_when_the_block_raises_every_trace_is_gone_and_the_error_is_the_blocks(place: Path) -> None:
+    with pytest.raises(ZeroDivisionError), embedded.start(postgres=False):
+        raise ZeroDivisionError
+
+    assert traces(place, segment=-1) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_when_the_parent_is_killed_every_trace_goes(place: Path, number: signal.Signals) -> None:
+    with parent() as victim:
+        segment = shared_memory(victim.folder)
+
+        victim.process.send_signal(number)
+        victim.process.wait(PATIENCE)
+
+    assert victim.process.returncode == -number
+    assert eventually(lambda: traces(place, segment) == [])
+
+
+def test_a_parent_killed_while_initdb_hangs_leaves_nothing(place: Path, programs: Path) -> None:
+    fake_program(programs / "postgres", "postgres (PostgreSQL) 16.1")
+    fake_program(programs / "initdb", "initdb (PostgreSQL) 16.1", "exec /bin/sleep 600")
+    with run_parent() as victim:
+        assert eventually(lambda: "sleep" in {process.name() for process in processes_in(place)})
+        victim.kill()
+
+    assert eventually(lambda: [path.name for path in place.iterdir()] == ["bin"])
+    assert processes_in(place) == []
+
+
+def test_ctrl_c_ends_parent_and_servers_and_every_trace_is_gone_with_the_parent(place: Path) -> None:
+    with parent(stderr=subprocess.DEVNULL) as victim:
+        segment = shared_memory(victim.folder)
+
+        os.killpg(victim.process.pid, signal.SIGINT)
+        victim.process.wait(PATIENCE)
+
+        assert victim.process.returncode == -signal.SIGINT
+        assert traces(place, segment) == []
+
+
+def test_a_ctrl_c_that_the_parent_survives_does_not_reach_keeper_and_servers(place: Path) -> None:
+    with parent(SURVIVE_CTRL_C, postgres=False) as survivor, redis.Redis.from_url(survivor.redis_url) as client:
+        os.killpg(survivor.process.pid, signal.SIGINT)
+
+        assert survivor.process.stdout is not None
+        assert survivor.process.stdout.readline() == "survived\n"
+        assert client.ping()
+
+
+def test_a_forked_child_that_lives_on_does_not_keep_the_servers_of_a_killed_parent(place: Path) -> None:
+    with parent(FORK, postgres=False) as victim:
+        child = psutil.Process(int(victim.told))
+
+        try:
+            victim.process.kill()
+            victim.process.wait(PATIENCE)
+
+            assert eventually(lambda: traces(place, segment=-1) == [])
+            assert child.is_running()
+        finally:
+            child.kill()
+
+
+def test_a_killed_keeper_is_replaced_by_the_parent_when_it_clears_up(place: Path) -> None:
+    with embedded.start() as servers:
+        segment = shared_memory(servers.folder)
+        (keeper,) = (child for child in psutil.Process().children() if "-P" in child.cmdline())
+        keeper.kill()
+        assert eventually(lambda: ended(keeper))
+
+    assert traces(place, segment) == []
+
+
+def test_a_terminated_keeper_takes_its_servers_with_it(place: Path) -> None:
+    with parent(postgres=False) as survivor:
+        survivor.keeper().terminate()
+
+        assert eventually(lambda: traces(place, segment=-1) == [])

