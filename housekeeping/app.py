@@ -7,6 +7,7 @@ global broker (the two programs take that one). An application with a broker of 
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,21 @@ def _compose() -> tuple[RedisBroker, dict[str, Actor[..., Any]]]:
     return broker, actors
 
 
+def _run_by_its_program() -> bool:
+    """Whether this process is ``dramatiq`` or ``periodiq``, as a command or by ``python -m``."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return name in ("dramatiq", "periodiq")
+
+
 try:
     broker, actors = _compose()
 except HousekeepingError as error:
     # Under their own programs a traceback would bury the one line that helps.
-    if Path(sys.argv[0]).name not in ("dramatiq", "periodiq", "__main__.py"):
+    if not _run_by_its_program():
         raise
-    sys.stderr.write(f"housekeeping: {error}\n")
+    # dramatiq imports this in each of its worker processes; the first one speaks for all.
+    if multiprocessing.current_process().name in ("MainProcess", "Process-1"):
+        sys.stderr.write(f"housekeeping: {error}\n")
+        sys.stderr.flush()
     raise SystemExit(error.exit_code) from None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+from typing import Any
 
 from housekeeping.foundation import logs
-from housekeeping.foundation.errors import UnknownWorker
+from housekeeping.foundation.errors import UnknownWorker, WrongArgument
 from housekeeping.foundation.settings import Settings
-from housekeeping.installation import configured_sweeps, use_database
+from housekeeping.installation import use_database
 from housekeeping.sweeps import schema
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.workers import configured_sweeps
 
 
 def settings_and_logs() -> Settings:
@@ -50,3 +52,21 @@ def chosen(sweeps: dict[str, Sweep], name: str) -> Sweep:
     near = difflib.get_close_matches(name, sweeps, n=1)
     hint = f"did you mean {near[0]}?" if near else f"the workers are {', '.join(sweeps)}"
     raise UnknownWorker(f"there is no worker {name!r}; {hint}")
+
+
+def argument_of(sweep: Sweep, given: str | None) -> Any:
+    """The argument of a run, as the worker takes it.
+
+    Raises:
+      WrongArgument: When it is missing, is none the worker can read, or the worker takes none.
+    """
+    if sweep.takes_argument is None:
+        if given is not None:
+            raise WrongArgument(f"{sweep.name} takes no argument, but got {given!r}")
+        return None
+    if given is None:
+        raise WrongArgument(f"{sweep.name} takes an argument: {sweep.takes_argument}")
+    try:
+        return sweep.read_argument(given)
+    except ValueError:
+        raise WrongArgument(f"{sweep.name} takes {sweep.takes_argument}, but got {given!r}") from None

@@ -6,9 +6,9 @@ import click
 
 from housekeeping.cli.composition import settings_and_logs
 from housekeeping.foundation.db import database, reaching_postgres
-from housekeeping.installation import configured_sweeps, use_database
+from housekeeping.installation import use_database
 from housekeeping.sweeps import schema
-from housekeeping.workers import BUILT_IN
+from housekeeping.workers import BUILT_IN, configured_sweeps
 
 
 @click.command()

@@ -11,9 +11,10 @@ from peewee import PeeweeException
 
 from housekeeping.cli.composition import settings_and_logs
 from housekeeping.cli.tables import moment, out, span, table
-from housekeeping.installation import configured_sweeps, use_database
+from housekeeping.installation import use_database
 from housekeeping.sweeps.overview import next_tick, state_of
 from housekeeping.sweeps.switches import paused_workers
+from housekeeping.workers import configured_sweeps
 
 
 @click.command("list")

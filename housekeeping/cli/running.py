@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import click
 from rich.console import Console
 
-from housekeeping.cli.composition import chosen, workers_on_database
+from housekeeping.cli.composition import argument_of, chosen, workers_on_database
 from housekeeping.cli.tables import counts, length, out, table
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import DatabaseUnavailable
@@ -26,10 +27,11 @@ from housekeeping.sweeps.run import perform
 
 @click.command()
 @click.argument("name")
+@click.argument("argument", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the result object, and nothing else, on stdout.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
 @click.option("--force", is_flag=True, help="Run although the worker is paused or disabled.")
-def run(name: str, as_json: bool, dry_run: bool, force: bool) -> None:
+def run(name: str, argument: str | None, as_json: bool, dry_run: bool, force: bool) -> None:
     """Run worker NAME once, in the foreground, with progress.
 
     The run is the same as a scheduled one: same limits, same ledger. Ctrl-C ends it after the batch
@@ -37,7 +39,8 @@ def run(name: str, as_json: bool, dry_run: bool, force: bool) -> None:
     """
     _, sweeps = workers_on_database()
     sweep = chosen(sweeps, name)
-    result = make_dry_run(sweep) if dry_run else _perform(sweep, force)
+    about = argument_of(sweep, argument)
+    result = make_dry_run(sweep, about) if dry_run else _perform(sweep, about, force)
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:
@@ -47,9 +50,9 @@ def run(name: str, as_json: bool, dry_run: bool, force: bool) -> None:
         sys.exit(getattr(result.error, "exit_code", 1) if isinstance(result.error, DatabaseUnavailable) else 1)
 
 
-def _perform(sweep: Sweep, force: bool) -> RunResult:
+def _perform(sweep: Sweep, argument: Any, force: bool) -> RunResult:
     with _stopping_at_signals() as stopping, _progress(sweep) as on_batch:
-        return perform(sweep, force=force, on_batch=on_batch, stopping=stopping)
+        return perform(sweep, argument, force=force, on_batch=on_batch, stopping=stopping)
 
 
 @contextmanager

@@ -7,12 +7,15 @@
     │   ├── SettingsError        a setting is missing or wrong
     │   ├── DeclarationError     an actor or sweep was declared with options that cannot work
     │   ├── UnknownWorker        no worker has this name
+    │   ├── WrongArgument        a run was asked for with an argument its worker does not take
     │   └── SchemaMissing        the library's own tables are not there (or too old)
     ├── DatabaseUnavailable      PostgreSQL did not answer
     ├── RedisUnavailable         Redis did not answer, so nothing is known about the lease or key
     ├── EmbeddedServerError      a server from a wheel did not start
     ├── LeaseHeld                somebody else holds the lease
     ├── LeaseLost                the lease was ours and is no longer
+    ├── IllegalEvent             a record's state does not allow the event
+    ├── RecordChanged            a record was changed or deleted by others while it was to be moved
     └── RunTakenOver             another run took this one for dead and goes on in its place
 
 What a *middleware* raises to steer a message is not in this tree: Dramatiq gives
@@ -51,6 +54,10 @@ class UnknownWorker(Refused):
     """No worker has the name that was asked for."""
 
 
+class WrongArgument(Refused):
+    """A run was asked for without the argument its worker takes, or with one it does not take."""
+
+
 class SchemaMissing(Refused):
     """The library's own tables are missing or older than the code; ``housekeeping init`` makes them."""
 
@@ -77,3 +84,11 @@ class LeaseLost(HousekeepingError):
 
 class RunTakenOver(HousekeepingError):
     """Another run took this one for dead and goes on in its place; the batch in hand is rolled back."""
+
+
+class IllegalEvent(HousekeepingError):
+    """A record's state does not allow the event; nothing was changed."""
+
+
+class RecordChanged(HousekeepingError):
+    """A record was changed by others each time it was to be moved, or is gone; nothing was changed."""

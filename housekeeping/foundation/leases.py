@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,8 +15,8 @@ import redis
 
 from housekeeping.foundation.db import database
 from housekeeping.foundation.errors import DeclarationError, HousekeepingError, LeaseHeld, LeaseLost, RedisUnavailable
-from housekeeping.foundation.redis_client import reaching_redis, shared_redis
-from housekeeping.foundation.renewal import Kept, renewals
+from housekeeping.foundation.redis_client import insist, reaching_redis, shared_redis
+from housekeeping.foundation.renewal import Kept, elapsed, renewals
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +75,8 @@ class RedisLeaseStore:
         self._release: Any = client.register_script(_RELEASE)
 
     def obtain(self, key: str, token: str, ttl: timedelta) -> str:
-        with reaching_redis():
-            return _text(self._obtain(keys=[self._prefix + key], args=[token, _ms(ttl)]))
+        # The answer may be lost though the lease was taken, and nobody else could ever give it back.
+        return _text(insist(lambda: self._obtain(keys=[self._prefix + key], args=[token, _ms(ttl)]), 2, 0))
 
     def renew(self, key: str, token: str, ttl: timedelta) -> bool:
         with reaching_redis():
@@ -140,6 +141,8 @@ class ExclusiveLease:
         self._retries = retries
         self._sleep = sleep
         self._token: str | None = None
+        self._asked_at = 0.0
+        self._pid = os.getpid()
         self._kept: Kept | None = None
         if client is None:
             client = shared_redis.get()
@@ -156,26 +159,25 @@ class ExclusiveLease:
         """
         if database.obj is not None and database.in_transaction():
             raise HousekeepingError(f"lease {self.key!r} cannot be taken inside an open database transaction")
-        if self._token is not None and self._store.owner(self.key) == self._token:
-            return None
         # The time first, so that whoever meets the lease can tell for how long it has been held.
         token = f"{int(time.time() * 1000)}-{uuid4().hex}"
+        asked_at = elapsed()
         if self._store.obtain(self.key, token, self.ttl) != token:
             return None
-        self._token = token
+        self._token, self._asked_at, self._pid = token, asked_at, os.getpid()
         return token
 
     def renew(self) -> bool:
         """Back to the full ttl; False when it is no longer ours."""
-        return self._token is not None and self._store.renew(self.key, self._token, self.ttl)
+        return self._token is not None and self._ours() and self._store.renew(self.key, self._token, self.ttl)
 
     def cancel(self) -> bool:
         """Give it back; False when it was no longer ours."""
         token, self._token = self._token, None
         if self._kept is not None:
-            self._kept.stop()
+            renewals.stop(self._kept)
             self._kept = None
-        return token is not None and self._store.release(self.key, token)
+        return token is not None and self._ours() and self._store.release(self.key, token)
 
     def exists(self) -> bool:
         """Whether anybody holds it."""
@@ -196,7 +198,12 @@ class ExclusiveLease:
 
     def keep(self) -> None:
         """Renew in the background from now until `cancel`."""
-        self._kept = renewals.keep(f"lease {self.key!r}", self.renew, self.ttl)
+        if self._kept is None:
+            self._kept = renewals.keep(f"lease {self.key!r}", self.renew, self.ttl, self._asked_at)
+
+    def _ours(self) -> bool:
+        # A forked child has a copy of its parent's token, and must not give the lease back for it.
+        return self._pid == os.getpid()
 
     @property
     def lost(self) -> bool:

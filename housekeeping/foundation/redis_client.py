@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import TypeVar
 
 import redis
 from redis.backoff import NoBackoff
@@ -13,6 +14,8 @@ from redis.retry import Retry
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import RedisUnavailable, SettingsError
 from housekeeping.foundation.settings import Settings
+
+T = TypeVar("T")
 
 
 def redis_client(url: str) -> redis.Redis:
@@ -42,16 +45,45 @@ def reaching_redis() -> Iterator[None]:
         raise RedisUnavailable(f"Redis did not answer: {one_line(error)}") from error
 
 
-@dataclass(slots=True)
+def insist(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0) -> T:
+    """Do a step that may be repeated, again after a pause when Redis does not answer.
+
+    For what a process says when its work is done: unsaid, others would wait until a ttl is over.
+
+    Raises:
+      RedisUnavailable: When the last try got no answer either.
+    """
+    for _ in range(tries - 1):
+        try:
+            with reaching_redis():
+                return step()
+        except RedisUnavailable:
+            time.sleep(pause_s)
+    with reaching_redis():
+        return step()
+
+
 class SharedRedis:
     """The client and key prefix that leases and middleware use unless given their own."""
 
-    client: redis.Redis | None = None
-    namespace: str = "housekeeping"
+    def __init__(self) -> None:
+        self.client: redis.Redis | None = None
+        self._namespace: str | None = None
+
+    @property
+    def namespace(self) -> str:
+        """The prefix of every key; the environment's when nobody has composed an application.
+
+        Raises:
+          SettingsError: When the environment has to be asked and a setting is wrong.
+        """
+        if self._namespace is None:
+            self._namespace = Settings.load().namespace
+        return self._namespace
 
     def use(self, client: redis.Redis, namespace: str) -> None:
         """Make this the shared client; called once by whoever composes the application."""
-        self.client, self.namespace = client, namespace
+        self.client, self._namespace = client, namespace
 
     def get(self) -> redis.Redis:
         """The shared client, made from the settings when nobody has composed an application.

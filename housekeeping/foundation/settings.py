@@ -7,11 +7,12 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from zoneinfo import ZoneInfo
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from housekeeping.foundation.errors import SettingsError
@@ -76,7 +77,31 @@ class WorkerSettings(BaseModel):
     lease_ttl_s: Annotated[float, Field(ge=3)] | None = (
         None  # semantics.md: below 3 s a lease cannot be renewed in time
     )
+    page_size: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    max_projects: Annotated[int, Field(ge=1)] | None = None
+    max_deletes: Annotated[int, Field(ge=1)] | None = None
+    git_batch_size: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    log_records: bool | None = None
     table: Annotated[str, AfterValidator(_table)] | None = None
+    tables: dict[str, Annotated[str, AfterValidator(_table)]] | None = None
+
+
+class ObjectStoreSettings(BaseModel):
+    """One location of ``HOUSEKEEPING_OBJECT_STORES``: a URL alone, or an object with these keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: Annotated[str, _url("file", "s3", "gs", "az", "memory")]
+    #: Part of every object's key, before its path; what the URL has as its path comes first.
+    prefix: str = ""
+    enabled: bool = True
+    #: For the store's client, by its own names (``aws_access_key_id``, ``endpoint``, ...); may hold secrets.
+    options: Annotated[dict[str, str], Field(repr=False)] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_url_alone(cls, given: Any) -> Any:
+        return {"url": given} if isinstance(given, str) else given
 
 
 class Settings(BaseSettings):
@@ -101,6 +126,8 @@ class Settings(BaseSettings):
     log_format: Literal["json", "console"] | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     sentry_dsn: Annotated[str, _url("http", "https")] | None = None
+    object_stores: Annotated[dict[str, ObjectStoreSettings], NoDecode, BeforeValidator(_json)] = {}
+    repositories_root: Path | None = None
     workers: Annotated[dict[str, WorkerSettings], NoDecode, BeforeValidator(_json)] = {}
 
     @classmethod

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from dramatiq.errors import Retry
-from dramatiq.middleware import MiddlewareError
+from dramatiq.middleware import MiddlewareError, SkipMessage
 
+from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import DeclarationError, RedisUnavailable
 from housekeeping.foundation.redis_client import reaching_redis
 
@@ -29,6 +30,18 @@ class SkipEnqueue(MiddlewareError):
         super().__init__(reason)
         self.reason = reason
         self.duplicate_of = duplicate_of
+
+
+class Skip(SkipMessage):
+    """Drops a message instead of running it.
+
+    Attributes:
+      reason: Why, as the ledger and the logs say it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class PutBack(MiddlewareError, Retry):
@@ -51,15 +64,24 @@ class StoreUnavailable(MiddlewareError):
     """Redis did not answer, so the message fails and is retried: nothing runs unprotected."""
 
 
+class Unprotected(MiddlewareError):
+    """What protects a run could not be had, for a reason that is not Redis; the message fails and is retried."""
+
+
 @contextmanager
 def failing_the_message() -> Iterator[None]:
-    """Let a Redis that is away fail the message, where Dramatiq would log the error and go on without protection.
+    """Let an error fail the message, where Dramatiq would log it and go on without protection.
 
     Raises:
-      StoreUnavailable: In place of `RedisUnavailable`.
+      StoreUnavailable: In place of `RedisUnavailable` and of redis-py's errors.
+      Unprotected: In place of any other that Dramatiq would pass over.
     """
     try:
         with reaching_redis():
             yield
+    except MiddlewareError:
+        raise
     except RedisUnavailable as error:
         raise StoreUnavailable(str(error)) from error
+    except Exception as error:
+        raise Unprotected(f"{type(error).__name__}: {one_line(error)}") from error

@@ -2,28 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final, TypeVar
+
+import dramatiq.middleware
 import redis
 from dramatiq import Middleware
-from dramatiq.middleware import AgeLimit, Callbacks, Pipelines, ShutdownNotifications, TimeLimit
+from dramatiq.middleware import AgeLimit, Callbacks, Pipelines, TimeLimit
+from periodiq import PeriodiqMiddleware
 
+from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.settings import Settings
 from housekeeping.middleware.connections import Connections
+from housekeeping.middleware.dead_letters import DeadLetters
 from housekeeping.middleware.deduplication import Deduplication
 from housekeeping.middleware.exclusive_lease import ExclusiveLeases
 from housekeeping.middleware.idempotency import Idempotency
 from housekeeping.middleware.retries import Retries
 from housekeeping.middleware.run_log import RunLog
 from housekeeping.middleware.schedule import Schedule
+from housekeeping.middleware.shutdown import ShutdownNotifications
+
+logger = named_logger(__name__)
+
+M = TypeVar("M", bound=Middleware)
+
+#: Dramatiq's own that have a place of their own in the order, ours or the application's.
+_PLACED: Final = (
+    AgeLimit,
+    Callbacks,
+    Pipelines,
+    TimeLimit,
+    dramatiq.middleware.Retries,
+    dramatiq.middleware.ShutdownNotifications,
+)
+#: They count what comes in and what goes out, so they must see what others skip, wherever they were added.
+_FIRST: Final = ("Prometheus", "SentryMiddleware")
 
 
-def standard_middleware(client: redis.Redis, settings: Settings) -> list[Middleware]:
-    """THE order. ``before_`` hooks run down the list, ``after_`` hooks up; each place has its reason."""
+def standard_middleware(client: redis.Redis, settings: Settings, theirs: Sequence[Middleware] = ()) -> list[Middleware]:
+    """THE order. ``before_`` hooks run down the list, ``after_`` hooks up; each place has its reason.
+
+    Parameters:
+      theirs: The application's own. Dramatiq's among them are kept with their parameters, in their place here;
+        others stay before or after Dramatiq's as they were.
+    """
     namespace = settings.namespace
+    retries = _given(theirs, dramatiq.middleware.Retries)
+    if retries is not None and type(retries) is not dramatiq.middleware.Retries:
+        logger.warning("A middleware is replaced by the library's retries", replaced=repr(retries))
+    shutdown = _given(theirs, dramatiq.middleware.ShutdownNotifications)
+    before, after = _around(theirs)
     return [
-        # First, so that every line below, those of a skipped message too, says whose it is.
+        *before,
+        # First of ours, so that every line below, those of a skipped message too, says whose it is.
         RunLog(),
         # Drops what is too old before anything is taken for it.
-        AgeLimit(),
+        _given(theirs, AgeLimit) or AgeLimit(),
         Schedule(client, namespace, settings.timezone, settings.catch_up),
         # Closes a broken connection last, after all that may still use it.
         Connections(),
@@ -32,12 +68,37 @@ def standard_middleware(client: redis.Redis, settings: Settings) -> list[Middlew
         Deduplication(client, namespace),
         # After both: a message that is dropped anyway must not make others meet a held lease.
         ExclusiveLeases(client, namespace),
-        # All of the above stands before TimeLimit: their after hooks run when its timer is gone,
-        # so it cannot interrupt a release half way (it did: the hook then ran twice).
-        TimeLimit(),
-        ShutdownNotifications(),
-        Callbacks(),
-        Pipelines(),
-        # Last, so its after hook runs first: all others see whether the message failed for good.
-        Retries(client, namespace),
+        _given(theirs, Callbacks) or Callbacks(),
+        _given(theirs, Pipelines) or Pipelines(),
+        DeadLetters(),
+        # After all of the above, so its after hook runs first: they see whether the message failed for good.
+        Retries(client, namespace, retries),
+        # Where Dramatiq puts what is added to it: nearest to the actor. What skips has done so by then.
+        *after,
+        # Last: their after hooks run first, so that nothing interrupts another one half way
+        # (it did: a hook then ran twice, and a retry that waited for Redis was lost).
+        _given(theirs, TimeLimit) or TimeLimit(),
+        ShutdownNotifications(timedelta(seconds=settings.grace_s), shutdown is not None and shutdown.notify_shutdown),
     ]
+
+
+def _given(theirs: Sequence[Middleware], kind: type[M]) -> M | None:
+    return next((middleware for middleware in theirs if isinstance(middleware, kind)), None)
+
+
+def _around(theirs: Sequence[Middleware]) -> tuple[list[Middleware], list[Middleware]]:
+    """What the application added before and after Dramatiq's own middleware.
+
+    periodiq's is left out: it drops retries and late messages of scheduled actors.
+    """
+    before: list[Middleware] = []
+    after: list[Middleware] = []
+    anchored = any(isinstance(middleware, _PLACED) for middleware in theirs)
+    for middleware in theirs:
+        if isinstance(middleware, _PLACED):
+            anchored = False
+        elif type(middleware).__name__ in _FIRST or anchored:
+            before.append(middleware)
+        elif not isinstance(middleware, PeriodiqMiddleware):
+            after.append(middleware)
+    return before, after

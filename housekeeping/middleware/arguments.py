@@ -2,81 +2,115 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from dramatiq import Actor
+from dramatiq import Actor, get_encoder
 from dramatiq.middleware import MiddlewareError
 
 from housekeeping.foundation.steering import InvalidOption
 
 #: How an option may name a key: a callable of the call's arguments, or the names of the arguments that decide.
-KeyOption = Callable[..., object] | Iterable[str] | None
+KeyOption = Callable[..., object] | list[str] | tuple[str, ...] | None
 
 
-class NotSerialisable(MiddlewareError):
-    """An argument has no JSON form, so calls cannot be compared; the message is refused."""
+class UnusableArguments(MiddlewareError):
+    """A call's arguments make no key, so calls cannot be compared; the text says why."""
 
 
-def bound(actor: Actor[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The call's arguments by name, defaults filled in: ``send(1)`` and ``send(project_id=1)`` are the same.
+def bound(actor: Actor[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+    """The call as its worker gets it, defaults filled in: ``send(1)`` and ``send(project_id=1)`` are the same.
 
     Raises:
-      NotSerialisable: When the arguments do not fit the actor's parameters at all.
+      UnusableArguments: When the arguments cannot be sent, or do not fit the actor's parameters.
     """
     try:
-        call = inspect.signature(actor.fn).bind(*args, **kwargs)
-    except TypeError as error:
-        raise NotSerialisable(f"{actor.actor_name}: {error}") from None
+        # There and back: a tuple is sent as a list and a number as a key becomes text, on both sides of the queue.
+        sent = get_encoder().decode(get_encoder().encode({"args": list(args), "kwargs": dict(kwargs)}))
+        call = _signature(actor.fn).bind(*sent["args"], **sent["kwargs"])
+    except Exception as error:
+        raise UnusableArguments(f"{actor.actor_name}: its arguments: {error}") from None
     call.apply_defaults()
-    return dict(call.arguments)
+    return call
+
+
+def named(actor: Actor[..., Any], call: inspect.BoundArguments, key: Callable[..., object]) -> object:
+    """What the application's own key says of the call.
+
+    Raises:
+      UnusableArguments: When the callable fails, or says nothing.
+    """
+    try:
+        value = key(*call.args, **call.kwargs)
+    except Exception as error:
+        raise UnusableArguments(f"{actor.actor_name}: its key: {type(error).__name__}: {error}") from error
+    if value is None or value == "":
+        raise UnusableArguments(f"{actor.actor_name}: its key is {value!r}")
+    return value
 
 
 def digest(actor: Actor[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any], key: KeyOption = None) -> str:
     """A short name for what this call is about; equal for equal arguments, whatever their order.
 
     Raises:
-      NotSerialisable: When what decides has no JSON form.
+      UnusableArguments: When what decides cannot be had, or has no JSON form.
     """
-    decides: Any = bound(actor, args, kwargs)
+    call = bound(actor, args, kwargs)
+    decides: object = call.arguments
     if callable(key):
-        decides = key(*args, **kwargs)
+        decides = named(actor, call, key)
     elif key is not None:
-        decides = {name: decides[name] for name in key}
+        decides = {name: call.arguments[name] for name in key}
     try:
         text = json.dumps(decides, sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError) as error:
-        raise NotSerialisable(f"{actor.actor_name}: its arguments cannot be compared: {error}") from None
+        raise UnusableArguments(f"{actor.actor_name}: its calls cannot be compared: {error}") from None
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def check_key(actor: Actor[..., Any], option: str, key: KeyOption) -> None:
+def check_key(actor: Actor[..., Any], option: str, key: object) -> None:
     """Refuse a key that the actor's parameters do not fit, when the actor is declared.
 
     Raises:
       InvalidOption: In words that show the right form.
     """
     parameters = inspect.signature(actor.fn).parameters
+    theirs = ", ".join(parameters)
     if key is None:
         return
     if callable(key):
-        wanted = inspect.signature(key).parameters
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in wanted.values()):
-            return
-        takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in wanted.values())
-        if takes_any or list(wanted) == list(parameters):
-            return
+        if not _fits(key, parameters):
+            raise InvalidOption(
+                f"{actor.actor_name}: {option} key does not take the actor's arguments; "
+                f"it should take its parameters, in their order ({theirs})"
+            )
+        return
+    if not isinstance(key, list | tuple) or not key or not all(name in parameters for name in map(str, key)):
         raise InvalidOption(
-            f"{actor.actor_name}: {option} key takes ({', '.join(wanted)}); "
-            f"it should take the actor's own parameters ({', '.join(parameters)})"
+            f"{actor.actor_name}: {option} key is {key!r}; "
+            f"it should be a callable, or a list of some of the actor's parameters ({theirs})"
         )
-    names = list(key)
-    unknown = [name for name in names if name not in parameters]
-    if unknown or not names:
-        raise InvalidOption(
-            f"{actor.actor_name}: {option} key names {unknown or 'nothing'}; "
-            f"it should name some of the actor's parameters ({', '.join(parameters)})"
-        )
+
+
+def _fits(key: Callable[..., object], parameters: Mapping[str, inspect.Parameter]) -> bool:
+    try:
+        taken = inspect.signature(key)
+    except ValueError:
+        return True  # some builtins do not tell
+    by_name = {name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
+    by_place = [name for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD and name not in by_name]
+    try:
+        got = taken.bind(*by_place, **{name: name for name in by_name}).arguments
+    except TypeError:
+        return False
+    # (b, a) takes what (a, b) gives, the wrong way round.
+    return not any(name in parameters and isinstance(what, str) and what != name for name, what in got.items())
+
+
+@functools.lru_cache(maxsize=1024)
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dramatiq import Broker, MessageProxy, Middleware
-from dramatiq.worker import WorkerThread
+from dramatiq.worker import ConsumerThread, WorkerThread
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
 from housekeeping.foundation.db import database
 
@@ -22,11 +23,24 @@ class Connections(Middleware):
     ) -> None:
         if database.obj is None or database.is_closed():
             return
-        if database.in_transaction() or not database.is_connection_usable():
-            database.close()
+        # The status tells of a transaction begun by hand too, which peewee does not know of, and of a dead server.
+        if database.in_transaction() or database.connection().info.transaction_status != TRANSACTION_STATUS_IDLE:
+            _close()
 
-    after_skip_message = after_process_message
+    def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
+        self.after_process_message(broker, message)
 
     def before_worker_thread_shutdown(self, broker: Broker, thread: WorkerThread) -> None:
-        if database.obj is not None and not database.is_closed():
-            database.close()
+        _close()
+
+    # A consumer thread enqueues what comes due, and a duplicate among that is recorded.
+    def before_consumer_thread_shutdown(self, broker: Broker, thread: ConsumerThread) -> None:
+        _close()
+
+
+def _close() -> None:
+    if database.obj is None or database.is_closed():
+        return
+    while database.in_transaction():  # peewee refuses to close a connection that it knows to be in one
+        database.pop_transaction()
+    database.close()

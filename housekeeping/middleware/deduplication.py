@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
+from uuid import uuid4
 
 import redis
 from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
-from dramatiq.middleware import SkipMessage
+from dramatiq.errors import BrokerConnectionError
 
+from housekeeping.foundation.errors import RedisUnavailable
 from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.foundation.redis_client import reaching_redis
-from housekeeping.foundation.renewal import Kept, renewals
-from housekeeping.foundation.steering import PutBack, SkipEnqueue, failing_the_message
-from housekeeping.middleware.arguments import digest
-from housekeeping.middleware.deduplication_options import KEY_VERSION, Terms, check_options, terms_of
+from housekeeping.foundation.redis_client import insist
+from housekeeping.foundation.renewal import Kept, elapsed, renewals
+from housekeeping.foundation.steering import PutBack, Skip, SkipEnqueue, StoreUnavailable, failing_the_message
+from housekeeping.middleware.arguments import UnusableArguments, digest
+from housekeeping.middleware.deduplication_keys import DeduplicationKeys, State
+from housekeeping.middleware.deduplication_options import (
+    CLAIMED,
+    SECOND_DELIVERY,
+    STANDING,
+    WHEN_DUE,
+    Terms,
+    awaited_by,
+    check_options,
+    never_drop,
+    terms_of,
+    waited_for,
+)
 
 logger = named_logger(__name__)
 
@@ -23,50 +41,32 @@ logger = named_logger(__name__)
 _RESERVED_FOR: Final = timedelta(seconds=5)
 _TURN: Final = timedelta(seconds=5)  # how long a message waits that finds its key in use by a running one
 
-#: A key is a hash: id (of the message that holds it), state (reserved, waiting, running), again (one more run).
-#: ARGV: message id, ttl in ms, whether to ask for one more run. Returns the holder's id, "" when it is ours.
-_RESERVE: Final = """
-local holder = redis.call("hget", KEYS[1], "id")
-if holder and holder ~= ARGV[1] then
-    if ARGV[3] == "1" and redis.call("hget", KEYS[1], "state") == "running" then
-        redis.call("hset", KEYS[1], "again", "1")
-    end
-    return holder
-end
-redis.call("hset", KEYS[1], "id", ARGV[1], "state", "reserved")
-redis.call("pexpire", KEYS[1], ARGV[2])
-return ""
-"""
-#: ARGV: message id, ttl in ms. A worker may have been quicker than the sender: then there is nothing to confirm.
-_CONFIRM: Final = """
-if redis.call("hget", KEYS[1], "id") ~= ARGV[1] then return end
-if redis.call("hget", KEYS[1], "state") ~= "reserved" then return end
-redis.call("hset", KEYS[1], "state", "waiting")
-redis.call("pexpire", KEYS[1], ARGV[2])
-"""
-#: ARGV: message id, ttl in ms, whether the key is kept while running. Returns "ours", or the other holder's state.
-_START: Final = """
-local holder = redis.call("hget", KEYS[1], "id")
-if holder and holder ~= ARGV[1] then
-    if redis.call("hget", KEYS[1], "state") == "running" then return "running" end
-    return "waiting"
-end
-if ARGV[3] == "0" then redis.call("del", KEYS[1]) return "ours" end
-redis.call("hset", KEYS[1], "id", ARGV[1], "state", "running")
-redis.call("pexpire", KEYS[1], ARGV[2])
-return "ours"
-"""
-_RENEW: Final = """
-if redis.call("hget", KEYS[1], "id") ~= ARGV[1] then return 0 end
-return redis.call("pexpire", KEYS[1], ARGV[2])
-"""
-#: Returns whether one more run was asked for.
-_RELEASE: Final = """
-if redis.call("hget", KEYS[1], "id") ~= ARGV[1] then return 0 end
-local again = redis.call("hget", KEYS[1], "again")
-redis.call("del", KEYS[1])
-return again and 1 or 0
-"""
+
+@dataclass(slots=True)
+class _Run:
+    """The delivery that this thread is at work on."""
+
+    message_id: str
+    key: str
+    token: str
+    kept: Kept | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reservation:
+    message_id: str
+    key: str
+    ttl: timedelta
+
+
+class _OfThread(threading.local):
+    """What a thread knows of the message in its hands, from one hook to the next."""
+
+    def __init__(self) -> None:
+        self.run: _Run | None = None
+        self.reservation: _Reservation | None = None
+        self.requeued: deque[str] = deque(maxlen=16)  # put back, retried or due; of many, the last ones
+        self.awaited: frozenset[str] = frozenset()
 
 
 class Deduplication(Middleware):
@@ -84,13 +84,8 @@ class Deduplication(Middleware):
     """
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
-        self._prefix = f"{namespace}:dedup:{KEY_VERSION}:"
-        self._reserve: Any = client.register_script(_RESERVE)
-        self._confirm: Any = client.register_script(_CONFIRM)
-        self._start: Any = client.register_script(_START)
-        self._renew: Any = client.register_script(_RENEW)
-        self._release: Any = client.register_script(_RELEASE)
-        self._running = threading.local()
+        self._keys = DeduplicationKeys(client, namespace)
+        self._thread = _OfThread()
 
     @property
     def actor_options(self) -> set[str]:
@@ -100,82 +95,138 @@ class Deduplication(Middleware):
         check_options(actor)
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
-        actor = broker.get_actor(message.actor_name)
-        terms = terms_of(actor)
-        if terms is None or not terms.claimed_when_enqueued(message, delay):
+        actor = broker.actors.get(message.actor_name)
+        terms = terms_of(actor) if actor else None
+        if actor is None or terms is None:
             return
-        again = "1" if terms.reschedule_once else "0"
-        key = self._key(actor, message, terms)
-        with failing_the_message():
-            holder = _text(self._reserve(keys=[key], args=[message.message_id, _ms(_RESERVED_FOR), again]))
-        if holder and not terms.waited_for(message):
-            raise SkipEnqueue("deduplicated", duplicate_of=holder)
+        if message.message_id in self._thread.awaited:
+            never_drop(message)
+        run = self._run_of(message)
+        ttl = terms.ttl + timedelta(milliseconds=delay or 0)
+        if STANDING in message.options or run is not None:
+            with _letting_pass(message):
+                self._go_on(_key(actor, message, terms), message, terms, run, delay, ttl)
+            self._thread.requeued.append(message.message_id)
+        elif delay is not None and not terms.including_scheduled:
+            message.options[STANDING] = WHEN_DUE
+        else:
+            key = _key(actor, message, terms)
+            if self._claim(key, message, terms, "reserved", _RESERVED_FOR):
+                self._thread.reservation = _Reservation(message.message_id, key, ttl)
 
     def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
-        actor = broker.get_actor(message.actor_name)
-        terms = terms_of(actor)
-        if terms is not None and terms.claimed_when_enqueued(message, delay):
-            ttl = terms.ttl + timedelta(milliseconds=delay or 0)
-            with reaching_redis():
-                self._confirm(keys=[self._key(actor, message, terms)], args=[message.message_id, _ms(ttl)])
+        reservation, self._thread.reservation = self._thread.reservation, None
+        if reservation is not None and reservation.message_id == message.message_id:
+            try:
+                self._keys.confirm(reservation.key, message.message_id, reservation.ttl)
+            except RedisUnavailable as error:
+                logger.warning("Key may be free before its message has ended", key=reservation.key, error=str(error))
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        self._forget_run()  # what an interrupted hook may have left
+        self._thread.awaited = awaited_by(message)
         actor = broker.get_actor(message.actor_name)
         terms = terms_of(actor)
         if terms is None:
             return
-        key, message_id = self._key(actor, message, terms), message.message_id
         with failing_the_message():
-            kept_while_running = "1" if terms.until_executed else "0"
-            state = _text(self._start(keys=[key], args=[message_id, _ms(terms.ttl), kept_while_running]))
-        if state == "ours":
-            if terms.until_executed:
-                self._running.kept = renewals.keep(
-                    f"key {key}", lambda: self._still_ours(key, message_id, terms.ttl), terms.ttl
+            # Known before it is asked for: should the answer get lost, the message's retry holds on to the key.
+            run = _Run(message.message_id, _key(actor, message, terms), uuid4().hex)
+            self._thread.run, since = run, elapsed()
+            state = self._keys.start(run.key, run.message_id, run.token, terms.ttl if terms.until_executed else None)
+            if state == "ours" and terms.until_executed:
+                run.kept = renewals.keep(
+                    f"key {run.key}", lambda: self._keys.renew(run.key, run.token, terms.ttl), terms.ttl, since
                 )
-        elif not terms.waited_for(message):
-            if state == "running":
-                raise PutBack(f"{message_id} waits for the run that holds its key", _TURN)
+        if state == "ours" or waited_for(message):
+            return
+        self._forget_run()
+        if state == "waiting":
             logger.info("Message yields to the one that waits with its key", job_status="deduplicated")
-            raise SkipMessage(f"{message_id} is a duplicate")
+            raise Skip("deduplicated")
+        raise PutBack(f"{message.message_id} waits for the run that holds its key", _TURN)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        self._end(broker, message, retried=exception is not None and not message.failed, unstarted=message.failed)
-
-    def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        self._end(broker, message, retried=False, unstarted=True)
-
-    def _end(self, broker: Broker, message: MessageProxy, *, retried: bool, unstarted: bool) -> None:
-        """Free the key, however the message ended; `unstarted`: it may hold one though it never ran."""
-        kept: Kept | None = getattr(self._running, "kept", None)
-        self._running.kept = None
-        if kept is not None:
-            kept.stop()
-        # A retry has the message's id, so it holds the key already: enqueueing it renewed the ttl.
-        if retried or (kept is None and not unstarted):
-            return
+        """Free the key, however the message ended, unless it was enqueued again and holds the key on."""
+        run = self._run_of(message)
+        self._forget_run()
+        requeued = message.message_id in self._thread.requeued
+        self._thread.requeued.clear()
         actor = broker.get_actor(message.actor_name)
         terms = terms_of(actor)
-        if terms is None:
+        if terms is None or requeued or (run is not None and not terms.until_executed):
             return
-        with reaching_redis():
-            again = self._release(keys=[self._key(actor, message, terms)], args=[message.message_id])
-        if again:
-            actor.send(*message.args, **message.kwargs)
+        token = run.token if run is not None else ""
+        try:
+            key = run.key if run is not None else _key(actor, message, terms)
+            if insist(lambda: self._keys.release(key, message.message_id, token)):
+                # Not acknowledged yet, nor recorded as completed: should the process die here, it runs once more.
+                insist(lambda: _send_again(actor, message))
+        except (RedisUnavailable, UnusableArguments) as error:
+            logger.warning("Key stays until its ttl is over", error=str(error))
 
-    def _still_ours(self, key: str, message_id: str, ttl: timedelta) -> bool:
-        with reaching_redis():
-            return bool(self._renew(keys=[key], args=[message_id, _ms(ttl)]))
+    def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
+        self.after_process_message(broker, message)
 
-    def _key(self, actor: Actor[..., Any], message: Message[Any] | MessageProxy, terms: Terms) -> str:
-        return f"{self._prefix}{actor.actor_name}:{digest(actor, message.args, message.kwargs, terms.key)}"
+    def _go_on(
+        self, key: str, message: Message[Any], terms: Terms, run: _Run | None, delay: int | None, ttl: timedelta
+    ) -> None:
+        """What becomes of the key of a message that the broker has had before: put back, retried, or due."""
+        standing = message.options.get(STANDING)
+        if run is None and standing == WHEN_DUE and delay is None:
+            self._claim(key, message, terms, "waiting", ttl)
+        elif terms.until_executed:
+            if run is not None or delay is not None:
+                self._keys.hold_on(key, message.message_id, run.token if run else "", ttl)
+                message.options[STANDING] = CLAIMED
+        elif run is not None and delay is None:
+            self._claim(key, message, terms, "waiting", ttl)
+        elif delay is not None and (run is not None or standing != SECOND_DELIVERY):
+            if run is None:
+                self._keys.release(key, message.message_id, "")
+            message.options[STANDING] = WHEN_DUE
+
+    def _claim(self, key: str, message: Message[Any], terms: Terms, state: State, ttl: timedelta) -> bool:
+        with failing_the_message():
+            holder = self._keys.claim(key, message.message_id, state, ttl, again=terms.reschedule_once)
+        if holder and not waited_for(message):
+            raise SkipEnqueue("deduplicated", duplicate_of=holder)
+        message.options[STANDING] = CLAIMED
+        return not holder
+
+    def _forget_run(self) -> None:
+        run, self._thread.run = self._thread.run, None
+        if run is not None and run.kept is not None:
+            renewals.stop(run.kept)
+
+    def _run_of(self, message: Message[Any] | MessageProxy) -> _Run | None:
+        run = self._thread.run
+        return run if run is not None and run.message_id == message.message_id else None
 
 
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+@contextmanager
+def _letting_pass(message: Message[Any]) -> Iterator[None]:
+    """Let a message that the broker has had before go on without its key, should that not be had.
+
+    Where it starts the key is asked for again. An error here would lose it: Dramatiq acknowledges the
+    message of a retry that it could not enqueue.
+    """
+    try:
+        yield
+    except SkipEnqueue:
+        raise
+    except Exception as error:
+        logger.warning("Message goes on without its key", message_id=message.message_id, error=str(error))
 
 
-def _ms(length: timedelta) -> int:
-    return int(length.total_seconds() * 1000)
+def _send_again(actor: Actor[..., Any], message: MessageProxy) -> None:
+    try:
+        actor.send(*message.args, **message.kwargs)
+    except (StoreUnavailable, BrokerConnectionError) as error:
+        raise RedisUnavailable(str(error)) from error
+
+
+def _key(actor: Actor[..., Any], message: Message[Any] | MessageProxy, terms: Terms) -> str:
+    return f"{actor.actor_name}:{digest(actor, message.args, message.kwargs, terms.key)}"

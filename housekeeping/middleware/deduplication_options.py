@@ -12,14 +12,20 @@ from housekeeping.foundation.leases import SHORTEST_TTL
 from housekeeping.foundation.steering import InvalidOption
 from housekeeping.middleware.arguments import KeyOption, check_key
 
-#: Part of every key: raised when the form of keys changes, so that old and new do not meet by accident.
-KEY_VERSION: Final = "v1"
 DEFAULT_TTL: Final = timedelta(hours=1)  # semantics.md, Actor options
 
 _STRATEGIES: Final = ("until_executed", "until_executing")
 _OPTIONS: Final = {"ttl", "key", "if_deduplicated", "including_scheduled"}
 #: Message options that say that somebody waits for this very message: it is never dropped (semantics.md, D2).
 _WAITED_FOR: Final = ("pipe_target", "group_completion_uuid", "on_success", "on_failure")
+
+
+#: The message option that says where a message stands; what it says at each step is in `deduplication`.
+STANDING: Final = "deduplication_standing"
+CLAIMED: Final = "claimed"  # it was given its key when it was enqueued
+WHEN_DUE: Final = "when_due"  # it is checked when its delay is over, as if it were sent then
+SECOND_DELIVERY: Final = "second_delivery"  # another delivery of it is at work: that one has the key, if any
+_NEVER_DROPPED: Final = "never_dropped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +38,22 @@ class Terms:
     reschedule_once: bool
     including_scheduled: bool
 
-    def claimed_when_enqueued(self, message: Message[Any], delay: int | None) -> bool:
-        """Whether the message is live from now on: not while it is delayed, unless the actor says so.
 
-        A retry of ``until_executed`` holds the key on while it waits.
-        """
-        if delay is None:
-            return True
-        return self.including_scheduled or (self.until_executed and "requeue_timestamp" in message.options)
+def waited_for(message: Message[Any] | MessageProxy) -> bool:
+    """Whether others wait for this message, so that it must not be dropped."""
+    return any(message.options.get(name) for name in (*_WAITED_FOR, _NEVER_DROPPED))
 
-    @staticmethod
-    def waited_for(message: Message[Any] | MessageProxy) -> bool:
-        """Whether others wait for this message, so that it must not be dropped."""
-        return any(message.options.get(name) for name in _WAITED_FOR)
+
+def never_drop(message: Message[Any]) -> None:
+    """Mark a message that others wait for, though it does not say so itself."""
+    message.options[_NEVER_DROPPED] = True
+
+
+def awaited_by(message: MessageProxy) -> frozenset[str]:
+    """The ids of the messages that are to follow this one: its pipe target, its group's callbacks."""
+    options = message.options
+    following = [options.get("pipe_target"), *(options.get("group_completion_callbacks") or ())]
+    return frozenset(str(each.get("message_id")) for each in following if isinstance(each, dict))
 
 
 def terms_of(actor: Actor[..., Any]) -> Terms | None:
@@ -76,17 +85,20 @@ def check_options(actor: Actor[..., Any]) -> None:
     if "deduplicate" in options and strategy is not None:
         if strategy not in _STRATEGIES:
             raise InvalidOption(
-                f"{name}: deduplicate is {strategy!r}; it should be one of {', '.join(_STRATEGIES)}, None"
+                f'{name}: deduplicate is {strategy!r}; it should be "until_executed", "until_executing" or None'
             )
         if not options.get("idempotent"):
-            raise InvalidOption(f"{name}: deduplicate needs idempotent=True")
+            raise InvalidOption(f"{name}: deduplicate={strategy!r} needs idempotent=True beside it")
     given = options.get("deduplication")
     if given is None:
         return
     if not isinstance(given, dict) or not set(given) <= _OPTIONS:
         raise InvalidOption(f"{name}: deduplication is {given!r}; its keys should be of {', '.join(sorted(_OPTIONS))}")
     if terms_of(actor) is None:
-        raise InvalidOption(f"{name}: deduplication needs idempotent=True and deduplicate not None")
+        raise InvalidOption(
+            f"{name}: deduplication needs idempotent=True, "
+            'and a deduplicate of "until_executed" or "until_executing" (used unless said)'
+        )
     ttl = given.get("ttl", DEFAULT_TTL)
     if not isinstance(ttl, timedelta) or ttl < SHORTEST_TTL:
         raise InvalidOption(f"{name}: deduplication ttl is {ttl!r}; it should be a timedelta of at least 3 seconds")
@@ -95,5 +107,7 @@ def check_options(actor: Actor[..., Any]) -> None:
             f'{name}: if_deduplicated is {given["if_deduplicated"]!r}; it should be "drop" or "reschedule_once"'
         )
     if not isinstance(given.get("including_scheduled", False), bool):
-        raise InvalidOption(f"{name}: including_scheduled should be True or False")
+        raise InvalidOption(
+            f"{name}: including_scheduled is {given['including_scheduled']!r}; it should be True or False"
+        )
     check_key(actor, "deduplication", given.get("key"))

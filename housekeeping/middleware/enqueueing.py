@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import redis
 from dramatiq import Broker, Message
-from dramatiq.errors import BrokerConnectionError
 
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.foundation.steering import SkipEnqueue, StoreUnavailable
+from housekeeping.foundation.steering import SkipEnqueue
 from housekeeping.middleware.schedule import Schedule, sent_by_scheduler
 
 logger = named_logger(__name__)
@@ -23,8 +21,8 @@ def accept_skips(broker: Broker, schedule: Schedule) -> None:
     Every way into a queue passes here: ``send``, groups, pipelines, periodiq, retries, and delayed
     messages that come due. The message comes back marked with ``options["duplicate_of"]``.
 
-    A tick that cannot be enqueued because Redis is away is logged, not raised: periodiq would
-    die of it. The tick is given back, so the next minute sends it.
+    A tick that cannot be enqueued is logged, not raised: periodiq would die of it. The tick is given
+    back, so the next minute sends it.
     """
     enqueue = broker.enqueue
 
@@ -37,7 +35,7 @@ def accept_skips(broker: Broker, schedule: Schedule) -> None:
             raise
         except Exception:
             if claimed is not message:
-                schedule.forget(claimed)
+                schedule.forget(broker, claimed)
             raise
 
     @functools.wraps(enqueue)
@@ -53,7 +51,7 @@ def accept_skips(broker: Broker, schedule: Schedule) -> None:
                 duplicate_of=skip.duplicate_of,
             )
             return message.copy(options={"duplicate_of": skip.duplicate_of})
-        except (redis.RedisError, BrokerConnectionError, StoreUnavailable) as error:
+        except Exception as error:
             if not sent_by_scheduler(message):
                 raise
             logger.error(

@@ -9,17 +9,24 @@ from typing import Any, Final
 
 import redis
 from dramatiq import Actor, Broker, MessageProxy, Middleware
-from dramatiq.middleware import SkipMessage
 
 from housekeeping.foundation.errors import RedisUnavailable
 from housekeeping.foundation.leases import SHORTEST_TTL, ExclusiveLease, LeaseStore, RedisLeaseStore
 from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.foundation.steering import InvalidOption, PutBack, failing_the_message
-from housekeeping.middleware.arguments import check_key
+from housekeeping.foundation.steering import InvalidOption, PutBack, Skip, failing_the_message
+from housekeeping.middleware.arguments import bound, check_key, named
 
 logger = named_logger(__name__)
 
 _RIGHT: Final = '{"key": "reports/nightly", "ttl": timedelta(minutes=10), "if_held": "skip"}'
+
+
+_AFTER: Final = timedelta(seconds=1)  # comes back this long after the lease should have ended
+
+
+class _OfThread(threading.local):
+    # By thread, not by message id: a redelivered message has the id of the run it duplicates.
+    lease: ExclusiveLease | None = None
 
 
 class ExclusiveLeases(Middleware):
@@ -39,8 +46,7 @@ class ExclusiveLeases(Middleware):
 
     def __init__(self, store: redis.Redis | LeaseStore, namespace: str) -> None:
         self._store: LeaseStore = RedisLeaseStore(store, namespace) if isinstance(store, redis.Redis) else store
-        # By thread, not by message id: a redelivered message has the id of the run it duplicates.
-        self._current = threading.local()
+        self._thread = _OfThread()
 
     @property
     def actor_options(self) -> set[str]:
@@ -56,37 +62,42 @@ class ExclusiveLeases(Middleware):
         if option.get("if_held", "skip") not in ("skip", "retry"):
             raise InvalidOption(f'{name}: if_held is {option["if_held"]!r}; it should be "skip" or "retry"')
         if not isinstance(option["ttl"], timedelta) or option["ttl"] < SHORTEST_TTL:
-            raise InvalidOption(f"{name}: ttl is {option['ttl']!r}; it should be a timedelta of at least 3 seconds")
+            raise InvalidOption(
+                f"{name}: exclusive_lease ttl is {option['ttl']!r}; it should be a timedelta of at least 3 seconds"
+            )
         if callable(option["key"]):
             check_key(actor, "exclusive_lease", option["key"])
         elif not isinstance(option["key"], str) or not option["key"]:
-            raise InvalidOption(f"{name}: key is {option['key']!r}; it should be a text or a callable of the arguments")
+            raise InvalidOption(
+                f"{name}: exclusive_lease key is {option['key']!r}; it should be a text or a callable of the arguments"
+            )
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         option = broker.get_actor(message.actor_name).options.get("exclusive_lease")
         if option is None:
             return
-        key: str | Callable[..., str] = option["key"]
-        lease = ExclusiveLease(
-            str(key(*message.args, **message.kwargs)) if callable(key) else key, option["ttl"], self._store
-        )
         with failing_the_message():
+            lease = ExclusiveLease(_key(broker, message, option["key"]), option["ttl"], self._store)
             if lease.try_obtain() is not None:
+                self._thread.lease = lease
                 lease.keep()
-                self._current.lease = lease
                 return
             remaining = lease.remaining() or timedelta()
-        held_for = (lease.held_for() or timedelta()).total_seconds()
-        logger.info("Lease is held elsewhere", lease=lease.key, held_for_s=round(held_for, 1), reason="lease_held")
+            held_for = lease.held_for() or timedelta()
+        logger.info(
+            "Lease is held elsewhere",
+            lease=lease.key,
+            held_for_s=round(held_for.total_seconds(), 1),
+            reason="lease_held",
+        )
         if option.get("if_held") == "retry":
-            raise PutBack(f"lease {lease.key!r} is held", min(remaining + timedelta(seconds=1), option["ttl"]))
-        raise SkipMessage(f"lease {lease.key!r} is held")
+            raise PutBack(f"lease {lease.key!r} is held", min(remaining + _AFTER, option["ttl"]))
+        raise Skip("lease_held")
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        lease: ExclusiveLease | None = getattr(self._current, "lease", None)
-        self._current.lease = None
+        lease = self._forget()
         if lease is None:
             return
         lost = lease.lost
@@ -96,6 +107,18 @@ class ExclusiveLeases(Middleware):
             logger.warning("Lease could not be given back", lease=lease.key, error=str(error))
             return
         if lost or not kept:
-            logger.warning("Lease was lost before its run ended", lease=lease.key)
+            logger.warning("Lease was lost before its run ended", lease=lease.key, reason="lost_lease")
 
-    after_skip_message = after_process_message
+    def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
+        self.after_process_message(broker, message)
+
+    def _forget(self) -> ExclusiveLease | None:
+        lease, self._thread.lease = self._thread.lease, None
+        return lease
+
+
+def _key(broker: Broker, message: MessageProxy, key: str | Callable[..., object]) -> str:
+    if isinstance(key, str):
+        return key
+    actor = broker.get_actor(message.actor_name)
+    return str(named(actor, bound(actor, message.args, message.kwargs), key))

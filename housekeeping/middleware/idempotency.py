@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
 
 import redis
-from dramatiq import Actor, Broker, MessageProxy, Middleware
-from dramatiq.middleware import SkipMessage
+from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 
-from housekeeping.foundation.leases import RedisLeaseStore
+from housekeeping.foundation.errors import RedisUnavailable
+from housekeeping.foundation.leases import SHORTEST_TTL, RedisLeaseStore
 from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.foundation.redis_client import reaching_redis
-from housekeeping.foundation.renewal import Kept, renewals
-from housekeeping.foundation.steering import InvalidOption, PutBack, failing_the_message
+from housekeeping.foundation.redis_client import insist
+from housekeeping.foundation.renewal import Kept, elapsed, renewals
+from housekeeping.foundation.steering import InvalidOption, PutBack, Skip, failing_the_message
+from housekeeping.middleware.deduplication_options import SECOND_DELIVERY, STANDING
 
 logger = named_logger(__name__)
 
@@ -26,16 +29,31 @@ _RUNNING_TTL: Final = timedelta(seconds=30)
 _TURN: Final = timedelta(seconds=5)  # how long a second delivery waits before it looks again
 
 #: KEYS: the completion, the mark of being at work. ARGV: this delivery's token, the mark's ttl in ms.
+#: Returns "completed", this delivery's token, or the token of the one that is at work.
 _BEGIN: Final = """
 if redis.call("exists", KEYS[1]) == 1 then return "completed" end
-if redis.call("set", KEYS[2], ARGV[1], "nx", "px", ARGV[2]) then return "begun" end
-return "running"
+if redis.call("set", KEYS[2], ARGV[1], "nx", "px", ARGV[2]) then return ARGV[1] end
+return redis.call("get", KEYS[2])
 """
 #: ARGV: this delivery's token, the completion's ttl in ms (0: not completed).
 _END: Final = """
 if tonumber(ARGV[2]) > 0 then redis.call("set", KEYS[1], "1", "px", ARGV[2]) end
 if redis.call("get", KEYS[2]) == ARGV[1] then redis.call("del", KEYS[2]) end
 """
+
+
+@dataclass(slots=True)
+class _Begun:
+    """The delivery that this thread is at work on."""
+
+    name: str
+    token: str
+    kept: Kept | None = None
+
+
+class _OfThread(threading.local):
+    # By thread, not by message id: a second delivery has the id of the run it duplicates.
+    begun: _Begun | None = None
 
 
 class Idempotency(Middleware):
@@ -57,8 +75,7 @@ class Idempotency(Middleware):
         self._marks = RedisLeaseStore(client, namespace, kind="running")
         self._begin: Any = client.register_script(_BEGIN)
         self._end: Any = client.register_script(_END)
-        # By thread, not by message id: a second delivery has the id of the run it duplicates.
-        self._current = threading.local()
+        self._thread = _OfThread()
 
     @property
     def actor_options(self) -> set[str]:
@@ -66,32 +83,48 @@ class Idempotency(Middleware):
 
     def before_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
         if not isinstance(actor.options.get("idempotent", False), bool):
-            raise InvalidOption(f"{actor.actor_name}: idempotent should be True or False")
+            raise InvalidOption(
+                f"{actor.actor_name}: idempotent is {actor.options['idempotent']!r}; it should be True or False"
+            )
         option = actor.options.get("idempotency")
         if option is None:
             return
         ttl = option.get("ttl") if isinstance(option, dict) and set(option) == {"ttl"} else None
-        if not isinstance(ttl, timedelta) or ttl <= timedelta():
+        if not isinstance(ttl, timedelta) or ttl < SHORTEST_TTL:
             raise InvalidOption(
-                f'{actor.actor_name}: idempotency is {option!r}; it should be {{"ttl": timedelta(hours=24)}}'
+                f"{actor.actor_name}: idempotency is {option!r}; "
+                'it should be such as {"ttl": timedelta(hours=24)}, of at least 3 seconds'
             )
         if not actor.options.get("idempotent"):
-            raise InvalidOption(f"{actor.actor_name}: idempotency needs idempotent=True")
+            raise InvalidOption(f"{actor.actor_name}: idempotency needs idempotent=True beside it")
+
+    def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
+        actor = broker.actors.get(message.actor_name)
+        if actor is not None and "idempotency_key" in message.options and not actor.options.get("idempotent"):
+            raise InvalidOption(f"{actor.actor_name}: idempotency_key needs an actor with idempotent=True")
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        self._forget()  # what an interrupted hook may have left
         if not broker.get_actor(message.actor_name).options.get("idempotent"):
             return
-        name, token = self._name(message), uuid4().hex
         with failing_the_message():
-            state = _text(self._begin(keys=self._keys(name), args=[token, int(_RUNNING_TTL.total_seconds() * 1000)]))
+            # The id first, so that a second delivery of a message can tell that it is one.
+            name, token = self._name(message), f"{message.message_id}:{uuid4().hex}"
+            # Known before it is asked for: should the answer get lost, the mark is taken away when the message fails.
+            self._thread.begun, since = _Begun(name, token), elapsed()
+            state = _text(self._begin(keys=self._keys(name), args=[token, _ms(_RUNNING_TTL)]))
+            if state == token:
+                self._thread.begun.kept = renewals.keep(
+                    f"mark of {name}", lambda: self._marks.renew(name, token, _RUNNING_TTL), _RUNNING_TTL, since
+                )
+                return
+        self._forget()
         if state == "completed":
             logger.info("Message was completed before", job_status="already_done")
-            raise SkipMessage(f"{message.message_id} was completed before")
-        if state == "running":
-            raise PutBack(f"{message.message_id} is at work elsewhere", _TURN)
-        mark = f"{name}"
-        kept = renewals.keep(f"mark of {name}", lambda: self._marks.renew(mark, token, _RUNNING_TTL), _RUNNING_TTL)
-        self._current.begun = (name, token, kept)
+            raise Skip("already_done")
+        if state.startswith(f"{message.message_id}:"):
+            message.options[STANDING] = SECOND_DELIVERY
+        raise PutBack(f"{name} is at work elsewhere", _TURN)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
@@ -102,19 +135,28 @@ class Idempotency(Middleware):
         self._finish(broker, message, completed=False)
 
     def _finish(self, broker: Broker, message: MessageProxy, *, completed: bool) -> None:
-        begun: tuple[str, str, Kept] | None = getattr(self._current, "begun", None)
-        self._current.begun = None
+        begun = self._forget()
         if begun is None:
             return
-        name, token, kept = begun
-        kept.stop()
-        options = broker.get_actor(message.actor_name).options
-        ttl: timedelta = options.get("idempotency", {}).get("ttl", DEFAULT_TTL)
-        with reaching_redis():
-            self._end(keys=self._keys(name), args=[token, int(ttl.total_seconds() * 1000) if completed else 0])
+        option = broker.get_actor(message.actor_name).options.get("idempotency") or {}
+        args = [begun.token, _ms(option.get("ttl", DEFAULT_TTL)) if completed else 0]
+        try:
+            insist(lambda: self._end(keys=self._keys(begun.name), args=args))
+        except RedisUnavailable as error:
+            what = "Completion could not be recorded" if completed else "Mark of being at work stays until it expires"
+            logger.error(what, error=str(error))
+
+    def _forget(self) -> _Begun | None:
+        begun, self._thread.begun = self._thread.begun, None
+        if begun is not None and begun.kept is not None:
+            renewals.stop(begun.kept)
+        return begun
 
     def _name(self, message: MessageProxy) -> str:
-        return f"{message.actor_name}:{message.options.get('idempotency_key') or message.message_id}"
+        key = message.options.get("idempotency_key")
+        # A digest, so that an application's key is not taken for another actor's, whatever it contains.
+        what = message.message_id if key is None else hashlib.sha256(str(key).encode()).hexdigest()[:32]
+        return f"{message.actor_name}:{what}"
 
     def _keys(self, name: str) -> list[str]:
         return [f"{self._prefix}:done:{name}", f"{self._prefix}:running:{name}"]
@@ -122,3 +164,7 @@ class Idempotency(Middleware):
 
 def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def _ms(length: timedelta) -> int:
+    return int(length.total_seconds() * 1000)

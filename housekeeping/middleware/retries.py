@@ -12,6 +12,8 @@ import dramatiq.middleware
 import redis
 from dramatiq import Broker, Message, MessageProxy
 from dramatiq.errors import BrokerConnectionError, Retry
+from dramatiq.middleware import Interrupt, Shutdown
+from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
 from housekeeping.foundation.cron import Cron
 from housekeeping.foundation.db import one_line
@@ -24,8 +26,8 @@ from housekeeping.middleware.arguments import digest
 logger = named_logger(__name__)
 
 MAX_RETRIES: Final = 25  # semantics.md, R1
-#: The mark of a waiting retry outlives its due time by this long, for a queue that is behind.
-_BEHIND: Final = timedelta(hours=1)
+#: The mark of a waiting retry outlives its due time by this long, for a worker that is slow to fetch it.
+_LATE: Final = timedelta(seconds=30)
 _PAUSE_S: Final = 1.0  # between two tries to enqueue while Redis is away
 
 
@@ -46,74 +48,98 @@ class Retries(dramatiq.middleware.Retries):
 
     For an actor with a schedule no delay is longer than its period, and at most one of its messages
     waits for a retry: beside it, a failed one is not tried again, because the next tick does its work.
+
+    Parameters:
+      given: The application's own, whose parameters win where they are not Dramatiq's defaults.
     """
 
-    def __init__(self, client: redis.Redis, namespace: str) -> None:
-        super().__init__(max_retries=MAX_RETRIES)
+    def __init__(self, client: redis.Redis, namespace: str, given: dramatiq.middleware.Retries | None = None) -> None:
+        defaults = dramatiq.middleware.Retries()
+        given = given or defaults
+        super().__init__(
+            max_retries=MAX_RETRIES if given.max_retries == defaults.max_retries else given.max_retries,
+            min_backoff=given.min_backoff,
+            max_backoff=given.max_backoff,
+            retry_when=given.retry_when,
+        )
+        self._own_delays = (given.min_backoff, given.max_backoff) == (DEFAULT_MIN_BACKOFF, DEFAULT_MAX_BACKOFF)
         self._waiting = RedisLeaseStore(client, namespace, kind="retry")
+
+    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        if "retries" in message.options and self._period(broker, message) is not None:
+            try:
+                self._waiting.release(self._mark(broker, message), message.message_id)
+            except RedisUnavailable as error:
+                logger.warning("Mark of a waiting retry stays until it expires", error=str(error))
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        if isinstance(exception, PutBack):
-            _enqueue_at_last(broker, message, exception.delay or None)
-            return
-        actor = broker.get_actor(message.actor_name)
-        cron = actor.options.get("periodic")
-        mark = f"{actor.actor_name}:{digest(actor, message.args, message.kwargs)}" if isinstance(cron, Cron) else None
-        if exception is None:
-            if mark is not None and "retries" in message.options:
-                self._unmark(mark, message.message_id)
-            return
-        if mark is not None and self._another_waits(mark, message.message_id):
+        try:
+            if isinstance(exception, PutBack | Shutdown):
+                delay = exception.delay if isinstance(exception, PutBack) else None
+                _enqueue_at_last(broker, message, delay or None)
+                return
+            super().after_process_message(
+                _RetryBroker(broker, lambda delay: self._enqueue(broker, message, exception, delay)),
+                message,
+                exception=exception,
+            )
+        except Exception:
+            # Dramatiq would log this and acknowledge the message. A dead letter can be looked at and requeued.
+            message.fail()
+            raise
+
+    def _enqueue(self, broker: Broker, message: MessageProxy, exception: BaseException | None, given_ms: int) -> None:
+        delay = self._delay(broker, message, exception, timedelta(milliseconds=given_ms))
+        scheduled = self._period(broker, message) is not None
+        if scheduled and self._another_waits(self._mark(broker, message), message.message_id, delay):
             logger.warning("Not retried: a retry of this actor waits already", job_status="retry_waits")
             return
-        super().after_process_message(
-            _RetryBroker(broker, lambda delay: self._delay(broker, message, exception, delay)),
-            message,
-            exception=exception,
-        )
-        if mark is not None and message.failed:
-            self._unmark(mark, message.message_id)
+        _enqueue_at_last(broker, message, int(delay.total_seconds() * 1000))
 
-    def _delay(self, broker: Broker, message: MessageProxy, exception: BaseException, given: int) -> int:
-        """Ours, unless the exception, the message or the actor says otherwise."""
+    def _delay(
+        self, broker: Broker, message: MessageProxy, exception: BaseException | None, given: timedelta
+    ) -> timedelta:
+        """Ours, unless the exception, the message, the actor or the application says otherwise."""
+        if isinstance(exception, Retry) and exception.delay is not None:
+            return given
         options = {**broker.get_actor(message.actor_name).options, **message.options}
-        if (isinstance(exception, Retry) and exception.delay is not None) or {"min_backoff", "max_backoff"} & set(
-            options
-        ):
+        if not self._own_delays or "min_backoff" in options or "max_backoff" in options:
             return given
         delay = delay_before(message.options["retries"] - 1)
-        cron = options.get("periodic")
-        if isinstance(cron, Cron):
-            delay = min(delay, cron.period(datetime.now(UTC)))
-        return int(delay.total_seconds() * 1000)
+        return min(delay, self._period(broker, message) or delay)
 
-    def _another_waits(self, mark: str, message_id: str) -> bool:
+    def _another_waits(self, mark: str, message_id: str, delay: timedelta) -> bool:
         try:
-            return self._waiting.obtain(mark, message_id, _BEHIND) != message_id
+            return self._waiting.obtain(mark, message_id, delay + _LATE) != message_id
         except RedisUnavailable:
             return False  # one retry too many is better than none
 
-    def _unmark(self, mark: str, message_id: str) -> None:
-        try:
-            self._waiting.release(mark, message_id)
-        except RedisUnavailable as error:
-            logger.warning("Mark of a waiting retry stays until it expires", error=str(error))
+    @staticmethod
+    def _mark(broker: Broker, message: MessageProxy) -> str:
+        """What waits: the actor's work with these arguments; a call with others is no tick's work."""
+        return f"{message.actor_name}:{digest(broker.get_actor(message.actor_name), message.args, message.kwargs)}"
+
+    @staticmethod
+    def _period(broker: Broker, message: MessageProxy) -> timedelta | None:
+        """How far apart the actor's ticks are at this time; null when it has no schedule."""
+        cron = broker.get_actor(message.actor_name).options.get("periodic")
+        return cron.period(datetime.now(UTC)) if isinstance(cron, Cron) else None
 
 
 class _RetryBroker:
-    """Stands in for the broker where Dramatiq enqueues a retry: sets the delay, and does not give up."""
+    """Stands in for the broker where Dramatiq enqueues a retry."""
 
-    def __init__(self, broker: Broker, delay: Callable[[int], int]) -> None:
+    def __init__(self, broker: Broker, enqueue: Callable[[int], None]) -> None:
         self._broker = broker
-        self._delay = delay
+        self._enqueue = enqueue
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._broker, name)
 
     def enqueue(self, message: Message[Any] | MessageProxy, *, delay: int) -> None:
-        _enqueue_at_last(self._broker, message, self._delay(delay))
+        self._enqueue(delay)
 
 
 def _enqueue_at_last(broker: Broker, message: Message[Any] | MessageProxy, delay: int | None) -> None:
@@ -128,5 +154,16 @@ def _enqueue_at_last(broker: Broker, message: Message[Any] | MessageProxy, delay
             broker.enqueue(message, delay=delay)  # type: ignore[arg-type]
             return
         except (redis.RedisError, BrokerConnectionError, StoreUnavailable) as error:
-            logger.warning("A retry cannot be enqueued yet", error=one_line(error))
-            time.sleep(_PAUSE_S)
+            _wait(one_line(error))
+        except Interrupt:
+            # Meant for the actor, which is done. It may have come after the message was enqueued; then it is
+            # enqueued twice, which is better than not at all, and an idempotent actor executes it once.
+            continue
+
+
+def _wait(reason: str) -> None:
+    try:
+        logger.warning("A retry cannot be enqueued yet", error=reason)
+        time.sleep(_PAUSE_S)
+    except Interrupt:
+        return

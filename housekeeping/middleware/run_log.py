@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import Any, Final
 
 import structlog
 from dramatiq import Actor, Broker, MessageProxy, Middleware, Worker
+from dramatiq.middleware import Shutdown
 
 from housekeeping.foundation.context import MessageContext, Trigger, current_message
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.steering import InvalidOption, PutBack
-from housekeeping.middleware.schedule import tick_of
+from housekeeping.middleware.tick_outcomes import tick_of, writes_its_own
 
 logger = named_logger(__name__)
 
 _CONSISTENCIES: Final = ("always", "sticky", "delayed")
-_CONTEXT: Final = ("worker", "message_id", "feature_category", "data_consistency")
+#: Everything a message leaves in the thread's log context, `run_id` by the engine.
+_CONTEXT: Final = ("worker", "message_id", "feature_category", "data_consistency", "run_id")
 
 
 class RunLog(Middleware):
@@ -54,36 +57,46 @@ class RunLog(Middleware):
         self._stopping.set()
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        options = broker.get_actor(message.actor_name).options
+        self._forget()  # what an interrupted hook may have left
         tick = tick_of(message)
         parent = message.options.get("trigger") == "parent"
         trigger: Trigger = "schedule" if tick else "parent" if parent else "enqueue"
         current_message.set(MessageContext(message.message_id, trigger, tick, self._stopping))
-        structlog.contextvars.bind_contextvars(
-            worker=message.actor_name,
-            message_id=message.message_id,
-            **{name: options[name] for name in ("feature_category", "data_consistency") if name in options},
-        )
+        self._name(broker, message)
         self._started.at = time.monotonic()
-        if "sweep" not in options:
+        if not writes_its_own(broker.get_actor(message.actor_name)):
             logger.info("Run started", trigger=trigger, tick=tick)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        if "sweep" not in broker.get_actor(message.actor_name).options:
-            outcome = "done" if exception is None else "put_back" if isinstance(exception, PutBack) else "failed"
-            self._log_end(outcome)
+        if not writes_its_own(broker.get_actor(message.actor_name)):
+            put_back = isinstance(exception, PutBack | Shutdown)
+            self._log_end(broker, message, "done" if exception is None else "put_back" if put_back else "failed")
         self._forget()
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        self._log_end("skipped")
+        # Dramatiq calls this hook while it handles the SkipMessage, and does not pass it on.
+        self._log_end(broker, message, "skipped", reason=str(sys.exception() or ""))
         self._forget()
 
-    def _log_end(self, outcome: str) -> None:
-        duration_s = round(time.monotonic() - getattr(self._started, "at", time.monotonic()), 3)
-        logger.info("Run ended", outcome=outcome, duration_s=duration_s)
+    def _log_end(self, broker: Broker, message: MessageProxy, outcome: str, **more: str) -> None:
+        started_at = getattr(self._started, "at", None)
+        if started_at is None:
+            # A middleware that stands before this one let the message go no further.
+            self._name(broker, message)
+            started_at = time.monotonic()
+        logger.info("Run ended", outcome=outcome, duration_s=round(time.monotonic() - started_at, 3), **more)
+
+    def _name(self, broker: Broker, message: MessageProxy) -> None:
+        options = broker.get_actor(message.actor_name).options
+        structlog.contextvars.bind_contextvars(
+            worker=message.actor_name,
+            message_id=message.message_id,
+            **{name: options[name] for name in ("feature_category", "data_consistency") if name in options},
+        )
 
     def _forget(self) -> None:
         current_message.set(None)
+        self._started.at = None
         structlog.contextvars.unbind_contextvars(*_CONTEXT)

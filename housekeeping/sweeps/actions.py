@@ -1,48 +1,51 @@
-"""What can be done with the stale rows of a batch."""
+"""What can be done with the stale rows of a batch, as part of the one statement that picks them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from peewee import JOIN, Select
+from peewee import CTE, Expression
 
-from housekeeping.foundation.db import database
+from housekeeping.foundation.state_machines import StateMachine
+from housekeeping.sweeps.passes import Settled, Step
 
 if TYPE_CHECKING:
-    from housekeeping.sweeps.batches import Batch, Position
+    from housekeeping.sweeps.table_pass import TablePass
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """What one statement did.
+class Write:
+    """The part of a batch's statement that changes rows.
 
     Attributes:
-      picked: The order columns of every row the batch took, in order.
-      changed: The same of those that were really changed.
-      counts: What to add to the run's counts.
+      ctes: Data-modifying; the first changes the picked rows and returns their key, others change what hangs on them.
+      counts: The name of the count of the rows of each.
     """
 
-    picked: Sequence[Position]
-    changed: Sequence[Position]
-    counts: dict[str, int] = field(default_factory=dict)
+    ctes: Sequence[CTE]
+    counts: Sequence[str]
 
 
 class Action(Protocol):
-    """What a sweep does with a batch; everything in the caller's transaction, nothing outside of the database."""
+    """What a sweep does with the stale rows of a batch."""
 
     @property
     def counted_as(self) -> Sequence[str]:
         """The names of its counts, in the order they are shown."""
 
-    def settle(self, batch: Batch) -> Settled:
-        """Do it, in as few statements as can be."""
+    def write(self, table: TablePass, step: Step, chosen: Expression) -> Write:
+        """Change the rows that `chosen` is true of: the picked ones, still stale."""
+
+    def rescue(self, table: TablePass, step: Step, error: BaseException) -> Settled | None:
+        """Another way for the one row of `step.only` that could not be changed so; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete the rows, in one statement a batch.
+    """Delete the rows.
 
     Attributes:
       rows_counted_as: The name of the count of deleted rows.
@@ -54,28 +57,40 @@ class Delete:
     def counted_as(self) -> Sequence[str]:
         return (self.rows_counted_as,)
 
-    def settle(self, batch: Batch) -> Settled:
-        sweep = batch.sweep
-        picked = batch.picked()
-        # The predicate once more: what is deleted is stale at the moment it is deleted.
-        delete = sweep.model.delete().where(batch.among_picked(picked) & batch.stale()).returning(*sweep.key)
-        deleted = delete.cte("deleted")
-        same_row = [getattr(deleted.c, key.column_name) == getattr(picked.c, key.column_name) for key in sweep.key]
-        columns = [getattr(picked.c, column.column_name) for column in sweep.order]
-        query: Any = (
-            Select((picked,), (*columns, getattr(deleted.c, sweep.key[0].column_name).is_null(False)))
-            .join(deleted, JOIN.LEFT_OUTER, on=_all(same_row))
-            .order_by(*columns)
-            .with_cte(picked, deleted)
-            .tuples()
+    def write(self, table: TablePass, step: Step, chosen: Expression) -> Write:
+        delete: Any = table.model.delete().where(chosen).returning(*table.key)
+        return Write([delete.cte("deleted")], self.counted_as)
+
+    def rescue(self, table: TablePass, step: Step, error: BaseException) -> Settled | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """Fire an event of the table's state machine on the rows: allowed sources and target are the machine's.
+
+    Attributes:
+      rows_counted_as: The name of the count of moved rows.
+      changes: Further columns to set, given the time the run began.
+    """
+
+    machine: StateMachine
+    event: str
+    rows_counted_as: str
+    changes: Callable[[datetime], Mapping[Any, Any]] = lambda now: {}
+
+    @property
+    def counted_as(self) -> Sequence[str]:
+        return (self.rows_counted_as,)
+
+    def write(self, table: TablePass, step: Step, chosen: Expression) -> Write:
+        state = self.machine.field
+        update: Any = (
+            table.model.update({state: self.machine.target(self.event), **self.changes(step.now)})
+            .where(chosen & state.in_(self.machine.sources(self.event)))
+            .returning(*table.key)
         )
-        rows = list(query.execute(database))
-        changed = [row[:-1] for row in rows if row[-1]]
-        return Settled([row[:-1] for row in rows], changed, {self.rows_counted_as: len(changed)})
+        return Write([update.cte("moved")], self.counted_as)
 
-
-def _all(conditions: list[Any]) -> Any:
-    result = conditions[0]
-    for condition in conditions[1:]:
-        result &= condition
-    return result
+    def rescue(self, table: TablePass, step: Step, error: BaseException) -> Settled | None:
+        return None

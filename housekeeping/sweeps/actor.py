@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,11 +14,30 @@ from housekeeping.sweeps.declaration import MAX_RETRIES, Sweep
 from housekeeping.sweeps.run import perform
 
 
-def register(broker: Broker, sweep: Sweep) -> Actor[[], None]:
+def register(broker: Broker, sweep: Sweep) -> Actor[..., None]:
     """Declare the sweep's actor on `broker`, which must have the library's middleware."""
     schedule: dict[str, Any] = {"schedule": sweep.schedule} if sweep.schedule and sweep.enabled else {}
 
-    @dramatiq.actor(
+    def run(*argument: Any) -> None:
+        result = perform(sweep, *argument)
+        result.raise_for_failure()
+        if (result.outcome, result.reason) == ("partial", "shutdown"):
+            raise PutBack(f"{sweep.name} stopped for the shutdown of its process")
+
+    if sweep.takes_argument is None:
+
+        def without_argument() -> None:
+            run()
+
+        function: Callable[..., None] = without_argument
+    else:
+
+        def with_argument(argument: Any) -> None:
+            run(argument)
+
+        function = with_argument
+
+    declare: Any = dramatiq.actor(
         broker=broker,
         actor_name=sweep.name,
         queue_name=sweep.queue,
@@ -29,11 +49,7 @@ def register(broker: Broker, sweep: Sweep) -> Actor[[], None]:
         data_consistency=sweep.data_consistency,
         sweep=sweep,
         **schedule,
+        **sweep.actor_options,
     )
-    def run() -> None:
-        result = perform(sweep)
-        result.raise_for_failure()
-        if (result.outcome, result.reason) == ("partial", "shutdown"):
-            raise PutBack(f"{sweep.name} stopped for the shutdown of its process")
-
-    return run
+    actor: Actor[..., None] = declare(function)
+    return actor

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from peewee import Expression, Field, Model
+from peewee import Expression, Model
 
 from housekeeping.foundation.cron import Cron
 from housekeeping.foundation.errors import DeclarationError, SettingsError
+from housekeeping.foundation.leases import SHORTEST_TTL
 from housekeeping.foundation.settings import WorkerSettings
 from housekeeping.sweeps.actions import Action
+from housekeeping.sweeps.passes import Pass
+from housekeeping.sweeps.table_pass import TablePass
 
 DataConsistency = Literal["always", "sticky", "delayed"]
 
 #: Sidekiq's default, which every design document refers to (リトライ仕様).
 MAX_RETRIES: Final = 25
 
+#: Settings that become fields of the sweep; all others must be among its `options`.
+_LENGTHS: Final = {"max_runtime_s": "max_runtime", "stale_after_s": "stale_after"}
+
 
 @dataclass(frozen=True, slots=True)
 class Alarms:
-    """When somebody should look: a run longer than `longest_run`, more than `backlog` rows due."""
+    """When somebody should look: a run longer than `longest_run`, more than `backlog` records waiting."""
 
     longest_run: timedelta | None = None
     backlog: int | None = None
@@ -34,12 +40,17 @@ class LeaseTerms:
     """The exclusive lease a sweep runs under.
 
     Attributes:
-      key: Its name; sweeps and actors that name the same key exclude each other.
+      key: Its name; sweeps and actors that name the same key exclude each other. A callable is given the argument of
+        the run.
       ttl: How long it outlives a holder that died; renewed while the holder lives.
     """
 
-    key: str
+    key: str | Callable[[Any], str]
     ttl: timedelta
+
+    def key_for(self, argument: Any) -> str:
+        """The lease's name for a run with this argument."""
+        return self.key(argument) if callable(self.key) else self.key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,63 +63,90 @@ class Sweep:
             name="sessions.expired",
             stale=lambda now: Session.expires_at <= now,
             order=(Session.expires_at, Session.id),
-            action=Delete(counted_as="deleted_rows"),
+            action=Delete(),
             schedule="*/5 * * * *",
         )
 
     Attributes:
       name: The worker's public name: actor, settings, ledger and logs use it.
-      stale: The one predicate, given the time the run began; run, plan and backlog all use it.
-      order: The columns the walk follows, ending with the primary key, so that it can go on after any row.
-      action: What is done with the stale rows of a batch.
+      stale, order, action: The one pass of a sweep through one table, see `TablePass`.
+      passes: In place of those three: makes the passes of a sweep that has several, or of another kind.
+      counts: The names of all counts, in the order they are shown.
       schedule: A cron expression; none: the sweep runs only when asked.
-      batch_size: Rows a statement, and so a transaction.
+      batch_size: Records a statement, and so a transaction.
       max_runtime: How long a run takes new batches; asked after each full batch.
+      stale_after: How old is stale, for the passes that ask; none: the worker has no use for it.
       lease: The exclusive lease a run needs; none: runs may overlap, and skip each other's rows.
+      options: Further settings the worker takes, by their name in ``HOUSEKEEPING_WORKERS``, with their defaults.
+      takes_argument: What the one argument of a run is called; none: it takes none.
+      read_argument: Makes the argument from a word of the command line; a `ValueError` refuses it.
+      goes_round: Whether a run that was cut short by its limits is gone on from, and the walk wraps at the end; else
+        only an interrupted one is, and each run starts at the front.
+      starts_with: An info line to be logged when a run begins.
       queue: The Dramatiq queue of its actor.
       alarms: When somebody should look.
       feature_category, data_consistency: Recorded as actor options.
+      actor_options: Further options of its actor.
     """
 
     name: str
-    stale: Callable[[datetime], Expression]
-    order: tuple[Field, ...]
-    action: Action
+    stale: Callable[[datetime], Expression] | None = None
+    order: tuple[Any, ...] = ()
+    action: Action | None = None
+    passes: Callable[[Sweep], Sequence[Pass]] | None = None
+    counts: tuple[str, ...] = ()
     schedule: str | None = None
     batch_size: int = 100
     max_runtime: timedelta = timedelta(minutes=5)
+    stale_after: timedelta | None = None
     lease: LeaseTerms | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    takes_argument: str | None = None
+    read_argument: Callable[[str], Any] = str
+    goes_round: bool = False
+    starts_with: str | None = None
     queue: str = "cronjob"
     alarms: Alarms = Alarms()
     feature_category: str = "not_owned"
     data_consistency: DataConsistency = "always"
+    actor_options: Mapping[str, Any] = field(default_factory=dict)
     enabled: bool = True
 
     def __post_init__(self) -> None:
-        key = self.key
-        if tuple(field.name for field in self.order[-len(key) :]) != tuple(field.name for field in key):
-            names = ", ".join(field.name for field in key)
-            raise DeclarationError(
-                f"{self.name}: order must end with the primary key ({names}), or rows could be missed"
-            )
+        if (self.passes is None) == (self.stale is None or self.action is None or not self.order):
+            raise DeclarationError(f"{self.name}: give stale, order and action, or passes")
+        if not self.counts and self.action is not None:
+            object.__setattr__(self, "counts", (*self.action.counted_as, "batches", "out_of_time"))
         if self.batch_size < 1 or self.max_runtime <= timedelta():
             raise DeclarationError(f"{self.name}: batch_size must be at least 1 and max_runtime longer than nothing")
-        if self.lease is not None and self.max_runtime >= self.lease.ttl:
-            raise DeclarationError(f"{self.name}: max_runtime must be shorter than the lease's ttl ({self.lease.ttl})")
+        if self.lease is not None:
+            if self.lease.ttl < SHORTEST_TTL:
+                raise DeclarationError(f"{self.name}: the lease's ttl must be at least 3 seconds")
+            if self.max_runtime >= self.lease.ttl:
+                raise DeclarationError(f"{self.name}: max_runtime must be below the lease's ttl ({self.lease.ttl})")
         if self.schedule is not None:
             Cron(self.schedule)
+        for each in self.walks():
+            if isinstance(each, TablePass):
+                _check_order(self.name, each)
+
+    def walks(self) -> tuple[Pass, ...]:
+        """The passes of a run, in order."""
+        if self.passes is not None:
+            return tuple(self.passes(self))
+        assert self.stale is not None and self.action is not None
+        only = TablePass(
+            name="rows", stale=self.stale, order=self.order, action=self.action, batch_size=self.batch_size
+        )
+        return (only,)
 
     @property
     def model(self) -> type[Model]:
-        """The table the sweep walks."""
-        model: type[Model] = self.order[0].model
-        return model
-
-    @property
-    def key(self) -> tuple[Field, ...]:
-        """The columns that identify a row."""
-        meta: Any = self.model._meta
-        return tuple(meta.get_primary_keys())
+        """The table that the first pass walks."""
+        first = self.walks()[0]
+        if not isinstance(first, TablePass):
+            raise DeclarationError(f"{self.name} does not walk a table")
+        return first.model
 
     def configured(self, settings: WorkerSettings) -> Sweep:
         """The same sweep with what the settings say of it.
@@ -120,18 +158,25 @@ class Sweep:
         changes: dict[str, Any] = {}
         where = f'HOUSEKEEPING_WORKERS["{self.name}"]'
         for name, value in given.items():
-            match name:
-                case "enabled" | "schedule" | "batch_size":
-                    changes[name] = value
-                case "max_runtime_s":
-                    changes["max_runtime"] = timedelta(seconds=value)
-                case "lease_ttl_s" if self.lease is not None:
-                    changes["lease"] = dataclasses.replace(self.lease, ttl=timedelta(seconds=value))
-                case "table":
-                    continue  # the worker's models are bound to their tables before this
-                case _:
-                    raise SettingsError(f'{where}["{name}"] is {value!r}, but this worker has no use for it')
+            if name in ("enabled", "schedule", "batch_size"):
+                changes[name] = value
+            elif name == "max_runtime_s" or (name == "stale_after_s" and self.stale_after is not None):
+                changes[_LENGTHS[name]] = timedelta(seconds=value)
+            elif name == "lease_ttl_s" and self.lease is not None:
+                changes["lease"] = dataclasses.replace(self.lease, ttl=timedelta(seconds=value))
+            elif name in self.options:
+                changes["options"] = {**changes.get("options", self.options), name: value}
+            elif name not in ("table", "tables"):  # the worker's models were bound to their tables before this
+                raise SettingsError(f'{where}["{name}"] is {value!r}, but this worker has no use for it')
         try:
             return dataclasses.replace(self, **changes)
         except DeclarationError as error:
             raise SettingsError(f"{where} is {given!r}; {error}") from None
+
+
+def _check_order(name: str, table: TablePass) -> None:
+    key = tuple(column.name for column in table.key)
+    if tuple(column.name for column in table.order[-len(key) :]) != key:
+        raise DeclarationError(
+            f"{name}: order must end with the primary key ({', '.join(key)}), or rows could be missed"
+        )

@@ -13,8 +13,11 @@ from housekeeping.foundation.errors import LeaseLost, RunTakenOver
 
 Trigger = Literal["schedule", "enqueue", "cli", "parent"]
 Outcome = Literal["done", "partial", "skipped", "failed", "lost_lease", "lost", "missed"]
+#: From where a run begins: always the front; where a run stopped that broke off; or that was cut short by its limits.
+Resume = Literal["never", "interrupted", "cut_short"]
 Counts = dict[str, Any]
-Cursor = list[Any]
+#: Which pass a run was in, and after which record: ``{"pass": ..., "after": [...]}``.
+Cursor = dict[str, Any]
 
 #: How often a run says that it lives, at the least; each batch says so too.
 HEARTBEAT: Final = timedelta(seconds=20)
@@ -88,13 +91,22 @@ class Attempt:
 
 
 def begin(
-    worker: str, *, message_id: str | None, tick: datetime | None, trigger: Trigger, epoch: int | None
+    worker: str,
+    *,
+    message_id: str | None,
+    tick: datetime | None,
+    trigger: Trigger,
+    epoch: int | None,
+    resume: Resume = "interrupted",
 ) -> Attempt | None:
     """Open a run's row, after closing those of runs that died; None when this message was already completed.
 
     A run whose heartbeat is older than `SILENCE`, and any earlier run of this very message, is
     taken for dead: its outcome becomes ``lost``, so that it can commit nothing more even if it
     was only asleep. One transaction.
+
+    Parameters:
+      resume: Which runs before it the new one goes on from.
     """
     with database.atomic():
         if message_id is not None and _completed(message_id):
@@ -104,7 +116,7 @@ def begin(
         Run.update(outcome="lost", reason="taken_over", finished_at=NOW).where(
             (Run.worker == worker) & Run.outcome.is_null() & dead
         ).execute()
-        cursor = _interrupted_at(worker)
+        cursor = _stopped_at(worker, resume)
         rows = (
             Run.insert(
                 worker=worker,
@@ -129,7 +141,9 @@ def _completed(message_id: str) -> bool:
     return bool(Run.select(Run.id).where((Run.message_id == message_id) & ended_well).exists())
 
 
-def _interrupted_at(worker: str) -> Cursor | None:
+def _stopped_at(worker: str, resume: Resume) -> Cursor | None:
+    if resume == "never":
+        return None
     last = (
         Run.select(Run.outcome, Run.reason, Run.cursor)
         .where((Run.worker == worker) & ~(Run.outcome.in_(("skipped", "missed"))))
@@ -142,7 +156,8 @@ def _interrupted_at(worker: str) -> Cursor | None:
         return None
     outcome, reason, cursor = last
     interrupted = outcome in ("lost", "lost_lease", "failed") or (outcome, reason) == ("partial", "shutdown")
-    return cursor if interrupted else None
+    cut_short = resume == "cut_short" and outcome == "partial"
+    return cursor if interrupted or cut_short else None
 
 
 def advance(run_id: int, counts: Counts, cursor: Cursor | None, lease: tuple[str, int] | None) -> None:

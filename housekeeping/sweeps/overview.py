@@ -10,8 +10,9 @@ from housekeeping.foundation.cron import Cron
 from housekeeping.sweeps.backlog import Backlog, backlog, oldest
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import Run
+from housekeeping.sweeps.passes import as_cursor
 from housekeeping.sweeps.switches import paused_workers
-from housekeeping.sweeps.walk import as_cursor, initial_counts
+from housekeeping.sweeps.walk import initial_counts
 
 State = Literal["on", "paused", "disabled"]
 

@@ -10,15 +10,13 @@ from typing import Any, Final
 
 from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock
 from housekeeping.foundation.db import database, reaching_postgres
-from housekeeping.sweeps.backlog import Backlog, backlog
-from housekeeping.sweeps.batches import Batch
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.passes import Backlog, PassPlan, as_cursor
 from housekeeping.sweeps.results import RunResult
-from housekeeping.sweeps.walk import as_cursor, initial_counts
+from housekeeping.sweeps.walk import initial_counts
 
 #: Counted exactly up to here; beyond it the plan says "at least", so that it never takes minutes.
 COUNT_LIMIT: Final = 1_000_000
-_SAMPLES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +24,35 @@ class Plan:
     """What a run would find, at `now`.
 
     Attributes:
-      stale: How many rows it would settle.
-      batches: In how many statements, if it had the time.
-      oldest, newest: The first order column of the first and last of them; null when there are none.
-      samples: The order columns of the first few.
+      passes: What each pass would do, with the number of batches.
     """
 
     worker: str
     now: datetime
-    stale: Backlog
-    batches: int
-    oldest: Any
-    newest: Any
-    samples: list[dict[str, Any]]
+    passes: list[tuple[PassPlan, int]]
+
+    @property
+    def stale(self) -> Backlog:
+        """How many records a run would settle, over all passes."""
+        total = Backlog(0)
+        for each, _ in self.passes:
+            total += each.stale
+        return total
+
+    @property
+    def batches(self) -> int:
+        """In how many batches, if it had the time."""
+        return sum(batches for _, batches in self.passes)
+
+    @property
+    def oldest(self) -> Any:
+        """What the oldest record is known by, usually its time; null when there is none."""
+        return min((each.oldest for each, _ in self.passes if each.oldest is not None), default=None)
+
+    @property
+    def newest(self) -> Any:
+        """The same of the newest."""
+        return max((each.newest for each, _ in self.passes if each.newest is not None), default=None)
 
     def as_json(self) -> dict[str, Any]:
         """The object of ``housekeeping plan --json``."""
@@ -50,43 +64,44 @@ class Plan:
             "batches": self.batches,
             "oldest": _plain(self.oldest),
             "newest": _plain(self.newest),
-            "samples": self.samples,
+            "passes": [
+                {
+                    "pass": each.name,
+                    "stale_rows": each.stale.rows,
+                    "exact": each.stale.exact,
+                    "batches": batches,
+                    "oldest": _plain(each.oldest),
+                    "newest": _plain(each.newest),
+                    "samples": list(each.samples),
+                }
+                for each, batches in self.passes
+            ],
         }
 
 
-def plan(sweep: Sweep, clock: Clock = SYSTEM_CLOCK, limit: int = COUNT_LIMIT) -> Plan:
+def plan(sweep: Sweep, argument: Any = None, *, clock: Clock = SYSTEM_CLOCK, limit: int = COUNT_LIMIT) -> Plan:
     """Look, and change nothing: one read-only transaction, no row in the ledger, no lease.
 
     Raises:
       DatabaseUnavailable: When PostgreSQL does not answer.
     """
     now = clock.now()
-    names = [column.name for column in sweep.order]
     with reaching_postgres(), _snapshot():
-        stale = backlog(sweep, now, limit)
-        samples: Any = Batch(sweep, now, None).rows().limit(_SAMPLES).tuples()
-        first = [dict(zip(names, as_cursor(row) or [], strict=True)) for row in samples]
-        backwards = [column.desc() for column in sweep.order]
-        last: Any = sweep.model.select(sweep.order[0]).where(sweep.stale(now)).order_by(*backwards).limit(1)
-        newest = [value for (value,) in last.tuples()]
-    return Plan(
-        sweep.name,
-        now,
-        stale,
-        batches=-(-stale.rows // sweep.batch_size),
-        oldest=first[0][names[0]] if first else None,
-        newest=newest[0] if newest else None,
-        samples=first,
-    )
+        found = [(each.plan(now, limit, argument), each.batch_size) for each in sweep.walks()]
+    return Plan(sweep.name, now, [(planned, -(-planned.stale.rows // size)) for planned, size in found])
 
 
-def dry_run(sweep: Sweep, clock: Clock = SYSTEM_CLOCK) -> RunResult:
+def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock = SYSTEM_CLOCK) -> RunResult:
     """The plan in the form of a run's result: what would be counted if time were no limit."""
     started = clock.monotonic()
-    planned = plan(sweep, clock)
-    would = {sweep.action.counted_as[0]: planned.stale.rows, "batches": planned.batches}
+    planned = plan(sweep, argument, clock=clock)
+    counts = initial_counts(sweep)
+    for each, batches in planned.passes:
+        for name, number in each.counts.items():
+            counts[name] += number
+        if "batches" in counts:
+            counts["batches"] += batches
     reason = None if planned.stale.exact else "counted_up_to_limit"
-    counts = {**initial_counts(sweep), **would}
     return RunResult(sweep.name, "done", reason, None, planned.now, clock.monotonic() - started, counts, dry_run=True)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import structlog
 from peewee import InterfaceError, OperationalError, PeeweeException, ProgrammingError
@@ -27,7 +28,7 @@ from housekeeping.foundation.reports import report
 from housekeeping.sweeps import ledger, schema, switches
 from housekeeping.sweeps.alarms import ring
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger import Counts, Outcome, Trigger
+from housekeeping.sweeps.ledger import Counts, Outcome, Resume, Trigger
 from housekeeping.sweeps.results import RunResult
 from housekeeping.sweeps.walk import Walk, initial_counts
 
@@ -46,6 +47,7 @@ class _Ended(Exception):
 
 def perform(
     sweep: Sweep,
+    argument: Any = None,
     *,
     clock: Clock = SYSTEM_CLOCK,
     force: bool = False,
@@ -57,11 +59,12 @@ def perform(
     Within a message the run takes its id, tick and trigger; otherwise its trigger is ``cli``.
 
     Parameters:
+      argument: What the run is about, for a worker that takes an argument.
       force: Run although the worker is paused or switched off.
       on_batch: Told the counts after each committed batch.
       stopping: Ends the run after the batch in hand once it is set; the message's own unless given.
     """
-    return _Performance(sweep, clock, current_message.get(), on_batch, stopping).result(force)
+    return _Performance(sweep, argument, clock, current_message.get(), on_batch, stopping).result(force)
 
 
 class _Performance:
@@ -70,12 +73,14 @@ class _Performance:
     def __init__(
         self,
         sweep: Sweep,
+        argument: Any,
         clock: Clock,
         message: MessageContext | None,
         on_batch: Callable[[Counts], None] | None,
         stopping: threading.Event | None,
     ) -> None:
         self.sweep = sweep
+        self.argument = argument
         self.clock = clock
         self.on_batch = on_batch
         self.message_id = message.message_id if message else None
@@ -134,14 +139,14 @@ class _Performance:
         if terms is None:
             yield None
             return
-        lease = ExclusiveLease(terms.key, terms.ttl)
+        lease = ExclusiveLease(terms.key_for(self.argument), terms.ttl)
         if lease.try_obtain() is None:
             held_for = lease.held_for() or timedelta()
-            logger.info("Lease is held elsewhere", lease=terms.key, held_for_s=round(held_for.total_seconds(), 1))
+            logger.info("Lease is held elsewhere", lease=lease.key, held_for_s=round(held_for.total_seconds(), 1))
             raise _Ended("skipped", "lease_held")
         lease.keep()
         try:
-            yield lease, ledger.next_epoch(terms.key)
+            yield lease, ledger.next_epoch(lease.key)
         finally:
             lease.cancel()
 
@@ -152,19 +157,23 @@ class _Performance:
             tick=self.tick,
             trigger=self.trigger,
             epoch=lease[1] if lease else None,
+            resume=self._resume(),
         )
         if attempt is None:
             raise _Ended("skipped", "already_done", recorded=False)
         self.run_id, self.started_at = attempt.run_id, attempt.started_at
         structlog.contextvars.bind_contextvars(run_id=self.run_id)
         logger.info("Run started", trigger=self.trigger, tick=self.tick, resumed=attempt.cursor is not None)
+        if self.sweep.starts_with is not None:
+            logger.info(self.sweep.starts_with)
         walk = Walk(
             self.sweep,
             attempt.run_id,
             self.clock.now(),
             budget,
             self.stopping,
-            tuple(attempt.cursor) if attempt.cursor else None,
+            attempt.cursor,
+            self.argument,
             lease,
             self.on_batch,
         )
@@ -172,6 +181,12 @@ class _Performance:
             return walk.go()
         finally:
             self.counts = walk.counts
+
+    def _resume(self) -> Resume:
+        # A cursor says nothing to a run about another argument.
+        if self.sweep.takes_argument is not None:
+            return "never"
+        return "cut_short" if self.sweep.goes_round else "interrupted"
 
     def _record(self, outcome: Outcome, reason: str) -> None:
         try:

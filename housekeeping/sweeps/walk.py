@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -16,44 +17,46 @@ from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.reports import report
 from housekeeping.sweeps import ledger
-from housekeeping.sweeps.actions import Settled
-from housekeeping.sweeps.batches import Batch, Position
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger import Counts, Outcome
+from housekeeping.sweeps.ledger import Counts, Cursor, Outcome
+from housekeeping.sweeps.passes import Divisible, Failure, Pass, Position, Settled, Step, as_cursor
 
 logger = named_logger(__name__)
 
 #: What a single row can cause (a constraint, a trigger that raises, a value out of range). Anything
 #: else (a lost connection, a lock or statement timeout, a missing right) concerns the whole run.
 _ROW_ERRORS: Final = (IntegrityError, DataError, InternalError)
+#: Counts that say that time ran out, by whichever name the worker's document gives it.
+_TIME_FLAGS: Final = ("out_of_time", "execution_timeout")
 
 Verdict = tuple[Outcome, str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """Where the run stands once the transaction in hand commits."""
-
-    counts: Counts
-    position: Position | None
-    verdict: Verdict | None = None
-
-
 def initial_counts(sweep: Sweep) -> Counts:
     """All counts of the sweep at nothing, in the order they are shown."""
-    return {**dict.fromkeys((*sweep.action.counted_as, "batches"), 0), "out_of_time": False}
+    return {name: False if name in _TIME_FLAGS else 0 for name in sweep.counts}
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Where a run stands: what it has counted, and the place it goes on from."""
+
+    counts: Counts
+    place: int = 0  # the number of the pass
+    after: Position | None = None
+    verdict: Verdict | None = None
 
 
 @dataclass
 class Walk:
-    """One run's way through the stale rows.
+    """One run's way through what is stale.
 
     Attributes:
       now: The time staleness is measured against, read once.
-      counts: What has been committed so far.
-      position: The last row of the last committed batch; null: the front.
+      cursor: Where an earlier run stopped, as its row in the ledger has it; null: the front.
       lease: The lease to check before and within each batch, with its epoch.
       on_batch: Told the counts after each commit; for progress.
+      counts: What has been committed so far.
     """
 
     sweep: Sweep
@@ -61,54 +64,65 @@ class Walk:
     now: datetime
     budget: RunBudget
     stopping: threading.Event
-    position: Position | None = None
+    cursor: Cursor | None = None
+    argument: Any = None
     lease: tuple[ExclusiveLease, int] | None = None
     on_batch: Callable[[Counts], None] | None = None
     counts: Counts = field(init=False)
 
     def __post_init__(self) -> None:
         self.counts = initial_counts(self.sweep)
+        self._passes = self.sweep.walks()
 
     def go(self) -> Verdict:
         """Walk until the end, the budget's, the process's or the lease's; the run's row is closed on return.
 
         Each batch commits or rolls back with its counts and cursor. The loop ends: every step
-        moves the position on, or is the last one.
+        moves the position on, or is the last one of its pass.
 
         Raises:
           LeaseLost, RunTakenOver: The batch in hand is rolled back, those before it stay.
           peewee.PeeweeException: The database failed the batch in hand; those before it stay.
         """
-        while True:
+        state = self._from_cursor()
+        while state.verdict is None:
             if self.lease is not None:
                 self.lease[0].check()
-            batch = Batch(self.sweep, self.now, self.position)
+            walk = self._passes[state.place]
+            step = Step(self.sweep.name, self.run_id, self.now, state.after, self.argument, time_is_up=self._time_is_up)
+            taken = walk.take(step)
             try:
                 with database.atomic():
-                    settled = self.sweep.action.settle(batch)
-                    step = self._write(settled, settled.picked)
+                    settled = walk.settle(step, taken)
+                    state = self._written(state, settled)
             except _ROW_ERRORS as error:
-                step = self._around_what_fails(batch, error)
-            self.counts, self.position = step.counts, step.position
-            if self.on_batch is not None:
-                self.on_batch(self.counts)
-            if step.verdict is not None:
-                return step.verdict
+                if not isinstance(walk, Divisible):
+                    raise
+                state = self._around_what_fails(walk, step, taken, state, error)
+            else:
+                self._committed(walk, step, settled, state)
+        return state.verdict
 
-    def _write(self, settled: Settled, picked: Sequence[Position]) -> _Step:
+    def _written(self, before: _State, settled: Settled) -> _State:
         """Count a batch, and close the run if it was the last, in the batch's transaction."""
-        counts = self._added(settled)
-        position = picked[-1] if picked else self.position
-        verdict = self._verdict(len(picked))
+        counts = self._added(before.counts, settled)
+        state = _State(counts, before.place, settled.position)
+        if settled.exhausted and before.place + 1 < len(self._passes):
+            state = _State(counts, before.place + 1, None)
+        verdict = self._verdict(before, settled)
+        cursor = self._as_cursor(state)
         if verdict is None:
-            ledger.advance(self.run_id, counts, as_cursor(position), self._fence())
-        else:
-            counts["out_of_time"] = verdict == ("partial", "out_of_time")
-            ledger.finish(self.run_id, *verdict, counts=counts, cursor=as_cursor(position), lease=self._fence())
-        return _Step(counts, position, verdict)
+            ledger.advance(self.run_id, counts, cursor, self._fence())
+            return state
+        for flag in set(_TIME_FLAGS) & set(counts):
+            counts[flag] = verdict == ("partial", "out_of_time")
+        ledger.finish(self.run_id, *verdict, counts=counts, cursor=cursor, lease=self._fence())
+        return replace(state, verdict=verdict)
 
-    def _verdict(self, picked: int) -> Verdict | None:
-        if picked < self.sweep.batch_size:
+    def _verdict(self, before: _State, settled: Settled) -> Verdict | None:
+        if settled.stop is not None:
+            return "partial", settled.stop
+        if settled.exhausted and before.place + 1 == len(self._passes):
             return "done", None
         if self.stopping.is_set():
             return "partial", "shutdown"
@@ -116,52 +130,87 @@ class Walk:
             return "partial", "out_of_time"
         return None
 
-    def _around_what_fails(self, batch: Batch, error: Exception) -> _Step:
-        """Settle a batch in halves, until what fails is alone; that row costs itself only."""
+    def _committed(self, walk: Pass, step: Step, settled: Settled, state: _State) -> None:
+        self.counts = state.counts
+        for failure in settled.failures:
+            logger.error("A record could not be settled", record=failure.record, error=one_line(failure.error))
+        for failure in (*settled.failures, *settled.rescued):
+            report(failure.error, worker=self.sweep.name, run_id=self.run_id, **failure.record)
+        walk.committed(step, settled)
+        if self.on_batch is not None:
+            self.on_batch(self.counts)
+
+    def _around_what_fails(self, walk: Pass, step: Step, taken: Any, state: _State, error: Exception) -> _State:
+        """Settle a batch in halves, until what fails is alone; that record costs itself only."""
+        assert isinstance(walk, Divisible)
         logger.warning("A batch failed and is taken apart", error=one_line(error))
         with database.atomic():
-            positions = list(batch.rows().for_update(skip_locked=True).tuples())
+            positions = walk.positions(step)
         parts = [positions] if positions else []
         while parts:
             part = parts.pop()
+            some = replace(step, only=part)
             try:
-                with database.atomic():
-                    settled = self.sweep.action.settle(Batch(self.sweep, self.now, None, part))
-                    counts = self._added(settled)
-                    ledger.advance(self.run_id, counts, as_cursor(self.position), self._fence())
-                self.counts = counts
+                state = self._part(walk, some, state, functools.partial(walk.settle, some, taken))
             except _ROW_ERRORS as part_error:
-                if len(part) == 1:
-                    self._give_up(part[0], part_error)
-                else:
+                if len(part) > 1:
                     middle = len(part) // 2
                     parts += [part[middle:], part[:middle]]
+                else:
+                    state = self._single(walk, some, state, part_error)
+        rest = Settled({}, positions[-1] if positions else step.after, len(positions) < walk.batch_size)
         with database.atomic():
-            return self._write(Settled([], []), positions)
+            state = self._written(state, rest)
+        self._committed(walk, step, rest, state)
+        return state
 
-    def _give_up(self, position: Position, error: Exception) -> None:
-        row = dict(zip((column.name for column in self.sweep.order), as_cursor(position) or [], strict=True))
-        logger.error("A row could not be settled", row=row, error=one_line(error))
-        report(error, worker=self.sweep.name, run_id=self.run_id, row=row)
-        self.counts = {**self.counts, "failed": self.counts.get("failed", 0) + 1}
+    def _single(self, walk: Pass, step: Step, state: _State, error: Exception) -> _State:
+        """The record that failed is settled another way, or given up and counted."""
+        assert isinstance(walk, Divisible) and step.only is not None
+        record, rescue = walk.describe(step.only[0]), walk.rescue
+        try:
+            return self._part(
+                walk, step, state, lambda: rescue(step, error) or Settled(failures=[Failure(record, error)])
+            )
+        except _ROW_ERRORS as again:
+            given_up = Settled(failures=[Failure(record, again)])
+            return self._part(walk, step, state, lambda: given_up)
 
-    def _added(self, settled: Settled) -> Counts:
-        counts = dict(self.counts)
-        for name, number in settled.counts.items():
-            counts[name] += number
-        counts["batches"] += bool(settled.changed)
+    def _part(self, walk: Pass, step: Step, state: _State, settle: Callable[[], Settled]) -> _State:
+        """Settle part of a batch in a transaction of its own; the position stays before the batch."""
+        with database.atomic():
+            settled = settle()
+            counts = self._added(state.counts, settled)
+            ledger.advance(self.run_id, counts, self._as_cursor(state), self._fence())
+        state = replace(state, counts=counts)
+        self._committed(walk, step, settled, state)
+        return state
+
+    def _added(self, before: Counts, settled: Settled) -> Counts:
+        counts = dict(before)
+        for name, value in settled.counts.items():
+            counts[name] = counts[name] + value if isinstance(value, int) and not isinstance(value, bool) else value
+        if "batches" in counts:
+            counts["batches"] += bool(settled.rows)
+        if settled.failures:
+            counts["failed"] = counts.get("failed", 0) + len(settled.failures)
         return counts
+
+    def _time_is_up(self) -> bool:
+        return self.stopping.is_set() or self.budget.exceeded()
 
     def _fence(self) -> tuple[str, int] | None:
         return None if self.lease is None else (self.lease[0].key, self.lease[1])
 
+    def _as_cursor(self, state: _State) -> Cursor | None:
+        if state.after is None and state.place == 0:
+            return None
+        return {"pass": self._passes[state.place].name, "after": as_cursor(state.after)}
 
-def as_cursor(position: Position | None) -> list[Any] | None:
-    """A position in a form JSON can hold and PostgreSQL reads back as it was."""
-    if position is None:
-        return None
-    plain = (int, float, str, bool, type(None))
-    return [
-        value if isinstance(value, plain) else value.isoformat() if isinstance(value, datetime) else str(value)
-        for value in position
-    ]
+    def _from_cursor(self) -> _State:
+        names = [each.name for each in self._passes]
+        # A cursor of an older release may name a pass there is no more: then from the front.
+        if self.cursor is None or self.cursor["pass"] not in names:
+            return _State(self.counts)
+        after = self.cursor["after"]
+        return _State(self.counts, names.index(self.cursor["pass"]), None if after is None else tuple(after))

@@ -1,11 +1,59 @@
-"""Floor 2: one package a worker, named after its design document; none knows another."""
+"""Floor 2: one package a worker family, named after its design document; none knows another."""
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
+from housekeeping.foundation.errors import SettingsError
+from housekeeping.foundation.settings import Settings, WorkerSettings
+from housekeeping.sweeps.declaration import Sweep
 from housekeeping.workers.user_status_cleanup import worker as user_status_cleanup
 
-#: Every built-in worker, in the order they are listed; each module has `sweep` and `MODELS`.
-BUILT_IN: Final[tuple[ModuleType, ...]] = (user_status_cleanup,)
+#: Every built-in family's module, in the order they are listed. Each has SWEEPS and MODELS (by the table's name in
+#: the documents), and may have `configure`, which is given the settings.
+BUILT_IN: Final[tuple[Any, ...]] = (user_status_cleanup,)
+
+
+def configured_sweeps(settings: Settings) -> dict[str, Sweep]:
+    """The built-in workers by name, with what the settings say of them; binds their models to the tables.
+
+    Raises:
+      SettingsError: When ``HOUSEKEEPING_WORKERS`` names a worker, table or key that there is not, or a wrong value.
+    """
+    known = {sweep.name for family in BUILT_IN for sweep in family.SWEEPS}
+    for name in settings.workers:
+        if name not in known:
+            raise SettingsError(
+                f'HOUSEKEEPING_WORKERS["{name}"] is not a worker; the workers are {", ".join(sorted(known))}'
+            )
+    sweeps = {}
+    for family in BUILT_IN:
+        _bind_tables(family, settings)
+        if hasattr(family, "configure"):
+            family.configure(settings)
+        for sweep in family.SWEEPS:
+            sweeps[sweep.name] = sweep.configured(settings.workers.get(sweep.name, WorkerSettings()))
+    return sweeps
+
+
+def _bind_tables(family: Any, settings: Settings) -> None:
+    """Give the family's models the names their tables have in this database; the documents' own unless said."""
+    models: dict[str, Any] = family.MODELS
+    names: dict[str, str] = {}
+    for sweep in family.SWEEPS:
+        given = settings.workers.get(sweep.name, WorkerSettings())
+        where = f'HOUSEKEEPING_WORKERS["{sweep.name}"]'
+        tables = dict(given.tables or {})
+        if given.table is not None:
+            if len(models) != 1:
+                raise SettingsError(f'{where}["table"] is {given.table!r}; give "tables" for {", ".join(models)}')
+            tables[next(iter(models))] = given.table
+        for table, name in tables.items():
+            if table not in models:
+                raise SettingsError(f'{where}["tables"] names {table!r}; it should name some of {", ".join(models)}')
+            if names.setdefault(table, name) != name:
+                raise SettingsError(f"{where} calls {table} {name!r}, another worker calls it {names[table]!r}")
+    for table, model in models.items():
+        *schema, name = names.get(table, table).split(".")
+        model._meta.schema = schema[0] if schema else None
+        model._meta.set_table_name(name)

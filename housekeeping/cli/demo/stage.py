@@ -16,10 +16,10 @@ from housekeeping import embedded
 from housekeeping.foundation.db import database
 from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.settings import PREFIX, Settings
-from housekeeping.installation import configured_sweeps, use_database
+from housekeeping.installation import use_database
 from housekeeping.sweeps import schema
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.workers import BUILT_IN
+from housekeeping.workers import BUILT_IN, configured_sweeps
 
 _END_SECONDS: Final = 15  # a worker ends after its batch, which takes milliseconds here
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
+from housekeeping.foundation.events import user_status_cleared
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.declaration import Alarms, Sweep
+from housekeeping.sweeps.table_pass import TablePass
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 
 SCHEDULE: Final = "* * * * *"  # document 48, 実行スケジュール
@@ -20,10 +22,18 @@ MODELS: Final = {"user_statuses": UserStatus}
 
 sweep: Final = Sweep(
     name="user_status_cleanup.batch",
-    stale=UserStatus.scheduled_for_cleanup,
-    # Oldest first; the key makes the order total, so that the walk can go on after any row.
-    order=(UserStatus.clear_status_at, UserStatus.user_id),
-    action=Delete(rows_counted_as="deleted_rows"),
+    passes=lambda sweep: [
+        TablePass(
+            name="user_statuses",
+            stale=UserStatus.scheduled_for_cleanup,
+            # Oldest first; the key makes the order total, so that the walk can go on after any row.
+            order=(UserStatus.clear_status_at, UserStatus.user_id),
+            action=Delete(rows_counted_as="deleted_rows"),
+            batch_size=sweep.batch_size,
+            sends=(user_status_cleared, ("user_id", "clear_status_at")),
+        )
+    ],
+    counts=("deleted_rows", "batches", "out_of_time"),
     schedule=SCHEDULE,
     batch_size=BATCH_SIZE,
     max_runtime=MAX_RUNTIME,
@@ -31,3 +41,5 @@ sweep: Final = Sweep(
     feature_category="user_profile",
     data_consistency="sticky",
 )
+
+SWEEPS: Final = (sweep,)

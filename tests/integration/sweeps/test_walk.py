@@ -14,6 +14,7 @@ from housekeeping.foundation import reports
 from housekeeping.foundation.db import Database
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.ledger import Counts, Run
+from housekeeping.sweeps.results import RunResult
 from housekeeping.sweeps.run import perform
 from housekeeping.testing import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -56,7 +57,7 @@ def test_one_poison_row_costs_itself_only(
 
     assert (result.outcome, result.counts["deleted_rows"], result.counts["failed"]) == ("done", 9_999, 1)
     assert [row.user_id for row in UserStatus.select()] == [5005]
-    assert [about["row"]["user_id"] for about in reported] == [5005]
+    assert [about["user_id"] for about in reported] == [5005]
 
 
 def test_a_batch_of_nothing_but_poison_is_passed(
@@ -74,7 +75,7 @@ def test_each_batch_is_one_transaction_with_its_counts(
     add_statuses: AddStatuses, admin: Connection, last_run: Callable[[], Run]
 ) -> None:
     add_statuses(25, DUE)
-    seen: list[tuple[int, Counts]] = []
+    seen: list[tuple[int, int]] = []
 
     def look(counts: Counts) -> None:
         with admin.cursor() as cursor:
@@ -93,11 +94,12 @@ def test_a_run_costs_five_statements_a_batch_and_one_commit(
     add_statuses(95, DUE)
     statements: list[str] = []
     execute_sql = Database.execute_sql
-    monkeypatch.setattr(
-        Database,
-        "execute_sql",
-        lambda self, sql, params=None: (statements.append(sql), execute_sql(self, sql, params))[1],
-    )
+
+    def execute_and_note(self: Database, sql: str, params: Any = None) -> Any:
+        statements.append(sql)
+        return execute_sql(self, sql, params)
+
+    monkeypatch.setattr(Database, "execute_sql", execute_and_note)
 
     perform(SMALL)
 
@@ -171,7 +173,7 @@ def test_a_zombie_commits_nothing_once_another_run_took_over(
 ) -> None:
     # design.md, State in PostgreSQL: a run that was only asleep ends without a row of its own.
     add_statuses(50, DUE)
-    others = []
+    others: list[RunResult] = []
 
     def sleep_and_be_taken_over(counts: Counts) -> None:
         if counts["batches"] == 1 and not others:
@@ -190,7 +192,7 @@ def test_a_zombie_commits_nothing_once_another_run_took_over(
 
 def test_a_run_that_still_gives_signs_of_life_is_not_taken_over(add_statuses: AddStatuses) -> None:
     add_statuses(50, DUE)
-    others = []
+    others: list[RunResult] = []
 
     def run_beside(counts: Counts) -> None:
         if not others:

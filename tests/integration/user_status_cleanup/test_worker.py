@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import threading
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.foundation.db import Database
+from housekeeping.sweeps.passes import Settled, Step
 from housekeeping.sweeps.results import RunResult
 from housekeeping.sweeps.run import perform
+from housekeeping.sweeps.table_pass import TablePass
 from housekeeping.testing import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import BATCH_SIZE, MAX_RUNTIME, sweep
@@ -149,20 +150,18 @@ def test_a_status_renewed_between_reading_and_deleting_stays(
 ) -> None:
     # The renewal commits while the statement waits in the middle, after its snapshot was taken.
     add_statuses(2, NOW)
-    with admin.cursor() as cursor:
-        cursor.execute("CREATE FUNCTION slow(timestamptz) RETURNS timestamptz LANGUAGE sql STABLE AS $$ SELECT $1 $$")
     began = threading.Event()
-    settle = type(sweep.action).settle
+    settle = TablePass.settle
 
-    def renew_first(action: Any, batch: Any) -> Any:
+    def renew_first(table: TablePass, step: Step, taken: None = None) -> Settled:
         if not began.is_set():
             began.set()
             with admin.cursor() as cursor:
                 cursor.execute("UPDATE user_statuses SET clear_status_at = now() + interval '1 day' WHERE user_id = 1")
-        return settle(action, batch)
+        return settle(table, step)
 
     # The transaction has begun; the row is renewed before the statement locks it.
-    monkeypatch.setattr(type(sweep.action), "settle", renew_first)
+    monkeypatch.setattr(TablePass, "settle", renew_first)
     result = perform(sweep, clock=ManualClock(now=datetime.now(UTC)))
 
     assert result.counts["deleted_rows"] == 1
@@ -180,15 +179,16 @@ def test_a_second_run_finds_nothing_to_do(add_statuses: AddStatuses, clock: Manu
 def test_the_walk_uses_the_index_and_not_a_sequential_scan(
     postgres: Database, add_statuses: AddStatuses, admin: Connection, clock: ManualClock
 ) -> None:
-    from housekeeping.sweeps.batches import Batch
-
     add_statuses(50_000, f"{NOW} + interval '1 second' * (n - 1000)")
     with admin.cursor() as cursor:
         cursor.execute("ANALYZE user_statuses")
+    (table,) = sweep.walks()
+    assert isinstance(table, TablePass)
     after = (clock.now() - timedelta(seconds=500), 3)
 
     for position in (None, after):
-        sql, parameters = Batch(sweep, clock.now(), position).rows().sql()
+        step = Step(sweep.name, None, clock.now(), position)
+        sql, parameters = table.rows(step).sql()
         plan = "\n".join(row[0] for row in postgres.execute_sql(f"EXPLAIN {sql}", parameters))
         assert "index_user_statuses_on_clear_status_at_not_null" in plan
         assert "Seq Scan" not in plan

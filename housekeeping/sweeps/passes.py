@@ -1,0 +1,160 @@
+"""What a run walks through: one pass or several, each step of which is one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol, runtime_checkable
+
+#: Where a walk has got to, for the pass that made it: values JSON can hold, or that `as_cursor` makes so.
+Position = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One batch, not yet taken.
+
+    Attributes:
+      worker, run_id: Whose it is.
+      now: The time the run began; staleness is measured against it.
+      after: Where the step before ended; null: the front.
+      argument: What the run is about, for a worker that takes an argument.
+      time_is_up: Whether a step that consists of many outside effects should end early.
+      only: Just these positions, for finding the one that cannot be settled.
+    """
+
+    worker: str
+    run_id: int | None
+    now: datetime
+    after: Position | None = None
+    argument: Any = None
+    time_is_up: Callable[[], bool] = lambda: False
+    only: Sequence[Position] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One record that could not be settled; the others were."""
+
+    record: dict[str, Any]
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What one step did, true once its transaction has committed.
+
+    Attributes:
+      counts: What to add to the run's counts; a value that is no number replaces.
+      position: Where the walk has got to.
+      exhausted: Whether nothing is left after it.
+      stop: Why the run ends here although something may be left: ``limit``; null otherwise.
+      rows: The records that were changed, for events and log lines.
+      failures: Records to be logged, reported and counted as ``failed``.
+      rescued: Records that were settled another way after an error; reported.
+    """
+
+    counts: dict[str, Any] = field(default_factory=dict)
+    position: Position | None = None
+    exhausted: bool = True
+    stop: str | None = None
+    rows: Sequence[dict[str, Any]] = ()
+    failures: Sequence[Failure] = ()
+    rescued: Sequence[Failure] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """How much is stale.
+
+    Attributes:
+      rows: The number, or as far as was counted.
+      exact: Whether `rows` is all of them.
+    """
+
+    rows: int
+    exact: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.rows:,}" if self.exact else f"at least {self.rows:,}"
+
+    def __add__(self, other: Backlog) -> Backlog:
+        return Backlog(self.rows + other.rows, self.exact and other.exact)
+
+
+@dataclass(frozen=True, slots=True)
+class PassPlan:
+    """What a pass would do now.
+
+    Attributes:
+      stale: How many records it would settle.
+      counts: The run's counts as they would be, from this pass.
+      oldest, newest: What the first and the last in order are known by; null when there are none.
+      samples: The first few.
+    """
+
+    name: str
+    stale: Backlog
+    counts: dict[str, int]
+    oldest: Any = None
+    newest: Any = None
+    samples: Sequence[dict[str, Any]] = ()
+
+
+class Pass(Protocol):
+    """One walk through what is stale. The engine owns the loop, the transaction, the counts and the position."""
+
+    @property
+    def name(self) -> str:
+        """Its name within the sweep; the cursor in the ledger names it."""
+
+    @property
+    def batch_size(self) -> int:
+        """Records a step, at the most."""
+
+    def take(self, step: Step) -> Any:
+        """Look, and have effects outside of the database, outside of any transaction; repeatable.
+
+        Returns what `settle` needs to know.
+        """
+
+    def settle(self, step: Step, taken: Any) -> Settled:
+        """Change the database, within the batch's transaction; nothing outside of it."""
+
+    def committed(self, step: Step, settled: Settled) -> None:
+        """Say what was done, after the commit: log lines and events."""
+
+    def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
+        """How many records are stale, looking at no more than `limit` and one."""
+
+    def oldest(self, now: datetime, argument: Any = None) -> Any:
+        """What the first stale record in order is known by, usually its time; null when there is none."""
+
+    def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
+        """What it would do now, changing nothing."""
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A pass whose step can be taken apart, to find the one record that makes it fail."""
+
+    def positions(self, step: Step) -> list[Position]:
+        """The records of the step, one by one."""
+
+    def rescue(self, step: Step, error: BaseException) -> Settled | None:
+        """Another way to settle the single record of `step.only`, in a transaction of its own; None: there is none."""
+
+    def describe(self, position: Position) -> dict[str, Any]:
+        """The record, for the log and the error tracker."""
+
+
+def as_cursor(position: Position | None) -> list[Any] | None:
+    """A position in a form JSON can hold and PostgreSQL reads back as it was."""
+    if position is None:
+        return None
+    plain = (int, float, str, bool, type(None))
+    return [
+        value if isinstance(value, plain) else value.isoformat() if isinstance(value, datetime) else str(value)
+        for value in position
+    ]
