@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 import psycopg2
-from peewee import DatabaseProxy, DateTimeField, InterfaceError, Model, OperationalError, PostgresqlDatabase
+from peewee import DatabaseProxy, DateTimeField, InterfaceError, Model, OperationalError, PeeweeException, PostgresqlDatabase
 from psycopg2.extensions import parse_dsn
 
 from housekeeping.foundation.errors import DatabaseUnavailable, SettingsError
@@ -84,6 +84,12 @@ def one_line(error: BaseException) -> str:
     """The first line of the error's text, passwords masked; its type's name when it has none."""
     text = str(error).strip()
     return masked(text.splitlines()[0]) if text else type(error).__name__
+
+
+def sqlstate(error: PeeweeException) -> str | None:
+    """PostgreSQL's five-character code for the error; None when the server had no say in it."""
+    code: str | None = getattr(getattr(error, "orig", None), "pgcode", None)
+    return code
 
 
 class UtcDateTimeField(DateTimeField):

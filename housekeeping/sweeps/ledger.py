@@ -170,6 +170,15 @@ def advance(run_id: int, counts: Counts, cursor: Cursor | None, lease: tuple[str
     _write(run_id, lease, counts=counts, cursor=cursor, heartbeat_at=NOW)
 
 
+def beat(run_id: int) -> None:
+    """Say that the run lives, between batches that take long; to be called inside a transaction.
+
+    Raises:
+      RunTakenOver: When another run took this one for dead.
+    """
+    _write(run_id, None, heartbeat_at=NOW)
+
+
 def finish(
     run_id: int,
     outcome: Outcome,

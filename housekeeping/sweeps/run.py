@@ -204,7 +204,8 @@ class _Performance:
             return
         try:
             extra = {"failed": self.counts["failed"]} if "failed" in self.counts else {}
-            self.counts = ledger.fail(self.run_id, outcome, reason, one_line(error), extra)
+            counted = ledger.fail(self.run_id, outcome, reason, one_line(error), extra)
+            self.counts = {**initial_counts(self.sweep), **counted}
         except PeeweeException as again:
             logger.error("Could not close the run", outcome=outcome, error=one_line(again))
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
-from peewee import DataError, IntegrityError, InternalError
+from peewee import DataError, IntegrityError, InternalError, OperationalError
 
 from housekeeping.foundation.clock import RunBudget
-from housekeeping.foundation.db import database, one_line
+from housekeeping.foundation.db import database, one_line, sqlstate
 from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.reports import report
@@ -26,6 +27,9 @@ logger = named_logger(__name__)
 #: What a single row can cause (a constraint, a trigger that raises, a value out of range). Anything
 #: else (a lost connection, a lock or statement timeout, a missing right) concerns the whole run.
 _ROW_ERRORS: Final = (IntegrityError, DataError, InternalError)
+#: PostgreSQL's own word that the same transaction may well succeed: serialization failure, deadlock.
+_TRY_AGAIN: Final = ("40001", "40P01")
+_TRIES: Final = 4
 #: Counts that say that time ran out, by whichever name the worker's document gives it.
 _TIME_FLAGS: Final = ("out_of_time", "execution_timeout")
 
@@ -73,6 +77,7 @@ class Walk:
     def __post_init__(self) -> None:
         self.counts = initial_counts(self.sweep)
         self._passes = self.sweep.walks()
+        self._beat_at = time.monotonic()
 
     def go(self) -> Verdict:
         """Walk until the end, the budget's, the process's or the lease's; the run's row is closed on return.
@@ -92,9 +97,7 @@ class Walk:
             step = Step(self.sweep.name, self.run_id, self.now, state.after, self.argument, time_is_up=self._time_is_up)
             taken = walk.take(step)
             try:
-                with database.atomic():
-                    settled = walk.settle(step, taken)
-                    state = self._written(state, settled)
+                settled, state = self._settled(walk, step, taken, state)
             except _ROW_ERRORS as error:
                 if not isinstance(walk, Divisible):
                     raise
@@ -102,6 +105,19 @@ class Walk:
             else:
                 self._committed(walk, step, settled, state)
         return state.verdict
+
+    def _settled(self, walk: Pass, step: Step, taken: Any, state: _State) -> tuple[Settled, _State]:
+        """A batch and its counts in one transaction; begun again when PostgreSQL chose it as a deadlock's victim."""
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                with database.atomic():
+                    settled = walk.settle(step, taken)
+                    return settled, self._written(state, settled)
+            except OperationalError as error:
+                if sqlstate(error) not in _TRY_AGAIN or not tries_left:
+                    raise
+                logger.warning("A batch is tried again", error=one_line(error))
+        raise AssertionError("the last try returns or raises")
 
     def _written(self, before: _State, settled: Settled) -> _State:
         """Count a batch, and close the run if it was the last, in the batch's transaction."""
@@ -197,6 +213,13 @@ class Walk:
         return counts
 
     def _time_is_up(self) -> bool:
+        """Asked between outside effects, which may take long: also the moment to give a sign of life."""
+        if self.lease is not None:
+            self.lease[0].check()
+        if time.monotonic() - self._beat_at > ledger.HEARTBEAT.total_seconds():
+            with database.atomic():
+                ledger.beat(self.run_id)
+            self._beat_at = time.monotonic()
         return self.stopping.is_set() or self.budget.exceeded()
 
     def _fence(self) -> tuple[str, int] | None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.foundation import reports
-from housekeeping.foundation.db import Database
+from housekeeping.foundation import events, reports
+from housekeeping.foundation.db import Database, database
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.ledger import Counts, Run
 from housekeeping.sweeps.results import RunResult
@@ -245,3 +245,92 @@ def test_a_paused_worker_is_skipped_and_the_tick_says_so(
     assert (result.outcome, result.reason, result.exit_code) == ("skipped", "paused", 0)
     assert (last_run().outcome, last_run().reason) == ("skipped", "paused")
     assert perform(sweep, force=True).counts["deleted_rows"] == 5
+
+
+def test_a_deadlock_costs_the_batch_another_try_and_nothing_else(
+    add_statuses: AddStatuses, admin: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    # F8. The first deletion ends as a deadlock's victim does; the sequence survives its rollback.
+    add_statuses(25, DUE)
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE SEQUENCE tries; CREATE FUNCTION once() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN IF nextval('tries') = 1 THEN RAISE EXCEPTION 'deadlock' USING ERRCODE = '40P01'; END IF;"
+            " RETURN OLD; END $$;"
+            "CREATE TRIGGER once BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION once()"
+        )
+
+    result = perform(SMALL)
+
+    assert (result.outcome, result.reason, result.counts["deleted_rows"]) == ("done", None, 25)
+    assert [record.message for record in caplog.records].count("A batch is tried again") == 1
+
+
+def test_a_deadlock_at_every_try_fails_the_run(add_statuses: AddStatuses, admin: Connection) -> None:
+    add_statuses(25, DUE)
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION always() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'deadlock' USING ERRCODE = '40P01'; END $$;"
+            "CREATE TRIGGER always BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION always()"
+        )
+
+    result = perform(SMALL)
+
+    assert (result.outcome, result.reason) == ("failed", "database: deadlock")
+
+
+def test_a_hot_lock_fails_the_run_in_bounded_time_and_the_next_goes_on(
+    add_statuses: AddStatuses, admin: Connection, settings: Settings, locked: Any
+) -> None:
+    # F8. Another session holds the whole table; the wait is the session's lock_timeout, here shortened.
+    add_statuses(25, DUE)
+    database.execute_sql("SET lock_timeout = '50ms'")
+
+    with locked("LOCK TABLE user_statuses IN ACCESS EXCLUSIVE MODE"):
+        held = perform(SMALL)
+    free = perform(SMALL)
+
+    assert (held.outcome, held.reason) == ("failed", "database: canceling statement due to lock timeout")
+    assert (free.outcome, free.counts["deleted_rows"]) == ("done", 25)
+
+
+def test_a_run_logs_one_line_when_it_starts_and_one_when_it_ends(
+    add_statuses: AddStatuses, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_statuses(25, DUE)
+
+    with caplog.at_level("INFO"):
+        result = perform(SMALL)
+
+    started, ended = (record for record in caplog.records if record.message in ("Run started", "Run ended"))
+    assert (started.message, vars(started)["run_id"], vars(started)["worker"]) == (
+        "Run started",
+        result.run_id,
+        "user_status_cleanup.batch",
+    )
+    fields = ("outcome", "deleted_rows", "batches", "out_of_time", "run_id")
+    assert [vars(ended)[name] for name in fields] == ["done", 25, 3, False, result.run_id]
+
+
+def test_subscribers_hear_of_each_batch_after_its_commit_and_one_that_raises_harms_nothing(
+    add_statuses: AddStatuses, reported: list[dict[str, Any]]
+) -> None:
+    add_statuses(25, DUE)
+    heard: list[tuple[int, int]] = []
+
+    def fail(sender: str, **event: Any) -> None:
+        raise OSError("the mail server is away")
+
+    def listen(sender: str, *, rows: list[dict[str, Any]], worker: str, run_id: int) -> None:
+        assert not database.in_transaction()
+        heard.append(
+            (len(rows), UserStatus.select().where(UserStatus.user_id.in_([r["user_id"] for r in rows])).count())
+        )
+
+    with events.user_status_cleared.connected_to(fail), events.user_status_cleared.connected_to(listen):
+        result = perform(SMALL)
+
+    assert result.outcome == "done"
+    assert heard == [(10, 0), (10, 0), (5, 0)]
+    assert {str(about["error"]) for about in reported} == {"the mail server is away"}

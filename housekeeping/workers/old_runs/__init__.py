@@ -1,0 +1,11 @@
+"""Removes old rows of the library's own run ledger.
+
+============  =====================================================================
+Source        design.md, State in PostgreSQL: 30 days
+Runs          Every day at 03:20
+Touches       ``housekeeping.runs`` (delete)
+Limits        1000 rows a statement, 60 s a run; what is left waits for the next run
+At once       Safe: rows locked by another run are skipped
+On failure    Retried; the next day's run does the same work
+============  =====================================================================
+"""
