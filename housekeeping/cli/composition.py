@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+from housekeeping.brokers import redis_broker
 from housekeeping.foundation import logs
 from housekeeping.foundation.errors import UnknownWorker, WrongArgument
 from housekeeping.foundation.settings import Settings
-from housekeeping.installation import use_database
-from housekeeping.sweeps import schema
+from housekeeping.installation import install, use_database
+from housekeeping.sweeps import actors, schema
+from housekeeping.sweeps.actor import register
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.workers import configured_sweeps
 
@@ -38,7 +40,17 @@ def workers_on_database(*, with_schema: bool = True) -> tuple[Settings, dict[str
     use_database(settings)
     if with_schema:
         schema.require()
+    # Made by the first run that enqueues others; the other commands need no broker.
+    actors.provide_by(lambda: _register_all(settings, sweeps))
     return settings, sweeps
+
+
+def _register_all(settings: Settings, sweeps: dict[str, Sweep]) -> None:
+    broker = redis_broker(settings)
+    # Without the database, whose handle the run that asks is using.
+    install(broker, settings.model_copy(update={"database_url": None}), workers=False)
+    for sweep in sweeps.values():
+        register(broker, sweep)
 
 
 def chosen(sweeps: dict[str, Sweep], name: str) -> Sweep:

@@ -12,7 +12,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import Run
 from housekeeping.sweeps.passes import as_cursor
 from housekeeping.sweeps.switches import paused_workers
-from housekeeping.sweeps.walk import initial_counts
+from housekeeping.sweeps.walk import in_order
 
 State = Literal["on", "paused", "disabled"]
 
@@ -97,10 +97,7 @@ def last_run(sweep: Sweep) -> dict[str, Any] | None:
         "tick": run.tick.isoformat() if run.tick else None,
         "started_at": run.started_at.isoformat(),
         "duration_s": round((ended - run.started_at).total_seconds(), 3) if ended else None,
-        # jsonb keeps no order; shown in the worker's own.
-        "counts": {
-            name: run.counts[name] for name in (*initial_counts(sweep), "failed", "missed") if name in run.counts
-        },
+        "counts": in_order(sweep, run.counts),
         "error": run.error,
     }
 
@@ -116,6 +113,9 @@ def _alarms(sweep: Sweep, last: dict[str, Any] | None, waiting: Backlog) -> list
         rings.append(f"the last run took {last['duration_s']:.0f} s, over {longest.total_seconds():.0f} s")
     if last["outcome"] in ("failed", "lost_lease", "lost"):
         rings.append(f"the last run ended as {last['outcome']}: {last['error'] or last['reason']}")
+    for name, most in sweep.alarms.most.items():
+        if last["counts"].get(name, 0) > most:
+            rings.append(f"the last run counted {last['counts'][name]:,} {name}, over {most:,}")
     if last["counts"].get("failed"):
         rings.append(f"{last['counts']['failed']:,} rows could not be settled")
     return rings

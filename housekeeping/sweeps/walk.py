@@ -41,6 +41,12 @@ def initial_counts(sweep: Sweep) -> Counts:
     return {name: False if name in _TIME_FLAGS else 0 for name in sweep.counts}
 
 
+def in_order(sweep: Sweep, counts: Counts) -> Counts:
+    """Counts as the ledger has them (jsonb keeps no order), in the order the worker's own are shown."""
+    names = dict.fromkeys((*sweep.counts, *counts))
+    return {name: counts[name] for name in names if name in counts}
+
+
 @dataclass(frozen=True, slots=True)
 class _State:
     """Where a run stands: what it has counted, and the place it goes on from."""
@@ -88,6 +94,7 @@ class Walk:
         Raises:
           LeaseLost, RunTakenOver: The batch in hand is rolled back, those before it stay.
           peewee.PeeweeException: The database failed the batch in hand; those before it stay.
+          BaseException: What a pass says was unreachable, once the rest is settled; all batches stay.
         """
         state = self._from_cursor()
         while state.verdict is None:
@@ -104,6 +111,9 @@ class Walk:
                 state = self._around_what_fails(walk, step, taken, state, error)
             else:
                 self._committed(walk, step, settled, state)
+                if state.verdict is not None and self._fails(state.verdict, settled):
+                    assert settled.unreachable is not None
+                    raise settled.unreachable
         return state.verdict
 
     def _settled(self, walk: Pass, step: Step, taken: Any, state: _State) -> tuple[Settled, _State]:
@@ -132,6 +142,10 @@ class Walk:
             return state
         for flag in set(_TIME_FLAGS) & set(counts):
             counts[flag] = verdict == ("partial", "out_of_time")
+        if self._fails(verdict, settled):
+            # The row stays open for the error, which closes it as failed.
+            ledger.advance(self.run_id, counts, cursor, self._fence())
+            return replace(state, verdict=verdict)
         ledger.finish(self.run_id, *verdict, counts=counts, cursor=cursor, lease=self._fence())
         return replace(state, verdict=verdict)
 
@@ -145,6 +159,10 @@ class Walk:
         if self.budget.exceeded():
             return "partial", "out_of_time"
         return None
+
+    def _fails(self, verdict: Verdict, settled: Settled) -> bool:
+        # A shutdown is not a failure: the message goes back and the next run meets what is unreachable.
+        return settled.unreachable is not None and verdict != ("partial", "shutdown")
 
     def _committed(self, walk: Pass, step: Step, settled: Settled, state: _State) -> None:
         self.counts = state.counts

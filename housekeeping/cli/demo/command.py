@@ -11,9 +11,9 @@ from types import FrameType
 
 import click
 
-from housekeeping.cli.demo import statuses
 from housekeeping.cli.demo.live import watch
 from housekeeping.cli.demo.once import run_each_once
+from housekeeping.cli.demo.scenes import SCENES, others_at_work
 from housekeeping.cli.demo.stage import Stage, stage
 from housekeeping.foundation import logs
 
@@ -31,14 +31,9 @@ def demo(once: bool) -> None:
     with _ending_in_order(), stage() as ready:
         versions = ready.servers.versions
         say(f"PostgreSQL {versions['postgres']} and {versions['redis']} run in {ready.servers.folder}", began)
-        statuses.seed()
-        total = statuses.DUE + statuses.LATER + statuses.NEVER
-        say(
-            f"{total:,} user statuses made: {statuses.DUE:,} due, {statuses.LATER:,} due later, "
-            f"{statuses.NEVER:,} never; {statuses.LOCKED} of those due are locked by another session",
-            began,
-        )
-        with statuses.locked(ready.servers.database_url):
+        for scene in SCENES:
+            say(scene.seed(ready.servers.folder), began)
+        with others_at_work(ready.servers.database_url):
             _play(ready, once, began)
     say("servers stopped, everything removed", began)
 

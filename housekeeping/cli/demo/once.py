@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import time
-from typing import Final
+from typing import Any, Final
 
-from dramatiq import Message
+from dramatiq import Actor, Message
 
 from housekeeping.brokers import redis_broker
-from housekeeping.cli.demo import statuses
+from housekeeping.cli.demo.runs import runs_table
+from housekeeping.cli.demo.scenes import compared, counted
 from housekeeping.cli.demo.stage import Stage
-from housekeeping.cli.tables import counts, length, out, table
+from housekeeping.cli.tables import out
 from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.installation import install
+from housekeeping.queues import queue_lengths
 from housekeeping.sweeps.ledger import Run
 
 _PATIENCE_S: Final = 120
 _POLL_S: Final = 0.1
+_SHOWN: Final = 40  # runs in the table at the end
 
 
 def run_each_once(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -> None:
@@ -26,21 +29,16 @@ def run_each_once(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -
     Raises:
       HousekeepingError: When a process ends, a run fails, or nothing happens for two minutes.
     """
-    before = statuses.counted()
-    actors = install(redis_broker(stage.settings), stage.settings)
-    runs = {name: _ended(stage, processes, actor.send()) for name, actor in actors.items()}
-    after = statuses.counted()
+    before = counted()
+    sent = {
+        name: actor.send() for name, actor in to_be_sent(install(redis_broker(stage.settings), stage.settings)).items()
+    }
+    runs = {name: _ended(stage, processes, message) for name, message in sent.items()}
+    _wait_for_children(stage, processes)
+    after = counted()
 
-    ran = table("WORKER", "OUTCOME", ">TOOK", "COUNTS", title="\nruns of the worker process, from the ledger")
-    for name, run in runs.items():
-        took = (run.finished_at - run.started_at).total_seconds()
-        ran.add_row(name, run.outcome, length(took), counts(run.counts))
-    out.print(ran)
-    changed = table("USER STATUSES", ">BEFORE", ">AFTER", title="\nwhat changed")
-    for kind in before:
-        note = f" ({statuses.LOCKED} locked by another session)" if kind == "due" else ""
-        changed.add_row(f"{kind}{note}", f"{before[kind]:,}", f"{after[kind]:,}")
-    out.print(changed)
+    out.print(runs_table(stage.sweeps, _SHOWN))
+    out.print(compared(before, after))
     out.print()
     for name, run in runs.items():
         if run.outcome not in ("done", "partial"):
@@ -59,3 +57,20 @@ def _ended(stage: Stage, processes: dict[str, subprocess.Popen[bytes]], message:
             return run
         time.sleep(_POLL_S)
     raise HousekeepingError(f"{message.actor_name} did not run within {_PATIENCE_S} s")
+
+
+def to_be_sent(actors: dict[str, Actor[..., Any]]) -> dict[str, Actor[..., Any]]:
+    """The actors that are sent from here: those that take no argument, which their parents send by themselves."""
+    return {name: actor for name, actor in actors.items() if actor.options["sweep"].takes_argument is None}
+
+
+def _wait_for_children(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -> None:
+    """Wait until what the runs sent on to other workers is done, too."""
+    deadline = time.monotonic() + _PATIENCE_S
+    names = sorted({sweep.queue for sweep in stage.sweeps.values()})
+    while any(lengths.waiting for lengths in queue_lengths(stage.settings, names).values()):
+        for name, process in processes.items():
+            stage.check(name, process)
+        if time.monotonic() > deadline:
+            raise HousekeepingError(f"the queues are not empty after {_PATIENCE_S} s")
+        time.sleep(_POLL_S)

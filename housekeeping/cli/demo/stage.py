@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from housekeeping import embedded
+from housekeeping.cli.demo.scenes import SCENES
 from housekeeping.foundation.db import database
 from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.settings import PREFIX, Settings
@@ -31,7 +32,6 @@ class Stage:
     servers: embedded.Servers
     settings: Settings
     sweeps: dict[str, Sweep]
-    environment: dict[str, str]
 
     @contextmanager
     def process(self, name: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -39,7 +39,6 @@ class Stage:
         with self.log(name).open("wb") as log:
             running = subprocess.Popen(
                 [sys.executable, "-m", "housekeeping", name],
-                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -80,30 +79,39 @@ def end(running: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def stage() -> Iterator[Stage]:
-    """Servers with the schema and the tables made; settings of the environment are left aside.
+    """Servers with the schema and the tables made; what the environment and ``.env`` set for real work is left aside.
 
     Raises:
       EmbeddedServerError: When a server is not found or does not start.
     """
-    with embedded.start() as servers:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-        ours = {
-            "DATABASE_URL": servers.database_url,
-            "REDIS_URL": servers.redis_url,
-            "LOG_FORMAT": "json",
-        }
-        # The defaults and nothing else: neither the environment nor a .env file has a say here.
-        settings = Settings.model_construct(database_url=servers.database_url, redis_url=servers.redis_url)
+    with embedded.start() as servers, _settings_of_its_own(servers):
+        settings = Settings.load()
+        sweeps = configured_sweeps(settings)
         use_database(settings)
         schema.init()
         for module in BUILT_IN:
             database.create_tables(list(module.MODELS.values()))
         try:
-            yield Stage(
-                servers,
-                settings,
-                configured_sweeps(settings),
-                kept | {f"{PREFIX}{name}": value for name, value in ours.items()},
-            )
+            yield Stage(servers, settings, sweeps)
         finally:
             database.close()
+
+
+@contextmanager
+def _settings_of_its_own(servers: embedded.Servers) -> Iterator[None]:
+    """This process's environment, for as long as the demo: the children inherit it."""
+    before, folder = dict(os.environ), Path.cwd()
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        del os.environ[name]
+    ours = {"DATABASE_URL": servers.database_url, "REDIS_URL": servers.redis_url, "LOG_FORMAT": "json"}
+    for scene in SCENES:
+        ours |= scene.settings(servers.folder)
+    os.environ.update({f"{PREFIX}{name}": value for name, value in ours.items()})
+    # Where there is no .env file.
+    os.chdir(servers.folder)
+    try:
+        yield
+    finally:
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(before)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import psycopg2
 
 from housekeeping.foundation.db import database
 
+TITLE: Final = "USER STATUSES"
 DUE: Final = 40_000
 LATER: Final = 12_000
 NEVER: Final = 3_000
@@ -35,21 +37,30 @@ FROM user_statuses
 """
 
 
-def seed() -> None:
-    """Fill the table; under a second."""
+def seed(folder: Path) -> str:
+    """Fill the table; under a second. Returns what was made, in a line."""
     with database.atomic():
         database.execute_sql(_SEED, {"due": DUE, "later": LATER, "never": NEVER})
     database.execute_sql("ANALYZE user_statuses")
+    return (
+        f"{DUE + LATER + NEVER:,} user statuses: {DUE:,} due, {LATER:,} due later, {NEVER:,} never; "
+        f"{LOCKED} of those due are locked by another session"
+    )
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """None are needed."""
+    return {}
 
 
 def counted() -> dict[str, int]:
     """How many statuses there are of each kind."""
     due, later, never = database.execute_sql(_COUNT).fetchone()
-    return {"due": due, "due later": later, "never due": never}
+    return {f"due ({LOCKED} locked by another session)": due, "due later": later, "never due": never}
 
 
 @contextmanager
-def locked(url: str) -> Iterator[None]:
+def beside(url: str) -> Iterator[None]:
     """Hold some due statuses locked, as a session does that is editing them."""
     holder: Any = psycopg2.connect(url)
     try:

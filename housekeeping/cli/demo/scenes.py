@@ -1,0 +1,42 @@
+"""What the demo plays with: a scene for each family of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+from rich.table import Table
+
+from housekeeping.cli.demo import user_status_cleanup
+from housekeeping.cli.tables import table
+
+#: Each has TITLE, `seed`, `counted`, `settings`, and may have `beside`: what another session does meanwhile.
+SCENES: Final[tuple[Any, ...]] = (user_status_cleanup,)
+
+Counted = dict[str, dict[str, int]]
+
+
+def counted() -> Counted:
+    """What there is now, by scene and kind."""
+    return {scene.TITLE: scene.counted() for scene in SCENES}
+
+
+@contextmanager
+def others_at_work(url: str) -> Iterator[None]:
+    """What other sessions do while the demo runs."""
+    with ExitStack() as stack:
+        for scene in SCENES:
+            if hasattr(scene, "beside"):
+                stack.enter_context(scene.beside(url))
+        yield
+
+
+def compared(before: Counted, after: Counted) -> Table:
+    """A line for each kind, by scene: what there was and what there is."""
+    shown = table("", ">BEFORE", ">NOW", title="\nwhat changed")
+    for title, kinds in after.items():
+        shown.add_row(f"[bold]{title}[/bold]", "", "")
+        for kind, now in kinds.items():
+            shown.add_row(f"  {kind}", f"{before[title].get(kind, 0):,}", f"{now:,}")
+    return shown
