@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import redis
-from dramatiq import Message
-from dramatiq.brokers.redis import MAINTENANCE_SCALE, RedisBroker
-from dramatiq.errors import DecodeError
+from dramatiq import Consumer, Message, MessageProxy
+from dramatiq.brokers.redis import MAINTENANCE_SCALE, RedisBroker, _RedisConsumer
+from dramatiq.common import q_name
+from dramatiq.errors import ConnectionClosed, DecodeError
 
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.logs import logger as named_logger
@@ -21,11 +25,36 @@ DEAD_MESSAGE_TTL_MS: Final = 7 * 24 * 3600 * 1000  # Dramatiq's own, said aloud:
 
 
 class SoundRedisBroker(RedisBroker):
-    """Dramatiq's Redis broker, where a message that cannot be read costs itself only.
+    """Dramatiq's Redis broker, where a lost connection and an unreadable message cost nothing else.
 
-    It goes to the dead letters as it is, with an error line; there it is known by its id in Redis. Dramatiq's
-    own consumer breaks off at such a message, and leaves those behind it until its process has ended.
+    After a lost connection Dramatiq's own forgets the delayed messages it had in memory, retries among them, and
+    those whose delivery was lost on the way: they stay with its process, which does nothing with them until
+    it ends. Here they go back to the queue when the connection is made anew.
+
+    A message that cannot be read goes to the dead letters as it is, with an error line; there it is known by its
+    id in Redis. Dramatiq's own consumer breaks off at it, and leaves behind what it fetched together with it.
     """
+
+    def __init__(self, **parameters: Any) -> None:
+        super().__init__(**parameters)
+        #: Ids in Redis of what this process has in its queues and threads, by queue.
+        self.in_hand: defaultdict[str, set[str]] = defaultdict(set)
+
+    @property
+    def consumer_class(self) -> type[_RedisConsumer]:
+        return _Consumer
+
+    def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
+        """A new consumer for a queue; called by Dramatiq at the start and after each lost connection."""
+        if queue_name != q_name(queue_name):
+            self.in_hand.pop(queue_name, None)  # delayed messages were in the memory of the consumer before
+        with _connected():
+            mine: Any = self.client.smembers(self._taken(queue_name))
+            strays = {redis_id.decode() for redis_id in mine} - self.in_hand[queue_name]
+            if strays:
+                logger.warning("Messages left behind go back to the queue", queue=queue_name, messages=len(strays))
+                self.do_requeue(queue_name, *strays)
+        return super().consume(queue_name, prefetch, timeout)
 
     def do_fetch(self, queue_name: str, count: int) -> list[bytes | None]:
         """Take up to `count` messages from the queue for this process; called by Dramatiq's consumer."""
@@ -36,9 +65,8 @@ class SoundRedisBroker(RedisBroker):
         return [body for body in fetched if body not in unreadable]
 
     def _bury(self, queue_name: str, unreadable: dict[bytes, str]) -> None:
-        taken = f"{self.namespace}:__acks__.{self.broker_id}.{queue_name}"
         try:
-            ids: Any = list(self.client.smembers(taken))
+            ids: Any = list(self.client.smembers(self._taken(queue_name)))
             bodies: Any = self.client.hmget(f"{self.namespace}:{queue_name}.msgs", ids)
             for redis_id, body in zip(ids, bodies, strict=True):
                 if body in unreadable:
@@ -50,8 +78,53 @@ class SoundRedisBroker(RedisBroker):
                         error=unreadable[body],
                     )
         except redis.RedisError as error:
-            # They stay with this process, and are looked at again when it has ended.
+            # They stay with this process until it consumes anew, and are looked at again then.
             logger.error("Unreadable messages could not be moved", queue=queue_name, error=one_line(error))
+
+    def _taken(self, queue_name: str) -> str:
+        return f"{self.namespace}:__acks__.{self.broker_id}.{queue_name}"
+
+
+class _Consumer(_RedisConsumer):
+    """Dramatiq's consumer, which says what it hands out, and takes a Redis that is too slow for one that is away."""
+
+    broker: SoundRedisBroker
+
+    def __next__(self) -> MessageProxy | None:
+        with _connected():
+            message: MessageProxy | None = super().__next__()
+        if message is not None:
+            self.broker.in_hand[self.queue_name].add(message.options["redis_message_id"])
+        return message
+
+    def ack(self, message: MessageProxy) -> None:
+        with _connected():
+            super().ack(message)
+        self._let_go(message)
+
+    def nack(self, message: MessageProxy) -> None:
+        with _connected():
+            super().nack(message)
+        self._let_go(message)
+
+    def requeue(self, messages: Iterable[MessageProxy]) -> None:
+        given = list(messages)
+        with _connected():
+            super().requeue(given)
+        for message in given:
+            self._let_go(message)
+
+    def _let_go(self, message: MessageProxy) -> None:
+        self.broker.in_hand[self.queue_name].discard(message.options["redis_message_id"])
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """Turn redis-py's errors into the one after which Dramatiq tries again; any other ends its thread."""
+    try:
+        yield
+    except redis.RedisError as error:
+        raise ConnectionClosed(error) from None
 
 
 def redis_broker(settings: Settings) -> RedisBroker:

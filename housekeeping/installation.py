@@ -25,9 +25,9 @@ from housekeeping.workers import configured_sweeps
 def install(broker: Broker, settings: Settings | None = None, workers: bool = True) -> dict[str, Actor[..., Any]]:
     """Add the library's middleware, and its workers, to an application's broker.
 
-    Call it before declaring actors that use the library's options; those declared before keep Dramatiq's.
-    The broker keeps middleware of its own, Dramatiq's with the parameters it was given; only periodiq's
-    goes, which drops retries, and Dramatiq's ``Retries`` and ``ShutdownNotifications`` become ours.
+    Call it before declaring actors that use the library's options. The broker keeps middleware of
+    its own, Dramatiq's with the parameters it was given; only periodiq's goes, which drops retries, and
+    Dramatiq's ``Retries`` and ``ShutdownNotifications`` become ours.
 
     Parameters:
       settings: Read from the environment unless given.

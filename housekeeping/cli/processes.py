@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from types import FrameType
+from typing import Final
 
 import click
 import dramatiq.cli
@@ -12,7 +13,9 @@ import periodiq
 
 from housekeeping.cli.composition import workers_on_database
 
-_APPLICATION = "housekeeping.app"
+_APPLICATION: Final = "housekeeping.app"
+#: After the grace period, for what was interrupted then to be put back into its queue.
+_PUT_BACK_S: Final = 10
 
 
 @click.command()
@@ -27,7 +30,7 @@ def worker(processes: int, threads: int, queues: tuple[str, ...]) -> None:
     settings, _ = workers_on_database()
     settings.require_redis_url()
     arguments = [_APPLICATION, "--skip-logging", "--processes", str(processes), "--threads", str(threads)]
-    arguments += ["--worker-shutdown-timeout", str(int(settings.grace_s * 1000))]
+    arguments += ["--worker-shutdown-timeout", str(int((settings.grace_s + _PUT_BACK_S) * 1000))]
     for queue in queues:
         arguments += ["--queues", queue]
     sys.exit(dramatiq.cli.main(dramatiq.cli.make_argument_parser().parse_args(arguments)))

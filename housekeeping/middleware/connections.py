@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from dramatiq import Broker, MessageProxy, Middleware
-from dramatiq.worker import ConsumerThread, WorkerThread
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
 from housekeeping.foundation.db import database
@@ -15,7 +14,7 @@ class Connections(Middleware):
     """Middleware that hands each message a connection without remains of the last one.
 
     The connection stays open from message to message (opening one costs a hundred times as much as using it). One
-    that is broken, or that an actor left inside a transaction, is closed, which rolls back.
+    that is broken, or that an actor left inside a transaction, is closed, which rolls back. It ends with its thread.
     """
 
     def after_process_message(
@@ -30,17 +29,8 @@ class Connections(Middleware):
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         self.after_process_message(broker, message)
 
-    def before_worker_thread_shutdown(self, broker: Broker, thread: WorkerThread) -> None:
-        _close()
-
-    # A consumer thread enqueues what comes due, and a duplicate among that is recorded.
-    def before_consumer_thread_shutdown(self, broker: Broker, thread: ConsumerThread) -> None:
-        _close()
-
 
 def _close() -> None:
-    if database.obj is None or database.is_closed():
-        return
     while database.in_transaction():  # peewee refuses to close a connection that it knows to be in one
         database.pop_transaction()
     database.close()

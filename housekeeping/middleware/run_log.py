@@ -57,7 +57,6 @@ class RunLog(Middleware):
         self._stopping.set()
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        self._forget()  # what an interrupted hook may have left
         tick = tick_of(message)
         parent = message.options.get("trigger") == "parent"
         trigger: Trigger = "schedule" if tick else "parent" if parent else "enqueue"

@@ -1,0 +1,78 @@
+"""Real processes, started as an operator starts them, and ended with the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+PATIENCE_S: Final = 30.0
+SCHEDULER: Final = [str(Path(sys.executable).with_name("periodiq"))]
+WORKER: Final = [sys.executable, "-m", "dramatiq"]
+
+
+class Process:
+    """A running program and what it has written to stderr."""
+
+    def __init__(self, running: subprocess.Popen[bytes], log: Path) -> None:
+        self.running = running
+        self._log = log
+
+    def text(self) -> str:
+        return self._log.read_text()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Its JSON log lines so far."""
+        return [json.loads(line) for line in self.text().splitlines() if line.startswith("{") and line.endswith("}")]
+
+    def said(self, event: str) -> bool:
+        return any(line["event"].startswith(event) for line in self.lines())
+
+    def terminate(self) -> int:
+        """SIGTERM to the program itself, not to its children, as service managers should; its exit status."""
+        self.running.terminate()
+        return self.running.wait(PATIENCE_S)
+
+    def kill(self) -> None:
+        """SIGKILL to the program and its children."""
+        os.killpg(self.running.pid, signal.SIGKILL)
+        self.running.wait(PATIENCE_S)
+
+
+@contextmanager
+def started(arguments: list[str], environment: Mapping[str, str], log: Path) -> Iterator[Process]:
+    """A program in a session of its own, killed on leaving the block if it still runs."""
+    with log.open("wb") as stream:
+        running = subprocess.Popen(
+            arguments,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
+        )
+    process = Process(running, log)
+    try:
+        yield process
+    finally:
+        try:
+            os.killpg(running.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        running.wait(PATIENCE_S)
+
+
+def eventually(holds: Callable[[], object], *processes: Process, patience_s: float = PATIENCE_S) -> None:
+    """Return as soon as it holds; fail with the processes' logs when it does not in time."""
+    deadline = time.monotonic() + patience_s
+    while not holds():
+        logs = "\n".join(process.text() for process in processes)
+        assert time.monotonic() < deadline, f"it did not come true in time; the logs:\n{logs}"
+        time.sleep(0.05)

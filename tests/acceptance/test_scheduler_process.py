@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import redis
+
+from housekeeping import embedded
+from housekeeping.foundation.db import Database
+from housekeeping.sweeps import ledger
+from housekeeping.sweeps.ledger import Run
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.acceptance.processes import SCHEDULER, WORKER, eventually, started
+
+APP = "housekeeping.app"
+
+
+def test_two_schedulers_started_without_redis_fire_the_next_tick_once(  # S1, S2, S3, S5
+    environment: dict[str, str], postgres: Database, tmp_path: Path
+) -> None:
+    postgres.create_tables([UserStatus])
+    postgres.execute_sql("INSERT INTO user_statuses (user_id, clear_status_at) VALUES (1, now()), (2, now() + '1 day')")
+    with embedded.start(postgres=False) as servers:
+        environment["HOUSEKEEPING_REDIS_URL"] = servers.redis_url
+        servers.stop("redis")
+        with (
+            started([*SCHEDULER, APP], environment, tmp_path / "one") as one,
+            started([*SCHEDULER, APP], environment, tmp_path / "other") as other,
+        ):
+            eventually(lambda: one.said("Ticks cannot be asked for"), one)
+            eventually(lambda: other.said("Ticks cannot be asked for"), other)
+            servers.start("redis")
+            with started([*WORKER, APP, "-p", "1", "-t", "2"], environment, tmp_path / "worker") as worker:
+                # A minute until the tick, and a margin for a busy machine.
+                eventually(lambda: UserStatus.select().count() == 1, one, other, worker, patience_s=90)
+                eventually(lambda: Run.select().where(Run.outcome == "done").exists(), worker)
+
+    [run] = Run.select()
+    assert (run.outcome, run.trigger, run.counts["deleted_rows"]) == ("done", "schedule", 1)
+    assert run.tick.second == 0
+    assert run.started_at - run.tick < timedelta(minutes=1)
+
+
+@pytest.mark.parametrize("program", [SCHEDULER, [*WORKER, "-p", "2"]], ids=["periodiq", "dramatiq"])
+def test_a_wrong_setting_ends_the_process_with_one_line(  # design.md, Settings
+    program: list[str], environment: dict[str, str]
+) -> None:
+    environment["HOUSEKEEPING_CATCH_UP"] = "all"
+
+    ended = subprocess.run([*program, APP], env=environment, capture_output=True, text=True, timeout=60)
+
+    ours = [line for line in ended.stderr.splitlines() if "HOUSEKEEPING_" in line]
+    assert len(ours) == 1
+    assert ours[0].startswith("housekeeping: HOUSEKEEPING_CATCH_UP is 'all'; it should be")
+    assert "Traceback" not in ended.stderr
+    assert ended.returncode == 2
+
+
+def test_a_wrong_setting_is_an_exception_for_whoever_imports(environment: dict[str, str]) -> None:
+    environment["HOUSEKEEPING_CATCH_UP"] = "all"
+
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import {APP}"], env=environment, capture_output=True, text=True, timeout=60
+    )
+
+    assert "SettingsError: HOUSEKEEPING_CATCH_UP is 'all'" in ended.stderr
+    assert ended.returncode == 1
+
+
+def test_a_scheduler_catches_up_after_an_outage(  # S4, S5
+    environment: dict[str, str], postgres: Database, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    ledger.record(
+        "user_status_cleanup.batch",
+        "skipped",
+        "paused",
+        message_id=None,
+        tick=datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10),
+        trigger="schedule",
+    )
+
+    with started([*SCHEDULER, APP], environment, tmp_path / "scheduler") as scheduler:
+        eventually(lambda: Run.select().count() > 1, scheduler, patience_s=40)
+
+    missed = Run.select().order_by(Run.id.desc()).first()
+    assert (missed.outcome, missed.reason) == ("missed", "no_scheduler")
+    assert missed.counts["missed"] in (9, 10)  # the minute may turn while the scheduler starts
+    assert redis_client.hlen(f"{environment['HOUSEKEEPING_NAMESPACE']}:broker:cronjob.msgs") == 1

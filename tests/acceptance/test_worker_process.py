@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from dramatiq import Message
+
+from housekeeping.foundation.db import Database
+from housekeeping.sweeps.ledger import Run
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.acceptance.processes import WORKER, eventually, started
+
+STATUS_CLEANUP = "user_status_cleanup.batch"
+
+#: An application's own module: a broker that soon takes a silent worker for dead, and an actor that hangs once.
+TRIAL = """
+import time
+
+import dramatiq
+
+import housekeeping
+from housekeeping.brokers import redis_broker
+from housekeeping.foundation import logs
+from housekeeping.foundation.settings import Settings
+
+settings = Settings.load()
+logs.configure(settings.log_level, settings.log_format)
+broker = redis_broker(settings)
+broker.heartbeat_timeout = 2000
+dramatiq.set_broker(broker)
+housekeeping.install(broker, settings, workers=False)
+
+
+@dramatiq.actor(max_retries=0)
+def hang_once(name):
+    if broker.client.rpush(f"{settings.namespace}:began:{name}", "x") > 1:
+        return
+    while True:
+        time.sleep(0.01)
+"""
+
+
+class Trial:
+    """The module above, seen from outside."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], client: redis.Redis) -> None:
+        (folder / "trial.py").write_text(TRIAL)
+        self.command = [*WORKER, "trial", "-p", "1", "-t", "1", "--path", str(folder)]
+        self.environment = environment
+        self._client = client
+        self._namespace = environment["HOUSEKEEPING_NAMESPACE"]
+
+    def send(self, name: str) -> None:
+        message: Message[Any] = Message("default", "hang_once", (name,), {}, {"redis_message_id": name})
+        queue = f"{self._namespace}:broker:default"
+        self._client.hset(f"{queue}.msgs", name, message.encode())
+        self._client.rpush(queue, name)
+
+    def runs(self, name: str) -> int:
+        return int(self._client.llen(f"{self._namespace}:began:{name}"))
+
+    def messages(self) -> list[dict[str, Any]]:
+        bodies: Any = self._client.hvals(f"{self._namespace}:broker:default.msgs")
+        return [json.loads(body) for body in bodies]
+
+
+@pytest.fixture
+def trial(tmp_path: Path, environment: dict[str, str], redis_client: redis.Redis) -> Iterator[Trial]:
+    environment["HOUSEKEEPING_GRACE_S"] = "1"
+    yield Trial(tmp_path, environment, redis_client)
+
+
+def test_what_a_killed_worker_had_in_hand_runs_again_soon(trial: Trial, tmp_path: Path) -> None:  # B1
+    for name in ("running", "fetched"):
+        trial.send(name)
+    with started(trial.command, trial.environment, tmp_path / "first") as first:
+        eventually(lambda: trial.runs("running"), first)
+        first.kill()
+
+    with started(trial.command, trial.environment, tmp_path / "second") as second:
+        eventually(lambda: trial.runs("fetched"), second)
+        eventually(lambda: trial.runs("running") == 2, second)
+
+
+def test_an_actor_that_outlasts_the_grace_is_put_back(trial: Trial, tmp_path: Path) -> None:  # R5, B1
+    trial.send("slow")
+    with started(trial.command, trial.environment, tmp_path / "first") as first:
+        eventually(lambda: trial.runs("slow"), first)
+        assert first.terminate() == 0
+
+    [message] = trial.messages()
+    assert "retries" not in message["options"]
+    with started(trial.command, trial.environment, tmp_path / "second") as second:
+        eventually(lambda: not trial.messages(), second)
+    assert trial.runs("slow") == 2
+
+
+def test_a_sweep_told_to_stop_goes_on_where_it_stopped(  # R5
+    environment: dict[str, str], postgres: Database, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    postgres.create_tables([UserStatus])
+    postgres.execute_sql(
+        "INSERT INTO user_statuses (user_id, clear_status_at) "
+        "SELECT n, now() - n * interval '1 minute' FROM generate_series(1, 300) AS n"
+    )
+    # Slow enough to be met at work: 10 ms a row, a row a batch.
+    postgres.execute_sql(
+        "CREATE FUNCTION be_slow() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM pg_sleep(0.01); RETURN OLD; END $$"
+    )
+    postgres.execute_sql("CREATE TRIGGER slow BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION be_slow()")
+    environment["HOUSEKEEPING_WORKERS"] = json.dumps({STATUS_CLEANUP: {"batch_size": 1}})
+    queue = f"{environment['HOUSEKEEPING_NAMESPACE']}:broker:cronjob"
+    message: Message[Any] = Message("cronjob", STATUS_CLEANUP, (), {}, {"redis_message_id": "one"})
+    redis_client.hset(f"{queue}.msgs", "one", message.encode())
+    redis_client.rpush(queue, "one")
+    command = [*WORKER, "housekeeping.app", "-p", "1", "-t", "1"]
+
+    with started(command, environment, tmp_path / "first") as first:
+        eventually(lambda: UserStatus.select().count() < 300, first)
+        assert first.terminate() == 0
+    left = UserStatus.select().count()
+    [stopped] = Run.select()
+    [waiting] = redis_client.hvals(f"{queue}.msgs")
+    postgres.execute_sql("DROP TRIGGER slow ON user_statuses")
+    with started(command, environment, tmp_path / "second") as second:
+        eventually(lambda: Run.select().where(Run.outcome == "done").exists(), second)
+        eventually(lambda: not redis_client.hlen(f"{queue}.msgs"), second)
+
+    assert (stopped.outcome, stopped.reason, stopped.counts["deleted_rows"]) == ("partial", "shutdown", 300 - left)
+    assert "retries" not in json.loads(waiting)["options"]
+    ended = Run.select().order_by(Run.id.desc()).first()
+    assert (ended.message_id, ended.counts["deleted_rows"]) == (stopped.message_id, left)
+    assert any(line.get("resumed") is True for line in second.lines())

@@ -1,0 +1,107 @@
+"""An application's processes, in this one: brokers with the library installed, workers, wake-ups of periodiq."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import dramatiq
+import pendulum
+import periodiq
+import redis
+from dramatiq import Actor, Message, Worker
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.brokers import redis_broker
+from housekeeping.foundation.db import database
+from housekeeping.foundation.redis_client import shared_redis
+from housekeeping.foundation.settings import Settings
+from housekeeping.installation import install
+from housekeeping.sweeps.ledger import Run
+
+PATIENCE_S = 20.0
+_opened: list[redis.Redis] = []
+
+
+def installed(settings: Settings) -> RedisBroker:
+    """The ready-made broker without the built-in workers."""
+    broker = redis_broker(settings)
+    install(broker, settings, workers=False)
+    assert shared_redis.client is not None
+    _opened.extend((broker.client, shared_redis.client))
+    return broker
+
+
+def close_all() -> None:
+    """Close what `installed` has opened."""
+    while _opened:
+        _opened.pop().close()
+    if database.obj is not None:
+        database.close()
+
+
+def scheduler(settings: Settings, schedule: str = "0 * * * *", **options: Any) -> RedisBroker:
+    """A scheduler's process: a broker of its own with one scheduled actor, ``swept``."""
+    broker = installed(settings)
+
+    @dramatiq.actor(broker=broker, actor_name="swept", schedule=schedule, **options)
+    def swept() -> None: ...
+
+    return broker
+
+
+def at(hour: int, minute: int = 0, second: int = 0) -> datetime:
+    """A time of the day on which the tests of the schedule play."""
+    return datetime(2026, 3, 2, hour, minute, second, tzinfo=UTC)
+
+
+def ticks(broker: RedisBroker) -> list[str]:
+    """The ticks of the messages in the queue, as hour and minute, in order."""
+    return sorted(datetime.fromisoformat(m.options["tick"]).strftime("%H:%M") for m in queued(broker))
+
+
+@contextmanager
+def working(broker: RedisBroker, threads: int = 1) -> Iterator[Worker]:
+    """A worker in threads of this process, stopped on leaving the block."""
+    worker = Worker(broker, worker_timeout=20, worker_threads=threads)
+    broker.emit_after("process_boot")
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop(timeout=10_000)
+
+
+def due(broker: RedisBroker, at: datetime) -> list[Actor[..., Any]]:
+    """The actors for which periodiq would send at this time."""
+    return [a for a in broker.actors.values() if "periodic" in a.options and a.options["periodic"].validate(at)]
+
+
+def wake_up(broker: RedisBroker, at: datetime) -> None:
+    """What periodiq does once a minute."""
+    now = pendulum.instance(at)
+    periodiq.Scheduler(list(broker.actors.values())).send_actors(due(broker, now), now)
+
+
+def queued(broker: RedisBroker, queue: str = "default") -> list[Message[Any]]:
+    """The messages of a queue, those at work too, the oldest first; ``default.DQ``: the delayed, ``.XQ``: the dead."""
+    bodies: Any = broker.client.hvals(f"{broker.namespace}:{queue}.msgs")
+    return sorted((Message.decode(body) for body in bodies), key=lambda message: message.message_timestamp)
+
+
+def rows(worker: str) -> list[tuple[str, str | None, datetime | None, dict[str, Any]]]:
+    """Outcome, reason, tick and counts of a worker's rows in the ledger, in order."""
+    query = Run.select(Run.outcome, Run.reason, Run.tick, Run.counts).where(Run.worker == worker).order_by(Run.id)
+    found: list[Any] = list(query.tuples())
+    return found
+
+
+def eventually(holds: Callable[[], object]) -> None:
+    """Return as soon as it holds."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.01)

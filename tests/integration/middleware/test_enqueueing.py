@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Broker, Message, Middleware, group
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping import embedded
+from housekeeping.foundation.settings import Settings
+from housekeeping.foundation.steering import SkipEnqueue
+from tests.integration.middleware.applications import close_all, installed, queued
+
+
+class Refusing(Middleware):
+    """Refuses whatever has this option."""
+
+    def before_enqueue(self, broker: Broker, message: Message[object], delay: int | None) -> None:
+        if message.options.get("refuse"):
+            raise SkipEnqueue("deduplicated", duplicate_of="the other")
+
+
+@pytest.fixture
+def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:
+    broker = installed(settings.model_copy(update={"database_url": None}))
+    broker.add_middleware(Refusing())
+    yield broker
+    close_all()
+
+
+def test_the_sender_of_a_dropped_message_gets_it_back_marked(broker: RedisBroker) -> None:  # D2
+    @dramatiq.actor(broker=broker)
+    def work(number: int) -> None: ...
+
+    message = work.send_with_options(args=(1,), refuse=True)
+
+    assert (message.args, message.options["duplicate_of"]) == ((1,), "the other")
+    assert queued(broker) == []
+
+
+def test_a_group_with_a_dropped_message_sends_the_others(broker: RedisBroker) -> None:  # D2
+    @dramatiq.actor(broker=broker)
+    def work(number: int) -> None: ...
+
+    group([work.message_with_options(args=(n,), refuse=n == 1) for n in range(3)], broker=broker).run()
+
+    assert [message.args for message in queued(broker)] == [(0,), (2,)]
+
+
+def test_a_sender_other_than_the_scheduler_is_told_that_redis_is_away(settings: Settings) -> None:  # S3
+    with embedded.start(postgres=False) as servers:
+        broker = installed(settings.model_copy(update={"redis_url": servers.redis_url, "database_url": None}))
+
+        @dramatiq.actor(broker=broker)
+        def work() -> None: ...
+
+        servers.stop("redis")
+        with pytest.raises(redis.ConnectionError):
+            work.send()
+    close_all()

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import TimeLimitExceeded, raise_thread_exception
+
+from housekeeping import embedded
+from housekeeping.foundation.db import Database
+from housekeeping.foundation.settings import Settings
+from housekeeping.foundation.steering import PutBack
+from tests.integration.middleware.applications import close_all, eventually, installed, queued, wake_up, working
+
+
+@pytest.fixture
+def broker(settings: Settings, postgres: Database, redis_client: redis.Redis) -> Iterator[RedisBroker]:
+    yield installed(settings)
+    close_all()
+
+
+def failing(broker: RedisBroker, error: Exception | None = None, **options: Any) -> dramatiq.Actor[[], None]:
+    @dramatiq.actor(broker=broker, actor_name="failing", **options)
+    def failing() -> None:
+        raise error or ValueError("no")
+
+    return failing
+
+
+def delay_of_the_retry(broker: RedisBroker, send: Callable[[], Any]) -> timedelta:
+    """How long the retry waits after the one run of what is sent."""
+    began = time.time()
+    with working(broker):
+        send()
+        eventually(lambda: queued(broker, "default.DQ") and not queued(broker))
+        [retry] = queued(broker, "default.DQ")
+    return timedelta(seconds=retry.options["eta"] / 1000 - began)
+
+
+def test_the_first_retry_comes_after_a_quarter_of_a_minute(broker: RedisBroker) -> None:  # R1
+    delay = delay_of_the_retry(broker, failing(broker).send)
+
+    assert timedelta(seconds=15) <= delay < timedelta(seconds=60)
+
+
+def test_a_late_retry_of_a_scheduled_actor_waits_no_longer_than_its_period(broker: RedisBroker) -> None:  # R1
+    actor = failing(broker, schedule="* * * * *")
+
+    delay = delay_of_the_retry(broker, lambda: actor.send_with_options(retries=10))
+
+    assert timedelta(seconds=59) < delay < timedelta(seconds=100)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"min_backoff": 3_600_000, "max_backoff": 3_700_000}, None), ({}, dramatiq.Retry(delay=3_700_000))],
+)
+def test_delays_given_by_the_actor_or_the_exception_win(  # R1
+    broker: RedisBroker, options: dict[str, Any], error: Exception | None
+) -> None:
+    actor = failing(broker, error, schedule="* * * * *", **options)
+
+    assert delay_of_the_retry(broker, actor.send) > timedelta(minutes=30)
+
+
+@pytest.mark.parametrize(("options", "last"), [({}, 25), ({"max_retries": 3}, 3)])
+def test_after_the_last_retry_comes_the_dead_letter(  # R1
+    broker: RedisBroker, options: dict[str, Any], last: int
+) -> None:
+    actor = failing(broker, **options)
+    actor.send_with_options(retries=last - 1)
+    actor.send_with_options(retries=last)
+
+    with working(broker):
+        eventually(lambda: not queued(broker))
+
+    assert [message.options["retries"] for message in queued(broker, "default.DQ")] == [last]
+    assert [message.options["retries"] for message in queued(broker, "default.XQ")] == [last]
+
+
+def test_only_the_last_ten_dead_letters_of_a_scheduled_actor_are_kept(broker: RedisBroker) -> None:  # R1
+    @dramatiq.actor(broker=broker, schedule="* * * * *", max_retries=0)
+    def scheduled(number: int = 0) -> None:
+        raise ValueError
+
+    @dramatiq.actor(broker=broker, max_retries=0)
+    def other() -> None:
+        raise ValueError
+
+    for number in range(13):
+        other.send()
+        scheduled.send(number)
+    with working(broker):
+        eventually(lambda: not queued(broker))
+
+    dead = queued(broker, "default.XQ")
+    assert sorted(message.args for message in dead) == [()] * 13 + [(number,) for number in range(3, 13)]
+    assert broker.client.zcard(f"{broker.namespace}:default.XQ") == 23
+
+
+def test_a_failing_schedule_runs_on_with_one_retry_waiting(broker: RedisBroker) -> None:  # R2
+    runs = []
+
+    @dramatiq.actor(broker=broker, schedule="* * * * *")
+    def scheduled() -> None:
+        runs.append(1)
+        raise ValueError
+
+    first = datetime(2026, 3, 2, 10, tzinfo=UTC)
+    with working(broker):
+        for minute in range(3):
+            wake_up(broker, first + timedelta(minutes=minute))
+            eventually(lambda: not queued(broker))
+
+    assert len(runs) == 3
+    assert len(queued(broker, "default.DQ")) == 1
+
+
+def test_a_retry_that_was_lost_stands_in_the_way_for_less_than_a_period_and_a_half(  # R2
+    broker: RedisBroker, settings: Settings
+) -> None:
+    delay_of_the_retry(broker, failing(broker, schedule="* * * * *").send)
+
+    [mark] = broker.client.scan_iter(match=f"{settings.namespace}:retry:*")
+
+    assert 0 < broker.client.pttl(mark) <= 90_000
+
+
+def test_a_retry_that_runs_makes_room_for_another(broker: RedisBroker, settings: Settings) -> None:  # R2
+    actor = failing(broker, schedule="* * * * *")
+    delay_of_the_retry(broker, actor.send)
+    [retry] = queued(broker, "default.DQ")
+    del retry.options["eta"]
+    failed_again = retry.copy(queue_name="default", options={"max_retries": 1})
+
+    with working(broker):
+        broker.enqueue(failed_again)
+        eventually(lambda: queued(broker, "default.XQ"))
+
+    assert list(broker.client.scan_iter(match=f"{settings.namespace}:retry:*")) == []
+
+
+def test_a_retry_waits_for_redis_and_no_interrupt_makes_it_give_up(  # R4
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    with embedded.start(postgres=False) as servers:
+        broker = installed(settings.model_copy(update={"redis_url": servers.redis_url, "database_url": None}))
+        threads: list[int] = []
+
+        @dramatiq.actor(broker=broker)
+        def cut_off() -> None:
+            threads.append(threading.get_ident())
+            servers.stop("redis")
+            raise ValueError
+
+        def waits() -> int:
+            return sum("cannot be enqueued yet" in record.getMessage() for record in caplog.records)
+
+        cut_off.send()
+        with working(broker):
+            eventually(waits)
+            raise_thread_exception(threads[0], TimeLimitExceeded)
+            so_far = waits()
+            eventually(lambda: waits() > so_far + 1)
+            servers.start("redis")
+            eventually(lambda: queued(broker, "default.DQ"))
+            assert len(queued(broker, "default.DQ")) == 1
+    close_all()
+
+
+def test_a_message_whose_retry_cannot_be_made_is_a_dead_letter_not_lost(broker: RedisBroker) -> None:  # R4
+    def broken(retries: int, error: BaseException) -> bool:
+        raise RuntimeError("the predicate itself fails")
+
+    actor = failing(broker, retry_when=broken)
+    actor.send()
+    with working(broker):
+        eventually(lambda: not queued(broker))
+
+    assert len(queued(broker, "default.XQ")) == 1
+
+
+def test_what_is_put_back_uses_up_no_retry(broker: RedisBroker) -> None:  # R5, L4
+    actor = failing(broker, PutBack("not now", timedelta(minutes=5)), max_retries=0)
+    actor.send()
+    with working(broker):
+        eventually(lambda: queued(broker, "default.DQ") and not queued(broker))
+
+    [waiting] = queued(broker, "default.DQ")
+    assert "retries" not in waiting.options

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+import structlog
+from dramatiq import Broker, MessageProxy, Middleware
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import Shutdown, SkipMessage
+
+from housekeeping.foundation.context import current_message
+from housekeeping.foundation.errors import DeclarationError
+from housekeeping.foundation.settings import Settings
+from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
+
+
+@pytest.fixture
+def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:
+    yield installed(settings.model_copy(update={"database_url": None}))
+    close_all()
+
+
+class Meddling(Middleware):
+    """Does what the message says, in the hooks of whatever stands around the run."""
+
+    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        if message.options.get("meddle") == "skip":
+            raise SkipMessage("not today")
+
+    def after_process_message(
+        self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
+    ) -> None:
+        if message.options.get("meddle") == "break":
+            raise RuntimeError("a hook that fails")
+        if message.options.get("meddle") == "interrupt" and exception is None:
+            raise Shutdown
+
+
+@pytest.mark.parametrize("meddle", ["nothing", "skip", "break", "interrupt", "fail"])
+def test_nothing_of_a_message_is_left_for_the_next_one(broker: RedisBroker, meddle: str) -> None:
+    broker.add_middleware(Meddling())
+    seen: list[tuple[dict[str, Any], Any]] = []
+    threads: set[int] = set()
+
+    @dramatiq.actor(broker=broker, feature_category="one_thing", data_consistency="sticky", max_retries=0)
+    def first() -> None:
+        threads.add(threading.get_ident())
+        structlog.contextvars.bind_contextvars(run_id=7)
+        if meddle == "fail":
+            raise ValueError
+
+    @dramatiq.actor(broker=broker)
+    def second() -> None:
+        threads.add(threading.get_ident())
+        seen.append((structlog.contextvars.get_contextvars(), current_message.get()))
+
+    first.send_with_options(meddle=meddle)
+    message = second.send()
+    with working(broker):
+        eventually(lambda: seen)
+
+    assert seen[0][0] == {"worker": "second", "message_id": message.message_id}
+    assert seen[0][1].message_id == message.message_id
+    assert len(threads) == 1
+
+
+def test_the_thread_is_nobodys_between_two_messages(broker: RedisBroker) -> None:
+    class Last(Middleware):
+        def after_ack(self, broker: Broker, message: MessageProxy) -> None:
+            after.append((structlog.contextvars.get_contextvars(), current_message.get()))
+
+    after: list[tuple[dict[str, Any], Any]] = []
+    broker.add_middleware(Last())
+
+    @dramatiq.actor(broker=broker, feature_category="one_thing")
+    def work() -> None: ...
+
+    work.send()
+    with working(broker):
+        eventually(lambda: after)
+
+    assert after == [({}, None)]
+
+
+def test_a_skip_before_ours_is_still_logged_under_its_own_name(
+    broker: RedisBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    broker.middleware.insert(0, Meddling())
+
+    @dramatiq.actor(broker=broker)
+    def work() -> None: ...
+
+    work.send_with_options(meddle="skip")
+    with working(broker):
+        eventually(lambda: not queued(broker))
+
+    [line] = [vars(record) for record in caplog.records if record.getMessage() == "Run ended"]
+    assert (line["worker"], line["outcome"], line["reason"]) == ("work", "skipped", "not today")
+
+
+def test_an_unknown_data_consistency_is_refused_with_the_right_ones(broker: RedisBroker) -> None:
+    with pytest.raises(DeclarationError, match="it should be one of always, sticky, delayed"):
+
+        @dramatiq.actor(broker=broker, data_consistency="eventual")
+        def work() -> None: ...

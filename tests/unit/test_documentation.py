@@ -1,0 +1,57 @@
+"""What the documentation claims of the code, held against the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import housekeeping
+from housekeeping.foundation.settings import PREFIX, Settings, WorkerSettings
+from housekeeping.workers import BUILT_IN
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+TESTS = {
+    name
+    for path in (ROOT / "tests").rglob("*.py")
+    for name in re.findall(r"^ *def (test_\w+)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
+    named = set(re.findall(r"`(test_\w+)`", page.read_text(encoding="utf-8")))
+
+    assert named - TESTS == set()
+
+
+def test_every_setting_is_documented() -> None:
+    text = (ROOT / "docs/reference/settings.md").read_text(encoding="utf-8")
+    names = [f"{PREFIX}{'SCHEMA' if field == 'schema_name' else field.upper()}" for field in Settings.model_fields]
+
+    assert [name for name in names if f"`{name}`" not in text] == []
+    assert [key for key in WorkerSettings.model_fields if f"`{key}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    "sweep", [sweep for family in BUILT_IN for sweep in family.SWEEPS], ids=lambda sweep: sweep.name
+)
+def test_every_worker_has_a_page_and_stands_in_the_readme_or_beside_its_parent(sweep: object) -> None:
+    name: str = getattr(sweep, "name")  # noqa: B009
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
+
+    assert name in pages
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+    assert headings[0] == housekeeping.__version__
+
+
+def test_no_page_names_a_folder_of_the_machine_it_was_written_on() -> None:
+    texts = {page: page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]}
+
+    assert [str(page) for page, text in texts.items() if re.search(r"/root/|/work/|/home/", text)] == []
