@@ -101,10 +101,17 @@ def _fits(key: Callable[..., object], parameters: Mapping[str, inspect.Parameter
         taken = inspect.signature(key)
     except ValueError:
         return True  # some builtins do not tell
-    by_name = {name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
-    by_place = [name for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD and name not in by_name]
+    by_place: list[str] = []
+    by_name: dict[str, str] = {}
+    for name, each in parameters.items():
+        if each.kind is each.VAR_KEYWORD:
+            by_name["**"] = name  # stands for a name that nobody knows
+        elif each.kind is each.KEYWORD_ONLY:
+            by_name[name] = name
+        else:
+            by_place += [name, name] if each.kind is each.VAR_POSITIONAL else [name]
     try:
-        got = taken.bind(*by_place, **{name: name for name in by_name}).arguments
+        got = taken.bind(*by_place, **by_name).arguments
     except TypeError:
         return False
     # (b, a) takes what (a, b) gives, the wrong way round.

@@ -124,6 +124,7 @@ class Deduplication(Middleware):
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         self._forget_run()  # what an interrupted hook may have left
+        self._thread.requeued.clear()
         self._thread.awaited = awaited_by(message)
         actor = broker.get_actor(message.actor_name)
         terms = terms_of(actor)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import structlog
+from dramatiq.middleware import Shutdown
 from peewee import InterfaceError, OperationalError, PeeweeException, ProgrammingError
 
 from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock, RunBudget
@@ -19,6 +19,7 @@ from housekeeping.foundation.errors import (
     DatabaseUnavailable,
     HousekeepingError,
     LeaseLost,
+    RedisUnavailable,
     RunTakenOver,
     SchemaMissing,
 )
@@ -35,14 +36,14 @@ from housekeeping.sweeps.walk import Walk, initial_counts
 logger = named_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
 class _Ended(Exception):
-    """Ends a run before it began: how and why."""
+    """Ends a run before it began: how and why, and whether the ledger is to say so."""
 
-    outcome: Outcome
-    reason: str
-    error: BaseException | None = None
-    recorded: bool = True
+    def __init__(self, outcome: Outcome, reason: str, *, recorded: bool = True) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        self.reason = reason
+        self.recorded = recorded
 
 
 def perform(
@@ -111,16 +112,19 @@ class _Performance:
         except _Ended as ended:
             if ended.recorded:
                 self._record(ended.outcome, ended.reason)
-            return ended.outcome, ended.reason, ended.error
+            return ended.outcome, ended.reason, None
         except (LeaseLost, RunTakenOver) as error:
             reason = "taken_over" if isinstance(error, RunTakenOver) else "lease_lost"
             self._break_off("lost_lease", reason, error)
             return "lost_lease", reason, error
+        except Shutdown as error:
+            self._break_off("partial", "shutdown", error)
+            raise  # an interrupt is not ours to swallow; the row is closed
         except BaseException as error:
             reason = _reason(error)
             self._break_off("failed", reason, error)
             if not isinstance(error, Exception):
-                raise  # an interrupt is not ours to swallow; the row is closed
+                raise
             error = _told_apart(error, reason)
             reason = str(error) if isinstance(error, SchemaMissing) else reason
             report(error, worker=self.sweep.name, run_id=self.run_id, message_id=self.message_id)
@@ -148,7 +152,11 @@ class _Performance:
         try:
             yield lease, ledger.next_epoch(lease.key)
         finally:
-            lease.cancel()
+            try:
+                lease.cancel()
+            except RedisUnavailable as error:
+                # The work is done or not, whatever becomes of its lease; it expires by itself.
+                logger.warning("Lease could not be given back", lease=lease.key, error=str(error))
 
     def _walk(self, budget: RunBudget, lease: tuple[ExclusiveLease, int] | None) -> tuple[Outcome, str | None]:
         attempt = ledger.begin(
@@ -184,7 +192,7 @@ class _Performance:
 
     def _resume(self) -> Resume:
         # A cursor says nothing to a run about another argument.
-        if self.sweep.takes_argument is not None:
+        if self.sweep.takes_argument is not None or self.sweep.starts_over:
             return "never"
         return "cut_short" if self.sweep.goes_round else "interrupted"
 

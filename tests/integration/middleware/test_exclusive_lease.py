@@ -1,0 +1,253 @@
+"""What an actor's exclusive lease promises (semantics.md, L1 to L5), on a real Redis and Dramatiq's own worker code."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Actor, Broker, MessageProxy, Middleware
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import SkipMessage
+
+from housekeeping.foundation.errors import RedisUnavailable
+from housekeeping.foundation.leases import ExclusiveLease, RedisLeaseStore
+from housekeeping.foundation.settings import Settings
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.hands import Hands
+
+TTL = timedelta(minutes=10)
+KEY = "報告/夜"
+PATIENCE_S = 10
+
+
+@pytest.fixture
+def held(broker: RedisBroker) -> ExclusiveLease:
+    """The lease, held by somebody else."""
+    lease = ExclusiveLease(KEY, TTL)
+    assert lease.try_obtain() is not None
+    return lease
+
+
+def declared(
+    broker: Broker, runs: list[Any], function: Callable[[], object] = lambda: None, *, lease: Any = None, **options: Any
+) -> Actor[..., Any]:
+    def work(number: int = 0) -> None:
+        runs.append(number)
+        function()
+
+    terms = {"key": KEY, "ttl": TTL, **(lease or {})}
+    return dramatiq.actor(broker=broker, actor_name="work", exclusive_lease=terms, **options)(work)
+
+
+def test_a_message_is_skipped_while_another_holds_the_lease(
+    broker: RedisBroker, hands: Hands, runs: list[Any], held: ExclusiveLease, caplog: pytest.LogCaptureFixture
+) -> None:
+    # L1, L4
+    caplog.set_level(logging.INFO)
+    declared(broker, runs).send()
+
+    message = hands.run()
+
+    assert runs == [] and not message.failed
+    assert queued(broker) == queued(broker, "default.DQ") == []
+    (line,) = [record for record in caplog.records if "lease" in vars(record)]
+    said = vars(line)
+    assert (line.levelname, said["lease"], said["reason"]) == ("INFO", KEY, "lease_held")
+    assert 0 <= said["held_for_s"] < 60
+    # The run that was turned away must not give back what it never had.
+    assert held.renew()
+
+
+@pytest.mark.parametrize(("left_ms", "least_ms"), [(60_000, 55_000), (None, 595_000)])
+def test_with_retry_a_message_comes_back_when_the_lease_should_have_ended(
+    broker: RedisBroker,
+    hands: Hands,
+    runs: list[Any],
+    held: ExclusiveLease,
+    redis_client: redis.Redis,
+    settings: Settings,
+    left_ms: int | None,
+    least_ms: int,
+) -> None:
+    # L4: at the latest after a ttl
+    if left_ms is not None:
+        redis_client.pexpire(f"{settings.namespace}:lease:{KEY}", left_ms)
+    declared(broker, runs, lease={"if_held": "retry"}, max_retries=0).send()
+
+    put_back_at = hands.run().message_timestamp
+
+    (waiting,) = queued(broker, "default.DQ")
+    assert least_ms < waiting.options["eta"] - put_back_at < min((left_ms or 600_000) + 5_000, 605_000)
+    assert "retries" not in waiting.options
+    held.cancel()
+    hands.come_due()
+    hands.run()
+    assert runs == [0]
+
+
+def fail() -> None:
+    raise RuntimeError("disk full")
+
+
+@pytest.mark.parametrize("function", [lambda: None, fail])
+def test_the_lease_is_held_during_the_run_and_given_back_however_it_ends(
+    broker: RedisBroker, hands: Hands, runs: list[Any], function: Callable[[], object]
+) -> None:
+    # L1
+    lease = ExclusiveLease(KEY, TTL)
+
+    def work() -> None:
+        runs.append(lease.try_obtain())
+        function()
+
+    declared(broker, [], work, max_retries=0).send()
+    hands.run()
+
+    assert runs == [None]
+    assert lease.try_obtain() is not None
+
+
+def test_the_lease_is_given_back_when_a_later_middleware_drops_the_message(broker: RedisBroker, hands: Hands) -> None:
+    # L1
+    class DropEverything(Middleware):
+        def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+            raise SkipMessage
+
+    broker.middleware.append(DropEverything())
+    declared(broker, []).send()
+    hands.run()
+
+    assert not ExclusiveLease(KEY, TTL).exists()
+
+
+def test_a_thread_forgets_its_lease_after_the_run(
+    broker: RedisBroker, hands: Hands, caplog: pytest.LogCaptureFixture
+) -> None:
+    dramatiq.actor(broker=broker, actor_name="plain")(lambda: None)
+    declared(broker, []).send()
+    hands.run()
+    held = ExclusiveLease(KEY, TTL)
+    held.try_obtain()
+
+    broker.actors["plain"].send()
+    hands.run()
+
+    assert held.renew()
+    assert "lost" not in caplog.text
+
+
+def test_a_lease_that_was_lost_during_the_run_is_reported_and_its_successors_is_left_alone(
+    broker: RedisBroker,
+    hands: Hands,
+    redis_client: redis.Redis,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # L1, L2
+    successor = ExclusiveLease(KEY, TTL)
+
+    def work() -> None:
+        redis_client.delete(f"{settings.namespace}:lease:{KEY}")
+        successor.try_obtain()
+
+    declared(broker, [], work).send()
+    hands.run()
+
+    assert successor.renew()
+    assert "lost_lease" in [vars(record).get("reason") for record in caplog.records]
+
+
+def test_a_key_may_be_taken_from_the_arguments_however_they_were_written(
+    broker: RedisBroker, hands: Hands, runs: list[Any]
+) -> None:
+    # L1
+    ExclusiveLease("project/1", TTL).try_obtain()
+    work = declared(broker, runs, lease={"key": lambda number: f"project/{number}"})
+
+    work.send(1)
+    work.send(number=1)
+    work.send(2)
+    work.send()
+    for _ in range(4):
+        hands.run()
+
+    assert runs == [2, 0]
+
+
+@pytest.mark.parametrize("key", [lambda number: 1 // number, lambda number: None, lambda number: ""])
+def test_a_key_that_cannot_be_had_fails_the_message_without_running_it(
+    broker: RedisBroker, hands: Hands, runs: list[Any], key: Callable[..., object]
+) -> None:
+    # L5
+    declared(broker, runs, lease={"key": key}, max_retries=0).send()
+
+    assert hands.run().failed
+    assert runs == []
+
+
+@pytest.mark.parametrize("unanswered", ["obtain", "remaining", "owner"])
+def test_without_redis_the_message_fails_and_is_retried_and_does_not_run(
+    broker: RedisBroker,
+    hands: Hands,
+    runs: list[Any],
+    held: ExclusiveLease,
+    monkeypatch: pytest.MonkeyPatch,
+    unanswered: str,
+) -> None:
+    # L5
+    def away(*_: object) -> None:
+        raise RedisUnavailable("connection refused")
+
+    declared(broker, runs).send()
+    monkeypatch.setattr(RedisLeaseStore, unanswered, away)
+    hands.run()
+
+    assert runs == []
+    assert [message.options.get("retries") for message in queued(broker, "default.DQ")] == [1]
+
+
+def test_an_unforeseen_error_is_no_leave_to_run_unprotected(
+    broker: RedisBroker, hands: Hands, runs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # L5, L6: Dramatiq would log it and run the actor all the same
+    declared(broker, runs, max_retries=0).send()
+    monkeypatch.setattr(RedisLeaseStore, "obtain", lambda *_: fail())
+
+    assert hands.run().failed
+    assert runs == []
+
+
+def test_an_actor_without_a_lease_asks_redis_for_none(
+    broker: RedisBroker, hands: Hands, runs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RedisLeaseStore, "obtain", lambda *_: fail())
+    dramatiq.actor(broker=broker, actor_name="plain")(lambda: runs.append(1)).send()
+
+    hands.run()
+
+    assert runs == [1]
+
+
+def test_of_many_messages_at_once_one_runs(broker: RedisBroker, runs: list[Any]) -> None:
+    # L1
+    def others() -> None:
+        if len(runs) > 1:
+            return
+        with ThreadPoolExecutor(4) as threads:
+            for message in messages[1:]:
+                threads.submit(Hands(broker).run, message).result(PATIENCE_S)
+
+    work = declared(broker, runs, others)
+    for number in range(4):
+        work.send(number)
+    hands = Hands(broker)
+    messages = [message for _ in range(4) if (message := hands.fetch()) is not None]
+    hands.run(messages[0])
+
+    assert runs == [0]

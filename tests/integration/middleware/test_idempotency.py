@@ -1,0 +1,268 @@
+"""What idempotency promises (semantics.md, I1 to I3), on a real Redis and Dramatiq's own worker code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Actor, Broker, Message
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.foundation.settings import Settings
+from housekeeping.foundation.steering import InvalidOption
+from housekeeping.middleware.idempotency import Idempotency
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.hands import Hands, delivered_again
+
+PATIENCE_S = 10
+
+
+def declared(
+    broker: Broker, runs: list[Any], function: Callable[[], object] = lambda: None, **options: Any
+) -> Actor[..., Any]:
+    def work(number: int = 0) -> None:
+        runs.append(number)
+        function()
+
+    return dramatiq.actor(broker=broker, **{"actor_name": "work", "idempotent": True, "deduplicate": None, **options})(
+        work
+    )
+
+
+def fail() -> None:
+    raise RuntimeError("disk full")
+
+
+def marks(client: redis.Redis, settings: Settings, kind: str) -> list[bytes]:
+    return list(client.scan_iter(match=f"{settings.namespace}:{kind}:*", count=1000))
+
+
+def test_a_completed_message_is_not_executed_again(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+    # I1
+    work = declared(broker, runs)
+    work.send()
+
+    message = hands.run()
+    hands.run(delivered_again(message))
+
+    assert runs == [0]
+    assert queued(broker) == queued(broker, "default.DQ") == queued(broker, "default.XQ") == []
+
+
+@pytest.mark.parametrize(("option", "lives_s"), [({}, 24 * 3600), ({"idempotency": {"ttl": timedelta(hours=1)}}, 3600)])
+def test_a_completion_is_remembered_for_its_ttl(
+    broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings, option: Any, lives_s: int
+) -> None:
+    # I1
+    declared(broker, [], **option).send()
+    hands.run()
+
+    (completion,) = marks(redis_client, settings, "done")
+    assert lives_s - 60 < redis_client.ttl(completion) <= lives_s
+    assert marks(redis_client, settings, "running") == []
+
+
+def test_a_failed_message_is_not_completed(
+    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+) -> None:
+    # I1
+    work = declared(broker, runs, fail, max_retries=1)
+    work.send()
+
+    hands.run()
+    assert marks(redis_client, settings, "running") == marks(redis_client, settings, "done") == []
+    hands.come_due()
+    hands.run()
+
+    assert runs == [0, 0]
+    assert marks(redis_client, settings, "done") == []
+
+
+def test_a_second_delivery_waits_its_turn_and_finds_the_work_done(
+    broker: RedisBroker, hands: Hands, runs: list[Any]
+) -> None:
+    # I2
+    work = declared(broker, runs, lambda: second())
+
+    def second() -> None:
+        if len(runs) > 1:
+            return
+        with ThreadPoolExecutor(1) as another:
+            another.submit(hands.run, delivered_again(message)).result(PATIENCE_S)
+        (waiting,) = queued(broker, "default.DQ")
+        assert (waiting.message_id, waiting.options.get("retries")) == (message.message_id, None)
+
+    work.send()
+    fetched = hands.fetch()
+    assert fetched is not None
+    message = fetched
+    hands.run(message)
+    hands.come_due()
+    hands.run()
+
+    assert runs == [0]
+    assert queued(broker) == queued(broker, "default.DQ") == queued(broker, "default.XQ") == []
+
+
+def test_a_second_delivery_that_comes_due_stands_for_no_later_message(
+    broker: RedisBroker, hands: Hands, runs: list[Any]
+) -> None:
+    # D1, I2: it will find its work done, so what is sent after the first one's start must wait on its own
+    sent: list[Message[Any]] = []
+    work = declared(broker, runs, lambda: second(), deduplicate="until_executing")
+
+    def second() -> None:
+        if len(runs) > 1:
+            return
+        with ThreadPoolExecutor(1) as another:
+            another.submit(hands.run, delivered_again(message)).result(PATIENCE_S)
+            another.submit(hands.come_due).result(PATIENCE_S)
+        sent.append(work.send())
+
+    work.send()
+    fetched = hands.fetch()
+    assert fetched is not None
+    message = fetched
+    hands.run(message)
+
+    assert "duplicate_of" not in sent[0].options
+    hands.run(), hands.run()
+    assert runs == [0, 0]
+
+
+def test_a_message_whose_worker_was_killed_runs_again(
+    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+) -> None:
+    # I2, B1: the mark of being at work goes with the process, sooner than the broker delivers again
+    seen: list[int] = []
+    work = declared(broker, runs, lambda: seen.extend(map(redis_client.pttl, marks(redis_client, settings, "running"))))
+
+    work.send()
+    hands.run()
+
+    assert len(seen) == 1
+    assert 0 < seen[0] <= 30_000
+
+
+def test_two_messages_with_an_applications_key_have_one_effect(
+    broker: RedisBroker, hands: Hands, runs: list[Any]
+) -> None:
+    # I3
+    work = declared(broker, runs)
+    for number in (1, 2):
+        work.send_with_options(args=(number,), idempotency_key="注文-7")
+    work.send_with_options(args=(3,), idempotency_key="注文-8")
+    for number in (4, 5):
+        work.send_with_options(args=(number,), idempotency_key=0)
+
+    for _ in range(5):
+        hands.run()
+
+    assert runs == [1, 3, 4]
+
+
+def test_an_applications_key_is_one_actors_own(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+    # I3
+    declared(broker, runs, actor_name="a").send_with_options(args=(1,), idempotency_key="b:c")
+    declared(broker, runs, actor_name="a:b").send_with_options(args=(2,), idempotency_key="c")
+
+    hands.run(), hands.run()
+
+    assert runs == [1, 2]
+
+
+def test_two_messages_with_one_key_at_the_same_time_have_one_effect(
+    broker: RedisBroker, hands: Hands, runs: list[Any]
+) -> None:
+    # I2, I3
+    work = declared(broker, runs, lambda: another_one(), deduplicate="until_executing")
+
+    def another_one() -> None:
+        if len(runs) > 1:
+            return
+        work.send_with_options(args=(2,), idempotency_key="order-7")
+        with ThreadPoolExecutor(1) as another:
+            another.submit(hands.run).result(PATIENCE_S)
+        assert [message.args for message in queued(broker, "default.DQ")] == [(2,)]
+        # Put back before it ever started, it is not live until it is due.
+        assert "duplicate_of" not in work.send_with_options(args=(2,), idempotency_key="order-8").options
+
+    work.send_with_options(args=(1,), idempotency_key="order-7")
+    hands.run()
+    hands.come_due()
+
+    assert runs == [1]
+    assert len(queued(broker)) == 1
+
+
+def test_a_key_for_an_actor_that_does_not_keep_it_is_refused(broker: RedisBroker) -> None:
+    # I3
+    work = dramatiq.actor(broker=broker, actor_name="work")(lambda: None)
+
+    with pytest.raises(InvalidOption, match="needs an actor with idempotent=True"):
+        work.send_with_options(idempotency_key="order-7")
+
+
+def test_without_redis_nothing_runs_twice_for_want_of_an_answer(
+    broker: RedisBroker,
+    hands: Hands,
+    runs: list[Any],
+    redis_client: redis.Redis,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # L5: the mark was made but the answer got lost; the message fails, and takes its mark away
+    work = declared(broker, runs)
+    work.send()
+    (middleware,) = [each for each in broker.middleware if type(each).__name__ == "Idempotency"]
+    begin: Any = middleware._begin  # type: ignore[attr-defined]
+
+    def answer_lost(**given: Any) -> None:
+        begin(**given)
+        raise redis.ConnectionError("connection reset")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(middleware, "_begin", answer_lost)
+        hands.run()
+
+    assert runs == []
+    assert marks(redis_client, settings, "running") == []
+    hands.come_due()
+    hands.run()
+    assert runs == [0]
+
+
+def test_an_actor_that_is_not_idempotent_leaves_no_trace(
+    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+) -> None:
+    work = declared(broker, runs, idempotent=False)
+    work.send()
+
+    message = hands.run()
+    hands.run(delivered_again(message))
+
+    assert runs == [0, 0]
+    assert marks(redis_client, settings, "done") == []
+
+
+def test_a_client_that_answers_in_text_is_understood(
+    settings: Settings, redis_client: redis.Redis, runs: list[Any], broker: RedisBroker, hands: Hands
+) -> None:
+    # I1: an application's own client may decode
+    work = declared(broker, runs)
+    client = redis.Redis.from_url(settings.require_redis_url(), decode_responses=True)
+    broker.middleware[:] = [
+        Idempotency(client, settings.namespace) if isinstance(each, Idempotency) else each for each in broker.middleware
+    ]
+    work.send()
+
+    message = hands.run()
+    hands.run(delivered_again(message))
+    client.close()
+
+    assert runs == [0]
