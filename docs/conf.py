@@ -10,4 +10,6 @@ version = release = housekeeping.__version__
 extensions = ["myst_parser"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
+# Diagrams are drawn by whoever shows the Markdown (a forge does); here they stay text.
+suppress_warnings = ["misc.highlighting_failure"]
 html_theme = "alabaster"
