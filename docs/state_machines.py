@@ -40,7 +40,9 @@ def page() -> str:
         ]
         diagram = machine.diagram().strip()
         parts.append(
-            f"## {table}\n\n| Event | From | To |\n|---|---|---|\n" + "\n".join(rows) + f"\n\n```mermaid\n{diagram}\n```\n"
+            f"## {table}\n\n| Event | From | To |\n|---|---|---|\n"
+            + "\n".join(rows)
+            + f"\n\n```mermaid\n{diagram}\n```\n"
         )
     return "\n".join(parts)
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from peewee import ProgrammingError
 
 from housekeeping.brokers import redis_broker
 from housekeeping.foundation import logs
-from housekeeping.foundation.errors import UnknownWorker, WrongArgument
-from housekeeping.foundation.settings import Settings
+from housekeeping.foundation.db import one_line, reaching_postgres, sqlstate
+from housekeeping.foundation.errors import SchemaMissing, UnknownWorker, WrongArgument
+from housekeeping.foundation.settings import PREFIX, Settings
 from housekeeping.installation import install, use_database
 from housekeeping.sweeps import actors, schema
 from housekeeping.sweeps.actor import register
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.workers import configured_sweeps
+
+_UNDEFINED_TABLE: Final = "42P01"  # PostgreSQL's code
 
 
 def settings_and_logs() -> Settings:
@@ -29,6 +36,9 @@ def settings_and_logs() -> Settings:
 
 def workers_on_database(*, with_schema: bool = True) -> tuple[Settings, dict[str, Sweep]]:
     """The settings and the workers by name, with the database set up and the schema looked for.
+
+    Parameters:
+      with_schema: False for what does without, or finds out by itself; then nothing is connected yet.
 
     Raises:
       SettingsError: When a setting is missing or wrong.
@@ -64,6 +74,34 @@ def chosen(sweeps: dict[str, Sweep], name: str) -> Sweep:
     near = difflib.get_close_matches(name, sweeps, n=1)
     hint = f"did you mean {near[0]}?" if near else f"the workers are {', '.join(sweeps)}"
     raise UnknownWorker(f"there is no worker {name!r}; {hint}")
+
+
+@contextmanager
+def reading_tables(sweep: Sweep) -> Iterator[None]:
+    """Say in words that PostgreSQL does not answer, or does not have a table of the worker's.
+
+    Raises:
+      DatabaseUnavailable: When PostgreSQL does not answer.
+      SchemaMissing: When a table is not there; the text names the way out.
+    """
+    try:
+        with reaching_postgres():
+            yield
+    except ProgrammingError as error:
+        missing = missing_table(sweep, error)
+        if missing is None:
+            raise
+        raise missing from error
+
+
+def missing_table(sweep: Sweep, error: BaseException | None) -> SchemaMissing | None:
+    """What to say when the error comes from a table not being there; None when it does not."""
+    if not isinstance(error, ProgrammingError) or sqlstate(error) != _UNDEFINED_TABLE:
+        return None
+    return SchemaMissing(
+        f'{sweep.name}: {one_line(error)}; name yours in {PREFIX}WORKERS["{sweep.name}"]["tables"], '
+        "or for a trial: housekeeping init --with-tables"
+    )
 
 
 def argument_of(sweep: Sweep, given: str | None) -> Any:

@@ -11,20 +11,21 @@ from housekeeping.sweeps import schema
 from housekeeping.workers import BUILT_IN, configured_sweeps
 
 
-@click.command()
+@click.command(short_help="Make the library's own tables, or bring them up to date.")
 @click.option("--with-tables", is_flag=True, help="Also make the application's tables the workers clean, for a trial.")
 def init(with_tables: bool) -> None:
     """Make the library's own tables, or bring them up to date. Harmless to repeat.
 
-    They live in a schema of their own ("housekeeping"). The application's tables are not touched;
-    with --with-tables those that are missing are made.
+    They live in a schema of their own: "housekeeping", unless HOUSEKEEPING_SCHEMA names another. The
+    application's tables are not touched; with --with-tables those that are missing are made.
     """
     settings = settings_and_logs()
     configured_sweeps(settings)
     use_database(settings)
     steps = schema.init()
     name = settings.schema_name
-    click.echo(f"schema {name}: {'is up to date' if not steps else f'made or upgraded, {steps} step(s)'}")
+    done = "is up to date" if not steps else "made" if steps == len(schema.MIGRATIONS) else "upgraded"
+    click.echo(f"schema {name}: {done}")
     if not with_tables:
         return
     with reaching_postgres():

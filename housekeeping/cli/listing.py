@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,29 +11,28 @@ import click
 from peewee import PeeweeException
 
 from housekeeping.cli.composition import settings_and_logs
-from housekeeping.cli.tables import moment, out, span, table
+from housekeeping.cli.tables import length, moment, progress, show, table
 from housekeeping.installation import use_database
 from housekeeping.sweeps.overview import next_tick, state_of
 from housekeeping.sweeps.switches import paused_workers
 from housekeeping.workers import configured_sweeps
 
 
-@click.command("list")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.command("list", short_help="List the workers: schedule, next tick, limits, state.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def list_workers(as_json: bool) -> None:
     """List the workers: schedule, next tick, limits, state.
 
-    Works without a database; whether a worker is paused is then unknown.
+    Works without a database; whether a worker is paused is then unknown. Schedules are read on the
+    clock of HOUSEKEEPING_TIMEZONE (UTC unless set), moments are shown in UTC.
     """
     settings = settings_and_logs()
     sweeps = configured_sweeps(settings)
     paused: set[str] | None = None
     if settings.database_url is not None:
         use_database(settings)
-        try:
+        with progress("asking PostgreSQL"), suppress(PeeweeException):
             paused = paused_workers()
-        except PeeweeException:
-            paused = None
     now = datetime.now(UTC)
     rows: list[dict[str, Any]] = []
     for name, sweep in sweeps.items():
@@ -55,9 +55,9 @@ def list_workers(as_json: bool) -> None:
         shown.add_row(
             row["worker"],
             row["schedule"] or "-",
-            moment(row["next_tick"]),
+            moment(row["next_tick"], "%Y-%m-%d %H:%M"),
             str(row["batch_size"]),
-            span(sweep.max_runtime),
+            length(sweep.max_runtime.total_seconds()),
             row["state"],
         )
-    out.print(shown)
+    show(shown)

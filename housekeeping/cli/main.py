@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import click
+from peewee import PeeweeException
 
 import housekeeping
 from housekeeping.cli.demo import demo
@@ -24,9 +26,11 @@ First steps:
   export HOUSEKEEPING_DATABASE_URL=postgresql://user:password@host/database
   export HOUSEKEEPING_REDIS_URL=redis://host:6379/0
   housekeeping init                     make the library's own tables
-  housekeeping plan user_status_cleanup.batch
+  housekeeping list                     the workers and when they run
+  housekeeping plan NAME                what a run of one would do now
 
-Exit status: 0 done, partial or skipped; 1 failed; 2 wrong usage or settings."""
+\b
+Exit status: 0 done, partial or skipped; 1 failed; 2 wrong usage, settings or schema."""
 
 
 class _Group(click.Group):
@@ -39,14 +43,15 @@ class _Group(click.Group):
             if ctx.params.get("debug"):
                 raise
             _end(str(error), error.exit_code)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # click's own affair
         except KeyboardInterrupt:
             _end("interrupted", 130)
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
-            _end(f"{type(error).__name__}: {one_line(error)} (housekeeping --debug shows where)", 1)
+            who = "PostgreSQL says" if isinstance(error, PeeweeException) else type(error).__name__
+            _end(f"{who}: {one_line(error)} (housekeeping --debug shows where)", 1)
 
 
 def _end(line: str, exit_code: int) -> NoReturn:
@@ -62,6 +67,10 @@ def main(debug: bool) -> None:
 
     Settings come from the environment (HOUSEKEEPING_...) and from a .env file.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A terminal that cannot show a character is no reason to fail.
+            stream.reconfigure(errors="backslashreplace")
 
 
 for command in (demo, init, list_workers, plan, run, worker, scheduler, status):

@@ -3,40 +3,58 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
+from typing import Any
 
 import click
 
-from housekeeping.cli.composition import argument_of, chosen, workers_on_database
-from housekeeping.cli.tables import out, table
+from housekeeping.cli.composition import argument_of, chosen, reading_tables, workers_on_database
+from housekeeping.cli.tables import length, moment, progress, show, table
+from housekeeping.sweeps.plan import Plan
 from housekeeping.sweeps.plan import plan as make_plan
 
 
-@click.command()
+@click.command(short_help="Show what a run would do now; changes nothing.")
 @click.argument("name")
 @click.argument("argument", required=False)
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def plan(name: str, argument: str | None, as_json: bool) -> None:
     """Show what a run of worker NAME would do now. Changes nothing, leaves no row, takes no lease.
 
-    The numbers come from the very query of the run, in one read-only snapshot.
+    The numbers come from the very query of the run, in one read-only snapshot. Works before
+    "housekeeping init", too. The names are those of "housekeeping list"; a few workers take an ARGUMENT.
     """
-    _, sweeps = workers_on_database()
+    _, sweeps = workers_on_database(with_schema=False)
     sweep = chosen(sweeps, name)
-    planned = make_plan(sweep, argument_of(sweep, argument))
+    about = argument_of(sweep, argument)
+    with reading_tables(sweep), progress(f"{name}: counting"):
+        planned = make_plan(sweep, about)
     if as_json:
         click.echo(json.dumps(planned.as_json()))
-        return
-    facts = table("", "")
-    facts.show_header = False
-    facts.add_row("worker", planned.worker)
+    else:
+        _show(planned)
+
+
+def _show(planned: Plan) -> None:
+    facts = table(planned.worker, ">WOULD SETTLE", ">IN BATCHES", "OLDEST (UTC)", "NEWEST (UTC)")
     for each, batches in planned.passes:
-        facts.add_row(f"would settle in {each.name}", f"{each.stale}, in {batches:,} batches")
-        if each.samples:
-            facts.add_row("  from, to", f"{each.oldest}, {each.newest}")
-    out.print(facts)
+        facts.add_row(
+            each.name,
+            str(each.stale),
+            f"{batches:,}",
+            _moment(each.oldest, planned.now),
+            _moment(each.newest, planned.now),
+        )
+    show(facts)
     for each, _ in planned.passes:
         if each.samples:
             samples = table(*each.samples[0], title=f"\nfirst in order of {each.name}")
             for row in each.samples:
                 samples.add_row(*(str(value) for value in row.values()))
-            out.print(samples)
+            show(samples)
+
+
+def _moment(value: Any, now: datetime) -> str:
+    if not isinstance(value, datetime):
+        return "-" if value is None else str(value)
+    return f"{moment(value)}, {length((now - value).total_seconds())} ago"

@@ -12,13 +12,25 @@ import dramatiq.cli
 import periodiq
 
 from housekeeping.cli.composition import workers_on_database
+from housekeeping.foundation.db import database
+from housekeeping.foundation.redis_client import reaching_redis, redis_client
+from housekeeping.foundation.settings import Settings
 
 _APPLICATION: Final = "housekeeping.app"
 #: After the grace period, for what was interrupted then to be put back into its queue.
 _PUT_BACK_S: Final = 10
 
 
-@click.command()
+def _ready() -> Settings:
+    """Settings and schema looked at here, where an error is one line, and not in each process that follows."""
+    settings, _ = workers_on_database()
+    settings.require_redis_url()
+    # Not to be carried into those processes.
+    database.close()
+    return settings
+
+
+@click.command(short_help="Run the workers: a dramatiq process.")
 @click.option("--processes", "-p", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes.")
 @click.option("--threads", "-t", type=click.IntRange(1, 64), default=8, show_default=True, help="Threads in each.")
 @click.option("--queues", "-Q", multiple=True, help="Only these queues; may be repeated.")
@@ -26,9 +38,11 @@ def worker(processes: int, threads: int, queues: tuple[str, ...]) -> None:
     """Run the workers: a dramatiq process that takes messages until it is told to stop.
 
     SIGTERM or Ctrl-C lets runs end after their batch. Each thread holds one database connection.
+    The same as "dramatiq housekeeping.app", with the arguments that suit it.
     """
-    settings, _ = workers_on_database()
-    settings.require_redis_url()
+    settings = _ready()
+    with reaching_redis():
+        redis_client(settings.broker_url or settings.require_redis_url()).ping()
     arguments = [_APPLICATION, "--skip-logging", "--processes", str(processes), "--threads", str(threads)]
     arguments += ["--worker-shutdown-timeout", str(int((settings.grace_s + _PUT_BACK_S) * 1000))]
     for queue in queues:
@@ -36,14 +50,14 @@ def worker(processes: int, threads: int, queues: tuple[str, ...]) -> None:
     sys.exit(dramatiq.cli.main(dramatiq.cli.make_argument_parser().parse_args(arguments)))
 
 
-@click.command()
+@click.command(short_help="Run the schedule: a periodiq process.")
 def scheduler() -> None:
     """Run the schedule: a periodiq process that sends each worker its message when it is time.
 
-    Any number may run; each tick fires once.
+    Any number may run; each tick fires once. While Redis is away it says so and goes on. The same as
+    "periodiq housekeeping.app".
     """
-    settings, _ = workers_on_database()
-    settings.require_redis_url()
+    _ready()
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(0)

@@ -6,18 +6,18 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import click
-from rich.console import Console
 
-from housekeeping.cli.composition import argument_of, chosen, workers_on_database
-from housekeeping.cli.tables import counts, length, out, table
+from housekeeping.cli.composition import argument_of, chosen, missing_table, workers_on_database
+from housekeeping.cli.tables import counts, length, progress, show, table
+from housekeeping.foundation import reports
 from housekeeping.foundation.db import one_line
-from housekeeping.foundation.errors import DatabaseUnavailable
+from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import Counts
 from housekeeping.sweeps.plan import dry_run as make_dry_run
@@ -25,34 +25,48 @@ from housekeeping.sweeps.results import RunResult
 from housekeeping.sweeps.run import perform
 
 
-@click.command()
+@click.command(short_help="Run a worker once, in the foreground.")
 @click.argument("name")
 @click.argument("argument", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the result object, and nothing else, on stdout.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
 @click.option("--force", is_flag=True, help="Run although the worker is paused or disabled.")
-def run(name: str, argument: str | None, as_json: bool, dry_run: bool, force: bool) -> None:
-    """Run worker NAME once, in the foreground, with progress.
+@click.pass_context
+def run(context: click.Context, name: str, argument: str | None, as_json: bool, dry_run: bool, force: bool) -> None:
+    """Run worker NAME once, in the foreground, with progress. A few workers take an ARGUMENT.
 
     The run is the same as a scheduled one: same limits, same ledger. Ctrl-C ends it after the batch
-    in hand; what was committed stays. Logs go to stderr.
+    in hand; what was committed stays. Logs go to stderr. The names are those of "housekeeping list".
+
+    Exit status: 0 when the outcome is done, partial or skipped; 1 when it failed.
     """
-    _, sweeps = workers_on_database()
+    settings, sweeps = workers_on_database(with_schema=False)
     sweep = chosen(sweeps, name)
+    if settings.sentry_dsn is not None:
+        reports.report_to_sentry(settings.sentry_dsn)
     about = argument_of(sweep, argument)
-    result = make_dry_run(sweep, about) if dry_run else _perform(sweep, about, force)
+    result = _dry_run(sweep, about) if dry_run else _perform(sweep, about, force)
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:
         _show(result)
-    if result.error is not None:
-        click.echo(f"housekeeping: {name} {result.outcome}: {one_line(result.error)}", err=True)
-        sys.exit(getattr(result.error, "exit_code", 1) if isinstance(result.error, DatabaseUnavailable) else 1)
+    if result.exit_code:
+        if result.error is not None and context.find_root().params.get("debug"):
+            raise result.error
+        _explain(result, sweep)
 
 
 def _perform(sweep: Sweep, argument: Any, force: bool) -> RunResult:
-    with _stopping_at_signals() as stopping, _progress(sweep) as on_batch:
-        return perform(sweep, argument, force=force, on_batch=on_batch, stopping=stopping)
+    def tell(so_far: Counts) -> None:
+        say(f"{sweep.name}: {counts(so_far)}")
+
+    with _stopping_at_signals() as stopping, progress(f"{sweep.name}: looking") as say:
+        return perform(sweep, argument, force=force, on_batch=tell, stopping=stopping)
+
+
+def _dry_run(sweep: Sweep, argument: Any) -> RunResult:
+    with progress(f"{sweep.name}: counting"):
+        return make_dry_run(sweep, argument)
 
 
 @contextmanager
@@ -72,24 +86,22 @@ def _stopping_at_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def _progress(sweep: Sweep) -> Iterator[Callable[[Counts], None] | None]:
-    """A line on a terminal's stderr that says how far the run is; nothing elsewhere."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    with console.status(f"{sweep.name}: looking") as line:
-        yield lambda so_far: line.update(f"{sweep.name}: {counts(so_far)}")
-
-
 def _show(result: RunResult) -> None:
-    shown = table("WORKER", "OUTCOME", "TOOK", "COUNTS")
-    outcome = result.outcome if result.reason is None else f"{result.outcome}: {result.reason}"
+    shown = table("WORKER", "OUTCOME", ">TOOK", "COUNTS")
+    # The reason of a failure has a line of its own.
+    outcome = result.outcome if result.reason is None or result.exit_code else f"{result.outcome}: {result.reason}"
     shown.add_row(
         result.worker,
         f"{outcome} (dry run)" if result.dry_run else outcome,
         length(result.duration_s),
-        counts(result.counts),
+        "-" if result.exit_code and not any(result.counts.values()) else counts(result.counts),
     )
-    out.print(shown)
+    show(shown)
+
+
+def _explain(result: RunResult, sweep: Sweep) -> None:
+    """Say why the run failed, and end with the status that goes with it."""
+    error = missing_table(sweep, result.error) or result.error
+    line = result.reason if error is None else one_line(error)
+    click.echo(f"housekeeping: {result.worker} {result.outcome}: {line}", err=True)
+    sys.exit(error.exit_code if isinstance(error, HousekeepingError) else result.exit_code)

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from housekeeping.cli.composition import workers_on_database
-from housekeeping.cli.tables import counts, length, out, table
+from housekeeping.cli.tables import counts, length, out, progress, show, table
 from housekeeping.foundation.db import reaching_postgres
 from housekeeping.foundation.errors import RedisUnavailable
 from housekeeping.foundation.settings import Settings
@@ -18,15 +19,19 @@ from housekeeping.queues import QueueLengths, held_leases, queue_lengths
 from housekeeping.sweeps.overview import Overview, overview
 
 
-@click.command()
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.command(short_help="Show how each worker stands.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def status(as_json: bool) -> None:
-    """Show how each worker stands: last run, oldest stale row, backlog, queues, leases, alarms."""
+    """Show how each worker stands: last run, oldest stale row, backlog, queues, leases, alarms.
+
+    WAITING is how many rows are stale, counted up to a limit. Without Redis it shows the rest.
+    """
     settings, sweeps = workers_on_database()
     now = datetime.now(UTC)
-    with reaching_postgres():
-        overviews = [overview(sweep, now, settings.timezone) for sweep in sweeps.values()]
-    queues, leases, unreachable = _redis(settings, sorted({sweep.queue for sweep in sweeps.values()}))
+    with progress("looking"):
+        with reaching_postgres():
+            overviews = [overview(sweep, now, settings.timezone) for sweep in sweeps.values()]
+        queues, leases, unreachable = _redis(settings, sorted({sweep.queue for sweep in sweeps.values()}))
     if as_json:
         facts = {
             "now": now.isoformat(),
@@ -37,50 +42,55 @@ def status(as_json: bool) -> None:
         }
         click.echo(json.dumps(facts))
         return
-    out.print(workers_table(overviews, now))
+    show(workers_table(overviews, now))
+    out.print()
+    show(_last_runs_table(overviews, now))
+    out.print()
     if unreachable:
-        out.print(f"\n[yellow]{unreachable}[/yellow]")
+        out.print(unreachable, style="yellow", soft_wrap=True)
     else:
-        out.print(_queues_table(queues))
+        show(_queues_table(queues))
     for each in leases:
         out.print(f"lease {each['key']}: free in {length(each['remaining_s'])} unless renewed")
     for each_overview in overviews:
         for alarm in each_overview.alarms:
-            out.print(f"[red]ALARM[/red] {each_overview.worker}: {alarm}")
+            out.print(Text.assemble(("ALARM", "bold red"), f" {each_overview.worker}: {alarm}"), soft_wrap=True)
 
 
 def workers_table(overviews: list[Overview], now: datetime) -> Table:
-    """A line a worker."""
-    shown = table("WORKER", "STATE", "LAST RUN", "DID", ">WAITING", ">OLDEST", ">NEXT TICK")
+    """A line a worker: whether it runs, what waits, when it comes next."""
+    shown = table("WORKER", "STATE", ">WAITING", ">OLDEST", ">NEXT TICK")
     for each in overviews:
         oldest = (now - each.oldest).total_seconds() if isinstance(each.oldest, datetime) else None
         shown.add_row(
             each.worker,
             each.state,
-            _last_run(each, now),
-            counts(each.last_run["counts"]) if each.last_run else "-",
-            str(each.waiting),
-            "-" if oldest is None else f"{length(max(0, oldest))} ago",
+            "?" if each.waiting is None else str(each.waiting),
+            "-" if oldest is None else f"{length(oldest)} ago",
             "-" if each.next_tick is None else f"in {length((each.next_tick - now).total_seconds())}",
         )
     return shown
 
 
-def _last_run(each: Overview, now: datetime) -> str:
-    """How it ended and when: ``done, 12.0 s ago, took 3 ms``."""
-    last = each.last_run
-    if last is None:
-        return "never"
-    outcome = last["outcome"] or "running"
-    if last["reason"]:
-        outcome += f" ({last['reason']})"
-    ago = (now - datetime.fromisoformat(last["started_at"])).total_seconds()
-    took = f", took {length(last['duration_s'])}" if last["duration_s"] is not None else ""
-    return f"{outcome}, {length(max(0, ago))} ago{took}"
+def _last_runs_table(overviews: list[Overview], now: datetime) -> Table:
+    shown = table("LAST RUN OF", "OUTCOME", ">STARTED", ">TOOK", "COUNTS")
+    for each in overviews:
+        last = each.last_run
+        if last is None:
+            shown.add_row(each.worker, "never ran", "-", "-", "-")
+            continue
+        ago = (now - datetime.fromisoformat(last["started_at"])).total_seconds()
+        outcome = last["outcome"] or "running"
+        # What a failure says is long, and an alarm.
+        reason = f": {last['reason']}" if last["reason"] and not last["error"] else ""
+        shown.add_row(
+            each.worker, f"{outcome}{reason}", f"{length(ago)} ago", length(last["duration_s"]), counts(last["counts"])
+        )
+    return shown
 
 
 def _queues_table(queues: dict[str, QueueLengths]) -> Table:
-    shown = table("\nQUEUE", ">WAITING", ">DELAYED", ">DEAD")
+    shown = table("QUEUE", ">WAITING", ">DELAYED", ">DEAD")
     for name, lengths in queues.items():
         shown.add_row(name, f"{lengths.waiting:,}", f"{lengths.delayed:,}", f"{lengths.dead:,}")
     return shown

@@ -1,44 +1,72 @@
-"""How things are shown to people: tables, lengths of time, counts."""
+"""How things are shown to people: tables, lengths of time, counts, the sign that something goes on."""
 
 from __future__ import annotations
 
+import os
 import sys
-from datetime import datetime, timedelta
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Final
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
+
+#: Columns where no terminal sets them: what goes to a file or a program is not wrapped.
+_NO_LIMIT: Final = 1000
+
+
+def _console(width: int | None) -> Console:
+    # No markup: what is shown comes from databases and error texts, brackets and all.
+    return Console(width=width, highlight=False, markup=False, emoji=False)
+
 
 #: For what a person reads; logs and progress go to stderr.
-out = Console(file=sys.stdout, highlight=False)
+out: Final = _console(None if sys.stdout.isatty() or "COLUMNS" in os.environ else _NO_LIMIT)
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """A table with left-aligned columns; a name that begins with ``>`` is aligned right."""
-    made = Table(title=title, title_justify="left", header_style="bold", pad_edge=False, box=None, padding=(0, 2, 0, 0))
+    """A table with left-aligned columns; a name that begins with ``>`` is aligned right.
+
+    Where it does not fit, the last column is folded.
+    """
+    made = Table(
+        title=None if title is None else Text(title, style="bold"),
+        title_justify="left",
+        header_style="bold",
+        pad_edge=False,
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
     for name in columns:
         made.add_column(
             name.removeprefix(">"),
             justify="right" if name.startswith(">") else "left",
             overflow="fold",
-            no_wrap=name in ("WORKER", "STATE") or name.startswith(">"),
+            no_wrap=name != columns[-1],
         )
     return made
+
+
+def show(what: Table) -> None:
+    """Print a table whole: where even its narrowest form does not fit, its lines run over, and nothing is cut off."""
+    least = Measurement.get(out, out.options.update(max_width=_NO_LIMIT), what).minimum
+    (out if least <= out.width else _console(least)).print(what)
 
 
 def length(seconds: float | None) -> str:
     """A length of time in the unit that fits: ``12 ms``, ``3.4 s``, ``5 min``, ``2 h``, ``3 d``."""
     if seconds is None:
         return "-"
-    for unit, size, digits in (("d", 86_400, 1), ("h", 3_600, 1), ("min", 60, 1), ("s", 1, 1)):
-        if seconds >= size:
-            return f"{seconds / size:.{digits}f} {unit}"
-    return f"{seconds * 1000:.0f} ms"
-
-
-def span(value: timedelta) -> str:
-    """As `length`."""
-    return length(value.total_seconds())
+    if seconds < 0.9995:
+        return f"{max(0, seconds) * 1000:.0f} ms"
+    for unit, size, limit in (("s", 1, 60), ("min", 60, 60), ("h", 3_600, 48)):
+        # By the rounded number, so that nothing takes 60.0 s.
+        if round(seconds / size, 1) < limit:
+            return f"{seconds / size:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{seconds / 86_400:,.1f}".removesuffix(".0") + " d"
 
 
 def counts(given: dict[str, Any]) -> str:
@@ -47,6 +75,21 @@ def counts(given: dict[str, Any]) -> str:
     return ", ".join(shown) or "nothing to do"
 
 
-def moment(value: datetime | None) -> str:
-    """A moment in UTC to the second."""
-    return "-" if value is None else value.strftime("%Y-%m-%d %H:%M:%S")
+def moment(value: datetime | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """A moment in UTC, to the second unless said."""
+    return "-" if value is None else value.strftime(form)
+
+
+@contextmanager
+def progress(text: str) -> Iterator[Callable[[str], None]]:
+    """A line on a terminal's stderr that says what goes on, gone afterwards; nothing elsewhere.
+
+    Yields a function that replaces the text.
+    """
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    # The spinner of plain characters: a terminal without Unicode shows it, too.
+    with console.status(text, spinner="line") as line:
+        yield lambda text: line.update(text)

@@ -8,7 +8,15 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 import psycopg2
-from peewee import DatabaseProxy, DateTimeField, InterfaceError, Model, OperationalError, PeeweeException, PostgresqlDatabase
+from peewee import (
+    DatabaseProxy,
+    DateTimeField,
+    InterfaceError,
+    Model,
+    OperationalError,
+    PeeweeException,
+    PostgresqlDatabase,
+)
 from psycopg2.extensions import parse_dsn
 
 from housekeeping.foundation.errors import DatabaseUnavailable, SettingsError
@@ -25,30 +33,50 @@ database: Final = DatabaseProxy()
 _SESSION: Final = (
     "-c timezone=UTC -c statement_timeout=60s -c lock_timeout=10s -c idle_in_transaction_session_timeout=60s -c jit=off"
 )
-_CONNECTION: Final = {"connect_timeout": "5", "application_name": "housekeeping", "keepalives_idle": "30"}
+#: A server that vanished without a word is noticed after a minute, not after the eleven of the system's defaults.
+_CONNECTION: Final = {
+    "application_name": "housekeeping",
+    "connect_timeout": "5",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
 
 
 class Database(PostgresqlDatabase):
     """PostgreSQL with one connection a thread, which comes back after the server was away.
 
-    A connection found dead where a transaction *begins*, or at a read outside of one, is
-    replaced and the step done again. Within a transaction, and for a write outside of one,
-    the error is raised: nobody knows whether the step took effect.
+    A connection found dead where a transaction begins, or before a statement outside of one, is
+    replaced and the step done again. Within a transaction the error is raised: what it did so far
+    is lost with the connection, and only its caller can begin again.
     """
 
     def begin(self, *args: Any, **kwargs: Any) -> None:
         self._on_a_live_connection(lambda: super(Database, self).begin(*args, **kwargs))
 
     def execute_sql(self, sql: str, params: Any = None) -> Any:
+        if self.in_transaction():
+            return super().execute_sql(sql, params)
         if sql.startswith("SELECT"):
             return self._on_a_live_connection(lambda: super(Database, self).execute_sql(sql, params))
+        # Asked first, because a write must not be done again: nobody knows whether it took effect.
+        self._on_a_live_connection(lambda: super(Database, self).execute_sql("SELECT 1"))
         return super().execute_sql(sql, params)
+
+    def rollback(self) -> None:
+        try:
+            super().rollback()
+        except (OperationalError, InterfaceError):
+            # A dead connection has rolled back; what killed it is the error to be seen, not this one.
+            if self.is_connection_usable():
+                raise
 
     def _on_a_live_connection(self, step: Callable[[], T]) -> T:
         try:
             return step()
         except (OperationalError, InterfaceError):
-            if self.in_transaction() or self.is_closed() or self.is_connection_usable():
+            if self.is_closed() or self.is_connection_usable():
                 raise
             self.close()
             self.connect()
@@ -64,8 +92,7 @@ def connect_to(url: str) -> Database:
     try:
         given = parse_dsn(url)
     except psycopg2.ProgrammingError as error:
-        reason = str(error).strip()
-        raise SettingsError(f"HOUSEKEEPING_DATABASE_URL is {masked(url)!r}; libpq says: {reason}") from None
+        raise SettingsError(f"HOUSEKEEPING_DATABASE_URL is {masked(url)!r}; libpq says: {one_line(error)}") from None
     options = f"{_SESSION} {given.pop('options', '')}".strip()
     name = given.pop("dbname", "")  # none given: libpq takes the user's name
     return Database(name, **{**_CONNECTION, **given}, options=options)

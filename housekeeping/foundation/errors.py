@@ -7,13 +7,17 @@
     │   ├── SettingsError        a setting is missing or wrong
     │   ├── DeclarationError     an actor or sweep was declared with options that cannot work
     │   ├── UnknownWorker        no worker has this name
+    │   ├── UploadRefused        a location, path or time that no pending upload can have
     │   ├── WrongArgument        a run was asked for with an argument its worker does not take
     │   └── SchemaMissing        the library's own tables are not there (or too old)
     ├── DatabaseUnavailable      PostgreSQL did not answer
     ├── RedisUnavailable         Redis did not answer, so nothing is known about the lease or key
+    ├── ObjectStoreUnavailable   an object store, its bucket or its folder was not to be reached
     ├── EmbeddedServerError      a server from a wheel did not start
     ├── LeaseHeld                somebody else holds the lease
     ├── LeaseLost                the lease was ours and is no longer
+    ├── ObjectNotDeleted         a store refused to delete one object
+    ├── UploadBeingDeleted       the object an upload would write to is just being deleted
     ├── IllegalEvent             a record's state does not allow the event
     ├── RecordChanged            a record was changed or deleted by others while it was to be moved
     └── RunTakenOver             another run took this one for dead and goes on in its place
@@ -58,6 +62,10 @@ class WrongArgument(Refused):
     """A run was asked for without the argument its worker takes, or with one it does not take."""
 
 
+class UploadRefused(Refused, ValueError):
+    """A location, path or time that no pending upload can have; nothing was written or deleted."""
+
+
 class SchemaMissing(Refused):
     """The library's own tables are missing or older than the code; ``housekeeping init`` makes them."""
 
@@ -68,6 +76,10 @@ class DatabaseUnavailable(HousekeepingError):
 
 class RedisUnavailable(HousekeepingError):
     """Redis did not answer, so nothing is known about the lease or key in question."""
+
+
+class ObjectStoreUnavailable(HousekeepingError):
+    """An object store, its bucket or its folder was not to be reached; nothing of it is taken for deleted."""
 
 
 class EmbeddedServerError(HousekeepingError):
@@ -84,6 +96,14 @@ class LeaseLost(HousekeepingError):
 
 class RunTakenOver(HousekeepingError):
     """Another run took this one for dead and goes on in its place; the batch in hand is rolled back."""
+
+
+class ObjectNotDeleted(HousekeepingError):
+    """A store refused to delete one object, which is still there, or may be."""
+
+
+class UploadBeingDeleted(HousekeepingError):
+    """The path's earlier, stale upload is just being deleted; nothing was prepared."""
 
 
 class IllegalEvent(HousekeepingError):

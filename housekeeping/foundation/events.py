@@ -52,7 +52,8 @@ def send(event: NamedSignal, rows: Sequence[dict[str, Any]], *, worker: str, run
         return
     for subscriber in event.receivers_for(worker):
         try:
-            subscriber(worker, rows=list(rows), worker=worker, run_id=run_id)
+            # Copies: what one subscriber does with them is its own business.
+            subscriber(worker, rows=[dict(row) for row in rows], worker=worker, run_id=run_id)
         except Exception as error:
             logger.exception("A subscriber failed", subscribed_to=event.name, error=one_line(error))
             report(error, worker=worker, run_id=run_id, subscribed_to=event.name)

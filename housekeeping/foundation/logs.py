@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import sys
-from typing import Final, Literal
+import traceback
+from datetime import datetime
+from typing import Any, Final, Literal, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -15,13 +19,67 @@ Format = Literal["json", "console"]
 
 #: Libraries that say at INFO what only their own developers want to know.
 _QUIET: Final = ("pika", "urllib3", "botocore")
+_EXTRA_ADDER: Final = structlog.stdlib.ExtraAdder()
+_RESERVED: Final = {*vars(logging.makeLogRecord({})), "message", "asctime"} - {"exc_info", "stack_info"}
+_DEPTH: Final = 6  # levels of nesting that are shown; deeper ones are written as text
 
 
-def _mask(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    for key, value in event.items():
-        if isinstance(value, str):
-            event[key] = masked(value)
-    return event
+def presentable(value: Any, depth: int = _DEPTH) -> Any:
+    """The value in a form that any JSON reader takes, with the passwords in it masked; never raises."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, dict) and depth:
+        return {_text(key): presentable(each, depth - 1) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset) and depth:
+        return [presentable(each, depth - 1) for each in value]
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    try:
+        return masked(str(value))
+    except Exception:
+        return f"<{type(value).__name__} that cannot be shown>"
+
+
+def _present(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    return {str(name): presentable(value) for name, value in event.items()}
+
+
+def _add_extra(wrapped: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    own = event["event"]
+    return {**_EXTRA_ADDER(wrapped, method, event), "event": own}
+
+
+def _without_clashes(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    # logging refuses, with a KeyError, an extra that is called as one of its own.
+    return {f"{name}_" if name in _RESERVED else name: value for name, value in event.items()}
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what is stderr at that moment, so that lines and a progress display do not mix."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        # periodiq spaces its banner with empty lines.
+        return record.msg != "" and bool(super().filter(record))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        # What a library logged with arguments that do not fit; the traceback logging would print is no log line.
+        error = traceback.format_exception_only(*sys.exc_info()[:2])[-1].strip()
+        logging.getLogger(__name__).error(
+            "A log line could not be written", extra={"line": str(record.msg), "of": record.name, "error": error}
+        )
 
 
 def configure(level: str = "INFO", form: Format | None = None) -> None:
@@ -37,24 +95,35 @@ def configure(level: str = "INFO", form: Format | None = None) -> None:
     form = form or ("console" if sys.stderr.isatty() else "json")
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
+        # First, so that what a caller calls "level" or "event" does not pass for the line's own.
+        _add_extra,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
-        structlog.stdlib.ExtraAdder(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    rendering: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
-    if form == "json":
-        rendering += [structlog.processors.format_exc_info, _mask, structlog.processors.JSONRenderer(default=str)]
-    else:
-        rendering += [_mask, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-
-    handler = logging.StreamHandler(sys.stderr)
+    rendering: list[Processor] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        # Before masking: an exception's text may quote a URL.
+        structlog.processors.format_exc_info,
+        _present,
+        structlog.processors.JSONRenderer() if form == "json" else _console(),
+    ]
+    handler = _Stderr()
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=rendering, foreign_pre_chain=shared))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+
+
+def _console() -> Processor:
+    # https://no-color.org
+    colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return structlog.dev.ConsoleRenderer(
+        colors=colors, sort_keys=False, exception_formatter=structlog.dev.plain_traceback
+    )
 
 
 def logger(name: str) -> structlog.stdlib.BoundLogger:
@@ -68,6 +137,7 @@ def logger(name: str) -> structlog.stdlib.BoundLogger:
         processors=[
             structlog.stdlib.filter_by_level,
             structlog.contextvars.merge_contextvars,
+            _without_clashes,
             structlog.stdlib.render_to_log_kwargs,
         ],
         wrapper_class=structlog.stdlib.BoundLogger,

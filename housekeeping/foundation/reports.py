@@ -6,8 +6,12 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+from housekeeping.foundation.errors import SettingsError
+from housekeeping.foundation.logs import presentable
+
 logger = logging.getLogger(__name__)
 
+_EVENT_DEPTH: Final = 30  # deeper than anything Sentry's client nests
 Hook = Callable[[BaseException, dict[str, Any]], None]
 
 #: Called with the error and what is known of it. Append your own; a hook that raises is logged and skipped.
@@ -27,11 +31,19 @@ def report_to_sentry(dsn: str) -> None:
     """Set up Sentry; to be called before the broker is made.
 
     Raises:
-      ModuleNotFoundError: When the extra ``housekeeping[sentry]`` is not installed.
+      SettingsError: When the extra ``housekeeping[sentry]`` is not installed.
     """
-    import sentry_sdk
+    try:
+        import sentry_sdk
+    except ModuleNotFoundError:
+        raise SettingsError(
+            'HOUSEKEEPING_SENTRY_DSN is set, but Sentry\'s library is missing; pip install "housekeeping[sentry]"'
+        ) from None
 
-    sentry_sdk.init(dsn=dsn)
+    # Local variables hold URLs and rows; texts may quote a URL.
+    sentry_sdk.init(
+        dsn=dsn, include_local_variables=False, before_send=lambda event, _: presentable(event, _EVENT_DEPTH)
+    )
 
     def to_sentry(error: BaseException, about: dict[str, Any]) -> None:
         with sentry_sdk.new_scope() as scope:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 from typing import Final
 
-#: ``scheme://user:password@`` anywhere in a text; the password may hold anything but white space and ``@``.
-_URL_PASSWORD: Final = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^\s:/@]*:)[^\s@]+(?=@)", re.IGNORECASE)
-#: ``password=...`` as libpq writes it, and the query parameters of object stores and brokers.
+_SCHEME: Final = r"[a-z][a-z0-9+.-]{0,30}://"
+#: ``scheme://user:password@`` anywhere in a text. A password may hold what a URL should have written in
+#: percent form, so it goes on to the last ``@`` before white space or the next URL.
+_URL_PASSWORD: Final = re.compile(rf"(?P<before>{_SCHEME}[^\s:/@]*:)(?:(?!{_SCHEME})\S)+(?=@)", re.IGNORECASE)
+#: ``password=...`` as libpq writes it, ``"password": "..."``, and the parameters of object stores and brokers.
 _NAMED_SECRET: Final = re.compile(
-    r"(?P<before>(?:password|passwd|secret[a-z_]*|token|api_?key|access_key[a-z_]*)\s*[=:]\s*[\"']?)[^\s&\"',}]+",
+    r"(?P<before>(?:passw(?:or)?d|secret|token|signature|credential|(?:api|access|account)[_-]?key)[a-z_-]*"
+    r"[\"']?\s*[=:]\s*)(?:\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[\"']\S+|[^\s&\"']+)",
     re.IGNORECASE,
 )
 
 
 def masked(text: str) -> str:
     """The text with every password in it replaced by ``***``; user, host and path stay readable."""
-    return _NAMED_SECRET.sub(r"\g<before>***", _URL_PASSWORD.sub(r"\g<before>***", text))
+    if "://" in text:
+        text = _URL_PASSWORD.sub(r"\g<before>***", text)
+    return _NAMED_SECRET.sub(r"\g<before>***", text)

@@ -6,12 +6,16 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
+import psycopg2
 import pydantic
+from dotenv.parser import parse_stream
+from psycopg2.extensions import parse_dsn
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
@@ -19,20 +23,46 @@ from housekeeping.foundation.errors import SettingsError
 from housekeeping.foundation.secrets import masked
 
 PREFIX: Final = "HOUSEKEEPING_"
+FILE: Final = ".env"
 #: Read by the embedded servers and by the tests, not by an application.
+_SHOWN: Final = 200  # characters of a wrong value
 _ELSEWHERE: Final = ("HOUSEKEEPING_TEST_", "HOUSEKEEPING_EMBEDDED")
 
 
-def _url(*schemes: str) -> Any:
-    """A URL of one of these schemes; more is left to the library that connects with it."""
+_ESCAPES: Final = "in a user or password, / is written %2F, : %3A, @ %40"
+
+
+def _url(example: str, *schemes: str, well_formed: Callable[[str], bool]) -> Any:
+    """A URL of one of these schemes."""
 
     def check(value: str) -> str:
-        scheme, separator, rest = value.partition("://")
-        if not separator or scheme not in schemes or not rest:
-            raise ValueError(f"a URL that starts with {' or '.join(f'{scheme}://' for scheme in schemes)}")
+        scheme, _, rest = value.partition("://")
+        if scheme not in schemes or not rest or not well_formed(value):
+            raise ValueError(f"a URL such as {example} ({_ESCAPES})")
         return value
 
     return AfterValidator(check)
+
+
+# What is not well-formed is refused here, because later errors quote the part of a password that
+# was taken for a host or port.
+
+
+def _well_formed(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.port != 0 and parts.netloc.count("@") < 2
+    except ValueError:
+        return False
+
+
+def _well_formed_for_libpq(url: str) -> bool:
+    try:
+        given = parse_dsn(url)
+    except psycopg2.ProgrammingError:
+        return False
+    ports = given.get("port", "").split(",")
+    return all(port.isdecimal() or not port for port in ports) and "@" not in given.get("host", "")
 
 
 def _zone(value: Any) -> Any:
@@ -42,23 +72,40 @@ def _zone(value: Any) -> Any:
         raise ValueError("a time zone such as UTC or Europe/Berlin") from None
 
 
-def _json(value: Any) -> Any:
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except json.JSONDecodeError as error:
-        raise ValueError(f"JSON ({error})") from None
+def _object(by: str) -> Any:
+    def read(value: Any) -> Any:
+        try:
+            found = json.loads(value) if isinstance(value, str) else value
+        except json.JSONDecodeError as error:
+            raise ValueError(f"JSON ({error})") from None
+        if not isinstance(found, dict):
+            raise ValueError(f"a JSON object by {by}")
+        return found
+
+    return BeforeValidator(read)
 
 
-def _identifier(value: str) -> str:
-    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", value):
-        raise ValueError("a plain PostgreSQL name: small letters, digits and _")
+def _matching(pattern: str, words: str) -> Any:
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(words)
+        return value
+
+    return AfterValidator(check)
+
+
+def _said(value: Any) -> Any:
+    if value is None:
+        raise ValueError("a value, or left out to keep the default")
     return value
 
 
-def _table(value: str) -> str:
-    if not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_$]{0,62}\.)?[A-Za-z_][A-Za-z0-9_$]{0,62}", value):
-        raise ValueError("a table's name, or schema.table")
-    return value
+_KEY: Final = _matching(r"[A-Za-z0-9_.-]{1,64}", "at most 64 letters, digits and the signs _ . -")
+_SCHEMA: Final = _matching(r"[a-z_][a-z0-9_]{0,62}", "a plain PostgreSQL name: small letters, digits and _")
+_TABLE: Final = _matching(r"([A-Za-z_][\w$]{0,62}\.)?[A-Za-z_][\w$]{0,62}", "a table's name, or schema.table")
+_SAID: Final = BeforeValidator(_said)
+_LONGEST_S: Final = 7 * 86_400  # a week; what is longer is a slip in the unit
+_OLDEST_S: Final = 100 * 366 * 86_400  # a hundred years; what is longer is no date in PostgreSQL
 
 
 class WorkerSettings(BaseModel):
@@ -67,31 +114,33 @@ class WorkerSettings(BaseModel):
     A worker takes only the keys it has a use for; the others are refused when the worker is declared.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Strict: what is JSON says what it is; true is no batch size.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     enabled: bool = True
     schedule: str | None = None
-    batch_size: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    max_runtime_s: Annotated[float, Field(gt=0)] | None = None
-    stale_after_s: Annotated[float, Field(gt=0)] | None = None
-    lease_ttl_s: Annotated[float, Field(ge=3)] | None = (
-        None  # semantics.md: below 3 s a lease cannot be renewed in time
-    )
-    page_size: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    max_projects: Annotated[int, Field(ge=1)] | None = None
-    max_deletes: Annotated[int, Field(ge=1)] | None = None
-    git_batch_size: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    log_records: bool | None = None
-    table: Annotated[str, AfterValidator(_table)] | None = None
-    tables: dict[str, Annotated[str, AfterValidator(_table)]] | None = None
+    batch_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, _SAID] = None
+    max_runtime_s: Annotated[Annotated[float, Field(gt=0, le=_LONGEST_S)] | None, _SAID] = None
+    stale_after_s: Annotated[Annotated[float, Field(gt=0, le=_OLDEST_S)] | None, _SAID] = None
+    # From 3: below that a lease cannot be renewed in time (semantics.md, Actor options).
+    lease_ttl_s: Annotated[Annotated[float, Field(ge=3, le=_LONGEST_S)] | None, _SAID] = None
+    page_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, _SAID] = None
+    max_projects: Annotated[Annotated[int, Field(ge=1)] | None, _SAID] = None
+    max_deletes: Annotated[Annotated[int, Field(ge=1)] | None, _SAID] = None
+    git_batch_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, _SAID] = None
+    log_records: Annotated[bool | None, _SAID] = None
+    table: Annotated[Annotated[str, _TABLE] | None, _SAID] = None
+    tables: Annotated[dict[str, Annotated[str, _TABLE]] | None, _SAID] = None
 
 
 class ObjectStoreSettings(BaseModel):
     """One location of ``HOUSEKEEPING_OBJECT_STORES``: a URL alone, or an object with these keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    url: Annotated[str, _url("file", "s3", "gs", "az", "memory")]
+    url: Annotated[
+        str, _url("s3://bucket/prefix or file:///folder", "file", "s3", "gs", "az", "memory", well_formed=_well_formed)
+    ]
     #: Part of every object's key, before its path; what the URL has as its path comes first.
     prefix: str = ""
     enabled: bool = True
@@ -104,6 +153,13 @@ class ObjectStoreSettings(BaseModel):
         return {"url": given} if isinstance(given, str) else given
 
 
+_POSTGRES: Final = _url(
+    "postgresql://user:password@host:5432/database", "postgresql", "postgres", well_formed=_well_formed_for_libpq
+)
+_REDIS: Final = _url("redis://:password@host:6379/0", "redis", "rediss", "unix", well_formed=_well_formed)
+_SENTRY: Final = _url("https://key@host/1", "http", "https", well_formed=_well_formed)
+
+
 class Settings(BaseSettings):
     """Everything that can be set, by the name ``HOUSEKEEPING_`` + field in capitals.
 
@@ -112,36 +168,56 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_file=".env", env_ignore_empty=True, extra="ignore", frozen=True, populate_by_name=True
+        env_prefix=PREFIX,
+        env_file=FILE,
+        env_file_encoding="utf-8",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        populate_by_name=True,
+        hide_input_in_errors=True,
     )
 
-    database_url: Annotated[str, _url("postgresql", "postgres")] | None = None
-    redis_url: Annotated[str, _url("redis", "rediss", "unix")] | None = None
-    broker_url: Annotated[str, _url("redis", "rediss", "unix")] | None = None
-    namespace: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")] = "housekeeping"
-    schema_name: Annotated[str, AfterValidator(_identifier), Field(validation_alias=f"{PREFIX}SCHEMA")] = "housekeeping"
+    database_url: Annotated[str, _POSTGRES] | None = None
+    redis_url: Annotated[str, _REDIS] | None = None
+    broker_url: Annotated[str, _REDIS] | None = None
+    namespace: Annotated[str, _KEY] = "housekeeping"
+    schema_name: Annotated[str, _SCHEMA, Field(validation_alias=f"{PREFIX}SCHEMA")] = "housekeeping"
     catch_up: Literal["latest", "none"] = "latest"
     grace_s: Annotated[float, Field(ge=1, le=600)] = 30  # semantics.md, R5
     timezone: Annotated[ZoneInfo, BeforeValidator(_zone)] = ZoneInfo("UTC")
     log_format: Literal["json", "console"] | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    sentry_dsn: Annotated[str, _url("http", "https")] | None = None
-    object_stores: Annotated[dict[str, ObjectStoreSettings], NoDecode, BeforeValidator(_json)] = {}
+    sentry_dsn: Annotated[str, _SENTRY] | None = None
+    object_stores: Annotated[
+        dict[str, ObjectStoreSettings], NoDecode, _object('location, such as {"uploads": "s3://bucket/prefix"}')
+    ] = {}
     repositories_root: Path | None = None
-    workers: Annotated[dict[str, WorkerSettings], NoDecode, BeforeValidator(_json)] = {}
+    workers: Annotated[
+        dict[str, WorkerSettings],
+        NoDecode,
+        _object('worker name, such as {"user_status_cleanup.batch": {"batch_size": 50}}'),
+    ] = {}
 
     @classmethod
     def load(cls, **given: Any) -> Settings:
-        """Read the environment; keyword arguments win over it.
+        """Read the environment and the ``.env`` file; keyword arguments win over it, and it over the file.
 
         Raises:
-          SettingsError: When a value is wrong or a ``HOUSEKEEPING_`` variable is no setting.
+          SettingsError: When a value is wrong, a ``HOUSEKEEPING_`` variable is no setting, or the
+            file cannot be read.
         """
         _refuse_unknown(os.environ)
+        _refuse_unknown(_names_in_file(Path(FILE)), f" (in {FILE})")
         try:
             return cls(**given)
         except pydantic.ValidationError as error:
             raise SettingsError(_one_line(error)) from None
+
+    def __repr__(self) -> str:
+        return masked(super().__repr__())
+
+    __str__ = __repr__
 
     def require_database_url(self) -> str:
         """The database's URL.
@@ -168,13 +244,44 @@ def _variable(field: str) -> str:
     return f"{PREFIX}SCHEMA" if field in ("schema_name", f"{PREFIX}SCHEMA") else f"{PREFIX}{field.upper()}"
 
 
-def _refuse_unknown(environment: Mapping[str, str]) -> None:
-    known = [_variable(field) for field in Settings.model_fields]
-    for name in sorted(environment):
-        if name.startswith(PREFIX) and name not in known and not name.startswith(_ELSEWHERE):
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(known)}"
-            raise SettingsError(f"{name} is not a setting; {hint}")
+def _names_in_file(path: Path) -> list[str]:
+    """The names that a ``.env`` file sets; lines of others that cannot be read are theirs."""
+    if not path.is_file():
+        return []
+    try:
+        with path.open(encoding="utf-8") as stream:
+            entries = list(parse_stream(stream))
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} cannot be read; it should be UTF-8 text") from None
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
+    for entry in entries:
+        if entry.error and PREFIX in entry.original.string.upper():
+            raise SettingsError(f"{path}, line {entry.original.line} is not understood; it should be NAME=value")
+    return [entry.key for entry in entries if entry.key]
+
+
+def _refuse_unknown(names: Iterable[str], place: str = "") -> None:
+    known = [_variable(field).removeprefix(PREFIX) for field in Settings.model_fields]
+    for name in sorted(names):
+        setting = name.upper().removeprefix(PREFIX)  # as pydantic-settings reads them: in small letters, too
+        if not name.upper().startswith(PREFIX) or setting in known or name.upper().startswith(_ELSEWHERE):
+            continue
+        near = difflib.get_close_matches(setting, known, n=1)
+        all_of_them = ", ".join(f"{PREFIX}{each}" for each in known)
+        hint = f"did you mean {PREFIX}{near[0]}?" if near else f"the settings are {all_of_them}"
+        raise SettingsError(f"{name} is not a setting{place}; {hint}")
+
+
+#: What pydantic says in words of Python, by the error's type.
+_SHOULD: Final = {
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "string_type": "text",
+    "model_type": "a JSON object",
+}
 
 
 def _one_line(error: pydantic.ValidationError) -> str:
@@ -182,11 +289,20 @@ def _one_line(error: pydantic.ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     field, *path = first["loc"]
     where = _variable(str(field)) + "".join(f"[{json.dumps(part)}]" for part in path)
-    should = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        keys = ", ".join(WorkerSettings.model_fields)
-        return f"{where} is not a key of a worker; the keys are {keys}"
-    shown = first["input"] if isinstance(first["input"], str) else json.dumps(first["input"], default=str)
-    if should.startswith(("Input", "String")):
-        should = should.replace("Input should be", "").replace("String should", "text should").strip()
-    return f"{where} is {masked(shown)!r}; it should be {should}"
+        keys = (WorkerSettings if field == "workers" else ObjectStoreSettings).model_fields
+        near = difflib.get_close_matches(str(path[-1]), keys, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(keys)}"
+        return f"{where} is no key here; {hint}"
+    should = _SHOULD.get(first["type"], first["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
+    secret = masked(f"{path[-1]}=x") != f"{path[-1]}=x" if path else False
+    return f"{where} is {'***' if secret else _shown(first['input'])}; it should be {should}"
+
+
+def _shown(value: Any) -> str:
+    """The value as the setting has it, on one line, without passwords."""
+    if not isinstance(value, str):
+        return masked(json.dumps(value, default=str))
+    # Where the scheme is missing too, what stands before the @ may still be a password.
+    text = masked(value if "://" in value else re.sub(r"^\S*:\S*@", "***@", value))
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from peewee import CTE, Expression
+from peewee import CTE, Expression, fn
 
 from housekeeping.foundation.state_machines import StateMachine
 from housekeeping.sweeps.passes import Settled, Step
@@ -87,7 +87,8 @@ class Transition:
         state = self.machine.field
         update: Any = (
             table.model.update({state: self.machine.target(self.event), **self.changes(step.now)})
-            .where(chosen & state.in_(self.machine.sources(self.event)))
+            # COALESCE: not to choose an index by (see `TablePass.settle`).
+            .where(chosen & fn.COALESCE(state.in_(self.machine.sources(self.event)), False))
             .returning(*table.key)
         )
         return Write([update.cte("moved")], self.counted_as)

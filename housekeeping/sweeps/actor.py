@@ -10,6 +10,7 @@ import dramatiq
 from dramatiq import Actor, Broker
 
 from housekeeping.foundation.steering import PutBack
+from housekeeping.sweeps import actors
 from housekeeping.sweeps.declaration import MAX_RETRIES, Sweep
 from housekeeping.sweeps.run import perform
 
@@ -52,4 +53,5 @@ def register(broker: Broker, sweep: Sweep) -> Actor[..., None]:
         **sweep.actor_options,
     )
     actor: Actor[..., None] = declare(function)
+    actors.remember(actor)
     return actor

@@ -12,6 +12,7 @@ from peewee import Expression, Model
 
 from housekeeping.foundation.cron import Cron
 from housekeeping.foundation.errors import DeclarationError, SettingsError
+from housekeeping.foundation.identity import identify
 from housekeeping.foundation.leases import SHORTEST_TTL
 from housekeeping.foundation.settings import WorkerSettings
 from housekeeping.sweeps.actions import Action
@@ -29,10 +30,19 @@ _LENGTHS: Final = {"max_runtime_s": "max_runtime", "stale_after_s": "stale_after
 
 @dataclass(frozen=True, slots=True)
 class Alarms:
-    """When somebody should look: a run longer than `longest_run`, more than `backlog` records waiting."""
+    """When somebody should look.
+
+    Attributes:
+      longest_run: A run that takes longer.
+      backlog: More records than this waiting after a run.
+      most: Count -> more than this of it in one run.
+      failed_runs: So many runs in a row that ended badly.
+    """
 
     longest_run: timedelta | None = None
     backlog: int | None = None
+    most: Mapping[str, int] = field(default_factory=dict)
+    failed_runs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +92,14 @@ class Sweep:
       read_argument: Makes the argument from a word of the command line; a `ValueError` refuses it.
       goes_round: Whether a run that was cut short by its limits is gone on from, and the walk wraps at the end; else
         only an interrupted one is, and each run starts at the front.
+      starts_over: Whether a run starts at the front even after an interrupted one.
       starts_with: An info line to be logged when a run begins.
       queue: The Dramatiq queue of its actor.
       alarms: When somebody should look.
       feature_category, data_consistency: Recorded as actor options.
       actor_options: Further options of its actor.
+      partitioned: Models whose tables may be partitioned, and then have a longer primary key than declared: the
+        database is asked for it before a walk (see `foundation.identity`), so `passes` should take it from there.
     """
 
     name: str
@@ -104,12 +117,14 @@ class Sweep:
     takes_argument: str | None = None
     read_argument: Callable[[str], Any] = str
     goes_round: bool = False
+    starts_over: bool = False
     starts_with: str | None = None
     queue: str = "cronjob"
     alarms: Alarms = Alarms()
     feature_category: str = "not_owned"
     data_consistency: DataConsistency = "always"
     actor_options: Mapping[str, Any] = field(default_factory=dict)
+    partitioned: tuple[type[Model], ...] = ()
     enabled: bool = True
 
     def __post_init__(self) -> None:
@@ -126,12 +141,17 @@ class Sweep:
                 raise DeclarationError(f"{self.name}: max_runtime must be below the lease's ttl ({self.lease.ttl})")
         if self.schedule is not None:
             Cron(self.schedule)
-        for each in self.walks():
+        for each in self._declared():
             if isinstance(each, TablePass):
                 _check_order(self.name, each)
 
     def walks(self) -> tuple[Pass, ...]:
-        """The passes of a run, in order."""
+        """The passes of a run, in order, on the tables as they are in this database."""
+        for model in self.partitioned:
+            identify(model)
+        return self._declared()
+
+    def _declared(self) -> tuple[Pass, ...]:
         if self.passes is not None:
             return tuple(self.passes(self))
         assert self.stale is not None and self.action is not None
@@ -143,7 +163,7 @@ class Sweep:
     @property
     def model(self) -> type[Model]:
         """The table that the first pass walks."""
-        first = self.walks()[0]
+        first = self._declared()[0]
         if not isinstance(first, TablePass):
             raise DeclarationError(f"{self.name} does not walk a table")
         return first.model

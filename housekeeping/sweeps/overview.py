@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
+from peewee import ProgrammingError
+
 from housekeeping.foundation.cron import Cron
+from housekeeping.foundation.db import one_line
+from housekeeping.foundation.errors import DatabaseUnavailable, HousekeepingError
 from housekeeping.sweeps.backlog import Backlog, backlog, oldest
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import Run
@@ -27,6 +31,7 @@ class Overview:
     Attributes:
       next_tick: UTC; null when it has no schedule, or is disabled.
       last_run: Its newest row in the ledger, as a dictionary; null when it never ran.
+      waiting: The stale rows; null when they could not be seen (`alarms` says why).
       oldest: The first order column of the stale row that is first in order; null when none is stale.
       alarms: What rings, in words.
     """
@@ -36,7 +41,7 @@ class Overview:
     schedule: str | None
     next_tick: datetime | None
     last_run: dict[str, Any] | None
-    waiting: Backlog
+    waiting: Backlog | None
     oldest: Any
     alarms: list[str]
 
@@ -49,8 +54,8 @@ class Overview:
             "schedule": self.schedule,
             "next_tick": self.next_tick.isoformat() if self.next_tick else None,
             "last_run": self.last_run,
-            "backlog": self.waiting.rows,
-            "backlog_exact": self.waiting.exact,
+            "backlog": self.waiting.rows if self.waiting else None,
+            "backlog_exact": self.waiting.exact if self.waiting else None,
             "oldest": first[0],
             "alarms": self.alarms,
         }
@@ -67,10 +72,20 @@ def next_tick(sweep: Sweep, now: datetime, zone: Any) -> datetime | None:
 
 
 def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
-    """Look at a worker: three index probes and a bounded count."""
-    limit = sweep.alarms.backlog or _LOOK_AT
-    waiting = backlog(sweep, now, limit)
+    """Look at a worker: three index probes and a bounded count.
+
+    A table that is missing or must not be read, or another store that does not answer, is an alarm of this
+    worker, and hides no other.
+    """
     last = last_run(sweep)
+    try:
+        waiting = backlog(sweep, now, sweep.alarms.backlog or _LOOK_AT)
+        first = oldest(sweep, now)
+        rings = _alarms(sweep, last, waiting)
+    except (ProgrammingError, HousekeepingError) as error:
+        if isinstance(error, DatabaseUnavailable):
+            raise
+        waiting, first, rings = None, None, [f"what waits cannot be seen: {one_line(error)}"]
     return Overview(
         sweep.name,
         state_of(sweep, paused_workers()),
@@ -78,8 +93,8 @@ def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
         next_tick(sweep, now, zone),
         last,
         waiting,
-        oldest(sweep, now),
-        _alarms(sweep, last, waiting),
+        first,
+        rings,
     )
 
 

@@ -53,6 +53,7 @@ class Settled:
       rows: The records that were changed, for events and log lines.
       failures: Records to be logged, reported and counted as ``failed``.
       rescued: Records that were settled another way after an error; reported.
+      unreachable: What keeps part of the records from being settled; the run goes on, and ends as failed with it.
     """
 
     counts: dict[str, Any] = field(default_factory=dict)
@@ -62,6 +63,7 @@ class Settled:
     rows: Sequence[dict[str, Any]] = ()
     failures: Sequence[Failure] = ()
     rescued: Sequence[Failure] = ()
+    unreachable: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from peewee import PeeweeException
+
 from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock
-from housekeeping.foundation.db import database, reaching_postgres
+from housekeeping.foundation.db import database, one_line, reaching_postgres
+from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.passes import Backlog, PassPlan, as_cursor
 from housekeeping.sweeps.results import RunResult
@@ -92,10 +95,13 @@ def plan(sweep: Sweep, argument: Any = None, *, clock: Clock = SYSTEM_CLOCK, lim
 
 
 def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock = SYSTEM_CLOCK) -> RunResult:
-    """The plan in the form of a run's result: what would be counted if time were no limit."""
-    started = clock.monotonic()
-    planned = plan(sweep, argument, clock=clock)
-    counts = initial_counts(sweep)
+    """The plan in the form of a run's result: what would be counted if time were no limit; never raises."""
+    started, now, counts = clock.monotonic(), clock.now(), initial_counts(sweep)
+    try:
+        planned = plan(sweep, argument, clock=clock)
+    except (HousekeepingError, PeeweeException) as error:
+        spent = clock.monotonic() - started
+        return RunResult(sweep.name, "failed", one_line(error), None, now, spent, counts, dry_run=True, error=error)
     for each, batches in planned.passes:
         for name, number in each.counts.items():
             counts[name] += number

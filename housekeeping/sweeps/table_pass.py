@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
 from blinker import NamedSignal
-from peewee import CTE, JOIN, SQL, Expression, Field, Model, ModelSelect, Select, Tuple, fn
+from peewee import CTE, SQL, DateTimeField, Expression, Field, Model, ModelSelect, Select, Tuple, fn
 
 from housekeeping.foundation import events
 from housekeeping.foundation.db import database
@@ -46,11 +46,13 @@ class TablePass:
     Attributes:
       stale: The one predicate, given the time the run began; run, plan and backlog all use it.
       order: The columns the walk follows, ending with the primary key, so that it can go on after any row. None of
-        them may be null in a stale row.
+        them may be null in a stale row, but for those of `nullable`.
       action: What is done with the stale rows of a batch.
       columns: Further columns to read, by the key a record has for them, for events and log lines.
-      sends: The event sent with the changed records of each batch, and which keys of the record it carries.
+      sends: The event sent with the changed records of each batch, and which keys of the record it carries; a mapping
+        where the event calls them otherwise (event's key -> record's).
       line: The log line for each changed record; null: none.
+      nullable: Columns of the order, but the first, that may be null in a stale row; such rows come last.
     """
 
     name: str
@@ -59,8 +61,9 @@ class TablePass:
     action: Action
     batch_size: int = 100
     columns: Mapping[str, Any] = field(default_factory=dict)
-    sends: tuple[NamedSignal, tuple[str, ...]] | None = None
+    sends: tuple[NamedSignal, tuple[str, ...] | Mapping[str, str]] | None = None
     line: RecordLine | None = None
+    nullable: tuple[Any, ...] = ()
 
     @property
     def model(self) -> type[Model]:
@@ -78,10 +81,9 @@ class TablePass:
         """The rows a step takes, by the order columns, then the further ones; unlocked."""
         query = self.model.select(*self.order, *self.columns.values()).where(self.stale(step.now))
         if step.only is not None:
-            among = Tuple(*self.order).in_([Tuple(*position) for position in step.only])
-            return query.where(among).order_by(*self.order)
+            return query.where(self.is_one_of(step.only)).order_by(*self.order)
         if step.after is not None:
-            query = query.where(Tuple(*self.order) > Tuple(*step.after))
+            query = query.where(self._comes_after(step.after))
         return query.order_by(*self.order).limit(self.batch_size)
 
     def picked(self, step: Step) -> CTE:
@@ -95,8 +97,12 @@ class TablePass:
     def among(self, picked: CTE) -> Expression:
         """That a row of the table is one of the picked."""
         chosen = Select((picked,), [getattr(picked.c, column.column_name) for column in self.key])
-        among: Expression = self.key[0].in_(chosen) if len(self.key) == 1 else Tuple(*self.key).in_(chosen)
-        return among
+        if len(self.key) > 1:
+            several: Expression = Tuple(*self.key).in_(chosen)
+            return several
+        # An array, and not a join, for which PostgreSQL may choose to read the whole table.
+        single: Expression = self.key[0] == fn.ANY(fn.ARRAY(chosen))
+        return single
 
     def take(self, step: Step) -> None:
         """Nothing: the rows are read by the statement that changes them."""
@@ -104,23 +110,30 @@ class TablePass:
     def settle(self, step: Step, taken: None = None) -> Settled:
         """Pick, lock and change the rows in one statement, which also says which they were."""
         picked = self.picked(step)
-        # What is changed is stale at the moment it is changed: the predicate once more, as compare-and-set.
-        write = self.action.write(self, step, self.among(picked) & self.stale(step.now))
+        # What is changed is stale at the moment it is changed: the predicate once more, as compare-and-set. COALESCE
+        # keeps it from choosing the index: with old statistics, all that is stale would be looked through for each row.
+        still_stale = fn.COALESCE(self.stale(step.now), False)
+        write = self.action.write(self, step, self.among(picked) & still_stale)
         changed, *others = write.ctes
-        same_row = [getattr(changed.c, key.column_name) == getattr(picked.c, key.column_name) for key in self.key]
         read = [getattr(picked.c, column.column_name) for column in (*self.order, *self.columns.values())]
-        flag = getattr(changed.c, self.key[0].column_name).is_null(False)
+        key = [getattr(picked.c, column.column_name) for column in self.key]
+        done = Select((changed,), [getattr(changed.c, column.column_name) for column in self.key])
+        flag = key[0].in_(done) if len(key) == 1 else Tuple(*key).in_(done)
         totals = [Select((other,), [fn.COUNT(SQL("*"))]) for other in others]
         query: Any = (
             Select((picked,), (*read, flag, *totals))
-            .join(changed, JOIN.LEFT_OUTER, on=_all(same_row))
             .order_by(*read[: len(self.order)])
             .with_cte(picked, *write.ctes)
             .tuples()
         )
-        found = list(query.execute(database))
         width = len(read)
-        rows = [self._record(row) for row in found if row[width]]
+        # What comes out of a common table expression has lost its column, which knows how to read it.
+        readers = [column.python_value for column in (*self.order, *self.columns.values())]
+        found = [
+            (*(reader(value) for reader, value in zip(readers, row, strict=False)), *row[width:])
+            for row in query.execute(database)
+        ]
+        rows = [self.record(row) for row in found if row[width]]
         counts = {write.counts[0]: len(rows)}
         counts |= dict(zip(write.counts[1:], found[0][width + 1 :] if found else [0] * len(others), strict=True))
         position = tuple(found[-1][: len(self.order)]) if found else step.after
@@ -133,7 +146,8 @@ class TablePass:
                 logger.log(self.line.level, self.line.event, **values, **self.line.constants)
         if self.sends is not None:
             event, keys = self.sends
-            rows = [{key: row[key] for key in keys} for row in settled.rows]
+            named = keys if isinstance(keys, Mapping) else dict(zip(keys, keys, strict=True))
+            rows = [{name: row[key] for name, key in named.items()} for row in settled.rows]
             events.send(event, rows, worker=step.worker, run_id=step.run_id)
 
     def positions(self, step: Step) -> list[Position]:
@@ -168,18 +182,45 @@ class TablePass:
             [self.describe(row) for row in samples.tuples()],
         )
 
+    def is_one_of(self, positions: Sequence[Position]) -> Expression:
+        """That a row of the table is the one at one of these positions."""
+        keys = [position[-len(self.key) :] for position in positions]
+        if len(self.key) == 1:
+            found: Expression = self.key[0].in_([key for (key,) in keys])
+        else:
+            found = Tuple(*self.key).in_([Tuple(*key) for key in keys])
+        return found
+
+    def _comes_after(self, position: Position) -> Expression:
+        values = [_read(column, value) for column, value in zip(self.order, position, strict=True)]
+        if not self.nullable:
+            bound = [column.db_value(value) for column, value in zip(self.order, values, strict=True)]
+            after: Expression = Tuple(*self.order) > Tuple(*bound)
+            return after
+        # A comparison of whole rows knows nothing of nulls. The first column once more, for the index.
+        later: Any = None
+        for column, value in reversed(list(zip(self.order, values, strict=True))):
+            same = column.is_null() if value is None else column == value
+            later = same & later if later is not None else None
+            if value is not None:
+                greater = column > value
+                if any(column is each for each in self.nullable):
+                    greater |= column.is_null()
+                later = greater if later is None else greater | later
+        after = (self.order[0] >= values[0]) & later
+        return after
+
     def _edge(self, now: datetime, order: tuple[Any, ...]) -> Any:
         first: Any = self.model.select(self.order[0]).where(self.stale(now)).order_by(*order).limit(1).tuples()
         return next((value for (value,) in first), None)
 
-    def _record(self, row: tuple[Any, ...]) -> dict[str, Any]:
+    def record(self, row: tuple[Any, ...]) -> dict[str, Any]:
+        """A row of `rows` as events and log lines know it."""
         named = {column.name: value for column, value in zip(self.order, row, strict=False)}
         further = row[len(self.order) : len(self.order) + len(self.columns)]
         return named | dict(zip(self.columns, further, strict=True))
 
 
-def _all(conditions: list[Any]) -> Any:
-    result = conditions[0]
-    for condition in conditions[1:]:
-        result &= condition
-    return result
+def _read(column: Any, value: Any) -> Any:
+    """A value of a position as the column takes it: a time comes out of the ledger's JSON as text."""
+    return datetime.fromisoformat(value) if isinstance(column, DateTimeField) and isinstance(value, str) else value

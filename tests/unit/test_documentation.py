@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,11 @@ def test_no_page_names_a_folder_of_the_machine_it_was_written_on() -> None:
     texts = {page: page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]}
 
     assert [str(page) for page, text in texts.items() if re.search(r"/root/|/work/|/home/", text)] == []
+
+
+def test_the_page_of_state_machines_is_what_the_machines_are() -> None:
+    page = runpy.run_path(str(ROOT / "docs/state_machines.py"))["page"]
+
+    assert (ROOT / "docs/explanation/state-machines.md").read_text(encoding="utf-8") == page(), (
+        "run: python docs/state_machines.py"
+    )

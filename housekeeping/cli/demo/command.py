@@ -18,7 +18,7 @@ from housekeeping.cli.demo.stage import Stage, stage
 from housekeeping.foundation import logs
 
 
-@click.command()
+@click.command(short_help="See it work, on servers of its own.")
 @click.option("--once", is_flag=True, help="Run every worker once, show what changed, and end.")
 def demo(once: bool) -> None:
     """See it work: real PostgreSQL and Redis servers, made-up data, real worker and scheduler processes.
@@ -28,7 +28,7 @@ def demo(once: bool) -> None:
     """
     logs.configure("WARNING")
     began = time.monotonic()
-    with _ending_in_order(), stage() as ready:
+    with _ending_in_order(130 if once else 0), stage() as ready:
         versions = ready.servers.versions
         say(f"PostgreSQL {versions['postgres']} and {versions['redis']} run in {ready.servers.folder}", began)
         for scene in SCENES:
@@ -39,8 +39,7 @@ def demo(once: bool) -> None:
 
 
 def _play(ready: Stage, once: bool, began: float) -> None:
-    with ready.process("worker") as worker, ready.process("scheduler") as scheduler:
-        processes = {"worker": worker, "scheduler": scheduler}
+    with ready.processes() as processes:
         say("housekeeping worker and housekeeping scheduler started", began)
         if once:
             run_each_once(ready, processes)
@@ -55,8 +54,8 @@ def say(line: str, began: float) -> None:
 
 
 @contextmanager
-def _ending_in_order() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the demo by the same way out as its own end."""
+def _ending_in_order(exit_code: int) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the demo by the same way out as its own end, with this status."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -66,6 +65,6 @@ def _ending_in_order() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         click.echo("\nended; servers stopped, everything removed")
-        sys.exit(0)
+        sys.exit(exit_code)
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import time
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Final
 
 from rich.console import Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from housekeeping.brokers import redis_broker
 from housekeeping.cli.demo.once import to_be_sent
 from housekeeping.cli.demo.runs import runs_table
-from housekeeping.cli.demo.scenes import compared, counted
+from housekeeping.cli.demo.scenes import Counted, compared, counted
 from housekeeping.cli.demo.stage import Stage
 from housekeeping.cli.status import workers_table
 from housekeeping.cli.tables import out
 from housekeeping.installation import install
+from housekeeping.sweeps.ledger import Run
 from housekeeping.sweeps.overview import overview
 
+_POLL_S: Final = 0.1
 _REFRESH_S: Final = 0.5
 _RUNS: Final = 8
 _QUIET_REFRESH_S: Final = 10  # between two pictures where there is no terminal to redraw
@@ -37,21 +39,26 @@ def watch(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -> None:
     before = counted()
     for actor in to_be_sent(install(redis_broker(stage.settings), stage.settings)).values():
         actor.send()
-    terminal = out.is_terminal
-    with Live(console=out, auto_refresh=False, transient=False) as live:
+    with Live(console=out, auto_refresh=False) if out.is_terminal else nullcontext() as live:
+        due_at = time.monotonic()
         while True:
-            for name, process in processes.items():
-                stage.check(name, process)
-            workers, changed = _workers(stage), compared(before, counted())
-            way_out = Text("\nCtrl-C ends the demo", style="dim")
-            picture = Group(workers, changed, runs_table(stage.sweeps, _RUNS), way_out)
-            if terminal:
-                live.update(picture, refresh=True)
-            else:
-                out.print(picture)
-            time.sleep(_REFRESH_S if terminal else _QUIET_REFRESH_S)
+            stage.check(processes)
+            if time.monotonic() >= due_at:
+                due_at += _REFRESH_S if live else _QUIET_REFRESH_S
+                picture = _picture(stage, before)
+                if live:
+                    live.update(picture, refresh=True)
+                else:
+                    out.print(picture)
+            time.sleep(_POLL_S)
 
 
-def _workers(stage: Stage) -> Table:
+def _picture(stage: Stage, before: Counted) -> Group:
     now = datetime.now(UTC)
-    return workers_table([overview(sweep, now, stage.settings.timezone) for sweep in stage.sweeps.values()], now)
+    return Group(
+        workers_table([overview(sweep, now, stage.settings.timezone) for sweep in stage.sweeps.values()], now),
+        compared(before, counted()),
+        Text(),
+        runs_table(Run.select().order_by(Run.id.desc()).limit(_RUNS), stage.sweeps),
+        Text("\nCtrl-C ends the demo", style="dim"),
+    )

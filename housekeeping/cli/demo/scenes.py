@@ -7,12 +7,25 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 from rich.table import Table
+from rich.text import Text
 
-from housekeeping.cli.demo import user_status_cleanup
+from housekeeping.cli.demo import (
+    batched_git_ref_updates,
+    bulk_imports,
+    ci_stuck_builds,
+    object_storage,
+    user_status_cleanup,
+)
 from housekeeping.cli.tables import table
 
 #: Each has TITLE, `seed`, `counted`, `settings`, and may have `beside`: what another session does meanwhile.
-SCENES: Final[tuple[Any, ...]] = (user_status_cleanup,)
+SCENES: Final[tuple[Any, ...]] = (
+    user_status_cleanup,
+    bulk_imports,
+    object_storage,
+    batched_git_ref_updates,
+    ci_stuck_builds,
+)
 
 Counted = dict[str, dict[str, int]]
 
@@ -36,7 +49,7 @@ def compared(before: Counted, after: Counted) -> Table:
     """A line for each kind, by scene: what there was and what there is."""
     shown = table("", ">BEFORE", ">NOW", title="\nwhat changed")
     for title, kinds in after.items():
-        shown.add_row(f"[bold]{title}[/bold]", "", "")
+        shown.add_row(Text(title, style="bold"), "", "")
         for kind, now in kinds.items():
             shown.add_row(f"  {kind}", f"{before[title].get(kind, 0):,}", f"{now:,}")
     return shown

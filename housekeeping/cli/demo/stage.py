@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import housekeeping
 from housekeeping import embedded
+from housekeeping.cli.demo import guard
 from housekeeping.cli.demo.scenes import SCENES
 from housekeeping.foundation.db import database
 from housekeeping.foundation.errors import HousekeepingError
@@ -23,6 +25,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.workers import BUILT_IN, configured_sweeps
 
 _END_SECONDS: Final = 15  # a worker ends after its batch, which takes milliseconds here
+_PROCESSES: Final = ("worker", "scheduler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,47 +37,54 @@ class Stage:
     sweeps: dict[str, Sweep]
 
     @contextmanager
-    def process(self, name: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A real ``housekeeping worker`` or ``scheduler``, ended on leaving the block."""
-        with self.log(name).open("wb") as log:
-            running = subprocess.Popen(
-                [sys.executable, "-m", "housekeeping", name],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C goes to the demo alone, which then ends its processes in order.
-                start_new_session=True,
-            )
+    def processes(self) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+        """A real ``housekeeping worker`` and ``scheduler`` by name, ended on leaving the block."""
+        running: dict[str, subprocess.Popen[bytes]] = {}
         try:
+            for name in _PROCESSES:
+                running[name] = self._start(name)
             yield running
         finally:
-            end(running)
+            end(list(running.values()))
 
     def log(self, name: str) -> Path:
         """The log of a process."""
         return self.servers.folder / f"{name}.log"
 
-    def check(self, name: str, running: subprocess.Popen[bytes]) -> None:
-        """Return while the process runs.
+    def check(self, processes: dict[str, subprocess.Popen[bytes]]) -> None:
+        """Return while the processes run.
 
         Raises:
-          HousekeepingError: When it has ended; the text shows the end of its log.
+          HousekeepingError: When one has ended; the text shows the end of its log.
         """
-        if running.poll() is not None:
-            last = self.log(name).read_text(errors="replace").strip().splitlines()[-1:]
-            raise HousekeepingError(f"the {name} process ended with {running.returncode}: {' '.join(last)}")
+        for name, running in processes.items():
+            if running.poll() is not None:
+                last = self.log(name).read_text(errors="replace").strip().splitlines()[-1:]
+                raise HousekeepingError(f"the {name} process ended with {running.returncode}: {' '.join(last)}")
+
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
+        with self.log(name).open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-I", guard.__file__, sys.executable, "-m", "housekeeping", name],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C goes to the demo alone, which then ends its processes in order.
+                start_new_session=True,
+            )
 
 
-def end(running: subprocess.Popen[bytes]) -> None:
-    """Ask the process to end, and after a while make it."""
-    if running.poll() is None:
-        # Only the first process: a worker that hears of it twice, from its group as well, ends at once.
+def end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Ask the processes to end, all at once, and after a while make them."""
+    for running in processes:
         running.terminate()
-        try:
-            running.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
+    deadline = time.monotonic() + _END_SECONDS
+    for running in processes:
+        with suppress(subprocess.TimeoutExpired):
+            running.wait(max(0, deadline - time.monotonic()))
+        assert running.stdin is not None
+        running.stdin.close()  # what still runs is killed by its guard
+        running.wait()
 
 
 @contextmanager
@@ -101,12 +111,15 @@ def stage() -> Iterator[Stage]:
 def _settings_of_its_own(servers: embedded.Servers) -> Iterator[None]:
     """This process's environment, for as long as the demo: the children inherit it."""
     before, folder = dict(os.environ), Path.cwd()
-    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+    for name in [name for name in os.environ if name.upper().startswith(PREFIX)]:
         del os.environ[name]
     ours = {"DATABASE_URL": servers.database_url, "REDIS_URL": servers.redis_url, "LOG_FORMAT": "json"}
     for scene in SCENES:
         ours |= scene.settings(servers.folder)
     os.environ.update({f"{PREFIX}{name}": value for name, value in ours.items()})
+    # The very package this file is in, wherever the demo was called.
+    here = str(Path(housekeeping.__file__).parents[1])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
     # Where there is no .env file.
     os.chdir(servers.folder)
     try:

@@ -1,0 +1,251 @@
+"""The cleanup's pass: a project's pending deletions, page by page, each ref deleted before its row is marked."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from peewee import SQL, DataError, IntegrityError, InternalError, Select, Tuple, fn
+
+from housekeeping.foundation import events
+from housekeeping.foundation.db import database
+from housekeeping.foundation.events import refs_deleted
+from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.sweeps.ledger import HEARTBEAT
+from housekeeping.sweeps.passes import Backlog, Failure, PassPlan, Settled, Step
+from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus, machine
+from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletionFailed, RefsRefused, delete_refs
+from housekeeping.workers.batched_git_ref_updates.ref_names import is_ref_name
+from housekeeping.workers.batched_git_ref_updates.surroundings import Surroundings
+
+logger = named_logger(__name__)
+
+_SAMPLES: Final = 5
+#: What a single row can cause; anything else concerns the whole run.
+_ROW_ERRORS: Final = (IntegrityError, DataError, InternalError)
+
+#: A row's id and its ref.
+Row = tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """What became of the refs of some rows, and which rows those are.
+
+    Attributes:
+      deleted: Rows whose ref git has confirmed to be gone.
+      invalid: Rows whose text is no name of a ref.
+      refused: Rows whose ref git refuses to delete.
+      last: The id of the last row of these; null when there is none.
+      left: Whether pending rows follow.
+    """
+
+    deleted: Sequence[Row]
+    invalid: Sequence[Row]
+    refused: Sequence[tuple[Row, RefsRefused]]
+    last: int | None
+    left: bool
+
+    def __len__(self) -> int:
+        return len(self.deleted) + len(self.invalid) + len(self.refused)
+
+
+@dataclass(frozen=True, slots=True)
+class _Marked(Settled):
+    """A settled page, with the rows that were marked though there was no ref to delete."""
+
+    invalid: Sequence[dict[str, Any]] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingDeletions:
+    """Deletes the refs of a project's pending deletions in order of id, and marks the rows whose refs are gone.
+
+    Attributes:
+      surroundings: Where the repository is, and what deletes refs.
+      page_size: Rows a page, and so a transaction.
+      git_batch_size: Refs a batch.
+      max_deletes: Rows a run, whatever becomes of them.
+    """
+
+    surroundings: Surroundings
+    page_size: int
+    git_batch_size: int
+    max_deletes: int
+    name: str = "deletions"
+
+    @property
+    def batch_size(self) -> int:
+        return self.page_size
+
+    def take(self, step: Step) -> _Page:
+        """Delete the refs of a page's rows; repeated, it finds them gone.
+
+        Raises:
+          SettingsError: When it is not known where repositories are.
+          RefDeletionFailed: When none of them could be deleted, for a reason that is none of them.
+        """
+        project_id = int(step.argument)
+        repository = self.surroundings.repositories.locate(project_id)
+        after, handled = step.after or (None, 0)
+        size = min(self.page_size, self.max_deletes - handled)
+        rows = pending_rows(project_id, after, size + 1)
+        page, left = rows[:size], len(rows) > size
+        refs = list(dict.fromkeys(ref for _, ref in page if is_ref_name(ref)))
+        fates: dict[str, RefsRefused | None] = {}
+        began = time.monotonic()
+        for batch in _batches(refs, self.git_batch_size):
+            try:
+                for ref, refused in delete_refs(self.surroundings.deletion, repository, batch, step.time_is_up):
+                    fates[ref] = refused
+            except RefDeletionFailed:
+                if not fates:
+                    raise
+                # Rows of refs that are gone are marked first; the next step meets the same failure.
+                break
+            # A page of slow batches must not make its run look dead.
+            if step.time_is_up() or time.monotonic() - began > HEARTBEAT.total_seconds():
+                break
+        known = list(itertools.takewhile(lambda row: row[1] in fates or not is_ref_name(row[1]), page))
+        return _Page(
+            deleted=[(id, ref) for id, ref in known if ref in fates and fates[ref] is None],
+            invalid=[(id, ref) for id, ref in known if ref not in fates],
+            refused=[((id, ref), refused) for id, ref in known if (refused := fates.get(ref)) is not None],
+            last=known[-1][0] if known else after,
+            left=left or len(known) < len(page),
+        )
+
+    def settle(self, step: Step, taken: _Page) -> Settled:
+        """Mark the rows that are still pending and unchanged; those locked elsewhere are left for the next run."""
+        project_id = int(step.argument)
+        _, handled = step.after or (None, 0)
+        handled += len(taken)
+        pending = pending_among(project_id, [row for row, _ in taken.refused])
+        failures = [Failure(_record(project_id, row), refused) for row, refused in taken.refused if row in pending]
+        deleted, refused_marks = self._mark(step, project_id, taken.deleted)
+        invalid, refused_too = self._mark(step, project_id, taken.invalid)
+        return _Marked(
+            counts={"total_deletes": len(deleted), "invalid": len(invalid)},
+            position=(taken.last, handled),
+            exhausted=not taken.left,
+            stop="limit" if taken.left and handled >= self.max_deletes else None,
+            rows=deleted,
+            failures=[*failures, *refused_marks, *refused_too],
+            invalid=invalid,
+        )
+
+    def _mark(self, step: Step, project_id: int, rows: Sequence[Row]) -> tuple[list[dict[str, Any]], list[Failure]]:
+        """Mark the rows, in halves should the database refuse one; returns those marked, and those refused."""
+        marked: list[dict[str, Any]] = []
+        failures: list[Failure] = []
+        parts = [rows] if rows else []
+        while parts:
+            part = parts.pop()
+            try:
+                with database.atomic():
+                    marked += [_record(project_id, row) for row in mark_processed(project_id, part, step.now)]
+            except _ROW_ERRORS as error:
+                if len(part) == 1:
+                    failures.append(Failure(_record(project_id, part[0]), error))
+                    continue
+                middle = len(part) // 2
+                parts += [part[middle:], part[:middle]]
+        return marked, failures
+
+    def committed(self, step: Step, settled: Settled) -> None:
+        if isinstance(settled, _Marked):
+            for record in settled.invalid:
+                logger.warning("Not a ref that can be deleted", **record)
+        events.send(refs_deleted, settled.rows, worker=step.worker, run_id=step.run_id)
+
+    def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
+        rows = count_pending_rows(argument, limit + 1)
+        return Backlog(min(rows, limit), rows <= limit)
+
+    def oldest(self, now: datetime, argument: Any = None) -> Any:
+        """When the project's first pending row was written; null for all projects, because no index knows it."""
+        if argument is None:
+            return None
+        first = _in_order(int(argument)).select(Deletion.created_at).limit(1).first()
+        return None if first is None else first.created_at
+
+    def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
+        rows = pending_rows(int(argument), None, self.max_deletes)
+        invalid = sum(not is_ref_name(ref) for _, ref in rows)
+        return PassPlan(
+            self.name,
+            self.backlog(now, limit, argument),
+            {"total_deletes": len(rows) - invalid, "invalid": invalid},
+            self.oldest(now, argument),
+            samples=[{"id": id, "ref": ref} for id, ref in rows[:_SAMPLES]],
+        )
+
+
+def pending_rows(project_id: int, after: int | None, limit: int) -> list[Row]:
+    """A project's pending rows in order of id, those after `after`."""
+    query: Any = _in_order(project_id, after).limit(limit)
+    return list(query.tuples())
+
+
+def pending_among(project_id: int, rows: Sequence[Row]) -> set[Row]:
+    """Those of the rows that are still pending."""
+    return set(_unchanged(project_id, rows).tuples()) if rows else set()
+
+
+def mark_processed(project_id: int, rows: Sequence[Row], now: datetime) -> list[Row]:
+    """Mark those of the rows that are still pending and not locked, in one statement; returns them."""
+    picked = _unchanged(project_id, rows).for_update(skip_locked=True).cte("picked", materialized=True)
+    query: Any = (
+        Deletion.update({Deletion.status: machine.target("process"), Deletion.updated_at: now})
+        # Project and ids once more, for the index; the ref because an id is not unique in a partitioned table.
+        .where(
+            (Deletion.project_id == project_id)
+            & Deletion.id.in_([id for id, _ in rows])
+            & Tuple(Deletion.id, Deletion.ref).in_(Select((picked,), (picked.c.id, picked.c.ref)))
+            & Deletion.status.in_(machine.sources("process"))
+        )
+        .returning(Deletion.id, Deletion.ref)
+        .with_cte(picked)
+        .tuples()
+    )
+    return sorted(query.execute())
+
+
+def count_pending_rows(project_id: int | None, limit: int) -> int:
+    """How many rows are pending, of one project or of all, counted up to `limit`."""
+    wanted = Deletion.status == DeletionStatus.pending if project_id is None else _pending_of(int(project_id))
+    query: Any = Deletion.select(SQL("1")).where(wanted).limit(limit).select_from(fn.COUNT(SQL("1")))
+    number: int = next(iter(query.tuples().execute(database)))[0]
+    return number
+
+
+def _in_order(project_id: int, after: int | None = None) -> Any:
+    # A range of one project, not an equality: with that, PostgreSQL may walk the primary key in order of id, past
+    # all rows of other projects and all that were ever processed.
+    one = Deletion.project_id.between(project_id, project_id) & (Deletion.status == DeletionStatus.pending)
+    if after is not None:
+        one &= Tuple(Deletion.project_id, Deletion.id) > Tuple(project_id, after)
+    return Deletion.select(Deletion.id, Deletion.ref).where(one).order_by(Deletion.project_id, Deletion.id)
+
+
+def _pending_of(project_id: int) -> Any:
+    return (Deletion.project_id == project_id) & (Deletion.status == DeletionStatus.pending)
+
+
+def _unchanged(project_id: int, rows: Sequence[Row]) -> Any:
+    """Those of the rows that are pending; one whose ref was changed to another of these is as good as unchanged."""
+    ids, refs = zip(*rows, strict=True)
+    same = Deletion.id.in_(ids) & Deletion.ref.in_(sorted(set(refs)))
+    return Deletion.select(Deletion.id, Deletion.ref).where(_pending_of(project_id) & same)
+
+
+def _record(project_id: int, row: Row) -> dict[str, Any]:
+    return {"id": row[0], "project_id": project_id, "ref": row[1]}
+
+
+def _batches(refs: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [refs[start : start + size] for start in range(0, len(refs), size)]

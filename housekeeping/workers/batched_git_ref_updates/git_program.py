@@ -1,0 +1,131 @@
+"""Deletes refs with the git program: one process a batch, all of it or nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path, PurePath
+from typing import Final
+
+from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletionFailed, RefsRefused
+
+#: A batch takes some 5 ms, 150 ms beside 300,000 packed refs; below the minute after which a run is taken for dead.
+TIMEOUT: Final = timedelta(seconds=30)
+
+_LARGEST_ANSWER: Final = 8192  # bytes of what git says that are looked at; the rest is read and dropped
+#: The configuration of a command wins over the repository's own.
+_CONFIGURATION: Final = (
+    "core.hooksPath=/dev/null",
+    # Repositories belong to the git server's user; git would refuse those of another.
+    "safe.directory=*",
+    # ms. A ref's lock is held for a moment or for ever; its row is met again in a minute.
+    "core.filesRefLockTimeout=20",
+    # ms. Every deletion needs this one; packing hundreds of thousands of refs holds it for some 300.
+    "core.packedRefsTimeout=1000",
+)
+#: Of nothing but the repository's own configuration is anything read, and nothing is asked of a terminal.
+_ENVIRONMENT: Final = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_SYSTEM": os.devnull,
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_TERMINAL_PROMPT": "0",
+    # Who did it, where the repository keeps a log of its refs.
+    "GIT_COMMITTER_NAME": "housekeeping",
+    "GIT_COMMITTER_EMAIL": "housekeeping@localhost",
+    "HOME": os.devnull,
+    "LC_ALL": "C",
+}
+#: With one of these it is the repository that is at fault, not a ref; having spaces, they are in no ref's name.
+_NO_REF_AT_FAULT: Final = (
+    b"not a git repository",
+    b"dubious ownership",
+    b"bad config",
+    b"repository extension",
+    b"repo version",
+    b"No space left on device",
+    b"Disk quota exceeded",
+    b"Read-only file system",
+)
+
+
+class GitProgram:
+    """The default `RefDeletion`: ``git update-ref --stdin`` on a bare repository of this machine.
+
+    Parameters:
+      program: Its name or path.
+      timeout: After this long a process is killed.
+    """
+
+    def __init__(self, program: str = "git", timeout: timedelta = TIMEOUT) -> None:
+        self._program = program
+        self._timeout = timeout
+
+    def delete(self, repository: PurePath, refs: Sequence[str]) -> None:
+        """Delete them all in one transaction of git; see `RefDeletion.delete`.
+
+        Raises:
+          RefsRefused: When git names a ref that it cannot delete, such as a locked one.
+          RefDeletionFailed: When the program is missing, hangs, or cannot use the repository.
+        """
+        if not os.path.lexists(repository):
+            return
+        status, said = self._ended(Path(repository), b"".join(b"delete %s\0\0" % ref.encode() for ref in refs))
+        if status == 0 or not os.path.lexists(repository):
+            return
+        if len(refs) == 1 and b"' exists; cannot create '" in said:
+            # A ref by whose name this one would be a folder, or the other way round: so this one is not there.
+            return
+        line = said.decode(errors="replace").strip().partition("\n")[0] or f"it ended with status {status}"
+        packed_refs = os.fsencode(repository) + b"/packed-refs"
+        if status < 0 or any(sign in said for sign in (packed_refs, *_NO_REF_AT_FAULT)):
+            raise RefDeletionFailed(f"git cannot delete refs of {repository}: {line}")
+        raise RefsRefused(f"git: {line}")
+
+    def _ended(self, repository: Path, orders: bytes) -> tuple[int, bytes]:
+        """Exit status of a git process, and the beginning of what it said."""
+        command = [self._program]
+        for setting in _CONFIGURATION:
+            command += ["-c", setting]
+        # -z: a name ends at a byte that none can hold, so that no name is taken for more than a name.
+        command += ["update-ref", "--no-deref", "-z", "--stdin"]
+        environment = {"PATH": os.environ.get("PATH", os.defpath), "GIT_DIR": str(repository), **_ENVIRONMENT}
+        with tempfile.TemporaryFile() as file:
+            file.write(orders)
+            file.seek(0)
+            try:
+                process = subprocess.Popen(
+                    command, stdin=file, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, cwd="/"
+                )
+            except OSError as error:
+                raise RefDeletionFailed(f"the git program {self._program!r} does not start: {error.strerror}") from None
+        return self._watched(process, repository)
+
+    def _watched(self, process: subprocess.Popen[bytes], repository: Path) -> tuple[int, bytes]:
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(self._timeout.total_seconds(), end)
+        timer.daemon = True
+        timer.start()
+        assert process.stderr is not None
+        try:
+            with process.stderr as answers:
+                said = answers.read(_LARGEST_ANSWER)
+                while answers.read(_LARGEST_ANSWER):
+                    pass
+            status = process.wait()
+        finally:
+            timer.cancel()
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        if late.is_set():
+            raise RefDeletionFailed(f"git did not end within {self._timeout.total_seconds():g} s on {repository}")
+        return status, said

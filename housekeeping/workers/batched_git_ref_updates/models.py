@@ -1,0 +1,61 @@
+"""Table of the git ref cleanup."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import IntEnum
+from typing import Final
+
+from peewee import SQL, BigAutoField, BigIntegerField, CharField, SmallIntegerField
+
+from housekeeping.foundation.db import BaseModel, UtcDateTimeField
+from housekeeping.foundation.state_machines import StateMachine
+
+LONGEST_REF: Final = 1024  # characters; workers.md, 58
+
+
+class DeletionStatus(IntEnum):
+    """Whether the ref is still to be deleted."""
+
+    pending = 1
+    processed = 2
+
+
+class Deletion(BaseModel):
+    """A wish to delete a ref of a project's repository."""
+
+    id = BigAutoField()
+    project_id = BigIntegerField()
+    ref = CharField(LONGEST_REF)
+    status = SmallIntegerField(default=DeletionStatus.pending, constraints=[SQL("DEFAULT 1")])
+    created_at = UtcDateTimeField(default=lambda: datetime.now(UTC), constraints=[SQL("DEFAULT now()")])
+    updated_at = UtcDateTimeField(default=lambda: datetime.now(UTC), constraints=[SQL("DEFAULT now()")])
+
+    class Meta:
+        table_name = "batched_git_ref_updates_deletions"
+
+    def process(self, now: datetime | None = None) -> None:
+        """Mark this row processed: its ref is gone.
+
+        Raises:
+          IllegalEvent: When it is processed already; nothing is changed.
+          RecordChanged: When the row is gone.
+        """
+        machine.fire(self, "process", {Deletion.updated_at: now or datetime.now(UTC)})
+
+
+#: The life of a row of ``batched_git_ref_updates_deletions``.
+machine: Final = StateMachine(
+    Deletion.status,
+    DeletionStatus,
+    {"process": ([DeletionStatus.pending], DeletionStatus.processed)},
+)
+
+Deletion.add_index(
+    Deletion.index(
+        Deletion.project_id,
+        Deletion.id,
+        where=Deletion.status == DeletionStatus.pending,
+        name="index_batched_git_ref_updates_deletions_on_project_id_pending",
+    )
+)

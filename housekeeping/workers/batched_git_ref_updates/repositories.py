@@ -1,0 +1,52 @@
+"""Where a project's bare repository lies."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path, PurePath
+from typing import Final, Protocol
+
+from housekeeping.foundation.errors import HousekeepingError, SettingsError
+
+_VARIABLE: Final = "HOUSEKEEPING_REPOSITORIES_ROOT"
+
+
+class Repositories(Protocol):
+    """Knows where a project's repository is; replaceable, see `surroundings`."""
+
+    def locate(self, project_id: int) -> PurePath:
+        """The repository, in the form the ref deletion in use understands; it need not exist.
+
+        Raises:
+          HousekeepingError: When nothing can be said of any repository.
+        """
+
+
+class HashedRepositories:
+    """Bare repositories below a folder, spread by the hash of the project's id.
+
+    Parameters:
+      root: The folder; none: every question is answered with an error that names the setting.
+    """
+
+    def __init__(self, root: Path | None) -> None:
+        self._root = root
+
+    def locate(self, project_id: int) -> Path:
+        """``<root>/@hashed/ab/cd/<sha256 of the decimal project id>.git``
+
+        Raises:
+          SettingsError: When no root is set.
+          HousekeepingError: When the root is no folder: with the disk not mounted every ref would look deleted.
+        """
+        if self._root is None:
+            raise SettingsError(f"{_VARIABLE} is not set; it should be a folder such as /srv/git/repositories")
+        if not self._root.is_dir():
+            raise HousekeepingError(f"{_VARIABLE} is {str(self._root)!r}, and that is no folder now; is it mounted?")
+        return self._root.resolve() / hashed_path(project_id)
+
+
+def hashed_path(project_id: int) -> PurePath:
+    """``@hashed/ab/cd/<digest>.git``, where ab and cd are the digest's first two pairs of characters."""
+    digest = hashlib.sha256(str(project_id).encode()).hexdigest()
+    return PurePath("@hashed", digest[:2], digest[2:4], f"{digest}.git")

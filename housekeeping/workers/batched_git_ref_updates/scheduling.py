@@ -1,0 +1,171 @@
+"""The scheduler's pass: the projects with pending deletions, each enqueued for its cleanup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from dramatiq import Actor
+from peewee import JOIN, SQL, Select, fn
+
+from housekeeping.foundation.db import database
+from housekeeping.foundation.redis_client import reaching_redis
+from housekeeping.middleware.bulk import enqueue_many
+from housekeeping.sweeps.passes import Backlog, PassPlan, Position, Settled, Step
+from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus
+
+_SAMPLES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """Where a run stands on its way through all project ids and around.
+
+    Attributes:
+      run_id: Whose way it is; another run's place is where this one begins.
+      last: The last project enqueued; null: the front.
+      began_after: The project after which the run began, and with which it ends; null: at the front.
+      wrapped: Whether the end was passed and the run is on its way from the front.
+      projects: How many it has enqueued.
+    """
+
+    run_id: int | None
+    last: int | None = None
+    began_after: int | None = None
+    wrapped: bool = False
+    projects: int = 0
+
+    @classmethod
+    def of(cls, step: Step) -> _Round:
+        if step.after is None:
+            return cls(step.run_id)
+        found = cls(*step.after)
+        return found if found.run_id == step.run_id else cls(step.run_id, found.last, found.last)
+
+    @property
+    def until(self) -> int | None:
+        """The last project that is still to be met on this part of the way; null: whatever there is."""
+        return self.began_after if self.wrapped else None
+
+    def as_position(self) -> Position:
+        return (self.run_id, self.last, self.began_after, self.wrapped, self.projects)
+
+
+@dataclass(frozen=True, slots=True)
+class _Enqueued:
+    projects: Sequence[int]
+    deduplicated: int
+    after: _Round
+    left: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingProjects:
+    """Enqueues the cleanup of every project with pending deletions, in batches, until there are no more or too many.
+
+    It begins after the last project of a run that was cut short, goes on at the front when it has come to the end,
+    and ends where it began: every project is met once a run at most.
+
+    Attributes:
+      children: The actor that is sent the projects' ids, asked for when there is something to send.
+      batch_size: Projects a batch.
+      max_projects: Projects a run.
+    """
+
+    children: Callable[[], Actor[..., Any]]
+    batch_size: int
+    max_projects: int
+    name: str = "projects"
+
+    def take(self, step: Step) -> _Enqueued:
+        """Enqueue a batch; repeated, it finds its messages waiting and adds none.
+
+        Raises:
+          RedisUnavailable: When the queue cannot be reached.
+        """
+        begun = _Round.of(step)
+        size = min(self.batch_size, self.max_projects - begun.projects)
+        found = pending_projects(begun.last, begun.until, size + 1)
+        projects = found[:size]
+        duplicates = 0
+        if projects:
+            with reaching_redis():
+                messages = enqueue_many(self.children(), projects, trigger="parent")
+            duplicates = sum("duplicate_of" in message.options for message in messages)
+        last = projects[-1] if projects else begun.last
+        after = _Round(step.run_id, last, begun.began_after, begun.wrapped, begun.projects + len(projects))
+        left = len(found) > size
+        if not left and not begun.wrapped and begun.began_after is not None:
+            left = bool(pending_projects(None, begun.began_after, 1))
+            after = _Round(step.run_id, None, begun.began_after, True, after.projects)
+        return _Enqueued(projects, duplicates, after, left)
+
+    def settle(self, step: Step, taken: _Enqueued) -> Settled:
+        """Nothing but what the engine writes."""
+        counts = {
+            "total_projects": len(taken.projects),
+            "enqueued": len(taken.projects) - taken.deduplicated,
+            "deduplicated": taken.deduplicated,
+        }
+        full = taken.left and taken.after.projects >= self.max_projects
+        return Settled(counts, taken.after.as_position(), not taken.left, stop="limit" if full else None)
+
+    def committed(self, step: Step, settled: Settled) -> None:
+        """Nothing to say of single projects."""
+
+    def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
+        found = count_pending_projects(limit + 1)
+        return Backlog(min(found, limit), found <= limit)
+
+    def oldest(self, now: datetime, argument: Any = None) -> Any:
+        """Nothing: no index knows the oldest row, and a project's id is no age."""
+        return None
+
+    def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
+        stale = self.backlog(now, limit)
+        samples = [{"project_id": project} for project in pending_projects(None, None, _SAMPLES)]
+        # Which of them wait already is not asked of Redis.
+        return PassPlan(self.name, stale, {"total_projects": min(stale.rows, self.max_projects)}, samples=samples)
+
+
+def pending_projects(after: int | None, until: int | None, limit: int) -> list[int]:
+    """The ids of projects with pending deletions, in order, each once, by one index probe a project.
+
+    Parameters:
+      after: Only those after this one.
+      until: Only those up to this one.
+    """
+    query: Any = _each_project(after, until).limit(limit)
+    return [project for (project,) in query.tuples().execute(database)]
+
+
+def count_pending_projects(limit: int) -> int:
+    """How many projects have pending deletions, counted up to `limit`."""
+    query: Any = _each_project(None, None).limit(limit).select_from(fn.COUNT(SQL("1")))
+    number: int = next(iter(query.tuples().execute(database)))[0]
+    return number
+
+
+def _each_project(after: int | None, until: int | None) -> Any:
+    """A loose index scan: from each project to the next, past all rows of the same one."""
+    first = _next_project(Deletion.alias("first"), None if after is None else lambda project: project > after, until)
+    # In a FROM of its own, because a part of a UNION may have no LIMIT.
+    pending = Select((first.alias("front"),), (SQL("front.project_id"),)).cte(
+        "pending", recursive=True, columns=("project_id",)
+    )
+    following = _next_project(Deletion.alias("following"), lambda project: project > pending.c.project_id, until)
+    further = following.alias("further")
+    onward = Select((pending,), (further.c.project_id,)).join(further, JOIN.LATERAL, on=SQL("true"))
+    found = pending.union_all(onward)
+    return found.select_from(found.c.project_id)
+
+
+def _next_project(table: Any, beyond: Callable[[Any], Any] | None, until: int | None) -> Any:
+    query = table.select(table.project_id).where(table.status == DeletionStatus.pending)
+    if beyond is not None:
+        query = query.where(beyond(table.project_id))
+    if until is not None:
+        query = query.where(table.project_id <= until)
+    return query.order_by(table.project_id).limit(1)

@@ -1,0 +1,94 @@
+"""The git ref cleanup: the scheduler, and the cleanup of one project, as declarations."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+from housekeeping.foundation.errors import SettingsError
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.actors import actor_named
+from housekeeping.sweeps.declaration import Alarms, LeaseTerms, Sweep
+from housekeeping.workers.batched_git_ref_updates.cleanup import PendingDeletions
+from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from housekeeping.workers.batched_git_ref_updates.scheduling import PendingProjects
+from housekeeping.workers.batched_git_ref_updates.surroundings import surroundings
+
+SCHEDULE: Final = "* * * * *"  # workers.md, 58; the document leaves it to the settings (実行スケジュール)
+BATCH_SIZE: Final = 100  # projects a batch; document 58, 備考
+MAX_PROJECTS: Final = 10_000  # projects a run; document 58, 備考
+LEASE_TTL: Final = timedelta(minutes=10)  # document 58, 排他制御
+LONGEST_RUN: Final = timedelta(minutes=10)  # document 58, パフォーマンス要件: 目標処理時間
+FAILED_RUNS: Final = 3  # in a row; document 58, 監視・アラート, without a number
+MAX_RUNTIME: Final = timedelta(minutes=8)  # ours: well before the lease would end, were it not renewed
+PAGE_SIZE: Final = 1000  # rows a page of one project; workers.md, 58
+GIT_BATCH_SIZE: Final = 100  # refs a transaction of git; workers.md, 58
+MAX_DELETES: Final = 10_000  # rows a run of one project; workers.md, 58
+
+#: Tables of this worker, by their name in workers.md.
+MODELS: Final = {"batched_git_ref_updates_deletions": Deletion}
+
+project_cleanup: Final = Sweep(
+    name="batched_git_ref_updates.project_cleanup",
+    passes=lambda sweep: [
+        PendingDeletions(
+            surroundings=surroundings,
+            page_size=sweep.options["page_size"],
+            git_batch_size=sweep.options["git_batch_size"],
+            max_deletes=sweep.options["max_deletes"],
+        )
+    ],
+    counts=("total_deletes", "invalid", "failed"),
+    batch_size=PAGE_SIZE,
+    options={"page_size": PAGE_SIZE, "git_batch_size": GIT_BATCH_SIZE, "max_deletes": MAX_DELETES},
+    max_runtime=MAX_RUNTIME,
+    lease=LeaseTerms(lambda project_id: f"batched_git_ref_updates/project_cleanup/{project_id}", LEASE_TTL),
+    takes_argument="project id",
+    read_argument=int,
+    queue="git_refs",
+    alarms=Alarms(longest_run=LONGEST_RUN, failed_runs=FAILED_RUNS),
+    feature_category="gitaly",
+    data_consistency="delayed",
+    # The scheduler asks again every minute. A project whose cleanup fails has one message waiting for its retry,
+    # not one more each minute, with 25 retries each.
+    actor_options={"deduplicate": "until_executed"},
+)
+
+cleanup_scheduler: Final = Sweep(
+    name="batched_git_ref_updates.cleanup_scheduler",
+    passes=lambda sweep: [
+        PendingProjects(
+            children=lambda: actor_named(project_cleanup.name),
+            batch_size=sweep.batch_size,
+            max_projects=sweep.options["max_projects"],
+        )
+    ],
+    counts=("total_projects", "enqueued", "deduplicated"),
+    schedule=SCHEDULE,
+    batch_size=BATCH_SIZE,
+    options={"max_projects": MAX_PROJECTS},
+    max_runtime=MAX_RUNTIME,
+    lease=LeaseTerms("batched_git_ref_updates/cleanup_scheduler", LEASE_TTL),
+    # High ids must not starve behind 10,000 busy projects.
+    goes_round=True,
+    alarms=Alarms(longest_run=LONGEST_RUN, failed_runs=FAILED_RUNS),
+    feature_category="gitaly",
+    data_consistency="sticky",
+)
+
+SWEEPS: Final = (cleanup_scheduler, project_cleanup)
+
+
+def configure(settings: Settings) -> None:
+    """Take over where the repositories are.
+
+    Raises:
+      SettingsError: When a size is set that this worker knows by another name.
+    """
+    given = settings.workers.get(project_cleanup.name)
+    if given is not None and given.batch_size is not None:
+        raise SettingsError(
+            f'HOUSEKEEPING_WORKERS["{project_cleanup.name}"]["batch_size"] is {given.batch_size}, '
+            "but this worker has page_size (rows) and git_batch_size (refs)"
+        )
+    surroundings.use_root(settings.repositories_root)

@@ -1,0 +1,202 @@
+"""Tables of the bulk imports: an import has entities (groups, projects), an entity has trackers (one a relation)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from peewee import (
+    SQL,
+    BigAutoField,
+    BigIntegerField,
+    BooleanField,
+    Check,
+    Expression,
+    ForeignKeyField,
+    IntegerField,
+    ModelSelect,
+    SmallIntegerField,
+    TextField,
+)
+
+from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock
+from housekeeping.foundation.db import BaseModel, UtcDateTimeField
+from housekeeping.foundation.state_machines import StateMachine
+from housekeeping.workers.bulk_imports.states import (
+    IMPORT_ENDS,
+    IMPORT_EVENTS,
+    TRACKER_ENDS,
+    TRACKER_EVENTS,
+    EnumField,
+    ImportStatus,
+    SourceType,
+    TrackerStatus,
+)
+
+
+class Moving(BaseModel):
+    """A record with a state. Each event is a method, which sets `updated_at` too and is saved when it returns.
+
+    Raises (every event):
+      IllegalEvent: When the record's state does not allow it.
+      RecordChanged: When the record was changed by others meanwhile, or is gone.
+      In either case, and on an error of the database, nothing is saved.
+
+    Note: Sends no event of `housekeeping.events`; those are the sweep's.
+    """
+
+    machine: ClassVar[StateMachine]
+
+    class Meta:
+        # So that save() of another column does not write an old status over a newer one.
+        only_save_dirty = True
+
+    def start(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Its work begins."""
+        self._fire("start", clock)
+
+    def finish(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Its work is complete."""
+        self._fire("finish", clock)
+
+    def fail(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Its work could not be done; from any state."""
+        self._fire("fail", clock)
+
+    def cancel(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """It is not wanted any more; from any state."""
+        self._fire("cancel", clock)
+
+    def cleanup_stale(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Its work stands still and is given up."""
+        self._fire("cleanup_stale", clock)
+
+    def _fire(self, event: str, clock: Clock) -> None:
+        model = type(self)
+        model.machine.fire(self, event, {model.updated_at: clock.now()})
+
+    if TYPE_CHECKING:
+        updated_at: UtcDateTimeField
+
+
+class BulkImport(Moving):
+    """One import of groups and projects, started by a user."""
+
+    id = BigAutoField()
+    user_id = BigIntegerField()
+    source_type = SmallIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
+    status = EnumField(ImportStatus, default=ImportStatus.CREATED)
+    has_failures = BooleanField(default=False, constraints=[SQL("DEFAULT false")])
+    created_at = UtcDateTimeField(default=SYSTEM_CLOCK.now, constraints=[SQL("DEFAULT now()")])
+    updated_at = UtcDateTimeField(default=SYSTEM_CLOCK.now, constraints=[SQL("DEFAULT now()")])
+
+    if TYPE_CHECKING:
+        entities: ModelSelect[BulkImportEntity]
+
+    class Meta:
+        table_name = "bulk_imports"
+
+    @classmethod
+    def stale(cls, before: datetime) -> Expression:
+        """That an import was last changed before this time, and has not come to an end."""
+        return (cls.updated_at < before) & cls.status.in_(cls.machine.sources("cleanup_stale"))
+
+
+class BulkImportEntity(Moving):
+    """A group or project of an import."""
+
+    id = BigAutoField()
+    bulk_import = ForeignKeyField(BulkImport, backref="entities", on_delete="CASCADE")
+    parent = ForeignKeyField("self", backref="children", null=True, on_delete="CASCADE")
+    namespace_id = BigIntegerField(null=True)
+    project_id = BigIntegerField(null=True)
+    organization_id = BigIntegerField(null=True)
+    source_type = EnumField(SourceType)
+    source_full_path = TextField()
+    destination_name = TextField(default="", constraints=[SQL("DEFAULT ''")])
+    destination_namespace = TextField(default="", constraints=[SQL("DEFAULT ''")])
+    status = EnumField(ImportStatus, default=ImportStatus.CREATED)
+    jid = TextField(null=True)
+    has_failures = BooleanField(default=False, constraints=[SQL("DEFAULT false")])
+    created_at = UtcDateTimeField(default=SYSTEM_CLOCK.now, constraints=[SQL("DEFAULT now()")])
+    updated_at = UtcDateTimeField(default=SYSTEM_CLOCK.now, constraints=[SQL("DEFAULT now()")])
+
+    if TYPE_CHECKING:
+        bulk_import_id: int
+        parent_id: int | None
+        children: ModelSelect[BulkImportEntity]
+        trackers: ModelSelect[BulkImportTracker]
+
+    class Meta:
+        table_name = "bulk_import_entities"
+        constraints = (Check("num_nonnulls(namespace_id, project_id, organization_id) = 1"),)
+
+    @classmethod
+    def stale(cls, before: datetime) -> Expression:
+        """That an entity was last changed before this time, and has not come to an end; its import has no say in it."""
+        return (cls.updated_at < before) & cls.status.in_(cls.machine.sources("cleanup_stale"))
+
+    def cleanup_stale(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """It stands still and is given up, with all its trackers that are not at an end: all of them change or none.
+
+        One transaction. Waits for trackers that another session holds, as long as ``lock_timeout`` says.
+        """
+        event, at = "cleanup_stale", clock.now()
+        trackers = BulkImportTracker.machine
+        take_along = BulkImportTracker.update(
+            {BulkImportTracker.status: trackers.target(event), BulkImportTracker.updated_at: at}
+        ).where((BulkImportTracker.bulk_import_entity == self.id) & trackers.field.in_(trackers.sources(event)))
+        self.machine.fire(self, event, {BulkImportEntity.updated_at: at}, along=take_along.execute)
+
+
+class BulkImportTracker(Moving):
+    """How far one relation of an entity has got (its members, its labels, ...)."""
+
+    id = BigAutoField()
+    # Without an index of its own: the unique one begins with it.
+    bulk_import_entity = ForeignKeyField(BulkImportEntity, backref="trackers", on_delete="CASCADE", index=False)
+    relation = TextField()
+    stage = IntegerField(default=0, constraints=[SQL("DEFAULT 0")])
+    status = EnumField(TrackerStatus, default=TrackerStatus.CREATED)
+    has_next_page = BooleanField(default=False, constraints=[SQL("DEFAULT false")])
+    next_page = TextField(null=True)
+    jid = TextField(null=True)
+    created_at = UtcDateTimeField(null=True, default=SYSTEM_CLOCK.now)
+    updated_at = UtcDateTimeField(null=True, default=SYSTEM_CLOCK.now)
+
+    if TYPE_CHECKING:
+        bulk_import_entity_id: int
+
+    class Meta:
+        table_name = "bulk_import_trackers"
+        indexes = ((("bulk_import_entity", "relation"), True),)
+
+    def enqueue(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Its work waits to begin."""
+        self._fire("enqueue", clock)
+
+    def retry(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Its work, having begun, waits to begin once more."""
+        self._fire("retry", clock)
+
+    def skip(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Its work is not needed; from any state."""
+        self._fire("skip", clock)
+
+
+BulkImport.machine = StateMachine(BulkImport.status, ImportStatus, IMPORT_EVENTS, IMPORT_ENDS)
+BulkImportEntity.machine = StateMachine(BulkImportEntity.status, ImportStatus, IMPORT_EVENTS, IMPORT_ENDS)
+BulkImportTracker.machine = StateMachine(BulkImportTracker.status, TrackerStatus, TRACKER_EVENTS, TRACKER_ENDS)
+
+#: Of the indexes that the walks follow.
+_STALE: Final = [ImportStatus.CREATED, ImportStatus.STARTED]
+
+for _model in (BulkImport, BulkImportEntity):
+    _model.add_index(
+        _model.index(
+            _model.updated_at,
+            _model.id,
+            where=_model.status.in_(_STALE),
+            name=f"index_{_model._meta.table_name}_on_updated_at_and_id_for_stale",
+        )
+    )

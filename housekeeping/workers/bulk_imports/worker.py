@@ -1,0 +1,93 @@
+"""The cleanup of stale imports, as a declaration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+from housekeeping.foundation.events import entity_timed_out, import_timed_out
+from housekeeping.sweeps.actions import Transition
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.passes import Pass
+from housekeeping.sweeps.table_pass import RecordLine, TablePass
+from housekeeping.workers.bulk_imports.entity_pass import EVENT, TRACKERS_COUNTED_AS, EntityPass
+from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker
+
+SCHEDULE: Final = "0 */4 * * *"  # document 65, 実行スケジュール
+STALE_AFTER: Final = timedelta(hours=24)  # without a change; document 65, 備考
+PAGE_SIZE: Final = 1000  # imports a statement; workers.md, 65: at most 1000 a page
+BATCH_SIZE: Final = 100  # entities a transaction, each with its trackers; the library's default, see MAX_RUNTIME
+MAX_RUNTIME: Final = timedelta(minutes=5)  # document 65, パフォーマンス要件: 数分以内 (within a few minutes)
+
+#: Tables of this worker, by their name in workers.md; in this order each refers to those before it only.
+MODELS: Final = {
+    "bulk_imports": BulkImport,
+    "bulk_import_entities": BulkImportEntity,
+    "bulk_import_trackers": BulkImportTracker,
+}
+
+IMPORT_LINE: Final = RecordLine("BulkImport stale", {"bulk_import_id": "id"}, level=logging.ERROR)
+ENTITY_LINE: Final = RecordLine(
+    "BulkImports::Entity stale",
+    {
+        "bulk_import_id": "bulk_import_id",
+        "bulk_import_entity_id": "id",
+        "bulk_import_entity_type": "bulk_import_entity_type",
+        "source_full_path": "source_full_path",
+    },
+    level=logging.ERROR,
+)
+
+
+def passes(sweep: Sweep) -> Sequence[Pass]:
+    """Imports first, then entities; each is judged by its own row alone."""
+    stale_after = sweep.stale_after or STALE_AFTER
+    log_records = sweep.options["log_records"]
+    return [
+        TablePass(
+            name="imports",
+            stale=lambda now: BulkImport.stale(now - stale_after),
+            # By the time before the change: a row that has changed is not met again, and the walk goes on after it.
+            order=(BulkImport.updated_at, BulkImport.id),
+            action=Transition(
+                BulkImport.machine, EVENT, "timed_out_imports", changes=lambda now: {BulkImport.updated_at: now}
+            ),
+            batch_size=sweep.options["page_size"],
+            sends=(import_timed_out, {"bulk_import_id": "id"}),
+            line=IMPORT_LINE if log_records else None,
+        ),
+        EntityPass(
+            name="entities",
+            stale=lambda now: BulkImportEntity.stale(now - stale_after),
+            order=(BulkImportEntity.updated_at, BulkImportEntity.id),
+            action=Transition(BulkImportEntity.machine, EVENT, "timed_out_entities"),
+            columns={
+                "bulk_import_id": BulkImportEntity.bulk_import,
+                "bulk_import_entity_type": BulkImportEntity.source_type,
+                "source_full_path": BulkImportEntity.source_full_path,
+            },
+            batch_size=sweep.batch_size,
+            sends=(entity_timed_out, {"bulk_import_entity_id": "id", "bulk_import_id": "bulk_import_id"}),
+            line=ENTITY_LINE if log_records else None,
+        ),
+    ]
+
+
+sweep: Final = Sweep(
+    name="bulk_imports.stale_import",
+    passes=passes,
+    counts=("timed_out_imports", "timed_out_entities", TRACKERS_COUNTED_AS, "failed", "out_of_time"),
+    schedule=SCHEDULE,
+    batch_size=BATCH_SIZE,
+    max_runtime=MAX_RUNTIME,
+    stale_after=STALE_AFTER,
+    options={"page_size": PAGE_SIZE, "log_records": True},
+    # Rows that cannot be changed stay at the front: were each run to begin there, enough of them would use it up.
+    goes_round=True,
+    feature_category="importers",
+    data_consistency="sticky",
+)
+
+SWEEPS: Final = (sweep,)

@@ -1,0 +1,179 @@
+"""Table of the stuck build workers, and how a single build is dropped."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import IntEnum, StrEnum
+from typing import Any, Final
+
+from peewee import SQL, BigAutoField, BigIntegerField, Expression, IntegerField, ModelSelect, TextField, fn
+
+from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock
+from housekeeping.foundation.db import BaseModel, UtcDateTimeField
+from housekeeping.foundation.identity import identify
+from housekeeping.foundation.naive_time import NaiveUtcDateTimeField
+from housekeeping.foundation.state_machines import StateMachine
+
+#: The one kind of row these workers touch; others of the table (bridges, external statuses) are not builds.
+BUILD_TYPE: Final = "Ci::Build"
+_LARGEST_INTEGER: Final = 2**31 - 1
+
+
+class BuildStatus(StrEnum):
+    """Every status a build may have."""
+
+    CREATED = "created"
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCESS = "success"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    SKIPPED = "skipped"
+    MANUAL = "manual"
+    SCHEDULED = "scheduled"
+    PREPARING = "preparing"
+    WAITING_FOR_RESOURCE = "waiting_for_resource"
+    WAITING_FOR_CALLBACK = "waiting_for_callback"
+    CANCELING = "canceling"
+
+
+class FailureReason(IntEnum):
+    """Why a build failed; an unknown failure is null in the table."""
+
+    SCRIPT_FAILURE = 1
+    API_FAILURE = 2
+    STUCK_OR_TIMEOUT_FAILURE = 3
+    RUNNER_SYSTEM_FAILURE = 4
+    STALE_SCHEDULE = 7
+    JOB_EXECUTION_TIMEOUT = 8
+    DATA_INTEGRITY_FAILURE = 12
+
+    @property
+    def label(self) -> str:
+        """Its name as the documents and log lines write it."""
+        return self.name.lower()
+
+
+class Build(BaseModel):
+    """One job of a pipeline.
+
+    In an installation whose table is partitioned, `partition_id` is a field as well, and part of the primary key:
+    the table says so itself, when a build is first read or dropped.
+    """
+
+    id = BigAutoField()
+    type = TextField()
+    status = TextField()
+    created_at = NaiveUtcDateTimeField()
+    updated_at = NaiveUtcDateTimeField()
+    finished_at = NaiveUtcDateTimeField(null=True)
+    #: When a delayed job is to begin; with a time zone, other than the times above.
+    scheduled_at = UtcDateTimeField(null=True)
+    project_id = BigIntegerField(null=True)
+    runner_id = BigIntegerField(null=True)
+    name = TextField(null=True)
+    stage = TextField(null=True)
+    #: The pipeline's id.
+    commit_id = BigIntegerField(null=True)
+    #: A `FailureReason`, or a number of the application's own; null: unknown, or not failed.
+    failure_reason = IntegerField(null=True)
+    lock_version = IntegerField(null=True, default=0, constraints=[SQL("DEFAULT 0")])
+
+    class Meta:
+        table_name = "ci_builds"
+
+    @classmethod
+    def select(cls, *fields: Any) -> ModelSelect[Any]:
+        identify(cls)
+        query: ModelSelect[Any] = super().select(*fields)
+        return query
+
+    @classmethod
+    def get_by_id(cls, pk: Any) -> Build:
+        identify(cls)
+        build: Build = super().get_by_id(pk)
+        return build
+
+    @classmethod
+    def in_status(cls, status: BuildStatus) -> Expression:
+        """That a row is a build in this status."""
+        return (cls.type == BUILD_TYPE) & (cls.status == status.value)
+
+    def drop(self, reason: FailureReason | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Fail the build, unless it has ended.
+
+        A build that was changed since it was read is read again and the drop tried again at once, up to 3 times.
+
+        Parameters:
+          reason: Null: unknown failure.
+
+        Raises:
+          IllegalEvent: When it has ended (success, failed, canceled, skipped); nothing is changed.
+          RecordChanged: When others changed it at every try, or it is gone; nothing is changed.
+
+        Note: Sends no event; whoever drops a single build knows of it.
+        """
+        identify(type(self))
+        now = clock.now()
+        changes = {Build.failure_reason: reason, Build.finished_at: now, Build.updated_at: now}
+        machine.fire(self, "drop", changes, version=Build.lock_version)
+
+    def doom(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Fail a build that cannot be dropped, for damaged data, whatever its ``lock_version``, unless it has ended.
+
+        Raises:
+          IllegalEvent, RecordChanged: As `drop`.
+        """
+        identify(type(self))
+        version = (self.lock_version or 0) % _LARGEST_INTEGER + 1
+        machine.fire(self, "doom", {**doomed_at(clock.now()), Build.lock_version: version})
+
+
+#: From here a build may still fail; the others are its ends.
+_UNFINISHED: Final = (
+    BuildStatus.CREATED,
+    BuildStatus.PENDING,
+    BuildStatus.RUNNING,
+    BuildStatus.SCHEDULED,
+    BuildStatus.MANUAL,
+    BuildStatus.PREPARING,
+    BuildStatus.WAITING_FOR_RESOURCE,
+    BuildStatus.WAITING_FOR_CALLBACK,
+    BuildStatus.CANCELING,
+)
+machine: Final = StateMachine(
+    Build.status,
+    BuildStatus,
+    {"drop": (_UNFINISHED, BuildStatus.FAILED), "doom": (_UNFINISHED, BuildStatus.FAILED)},
+)
+
+
+def doomed_at(now: datetime) -> dict[Any, Any]:
+    """What is set in a doomed build beside its status and version."""
+    return {
+        Build.failure_reason: FailureReason.DATA_INTEGRITY_FAILURE,
+        Build.finished_at: now,
+        Build.updated_at: now,
+    }
+
+
+def version_after_doom() -> Expression:
+    """The next ``lock_version`` for any there may be: the column's largest is followed by 1, not by an error."""
+    following: Expression = fn.MOD(version(), _LARGEST_INTEGER) + 1
+    return following
+
+
+def version() -> Any:
+    """The ``lock_version``; null, which old rows have, counts as 0."""
+    return fn.COALESCE(Build.lock_version, 0)
+
+
+Build.add_index(
+    Build.index(
+        Build.status,
+        Build.created_at,
+        Build.project_id,
+        where=Build.type == BUILD_TYPE,
+        name="index_ci_builds_on_status_and_created_at_and_project_id",
+    )
+)

@@ -1,0 +1,174 @@
+"""How completing an upload and deleting it as stale exclude each other.
+
+Looking once more right before deleting is not enough: an upload may be completed between that look and the
+store's answer. So the sweep *claims* an entry, in one script with its last look, and from then on `complete`
+and `prepare` refuse it. The entry itself stays as it is, because other programs read it; the claim is a key
+beside it. A claim whose object was not surely deleted is given up, but stays, for any later run to take over:
+nobody knows whether the object is still there, so nobody may complete it.
+
+A program that removes the field from the hash by its own ``HDEL`` asks nobody. Up to the claim that counts as
+completed; after it, the object is lost, and `Claims.settle` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+from uuid import uuid4
+
+from housekeeping.foundation.errors import RecordChanged, UploadBeingDeleted
+from housekeeping.foundation.redis_client import insist, reaching_redis, shared_redis
+from housekeeping.workers.object_storage import entries
+from housekeeping.workers.object_storage.entries import Entry
+
+#: How long a claim outlives the run that made it: many runs, so that the next one takes it over before that.
+_KEPT: Final = timedelta(hours=24)
+
+#: KEYS: the hash, then a claim for each entry. ARGV: token, ms a claim is kept, and how much of that is left when
+#: its owner is taken for dead; then field and value of each entry. Returns the places of those now claimed.
+_CLAIM: Final = """
+local claimed = {}
+for n = 2, #KEYS do
+  local holder = redis.call("get", KEYS[n])
+  local free = not holder or holder == "" or holder == ARGV[1]
+  if not free then free = redis.call("pttl", KEYS[n]) < tonumber(ARGV[3]) end
+  if free and redis.call("hget", KEYS[1], ARGV[2 * n]) == ARGV[2 * n + 1] then
+    redis.call("set", KEYS[n], ARGV[1], "px", ARGV[2])
+    claimed[#claimed + 1] = n - 2
+  end
+end
+return claimed
+"""
+#: KEYS as above. ARGV: token, ms a claim is kept; then field, value and "1" if the object is gone, of each entry.
+#: Returns for each: 0 kept, 1 removed, 2 it was gone, 3 it was changed, 4 the claim is no longer ours.
+_SETTLE: Final = """
+local ends = {}
+for n = 2, #KEYS do
+  local at = 3 * (n - 1)
+  if redis.call("get", KEYS[n]) ~= ARGV[1] then
+    ends[n - 1] = 4
+  elseif ARGV[at + 2] == "0" then
+    redis.call("set", KEYS[n], "", "px", ARGV[2])
+    ends[n - 1] = 0
+  else
+    local value = redis.call("hget", KEYS[1], ARGV[at])
+    redis.call("del", KEYS[n])
+    if value == ARGV[at + 1] then
+      redis.call("hdel", KEYS[1], ARGV[at])
+      ends[n - 1] = 1
+    else
+      ends[n - 1] = value and 3 or 2
+    end
+  end
+end
+return ends
+"""
+#: KEYS: the hash, the claim. ARGV: field.
+_COMPLETE: Final = """
+if redis.call("exists", KEYS[2]) == 1 then return 0 end
+return redis.call("hdel", KEYS[1], ARGV[1])
+"""
+#: KEYS: the hash, the claim. ARGV: field, value.
+_PREPARE: Final = """
+if redis.call("exists", KEYS[2]) == 1 then return 0 end
+redis.call("hset", KEYS[1], ARGV[1], ARGV[2])
+return 1
+"""
+_REMOVED, _GONE, _CHANGED = 1, 2, 3
+
+
+@dataclass(slots=True)
+class Ends:
+    """What became of entries whose object is gone.
+
+    Attributes:
+      removed: These are done with.
+      lost: These were completed or prepared anew behind the claim's back, and why that is bad.
+    """
+
+    removed: list[Entry] = field(default_factory=list)
+    lost: list[tuple[Entry, RecordChanged]] = field(default_factory=list)
+
+
+class Claims:
+    """The claims of one run.
+
+    Parameters:
+      lasts: After that time the run is taken for dead, and another may take its claims over.
+    """
+
+    def __init__(self, lasts: timedelta) -> None:
+        self._token = uuid4().hex
+        self._dead_below = _ms(_KEPT - lasts)
+        self._claim: Any = shared_redis.get().register_script(_CLAIM)
+        self._settle: Any = shared_redis.get().register_script(_SETTLE)
+
+    def take(self, chosen: Sequence[Entry]) -> list[Entry]:
+        """Those that are still there with the same value, and that no other run has claimed; one round trip.
+
+        Raises:
+          RedisUnavailable: Some may be claimed nevertheless, until this run is taken for dead.
+        """
+        words = [word for entry in chosen for word in (entry.field, entry.value)]
+        with reaching_redis():
+            places = self._claim(keys=_keys(chosen), args=[self._token, _ms(_KEPT), self._dead_below, *words])
+        return [chosen[place] for place in places]
+
+    def settle(self, deleted: Sequence[Entry], kept: Sequence[Entry]) -> Ends:
+        """Remove the entries whose objects are gone, if unchanged, and give up the others; one round trip.
+
+        Raises:
+          RedisUnavailable: The objects are gone; a later run finds them missing and removes their entries.
+        """
+        claimed = [*deleted, *kept]
+        words: list[bytes] = []
+        for place, entry in enumerate(claimed):
+            words += (entry.field, entry.value, b"1" if place < len(deleted) else b"0")
+        codes = insist(lambda: self._settle(keys=_keys(claimed), args=[self._token, _ms(_KEPT), *words]))
+        ends = Ends()
+        for entry, code in zip(deleted, codes, strict=False):
+            if code == _REMOVED:
+                ends.removed.append(entry)
+            elif code in (_GONE, _CHANGED):
+                did = "completed" if code == _GONE else "prepared anew"
+                ends.lost.append((entry, RecordChanged(f"{did} by another program while its object was deleted")))
+        return ends
+
+
+def prepare(field: bytes, value: int) -> None:
+    """Write an entry.
+
+    Raises:
+      UploadBeingDeleted: When the entry that is there is claimed.
+      RedisUnavailable: When Redis does not answer.
+    """
+    if not _run(_PREPARE, field, str(value)):
+        raise UploadBeingDeleted(f"the stale upload {field.decode(errors='replace')!r} is just being deleted")
+
+
+def complete(field: bytes) -> bool:
+    """Remove an entry unless it is claimed; whether it was there and is removed.
+
+    Raises:
+      RedisUnavailable: When Redis does not answer; it may have been removed.
+    """
+    return bool(_run(_COMPLETE, field))
+
+
+def _run(script: str, field: bytes, *values: str) -> Any:
+    with reaching_redis():
+        return shared_redis.get().eval(script, 2, entries.KEY, _claim_key(field), field, *values)
+
+
+def _keys(chosen: Sequence[Entry]) -> list[bytes | str]:
+    return [entries.KEY, *(_claim_key(entry.field) for entry in chosen)]
+
+
+def _claim_key(field: bytes) -> bytes:
+    return f"{shared_redis.namespace}:upload_claim:".encode() + field
+
+
+def _ms(length: timedelta) -> int:
+    return int(length.total_seconds() * 1000)

@@ -1,0 +1,50 @@
+"""The deletion of stale direct uploads, as a declaration."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+from housekeeping.sweeps.declaration import Alarms, Sweep
+from housekeeping.workers.object_storage import stores
+from housekeeping.workers.object_storage.models import MODELS
+from housekeeping.workers.object_storage.upload_pass import PendingUploadsPass
+
+__all__ = ["MODELS", "SWEEPS", "configure", "sweep"]
+
+SCHEDULE: Final = "*/6 * * * *"  # document 100, 実行スケジュール
+MAX_EXEC_DURATION: Final = timedelta(seconds=250)  # document 100, 備考
+STALE_AFTER: Final = timedelta(hours=3)  # workers.md, 100; document 100, 備考: "a certain time"
+PAGE: Final = 1000  # entries a page; as many objects as S3 deletes in a request
+LONGEST_RUN: Final = timedelta(seconds=250)  # document 100, 監視・アラート
+FAILED_RUNS: Final = 3  # in a row; document 100, 監視・アラート: 連続失敗, without a number
+LARGEST_BACKLOG: Final = 10_000  # stale entries left by a run; document 100, 監視・アラート: 大量蓄積, without a number
+
+configure = stores.configure
+
+sweep: Final = Sweep(
+    name="object_storage.delete_stale_direct_uploads",
+    passes=lambda sweep: [
+        PendingUploadsPass(
+            sweep.batch_size,
+            sweep.stale_after or STALE_AFTER,
+            sweep.max_runtime,
+            log_records=sweep.options["log_records"],
+        )
+    ],
+    counts=("total_pending_entries", "total_deleted_stale_entries", "execution_timeout", "failed"),
+    schedule=SCHEDULE,
+    batch_size=PAGE,
+    max_runtime=MAX_EXEC_DURATION,
+    stale_after=STALE_AFTER,
+    options={"log_records": False},
+    # Document 100, エラー処理: after a time-out the next run continues; from the front, what fails slowly there would
+    # keep the rest waiting for ever.
+    goes_round=True,
+    alarms=Alarms(longest_run=LONGEST_RUN, backlog=LARGEST_BACKLOG, failed_runs=FAILED_RUNS),
+    feature_category="job_artifacts",
+    data_consistency="sticky",
+    actor_options={"deduplicate": "until_executed"},
+)
+
+SWEEPS: Final = (sweep,)

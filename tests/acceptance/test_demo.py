@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import psutil
+import pytest
+
+from housekeeping.foundation.settings import PREFIX
+
+_PATIENCE_S: Final = 60
+_STARTED: Final = b"housekeeping worker and housekeeping scheduler started"
+#: Starts the demo and returns when its worker and scheduler processes run.
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the demo is called, with settings for real work, which are not for it."""
+    (tmp_path / ".env").write_text(
+        "HOUSEKEEPING_DATABASE_URL=postgresql://localhost:1/real\n"
+        "HOUSEKEEPING_NAMESPACE=real\n"
+        'HOUSEKEEPING_WORKERS={"user_status_cleanup.batch": {"enabled": false}}\n'
+    )
+    return tmp_path
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """The demo's temporary folder; a short path, as sockets need."""
+    with tempfile.TemporaryDirectory(prefix="demo-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def surroundings(temporary: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    embedded = {name: value for name, value in os.environ.items() if name.startswith(f"{PREFIX}EMBEDDED")}
+    return kept | embedded | {"TMPDIR": str(temporary), f"{PREFIX}REDIS_URL": "redis://localhost:1/0"}
+
+
+@pytest.fixture
+def start(folder: Path, surroundings: dict[str, str]) -> Iterator[Start]:
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def begin(*options: str) -> subprocess.Popen[bytes]:
+        demo = subprocess.Popen(
+            [sys.executable, "-m", "housekeeping", "demo", *options],
+            env=surroundings,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        begun.append(demo)
+        assert demo.stdout is not None
+        assert any(_STARTED in line for line in iter(demo.stdout.readline, b""))
+        return demo
+
+    yield begin
+    for demo in begun:
+        demo.kill()
+        demo.communicate()
+
+
+def _begotten(demo: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The demo's processes: servers, their keeper, worker, scheduler, and what these have started."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        children: list[psutil.Process] = psutil.Process(demo.pid).children(recursive=True)
+        commands = [_command(each) for each in children]
+        # The worker twice: it has started a process of its own.
+        if "housekeeping scheduler" in commands and commands.count("housekeeping worker") > 1:
+            return children
+        time.sleep(0.02)
+    raise AssertionError("worker and scheduler did not start")
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        program, *arguments = process.cmdline() or [""]
+    except psutil.Error:  # it has just ended
+        return ""
+    return " ".join(arguments[1:]) if arguments[:1] == ["-m"] else program
+
+
+def _assert_gone(processes: list[psutil.Process], temporary: Path) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=_PATIENCE_S)
+    # In a container whose first process collects none, those that ended stay listed.
+    assert [_command(each) for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
+    deadline = time.monotonic() + _PATIENCE_S
+    while list(temporary.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_demo_played_once_shows_what_changed_and_leaves_nothing_behind(
+    folder: Path, surroundings: dict[str, str], temporary: Path
+) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "housekeeping", "demo", "--once"],
+        env=surroundings,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert (finished.returncode, finished.stderr) == (0, "")
+    (due,) = [line for line in finished.stdout.splitlines() if line.startswith("  due (")]
+    before, after = (int(number.replace(",", "")) for number in due.split()[-2:])
+    # What is left is locked by another session, or came due in the meantime.
+    assert before >= 40_000 and 250 <= after < 1_000
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_demo_told_to_end_takes_everything_with_it(start: Start, temporary: Path) -> None:
+    demo = start()
+    begotten = _begotten(demo)
+
+    demo.terminate()
+    said, _ = demo.communicate(timeout=_PATIENCE_S)
+
+    assert (demo.returncode, b"Traceback" in said) == (0, False)
+    assert b"servers stopped, everything removed" in said
+    _assert_gone(begotten, temporary)
+
+
+def test_the_demo_played_once_and_interrupted_does_not_pass_for_played(start: Start, temporary: Path) -> None:
+    demo = start("--once")
+
+    demo.send_signal(signal.SIGINT)
+    said, _ = demo.communicate(timeout=_PATIENCE_S)
+
+    assert (demo.returncode, b"Traceback" in said) == (130, False)
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_demo_killed_leaves_nothing_behind_either(start: Start, temporary: Path) -> None:
+    demo = start()
+    begotten = _begotten(demo)
+
+    demo.kill()
+
+    _assert_gone(begotten, temporary)
+
+
+def test_a_process_of_the_demo_that_ends_ends_the_demo_with_its_last_words(start: Start, temporary: Path) -> None:
+    demo = start()
+    begotten = _begotten(demo)
+
+    for each in begotten:
+        if _command(each) == "housekeeping scheduler":
+            each.kill()
+    said, _ = demo.communicate(timeout=_PATIENCE_S)
+
+    assert demo.returncode == 1
+    assert b"housekeeping: the scheduler process ended with 9" in said
+    _assert_gone(begotten, temporary)
+
+
+def test_on_a_terminal_the_demo_shows_the_backlog_sink(
+    folder: Path, surroundings: dict[str, str], temporary: Path
+) -> None:
+    ours, theirs = pty.openpty()
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "housekeeping", "demo"],
+        env=surroundings | {"TERM": "xterm", "COLUMNS": "120", "LINES": "60"},
+        cwd=folder,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    while b"deleted_rows" not in shown:
+        shown += os.read(ours, 4096)
+    begotten = _begotten(demo)
+
+    demo.send_signal(signal.SIGINT)
+    while (more := _read(ours)) != b"":
+        shown += more
+
+    assert demo.wait(_PATIENCE_S) == 0
+    assert b"Ctrl-C ends the demo" in shown
+    _assert_gone(begotten, temporary)
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # Linux's way to say that the other end is closed
+        return b""

@@ -1,0 +1,148 @@
+"""The table of pending deletions, repositories, and what surrounds a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+import pytest
+import redis
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.foundation import events, reports
+from housekeeping.foundation.db import Database
+from housekeeping.sweeps import actors
+from housekeeping.workers.batched_git_ref_updates.git_program import GitProgram
+from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from housekeeping.workers.batched_git_ref_updates.surroundings import surroundings
+from tests.integration.batched_git_ref_updates.repositories import MakeRepository, made
+
+#: Adds rows whose ref is an SQL expression that may use n, from 1 on; returns nothing.
+AddDeletions = Callable[..., None]
+#: The refs of the rows that are still pending, in order of id.
+Pending = Callable[[], list[str]]
+
+
+class Watched:
+    """The real deletion, with what a test does in the gap before each batch, and the batches it was given."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.before: Callable[[int, Sequence[str]], None] = lambda number, refs: None
+        self._git = GitProgram()
+
+    def delete(self, repository: PurePath, refs: Sequence[str]) -> None:
+        self.batches.append(list(refs))
+        self.before(len(self.batches), refs)
+        self._git.delete(repository, refs)
+
+
+@pytest.fixture
+def unbound(postgres: Database, redis_client: redis.Redis) -> Iterator[None]:
+    """The models as they were, when the test is over."""
+    yield
+    Deletion._meta.schema = None
+    Deletion._meta.set_table_name("batched_git_ref_updates_deletions")
+    actors.forget_all()
+
+
+@pytest.fixture
+def deletions(postgres: Database, unbound: None) -> type[Deletion]:
+    """The empty table."""
+    postgres.create_tables([Deletion])
+    return Deletion
+
+
+@pytest.fixture
+def add_deletions(deletions: type[Deletion], admin: Connection) -> AddDeletions:
+    def add(count: int, ref: str = "'refs/heads/' || n", *, project: str = "1", table: str | None = None) -> None:
+        with admin.cursor() as cursor:
+            cursor.execute(
+                f"INSERT INTO {table or Deletion._meta.table_name} (project_id, ref, updated_at) "
+                f"SELECT {project}, {ref}, timestamptz '2025-01-01 00:00:00+00' FROM generate_series(1, {count}) AS n"
+            )
+
+    return add
+
+
+@pytest.fixture
+def add_refs(deletions: type[Deletion]) -> Callable[..., None]:
+    """Adds a row for each of these refs of project 1."""
+
+    def add(*refs: str, project_id: int = 1) -> None:
+        for ref in refs:
+            Deletion.create(project_id=project_id, ref=ref)
+
+    return add
+
+
+@pytest.fixture
+def pending(deletions: type[Deletion]) -> Pending:
+    return lambda: [row.ref for row in Deletion.select().where(Deletion.status == 1).order_by(Deletion.id)]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    """The folder below which repositories are."""
+    root = tmp_path / "repositories"
+    root.mkdir()
+    surroundings.use_root(root)
+    yield root
+    surroundings.use_root(None)
+    surroundings.replace()
+
+
+@pytest.fixture
+def repository(root: Path) -> MakeRepository:
+    """Makes the repository of a project, the first unless said, with loose refs."""
+    return lambda *refs, project_id=1: made(root, project_id, *refs)
+
+
+@pytest.fixture
+def watched(root: Path) -> Watched:
+    watched = Watched()
+    surroundings.replace(deletion=watched)
+    return watched
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(reports, "hooks", [lambda error, about: seen.append({"error": error, **about})])
+    return seen
+
+
+@pytest.fixture
+def told() -> Iterator[list[dict[str, Any]]]:
+    """What subscribers of `refs_deleted` are told."""
+    seen: list[dict[str, Any]] = []
+
+    def note(sender: str, **about: Any) -> None:
+        seen.append(about)
+
+    events.refs_deleted.connect(note)
+    yield seen
+    events.refs_deleted.disconnect(note)
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[Any]]:
+    """The log records of an event, from info level on."""
+    caplog.set_level(logging.INFO)
+    return lambda event: [record for record in caplog.records if record.getMessage() == event]
+
+
+@pytest.fixture
+def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every statement the library sends from now on."""
+    sent: list[str] = []
+    execute_sql = Database.execute_sql
+
+    def execute_and_note(self: Database, sql: str, params: Any = None) -> Any:
+        sent.append(sql)
+        return execute_sql(self, sql, params)
+
+    monkeypatch.setattr(Database, "execute_sql", execute_and_note)
+    return sent

@@ -1,0 +1,98 @@
+"""Bare git repositories for the tests, made and looked into by the real program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
+
+_ENVIRONMENT = {
+    "PATH": os.environ.get("PATH", os.defpath),
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_AUTHOR_NAME": "a",
+    "GIT_AUTHOR_EMAIL": "a@localhost",
+    "GIT_COMMITTER_NAME": "a",
+    "GIT_COMMITTER_EMAIL": "a@localhost",
+    "LC_ALL": "C",
+}
+
+
+class Bare:
+    """A bare repository with one commit, which every ref of its points to."""
+
+    def __init__(self, path: Path, *options: str) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.git("init", "--quiet", "--bare", *options, str(path))
+        tree = self.git("hash-object", "-w", "-t", "tree", "--stdin")
+        self.commit = self.git("commit-tree", "-m", "all there is", tree)
+
+    def git(self, *arguments: str, orders: str = "") -> str:
+        """What git answers."""
+        environment = _ENVIRONMENT if arguments[0] == "init" else {**_ENVIRONMENT, "GIT_DIR": str(self.path)}
+        ended = subprocess.run(
+            ["git", "-c", "safe.directory=*", *arguments],
+            input=orders.encode(),
+            env=environment,
+            capture_output=True,
+            check=True,
+        )
+        return ended.stdout.decode().strip()
+
+    def add(self, *refs: str) -> None:
+        """Make loose refs."""
+        self.git("update-ref", "--stdin", "-z", orders="".join(f"create {ref}\0{self.commit}\0" for ref in refs))
+
+    def add_many(self, refs: Iterable[str], *, packed: bool) -> None:
+        """Make refs without asking git, which takes its time for thousands; the repository must have none yet."""
+        if packed:
+            lines = "".join(f"{self.commit} {ref}\n" for ref in sorted(refs))
+            (self.path / "packed-refs").write_text(f"# pack-refs with: peeled fully-peeled sorted \n{lines}")
+            return
+        for ref in refs:
+            file = self.path / ref
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{self.commit}\n")
+
+    def pack(self) -> None:
+        """Pack all refs there are."""
+        self.git("pack-refs", "--all")
+
+    def refs(self) -> list[str]:
+        """The names of all refs, those of symbolic refs that lead nowhere excepted."""
+        return self.git("for-each-ref", "--format=%(refname)").split()
+
+    def lock(self, ref: str) -> Path:
+        """The file by which another process, or a dead one, holds a ref."""
+        lock = self.path / f"{ref}.lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.touch()
+        return lock
+
+    def hook(self, name: str, script: str) -> None:
+        """Make a hook of the repository's own."""
+        file = self.path / "hooks" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+
+    def remove(self) -> None:
+        """The repository vanishes."""
+        shutil.rmtree(self.path)
+
+
+#: Makes the repository of a project, with these loose refs.
+MakeRepository = Callable[..., Bare]
+
+
+def made(root: Path, project_id: int, *refs: str) -> Bare:
+    """A project's repository below the root, with these loose refs."""
+    repository = Bare(root / hashed_path(project_id))
+    if refs:
+        repository.add(*refs)
+    return repository

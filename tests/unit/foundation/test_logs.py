@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import structlog
+
+from housekeeping.foundation import logs
+
+#: What was logged so far, each line read as JSON.
+Lines = Callable[[], list[dict[str, Any]]]
+
+
+class _Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.fixture
+def root_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level, showwarning = root.handlers[:], root.level, warnings.showwarning
+    yield
+    root.handlers[:], warnings.showwarning = handlers, showwarning
+    root.setLevel(level)
+    logging.captureWarnings(False)
+    structlog.contextvars.clear_contextvars()
+
+
+@pytest.fixture
+def lines(root_as_before: None, capsys: pytest.CaptureFixture[str]) -> Lines:
+    logs.configure("INFO", "json")
+    return lambda: [json.loads(line, parse_constant=_refuse) for line in capsys.readouterr().err.splitlines()]
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def test_a_line_has_the_fields_that_monitoring_reads(lines: Lines) -> None:
+    with structlog.contextvars.bound_contextvars(worker="w", message_id="m", run_id=7):
+        logs.logger("housekeeping.x").info("Run ended", deleted_rows=3, tick=datetime(2026, 1, 1, tzinfo=UTC))
+
+    (line,) = lines()
+    at = datetime.fromisoformat(line.pop("timestamp"))
+    assert at.utcoffset() == UTC.utcoffset(None)
+    assert line == {
+        "event": "Run ended",
+        "level": "info",
+        "logger": "housekeeping.x",
+        "worker": "w",
+        "message_id": "m",
+        "run_id": 7,
+        "deleted_rows": 3,
+        "tick": "2026-01-01T00:00:00+00:00",
+    }
+
+
+def test_lines_of_other_libraries_have_them_too(lines: Lines) -> None:
+    with structlog.contextvars.bound_contextvars(message_id="m"):
+        logging.getLogger("dramatiq.worker").info("Took %s", "it")
+
+    (line,) = lines()
+    assert (line["event"], line["level"], line["logger"]) == ("Took it", "info", "dramatiq.worker")
+    assert (line["message_id"], "timestamp" in line) == ("m", True)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("two\nlines\r\x00", "two\nlines\r\x00"),
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+        ({(1, 2): {b"x"}}, {"(1, 2)": ["b'x'"]}),
+        (_Unshowable(), "<_Unshowable that cannot be shown>"),
+        ("\udc80", "\udc80"),
+        (10**400, 10**400),
+        (ValueError("redis://:hunter2@host"), "redis://:***@host"),
+        ({"urls": ["postgresql://me:hunter2@host/db"]}, {"urls": ["postgresql://me:***@host/db"]}),
+    ],
+)
+def test_any_value_makes_one_line_of_json(lines: Lines, value: Any, shown: Any) -> None:
+    logs.logger("x").info("any", value=value)
+
+    (line,) = lines()
+    assert line["value"] == shown
+
+
+def test_a_value_that_holds_itself_makes_one_line(lines: Lines) -> None:
+    value: dict[str, Any] = {}
+    value["itself"] = value
+
+    logs.logger("x").info("any", value=value)
+
+    assert len(lines()) == 1
+
+
+def test_an_exception_is_one_line_without_its_passwords(lines: Lines) -> None:
+    try:
+        raise ValueError("postgresql://me:hunter2@host/db\nsecond line")
+    except ValueError:
+        logs.logger("x").exception("Failed")
+
+    (line,) = lines()
+    assert line["exception"].endswith("ValueError: postgresql://me:***@host/db\nsecond line")
+    assert "hunter2" not in line["exception"]
+
+
+def test_a_field_cannot_pass_for_the_line_s_own(lines: Lines) -> None:
+    mine = {"event": "mine", "level": "mine", "logger": "mine", "timestamp": "mine", "other": "mine"}
+    logging.getLogger("theirs").warning("Said", extra=mine)
+
+    (line,) = lines()
+    assert (line["event"], line["level"], line["logger"], line["other"]) == ("Said", "warning", "theirs", "mine")
+    assert line["timestamp"] != "mine"
+
+
+def test_a_field_named_as_one_of_logging_s_own_is_no_error(lines: Lines) -> None:
+    logs.logger("x").info("Said", name="n", message="m", args=1)
+
+    (line,) = lines()
+    assert (line["name_"], line["message_"], line["args_"]) == ("n", "m", 1)
+
+
+def test_a_line_whose_arguments_do_not_fit_is_reported_as_a_line(lines: Lines) -> None:
+    ill_formed = logging.LogRecord("theirs", logging.INFO, __file__, 1, "%d rows", ("many",), None)
+
+    # To our handler alone: pytest's own makes it an error.
+    logging.getLogger().handlers[0].handle(ill_formed)
+
+    (line,) = lines()
+    assert (line["event"], line["of"], line["line"]) == ("A log line could not be written", "theirs", "%d rows")
+
+
+def test_empty_lines_are_left_out(lines: Lines) -> None:
+    logging.getLogger("periodiq").info("")
+
+    assert lines() == []
+
+
+def test_warnings_are_lines_too(lines: Lines) -> None:
+    warnings.simplefilter("always")
+
+    warnings.warn("outdated", stacklevel=1)
+
+    (line,) = lines()
+    assert (line["level"], line["logger"]) == ("warning", "py.warnings")
+
+
+def test_below_the_level_nothing_is_written(lines: Lines) -> None:
+    logs.logger("x").debug("Said")
+
+    assert lines() == []
+
+
+def test_readable_lines_mask_passwords_in_tracebacks_too(
+    root_as_before: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("INFO", "console")
+    try:
+        raise ValueError("postgresql://me:hunter2@host/db")
+    except ValueError:
+        logs.logger("x").exception("Failed", url="redis://:hunter2@host")
+
+    shown = capsys.readouterr().err
+    assert "hunter2" not in shown
+    assert re.search(r"\[error +\] Failed +\[x\] url=redis://:\*\*\*@host\nTraceback", shown)
+
+
+def test_in_an_application_with_logging_of_its_own_the_fields_arrive_as_extra(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO"):
+        logs.logger("x").info("Said", rows=3)
+
+    (record,) = caplog.records
+    assert (record.getMessage(), vars(record)["rows"]) == ("Said", 3)

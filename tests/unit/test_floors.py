@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import housekeeping
+
+_ROOT: Final = Path(housekeeping.__file__).parent
+_FLOORS: Final = {
+    "foundation": 0,
+    "sweeps": 1,
+    "middleware": 1,
+    "embedded": 1,
+    "testing": 1,
+    "workers": 2,
+    "app": 3,
+    "installation": 3,
+    "brokers": 3,
+    "queues": 3,
+    "cli": 4,
+    "web": 4,
+    # Lazily handed out by the package itself; it names what is below it, and nothing imports it but its version.
+    "__main__": 5,
+}
+
+
+def _modules() -> list[str]:
+    files = (path.relative_to(_ROOT.parent).with_suffix("") for path in _ROOT.rglob("*.py"))
+    return sorted(".".join(path.parts).removesuffix(".__init__") for path in files)
+
+
+def _floor(module: str) -> int | None:
+    return _FLOORS.get(module.split(".")[1])
+
+
+def _imported(module: str, source: str) -> Iterator[str]:
+    """What a module imports of the package, wherever the statement stands; relative imports as ``.``."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.startswith("housekeeping."))
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            yield "."
+        elif isinstance(node, ast.ImportFrom) and node.module == "housekeeping":
+            yield from (f"housekeeping.{name.name}" for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("housekeeping."):
+            yield str(node.module)
+
+
+def _faults(module: str, source: str) -> Iterator[str]:
+    for target in _imported(module, source):
+        if target == ".":
+            yield f"{module} has a relative import"
+        elif (theirs := _floor(target)) is None or (ours := _floor(module)) is None:
+            yield f"{module} or {target} has no floor"
+        elif theirs > ours:
+            yield f"{module} (floor {ours}) imports {target} (floor {theirs})"
+        elif ".workers." in module and ".workers." in target and module.split(".")[2] != target.split(".")[2]:
+            yield f"{module} imports another worker, {target}"
+
+
+def _source(module: str) -> str:
+    path = _ROOT.parent.joinpath(*module.split("."))
+    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+
+
+def test_every_module_has_a_floor() -> None:
+    assert [module for module in _modules() if module != "housekeeping" and _floor(module) is None] == []
+
+
+@pytest.mark.parametrize("module", [module for module in _modules() if module != "housekeeping"])
+def test_imports_go_down_a_floor_or_sideways(module: str) -> None:
+    assert list(_faults(module, _source(module))) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("housekeeping.foundation.db", "from housekeeping.sweeps import run"),
+        ("housekeeping.sweeps.run", "def late():\n    import housekeeping.workers"),
+        ("housekeeping.sweeps.run", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import housekeeping.app"),
+        ("housekeeping.queues", "from housekeeping import cli"),
+        ("housekeeping.sweeps.run", "from .walk import Walk"),
+        ("housekeeping.sweeps.run", "from . import walk"),
+        ("housekeeping.workers.a.worker", "from housekeeping.workers.b.models import B"),
+        ("housekeeping.sweeps.run", "from housekeeping.unheard_of import x"),
+    ],
+)
+def test_an_import_that_goes_up_or_across_is_found(module: str, source: str) -> None:
+    assert len(list(_faults(module, source))) == 1
