@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -12,10 +13,16 @@ from housekeeping import embedded
 from housekeeping.foundation.db import Database
 from housekeeping.sweeps import ledger
 from housekeeping.sweeps.ledger import Run
+from housekeeping.workers import BUILT_IN
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.processes import SCHEDULER, WORKER, eventually, started
 
 APP = "housekeeping.app"
+STATUSES = "user_status_cleanup.batch"
+#: The one worker these tests look at is the only one with a schedule.
+OTHERS_OFF = json.dumps(
+    {sweep.name: {"enabled": False} for family in BUILT_IN for sweep in family.SWEEPS if sweep.name != STATUSES}
+)
 
 
 def test_two_schedulers_started_without_redis_fire_the_next_tick_once(  # S1, S2, S3, S5
@@ -23,6 +30,7 @@ def test_two_schedulers_started_without_redis_fire_the_next_tick_once(  # S1, S2
 ) -> None:
     postgres.create_tables([UserStatus])
     postgres.execute_sql("INSERT INTO user_statuses (user_id, clear_status_at) VALUES (1, now()), (2, now() + '1 day')")
+    environment["HOUSEKEEPING_WORKERS"] = OTHERS_OFF
     with embedded.start(postgres=False) as servers:
         environment["HOUSEKEEPING_REDIS_URL"] = servers.redis_url
         servers.stop("redis")
@@ -73,8 +81,9 @@ def test_a_wrong_setting_is_an_exception_for_whoever_imports(environment: dict[s
 def test_a_scheduler_catches_up_after_an_outage(  # S4, S5
     environment: dict[str, str], postgres: Database, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
+    environment["HOUSEKEEPING_WORKERS"] = OTHERS_OFF
     ledger.record(
-        "user_status_cleanup.batch",
+        STATUSES,
         "skipped",
         "paused",
         message_id=None,

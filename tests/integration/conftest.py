@@ -51,6 +51,8 @@ def locked(settings: Settings, postgres: Database) -> Locked:
                 cursor.execute(query)
             yield
         finally:
+            # Only then is it sure that the server has let go.
+            holder.rollback()
             holder.close()
 
     return hold

@@ -167,6 +167,14 @@ def test_a_link_that_leads_nowhere_is_not_taken_for_a_missing_one(tmp_path: Path
         GIT.delete(tmp_path / "link.git", ["refs/heads/a"])
 
 
+def test_a_repository_that_vanishes_while_git_is_at_work_has_no_refs_left(bare: Bare, program: Program) -> None:
+    vanishing = program('rm -rf "$GIT_DIR"; echo "fatal: not a git repository" >&2; exit 128')
+
+    GitProgram(vanishing).delete(bare.path, ["refs/heads/a"])
+
+    assert not bare.path.exists()
+
+
 def test_no_hook_of_the_repository_runs(bare: Bare, tmp_path: Path) -> None:
     bare.add("refs/heads/a")
     bare.hook("reference-transaction", f"touch '{tmp_path}/ran'; exit 1")

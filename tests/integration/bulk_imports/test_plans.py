@@ -101,7 +101,7 @@ def test_every_statement_uses_the_indexes_and_no_sequential_scan(
 def test_with_statistics_that_are_behind_no_row_is_compared_with_every_other(
     tables: Tables, clock: ManualClock, plans: list[str]
 ) -> None:
-    # A backlog that came at once: PostgreSQL takes what is stale for a row or two, and likes to read all of it each time.
+    # A backlog that came at once: PostgreSQL takes what is stale for a row or two, and would read all of it each time.
     tables.add_imports(10_000, FRESH, first_id=20_001)
     tables.add_entities(10_000, FRESH, first_id=20_001)
     tables.do("ANALYZE bulk_imports; ANALYZE bulk_import_entities")

@@ -111,9 +111,10 @@ def test_a_forked_child_that_lives_on_does_not_keep_the_servers_of_a_killed_pare
 
 
 def test_a_killed_keeper_is_replaced_by_the_parent_when_it_clears_up(place: Path) -> None:
+    before = psutil.Process().children()
     with embedded.start() as servers:
         segment = shared_memory(servers.folder)
-        (keeper,) = (child for child in psutil.Process().children() if "-P" in child.cmdline())
+        (keeper,) = (child for child in psutil.Process().children() if child not in before)
         keeper.kill()
         assert eventually(lambda: ended(keeper))
 

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from housekeeping.cli.demo.stage import Stage
+from housekeeping.foundation.errors import HousekeepingError
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    servers: Any = SimpleNamespace(folder=tmp_path)
+    settings: Any = None
+    return Stage(servers, settings, {})
+
+
+def test_a_process_that_ended_is_reported_with_its_last_words(stage: Stage) -> None:
+    stage.log("worker").write_text("first\nhousekeeping: Redis did not answer\n")
+    ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    ended.wait()
+
+    with pytest.raises(
+        HousekeepingError, match=r"^the worker process ended with 3: housekeeping: Redis did not answer$"
+    ):
+        stage.check({"worker": ended})
