@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from housekeeping.cli.composition import argument_of, chosen, reading_tables, workers_on_database
-from housekeeping.cli.tables import length, moment, progress, show, table
+from housekeeping.cli.tables import length, progress, show, table
 from housekeeping.sweeps.plan import Plan
 from housekeeping.sweeps.plan import plan as make_plan
 
@@ -36,15 +36,10 @@ def plan(name: str, argument: str | None, as_json: bool) -> None:
 
 
 def _show(planned: Plan) -> None:
-    facts = table(planned.worker, ">WOULD SETTLE", ">IN BATCHES", "OLDEST (UTC)", "NEWEST (UTC)")
+    facts = table(planned.worker, ">WOULD SETTLE", ">IN BATCHES", ">OLDEST", ">NEWEST")
     for each, batches in planned.passes:
-        facts.add_row(
-            each.name,
-            str(each.stale),
-            f"{batches:,}",
-            _moment(each.oldest, planned.now),
-            _moment(each.newest, planned.now),
-        )
+        oldest, newest = (_age(value, planned.now) for value in (each.oldest, each.newest))
+        facts.add_row(each.name, str(each.stale), f"{batches:,}", oldest, newest)
     show(facts)
     for each, _ in planned.passes:
         if each.samples:
@@ -54,7 +49,7 @@ def _show(planned: Plan) -> None:
             show(samples)
 
 
-def _moment(value: Any, now: datetime) -> str:
+def _age(value: Any, now: datetime) -> str:
     if not isinstance(value, datetime):
         return "-" if value is None else str(value)
-    return f"{moment(value)}, {length((now - value).total_seconds())} ago"
+    return f"{length((now - value).total_seconds())} ago"

@@ -16,6 +16,7 @@ from rich.text import Text
 
 #: Columns where no terminal sets them: what goes to a file or a program is not wrapped.
 _NO_LIMIT: Final = 1000
+_GAP: Final = 2  # between two columns
 
 
 def _console(width: int | None) -> Console:
@@ -38,7 +39,7 @@ def table(*columns: str, title: str | None = None) -> Table:
         header_style="bold",
         pad_edge=False,
         box=None,
-        padding=(0, 2, 0, 0),
+        padding=(0, _GAP, 0, 0),
     )
     for name in columns:
         made.add_column(
@@ -52,8 +53,19 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 def show(what: Table) -> None:
     """Print a table whole: where even its narrowest form does not fit, its lines run over, and nothing is cut off."""
-    least = Measurement.get(out, out.options.update(max_width=_NO_LIMIT), what).minimum
+    least = _least_width(what)
     (out if least <= out.width else _console(least)).print(what)
+
+
+def _least_width(what: Table) -> int:
+    """How wide a table of `table` is when what may be folded is."""
+    # Not what rich calls its minimum, which folds every column.
+    options = out.options.update(max_width=_NO_LIMIT)
+    width = 0
+    for column in what.columns:
+        cells = [Measurement.get(out, options, cell) for cell in (column.header, *column.cells)]
+        width += max(cell.maximum if column.no_wrap else cell.minimum for cell in cells) + _GAP
+    return width
 
 
 def length(seconds: float | None) -> str:

@@ -82,6 +82,16 @@ class _Stderr(logging.StreamHandler[TextIO]):
         )
 
 
+class _SkipsAreNoWarnings(logging.Filter):
+    """Lowers Dramatiq's line for a skipped message: a lease held elsewhere is no error (semantics.md, L4)."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.msg != "Message %s was skipped.":
+            return True
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        return logging.getLogger().isEnabledFor(logging.INFO)
+
+
 def configure(level: str = "INFO", form: Format | None = None) -> None:
     """Send every log line of this process, the libraries' own included, to stderr.
 
@@ -115,6 +125,7 @@ def configure(level: str = "INFO", form: Format | None = None) -> None:
     root.setLevel(level)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("dramatiq.worker.WorkerThread").addFilter(_SkipsAreNoWarnings())
     logging.captureWarnings(True)
 
 

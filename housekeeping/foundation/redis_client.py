@@ -31,7 +31,9 @@ def redis_client(url: str) -> redis.Redis:
         client: redis.Redis = redis.Redis.from_url(
             url, retry=Retry(NoBackoff(), 0), socket_timeout=5, socket_connect_timeout=5, health_check_interval=30
         )
-    except ValueError as error:
+        # Made, not connected: a parameter that redis-py does not know shows here, and not with the first command.
+        client.connection_pool.make_connection()
+    except (ValueError, TypeError) as error:
         raise SettingsError(f"HOUSEKEEPING_REDIS_URL: redis-py says: {one_line(error)}") from None
     return client
 

@@ -6,104 +6,38 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
-import psycopg2
 import pydantic
 from dotenv.parser import parse_stream
-from psycopg2.extensions import parse_dsn
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from housekeeping.foundation.errors import SettingsError
 from housekeeping.foundation.secrets import masked
+from housekeeping.foundation.setting_values import (
+    KEY,
+    POSTGRES,
+    REDIS,
+    SAID,
+    SCHEMA,
+    SENTRY,
+    STORE,
+    TABLE,
+    ZONE,
+    json_object,
+)
 
 PREFIX: Final = "HOUSEKEEPING_"
 FILE: Final = ".env"
-#: Read by the embedded servers and by the tests, not by an application.
 _SHOWN: Final = 200  # characters of a wrong value
+#: Read by the embedded servers and by the tests, not by an application.
 _ELSEWHERE: Final = ("HOUSEKEEPING_TEST_", "HOUSEKEEPING_EMBEDDED")
 
 
-_ESCAPES: Final = "in a user or password, / is written %2F, : %3A, @ %40"
-
-
-def _url(example: str, *schemes: str, well_formed: Callable[[str], bool]) -> Any:
-    """A URL of one of these schemes."""
-
-    def check(value: str) -> str:
-        scheme, _, rest = value.partition("://")
-        if scheme not in schemes or not rest or not well_formed(value):
-            raise ValueError(f"a URL such as {example} ({_ESCAPES})")
-        return value
-
-    return AfterValidator(check)
-
-
-# What is not well-formed is refused here, because later errors quote the part of a password that
-# was taken for a host or port.
-
-
-def _well_formed(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.port != 0 and parts.netloc.count("@") < 2
-    except ValueError:
-        return False
-
-
-def _well_formed_for_libpq(url: str) -> bool:
-    try:
-        given = parse_dsn(url)
-    except psycopg2.ProgrammingError:
-        return False
-    ports = given.get("port", "").split(",")
-    return all(port.isdecimal() or not port for port in ports) and "@" not in given.get("host", "")
-
-
-def _zone(value: Any) -> Any:
-    try:
-        return ZoneInfo(value) if isinstance(value, str) else value
-    except (KeyError, ValueError, OSError):
-        raise ValueError("a time zone such as UTC or Europe/Berlin") from None
-
-
-def _object(by: str) -> Any:
-    def read(value: Any) -> Any:
-        try:
-            found = json.loads(value) if isinstance(value, str) else value
-        except json.JSONDecodeError as error:
-            raise ValueError(f"JSON ({error})") from None
-        if not isinstance(found, dict):
-            raise ValueError(f"a JSON object by {by}")
-        return found
-
-    return BeforeValidator(read)
-
-
-def _matching(pattern: str, words: str) -> Any:
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value):
-            raise ValueError(words)
-        return value
-
-    return AfterValidator(check)
-
-
-def _said(value: Any) -> Any:
-    if value is None:
-        raise ValueError("a value, or left out to keep the default")
-    return value
-
-
-_KEY: Final = _matching(r"[A-Za-z0-9_.-]{1,64}", "at most 64 letters, digits and the signs _ . -")
-_SCHEMA: Final = _matching(r"[a-z_][a-z0-9_]{0,62}", "a plain PostgreSQL name: small letters, digits and _")
-_TABLE: Final = _matching(r"([A-Za-z_][\w$]{0,62}\.)?[A-Za-z_][\w$]{0,62}", "a table's name, or schema.table")
-_SAID: Final = BeforeValidator(_said)
 _LONGEST_S: Final = 7 * 86_400  # a week; what is longer is a slip in the unit
 _OLDEST_S: Final = 100 * 366 * 86_400  # a hundred years; what is longer is no date in PostgreSQL
 
@@ -119,18 +53,18 @@ class WorkerSettings(BaseModel):
 
     enabled: bool = True
     schedule: str | None = None
-    batch_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, _SAID] = None
-    max_runtime_s: Annotated[Annotated[float, Field(gt=0, le=_LONGEST_S)] | None, _SAID] = None
-    stale_after_s: Annotated[Annotated[float, Field(gt=0, le=_OLDEST_S)] | None, _SAID] = None
+    batch_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, SAID] = None
+    max_runtime_s: Annotated[Annotated[float, Field(gt=0, le=_LONGEST_S)] | None, SAID] = None
+    stale_after_s: Annotated[Annotated[float, Field(gt=0, le=_OLDEST_S)] | None, SAID] = None
     # From 3: below that a lease cannot be renewed in time (semantics.md, Actor options).
-    lease_ttl_s: Annotated[Annotated[float, Field(ge=3, le=_LONGEST_S)] | None, _SAID] = None
-    page_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, _SAID] = None
-    max_projects: Annotated[Annotated[int, Field(ge=1)] | None, _SAID] = None
-    max_deletes: Annotated[Annotated[int, Field(ge=1)] | None, _SAID] = None
-    git_batch_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, _SAID] = None
-    log_records: Annotated[bool | None, _SAID] = None
-    table: Annotated[Annotated[str, _TABLE] | None, _SAID] = None
-    tables: Annotated[dict[str, Annotated[str, _TABLE]] | None, _SAID] = None
+    lease_ttl_s: Annotated[Annotated[float, Field(ge=3, le=_LONGEST_S)] | None, SAID] = None
+    page_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, SAID] = None
+    max_projects: Annotated[Annotated[int, Field(ge=1)] | None, SAID] = None
+    max_deletes: Annotated[Annotated[int, Field(ge=1)] | None, SAID] = None
+    git_batch_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, SAID] = None
+    log_records: Annotated[bool | None, SAID] = None
+    table: Annotated[Annotated[str, TABLE] | None, SAID] = None
+    tables: Annotated[dict[str, Annotated[str, TABLE]] | None, SAID] = None
 
 
 class ObjectStoreSettings(BaseModel):
@@ -138,9 +72,7 @@ class ObjectStoreSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    url: Annotated[
-        str, _url("s3://bucket/prefix or file:///folder", "file", "s3", "gs", "az", "memory", well_formed=_well_formed)
-    ]
+    url: Annotated[str, STORE]
     #: Part of every object's key, before its path; what the URL has as its path comes first.
     prefix: str = ""
     enabled: bool = True
@@ -151,13 +83,6 @@ class ObjectStoreSettings(BaseModel):
     @classmethod
     def _from_url_alone(cls, given: Any) -> Any:
         return {"url": given} if isinstance(given, str) else given
-
-
-_POSTGRES: Final = _url(
-    "postgresql://user:password@host:5432/database", "postgresql", "postgres", well_formed=_well_formed_for_libpq
-)
-_REDIS: Final = _url("redis://:password@host:6379/0", "redis", "rediss", "unix", well_formed=_well_formed)
-_SENTRY: Final = _url("https://key@host/1", "http", "https", well_formed=_well_formed)
 
 
 class Settings(BaseSettings):
@@ -178,25 +103,25 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    database_url: Annotated[str, _POSTGRES] | None = None
-    redis_url: Annotated[str, _REDIS] | None = None
-    broker_url: Annotated[str, _REDIS] | None = None
-    namespace: Annotated[str, _KEY] = "housekeeping"
-    schema_name: Annotated[str, _SCHEMA, Field(validation_alias=f"{PREFIX}SCHEMA")] = "housekeeping"
+    database_url: Annotated[str, POSTGRES] | None = None
+    redis_url: Annotated[str, REDIS] | None = None
+    broker_url: Annotated[str, REDIS] | None = None
+    namespace: Annotated[str, KEY] = "housekeeping"
+    schema_name: Annotated[str, SCHEMA, Field(validation_alias=f"{PREFIX}SCHEMA")] = "housekeeping"
     catch_up: Literal["latest", "none"] = "latest"
     grace_s: Annotated[float, Field(ge=1, le=600)] = 30  # semantics.md, R5
-    timezone: Annotated[ZoneInfo, BeforeValidator(_zone)] = ZoneInfo("UTC")
+    timezone: Annotated[ZoneInfo, ZONE] = ZoneInfo("UTC")
     log_format: Literal["json", "console"] | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    sentry_dsn: Annotated[str, _SENTRY] | None = None
+    sentry_dsn: Annotated[str, SENTRY] | None = None
     object_stores: Annotated[
-        dict[str, ObjectStoreSettings], NoDecode, _object('location, such as {"uploads": "s3://bucket/prefix"}')
+        dict[str, ObjectStoreSettings], NoDecode, json_object('location, such as {"uploads": "s3://bucket/prefix"}')
     ] = {}
     repositories_root: Path | None = None
     workers: Annotated[
         dict[str, WorkerSettings],
         NoDecode,
-        _object('worker name, such as {"user_status_cleanup.batch": {"batch_size": 50}}'),
+        json_object('worker name, such as {"user_status_cleanup.batch": {"batch_size": 50}}'),
     ] = {}
 
     @classmethod

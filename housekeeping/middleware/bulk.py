@@ -92,8 +92,7 @@ class _Bulk:
         if left:
             self._push(left, keys)
         for middleware in reversed(self._broker.middleware):
-            if not isinstance(middleware, Deduplication):
-                self._after(middleware, left)
+            self._after(middleware, left)
         return [
             _dropped(self._given[place], self._skips[place]) if place in self._skips else message
             for place, message in enumerate(self._messages)

@@ -94,7 +94,7 @@ class _Performance:
 
     def result(self, force: bool) -> RunResult:
         budget = RunBudget(self.sweep.max_runtime, self.clock)
-        with structlog.contextvars.bound_contextvars(worker=self.sweep.name):
+        with structlog.contextvars.bound_contextvars(worker=self.sweep.name, message_id=self.message_id):
             outcome, reason, error = self._ended(budget, force)
             result = RunResult(
                 self.sweep.name, outcome, reason, self.run_id, self.started_at, budget.spent(), self.counts, error=error

@@ -7,22 +7,22 @@ from typing import Any, Final
 from housekeeping.foundation.errors import SettingsError
 from housekeeping.foundation.settings import Settings, WorkerSettings
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.workers.batched_git_ref_updates import worker as batched_git_ref_updates
-from housekeeping.workers.bulk_imports import worker as bulk_imports
-from housekeeping.workers.ci_stuck_builds import worker as ci_stuck_builds
-from housekeeping.workers.object_storage import worker as object_storage
-from housekeeping.workers.old_runs import worker as old_runs
-from housekeeping.workers.user_status_cleanup import worker as user_status_cleanup
+from housekeeping.workers.batched_git_ref_updates import worker as _batched_git_ref_updates
+from housekeeping.workers.bulk_imports import worker as _bulk_imports
+from housekeeping.workers.ci_stuck_builds import worker as _ci_stuck_builds
+from housekeeping.workers.object_storage import worker as _object_storage
+from housekeeping.workers.old_runs import worker as _old_runs
+from housekeeping.workers.user_status_cleanup import worker as _user_status_cleanup
 
 #: Every built-in family's module, in the order they are listed. Each has SWEEPS and MODELS (by the table's name in
-#: the documents), and may have `configure`, which is given the settings.
+#: the documents), and may have `configure`, which is given the settings. Underscored: the packages keep their names.
 BUILT_IN: Final[tuple[Any, ...]] = (
-    user_status_cleanup,
-    bulk_imports,
-    object_storage,
-    batched_git_ref_updates,
-    ci_stuck_builds,
-    old_runs,
+    _user_status_cleanup,
+    _bulk_imports,
+    _object_storage,
+    _batched_git_ref_updates,
+    _ci_stuck_builds,
+    _old_runs,
 )
 
 

@@ -153,6 +153,19 @@ def test_warnings_are_lines_too(lines: Lines) -> None:
     assert (line["level"], line["logger"]) == ("warning", "py.warnings")
 
 
+def test_a_skipped_message_is_no_warning(lines: Lines) -> None:
+    # L4: Dramatiq's own line for it is one.
+    dramatiq = logging.getLogger("dramatiq.worker.WorkerThread")
+
+    dramatiq.warning("Message %s was skipped.", "sweep()")
+    dramatiq.warning("Something else")
+
+    assert [(line["event"], line["level"]) for line in lines()] == [
+        ("Message sweep() was skipped.", "info"),
+        ("Something else", "warning"),
+    ]
+
+
 def test_below_the_level_nothing_is_written(lines: Lines) -> None:
     logs.logger("x").debug("Said")
 

@@ -1,0 +1,101 @@
+"""What a setting may be: URLs, names, JSON; each says in words what it should be."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
+
+import psycopg2
+from psycopg2.extensions import parse_dsn
+from pydantic import AfterValidator, BeforeValidator
+
+_ESCAPES: Final = "in a user or password, / is written %2F, : %3A, @ %40"
+
+
+def _url(example: str, *schemes: str, well_formed: Callable[[str], bool]) -> Any:
+    """A URL of one of these schemes."""
+
+    def check(value: str) -> str:
+        scheme, _, rest = value.partition("://")
+        if scheme not in schemes or not rest or not well_formed(value):
+            raise ValueError(f"a URL such as {example} ({_ESCAPES})")
+        return value
+
+    return AfterValidator(check)
+
+
+# What is not well-formed is refused here, because later errors quote the part of a password that
+# was taken for a host or port.
+
+
+def _well_formed(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.port != 0 and parts.netloc.count("@") < 2
+    except ValueError:
+        return False
+
+
+def _well_formed_for_libpq(url: str) -> bool:
+    try:
+        given = parse_dsn(url)
+    except psycopg2.ProgrammingError:
+        return False
+    ports = given.get("port", "").split(",")
+    return all(port.isdecimal() or not port for port in ports) and "@" not in given.get("host", "")
+
+
+def _zone(value: Any) -> Any:
+    try:
+        return ZoneInfo(value) if isinstance(value, str) else value
+    except (KeyError, ValueError, OSError):
+        raise ValueError("a time zone such as UTC or Europe/Berlin") from None
+
+
+def json_object(by: str) -> Any:
+    """A JSON object; ``by`` says by what, with an example."""
+
+    def read(value: Any) -> Any:
+        try:
+            found = json.loads(value) if isinstance(value, str) else value
+        except json.JSONDecodeError as error:
+            raise ValueError(f"JSON ({error})") from None
+        if not isinstance(found, dict):
+            raise ValueError(f"a JSON object by {by}")
+        return found
+
+    return BeforeValidator(read)
+
+
+def _matching(pattern: str, words: str) -> Any:
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(words)
+        return value
+
+    return AfterValidator(check)
+
+
+def _said(value: Any) -> Any:
+    if value is None:
+        raise ValueError("a value, or left out to keep the default")
+    return value
+
+
+KEY: Final = _matching(r"[A-Za-z0-9_.-]{1,64}", "at most 64 letters, digits and the signs _ . -")
+SCHEMA: Final = _matching(r"[a-z_][a-z0-9_]{0,62}", "a plain PostgreSQL name: small letters, digits and _")
+TABLE: Final = _matching(r"([A-Za-z_][\w$]{0,62}\.)?[A-Za-z_][\w$]{0,62}", "a table's name, or schema.table")
+SAID: Final = BeforeValidator(_said)
+ZONE: Final = BeforeValidator(_zone)
+POSTGRES: Final = _url(
+    "postgresql://user:password@host:5432/database", "postgresql", "postgres", well_formed=_well_formed_for_libpq
+)
+REDIS: Final = _url("redis://:password@host:6379/0", "redis", "rediss", "unix", well_formed=_well_formed)
+SENTRY: Final = _url("https://key@host/1", "http", "https", well_formed=_well_formed)
+STORE: Final = _url(
+    "s3://bucket/prefix or file:///folder", "file", "s3", "gs", "az", "memory", well_formed=_well_formed
+)

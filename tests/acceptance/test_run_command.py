@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.foundation.settings import Settings
+from tests.acceptance.conftest import Command
+
+WORKER = "user_status_cleanup.batch"
+
+
+def _logged(finished: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in finished.stderr.splitlines()]
+
+
+def test_run_prints_the_result_object_alone_and_logs_on_stderr(command: Command, add: Callable[[int], None]) -> None:
+    add(101)
+
+    finished = command("run", WORKER, "--json")
+
+    result = json.loads(finished.stdout)
+    assert finished.returncode == 0
+    assert list(result) == ["worker", "outcome", "reason", "run_id", "started_at", "duration_s", "counts", "dry_run"]
+    assert (result["worker"], result["outcome"], result["reason"]) == (WORKER, "done", None)
+    assert (type(result["run_id"]), result["duration_s"] > 0, result["dry_run"]) == (int, True, False)
+    assert datetime.fromisoformat(result["started_at"]).utcoffset() is not None
+    assert list(result["counts"].items()) == [("deleted_rows", 101), ("batches", 2), ("out_of_time", False)]
+    started, *_, ended = _logged(finished)
+    assert (started["event"], ended["event"]) == ("Run started", "Run ended")
+    assert {started["run_id"], ended["run_id"]} == {result["run_id"]}
+    assert ended.items() >= {"level": "info", "worker": WORKER, "deleted_rows": 101, "outcome": "done"}.items()
+
+
+def test_a_dry_run_is_the_same_object_and_changes_nothing(command: Command, add: Callable[[int], None]) -> None:
+    add(101)
+
+    dry = json.loads(command("run", WORKER, "--json", "--dry-run").stdout)
+    real = json.loads(command("run", WORKER, "--json").stdout)
+
+    assert (dry["dry_run"], dry["run_id"], dry["counts"]) == (True, None, real["counts"])
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_a_run_without_a_server_is_a_failed_result(command: Command, options: list[str]) -> None:
+    finished = command("run", WORKER, "--json", *options, DATABASE_URL="postgresql://me:hunter2@localhost:1/db")
+
+    result = json.loads(finished.stdout)
+    assert (finished.returncode, result["outcome"], result["run_id"]) == (1, "failed", None)
+    assert "Connection refused" in result["reason"]
+    assert finished.stderr.splitlines()[-1].startswith(f"housekeeping: {WORKER} failed: ")
+    assert "hunter2" not in finished.stdout + finished.stderr and "Traceback" not in finished.stderr
+
+
+@pytest.mark.parametrize(("prepared", "way_out"), [(False, "run: housekeeping init"), (True, "init --with-tables")])
+def test_a_run_without_its_tables_is_a_failed_result_that_names_the_way_out(
+    command: Command, prepared: bool, way_out: str
+) -> None:
+    if prepared:
+        command("init")
+
+    finished = command("run", WORKER, "--json")
+
+    assert (finished.returncode, json.loads(finished.stdout)["outcome"]) == (2, "failed")
+    assert finished.stderr.splitlines()[-1].endswith(way_out)
+
+
+def test_a_disabled_worker_is_skipped_unless_forced(command: Command, made: None) -> None:
+    off = f'{{"{WORKER}": {{"enabled": false}}}}'
+
+    skipped, forced = (command("run", WORKER, "--json", *force, WORKERS=off) for force in ([], ["--force"]))
+
+    assert [json.loads(each.stdout)["outcome"] for each in (skipped, forced)] == ["skipped", "done"]
+    assert (skipped.returncode, json.loads(skipped.stdout)["reason"]) == (0, "disabled")
+
+
+@pytest.fixture
+def slow_run(
+    environment: dict[str, str], tmp_path: Path, add: Callable[[int], None], admin: Connection, settings: Settings
+) -> Iterator[subprocess.Popen[str]]:
+    """A run of many batches that has begun and waits in its first: another session keeps its commit waiting."""
+    add(500)
+    with admin.cursor() as cursor:
+        cursor.execute(
+            f"CREATE FUNCTION {settings.namespace}.wait() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN OLD; END $$"
+        )
+        cursor.execute(
+            f"CREATE TRIGGER wait BEFORE DELETE ON {settings.namespace}.user_statuses "
+            f"FOR EACH STATEMENT EXECUTE FUNCTION {settings.namespace}.wait()"
+        )
+        cursor.execute("SELECT pg_advisory_lock(4711)")
+    running = subprocess.Popen(
+        [sys.executable, "-m", "housekeeping", "run", WORKER, "--json"],
+        env=environment,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stderr is not None
+    assert "Run started" in running.stderr.readline()
+    yield running
+    running.kill()
+    running.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_told_to_stop_ends_after_its_batch(
+    slow_run: subprocess.Popen[str], admin: Connection, number: signal.Signals
+) -> None:
+    slow_run.send_signal(number)
+    with admin.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_unlock(4711)")
+    said, _ = slow_run.communicate(timeout=30)
+
+    result = json.loads(said)
+    assert (slow_run.returncode, result["outcome"], result["reason"]) == (0, "partial", "shutdown")
+    assert result["counts"] == {"deleted_rows": 100, "batches": 1, "out_of_time": False}
+
+
+def test_progress_is_shown_on_a_terminal_and_the_result_stays_alone(
+    environment: dict[str, str], tmp_path: Path, add: Callable[[int], None]
+) -> None:
+    add(5_000)
+    ours, theirs = pty.openpty()
+
+    running = subprocess.Popen(
+        [sys.executable, "-m", "housekeeping", "run", WORKER, "--json"],
+        env=environment | {"TERM": "xterm", "LC_ALL": "C", "HOUSEKEEPING_LOG_FORMAT": "console"},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b"".join(iter(lambda: _read(ours), b"")).decode()
+    said, _ = running.communicate(timeout=30)
+
+    assert json.loads(said)["counts"]["deleted_rows"] == 5_000
+    assert f"{WORKER}: deleted_rows " in shown
+    assert "Run ended" in shown
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # Linux's way to say that the other end is closed
+        return b""

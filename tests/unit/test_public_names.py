@@ -1,0 +1,31 @@
+"""The names users write (design.md, Public names)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+NAMES = """
+housekeeping.install
+housekeeping.enqueue_many
+housekeeping.ExclusiveLease
+housekeeping.throttle
+housekeeping.Sweep
+housekeeping.events.build_dropped
+housekeeping.testing.ManualClock
+__import__("housekeeping.workers") and housekeeping.workers.bulk_imports.models.BulkImport
+__import__("housekeeping.workers") and housekeeping.workers.user_status_cleanup.models.UserStatus
+__import__("housekeeping.workers") and housekeeping.workers.object_storage.pending_uploads.prepare
+"""
+
+
+def test_every_public_name_is_where_it_is_said_to_be() -> None:
+    # In a process of its own: other tests have imported what this one is about.
+    subprocess.run([sys.executable, "-W", "error", "-c", f"import housekeeping\n{NAMES}"], check=True, timeout=60)
+
+
+def test_importing_the_package_changes_nothing_and_brings_nothing_along() -> None:
+    brought = "[name for name in sys.modules if name.split('.')[0] in ('dramatiq', 'peewee', 'redis', 'pydantic')]"
+    code = f"import sys, housekeeping; sys.exit(bool({brought}))"
+
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
