@@ -122,5 +122,6 @@ def environment(settings: Settings, redis_client: redis.Redis) -> dict[str, str]
         "SCHEMA": settings.schema_name,
         "LOG_FORMAT": "json",
     }
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    # Nor the size of a terminal, which tests in parallel are told of though they have none.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "COLUMNS", "LINES"))}
     return kept | {f"{PREFIX}{name}": value for name, value in ours.items()}

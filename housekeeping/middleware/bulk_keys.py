@@ -13,7 +13,7 @@ from redis.client import Pipeline
 
 from housekeeping.foundation.redis_client import reaching_redis
 from housekeeping.foundation.steering import SkipEnqueue, failing_the_message
-from housekeeping.middleware.deduplication import _RESERVED_FOR, Deduplication, _key
+from housekeeping.middleware.deduplication import RESERVED_FOR, Deduplication, key_of
 from housekeeping.middleware.deduplication_keys import DeduplicationKeys
 from housekeeping.middleware.deduplication_options import CLAIMED, STANDING, terms_of, waited_for
 
@@ -46,7 +46,7 @@ class KeysOfMany:
     def __init__(self, middleware: Deduplication, actor: Actor[..., Any]) -> None:
         self._actor = actor
         self._terms = terms_of(actor)
-        self._keys = middleware._keys
+        self._keys = middleware.keys
         self.client: redis.Redis = self._keys._claim.registered_client
         self._reserved: list[_Reserved] = []
 
@@ -60,11 +60,11 @@ class KeysOfMany:
         terms = self._terms
         if terms is None or not messages:
             return {}
-        keys = [_key(self._actor, message, terms) for _, message in messages]
+        keys = [key_of(self._actor, message, terms) for _, message in messages]
         with failing_the_message(), self.client.pipeline(transaction=False) as pipeline:
             queued = _Queued(self._keys, pipeline)
             for (_, message), key in zip(messages, keys, strict=True):
-                queued.claim(key, message.message_id, "reserved", _RESERVED_FOR, again=terms.reschedule_once)
+                queued.claim(key, message.message_id, "reserved", RESERVED_FOR, again=terms.reschedule_once)
             holders = pipeline.execute()
         skips: dict[int, SkipEnqueue] = {}
         for (place, message), key, holder in zip(messages, keys, holders, strict=True):

@@ -38,7 +38,7 @@ from housekeeping.middleware.deduplication_options import (
 logger = named_logger(__name__)
 
 #: A key whose message never reached the queue (the process died in between) blocks nothing for longer.
-_RESERVED_FOR: Final = timedelta(seconds=5)
+RESERVED_FOR: Final = timedelta(seconds=5)
 _TURN: Final = timedelta(seconds=5)  # how long a message waits that finds its key in use by a running one
 
 
@@ -84,7 +84,7 @@ class Deduplication(Middleware):
     """
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
-        self._keys = DeduplicationKeys(client, namespace)
+        self.keys = DeduplicationKeys(client, namespace)
         self._thread = _OfThread()
 
     @property
@@ -105,20 +105,20 @@ class Deduplication(Middleware):
         ttl = terms.ttl + timedelta(milliseconds=delay or 0)
         if STANDING in message.options or run is not None:
             with _letting_pass(message):
-                self._go_on(_key(actor, message, terms), message, terms, run, delay, ttl)
+                self._go_on(key_of(actor, message, terms), message, terms, run, delay, ttl)
             self._thread.requeued.append(message.message_id)
         elif delay is not None and not terms.including_scheduled:
             message.options[STANDING] = WHEN_DUE
         else:
-            key = _key(actor, message, terms)
-            if self._claim(key, message, terms, "reserved", _RESERVED_FOR):
+            key = key_of(actor, message, terms)
+            if self._claim(key, message, terms, "reserved", RESERVED_FOR):
                 self._thread.reservation = _Reservation(message.message_id, key, ttl)
 
     def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         reservation, self._thread.reservation = self._thread.reservation, None
         if reservation is not None and reservation.message_id == message.message_id:
             try:
-                self._keys.confirm(reservation.key, message.message_id, reservation.ttl)
+                self.keys.confirm(reservation.key, message.message_id, reservation.ttl)
             except RedisUnavailable as error:
                 logger.warning("Key may be free before its message has ended", key=reservation.key, error=str(error))
 
@@ -132,12 +132,12 @@ class Deduplication(Middleware):
             return
         with failing_the_message():
             # Known before it is asked for: should the answer get lost, the message's retry holds on to the key.
-            run = _Run(message.message_id, _key(actor, message, terms), uuid4().hex)
+            run = _Run(message.message_id, key_of(actor, message, terms), uuid4().hex)
             self._thread.run, since = run, elapsed()
-            state = self._keys.start(run.key, run.message_id, run.token, terms.ttl if terms.until_executed else None)
+            state = self.keys.start(run.key, run.message_id, run.token, terms.ttl if terms.until_executed else None)
             if state == "ours" and terms.until_executed:
                 run.kept = renewals.keep(
-                    f"key {run.key}", lambda: self._keys.renew(run.key, run.token, terms.ttl), terms.ttl, since
+                    f"key {run.key}", lambda: self.keys.renew(run.key, run.token, terms.ttl), terms.ttl, since
                 )
         if state == "ours" or waited_for(message):
             return
@@ -161,8 +161,8 @@ class Deduplication(Middleware):
             return
         token = run.token if run is not None else ""
         try:
-            key = run.key if run is not None else _key(actor, message, terms)
-            if insist(lambda: self._keys.release(key, message.message_id, token)):
+            key = run.key if run is not None else key_of(actor, message, terms)
+            if insist(lambda: self.keys.release(key, message.message_id, token)):
                 # Not acknowledged yet, nor recorded as completed: should the process die here, it runs once more.
                 insist(lambda: _send_again(actor, message))
         except (RedisUnavailable, UnusableArguments) as error:
@@ -180,18 +180,18 @@ class Deduplication(Middleware):
             self._claim(key, message, terms, "waiting", ttl)
         elif terms.until_executed:
             if run is not None or delay is not None:
-                self._keys.hold_on(key, message.message_id, run.token if run else "", ttl)
+                self.keys.hold_on(key, message.message_id, run.token if run else "", ttl)
                 message.options[STANDING] = CLAIMED
         elif run is not None and delay is None:
             self._claim(key, message, terms, "waiting", ttl)
         elif delay is not None and (run is not None or standing != SECOND_DELIVERY):
             if run is None:
-                self._keys.release(key, message.message_id, "")
+                self.keys.release(key, message.message_id, "")
             message.options[STANDING] = WHEN_DUE
 
     def _claim(self, key: str, message: Message[Any], terms: Terms, state: State, ttl: timedelta) -> bool:
         with failing_the_message():
-            holder = self._keys.claim(key, message.message_id, state, ttl, again=terms.reschedule_once)
+            holder = self.keys.claim(key, message.message_id, state, ttl, again=terms.reschedule_once)
         if holder and not waited_for(message):
             raise SkipEnqueue("deduplicated", duplicate_of=holder)
         message.options[STANDING] = CLAIMED
@@ -229,5 +229,5 @@ def _send_again(actor: Actor[..., Any], message: MessageProxy) -> None:
         raise RedisUnavailable(str(error)) from error
 
 
-def _key(actor: Actor[..., Any], message: Message[Any] | MessageProxy, terms: Terms) -> str:
+def key_of(actor: Actor[..., Any], message: Message[Any] | MessageProxy, terms: Terms) -> str:
     return f"{actor.actor_name}:{digest(actor, message.args, message.kwargs, terms.key)}"
