@@ -51,6 +51,10 @@ def table(*columns: str, title: str | None = None) -> Table:
     return made
 
 
+#: Words longer than this may be folded, too, before a table becomes wider than its terminal.
+_LONG_WORD: Final = 20
+
+
 def show(what: Table) -> None:
     """Print a table whole: where even its narrowest form does not fit, its lines run over, and nothing is cut off."""
     least = _least_width(what)
@@ -64,7 +68,7 @@ def _least_width(what: Table) -> int:
     width = 0
     for column in what.columns:
         cells = [Measurement.get(out, options, cell) for cell in (column.header, *column.cells)]
-        width += max(cell.maximum if column.no_wrap else cell.minimum for cell in cells) + _GAP
+        width += max(cell.maximum if column.no_wrap else min(cell.minimum, _LONG_WORD) for cell in cells) + _GAP
     return width
 
 

@@ -97,6 +97,14 @@ class ExclusiveLease:
         self._token, self._asked_at, self._pid = token, asked_at, os.getpid()
         return token
 
+    def take_over(self, owner: str) -> str | None:
+        """Take it from a holder that is known to be gone; as `try_obtain`.
+
+        Whoever calls it must know, and must be safe from a holder that was only asleep: sweeps are, by their epoch.
+        """
+        self._store.release(self.key, owner)
+        return self.try_obtain()
+
     def renew(self) -> bool:
         """Back to the full ttl; False when it is no longer ours."""
         return self._token is not None and self._ours() and self._store.renew(self.key, self._token, self.ttl)

@@ -9,6 +9,7 @@ from typing import Any
 import dramatiq
 from dramatiq import Actor, Broker
 
+from housekeeping.foundation.errors import RunTakenOver
 from housekeeping.foundation.steering import PutBack
 from housekeeping.sweeps import actors
 from housekeeping.sweeps.declaration import MAX_RETRIES, Sweep
@@ -22,6 +23,10 @@ def register(broker: Broker, sweep: Sweep) -> Actor[..., None]:
     def run(*argument: Any) -> None:
         result = perform(sweep, *argument)
         result.raise_for_failure()
+        if isinstance(result.error, RunTakenOver) and sweep.takes_argument is not None:
+            raise result.error  # who took over may be about something else
+        if result.again_after is not None:
+            raise PutBack(f"{sweep.name} waits for the lease of its own dead attempt", result.again_after)
         if (result.outcome, result.reason) == ("partial", "shutdown"):
             raise PutBack(f"{sweep.name} stopped for the shutdown of its process")
 

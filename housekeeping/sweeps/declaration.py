@@ -140,6 +140,8 @@ class Sweep:
             if self.max_runtime >= self.lease.ttl:
                 raise DeclarationError(f"{self.name}: max_runtime must be below the lease's ttl ({self.lease.ttl})")
         if self.schedule is not None:
+            if self.takes_argument is not None:
+                raise DeclarationError(f"{self.name} takes an argument ({self.takes_argument}), so it has no schedule")
             Cron(self.schedule)
         for each in self._declared():
             if isinstance(each, TablePass):

@@ -52,10 +52,11 @@ class Run(BaseModel):
 
 
 class Lease(BaseModel):
-    """The highest epoch at which a lease was ever held."""
+    """The highest epoch at which a lease was ever held, and the token of the run that has it."""
 
     key = TextField(primary_key=True)
     epoch = BigIntegerField()
+    holder = TextField()
 
     class Meta:
         table_name = "leases"
@@ -83,11 +84,13 @@ class Attempt:
       run_id: Its row.
       started_at: By the database's clock.
       cursor: Where an interrupted run before it stopped; null: start at the front.
+      epoch: Of its lease; null: it has none.
     """
 
     run_id: int
     started_at: datetime
     cursor: Cursor | None
+    epoch: int | None
 
 
 def begin(
@@ -96,7 +99,7 @@ def begin(
     message_id: str | None,
     tick: datetime | None,
     trigger: Trigger,
-    epoch: int | None,
+    lease: tuple[str, str] | None,
     resume: Resume = "interrupted",
 ) -> Attempt | None:
     """Open a run's row, after closing those of runs that died; None when this message was already completed.
@@ -106,6 +109,7 @@ def begin(
     was only asleep. One transaction.
 
     Parameters:
+      lease: The key and the token of the lease the run holds; gives it an epoch.
       resume: Which runs before it the new one goes on from.
     """
     with database.atomic():
@@ -117,6 +121,8 @@ def begin(
             (Run.worker == worker) & Run.outcome.is_null() & dead
         ).execute()
         cursor = _stopped_at(worker, resume)
+        # With the row, in one transaction: a lease whose holder stands in the ledger has a run there.
+        epoch = None if lease is None else _next_epoch(*lease)
         rows = (
             Run.insert(
                 worker=worker,
@@ -133,7 +139,7 @@ def begin(
             .execute()
         )
         run_id, started_at = next(iter(rows))
-        return Attempt(run_id, started_at, cursor)
+        return Attempt(run_id, started_at, cursor, epoch)
 
 
 def _completed(message_id: str) -> bool:
@@ -272,15 +278,31 @@ def record(
     return run_id, started_at
 
 
-def next_epoch(key: str) -> int:
+def _next_epoch(key: str, token: str) -> int:
     """A number higher than every one before it for this lease key; waits for a batch of the last holder to end."""
-    with database.atomic():
-        rows = (
-            Lease.insert(key=key, epoch=1)
-            .on_conflict(conflict_target=[Lease.key], update={Lease.epoch: Lease.epoch + 1})
-            .returning(Lease.epoch)
-            .tuples()
-            .execute()
-        )
-        epoch: int = next(iter(rows))[0]
+    rows = (
+        Lease.insert(key=key, epoch=1, holder=token)
+        .on_conflict(conflict_target=[Lease.key], update={Lease.epoch: Lease.epoch + 1, Lease.holder: token})
+        .returning(Lease.epoch)
+        .tuples()
+        .execute()
+    )
+    epoch: int = next(iter(rows))[0]
     return epoch
+
+
+def holder_is_gone(worker: str, key: str, token: str) -> bool:
+    """Whether the run that took the lease with this token has ended, or given no sign of life for `SILENCE`.
+
+    No for a token that is no run's of this worker: application code may hold the same key.
+    """
+    lease = Lease.select(Lease.epoch).where((Lease.key == key) & (Lease.holder == token)).tuples().first()
+    if lease is None:
+        return False
+    alive = Run.outcome.is_null() & (Run.heartbeat_at >= NOW - SILENCE)
+    return not Run.select(Run.id).where((Run.worker == worker) & (Run.epoch == lease[0]) & alive).exists()
+
+
+def is_unfinished(message_id: str) -> bool:
+    """Whether an attempt at this message is still open: at work, or dead."""
+    return bool(Run.select(Run.id).where((Run.message_id == message_id) & Run.outcome.is_null()).exists())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from housekeeping.foundation.errors import HousekeepingError, RunTakenOver
@@ -19,6 +19,7 @@ class RunResult:
       reason: Why it ended so; null for a plain ``done``.
       duration_s: Seconds, by the monotonic clock of the machine that ran it.
       error: What broke it off; not part of the JSON form.
+      again_after: When the message is to come back, for one that met the lease of its own dead attempt; likewise.
     """
 
     worker: str
@@ -30,6 +31,7 @@ class RunResult:
     counts: Counts
     dry_run: bool = False
     error: BaseException | None = field(default=None, compare=False)
+    again_after: timedelta | None = field(default=None, compare=False)
 
     def as_json(self) -> dict[str, Any]:
         """The result object of ``housekeeping run --json``."""

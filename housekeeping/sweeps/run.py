@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 from dramatiq.middleware import Shutdown
@@ -39,8 +39,11 @@ logger = named_logger(__name__)
 class _Ended(Exception):
     """Ends a run before it began: how and why, and whether the ledger is to say so."""
 
-    def __init__(self, outcome: Outcome, reason: str, *, recorded: bool = True) -> None:
+    def __init__(
+        self, outcome: Outcome, reason: str, *, recorded: bool = True, again_after: timedelta | None = None
+    ) -> None:
         super().__init__(reason)
+        self.again_after = again_after
         self.outcome = outcome
         self.reason = reason
         self.recorded = recorded
@@ -91,13 +94,22 @@ class _Performance:
         self.run_id: int | None = None
         self.started_at = clock.now()
         self.counts = initial_counts(sweep)
+        self.again_after: timedelta | None = None
 
     def result(self, force: bool) -> RunResult:
         budget = RunBudget(self.sweep.max_runtime, self.clock)
         with structlog.contextvars.bound_contextvars(worker=self.sweep.name, message_id=self.message_id):
             outcome, reason, error = self._ended(budget, force)
             result = RunResult(
-                self.sweep.name, outcome, reason, self.run_id, self.started_at, budget.spent(), self.counts, error=error
+                self.sweep.name,
+                outcome,
+                reason,
+                self.run_id,
+                self.started_at,
+                budget.spent(),
+                self.counts,
+                error=error,
+                again_after=self.again_after,
             )
             self._log(result)
         return result
@@ -112,6 +124,7 @@ class _Performance:
         except _Ended as ended:
             if ended.recorded:
                 self._record(ended.outcome, ended.reason)
+            self.again_after = ended.again_after
             return ended.outcome, ended.reason, None
         except (LeaseLost, RunTakenOver) as error:
             reason = "taken_over" if isinstance(error, RunTakenOver) else "lease_lost"
@@ -137,20 +150,19 @@ class _Performance:
             raise _Ended("skipped", "paused")
 
     @contextmanager
-    def _lease(self) -> Iterator[tuple[ExclusiveLease, int] | None]:
-        """The sweep's lease with its epoch, for as long as the run; null when it needs none."""
+    def _lease(self) -> Iterator[tuple[ExclusiveLease, str] | None]:
+        """The sweep's lease with its token, for as long as the run; null when it needs none."""
         terms = self.sweep.lease
         if terms is None:
             yield None
             return
         lease = ExclusiveLease(terms.key_for(self.argument), terms.ttl)
-        if lease.try_obtain() is None:
-            held_for = lease.held_for() or timedelta()
-            logger.info("Lease is held elsewhere", lease=lease.key, held_for_s=round(held_for.total_seconds(), 1))
-            raise _Ended("skipped", "lease_held")
+        token = lease.try_obtain() or self._inherited(lease)
+        if token is None:
+            self._end_without(lease)
         lease.keep()
         try:
-            yield lease, ledger.next_epoch(lease.key)
+            yield lease, token
         finally:
             try:
                 lease.cancel()
@@ -158,13 +170,29 @@ class _Performance:
                 # The work is done or not, whatever becomes of its lease; it expires by itself.
                 logger.warning("Lease could not be given back", lease=lease.key, error=str(error))
 
-    def _walk(self, budget: RunBudget, lease: tuple[ExclusiveLease, int] | None) -> tuple[Outcome, str | None]:
+    def _inherited(self, lease: ExclusiveLease) -> str | None:
+        """Take the lease over from a run that ended or died without giving it back; None when its holder lives."""
+        owner = lease.owner()
+        if owner is None or not ledger.holder_is_gone(self.sweep.name, lease.key, owner):
+            return None
+        logger.info("Lease is taken over from a run that is gone", lease=lease.key)
+        return lease.take_over(owner)
+
+    def _end_without(self, lease: ExclusiveLease) -> NoReturn:
+        held_for = lease.held_for() or timedelta()
+        logger.info("Lease is held elsewhere", lease=lease.key, held_for_s=round(held_for.total_seconds(), 1))
+        if self.message_id is not None and ledger.is_unfinished(self.message_id):
+            # Delivered again sooner than its dead attempt counts as silent: to end here would lose its work.
+            raise _Ended("skipped", "lease_held", recorded=False, again_after=ledger.HEARTBEAT)
+        raise _Ended("skipped", "lease_held")
+
+    def _walk(self, budget: RunBudget, lease: tuple[ExclusiveLease, str] | None) -> tuple[Outcome, str | None]:
         attempt = ledger.begin(
             self.sweep.name,
             message_id=self.message_id,
             tick=self.tick,
             trigger=self.trigger,
-            epoch=lease[1] if lease else None,
+            lease=(lease[0].key, lease[1]) if lease else None,
             resume=self._resume(),
         )
         if attempt is None:
@@ -182,7 +210,7 @@ class _Performance:
             self.stopping,
             attempt.cursor,
             self.argument,
-            lease,
+            (lease[0], attempt.epoch) if lease and attempt.epoch is not None else None,
             self.on_batch,
         )
         try:

@@ -40,8 +40,10 @@ MIGRATIONS: Final = (
     CREATE INDEX runs_finished_at ON {schema}.runs (finished_at, id);
     CREATE TABLE {schema}.leases (
         key text PRIMARY KEY,
-        epoch bigint NOT NULL
+        epoch bigint NOT NULL,
+        holder text NOT NULL
     );
+    COMMENT ON COLUMN {schema}.leases.holder IS 'token of the run that has this epoch';
     CREATE TABLE {schema}.switches (
         worker text PRIMARY KEY,
         state text NOT NULL CHECK (state IN ('paused', 'narrow')),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import zlib
 from pathlib import Path
 from typing import Final
@@ -97,6 +98,7 @@ def _add_object(path: Path, kind: str, content: bytes) -> str:
 
 
 def _refs_in(path: Path) -> int:
-    loose = sum(file.is_file() and file.suffix != ".lock" for file in (path / "refs").rglob("*"))
+    # Counted while git is at work: a folder that it has just removed is passed over.
+    loose = sum(not file.endswith(".lock") for _, _, files in os.walk(path / "refs") for file in files)
     packed = (path / "packed-refs").read_text().splitlines()
     return loose + sum(not line.startswith("#") for line in packed)

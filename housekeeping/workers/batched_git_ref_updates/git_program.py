@@ -71,10 +71,10 @@ class GitProgram:
           RefsRefused: When git names a ref that it cannot delete, such as a locked one.
           RefDeletionFailed: When the program is missing, hangs, or cannot use the repository.
         """
-        if not os.path.lexists(repository):
+        if _gone(repository):
             return
         status, said = self._ended(Path(repository), b"".join(b"delete %s\0\0" % ref.encode() for ref in refs))
-        if status == 0 or not os.path.lexists(repository):
+        if status == 0 or _gone(repository):
             return
         if len(refs) == 1 and b"' exists; cannot create '" in said:
             # A ref by whose name this one would be a folder, or the other way round: so this one is not there.
@@ -129,3 +129,18 @@ class GitProgram:
         if late.is_set():
             raise RefDeletionFailed(f"git did not end within {self._timeout.total_seconds():g} s on {repository}")
         return status, said
+
+
+def _gone(repository: PurePath) -> bool:
+    """Whether there surely is no such repository; one that merely cannot be looked at is not gone.
+
+    Raises:
+      RefDeletionFailed: When nobody can tell: a folder above that may not be entered, a file server that is away.
+    """
+    try:
+        os.lstat(repository)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        raise RefDeletionFailed(f"the repository {repository} cannot be looked at: {error.strerror}") from None
+    return False

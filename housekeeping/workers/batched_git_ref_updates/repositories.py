@@ -37,12 +37,15 @@ class HashedRepositories:
 
         Raises:
           SettingsError: When no root is set.
-          HousekeepingError: When the root is no folder: with the disk not mounted every ref would look deleted.
+          HousekeepingError: When the root, or ``@hashed`` in it, is no folder: with the disk not mounted (which may
+            leave an empty folder behind) every ref would look deleted.
         """
         if self._root is None:
             raise SettingsError(f"{_VARIABLE} is not set; it should be a folder such as /srv/git/repositories")
-        if not self._root.is_dir():
-            raise HousekeepingError(f"{_VARIABLE} is {str(self._root)!r}, and that is no folder now; is it mounted?")
+        if not (self._root / "@hashed").is_dir():
+            raise HousekeepingError(
+                f"{_VARIABLE} is {str(self._root)!r}, and there is no folder @hashed in it now; is it mounted?"
+            )
         return self._root.resolve() / hashed_path(project_id)
 
 

@@ -37,10 +37,14 @@ class EnqueueChildren:
           Exception: What kept one from the queue, after the others were tried; the run is repeated then.
         """
         enqueued, failed = 0, list[Exception]()
+        hour = step.now.strftime("%Y-%m-%dT%H")
         for child, delay in self.delays.items():
             try:
                 message = actor_named(child).send_with_options(
-                    delay=int(delay.total_seconds() * 1000), trigger="parent"
+                    delay=int(delay.total_seconds() * 1000),
+                    trigger="parent",
+                    # Of the hour, so that one that has begun, or is done, is not run again by a second parent run.
+                    idempotency_key=hour,
                 )
             except Exception as error:
                 logger.error("A child could not be enqueued", child=child, error=one_line(error))

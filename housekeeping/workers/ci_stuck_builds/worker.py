@@ -44,6 +44,8 @@ _COMMON: Final[dict[str, Any]] = {
 _CHILD: Final[dict[str, Any]] = {
     **_COMMON,
     "counts": ("dropped", "doomed", "failed", "out_of_time"),
+    # Builds that can neither be dropped nor doomed must not use up every run's time before the others' turn.
+    "goes_round": True,
     # One waits, from the moment the parent sends it. Only until it starts: a child still at work when its next
     # hour comes must not cost that hour its run. That two run at once is the lease's business.
     "actor_options": {"deduplicate": "until_executing", "deduplication": {"including_scheduled": True}},

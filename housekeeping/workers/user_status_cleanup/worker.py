@@ -37,6 +37,8 @@ sweep: Final = Sweep(
     schedule=SCHEDULE,
     batch_size=BATCH_SIZE,
     max_runtime=MAX_RUNTIME,
+    # Rows that cannot be deleted must not use up every run's time before the others' turn.
+    goes_round=True,
     alarms=Alarms(longest_run=LONGEST_RUN, backlog=LARGEST_BACKLOG),
     feature_category="user_profile",
     data_consistency="sticky",

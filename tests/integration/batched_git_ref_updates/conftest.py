@@ -87,7 +87,7 @@ def pending(deletions: type[Deletion]) -> Pending:
 def root(tmp_path: Path) -> Iterator[Path]:
     """The folder below which repositories are."""
     root = tmp_path / "repositories"
-    root.mkdir()
+    (root / "@hashed").mkdir(parents=True)
     surroundings.use_root(root)
     yield root
     surroundings.use_root(None)

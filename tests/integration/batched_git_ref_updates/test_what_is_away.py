@@ -17,6 +17,7 @@ from housekeeping.sweeps.plan import plan
 from housekeeping.sweeps.run import perform
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletionFailed
+from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
 from housekeeping.workers.batched_git_ref_updates.surroundings import surroundings
 from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
 from tests.integration.batched_git_ref_updates.conftest import AddDeletions, Pending, Watched
@@ -39,17 +40,34 @@ def test_without_a_root_the_run_fails_in_one_line_and_the_plan_works(
     assert plan(project_cleanup, 1).stale.rows == 3
 
 
+@pytest.mark.parametrize("folder_is_left", [True, False])
 def test_a_root_that_is_not_there_is_not_taken_for_missing_repositories(
-    root: Path, add_deletions: AddDeletions, pending: Pending
+    root: Path, add_deletions: AddDeletions, pending: Pending, folder_is_left: bool
 ) -> None:
-    # An unmounted disk: were its repositories missing, every row would be marked.
-    root.rmdir()
+    # An unmounted disk, which may leave an empty folder: were its repositories missing, every row would be marked.
+    (root / "@hashed").rmdir()
+    if not folder_is_left:
+        root.rmdir()
     add_deletions(3)
 
     result = perform(project_cleanup, 1)
 
     assert result.outcome == "failed"
-    assert result.reason is not None and result.reason.endswith("is no folder now; is it mounted?")
+    assert result.reason is not None and result.reason.endswith("there is no folder @hashed in it now; is it mounted?")
+    assert len(pending()) == 3
+
+
+def test_a_repository_that_cannot_be_looked_at_is_not_taken_for_a_missing_one(
+    root: Path, add_deletions: AddDeletions, pending: Pending
+) -> None:
+    # A file where a folder should be answers as a folder that may not be entered does, to root as well.
+    (root / hashed_path(1)).parent.parent.write_text("no folder")
+    add_deletions(3)
+
+    result = perform(project_cleanup, 1)
+
+    assert result.outcome == "failed"
+    assert result.reason is not None and "cannot be looked at" in result.reason
     assert len(pending()) == 3
 
 

@@ -95,6 +95,22 @@ def test_a_second_run_within_the_hour_does_not_double_the_children(
     assert len(delayed()) == 3
 
 
+def test_a_child_of_the_hour_has_one_effect_however_often_its_parent_runs(
+    broker: RedisBroker, delayed: Delayed, clock: ManualClock, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # The first run's children have begun, so their keys are free: what tells them apart is the hour.
+    perform(stuck_jobs, clock=clock)
+    redis_client.delete(*redis_client.scan_iter(match=f"{settings.namespace}:dedup:*"))
+    clock.advance(timedelta(minutes=59))
+    perform(stuck_jobs, clock=clock)
+    redis_client.delete(*redis_client.scan_iter(match=f"{settings.namespace}:dedup:*"))
+    clock.advance(timedelta(minutes=1))
+    perform(stuck_jobs, clock=clock)
+
+    keys = [message.options["idempotency_key"] for message in delayed()]
+    assert sorted(keys) == ["2026-01-01T00"] * 6 + ["2026-01-01T01"] * 3
+
+
 def test_a_child_that_has_begun_is_enqueued_for_its_next_hour(
     broker: RedisBroker, delayed: Delayed, clock: ManualClock, last_run: Callable[[], Any]
 ) -> None:

@@ -68,7 +68,7 @@ def test_the_counts_of_the_last_run_come_in_the_worker_s_own_order(statuses: typ
 
 
 def test_a_run_that_goes_on_has_no_outcome_yet(statuses: type[UserStatus]) -> None:
-    ledger.begin(sweep.name, message_id=None, tick=None, trigger="cli", epoch=None)
+    ledger.begin(sweep.name, message_id=None, tick=None, trigger="cli", lease=None)
 
     last = overview(sweep, _NOW, ZoneInfo("UTC")).last_run
 

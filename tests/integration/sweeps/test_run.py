@@ -18,6 +18,7 @@ from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.foundation.redis_client import redis_client as make_redis_client
 from housekeeping.foundation.redis_client import shared_redis
 from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps import ledger
 from housekeeping.sweeps.declaration import LeaseTerms
 from housekeeping.sweeps.ledger import Counts, Lease, Run
 from housekeeping.sweeps.results import RunResult
@@ -170,3 +171,67 @@ def test_a_message_that_was_completed_is_not_executed_again_without_redis_either
     assert first.counts["deleted_rows"] == 5
     assert (second.outcome, second.reason, second.counts["deleted_rows"]) == ("skipped", "already_done", 0)
     assert Run.select().count() == 1
+
+
+def dead_attempt(redis_client: redis.Redis, settings: Settings, message_id: str, silent_s: int) -> None:
+    """What a worker leaves that was killed in the middle: its row, its lease and its message."""
+    token = ExclusiveLease("statuses", TTL).try_obtain()
+    assert token is not None
+    ledger.begin(
+        LEASED.name,
+        message_id=message_id,
+        tick=None,
+        trigger="enqueue",
+        lease=("statuses", token),
+        resume="interrupted",
+    )
+    database.execute_sql(f"UPDATE {settings.schema_name}.runs SET heartbeat_at = now() - interval '{silent_s} seconds'")
+
+
+def test_the_lease_of_a_run_that_died_is_taken_over_long_before_its_ttl(
+    add_statuses: AddStatuses, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # B1: else the message that comes back after a minute would find its own dead attempt's lease, and end.
+    add_statuses(5, DUE)
+    dead_attempt(redis_client, settings, "message-1", silent_s=61)
+
+    result = perform(LEASED)
+
+    assert (result.outcome, result.counts["deleted_rows"]) == ("done", 5)
+    assert [run.outcome for run in Run.select().order_by(Run.id)] == ["lost", "done"]
+    assert not ExclusiveLease("statuses", TTL).exists()
+
+
+def test_the_lease_of_a_run_that_lives_is_not_taken_over(
+    add_statuses: AddStatuses, redis_client: redis.Redis, settings: Settings
+) -> None:
+    dead_attempt(redis_client, settings, "message-1", silent_s=50)
+
+    result = perform(LEASED)
+
+    assert (result.outcome, result.reason, result.again_after) == ("skipped", "lease_held", None)
+
+
+def test_a_message_that_meets_its_own_dead_attempts_lease_comes_back(
+    add_statuses: AddStatuses, redis_client: redis.Redis, settings: Settings
+) -> None:
+    dead_attempt(redis_client, settings, "message-1", silent_s=50)
+    token = current_message.set(MessageContext("message-1"))
+    try:
+        result = perform(LEASED)
+    finally:
+        current_message.reset(token)
+
+    assert (result.outcome, result.reason) == ("skipped", "lease_held")
+    assert result.again_after == timedelta(seconds=20)
+    assert Run.select().count() == 1, "the tick's outcome is still to come"
+
+
+def test_a_lease_that_an_application_holds_by_hand_is_never_taken_over(
+    add_statuses: AddStatuses, redis_client: redis.Redis
+) -> None:
+    perform(LEASED)
+
+    with ExclusiveLease("statuses", TTL) as lease:
+        assert perform(LEASED).reason == "lease_held"
+        lease.check()
