@@ -21,9 +21,13 @@ _APPLICATION: Final = "housekeeping.app"
 _PUT_BACK_S: Final = 10
 
 
-def _ready() -> Settings:
+def _ready(queues: tuple[str, ...] = ()) -> Settings:
     """Settings and schema looked at here, where an error is one line, and not in each process that follows."""
-    settings, _ = workers_on_database()
+    settings, sweeps = workers_on_database()
+    known = sorted({sweep.queue for sweep in sweeps.values()})
+    for queue in queues:
+        if queue not in known:
+            raise click.BadParameter(f"there is no queue {queue!r}; the queues are {', '.join(known)}")
     settings.require_redis_url()
     # Not to be carried into those processes.
     database.close()
@@ -40,7 +44,7 @@ def worker(processes: int, threads: int, queues: tuple[str, ...]) -> None:
     SIGTERM or Ctrl-C lets runs end after their batch. Each thread holds one database connection.
     The same as "dramatiq housekeeping.app", with the arguments that suit it.
     """
-    settings = _ready()
+    settings = _ready(queues)
     with reaching_redis():
         redis_client(settings.broker_url or settings.require_redis_url()).ping()
     arguments = [_APPLICATION, "--skip-logging", "--processes", str(processes), "--threads", str(threads)]

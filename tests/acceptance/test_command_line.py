@@ -57,6 +57,15 @@ def test_a_traceback_is_shown_only_when_asked_for(command: Command) -> None:
     assert "Traceback" in finished.stderr
 
 
+def test_a_worker_process_for_a_queue_there_is_not_is_refused_with_those_there_are(
+    command: Command, made: None
+) -> None:
+    ended = command("worker", "--queues", "cronjobs")
+
+    assert ended.returncode == 2
+    assert "there is no queue 'cronjobs'; the queues are cronjob, git_refs" in ended.stderr
+
+
 def test_a_worker_process_without_redis_ends_with_one_line(command: Command, made: None) -> None:
     finished = command("worker", REDIS_URL="redis://:hunter2@localhost:1/0")
 
