@@ -12,7 +12,8 @@ from peewee import PeeweeException, fn
 from housekeeping.foundation.db import database, one_line
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.sweeps import ledger
-from housekeeping.sweeps.ledger import Outcome, Run
+from housekeeping.sweeps.ledger import Outcome
+from housekeeping.sweeps.own_tables import Run
 
 logger = named_logger(__name__)
 

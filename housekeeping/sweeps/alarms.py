@@ -12,7 +12,7 @@ from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.sweeps.backlog import backlog
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger import Run
+from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.results import RunResult
 
 logger = named_logger(__name__)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from peewee import SQL, BigAutoField, BigIntegerField, JSONField, TextField, fn
+from peewee import fn
 
-from housekeeping.foundation.db import BaseModel, UtcDateTimeField, database
+from housekeeping.foundation.db import database
 from housekeeping.foundation.errors import LeaseLost, RunTakenOver
+from housekeeping.sweeps.own_tables import NOW, Lease, Run
 
 Trigger = Literal["schedule", "enqueue", "cli", "parent"]
 Outcome = Literal["done", "partial", "skipped", "failed", "lost_lease", "lost", "missed"]
@@ -23,57 +24,6 @@ Cursor = dict[str, Any]
 HEARTBEAT: Final = timedelta(seconds=20)
 #: Three missed heartbeats and a run is taken for dead (design.md, State in PostgreSQL).
 SILENCE: Final = 3 * HEARTBEAT
-
-#: The database's clock, because several machines write and compare these times.
-NOW: Final = SQL("clock_timestamp()")
-
-
-class Run(BaseModel):
-    """One attempt to do one worker's work; `outcome` is null while it goes on."""
-
-    id = BigAutoField()
-    worker = TextField()
-    message_id = TextField(null=True)
-    tick = UtcDateTimeField(null=True)
-    trigger = TextField()
-    epoch = BigIntegerField(null=True)
-    started_at = UtcDateTimeField()
-    heartbeat_at = UtcDateTimeField()
-    finished_at = UtcDateTimeField(null=True)
-    outcome = TextField(null=True)
-    reason = TextField(null=True)
-    counts = JSONField(default=dict)
-    cursor = JSONField(null=True)
-    error = TextField(null=True)
-
-    class Meta:
-        table_name = "runs"
-        schema = "housekeeping"
-
-
-class Lease(BaseModel):
-    """The highest epoch at which a lease was ever held, and the token of the run that has it."""
-
-    key = TextField(primary_key=True)
-    epoch = BigIntegerField()
-    holder = TextField()
-
-    class Meta:
-        table_name = "leases"
-        schema = "housekeeping"
-
-
-class Switch(BaseModel):
-    """What an operator said of a worker: paused, or narrowed, until when and why."""
-
-    worker = TextField(primary_key=True)
-    state = TextField()
-    reason = TextField(null=True)
-    until = UtcDateTimeField(null=True)
-
-    class Meta:
-        table_name = "switches"
-        schema = "housekeeping"
 
 
 @dataclass(frozen=True, slots=True)

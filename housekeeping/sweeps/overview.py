@@ -13,7 +13,7 @@ from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import DatabaseUnavailable, HousekeepingError
 from housekeeping.sweeps.backlog import Backlog, backlog, oldest
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger import Run
+from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.passes import as_cursor
 from housekeeping.sweeps.switches import paused_workers
 from housekeeping.sweeps.walk import in_order

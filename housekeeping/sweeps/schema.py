@@ -8,7 +8,7 @@ from peewee import ProgrammingError
 
 from housekeeping.foundation.db import database, reaching_postgres
 from housekeeping.foundation.errors import SchemaMissing
-from housekeeping.sweeps.ledger import Lease, Run, Switch
+from housekeeping.sweeps.own_tables import Lease, Run, Switch
 
 #: Applied in order, each once, all in one transaction; a released step is never changed, only followed.
 MIGRATIONS: Final = (

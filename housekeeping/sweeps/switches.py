@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from housekeeping.sweeps.ledger import NOW, Switch
+from housekeeping.sweeps.own_tables import NOW, Switch
 
 
 def is_paused(worker: str) -> bool:

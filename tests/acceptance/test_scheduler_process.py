@@ -12,7 +12,7 @@ import redis
 from housekeeping import embedded
 from housekeeping.foundation.db import Database
 from housekeeping.sweeps import ledger
-from housekeeping.sweeps.ledger import Run
+from housekeeping.sweeps.own_tables import Run
 from housekeeping.workers import BUILT_IN
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.processes import SCHEDULER, WORKER, eventually, started

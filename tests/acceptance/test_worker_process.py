@@ -10,7 +10,7 @@ import redis
 from dramatiq import Message
 
 from housekeeping.foundation.db import Database
-from housekeeping.sweeps.ledger import Run
+from housekeeping.sweeps.own_tables import Run
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.processes import WORKER, eventually, started
 

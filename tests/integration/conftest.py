@@ -10,9 +10,10 @@ import psycopg2
 import pytest
 from psycopg2.extensions import connection as Connection
 
+from housekeeping.foundation import reports
 from housekeeping.foundation.db import Database
 from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.ledger import Run
+from housekeeping.sweeps.own_tables import Run
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 
 #: Adds this many statuses whose time is `due`, an SQL expression that may use n, from 1 on.
@@ -62,3 +63,25 @@ def locked(settings: Settings, postgres: Database) -> Locked:
 def last_run(postgres: Database) -> Callable[[], Any]:
     """The newest row of the ledger."""
     return lambda: Run.select().order_by(Run.id.desc()).first()
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What error trackers are told from now on."""
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(reports, "hooks", [lambda error, about: seen.append({"error": error, **about})])
+    return seen
+
+
+@pytest.fixture
+def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every statement the library sends from now on."""
+    sent: list[str] = []
+    execute_sql = Database.execute_sql
+
+    def execute_and_note(self: Database, sql: str, params: Any = None) -> Any:
+        sent.append(sql)
+        return execute_sql(self, sql, params)
+
+    monkeypatch.setattr(Database, "execute_sql", execute_and_note)
+    return sent

@@ -20,8 +20,8 @@ from housekeeping.cli.demo.stage import Stage
 from housekeeping.cli.status import workers_table
 from housekeeping.cli.tables import out
 from housekeeping.installation import install
-from housekeeping.sweeps.ledger import Run
 from housekeeping.sweeps.overview import overview
+from housekeeping.sweeps.own_tables import Run
 
 _POLL_S: Final = 0.1
 _REFRESH_S: Final = 0.5

@@ -18,7 +18,7 @@ from housekeeping.cli.tables import out, show
 from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.installation import install
 from housekeeping.queues import queue_lengths
-from housekeeping.sweeps.ledger import Run
+from housekeeping.sweeps.own_tables import Run
 
 _PATIENCE_S: Final = 120
 _POLL_S: Final = 0.1

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from housekeeping.cli.tables import counts, length, table
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger import Run
+from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.walk import in_order
 
 _SENT_BY: Final = {"enqueue": "demo"}  # the ledger knows it as the application that sends a message

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger import Run
+from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.table_pass import TablePass
 
 SCHEDULE: Final = "20 3 * * *"  # once a day, at a quiet hour and beside the full ones

@@ -11,7 +11,7 @@ import pytest
 import redis
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.foundation import events, reports
+from housekeeping.foundation import events
 from housekeeping.foundation.db import Database
 from housekeeping.sweeps import actors
 from housekeeping.workers.batched_git_ref_updates.git_program import GitProgram
@@ -108,13 +108,6 @@ def watched(root: Path) -> Watched:
 
 
 @pytest.fixture
-def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(reports, "hooks", [lambda error, about: seen.append({"error": error, **about})])
-    return seen
-
-
-@pytest.fixture
 def told() -> Iterator[list[dict[str, Any]]]:
     """What subscribers of `refs_deleted` are told."""
     seen: list[dict[str, Any]] = []
@@ -132,17 +125,3 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[Any]]:
     """The log records of an event, from info level on."""
     caplog.set_level(logging.INFO)
     return lambda event: [record for record in caplog.records if record.getMessage() == event]
-
-
-@pytest.fixture
-def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every statement the library sends from now on."""
-    sent: list[str] = []
-    execute_sql = Database.execute_sql
-
-    def execute_and_note(self: Database, sql: str, params: Any = None) -> Any:
-        sent.append(sql)
-        return execute_sql(self, sql, params)
-
-    monkeypatch.setattr(Database, "execute_sql", execute_and_note)
-    return sent

@@ -23,7 +23,8 @@ from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps import actors
 from housekeeping.sweeps.actor import register
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger import Counts, Run
+from housekeeping.sweeps.ledger import Counts
+from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.run import perform
 from housekeeping.testing import ManualClock
 from housekeeping.workers.batched_git_ref_updates.models import Deletion

@@ -20,6 +20,7 @@ def test_the_demos_refs_are_deleted_by_the_real_worker(
 ) -> None:
     monkeypatch.setattr(scene, "PROJECTS", 3)
     assert scene.settings(tmp_path) == {"REPOSITORIES_ROOT": str(root)}
+    (root / "@hashed").rmdir()
     root.rmdir()
     line = scene.seed(tmp_path)
     before = scene.counted()

@@ -11,7 +11,6 @@ import pytest
 from blinker import NamedSignal
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.foundation import reports
 from housekeeping.foundation.db import Database
 from housekeeping.workers.bulk_imports.worker import MODELS
 
@@ -95,14 +94,6 @@ def tables(postgres: Database, admin: Connection) -> Tables:
     """The empty tables."""
     postgres.create_tables(list(MODELS.values()))
     return Tables(admin)
-
-
-@pytest.fixture
-def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What has been reported to the error tracker."""
-    seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(reports, "hooks", [lambda error, about: seen.append({"error": error, **about})])
-    return seen
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from housekeeping.foundation.errors import DatabaseUnavailable
 from housekeeping.foundation.redis_client import shared_redis
 from housekeeping.foundation.settings import Settings
 from housekeeping.installation import install
-from housekeeping.sweeps.ledger import Run
+from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.run import perform
 from housekeeping.testing import ManualClock
 from housekeeping.workers.bulk_imports.worker import MAX_RUNTIME, sweep

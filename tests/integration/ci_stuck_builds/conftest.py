@@ -9,7 +9,7 @@ import pytest
 import redis
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.foundation import events, reports
+from housekeeping.foundation import events
 from housekeeping.foundation.db import Database
 from housekeeping.foundation.identity import forget
 from housekeeping.sweeps import actors
@@ -101,14 +101,6 @@ def refuse(admin: Connection) -> Refuse:
             )
 
     return refuse
-
-
-@pytest.fixture
-def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What error trackers were told."""
-    seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(reports, "hooks", [lambda error, about: seen.append({"error": error, **about})])
-    return seen
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from housekeeping.foundation.settings import Settings
 from housekeeping.installation import install
 from housekeeping.sweeps import actors
 from housekeeping.sweeps.actor import register
-from housekeeping.sweeps.ledger import Run
+from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.plan import dry_run
 from housekeeping.sweeps.run import perform
 from housekeeping.testing import ManualClock

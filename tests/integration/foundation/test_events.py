@@ -18,13 +18,6 @@ def event() -> NamedSignal:
     return Namespace().signal("something_done")
 
 
-@pytest.fixture
-def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(reports, "hooks", [lambda error, about: seen.append({"error": error, **about})])
-    return seen
-
-
 class Subscriber:
     """Notes what it is told."""
 

@@ -20,7 +20,7 @@ from housekeeping.foundation.db import database
 from housekeeping.foundation.redis_client import shared_redis
 from housekeeping.foundation.settings import Settings
 from housekeeping.installation import install
-from housekeeping.sweeps.ledger import Run
+from housekeeping.sweeps.own_tables import Run
 
 PATIENCE_S = 20.0
 _opened: list[redis.Redis] = []

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.foundation import reports
 from housekeeping.foundation.settings import Settings
 from housekeeping.workers.object_storage import entries, stores
 from tests.integration.object_storage import s3_server
@@ -109,13 +108,6 @@ def still_pending(pending: redis.Redis) -> Pending:
         return {field.decode().removeprefix("artifacts:") for field in fields}
 
     return paths
-
-
-@pytest.fixture
-def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(reports, "hooks", [lambda error, about: seen.append({"error": error, **about})])
-    return seen
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.sweeps.ledger import Counts, Run
+from housekeeping.sweeps.ledger import Counts
+from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.run import perform
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage import pending_uploads

@@ -18,7 +18,7 @@ from housekeeping.foundation.errors import ObjectStoreUnavailable
 from housekeeping.foundation.redis_client import redis_client as make_redis_client
 from housekeeping.foundation.redis_client import shared_redis
 from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.ledger import Run
+from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.run import perform
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage import claims, pending_uploads, stores

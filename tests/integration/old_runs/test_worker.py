@@ -6,7 +6,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.foundation.db import Database
 from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.ledger import Run
+from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.run import perform
 from housekeeping.testing import ManualClock
 from housekeeping.workers.old_runs.worker import sweep

@@ -9,8 +9,9 @@ import pytest
 from housekeeping.foundation.db import Database
 from housekeeping.sweeps import ledger
 from housekeeping.sweeps.declaration import Alarms
-from housekeeping.sweeps.ledger import Counts, Run, Switch
+from housekeeping.sweeps.ledger import Counts
 from housekeeping.sweeps.overview import overview
+from housekeeping.sweeps.own_tables import Run, Switch
 from housekeeping.sweeps.switches import is_paused, paused_workers
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep

@@ -9,7 +9,7 @@ from housekeeping.foundation.db import Database, connect_to, database
 from housekeeping.foundation.errors import DatabaseUnavailable
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger import Run
+from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.plan import dry_run, plan
 from housekeeping.sweeps.run import perform
 from housekeeping.testing import ManualClock

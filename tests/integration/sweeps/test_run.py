@@ -20,7 +20,8 @@ from housekeeping.foundation.redis_client import shared_redis
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps import ledger
 from housekeeping.sweeps.declaration import LeaseTerms
-from housekeeping.sweeps.ledger import Counts, Lease, Run
+from housekeeping.sweeps.ledger import Counts
+from housekeeping.sweeps.own_tables import Lease, Run
 from housekeeping.sweeps.results import RunResult
 from housekeeping.sweeps.run import perform
 from housekeeping.workers.user_status_cleanup.worker import sweep

@@ -9,7 +9,7 @@ from housekeeping.foundation.db import Database, connect_to, database
 from housekeeping.foundation.errors import DatabaseUnavailable, SchemaMissing
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps import schema
-from housekeeping.sweeps.ledger import NOW, Run
+from housekeeping.sweeps.own_tables import NOW, Run
 
 
 def _drop(postgres: Database, settings: Settings) -> None:

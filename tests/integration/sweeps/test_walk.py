@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.foundation import events, reports
+from housekeeping.foundation import events
 from housekeeping.foundation.db import Database, database
 from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.ledger import Counts, Run
+from housekeeping.sweeps.ledger import Counts
+from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.results import RunResult
 from housekeeping.sweeps.run import perform
 from housekeeping.testing import ManualClock
@@ -38,13 +39,6 @@ def refuse_deletion_of(admin: Connection, statuses: type[UserStatus]) -> Callabl
             )
 
     return refuse
-
-
-@pytest.fixture
-def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(reports, "hooks", [lambda error, about: seen.append({"error": error, **about})])
-    return seen
 
 
 def test_one_poison_row_costs_itself_only(

@@ -1,0 +1,60 @@
+"""The library's own tables as models; `schema` makes them, `ledger` and `switches` use them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from peewee import SQL, BigAutoField, BigIntegerField, JSONField, TextField
+
+from housekeeping.foundation.db import BaseModel, UtcDateTimeField
+
+#: The database's clock, because several machines write and compare these times.
+NOW: Final = SQL("clock_timestamp()")
+
+
+class Run(BaseModel):
+    """One attempt to do one worker's work; `outcome` is null while it goes on."""
+
+    id = BigAutoField()
+    worker = TextField()
+    message_id = TextField(null=True)
+    tick = UtcDateTimeField(null=True)
+    trigger = TextField()
+    epoch = BigIntegerField(null=True)
+    started_at = UtcDateTimeField()
+    heartbeat_at = UtcDateTimeField()
+    finished_at = UtcDateTimeField(null=True)
+    outcome = TextField(null=True)
+    reason = TextField(null=True)
+    counts = JSONField(default=dict)
+    cursor = JSONField(null=True)
+    error = TextField(null=True)
+
+    class Meta:
+        table_name = "runs"
+        schema = "housekeeping"
+
+
+class Lease(BaseModel):
+    """The highest epoch at which a lease was ever held, and the token of the run that has it."""
+
+    key = TextField(primary_key=True)
+    epoch = BigIntegerField()
+    holder = TextField()
+
+    class Meta:
+        table_name = "leases"
+        schema = "housekeeping"
+
+
+class Switch(BaseModel):
+    """What an operator said of a worker: paused, or narrowed, until when and why."""
+
+    worker = TextField(primary_key=True)
+    state = TextField()
+    reason = TextField(null=True)
+    until = UtcDateTimeField(null=True)
+
+    class Meta:
+        table_name = "switches"
+        schema = "housekeeping"
