@@ -12,6 +12,8 @@ import pytest
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty temporary folder that this test's servers, and no others, are put in."""
+    # What the whole run may be kept to; these tests say themselves where servers come from.
+    monkeypatch.delenv("HOUSEKEEPING_EMBEDDED", raising=False)
     # Not tmp_path: that is too long for a unix socket, and closed to other accounts.
     path = Path(tempfile.mkdtemp(prefix="hk-", dir=os.path.realpath("/tmp")))
     path.chmod(0o1777)
