@@ -25,6 +25,15 @@ from housekeeping.foundation.redis_client import shared_redis
 from housekeeping.foundation.settings import PREFIX, Settings
 from housekeeping.sweeps import schema
 from housekeeping.testing import ManualClock
+from tests.twins import running
+from tests.twins.running import pytest_collection_modifyitems as pytest_collection_modifyitems
+from tests.twins.running import pytest_generate_tests as pytest_generate_tests
+from tests.twins.running import pytest_pyfunc_call as pytest_pyfunc_call
+from tests.twins.running import twin as twin
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    running.add_option(parser)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,34 @@
+"""Deliberately broken twins of the code: each breaks one promise, and the test that keeps it must fail.
+
+``pytest --twins`` runs these tests, and only these, each with its fault planted; it is green when every one of
+them notices. The modules of this package list them, one for each part of the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """One fault, and the test that must notice it.
+
+    Attributes:
+      promise: The number of the promise or scenario it breaks, such as ``D5`` or ``F1``.
+      name: What it does wrong, as an identifier, unique among all twins.
+      test: The test's id, from the project's top folder: ``tests/.../test_x.py::test_y``.
+      breaks: Plants the fault.
+      in_processes: Whether it is planted in the Python processes that the test starts as well.
+    """
+
+    promise: str
+    name: str
+    test: str
+    breaks: Callable[[pytest.MonkeyPatch], None]
+    in_processes: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.promise}-{self.name}"

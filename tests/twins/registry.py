@@ -1,0 +1,25 @@
+"""All broken twins, from the modules of this package."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+
+import tests.twins
+from tests.twins import Twin
+
+_NO_LISTS = ("registry", "running", "startup")
+
+
+@functools.cache
+def all_twins() -> tuple[Twin, ...]:
+    """Every twin, by the module that lists it."""
+    names = sorted(module.name for module in pkgutil.iter_modules(tests.twins.__path__))
+    lists = [importlib.import_module(f"tests.twins.{name}") for name in names if name not in _NO_LISTS]
+    return tuple(twin for each in lists for twin in each.TWINS)
+
+
+def twin_named(name: str) -> Twin:
+    """The twin of this name."""
+    return next(twin for twin in all_twins() if twin.name == name)

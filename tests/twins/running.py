@@ -1,0 +1,67 @@
+"""How pytest runs a test with a fault planted, and wants it to fail; `tests.conftest` takes these hooks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.twins import Twin
+from tests.twins.registry import all_twins
+
+_TOP = Path(__file__).parents[2]
+
+
+def add_option(parser: pytest.Parser) -> None:
+    parser.addoption("--twins", action="store_true", help="run tests with their faults planted; they must fail")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.config.getoption("twins"):
+        ours = [twin for twin in all_twins() if twin.test == metafunc.definition.nodeid]
+        if ours:
+            metafunc.parametrize("twin", ours, indirect=True, ids=str)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("twins"):
+        without = [item for item in items if twin_of(item) is None]
+        config.hook.pytest_deselected(items=without)
+        items[:] = [item for item in items if twin_of(item) is not None]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    twin = twin_of(pyfuncitem)
+    if twin is None:
+        return (yield)
+    try:
+        yield
+    except (Exception, pytest.fail.Exception):
+        return True
+    pytest.fail(f"the test did not notice what {twin.name} does wrong", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def twin(request: pytest.FixtureRequest) -> Iterator[Twin | None]:
+    """The fault of this test, planted before any of its other fixtures; none without ``--twins``."""
+    planted: Twin | None = getattr(request, "param", None)
+    if planted is not None:
+        with pytest.MonkeyPatch.context() as patch:
+            planted.breaks(patch)
+            if planted.in_processes:
+                paths = [str(_TOP / "tests" / "twins" / "startup"), str(_TOP), os.environ.get("PYTHONPATH", "")]
+                patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+                patch.setenv("BROKEN_TWIN", planted.name)
+            yield planted
+    else:
+        yield None
+
+
+def twin_of(item: pytest.Item) -> Twin | None:
+    """The fault a test is run with; none without ``--twins``."""
+    callspec = getattr(item, "callspec", None)
+    planted: Twin | None = callspec.params.get("twin") if callspec is not None else None
+    return planted
