@@ -14,7 +14,7 @@ from housekeeping.cli.composition import settings_and_logs
 from housekeeping.cli.tables import length, moment, progress, show, table
 from housekeeping.installation import use_database
 from housekeeping.sweeps.overview import next_tick, state_of
-from housekeeping.sweeps.switches import paused_workers
+from housekeeping.sweeps.switches import Switched, switched
 from housekeeping.workers import configured_sweeps
 
 
@@ -28,15 +28,15 @@ def list_workers(as_json: bool) -> None:
     """
     settings = settings_and_logs()
     sweeps = configured_sweeps(settings)
-    paused: set[str] | None = None
+    switches: dict[str, Switched] | None = None
     if settings.database_url is not None:
         use_database(settings)
         with progress("asking PostgreSQL"), suppress(PeeweeException):
-            paused = paused_workers()
+            switches = switched()
     now = datetime.now(UTC)
     rows: list[dict[str, Any]] = []
     for name, sweep in sweeps.items():
-        state = state_of(sweep, paused or set())
+        state = state_of(sweep, (switches or {}).get(name))
         rows.append(
             {
                 "worker": name,
@@ -44,7 +44,7 @@ def list_workers(as_json: bool) -> None:
                 "next_tick": next_tick(sweep, now, settings.timezone),
                 "batch_size": sweep.batch_size,
                 "max_runtime_s": sweep.max_runtime.total_seconds(),
-                "state": "unknown" if paused is None and state == "on" else state,
+                "state": "unknown" if switches is None and state == "on" else state,
             }
         )
     if as_json:

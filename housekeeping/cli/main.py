@@ -15,8 +15,10 @@ from housekeeping.cli.initialise import init
 from housekeeping.cli.listing import list_workers
 from housekeeping.cli.planning import plan
 from housekeeping.cli.processes import scheduler, worker
+from housekeeping.cli.reasons import why
 from housekeeping.cli.running import run
 from housekeeping.cli.status import status
+from housekeeping.cli.switching import narrow, pause, resume
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import HousekeepingError
 
@@ -73,5 +75,5 @@ def main(debug: bool) -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-for command in (demo, init, list_workers, plan, run, worker, scheduler, status):
+for command in (demo, init, list_workers, plan, run, worker, scheduler, status, why, pause, narrow, resume):
     main.add_command(command)

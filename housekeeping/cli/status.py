@@ -11,12 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from housekeeping.cli.composition import workers_on_database
-from housekeeping.cli.tables import counts, length, out, progress, show, table
+from housekeeping.cli.switching import in_words
+from housekeeping.cli.tables import counts, length, moment, out, progress, show, table
 from housekeeping.foundation.db import reaching_postgres
 from housekeeping.foundation.errors import RedisUnavailable
 from housekeeping.foundation.settings import Settings
 from housekeeping.queues import QueueLengths, held_leases, queue_lengths
 from housekeeping.sweeps.overview import Overview, overview
+from housekeeping.sweeps.switches import Switched
 
 
 @click.command(short_help="Show how each worker stands.")
@@ -53,6 +55,9 @@ def status(as_json: bool) -> None:
     for each in leases:
         out.print(f"lease {each['key']}: free in {length(each['remaining_s'])} unless renewed")
     for each_overview in overviews:
+        if each_overview.switch is not None:
+            out.print(_switch_line(each_overview.switch), style="yellow", soft_wrap=True)
+    for each_overview in overviews:
         for alarm in each_overview.alarms:
             out.print(Text.assemble(("ALARM", "bold red"), f" {each_overview.worker}: {alarm}"), soft_wrap=True)
 
@@ -70,6 +75,11 @@ def workers_table(overviews: list[Overview], now: datetime) -> Table:
             "-" if each.next_tick is None else f"in {length((each.next_tick - now).total_seconds())}",
         )
     return shown
+
+
+def _switch_line(switch: Switched) -> str:
+    by = f" ({switch.said_by}, {moment(switch.since)} UTC)" if switch.said_by else ""
+    return f"{in_words(switch)}{by}"
 
 
 def _last_runs_table(overviews: list[Overview], now: datetime) -> Table:

@@ -15,10 +15,10 @@ from housekeeping.sweeps.backlog import Backlog, backlog, oldest
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.passes import as_cursor
-from housekeeping.sweeps.switches import paused_workers
+from housekeeping.sweeps.switches import Switched, switch_of
 from housekeeping.sweeps.walk import in_order
 
-State = Literal["on", "paused", "disabled"]
+State = Literal["on", "paused", "narrow", "disabled"]
 
 #: Counted for a worker that sets no alarm on its backlog.
 _LOOK_AT: Final = 10_000
@@ -29,6 +29,7 @@ class Overview:
     """A worker at one moment.
 
     Attributes:
+      switch: What an operator said of it: paused or narrowed, until when and why; null: nothing.
       next_tick: UTC; null when it has no schedule, or is disabled.
       last_run: Its newest row in the ledger, as a dictionary; null when it never ran.
       waiting: The stale rows; null when they could not be seen (`alarms` says why).
@@ -38,6 +39,7 @@ class Overview:
 
     worker: str
     state: State
+    switch: Switched | None
     schedule: str | None
     next_tick: datetime | None
     last_run: dict[str, Any] | None
@@ -51,6 +53,7 @@ class Overview:
         return {
             "worker": self.worker,
             "state": self.state,
+            "switch": self.switch.as_json() if self.switch else None,
             "schedule": self.schedule,
             "next_tick": self.next_tick.isoformat() if self.next_tick else None,
             "last_run": self.last_run,
@@ -61,9 +64,9 @@ class Overview:
         }
 
 
-def state_of(sweep: Sweep, paused: set[str]) -> State:
-    """Whether the worker runs when its time comes."""
-    return "disabled" if not sweep.enabled else "paused" if sweep.name in paused else "on"
+def state_of(sweep: Sweep, switch: Switched | None) -> State:
+    """Whether the worker runs when its time comes, and whether in its own steps."""
+    return "disabled" if not sweep.enabled else switch.state if switch is not None else "on"
 
 
 def next_tick(sweep: Sweep, now: datetime, zone: Any) -> datetime | None:
@@ -86,9 +89,11 @@ def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
         if isinstance(error, DatabaseUnavailable):
             raise
         waiting, first, rings = None, None, [f"what waits cannot be seen: {one_line(error)}"]
+    switch = switch_of(sweep.name)
     return Overview(
         sweep.name,
-        state_of(sweep, paused_workers()),
+        state_of(sweep, switch),
+        switch,
         sweep.schedule,
         next_tick(sweep, now, zone),
         last,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from peewee import SQL, BigAutoField, BigIntegerField, JSONField, TextField
+from peewee import SQL, BigAutoField, BigIntegerField, DoubleField, IntegerField, JSONField, TextField
 
 from housekeeping.foundation.db import BaseModel, UtcDateTimeField
 
@@ -54,7 +54,29 @@ class Switch(BaseModel):
     state = TextField()
     reason = TextField(null=True)
     until = UtcDateTimeField(null=True)
+    since = UtcDateTimeField()
+    said_by = TextField(null=True)
+    batch_size = IntegerField(null=True)
+    max_runtime_s = DoubleField(null=True)
 
     class Meta:
         table_name = "switches"
+        schema = "housekeeping"
+
+
+class SwitchChange(BaseModel):
+    """One thing that an operator said, kept; `state` is ``on`` where a switch was ended."""
+
+    id = BigAutoField()
+    worker = TextField()
+    state = TextField()
+    reason = TextField(null=True)
+    until = UtcDateTimeField(null=True)
+    at = UtcDateTimeField()
+    said_by = TextField(null=True)
+    batch_size = IntegerField(null=True)
+    max_runtime_s = DoubleField(null=True)
+
+    class Meta:
+        table_name = "switch_changes"
         schema = "housekeeping"

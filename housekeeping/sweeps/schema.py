@@ -8,7 +8,7 @@ from peewee import ProgrammingError
 
 from housekeeping.foundation.db import database, reaching_postgres
 from housekeeping.foundation.errors import SchemaMissing
-from housekeeping.sweeps.own_tables import Lease, Run, Switch
+from housekeeping.sweeps.own_tables import Lease, Run, Switch, SwitchChange
 
 #: Applied in order, each once, all in one transaction; a released step is never changed, only followed.
 MIGRATIONS: Final = (
@@ -51,6 +51,25 @@ MIGRATIONS: Final = (
         until timestamptz
     );
     """,
+    """
+    ALTER TABLE {schema}.switches
+        ADD COLUMN since timestamptz NOT NULL DEFAULT clock_timestamp(),
+        ADD COLUMN said_by text,
+        ADD COLUMN batch_size integer CHECK (batch_size > 0),
+        ADD COLUMN max_runtime_s double precision CHECK (max_runtime_s > 0);
+    CREATE TABLE {schema}.switch_changes (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        worker text NOT NULL,
+        state text NOT NULL CHECK (state IN ('paused', 'narrow', 'on')),
+        reason text,
+        until timestamptz,
+        at timestamptz NOT NULL,
+        said_by text,
+        batch_size integer,
+        max_runtime_s double precision
+    );
+    CREATE INDEX switch_changes_worker ON {schema}.switch_changes (worker, id);
+    """,
 )
 
 #: Held while the schema is made, so that two ``init`` at once make it once: any number will do, if it is ours.
@@ -59,7 +78,7 @@ _ADVISORY_LOCK: Final = 0x686F757365  # "house"
 
 def use_schema(name: str) -> None:
     """Keep the library's own tables in the schema of this name."""
-    for model in (Run, Lease, Switch):
+    for model in (Run, Lease, Switch, SwitchChange):
         model._meta.schema = name
 
 

@@ -12,7 +12,7 @@ from housekeeping.sweeps.declaration import Alarms
 from housekeeping.sweeps.ledger import Counts
 from housekeeping.sweeps.overview import overview
 from housekeeping.sweeps.own_tables import Run, Switch
-from housekeeping.sweeps.switches import is_paused, paused_workers
+from housekeeping.sweeps.switches import is_paused, switched
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
@@ -116,5 +116,5 @@ def test_a_pause_lasts_until_its_end(postgres: Database, statuses: type[UserStat
     table = f'"{Switch._meta.schema}".switches'
     postgres.execute_sql(f"INSERT INTO {table} VALUES ('{sweep.name}', 'paused', 'too busy', {until})")
 
-    assert (is_paused(sweep.name), sweep.name in paused_workers()) == (paused, paused)
+    assert (is_paused(sweep.name), sweep.name in switched()) == (paused, paused)
     assert (overview(sweep, _NOW, ZoneInfo("UTC")).state == "paused") == paused

@@ -1,0 +1,58 @@
+"""``housekeeping why``"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import click
+
+from housekeeping.cli.composition import chosen, workers_on_database
+from housekeeping.cli.moments import past_moment
+from housekeeping.cli.tables import counts, length, moment, out, progress, show, table
+from housekeeping.foundation.db import reaching_postgres
+from housekeeping.sweeps.why import Answer
+from housekeeping.sweeps.why import why as ask
+
+
+@click.command(short_help="Say what became of a tick, and the reason.")
+@click.argument("name")
+@click.argument("tick", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def why(name: str, tick: str | None, as_json: bool) -> None:
+    """Say what became of a TICK of worker NAME, and the reason; of its latest tick unless said.
+
+    TICK is a time such as 2026-11-20T03:00 (UTC unless it names another zone) or 03:00, which is the last time
+    it was that late. A worker without a schedule answers for its last run.
+
+    \b
+    housekeeping why user_status_cleanup.batch
+    housekeeping why bulk_imports.stale_import 2026-11-20T04:00
+    """
+    now = datetime.now(UTC)
+    asked = None if tick is None else past_moment(tick, now)
+    settings, sweeps = workers_on_database()
+    sweep = chosen(sweeps, name)
+    with progress("looking"), reaching_postgres():
+        answer = ask(sweep, asked, now, settings.timezone)
+    if as_json:
+        click.echo(json.dumps(answer.as_json(), default=lambda value: value.isoformat()))
+        return
+    _show(answer)
+
+
+def _show(answer: Answer) -> None:
+    of = "" if answer.tick is None else f", tick {moment(answer.tick, '%Y-%m-%d %H:%M')} UTC"
+    out.print(f"{answer.worker}{of}: {answer.outcome}", soft_wrap=True, style="bold")
+    out.print(answer.meaning, soft_wrap=True)
+    if not answer.attempts:
+        return
+    out.print()
+    shown = table("RUN", "OUTCOME", "STARTED (UTC)", ">TOOK", "COUNTS")
+    for each in answer.attempts:
+        took = None if each.finished_at is None else (each.finished_at - each.started_at).total_seconds()
+        reason = f": {each.reason}" if each.reason and not each.error else ""
+        shown.add_row(
+            str(each.run_id), f"{each.outcome}{reason}", moment(each.started_at), length(took), counts(each.counts)
+        )
+    show(shown)

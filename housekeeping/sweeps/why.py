@@ -1,0 +1,160 @@
+"""What became of a tick, and the reason: from the ledger, in words."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta, tzinfo
+from typing import Any, Final
+
+from peewee import fn
+
+from housekeeping.foundation.cron import Cron
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.ledger import SILENCE
+from housekeeping.sweeps.own_tables import NOW, Run
+
+#: A tick is sent within its minute and a worker takes it at once; later than this something keeps it.
+_SOON: Final = timedelta(minutes=2)
+_SHOWN: Final = 100  # attempts at one tick; its retries are 25
+
+#: What a recorded reason means, and what to do about it where something can be done.
+REASONS: Final = {
+    "lease_held": "another run held the lease, and did its work; nothing to do unless that run hangs: "
+    "housekeeping leases list",
+    "paused": "the worker is paused: housekeeping resume NAME",
+    "disabled": "the worker is disabled in HOUSEKEEPING_WORKERS",
+    "deduplicated": "a message for the same work was waiting or at work already, and stands for this one",
+    "already_done": "the message had been completed before and was delivered once more",
+    "tick_already_sent": "another scheduler had sent this tick",
+    "no_scheduler": "no scheduler ran, or none reached Redis: is the process `housekeeping scheduler` alive?",
+    "out_of_time": "its budget of time was used up; the next run goes on",
+    "limit": "the most records of one run were settled; the next run goes on",
+    "shutdown": "its process was told to stop; its message went back to the queue and goes on where it stopped",
+    "taken_over": "it gave no sign of life and another attempt took over; see the next attempt",
+    "lease_lost": "another run had taken its lease; what it had not committed was rolled back",
+    "retry_waits": "a retry of this worker waited already and does the same work",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One row of the ledger; `outcome` is ``running`` while it goes on, ``silent`` when it no longer says so."""
+
+    run_id: int
+    outcome: str
+    reason: str | None
+    started_at: datetime
+    finished_at: datetime | None
+    counts: dict[str, Any]
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one tick.
+
+    Attributes:
+      tick: The tick in question, UTC; null when the worker has no schedule.
+      outcome: That of the last attempt, or ``missed``, ``not_a_tick``, ``not_yet``, ``waiting``, ``unknown``.
+      meaning: The reason in words, with the way out where there is one.
+      attempts: Rows of the ledger for this tick, oldest first; a hundred at most.
+    """
+
+    worker: str
+    tick: datetime | None
+    outcome: str
+    meaning: str
+    attempts: list[Attempt]
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of ``housekeeping why --json``."""
+        return asdict(self)
+
+
+def why(sweep: Sweep, tick: datetime | None, now: datetime, zone: tzinfo) -> Answer:
+    """Say what became of a worker's tick.
+
+    Parameters:
+      tick: The nominal time, any moment of its minute; null: the latest, or the last run of a worker without schedule.
+      now: The current time.
+      zone: Whose clock the schedule is read on.
+    """
+    name = sweep.name
+    cron = Cron(sweep.schedule, zone) if sweep.schedule else None
+    if tick is None:
+        if cron is None or not sweep.enabled:
+            return _last_run(sweep, now)
+        tick = cron.latest(now)
+    else:
+        tick = tick.replace(second=0, microsecond=0)
+    attempts = _attempts(sweep, Run.tick == tick)
+    if attempts:
+        last = attempts[-1]
+        return Answer(name, tick, last.outcome, _meaning(name, last), attempts)
+    if tick > now:
+        return Answer(name, tick, "not_yet", "this tick is still to come", [])
+    gap = _gap_around(name, tick)
+    if gap is not None:
+        return Answer(name, tick, "missed", REASONS["no_scheduler"], [gap])
+    if cron is not None and cron.latest(tick) != tick:
+        nearest = f"the ticks around it are {cron.latest(tick):%Y-%m-%d %H:%M} and {cron.next(tick):%Y-%m-%d %H:%M} UTC"
+        return Answer(name, tick, "not_a_tick", f"{sweep.schedule!r} does not fire at this minute; {nearest}", [])
+    return Answer(name, tick, *_without_a_row(sweep, tick, now), [])
+
+
+def _without_a_row(sweep: Sweep, tick: datetime, now: datetime) -> tuple[str, str]:
+    if not sweep.enabled:
+        return "unknown", REASONS["disabled"]
+    if sweep.schedule is None:
+        return "unknown", "this worker has no schedule: it runs when it is enqueued or run by hand"
+    if now - tick < _SOON:
+        return "waiting", "it is being sent, or waits in the queue; look again in a minute"
+    first = Run.select(fn.MIN(Run.started_at)).where(Run.worker == sweep.name).scalar()
+    if first is None or tick < first:
+        return "unknown", "the ledger does not reach back so far: old runs are removed after 30 days"
+    return "waiting", (
+        "it was not recorded: its message waits in the queue, or no scheduler has run since. "
+        "Look at the queues in `housekeeping status`; are `housekeeping worker` and `housekeeping scheduler` alive?"
+    )
+
+
+def _last_run(sweep: Sweep, now: datetime) -> Answer:
+    last = Run.select(fn.MAX(Run.id)).where(Run.worker == sweep.name).scalar()
+    attempts = _attempts(sweep, Run.id == last) if last is not None else []
+    idle = REASONS["disabled"] if not sweep.enabled else "this worker has no schedule"
+    if not attempts:
+        return Answer(sweep.name, None, "unknown", f"{idle}, and it never ran", [])
+    return Answer(
+        sweep.name, None, attempts[-1].outcome, f"{idle}; its last run: {_meaning(sweep.name, attempts[-1])}", attempts
+    )
+
+
+def _attempts(sweep: Sweep, which: Any) -> list[Attempt]:
+    silent = (Run.heartbeat_at < NOW - SILENCE).alias("silent")
+    rows = Run.select(Run, silent).where((Run.worker == sweep.name) & which).order_by(Run.id).limit(_SHOWN)
+    return [_attempt(run) for run in rows]
+
+
+def _attempt(run: Any) -> Attempt:
+    outcome = run.outcome or ("silent" if run.silent else "running")
+    return Attempt(run.id, outcome, run.reason, run.started_at, run.finished_at, run.counts, run.error)
+
+
+def _gap_around(worker: str, tick: datetime) -> Attempt | None:
+    """The row that says that this tick was missed with others: the next one recorded, if it counts a gap."""
+    after = (Run.worker == worker) & (Run.tick > tick)
+    silent = (Run.heartbeat_at < NOW - SILENCE).alias("silent")
+    run = Run.select(Run, silent).where(after).order_by(Run.tick, Run.id).limit(1).first()
+    return _attempt(run) if run is not None and run.outcome == "missed" else None
+
+
+def _meaning(worker: str, attempt: Attempt) -> str:
+    if attempt.outcome == "running":
+        return "it is at work"
+    if attempt.outcome == "silent":
+        return "it gave no sign of life for a minute: its process was killed or hangs; the next attempt takes over"
+    if attempt.outcome == "done":
+        return "it did its work to the end"
+    if attempt.error:
+        return f"it failed: {attempt.error}"
+    return REASONS.get(attempt.reason or "", attempt.reason or attempt.outcome).replace("NAME", worker)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+
+from housekeeping.sweeps.own_tables import Run
+from tests.acceptance.conftest import Command
+
+WORKER = "user_status_cleanup.batch"
+AT = datetime(2026, 11, 20, 3, tzinfo=UTC)
+
+
+def test_a_paused_worker_is_skipped_says_why_and_runs_when_it_is_resumed(
+    add: Callable[[int], None], command: Command
+) -> None:
+    add(3)
+
+    paused = command("pause", WORKER, "--reason", "migration", "--until", "2h")
+    skipped = json.loads(command("run", WORKER, "--json").stdout)
+    status = command("status")
+    resumed = command("resume", WORKER)
+    done = json.loads(command("run", WORKER, "--json").stdout)
+
+    assert paused.stdout.startswith(f"{WORKER} is paused until ") and paused.stdout.endswith(" UTC: migration\n")
+    assert (skipped["outcome"], skipped["reason"]) == ("skipped", "paused")
+    assert f"{WORKER} is paused until" in status.stdout and ": migration (" in status.stdout
+    assert resumed.stdout == f"{WORKER} runs again at its next tick\n"
+    assert (done["outcome"], done["counts"]["deleted_rows"]) == ("done", 3)
+
+
+def test_all_workers_are_paused_and_resumed_at_once(made: None, command: Command) -> None:
+    names = [line.split()[0] for line in command("list").stdout.splitlines()[1:]]
+
+    paused = command("pause", "--all").stdout.splitlines()
+    resumed = command("resume", "--all").stdout.splitlines()
+
+    assert paused == [f"{name} is paused until it is resumed" for name in names]
+    assert resumed == [f"{name} runs again at its next tick" for name in names]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["pause"], "name one worker, or say --all"),
+        (["pause", WORKER, "--all"], "name one worker, or say --all"),
+        (["pause", "user_status_cleanup.bach"], f"did you mean {WORKER}?"),
+        (["pause", WORKER, "--until", "yesterday"], "'yesterday' is no time; it should be such as 2h"),
+        (["narrow", WORKER], "say how narrow: --batch-size, --max-runtime, or both"),
+        (["why", WORKER, "noon"], "'noon' is no time; it should be such as 2026-11-20T03:00 or 03:00"),
+        (["why", "nope"], "there is no worker 'nope'"),
+    ],
+)
+def test_a_wrong_word_is_refused_in_one_line(made: None, command: Command, arguments: list[str], said: str) -> None:
+    refused = command(*arguments)
+
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
+    assert said in refused.stderr
+
+
+def test_narrowed_limits_are_shown(made: None, command: Command) -> None:
+    command("narrow", WORKER, "--batch-size", "10", "--max-runtime", "5", "--reason", "peak")
+
+    status = json.loads(command("status", "--json").stdout)
+
+    switch = next(each["switch"] for each in status["workers"] if each["worker"] == WORKER)
+    assert (switch["state"], switch["batch_size"], switch["max_runtime_s"]) == ("narrow", 10, 5.0)
+    assert (switch["reason"], switch["until"]) == ("peak", None) and "@" in switch["said_by"]
+
+
+def test_why_answers_for_the_latest_tick_in_words_and_for_programs(made: None, command: Command) -> None:
+    Run.create(
+        worker="housekeeping.old_runs",
+        tick=AT,
+        trigger="schedule",
+        outcome="skipped",
+        reason="paused",
+        started_at=AT,
+        heartbeat_at=AT,
+        finished_at=AT,
+    )
+
+    said = command("why", "housekeeping.old_runs", "2026-11-20T03:00")
+    facts = json.loads(command("why", "housekeeping.old_runs", "2026-11-20T03:00", "--json").stdout)
+
+    assert said.stdout.splitlines()[:2] == [
+        "housekeeping.old_runs, tick 2026-11-20 03:00 UTC: skipped",
+        "the worker is paused: housekeeping resume housekeeping.old_runs",
+    ]
+    assert (facts["outcome"], facts["attempts"][0]["reason"]) == ("skipped", "paused")

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from housekeeping.foundation.db import Database
+from housekeeping.sweeps.actions import Delete
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.own_tables import Run
+from housekeeping.sweeps.why import Answer, why
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+
+NOW = datetime(2026, 11, 20, 12, 0, 30, tzinfo=UTC)
+LAST = datetime(2026, 11, 20, 11, 45, tzinfo=UTC)
+
+Recorded = Callable[..., None]
+
+
+@pytest.fixture
+def sweep() -> Sweep:
+    return Sweep(
+        name="test.why",
+        stale=lambda now: UserStatus.clear_status_at <= now,
+        order=(UserStatus.clear_status_at, UserStatus.user_id),
+        action=Delete(),
+        schedule="45 * * * *",
+    )
+
+
+@pytest.fixture
+def recorded(postgres: Database) -> Recorded:
+    def record(tick: datetime | None, outcome: str | None, reason: str | None = None, **more: Any) -> None:
+        ended = None if outcome is None else NOW
+        given = {"started_at": NOW - timedelta(hours=2), "heartbeat_at": NOW, "trigger": "schedule", **more}
+        Run.create(worker="test.why", tick=tick, outcome=outcome, reason=reason, finished_at=ended, **given)
+
+    return record
+
+
+def asked(sweep: Sweep, tick: datetime | None = None) -> Answer:
+    return why(sweep, tick, NOW, UTC)
+
+
+def test_without_a_tick_it_answers_for_the_latest_one(sweep: Sweep, recorded: Recorded) -> None:
+    recorded(LAST - timedelta(hours=1), "failed")
+    recorded(LAST, "done")
+
+    answer = asked(sweep)
+
+    assert (answer.tick, answer.outcome) == (LAST, "done")
+
+
+def test_the_outcome_is_that_of_the_last_of_all_attempts(sweep: Sweep, recorded: Recorded) -> None:
+    recorded(LAST, "lost", "taken_over")
+    recorded(LAST, "partial", "out_of_time")
+
+    answer = asked(sweep)
+
+    assert [attempt.outcome for attempt in answer.attempts] == ["lost", "partial"]
+    assert answer.outcome == "partial" and "budget of time" in answer.meaning
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "error", "said"),
+    [
+        ("skipped", "paused", None, "housekeeping resume test.why"),
+        ("skipped", "lease_held", None, "another run held the lease"),
+        ("failed", "database: x", "relation is missing", "it failed: relation is missing"),
+        ("skipped", "some_new_reason", None, "some_new_reason"),
+    ],
+)
+def test_each_reason_is_said_in_words_with_the_way_out(
+    sweep: Sweep, recorded: Recorded, outcome: str, reason: str, error: str | None, said: str
+) -> None:
+    recorded(LAST, outcome, reason, error=error)
+
+    assert said in asked(sweep).meaning
+
+
+def test_a_tick_within_a_gap_that_was_recorded_as_one_row_was_missed(sweep: Sweep, recorded: Recorded) -> None:
+    recorded(LAST - timedelta(hours=9), "done")
+    recorded(LAST - timedelta(hours=1), "missed", "no_scheduler", counts={"missed": 8})
+
+    answer = asked(sweep, LAST - timedelta(hours=5))
+
+    assert (answer.outcome, answer.attempts[0].counts) == ("missed", {"missed": 8})
+    assert "no scheduler ran" in answer.meaning
+
+
+def test_a_tick_before_one_that_was_done_was_not_missed_with_a_later_gap(sweep: Sweep, recorded: Recorded) -> None:
+    recorded(LAST - timedelta(hours=9), "done")
+    recorded(LAST - timedelta(hours=1), "missed", "no_scheduler", counts={"missed": 8})
+
+    assert asked(sweep, LAST - timedelta(hours=10)).outcome == "unknown"
+
+
+def test_a_minute_at_which_the_schedule_does_not_fire_is_told_from_one_that_was_missed(
+    sweep: Sweep, recorded: Recorded
+) -> None:
+    answer = asked(sweep, datetime(2026, 11, 20, 11, 40, tzinfo=UTC))
+
+    assert answer.outcome == "not_a_tick"
+    assert "2026-11-20 10:45 and 2026-11-20 11:45 UTC" in answer.meaning
+
+
+def test_a_tick_to_come_is_not_yet(sweep: Sweep, recorded: Recorded) -> None:
+    assert asked(sweep, datetime(2026, 11, 20, 12, 45, tzinfo=UTC)).outcome == "not_yet"
+
+
+def test_a_run_at_work_and_one_that_fell_silent_are_told_apart(sweep: Sweep, recorded: Recorded) -> None:
+    recorded(LAST, None, heartbeat_at=datetime.now(UTC) - timedelta(seconds=61))
+    silent = asked(sweep).outcome
+    recorded(LAST, None, heartbeat_at=datetime.now(UTC))
+
+    assert (silent, asked(sweep).outcome) == ("silent", "running")
+
+
+def test_a_recent_tick_without_a_row_waits(sweep: Sweep, recorded: Recorded) -> None:
+    recorded(LAST - timedelta(hours=1), "done")
+
+    answer = asked(sweep, LAST)
+
+    assert answer.outcome == "waiting" and "housekeeping scheduler" in answer.meaning
