@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from housekeeping import testing as testing
     from housekeeping.foundation import events as events
     from housekeeping.foundation.leases import ExclusiveLease as ExclusiveLease
+    from housekeeping.foundation.leases import fence as fence
     from housekeeping.foundation.throttle import throttle as throttle
     from housekeeping.installation import install as install
     from housekeeping.middleware.bulk import enqueue_many as enqueue_many
@@ -21,11 +22,22 @@ _PUBLIC: Final = {
     "ExclusiveLease": "housekeeping.foundation.leases",
     "Sweep": "housekeeping.sweeps.declaration",
     "enqueue_many": "housekeeping.middleware.bulk",
+    "fence": "housekeeping.foundation.leases",
     "install": "housekeeping.installation",
     "throttle": "housekeeping.foundation.throttle",
 }
 _MODULES: Final = {"events": "housekeeping.foundation.events", "testing": "housekeeping.testing"}
-__all__ = ["ExclusiveLease", "Sweep", "__version__", "enqueue_many", "events", "install", "testing", "throttle"]
+__all__ = [
+    "ExclusiveLease",
+    "Sweep",
+    "__version__",
+    "enqueue_many",
+    "events",
+    "fence",
+    "install",
+    "testing",
+    "throttle",
+]
 
 
 def __getattr__(name: str) -> Any:

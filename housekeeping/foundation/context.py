@@ -21,12 +21,14 @@ class MessageContext:
       trigger: Who sent it: the schedule, application code, a parent worker.
       tick: The nominal time of the schedule it stands for; null when it was not scheduled.
       stopping: Set once the worker process has been asked to shut down.
+      worker: The name of the actor; null where a test or a tool did not say.
     """
 
     message_id: str
     trigger: Trigger = "enqueue"
     tick: datetime | None = None
     stopping: threading.Event = field(default_factory=threading.Event)
+    worker: str | None = None
 
 
 #: Set by the run log middleware around each message; null on the command line and in plain code.

@@ -6,25 +6,61 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from datetime import timedelta
 from types import TracebackType
 from typing import Final
-from uuid import uuid4
 
 import redis
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_INTRANS
 
 from housekeeping.foundation.db import database
-from housekeeping.foundation.errors import DeclarationError, HousekeepingError, LeaseHeld, LeaseLost, RedisUnavailable
+from housekeeping.foundation.epochs import Connection, NoDatabase, check_epoch, take_epoch
+from housekeeping.foundation.errors import (
+    DatabaseUnavailable,
+    DeclarationError,
+    HousekeepingError,
+    LeaseHeld,
+    LeaseLost,
+    RedisUnavailable,
+)
+from housekeeping.foundation.holders import holder_of, new_token
+from housekeeping.foundation.interruption import LostLease, interrupter, retract
 from housekeeping.foundation.lease_store import LeaseStore as LeaseStore
 from housekeeping.foundation.lease_store import RedisLeaseStore as RedisLeaseStore
 from housekeeping.foundation.redis_client import shared_redis
-from housekeeping.foundation.renewal import Kept, elapsed, renewals
+from housekeeping.foundation.renewal import Kept, elapsed, renewals, surely_until
 
 logger = logging.getLogger(__name__)
 
 #: Below this a lease cannot be renewed in time (semantics.md, Actor options).
 SHORTEST_TTL: Final = timedelta(seconds=3)
+
+
+#: Of the message at work; set by the middleware.
+current_lease: Final[ContextVar[ExclusiveLease | None]] = ContextVar("current_lease", default=None)
+
+
+def fence(connection: Connection | None = None) -> None:
+    """Let the open database transaction commit only while nobody has taken the actor's lease since; call it last.
+
+    ::
+
+        @dramatiq.actor(exclusive_lease={"key": "balances", "ttl": timedelta(minutes=10)})
+        def settle() -> None:
+            with database.atomic():
+                write_balances()
+                housekeeping.fence()
+
+    For the parameter and what it raises see `ExclusiveLease.fence`.
+
+    Raises:
+      HousekeepingError: Also where no message of an actor with an ``exclusive_lease`` is at work.
+    """
+    lease = current_lease.get()
+    if lease is None:
+        raise HousekeepingError("fence() is for the run of an actor with an exclusive_lease, and there is none")
+    lease.fence(connection)
 
 
 def _in_transaction() -> bool:
@@ -43,7 +79,9 @@ class ExclusiveLease:
         with ExclusiveLease("reports/nightly", timedelta(minutes=10)) as lease:
             for page in pages:
                 lease.check()
-                publish(page)
+                with database.atomic():
+                    publish(page)
+                    lease.fence()
 
     Parameters:
       key: Its name, shared with actors' ``exclusive_lease={"key": ...}``.
@@ -51,6 +89,9 @@ class ExclusiveLease:
       client: A Redis client or `LeaseStore`; the installed application's Redis unless said.
       retries: How often `with` tries again while somebody else holds it.
       sleep: Seconds between the tries, or a callable of the number of tries so far.
+      with_epoch: Whether each acquisition takes an epoch for `fence` where a database is configured; False for
+        whoever does that himself.
+      worker: Whose run it is for, for those who look who holds it; that of the message at work unless said.
 
     Raises:
       DeclarationError: When the ttl is too short to be renewed in time.
@@ -63,6 +104,9 @@ class ExclusiveLease:
         client: redis.Redis | LeaseStore | None = None,
         retries: int = 0,
         sleep: float | Callable[[int], float] = 0.1,
+        *,
+        with_epoch: bool = True,
+        worker: str | None = None,
     ) -> None:
         if not isinstance(ttl, timedelta) or ttl < SHORTEST_TTL:
             raise DeclarationError(f"lease {key!r}: ttl is {ttl!r}; it should be a timedelta of at least 3 seconds")
@@ -74,6 +118,11 @@ class ExclusiveLease:
         self._asked_at = 0.0
         self._pid = os.getpid()
         self._kept: Kept | None = None
+        self._interrupting = False
+        self._with_epoch = with_epoch
+        self._worker = worker
+        self._epoch: int | None = None
+        self._why_no_epoch: HousekeepingError | None = None
         if client is None:
             client = shared_redis.get()
         self._store: LeaseStore = (
@@ -85,17 +134,44 @@ class ExclusiveLease:
 
         Raises:
           HousekeepingError: Inside an open database transaction: the lease would outlive its rollback.
+          LeaseLost: The database took so long that the lease was over.
+          peewee.PeeweeException: The database is there but gave no epoch, as while a transaction of the last
+            holder does not end; the lease is given back.
           RedisUnavailable: Redis did not answer; the lease may be ours until its ttl is over, unused.
         """
         if _in_transaction():
             raise HousekeepingError(f"lease {self.key!r} cannot be taken inside an open database transaction")
-        # The time first, so that whoever meets the lease can tell for how long it has been held.
-        token = f"{int(time.time() * 1000)}-{uuid4().hex}"
+        token = new_token(self._worker)
         asked_at = elapsed()
         if self._store.obtain(self.key, token, self.ttl) != token:
             return None
         self._token, self._asked_at, self._pid = token, asked_at, os.getpid()
+        if self._with_epoch:
+            self._take_epoch(token)
         return token
+
+    def _take_epoch(self, token: str) -> None:
+        self._epoch, self._why_no_epoch = None, None
+        try:
+            self._epoch = take_epoch(self.key, token)
+        except HousekeepingError as reason:
+            # What needs no database must not stand still without it; what does is told by `fence`.
+            self._why_no_epoch = reason
+            if not isinstance(reason, NoDatabase):
+                logger.warning("Lease %r has no epoch: %s", self.key, reason)
+        except BaseException:
+            self._give_back()
+            raise
+        if surely_until(self._asked_at, self.ttl.total_seconds()) < elapsed():
+            # Others may have begun meanwhile, and this epoch would be a late one.
+            self._give_back()
+            raise LeaseLost(f"lease {self.key!r} was lost while its epoch was taken")
+
+    def _give_back(self) -> None:
+        try:
+            self.cancel()
+        except RedisUnavailable as error:
+            logger.warning("Lease %r stays until its ttl is over: %s", self.key, error)
 
     def take_over(self, owner: str) -> str | None:
         """Take it from a holder that is known to be gone; as `try_obtain`.
@@ -111,10 +187,12 @@ class ExclusiveLease:
 
     def cancel(self) -> bool:
         """Give it back; False when it was no longer ours."""
-        token, self._token = self._token, None
+        token, self._token, self._epoch = self._token, None, None
         if self._kept is not None:
             renewals.stop(self._kept)
             self._kept = None
+            if self._interrupting:
+                retract(LostLease)
         return token is not None and self._ours() and self._store.release(self.key, token)
 
     def exists(self) -> bool:
@@ -131,13 +209,18 @@ class ExclusiveLease:
 
     def held_for(self) -> timedelta | None:
         """For how long its holder has had it, by the clocks of the two machines; None when unknown."""
-        moment, _, _ = (self.owner() or "").partition("-")
-        return timedelta(milliseconds=max(0, time.time() * 1000 - int(moment))) if moment.isdigit() else None
+        return holder_of(self.owner()).held_for
 
-    def keep(self) -> None:
-        """Renew in the background from now until `cancel`."""
+    def keep(self, *, interrupting: bool = False) -> None:
+        """Renew in the background from now until `cancel`.
+
+        Parameters:
+          interrupting: Raise `LostLease` in the calling thread when it is lost, inside of `interruptibly` only.
+        """
         if self._kept is None:
-            self._kept = renewals.keep(f"lease {self.key!r}", self.renew, self.ttl, self._asked_at)
+            self._interrupting = interrupting
+            on_lost = interrupter(LostLease) if interrupting else None
+            self._kept = renewals.keep(f"lease {self.key!r}", self.renew, self.ttl, self._asked_at, on_lost)
 
     def _ours(self) -> bool:
         # A forked child has a copy of its parent's token, and must not give the lease back for it.
@@ -156,6 +239,30 @@ class ExclusiveLease:
         """
         if self.lost:
             raise LeaseLost(f"lease {self.key!r} was lost")
+
+    def fence(self, connection: Connection | None = None) -> None:
+        """Let the open database transaction commit only while nobody has taken the lease since; call it last.
+
+        Whoever takes the lease next waits until this transaction is over, so that of all commits under one key
+        none comes from a holder that slept past its ttl.
+
+        Parameters:
+          connection: The application's own, of any driver with ``%s`` parameters, to the database of
+            ``HOUSEKEEPING_DATABASE_URL``; the library's unless given.
+
+        Raises:
+          LeaseLost: The lease has passed on; let this roll the transaction back.
+          DatabaseUnavailable: The database was away when the lease was taken, so that it has no epoch.
+          HousekeepingError: Outside of a transaction, without a database, or without the lease.
+        """
+        if self._kept is not None:
+            self.check()
+        if self._epoch is None:
+            why = self._why_no_epoch
+            raise (DatabaseUnavailable if isinstance(why, DatabaseUnavailable) else HousekeepingError)(
+                f"lease {self.key!r} has no epoch to be fenced by: {why or 'it is not held'}"
+            )
+        check_epoch(self.key, self._epoch, connection)
 
     def __enter__(self) -> ExclusiveLease:
         tries = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,7 +12,15 @@ import redis
 from dramatiq import Actor, Broker, MessageProxy, Middleware
 
 from housekeeping.foundation.errors import RedisUnavailable
-from housekeeping.foundation.leases import SHORTEST_TTL, ExclusiveLease, LeaseStore, RedisLeaseStore
+from housekeeping.foundation.holders import holder_of
+from housekeeping.foundation.interruption import LostLease, interruptibly
+from housekeeping.foundation.leases import (
+    SHORTEST_TTL,
+    ExclusiveLease,
+    LeaseStore,
+    RedisLeaseStore,
+    current_lease,
+)
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.steering import InvalidOption, PutBack, Skip, failing_the_message
 from housekeeping.middleware.arguments import bound, check_key, named
@@ -19,7 +28,6 @@ from housekeeping.middleware.arguments import bound, check_key, named
 logger = named_logger(__name__)
 
 _RIGHT: Final = '{"key": "reports/nightly", "ttl": timedelta(minutes=10), "if_held": "skip"}'
-
 
 _AFTER: Final = timedelta(seconds=1)  # comes back this long after the lease should have ended
 
@@ -38,10 +46,11 @@ class ExclusiveLeases(Middleware):
         def publish() -> None: ...
 
     A message that finds the lease held is dropped, or with ``"if_held": "retry"`` comes back when the lease should
-    have ended, without using up retries. The key may be a callable of the call's arguments. The lease is renewed
-    while the run lives; a lost one is logged when the run ends.
+    have ended, without using up retries; so does one whose own dead attempt holds it. The key may be a callable of
+    the call's arguments. The lease is renewed while the run lives.
 
-    Note: An actor's run is not interrupted when its lease is lost; sweeps stop at their next batch.
+    A run that loses its lease is ended by `LostLease`, raised in its thread inside of the actor only; the message
+    is retried as any that failed. In the database it can end itself in time: see `housekeeping.fence`.
     """
 
     def __init__(self, store: redis.Redis | LeaseStore, namespace: str) -> None:
@@ -71,6 +80,7 @@ class ExclusiveLeases(Middleware):
             raise InvalidOption(
                 f"{name}: exclusive_lease key is {option['key']!r}; it should be a text or a callable of the arguments"
             )
+        actor.fn = self._interruptible(actor.fn)
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         option = broker.get_actor(message.actor_name).options.get("exclusive_lease")
@@ -80,17 +90,20 @@ class ExclusiveLeases(Middleware):
             lease = ExclusiveLease(_key(broker, message, option["key"]), option["ttl"], self._store)
             if lease.try_obtain() is not None:
                 self._thread.lease = lease
-                lease.keep()
+                current_lease.set(lease)
+                lease.keep(interrupting=True)
                 return
             remaining = lease.remaining() or timedelta()
-            held_for = lease.held_for() or timedelta()
+            holder = holder_of(lease.owner())
+            held_for = holder.held_for or timedelta()
         logger.info(
             "Lease is held elsewhere",
             lease=lease.key,
             held_for_s=round(held_for.total_seconds(), 1),
             reason="lease_held",
         )
-        if option.get("if_held") == "retry":
+        # Its own dead attempt, or one that is believed dead: to be dropped for that would lose its work.
+        if option.get("if_held") == "retry" or holder.message_id == message.message_id:
             raise PutBack(f"lease {lease.key!r} is held", min(remaining + _AFTER, option["ttl"]))
         raise Skip("lease_held")
 
@@ -112,8 +125,24 @@ class ExclusiveLeases(Middleware):
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         self.after_process_message(broker, message)
 
+    def _interruptible(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self._thread.lease is None:
+                return function(*args, **kwargs)  # called as a plain function, not by a worker
+            return interruptibly(self._holding, function, *args, **kwargs)
+
+        return run
+
+    def _holding(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the actor's function; at once lost is what was lost before it could be interrupted."""
+        if self._thread.lease is not None and self._thread.lease.lost:
+            raise LostLease
+        return function(*args, **kwargs)
+
     def _forget(self) -> ExclusiveLease | None:
         lease, self._thread.lease = self._thread.lease, None
+        current_lease.set(None)
         return lease
 
 

@@ -13,6 +13,7 @@ import redis
 from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 
 from housekeeping.foundation.errors import RedisUnavailable
+from housekeeping.foundation.interruption import LostLease, interrupter
 from housekeeping.foundation.leases import SHORTEST_TTL, RedisLeaseStore
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.redis_client import insist
@@ -67,7 +68,8 @@ class Idempotency(Middleware):
         charge.send_with_options(args=(7,), idempotency_key="order-7")
 
     The completion is written after the actor has returned. A process killed in between leaves none: an actor
-    without a row in the run ledger is then executed once more.
+    without a row in the run ledger is then executed once more. So it is while a process is stopped for longer than
+    its mark lives (30 s); when that one wakes and finds another delivery at work, its own run is ended by `LostLease`.
     """
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
@@ -115,7 +117,12 @@ class Idempotency(Middleware):
             state = _text(self._begin(keys=self._keys(name), args=[token, _ms(_RUNNING_TTL)]))
             if state == token:
                 self._thread.begun.kept = renewals.keep(
-                    f"mark of {name}", lambda: self._marks.renew(name, token, _RUNNING_TTL), _RUNNING_TTL, since
+                    f"mark of {name}",
+                    lambda: self._still_ours(name, token),
+                    _RUNNING_TTL,
+                    since,
+                    interrupter(LostLease),
+                    returns=True,
                 )
                 return
         self._forget()
@@ -145,6 +152,10 @@ class Idempotency(Middleware):
         except RedisUnavailable as error:
             what = "Completion could not be recorded" if completed else "Mark of being at work stays until it expires"
             logger.error(what, error=str(error))
+
+    def _still_ours(self, name: str, token: str) -> bool:
+        """Renew the mark, or make it again where it was lost and nobody else is at work."""
+        return self._marks.obtain(name, token, _RUNNING_TTL) == token
 
     def _forget(self) -> _Begun | None:
         begun, self._thread.begun = self._thread.begun, None

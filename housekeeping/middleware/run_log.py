@@ -12,6 +12,8 @@ from dramatiq import Actor, Broker, MessageProxy, Middleware, Worker
 from dramatiq.middleware import Shutdown
 
 from housekeeping.foundation.context import MessageContext, Trigger, current_message
+from housekeeping.foundation.errors import LeaseLost
+from housekeeping.foundation.interruption import LostLease
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.steering import InvalidOption, PutBack
 from housekeeping.middleware.tick_outcomes import tick_of, writes_its_own
@@ -60,7 +62,7 @@ class RunLog(Middleware):
         tick = tick_of(message)
         parent = message.options.get("trigger") == "parent"
         trigger: Trigger = "schedule" if tick else "parent" if parent else "enqueue"
-        current_message.set(MessageContext(message.message_id, trigger, tick, self._stopping))
+        current_message.set(MessageContext(message.message_id, trigger, tick, self._stopping, message.actor_name))
         self._name(broker, message)
         self._started.at = time.monotonic()
         if not writes_its_own(broker.get_actor(message.actor_name)):
@@ -70,8 +72,7 @@ class RunLog(Middleware):
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
         if not writes_its_own(broker.get_actor(message.actor_name)):
-            put_back = isinstance(exception, PutBack | Shutdown)
-            self._log_end(broker, message, "done" if exception is None else "put_back" if put_back else "failed")
+            self._log_end(broker, message, _outcome(exception))
         self._forget()
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
@@ -99,3 +100,11 @@ class RunLog(Middleware):
         current_message.set(None)
         self._started.at = None
         structlog.contextvars.unbind_contextvars(*_CONTEXT)
+
+
+def _outcome(exception: BaseException | None) -> str:
+    if exception is None:
+        return "done"
+    if isinstance(exception, PutBack | Shutdown):
+        return "put_back"
+    return "lost_lease" if isinstance(exception, LostLease | LeaseLost) else "failed"

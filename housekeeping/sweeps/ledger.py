@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from peewee import fn
 
 from housekeeping.foundation.db import database
+from housekeeping.foundation.epochs import next_epoch
 from housekeeping.foundation.errors import LeaseLost, RunTakenOver
 from housekeeping.sweeps.own_tables import NOW, Lease, Run
 
@@ -43,6 +44,15 @@ class Attempt:
     epoch: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """How a run's row stands that is closed."""
+
+    outcome: Outcome
+    reason: str | None
+    counts: Counts
+
+
 def begin(
     worker: str,
     *,
@@ -72,7 +82,7 @@ def begin(
         ).execute()
         cursor = _stopped_at(worker, resume)
         # With the row, in one transaction: a lease whose holder stands in the ledger has a run there.
-        epoch = None if lease is None else _next_epoch(*lease)
+        epoch = None if lease is None else next_epoch(*lease)
         rows = (
             Run.insert(
                 worker=worker,
@@ -175,11 +185,11 @@ def _write(run_id: int, lease: tuple[str, int] | None, **columns: Any) -> None:
     raise RunTakenOver(f"run {run_id} was taken for dead and has been taken over")
 
 
-def fail(run_id: int, outcome: Outcome, reason: str, error: str | None, extra: Counts) -> Counts:
+def fail(run_id: int, outcome: Outcome, reason: str, error: str | None, extra: Counts) -> Closed:
     """Close the row of a run that broke off; its counts stay what the last committed batch wrote.
 
-    Returns the counts as they stand in the database: a COMMIT whose answer was lost may have
-    counted more than the run knows of. A row that was already closed stays as it is.
+    Returns how the row stands now: a COMMIT whose answer was lost may have counted more than the run knows
+    of, or may have closed it. A row that was already closed stays as it is.
     """
     with database.atomic():
         Run.update(
@@ -190,9 +200,8 @@ def fail(run_id: int, outcome: Outcome, reason: str, error: str | None, extra: C
             heartbeat_at=NOW,
             counts=Run.counts.concat(extra),
         ).where((Run.id == run_id) & Run.outcome.is_null()).execute()
-        row: Any = Run.select(Run.counts).where(Run.id == run_id).tuples().get()
-    counts: Counts = row[0]
-    return counts
+        row: Any = Run.select(Run.outcome, Run.reason, Run.counts).where(Run.id == run_id).tuples().get()
+    return Closed(*row)
 
 
 def record(
@@ -226,19 +235,6 @@ def record(
         )
         run_id, started_at = next(iter(rows))
     return run_id, started_at
-
-
-def _next_epoch(key: str, token: str) -> int:
-    """A number higher than every one before it for this lease key; waits for a batch of the last holder to end."""
-    rows = (
-        Lease.insert(key=key, epoch=1, holder=token)
-        .on_conflict(conflict_target=[Lease.key], update={Lease.epoch: Lease.epoch + 1, Lease.holder: token})
-        .returning(Lease.epoch)
-        .tuples()
-        .execute()
-    )
-    epoch: int = next(iter(rows))[0]
-    return epoch
 
 
 def holder_is_gone(worker: str, key: str, token: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Final
 from peewee import SQL, BigAutoField, BigIntegerField, DoubleField, IntegerField, JSONField, TextField
 
 from housekeeping.foundation.db import BaseModel, UtcDateTimeField
+from housekeeping.foundation.epochs import Lease as Lease
 
 #: The database's clock, because several machines write and compare these times.
 NOW: Final = SQL("clock_timestamp()")
@@ -32,18 +33,6 @@ class Run(BaseModel):
 
     class Meta:
         table_name = "runs"
-        schema = "housekeeping"
-
-
-class Lease(BaseModel):
-    """The highest epoch at which a lease was ever held, and the token of the run that has it."""
-
-    key = TextField(primary_key=True)
-    epoch = BigIntegerField()
-    holder = TextField()
-
-    class Meta:
-        table_name = "leases"
         schema = "housekeeping"
 
 

@@ -10,30 +10,34 @@ from typing import Any, NoReturn
 
 import structlog
 from dramatiq.middleware import Shutdown
-from peewee import InterfaceError, OperationalError, PeeweeException, ProgrammingError
+from peewee import PeeweeException
 
 from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock, RunBudget
 from housekeeping.foundation.context import MessageContext, current_message
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import (
-    DatabaseUnavailable,
-    HousekeepingError,
     LeaseLost,
     RedisUnavailable,
     RunTakenOver,
     SchemaMissing,
 )
+from housekeeping.foundation.holders import holder_of
+from housekeeping.foundation.interruption import LostLease, interruptibly
 from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.reports import report
-from housekeeping.sweeps import ledger, schema, switches
+from housekeeping.sweeps import ledger, switches
 from housekeeping.sweeps.alarms import ring
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.failures import is_unreachable, reason_of, told_apart
 from housekeeping.sweeps.ledger import Counts, Outcome, Resume, Trigger
 from housekeeping.sweeps.results import RunResult
 from housekeeping.sweeps.walk import Walk, initial_counts
 
 logger = named_logger(__name__)
+
+#: How a run ended, why, and what broke it off.
+_End = tuple[Outcome, str | None, BaseException | None]
 
 
 class _Ended(Exception):
@@ -114,34 +118,37 @@ class _Performance:
             self._log(result)
         return result
 
-    def _ended(self, budget: RunBudget, force: bool) -> tuple[Outcome, str | None, BaseException | None]:
+    def _ended(self, budget: RunBudget, force: bool) -> _End:
         try:
             if not force:
                 self._refuse_when_off()
-            with self._lease() as lease:
-                outcome, reason = self._walk(budget, lease)
+            outcome, reason = interruptibly(self._under_its_lease, budget)
             return outcome, reason, None
         except _Ended as ended:
             if ended.recorded:
                 self._record(ended.outcome, ended.reason)
             self.again_after = ended.again_after
             return ended.outcome, ended.reason, None
-        except (LeaseLost, RunTakenOver) as error:
+        except (LeaseLost, RunTakenOver, LostLease) as error:
             reason = "taken_over" if isinstance(error, RunTakenOver) else "lease_lost"
-            self._break_off("lost_lease", reason, error)
-            return "lost_lease", reason, error
+            return self._broken_off("lost_lease", reason, error)
         except Shutdown as error:
-            self._break_off("partial", "shutdown", error)
+            self._broken_off("partial", "shutdown", error)
             raise  # an interrupt is not ours to swallow; the row is closed
         except BaseException as error:
-            reason = _reason(error)
-            self._break_off("failed", reason, error)
+            outcome, reason, broken = self._broken_off("failed", reason_of(error), error)
             if not isinstance(error, Exception):
                 raise
-            error = _told_apart(error, reason)
+            if broken is None:
+                return outcome, reason, None
+            error = told_apart(error)
             reason = str(error) if isinstance(error, SchemaMissing) else reason
             report(error, worker=self.sweep.name, run_id=self.run_id, message_id=self.message_id)
             return "failed", reason, error
+
+    def _under_its_lease(self, budget: RunBudget) -> tuple[Outcome, str | None]:
+        with self._lease() as lease:
+            return self._walk(budget, lease)
 
     def _refuse_when_off(self) -> None:
         if not self.sweep.enabled:
@@ -156,11 +163,12 @@ class _Performance:
         if terms is None:
             yield None
             return
-        lease = ExclusiveLease(terms.key_for(self.argument), terms.ttl)
+        # Its epoch is taken with the run's row, in one transaction.
+        lease = ExclusiveLease(terms.key_for(self.argument), terms.ttl, with_epoch=False, worker=self.sweep.name)
         token = lease.try_obtain() or self._inherited(lease)
         if token is None:
             self._end_without(lease)
-        lease.keep()
+        lease.keep(interrupting=True)
         try:
             yield lease, token
         finally:
@@ -173,10 +181,18 @@ class _Performance:
     def _inherited(self, lease: ExclusiveLease) -> str | None:
         """Take the lease over from a run that ended or died without giving it back; None when its holder lives."""
         owner = lease.owner()
-        if owner is None or not ledger.holder_is_gone(self.sweep.name, lease.key, owner):
+        # Application code and plain actors may hold the same key; of theirs the ledger knows nothing.
+        if owner is None or holder_of(owner).worker != self.sweep.name:
+            return None
+        if not (self._is_mine(owner) or ledger.holder_is_gone(self.sweep.name, lease.key, owner)):
             return None
         logger.info("Lease is taken over from a run that is gone", lease=lease.key)
         return lease.take_over(owner)
+
+    def _is_mine(self, owner: str) -> bool:
+        """Whether an earlier attempt at this very message holds it, that never began or has ended."""
+        mine = self.message_id is not None and holder_of(owner).message_id == self.message_id
+        return mine and not ledger.is_unfinished(str(self.message_id))
 
     def _end_without(self, lease: ExclusiveLease) -> NoReturn:
         held_for = lease.held_for() or timedelta()
@@ -232,18 +248,26 @@ class _Performance:
         except PeeweeException as error:
             logger.error("Could not record the run", outcome=outcome, error=one_line(error))
 
-    def _break_off(self, outcome: Outcome, reason: str, error: BaseException) -> None:
-        """Close the row as far as the database can be reached; if not, the next run marks it lost."""
+    def _broken_off(self, outcome: Outcome, reason: str, error: BaseException) -> _End:
+        """Close the row as far as the database can be reached (if not, the next run marks it lost); the end it has."""
         if self.run_id is None:
-            if not _unreachable(error):
+            if not is_unreachable(error):
                 self._record(outcome, reason)
-            return
+            return outcome, reason, error
         try:
             extra = {"failed": self.counts["failed"]} if "failed" in self.counts else {}
-            counted = ledger.fail(self.run_id, outcome, reason, one_line(error), extra)
-            self.counts = {**initial_counts(self.sweep), **counted}
+            closed = ledger.fail(self.run_id, outcome, reason, one_line(error), extra)
         except PeeweeException as again:
             logger.error("Could not close the run", outcome=outcome, error=one_line(again))
+            return outcome, reason, error
+        self.counts = {**initial_counts(self.sweep), **closed.counts}
+        if closed.outcome in ("done", "partial") and closed.outcome != outcome:
+            # Its last batch was committed, and only the answer was lost, or the lease after it.
+            logger.warning("Run had ended before it broke off", error=one_line(error))
+            return closed.outcome, closed.reason, None
+        if outcome == "lost_lease" and closed.outcome == "lost":
+            return outcome, "taken_over", RunTakenOver(f"run {self.run_id} has been taken over")
+        return outcome, reason, LeaseLost(str(error)) if isinstance(error, LostLease) else error
 
     def _log(self, result: RunResult) -> None:
         line = {
@@ -256,24 +280,3 @@ class _Performance:
         level("Run ended", **line)
         ring(self.sweep, result, self.clock)
         structlog.contextvars.unbind_contextvars("run_id")
-
-
-def _unreachable(error: BaseException) -> bool:
-    return isinstance(error, OperationalError | InterfaceError)
-
-
-def _told_apart(error: Exception, reason: str) -> Exception:
-    """The error in our own words where we know better than the driver."""
-    if _unreachable(error):
-        return DatabaseUnavailable(reason)
-    if isinstance(error, ProgrammingError):
-        try:
-            schema.require()
-        except HousekeepingError as missing:
-            return missing
-    return error
-
-
-def _reason(error: BaseException) -> str:
-    place = "database: " if isinstance(error, PeeweeException) else ""
-    return f"{place}{one_line(error)}"

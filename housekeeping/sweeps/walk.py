@@ -27,6 +27,9 @@ logger = named_logger(__name__)
 #: What a single row can cause (a constraint, a trigger that raises, a value out of range). Anything
 #: else (a lost connection, a lock or statement timeout, a missing right) concerns the whole run.
 _ROW_ERRORS: Final = (IntegrityError, DataError, InternalError)
+#: Class of PostgreSQL's codes for a transaction that can write nothing: it has come to a read-only server, after a
+#: failover perhaps. The driver takes that for an internal error.
+_NO_WRITING: Final = "25"
 #: PostgreSQL's own word that the same transaction may well succeed: serialization failure, deadlock.
 _TRY_AGAIN: Final = ("40001", "40P01")
 _TRIES: Final = 4
@@ -106,7 +109,7 @@ class Walk:
             try:
                 settled, state = self._settled(walk, step, taken, state)
             except _ROW_ERRORS as error:
-                if not isinstance(walk, Divisible):
+                if not isinstance(walk, Divisible) or (sqlstate(error) or "").startswith(_NO_WRITING):
                     raise
                 state = self._around_what_fails(walk, step, taken, state, error)
             else:

@@ -9,6 +9,7 @@ NAMES = """
 housekeeping.install
 housekeeping.enqueue_many
 housekeeping.ExclusiveLease
+housekeeping.fence
 housekeeping.throttle
 housekeeping.Sweep
 housekeeping.events.build_dropped

@@ -147,7 +147,7 @@ def test_one_with_a_short_ttl_does_not_wait_for_those_with_a_long_one() -> None:
     # L2
     renewals, renewed = Renewals(), threading.Event()
     long = renewals.keep("long", lambda: True, timedelta(hours=1), elapsed())
-    while renewals._wakes_at == 0:
+    while renewals._renewing._wakes_at == 0:
         time.sleep(0.001)
 
     short = renewals.keep("short", said(renewed.set), TTL, elapsed() - DUE_S + 0.1)

@@ -176,7 +176,7 @@ def test_a_message_that_was_completed_is_not_executed_again_without_redis_either
 
 def dead_attempt(redis_client: redis.Redis, settings: Settings, message_id: str, silent_s: int) -> None:
     """What a worker leaves that was killed in the middle: its row, its lease and its message."""
-    token = ExclusiveLease("statuses", TTL).try_obtain()
+    token = ExclusiveLease("statuses", TTL, with_epoch=False, worker=LEASED.name).try_obtain()
     assert token is not None
     ledger.begin(
         LEASED.name,

@@ -1,0 +1,32 @@
+"""What broke a run off, in our own words where we know better than the driver."""
+
+from __future__ import annotations
+
+from peewee import InterfaceError, OperationalError, PeeweeException, ProgrammingError
+
+from housekeeping.foundation.db import one_line
+from housekeeping.foundation.errors import DatabaseUnavailable, HousekeepingError
+from housekeeping.sweeps import schema
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether it came from a database that did not answer, so that nothing can be recorded there."""
+    return isinstance(error, OperationalError | InterfaceError)
+
+
+def reason_of(error: BaseException) -> str:
+    """The error as the ledger and the logs have it: one line, and where it came from."""
+    place = "database: " if isinstance(error, PeeweeException) else ""
+    return f"{place}{one_line(error)}"
+
+
+def told_apart(error: Exception) -> Exception:
+    """The error as one of ours where the driver's says less: the database is away, or not made."""
+    if is_unreachable(error):
+        return DatabaseUnavailable(reason_of(error))
+    if isinstance(error, ProgrammingError):
+        try:
+            schema.require()
+        except HousekeepingError as missing:
+            return missing
+    return error

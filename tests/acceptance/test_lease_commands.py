@@ -1,0 +1,83 @@
+"""``housekeeping leases list`` and ``release``, as an operator types them."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+import redis
+
+from housekeeping.foundation.db import Database
+from housekeeping.foundation.leases import ExclusiveLease
+from housekeeping.sweeps.own_tables import Lease
+from tests.acceptance.conftest import Command
+
+TTL = timedelta(minutes=10)
+KEY = "報告/夜"
+REDIS_AWAY = {"REDIS_URL": "unix:///nowhere/redis.sock"}
+
+
+@pytest.fixture
+def held(postgres: Database, redis_client: redis.Redis) -> ExclusiveLease:
+    """A lease, held by this process."""
+    lease = ExclusiveLease(KEY, TTL, worker="reports")
+    assert lease.try_obtain() is not None
+    return lease
+
+
+def test_leases_are_listed_and_released(command: Command, held: ExclusiveLease) -> None:
+    listed = command("leases", "list", "--json")
+    released = command("leases", "release", KEY)
+
+    assert (listed.returncode, listed.stderr, released.returncode, released.stderr) == (0, "", 0, "")
+    facts = json.loads(listed.stdout)
+    assert facts["redis"] == "ok"
+    assert [(each["key"], each["worker"], each["epoch"], each["run_id"]) for each in facts["leases"]] == [
+        (KEY, "reports", 1, None)
+    ]
+    assert released.stdout.startswith(f"released: {KEY}, held by reports on ")
+    assert not held.exists()
+    assert command("leases", "list").stdout == "no lease is held\n"
+
+
+def test_a_lease_that_nobody_holds_is_no_lease(command: Command, postgres: Database, redis_client: redis.Redis) -> None:
+    finished = command("leases", "release", "\x1b[2J")
+
+    assert (finished.returncode, finished.stdout, finished.stderr.count("\n")) == (2, "", 1)
+    assert finished.stderr.startswith("housekeeping: nobody holds a lease '\\x1b[2J'")
+
+
+@pytest.mark.parametrize(
+    ("away", "line"),
+    [
+        (REDIS_AWAY, "Redis did not answer"),
+        ({"DATABASE_URL": "postgresql://postgres@/postgres?host=/nowhere"}, "PostgreSQL did not answer"),
+    ],
+)
+def test_nothing_is_released_while_a_server_is_away(
+    command: Command, held: ExclusiveLease, away: dict[str, str], line: str
+) -> None:
+    finished = command("leases", "release", KEY, **away)
+
+    assert (finished.returncode, finished.stdout, finished.stderr.count("\n")) == (1, "", 1)
+    assert line in finished.stderr
+    assert held.exists()
+    assert Lease.get().epoch == 1
+
+
+def test_without_a_database_a_release_warns_that_its_holder_may_write_on(
+    command: Command, held: ExclusiveLease
+) -> None:
+    finished = command("leases", "release", KEY, DATABASE_URL="")
+
+    assert finished.returncode == 0
+    assert "nothing keeps it from writing on" in finished.stderr
+    assert not held.exists()
+
+
+def test_while_redis_is_away_the_list_shows_what_the_database_knows(command: Command, held: ExclusiveLease) -> None:
+    finished = command("leases", "list", **REDIS_AWAY)
+
+    assert finished.returncode == 0
+    assert "Redis did not answer" in finished.stdout and "what the database knows" in finished.stdout

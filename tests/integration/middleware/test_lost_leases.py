@@ -1,0 +1,271 @@
+"""What becomes of an actor's run that loses its lease (semantics.md, L2 to L4), on real servers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
+
+import housekeeping
+from housekeeping.foundation.context import MessageContext, current_message
+from housekeeping.foundation.db import Database, connect_to, database
+from housekeeping.foundation.errors import HousekeepingError, RedisUnavailable
+from housekeeping.foundation.interruption import LostLease
+from housekeeping.foundation.leases import ExclusiveLease, RedisLeaseStore
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.own_tables import Lease, Run
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.endless import Endless
+from tests.integration.middleware.hands import Hands
+
+KEY = "報告/夜"
+TTL = timedelta(minutes=10)
+SHORT = timedelta(seconds=3)
+PATIENCE_S = 20
+
+
+def declared(
+    broker: Broker, function: Callable[[], object], *, ttl: timedelta = TTL, if_held: str = "skip", **options: Any
+) -> Actor[..., Any]:
+    def work() -> None:
+        function()
+
+    terms = {"key": KEY, "ttl": ttl, "if_held": if_held}
+    return dramatiq.actor(broker=broker, actor_name="work", exclusive_lease=terms, **options)(work)
+
+
+def lose(client: redis.Redis, settings: Settings) -> None:
+    assert client.delete(f"{settings.namespace}:lease:{KEY}")
+
+
+def ends(caplog: pytest.LogCaptureFixture) -> list[Any]:
+    return [vars(record).get("outcome") for record in caplog.records if record.message == "Run ended"]
+
+
+def test_an_actor_whose_lease_was_lost_is_interrupted_and_retried(
+    broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    # L2
+    caplog.set_level("INFO")
+    endless, successor = Endless(), ExclusiveLease(KEY, TTL)
+
+    def work() -> None:
+        lose(redis_client, settings)
+        assert successor.try_obtain() is not None
+        endless()
+
+    declared(broker, work, ttl=SHORT).send()
+    hands.run()
+
+    assert endless.interrupted
+    assert ends(caplog) == ["lost_lease"]
+    assert [message.options.get("retries") for message in queued(broker, "default.DQ")] == [1]
+    assert successor.renew(), "its successor's is left alone"
+
+
+def test_an_actor_is_interrupted_in_time_although_redis_neither_renews_nor_answers(
+    broker: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # L2: the thread that asks for the renewal hangs, too
+    endless, answered, asked_after = Endless(), threading.Event(), []
+
+    def silent(*_: object) -> bool:
+        answered.wait(PATIENCE_S)
+        raise RedisUnavailable("no answer")
+
+    def work() -> None:
+        try:
+            endless()
+        finally:
+            asked_after.append(answered.is_set())
+            answered.set()
+
+    monkeypatch.setattr(RedisLeaseStore, "renew", silent)
+    declared(broker, work, ttl=SHORT).send()
+    hands.run()
+
+    assert endless.interrupted
+    assert asked_after == [False]
+
+
+def test_an_actor_whose_lease_was_lost_before_it_began_does_not_begin(broker: Any, hands: Hands) -> None:
+    # L2
+    class LosesIt(Middleware):
+        def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+            lease = housekeeping.foundation.leases.current_lease.get()
+            assert lease is not None and lease._kept is not None
+            lease._kept._lost = True
+
+    runs: list[int] = []
+    broker.middleware.append(LosesIt())
+    declared(broker, lambda: runs.append(1)).send()
+    hands.run()
+
+    assert runs == []
+    assert [message.options.get("retries") for message in queued(broker, "default.DQ")] == [1]
+
+
+def test_a_lease_that_is_lost_in_the_hooks_after_the_actor_interrupts_nothing(
+    broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    # L2: only inside of the actor's own function; a hook half done could lose the message
+    told: list[bool] = []
+
+    class SlowHook(Middleware):
+        def after_process_message(self, broker: Broker, message: MessageProxy, **_: Any) -> None:
+            lease = housekeeping.foundation.leases.current_lease.get()
+            assert lease is not None and lease._kept is not None
+            lease._kept._lost = True
+            lease._kept.tell()
+            told.append(lease._kept._on_lost is None)
+
+    broker.add_middleware(SlowHook())
+    declared(broker, lambda: None).send()
+    hands.run()
+
+    assert told == [True]
+    assert queued(broker) == queued(broker, "default.DQ") == []
+    assert "Lease was lost before its run ended" in caplog.text
+
+
+def test_a_message_that_meets_its_own_dead_attempts_lease_comes_back(broker: Any, hands: Hands) -> None:
+    # L4, B1: to be skipped for it would lose its work
+    runs: list[int] = []
+    message = declared(broker, lambda: runs.append(1)).send()
+    dead = current_message.set(MessageContext(message.message_id, worker="work"))
+    lease = ExclusiveLease(KEY, TTL)
+    lease.try_obtain()
+    current_message.reset(dead)
+
+    hands.run()
+
+    assert runs == []
+    (waiting,) = queued(broker, "default.DQ")
+    assert "retries" not in waiting.options
+    lease.cancel()
+    hands.come_due()
+    hands.run()
+    assert runs == [1]
+
+
+def test_a_dead_holders_lease_is_taken_over_within_two_ttls(broker: Any, hands: Hands) -> None:
+    # L4, F3: by a message that comes back until it is free
+    runs: list[int] = []
+    declared(broker, lambda: runs.append(1), ttl=SHORT, if_held="retry").send()
+    dead = ExclusiveLease(KEY, SHORT)
+    dead.try_obtain()
+    waits_ms: list[int] = []
+
+    while not runs:
+        put_back = hands.run()
+        for waiting in queued(broker, "default.DQ"):
+            waits_ms.append(waiting.options["eta"] - put_back.message_timestamp)
+            lease_ends = threading.Event()
+            lease_ends.wait((dead.remaining() or timedelta()).total_seconds())
+            hands.come_due()
+
+    assert 0 < sum(waits_ms) <= 2 * SHORT.total_seconds() * 1000
+
+
+@pytest.fixture
+def written(broker: Any, postgres: Database) -> Iterator[Callable[[], list[Any]]]:
+    """A table that actors write into, and its rows."""
+    postgres.execute_sql("CREATE TABLE written (epoch bigint)")
+    yield lambda: [epoch for (epoch,) in postgres.execute_sql("SELECT epoch FROM written ORDER BY epoch")]
+
+
+def write() -> None:
+    epoch = housekeeping.foundation.leases.current_lease.get()
+    assert epoch is not None
+    with database.atomic():
+        database.execute_sql("INSERT INTO written VALUES (%s)", (epoch._epoch,))
+        housekeeping.fence()
+
+
+def test_each_run_of_an_actor_has_a_higher_epoch_and_may_commit(
+    broker: Any, hands: Hands, written: Callable[[], list[Any]]
+) -> None:
+    # L3
+    work = declared(broker, write)
+    for _ in range(3):
+        work.send()
+        hands.run()
+
+    assert written() == [1, 2, 3]
+    assert [(lease.key, lease.epoch) for lease in Lease.select()] == [(KEY, 3)]
+
+
+def test_an_actor_that_slept_commits_nothing_once_another_has_begun(
+    broker: Any,
+    hands: Hands,
+    redis_client: redis.Redis,
+    settings: Settings,
+    written: Callable[[], list[Any]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # L3, F1
+    caplog.set_level("INFO")
+    inside: list[Message[Any]] = []
+
+    def work() -> None:
+        if not inside:
+            inside.append(second)
+            lose(redis_client, settings)
+            thread = threading.Thread(target=hands.run)
+            thread.start()
+            thread.join(PATIENCE_S)
+        write()
+
+    actor = declared(broker, work)
+    actor.send()
+    fetched = hands.fetch()
+    second = actor.send()
+    hands.run(fetched)
+
+    assert written() == [2]
+    assert sorted(ends(caplog)) == ["done", "lost_lease"]
+    assert [message.options.get("retries") for message in queued(broker, "default.DQ")] == [1]
+
+
+def test_an_actor_that_needs_no_database_runs_while_it_is_away(
+    broker: Any, hands: Hands, postgres: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    # L3, L5: its lease protects it all the same; only what asks for the fence is refused
+    runs: list[str] = []
+
+    def work() -> None:
+        runs.append("ran")
+        try:
+            housekeeping.fence()
+        except HousekeepingError as error:
+            runs.append(type(error).__name__)
+
+    declared(broker, work).send()
+    there = database.obj
+    database.initialize(connect_to("postgresql://postgres@/postgres?host=/nowhere"))
+    try:
+        hands.run()
+    finally:
+        database.initialize(there)
+
+    assert runs == ["ran", "DatabaseUnavailable"]
+
+
+def test_the_tick_of_a_run_that_lost_its_lease_says_so(
+    broker: Any, hands: Hands, postgres: Database, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # L2, S5
+    def work() -> None:
+        lose(redis_client, settings)
+        raise LostLease
+
+    declared(broker, work, schedule="* * * * *").send_with_options(tick="2026-01-01T10:00:00+00:00", max_retries=0)
+    hands.run()
+
+    assert [(run.outcome, run.reason) for run in Run.select()] == [("lost_lease", "lease_lost")]

@@ -1,0 +1,88 @@
+"""A message that is delivered again while its first delivery sleeps, or Redis forgets it (semantics.md, I2)."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+
+from housekeeping.foundation.settings import Settings
+from tests.integration.middleware.endless import LONG_ENOUGH_S, Endless
+from tests.integration.middleware.hands import Hands, delivered_again
+
+SHORT = timedelta(seconds=3)
+PATIENCE_S = 20
+
+
+def test_a_delivery_that_slept_is_interrupted_when_another_one_is_at_work(
+    broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # I2: its mark ran out while its process stood still; the next renewal tells it
+    monkeypatch.setattr("housekeeping.middleware.idempotency._RUNNING_TTL", SHORT)
+    endless, second_may_end, runs = Endless(), threading.Event(), list[int]()
+
+    def work() -> None:
+        runs.append(len(runs))
+        if runs[-1] == 1:
+            second_began.set()
+            assert second_may_end.wait(PATIENCE_S)
+            return
+        (mark,) = redis_client.scan_iter(match=f"{settings.namespace}:running:*", count=1000)
+        redis_client.delete(mark)
+        second.start()
+        assert second_began.wait(PATIENCE_S)
+        try:
+            endless()
+        finally:
+            second_may_end.set()
+
+    second_began = threading.Event()
+    dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate=None)(work).send()
+    first = hands.fetch()
+    assert first is not None
+    second = threading.Thread(target=Hands(broker).run, args=[delivered_again(first)])
+    hands.run(first)
+    second.join(PATIENCE_S)
+
+    assert endless.interrupted
+    assert runs == [0, 1]
+    for _ in range(3):
+        hands.come_due()
+        while (message := hands.fetch()) is not None:
+            hands.run(message)
+    assert runs == [0, 1], "and its retry finds the work done"
+
+
+def test_a_mark_that_redis_lost_is_made_again_while_its_run_lives(
+    broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # I2
+    monkeypatch.setattr("housekeeping.middleware.idempotency._RUNNING_TTL", SHORT)
+    runs: list[str] = []
+
+    def work() -> None:
+        runs.append("began")
+        pattern = f"{settings.namespace}:running:*"
+        (mark,) = redis_client.scan_iter(match=pattern, count=1000)
+        redis_client.delete(mark)
+        never = threading.Event()
+        for _ in range(LONG_ENOUGH_S * 100):
+            if redis_client.exists(mark):
+                break
+            never.wait(0.01)
+        second = threading.Thread(target=Hands(broker).run, args=[delivered_again(first)])
+        second.start()
+        second.join(PATIENCE_S)
+        runs.append("ended")
+
+    dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate=None)(work).send()
+    fetched = hands.fetch()
+    assert fetched is not None
+    first = fetched
+    hands.run(first)
+
+    assert runs == ["began", "ended"]

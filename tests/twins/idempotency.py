@@ -1,0 +1,114 @@
+"""What could be wrong with doing each message's work once."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final
+
+import pytest
+
+from housekeeping.middleware import idempotency
+from housekeeping.middleware.idempotency import Idempotency
+from housekeeping.sweeps import ledger
+from housekeeping.sweeps.actions import Delete, Write
+from tests.twins import Twin
+
+_ONCE: Final = "tests/integration/middleware/test_idempotency.py::"
+_AGAIN: Final = "tests/integration/middleware/test_second_deliveries.py::"
+_RUNS: Final = "tests/integration/sweeps/test_run.py::"
+
+
+def _records_no_completion(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(idempotency, "_END", 'redis.call("del", KEYS[2])')
+
+
+def _asks_no_ledger(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ledger, "_completed", lambda message_id: False)
+
+
+def _lets_a_second_delivery_in(patch: pytest.MonkeyPatch) -> None:
+    begin = """
+    if redis.call("exists", KEYS[1]) == 1 then return "completed" end
+    redis.call("set", KEYS[2], ARGV[1], "px", ARGV[2])
+    return ARGV[1]
+    """
+    patch.setattr(idempotency, "_BEGIN", begin)
+
+
+def _lets_a_delivery_sleep_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Idempotency, "_still_ours", lambda self, name, token: True)
+
+
+def _lets_a_lost_mark_go(patch: pytest.MonkeyPatch) -> None:
+    def renewed(self: Any, name: str, token: str) -> bool:
+        return bool(self._marks.renew(name, token, idempotency._RUNNING_TTL))
+
+    patch.setattr(Idempotency, "_still_ours", renewed)
+
+
+def _knows_messages_only(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Idempotency, "_name", lambda self, message: f"{message.actor_name}:{message.message_id}")
+
+
+def _knows_no_actors(patch: pytest.MonkeyPatch) -> None:
+    def name(self: Any, message: Any) -> str:
+        whole = f"{message.actor_name}:{message.options['idempotency_key']}"
+        return hashlib.sha256(whole.encode()).hexdigest()
+
+    patch.setattr(Idempotency, "_name", name)
+
+
+def _touches_without_settling(patch: pytest.MonkeyPatch) -> None:
+    def write(self: Any, table: Any, step: Any, chosen: Any) -> Write:
+        (column, *_), key = table.order, table.key
+        touch: Any = table.model.update({column: column}).where(chosen).returning(*key)
+        return Write([touch.cte("deleted")], self.counted_as)
+
+    patch.setattr(Delete, "write", write)
+
+
+TWINS: Final[list[Twin]] = [
+    Twin(
+        "I1",
+        "records_no_completion",
+        _ONCE + "test_a_completed_message_is_not_executed_again",
+        _records_no_completion,
+    ),
+    Twin(
+        "I1",
+        "asks_no_ledger",
+        _RUNS + "test_a_message_that_was_completed_is_not_executed_again_without_redis_either",
+        _asks_no_ledger,
+    ),
+    Twin(
+        "I2",
+        "lets_a_second_delivery_in",
+        _ONCE + "test_a_second_delivery_waits_its_turn_and_finds_the_work_done",
+        _lets_a_second_delivery_in,
+    ),
+    Twin(
+        "I2",
+        "lets_a_delivery_sleep_on",
+        _AGAIN + "test_a_delivery_that_slept_is_interrupted_when_another_one_is_at_work",
+        _lets_a_delivery_sleep_on,
+    ),
+    Twin(
+        "I2",
+        "lets_a_lost_mark_go",
+        _AGAIN + "test_a_mark_that_redis_lost_is_made_again_while_its_run_lives",
+        _lets_a_lost_mark_go,
+    ),
+    Twin(
+        "I3",
+        "knows_messages_only",
+        _ONCE + "test_two_messages_with_an_applications_key_have_one_effect",
+        _knows_messages_only,
+    ),
+    Twin(
+        "I4",
+        "touches_without_settling",
+        "tests/integration/user_status_cleanup/test_worker.py::test_a_second_run_finds_nothing_to_do",
+        _touches_without_settling,
+    ),
+    Twin("I3", "knows_no_actors", _ONCE + "test_an_applications_key_is_one_actors_own", _knows_no_actors),
+]

@@ -1,0 +1,99 @@
+"""An interrupt reaches a thread only where it may be ended, once, and not after it was taken back."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from dramatiq.middleware import Shutdown
+
+from housekeeping.foundation import interruption
+from housekeeping.foundation.interruption import LostLease, interrupt, interrupter, interruptibly, retract
+from housekeeping.foundation.leases import ExclusiveLease
+from housekeeping.testing import MemoryLeaseStore
+
+PATIENCE_S = 20
+HERE = threading.get_ident
+
+
+def endless() -> None:
+    never = threading.Event()
+    for _ in range(PATIENCE_S * 100):
+        never.wait(0.01)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is raised in threads, without raising it."""
+    noted: list[Any] = []
+    monkeypatch.setattr(interruption, "raise_thread_exception", lambda thread_id, kind: noted.append(kind))
+    return noted
+
+
+def test_a_thread_is_interrupted_inside_only() -> None:
+    told: list[bool] = []
+
+    def work() -> None:
+        with ThreadPoolExecutor(1) as another:
+            another.submit(lambda: told.append(tell())).result(PATIENCE_S)
+        endless()
+
+    tell = interrupter(LostLease)
+    told.append(tell())
+    interruptibly(lambda: None)
+    told.append(tell())
+    with pytest.raises(LostLease):
+        interruptibly(work)
+    told.append(tell())
+
+    assert told == [False, False, True, False]
+
+
+def test_a_second_interrupt_is_not_sent(sent: list[Any]) -> None:
+    # It could come while the first is being dealt with.
+    answers = interruptibly(lambda: [interrupt(HERE(), Shutdown), interrupt(HERE(), LostLease)])
+
+    assert (answers, sent) == ([True, False], [Shutdown])
+
+
+def test_a_section_within_another_is_part_of_it(sent: list[Any]) -> None:
+    def inner() -> bool:
+        return interruptibly(lambda: True)
+
+    assert interruptibly(lambda: [inner(), interrupt(HERE(), LostLease)]) == [True, True]
+
+
+def test_an_interrupt_that_was_taken_back_makes_room_for_another_kind(
+    sent: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken_back: list[int] = []
+    monkeypatch.setattr(interruption, "_take_back", taken_back.append)
+
+    def work() -> list[bool]:
+        interrupt(HERE(), LostLease)
+        retract(Shutdown)
+        assert taken_back == []
+        retract(LostLease)
+        assert taken_back == [HERE()]
+        return [interrupt(HERE(), Shutdown)]
+
+    assert interruptibly(work) == [True]
+    assert sent == [LostLease, Shutdown]
+
+
+def test_a_lease_that_interrupts_nobody_takes_nothing_back(sent: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    # An application's own lease within an actor that has one: the actor's interrupt may be on its way.
+    retracted: list[Any] = []
+    monkeypatch.setattr("housekeeping.foundation.leases.retract", retracted.append)
+
+    with ExclusiveLease("k", timedelta(minutes=1), MemoryLeaseStore()):
+        pass
+    interrupting = ExclusiveLease("k", timedelta(minutes=1), MemoryLeaseStore())
+    interrupting.try_obtain()
+    interrupting.keep(interrupting=True)
+    interrupting.cancel()
+
+    assert retracted == [LostLease]
