@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 from uuid import uuid4
 
-from dramatiq import Actor, Message, Middleware
+from dramatiq import Actor, Message
 from dramatiq.brokers.redis import RedisBroker
-from dramatiq.common import current_millis
-from dramatiq.middleware import MiddlewareError
-from redis.client import Pipeline
 
-from housekeeping.foundation.errors import RedisUnavailable
-from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.steering import SkipEnqueue
-from housekeeping.middleware.bulk_keys import KeysOfMany
+from housekeeping.middleware.bulk_steps import take_together, take_with_keys_elsewhere
 from housekeeping.middleware.deduplication import Deduplication
-
-logger = named_logger(__name__)
+from housekeeping.middleware.deduplication_keys import Step
+from housekeeping.middleware.enqueueing import dropped
 
 #: Messages a round trip: bounds what is held in memory, and how long Redis serves nobody else (some 50 ms).
 BATCH_SIZE: Final = 1000
@@ -33,9 +29,8 @@ def enqueue_many(actor: Actor[..., Any], calls: Iterable[Any], **options: Any) -
         housekeeping.enqueue_many(clean_up, [1, 2, 3])
         housekeeping.enqueue_many(copy, [("a", "b"), ("c", "d")])
 
-    Every middleware's ``before_enqueue`` and ``after_enqueue`` sees every message, in their usual order; but one
-    middleware after the other sees all messages of a thousand, and the keys of deduplication are confirmed together
-    with the enqueueing. The same call twice is enqueued once.
+    Every middleware's ``before_enqueue`` sees every message, as with `send`, and ``after_enqueue`` those that are in
+    the queue. A message and its key are taken together, as with `send`. The same call twice is enqueued once.
 
     Parameters:
       calls: A tuple or list is the arguments of a call; anything else is its only argument.
@@ -46,9 +41,10 @@ def enqueue_many(actor: Actor[..., Any], calls: Iterable[Any], **options: Any) -
 
     Raises:
       TypeError: When a delay is asked for.
-      MiddlewareError: When a middleware refuses a message, or keys are kept on a Redis that does not answer. Nothing
-        of its thousand is enqueued, those before it are; keys taken are free again within seconds.
-      redis.RedisError: When the broker's Redis does not answer; either all of its thousand are enqueued, or none.
+      MiddlewareError: When a middleware refuses a message, or Redis does not answer. Of its thousand either all are
+        enqueued or none, those before it are.
+      redis.RedisError: The same, when the actor's messages are not deduplicated, or the keys are on another Redis:
+        keys taken there are free again within seconds.
 
     Note: On a broker other than Dramatiq's for Redis, or with an `enqueue` of its own, each is enqueued by itself.
     """
@@ -60,7 +56,7 @@ def enqueue_many(actor: Actor[..., Any], calls: Iterable[Any], **options: Any) -
         return [broker.enqueue(message) for message in messages]
     sent: list[Message[Any]] = []
     while batch := list(itertools.islice(messages, BATCH_SIZE)):
-        sent += _Bulk(broker, actor, batch).enqueued()
+        sent += _Bulk(broker, batch).enqueued()
     return sent
 
 
@@ -71,9 +67,9 @@ def _arguments(call: Any) -> tuple[Any, ...]:
 class _Bulk:
     """Up to a thousand messages on their way past the middleware into one queue."""
 
-    def __init__(self, broker: RedisBroker, actor: Actor[..., Any], given: Sequence[Message[Any]]) -> None:
+    def __init__(self, broker: RedisBroker, given: Sequence[Message[Any]]) -> None:
         self._broker = broker
-        self._actor = actor
+        self._deduplication = next((each for each in broker.middleware if isinstance(each, Deduplication)), None)
         # An id of its own in Redis, because a retry has the message's: as the broker's `enqueue` does it.
         self._given = given
         self._messages = [message.copy(options={"redis_message_id": str(uuid4())}) for message in given]
@@ -81,88 +77,35 @@ class _Bulk:
 
     def enqueued(self) -> list[Message[Any]]:
         """Enqueue those that no middleware drops; returns one message for each."""
-        keys: KeysOfMany | None = None
-        for middleware in self._broker.middleware:
-            if isinstance(middleware, Deduplication):
-                keys = KeysOfMany(middleware, self._actor)
-                self._skips |= keys.claim(self._left())
-            else:
-                self._before(middleware)
-        left = [message for _, message in self._left()]
-        if left:
-            self._push(left, keys)
-        for middleware in reversed(self._broker.middleware):
-            self._after(middleware, left)
+        nothing: AbstractContextManager[dict[str, Step]] = nullcontext({})
+        with self._deduplication.preparing(many=True) if self._deduplication else nothing as steps:
+            for place, message in enumerate(self._messages):
+                try:
+                    self._broker.emit_before("enqueue", message, None)
+                except SkipEnqueue as skip:
+                    self._skips[place] = skip
+        self._take(steps)
+        for place, message in self._left():
+            if place not in self._skips:
+                self._broker.emit_after("enqueue", message, None)
         return [
-            _dropped(self._given[place], self._skips[place]) if place in self._skips else message
+            dropped(self._given[place], self._skips[place]) if place in self._skips else message
             for place, message in enumerate(self._messages)
         ]
 
     def _left(self) -> list[tuple[int, Message[Any]]]:
         return [(place, message) for place, message in enumerate(self._messages) if place not in self._skips]
 
-    def _before(self, middleware: Middleware) -> None:
-        """A middleware's hook for each message; its errors mean what they mean to Dramatiq's `emit_before`."""
-        for place, message in self._left():
-            try:
-                middleware.before_enqueue(self._broker, message, None)  # type: ignore[arg-type]
-            except SkipEnqueue as skip:
-                self._skips[place] = skip
-            except MiddlewareError:
-                raise
-            except Exception:
-                self._broker.logger.critical("Unexpected failure in before_enqueue of %r.", middleware, exc_info=True)
-
-    def _after(self, middleware: Middleware, messages: Iterable[Message[Any]]) -> None:
-        for message in messages:
-            try:
-                middleware.after_enqueue(self._broker, message, None)  # type: ignore[arg-type]
-            except Exception:
-                self._broker.logger.critical("Unexpected failure in after_enqueue of %r.", middleware, exc_info=True)
-
-    def _push(self, messages: Sequence[Message[Any]], keys: KeysOfMany | None) -> None:
-        """All into the queue in one transaction of Redis, and their keys with them where they share it."""
-        together = keys is not None and keys.on_the_redis_of(self._broker.client)
-        with self._broker.client.pipeline(transaction=True) as pipeline:
-            for number, message in enumerate(messages):
-                self._dispatch(pipeline, message, first=number == 0)
-            if keys is not None and together:
-                keys.confirm(pipeline, messages)
-            pipeline.execute()
-        if keys is not None and not together:
-            try:
-                keys.confirm_by_themselves(messages)
-            except RedisUnavailable as error:
-                logger.warning("Keys may be free before their messages have ended", error=str(error))
-
-    def _dispatch(self, pipeline: Pipeline, message: Message[Any], *, first: bool) -> None:
-        """What the broker's `do_enqueue` sends, on a pipeline; its maintenance once for all of them."""
-        broker: Any = self._broker
-        broker.scripts["dispatch"](
-            keys=[broker.namespace],
-            args=[
-                "enqueue",
-                current_millis(),
-                message.queue_name,
-                broker.broker_id,
-                broker.heartbeat_timeout,
-                broker.dead_message_ttl,
-                broker._should_do_maintenance("enqueue") if first else 0,
-                broker._max_unpack_size(),
-                message.options["redis_message_id"],
-                message.encode(),
-            ],
-            client=pipeline,
-        )
-
-
-def _dropped(message: Message[Any], skip: SkipEnqueue) -> Message[Any]:
-    """The message as its sender gets it back, after the one log line about it: as `enqueueing` does it."""
-    logger.info(
-        "Message not enqueued",
-        job_status=skip.reason,
-        worker=message.actor_name,
-        message_id=message.message_id,
-        duplicate_of=skip.duplicate_of,
-    )
-    return message.copy(options={"duplicate_of": skip.duplicate_of})
+    def _take(self, steps: dict[str, Step]) -> None:
+        """Put all that are left into the queue, but those whose key another holds."""
+        left = self._left()
+        if not left:
+            return
+        messages = [message for _, message in left]
+        with_steps = [steps.get(message.options["redis_message_id"]) for message in messages]
+        together = self._deduplication.together if self._deduplication else None
+        if self._deduplication is None or together is not None or not any(with_steps):
+            skips = take_together(self._broker, together, messages, with_steps)
+        else:
+            skips = take_with_keys_elsewhere(self._broker, self._deduplication.keys, messages, with_steps)
+        self._skips |= {left[number][0]: skip for number, skip in skips.items()}

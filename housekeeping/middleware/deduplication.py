@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
 
 import redis
-from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
+from dramatiq import Actor, Broker, Message, MessageProxy, Middleware, Worker
+from dramatiq.brokers.redis import RedisBroker
 from dramatiq.errors import BrokerConnectionError
 
+from housekeeping.foundation import metrics
 from housekeeping.foundation.errors import RedisUnavailable
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.redis_client import insist
-from housekeeping.foundation.renewal import Kept, elapsed, renewals
+from housekeeping.foundation.renewal import elapsed, renewals
 from housekeeping.foundation.steering import PutBack, Skip, SkipEnqueue, StoreUnavailable, failing_the_message
-from housekeeping.middleware.arguments import UnusableArguments, digest
-from housekeeping.middleware.deduplication_keys import DeduplicationKeys, State
+from housekeeping.middleware.arguments import UnusableArguments
+from housekeeping.middleware.deduplication_enqueueing import EnqueueingWithKeys, dispatch_arguments, share_redis
+from housekeeping.middleware.deduplication_keys import DeduplicationKeys, Step, release, text
 from housekeeping.middleware.deduplication_options import (
-    CLAIMED,
-    SECOND_DELIVERY,
     STANDING,
     WHEN_DUE,
     Terms,
@@ -34,39 +35,23 @@ from housekeeping.middleware.deduplication_options import (
     terms_of,
     waited_for,
 )
+from housekeeping.middleware.deduplication_steps import Run, claiming, going_on, key_of, refuse_duplicate
 
 logger = named_logger(__name__)
 
-#: A key whose message never reached the queue (the process died in between) blocks nothing for longer.
-RESERVED_FOR: Final = timedelta(seconds=5)
 _TURN: Final = timedelta(seconds=5)  # how long a message waits that finds its key in use by a running one
-
-
-@dataclass(slots=True)
-class _Run:
-    """The delivery that this thread is at work on."""
-
-    message_id: str
-    key: str
-    token: str
-    kept: Kept | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Reservation:
-    message_id: str
-    key: str
-    ttl: timedelta
 
 
 class _OfThread(threading.local):
     """What a thread knows of the message in its hands, from one hook to the next."""
 
     def __init__(self) -> None:
-        self.run: _Run | None = None
-        self.reservation: _Reservation | None = None
+        self.run: Run | None = None
+        self.steps: dict[str, Step] | None = None  # to be taken with the enqueueing, by the copy's id in Redis
+        self.reserved: Step | None = None
         self.requeued: deque[str] = deque(maxlen=16)  # put back, retried or due; of many, the last ones
         self.awaited: frozenset[str] = frozenset()
+        self.one_more: tuple[str, Run] | None = None  # the id of the message that comes after a run
 
 
 class Deduplication(Middleware):
@@ -81,10 +66,15 @@ class Deduplication(Middleware):
     retry. A dropped message is returned to its sender marked with ``options["duplicate_of"]``. With
     ``"if_deduplicated": "reschedule_once"`` a duplicate that arrives while the holder runs makes one more run.
     A key belongs to a message; nobody else frees or renews it.
+
+    On a Redis broker that shares its Redis with the keys, a key is taken by the script that enqueues its message;
+    elsewhere it is reserved for seconds before, and confirmed after.
     """
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
         self.keys = DeduplicationKeys(client, namespace)
+        #: Enqueues messages with their keys; None where they do not share a Redis.
+        self.together: EnqueueingWithKeys | None = None
         self._thread = _OfThread()
 
     @property
@@ -93,6 +83,27 @@ class Deduplication(Middleware):
 
     def before_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
         check_options(actor)
+
+    def work_with(self, broker: Broker) -> None:
+        """Take keys by the broker's own enqueueing from now on, where that is possible; called once by `install`."""
+        if isinstance(broker, RedisBroker) and share_redis(broker, self.keys):
+            self.together = EnqueueingWithKeys(broker, self.keys)
+            hooked: Any = broker
+            hooked.do_enqueue = functools.partial(self._enqueue, hooked.do_enqueue, broker)
+
+    @contextmanager
+    def preparing(self, *, many: bool = False) -> Iterator[dict[str, Step]]:
+        """For as long as the block, leave the steps of keys to whoever enqueues; yields them, by the copy's id.
+
+        Parameters:
+          many: Leave them also where keys and queues do not share a Redis, to be taken for many messages at once.
+        """
+        before, steps = self._thread.steps, dict[str, Step]()
+        self._thread.steps = steps if many or self.together else None
+        try:
+            yield steps
+        finally:
+            self._thread.steps = before
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         actor = broker.actors.get(message.actor_name)
@@ -105,22 +116,24 @@ class Deduplication(Middleware):
         ttl = terms.ttl + timedelta(milliseconds=delay or 0)
         if STANDING in message.options or run is not None:
             with _letting_pass(message):
-                self._go_on(key_of(actor, message, terms), message, terms, run, delay, ttl)
+                self._prepare(going_on(key_of(actor, message, terms), message, terms, run, delay, ttl), message)
             self._thread.requeued.append(message.message_id)
         elif delay is not None and not terms.including_scheduled:
             message.options[STANDING] = WHEN_DUE
         else:
-            key = key_of(actor, message, terms)
-            if self._claim(key, message, terms, "reserved", RESERVED_FOR):
-                self._thread.reservation = _Reservation(message.message_id, key, ttl)
+            after = self._after_which(message)
+            self._prepare(claiming(key_of(actor, message, terms), message, terms, ttl, after, fresh=True), message)
 
     def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
-        reservation, self._thread.reservation = self._thread.reservation, None
-        if reservation is not None and reservation.message_id == message.message_id:
+        reserved, self._thread.reserved = self._thread.reserved, None
+        if reserved is not None and reserved.message_id == message.message_id:
             try:
-                self.keys.confirm(reservation.key, message.message_id, reservation.ttl)
+                self.keys.confirm(reserved)
             except RedisUnavailable as error:
-                logger.warning("Key may be free before its message has ended", key=reservation.key, error=str(error))
+                logger.warning("Key may be free before its message has ended", key=reserved.key, error=str(error))
+
+    def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
+        metrics.hand_over()  # what was dropped while the application was imported
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         self._forget_run()  # what an interrupted hook may have left
@@ -132,10 +145,12 @@ class Deduplication(Middleware):
             return
         with failing_the_message():
             # Known before it is asked for: should the answer get lost, the message's retry holds on to the key.
-            run = _Run(message.message_id, key_of(actor, message, terms), uuid4().hex)
+            key = key_of(actor, message, terms)
+            run = Run(message.message_id, key, uuid4().hex, message.options.get("retries", 0))
             self._thread.run, since = run, elapsed()
             state = self.keys.start(run.key, run.message_id, run.token, terms.ttl if terms.until_executed else None)
-            if state == "ours" and terms.until_executed:
+            run.holds_key = state == "ours" and terms.until_executed
+            if run.holds_key:
                 run.kept = renewals.keep(
                     f"key {run.key}", lambda: self.keys.renew(run.key, run.token, terms.ttl), terms.ttl, since
                 )
@@ -144,6 +159,7 @@ class Deduplication(Middleware):
         self._forget_run()
         if state == "waiting":
             logger.info("Message yields to the one that waits with its key", job_status="deduplicated")
+            metrics.count_deduplicated(message.actor_name)
             raise Skip("deduplicated")
         raise PutBack(f"{message.message_id} waits for the run that holds its key", _TURN)
 
@@ -159,50 +175,101 @@ class Deduplication(Middleware):
         terms = terms_of(actor)
         if terms is None or requeued or (run is not None and not terms.until_executed):
             return
-        token = run.token if run is not None else ""
         try:
             key = run.key if run is not None else key_of(actor, message, terms)
-            if insist(lambda: self.keys.release(key, message.message_id, token)):
-                # Not acknowledged yet, nor recorded as completed: should the process die here, it runs once more.
-                insist(lambda: _send_again(actor, message))
+            ended = run or Run(message.message_id, key, "", 0)
+            self._end(broker, actor, message, terms, ended)
         except (RedisUnavailable, UnusableArguments) as error:
             logger.warning("Key stays until its ttl is over", error=str(error))
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         self.after_process_message(broker, message)
 
-    def _go_on(
-        self, key: str, message: Message[Any], terms: Terms, run: _Run | None, delay: int | None, ttl: timedelta
-    ) -> None:
-        """What becomes of the key of a message that the broker has had before: put back, retried, or due."""
-        standing = message.options.get(STANDING)
-        if run is None and standing == WHEN_DUE and delay is None:
-            self._claim(key, message, terms, "waiting", ttl)
-        elif terms.until_executed:
-            if run is not None or delay is not None:
-                self.keys.hold_on(key, message.message_id, run.token if run else "", ttl)
-                message.options[STANDING] = CLAIMED
-        elif run is not None and delay is None:
-            self._claim(key, message, terms, "waiting", ttl)
-        elif delay is not None and (run is not None or standing != SECOND_DELIVERY):
-            if run is None:
-                self.keys.release(key, message.message_id, "")
-            message.options[STANDING] = WHEN_DUE
+    def _end(self, broker: Broker, actor: Actor[..., Any], message: MessageProxy, terms: Terms, run: Run) -> None:
+        """Free the key, and enqueue the one more run where it is wanted.
 
-    def _claim(self, key: str, message: Message[Any], terms: Terms, state: State, ttl: timedelta) -> bool:
+        Not acknowledged yet, nor recorded as completed: should the process die here, the message runs once more.
+        """
+        one_more: Message[Any] | None = None
+
+        def end() -> None:
+            nonlocal one_more
+            if one_more is None:
+                left = self.keys.release(release(run.key, run.message_id, run.token, terms.ttl))
+                # Who lost the key cannot know whether a duplicate arrived before that: one run too many is harmless.
+                if left == "free" or (left == "lost" and not (run.holds_key and terms.reschedule_once)):
+                    return
+                one_more = actor.message(*message.args, **message.kwargs)
+            self._thread.one_more = (one_more.message_id, run)
+            try:
+                self._send(broker, one_more, run, terms)
+            finally:
+                self._thread.one_more = None
+
+        while True:
+            try:
+                insist(end)
+                return
+            except RedisUnavailable as error:
+                if not (run.holds_key and terms.reschedule_once):
+                    raise
+                # Without Redis this thread gets no other message, and a duplicate may have asked for one more run.
+                logger.warning("A run cannot give back its key yet", key=run.key, error=str(error))
+
+    def _send(self, broker: Broker, one_more: Message[Any], run: Run, terms: Terms) -> None:
+        try:
+            sent = broker.enqueue(one_more)
+        except (StoreUnavailable, BrokerConnectionError, redis.RedisError) as error:
+            raise RedisUnavailable(str(error)) from error
+        except BaseException:
+            self.keys.release(release(run.key, run.message_id, run.token, terms.ttl, at_once=True))
+            raise
+        if "duplicate_of" in sent.options:
+            self.keys.release(release(run.key, run.message_id, run.token, terms.ttl, at_once=True))
+
+    def _prepare(self, step: Step | None, message: Message[Any]) -> None:
+        if step is None:
+            return
+        if self._thread.steps is not None:
+            self._thread.steps[message.options["redis_message_id"]] = step
+            return
         with failing_the_message():
-            holder = self.keys.claim(key, message.message_id, state, ttl, again=terms.reschedule_once)
-        if holder and not waited_for(message):
-            raise SkipEnqueue("deduplicated", duplicate_of=holder)
-        message.options[STANDING] = CLAIMED
-        return not holder
+            refuse_duplicate(step, self.keys.take(step))
+        if step.fresh:
+            self._thread.reserved = step
+
+    def _enqueue(self, enqueue: Callable[..., Any], broker: RedisBroker, queue_name: str, *copy: Any) -> None:
+        """The broker's `do_enqueue`; what becomes of the message's key is done in the same script.
+
+        Asked again at once when the answer is lost, because that changes nothing.
+        """
+        assert self.together is not None
+        enqueueing, step = self.together, (self._thread.steps or {}).pop(copy[0], None)
+        if step is None:
+            enqueue(queue_name, *copy)
+            return
+        dispatched = dispatch_arguments(broker, queue_name, (copy[0], copy[1]))
+        try:
+            holder = insist(lambda: enqueueing.enqueue(step, dispatched), tries=2, pause_s=0)
+        except RedisUnavailable as error:
+            if step.fresh:
+                raise StoreUnavailable(str(error)) from error
+            raise error.__cause__ or error from None  # what Dramatiq and our patience wait for to go by
+        refuse_duplicate(step, text(holder))
+
+    def _after_which(self, message: Message[Any]) -> tuple[str, str]:
+        """The message and run that this message comes after and whose key it takes over, if any."""
+        one_more = self._thread.one_more
+        if one_more is None or one_more[0] != message.message_id:
+            return ("", "")
+        return (one_more[1].message_id, one_more[1].token)
 
     def _forget_run(self) -> None:
         run, self._thread.run = self._thread.run, None
         if run is not None and run.kept is not None:
             renewals.stop(run.kept)
 
-    def _run_of(self, message: Message[Any] | MessageProxy) -> _Run | None:
+    def _run_of(self, message: Message[Any] | MessageProxy) -> Run | None:
         run = self._thread.run
         return run if run is not None and run.message_id == message.message_id else None
 
@@ -220,14 +287,3 @@ def _letting_pass(message: Message[Any]) -> Iterator[None]:
         raise
     except Exception as error:
         logger.warning("Message goes on without its key", message_id=message.message_id, error=str(error))
-
-
-def _send_again(actor: Actor[..., Any], message: MessageProxy) -> None:
-    try:
-        actor.send(*message.args, **message.kwargs)
-    except (StoreUnavailable, BrokerConnectionError) as error:
-        raise RedisUnavailable(str(error)) from error
-
-
-def key_of(actor: Actor[..., Any], message: Message[Any] | MessageProxy, terms: Terms) -> str:
-    return f"{actor.actor_name}:{digest(actor, message.args, message.kwargs, terms.key)}"

@@ -1,104 +1,135 @@
-"""The keys of deduplication in Redis: one hash for each, every step one script and one round trip."""
+"""Who holds which key of deduplication, in Redis."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Literal
 
 import redis
+from redis.client import Pipeline
 
 from housekeeping.foundation.redis_client import reaching_redis
+from housekeeping.middleware import deduplication_scripts as scripts
 
 #: Part of every key: raised when the form of keys changes, so that old and new do not meet by accident.
 KEY_VERSION: Final = "v1"
+#: A key whose message never reached the queue (the process died in between) blocks nothing for longer. Where keys
+#: and queue share a Redis there is no in between.
+RESERVED_FOR: Final = timedelta(seconds=5)
 
-# Fields: `id`, the message that holds the key; `state`, reserved (its sender has not enqueued it yet), waiting or
-# running; `run`, a token of the one delivery that runs; `again`, one more run is wanted after it.
+Kind = Literal["claim", "hold_on", "release"]
+#: What a release has left: the key is free, one more run is wanted, or it was lost before and nobody can tell.
+Released = Literal["free", "again", "lost"]
 
-#: ARGV: message id, state, ttl in ms, whether to ask for one more run. Returns the holder, "" when it is ours.
-_CLAIM: Final = """
-local holder = redis.call("hget", KEYS[1], "id")
-local running = redis.call("hget", KEYS[1], "state") == "running"
-if holder and holder ~= ARGV[1] then
-    if ARGV[4] == "1" and running then redis.call("hset", KEYS[1], "again", "1") end
-    return holder
-end
-if not running then
-    redis.call("hset", KEYS[1], "id", ARGV[1], "state", ARGV[2])
-    redis.call("pexpire", KEYS[1], ARGV[3])
-end
-return ""
-"""
-#: ARGV: message id, ttl in ms. A worker may have been quicker than the sender: then there is nothing to confirm.
-_CONFIRM: Final = """
-if redis.call("hget", KEYS[1], "id") ~= ARGV[1] then return end
-if redis.call("hget", KEYS[1], "state") ~= "reserved" then return end
-redis.call("hset", KEYS[1], "state", "waiting")
-redis.call("pexpire", KEYS[1], ARGV[2])
-"""
-#: ARGV: message id, the run's token, ttl in ms, 0: the key is freed by the start. Returns "ours", or the other's state.
-_START: Final = """
-local holder = redis.call("hget", KEYS[1], "id")
-if holder and holder ~= ARGV[1] then return redis.call("hget", KEYS[1], "state") end
-redis.call("del", KEYS[1])
-if ARGV[3] == "0" then return "ours" end
-redis.call("hset", KEYS[1], "id", ARGV[1], "state", "running", "run", ARGV[2])
-redis.call("pexpire", KEYS[1], ARGV[3])
-return "ours"
-"""
-#: ARGV: the run's token, ttl in ms.
-_RENEW: Final = """
-if redis.call("hget", KEYS[1], "run") ~= ARGV[1] then return 0 end
-return redis.call("pexpire", KEYS[1], ARGV[2])
-"""
-#: ARGV: message id, the run's token ("": it did not run), ttl in ms. The next run serves whoever asked for one more.
-_HOLD_ON: Final = """
-local holder = redis.call("hget", KEYS[1], "id")
-if holder and (holder ~= ARGV[1] or (redis.call("hget", KEYS[1], "run") or ARGV[2]) ~= ARGV[2]) then return end
-if not holder and ARGV[2] == "" then return end
-redis.call("del", KEYS[1])
-redis.call("hset", KEYS[1], "id", ARGV[1], "state", "waiting")
-redis.call("pexpire", KEYS[1], ARGV[3])
-"""
-#: ARGV: message id, the run's token ("": it did not run). Returns whether one more run is wanted.
-_RELEASE: Final = """
-if redis.call("hget", KEYS[1], "id") ~= ARGV[1] then return 0 end
-if (redis.call("hget", KEYS[1], "run") or "") ~= ARGV[2] then return 0 end
-local again = redis.call("hget", KEYS[1], "again")
-redis.call("del", KEYS[1])
-return again and 1 or 0
-"""
 
-State = Literal["reserved", "waiting"]
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What becomes of a key when its message is enqueued; `claim`, `hold_on` and `release` make them.
+
+    Attributes:
+      more: What its script takes beside message id, ttl and state.
+      fresh: Whether the message is sent for the first time.
+      once: Whether a copy of it that is in the queue already is enough.
+    """
+
+    kind: Kind
+    key: str
+    message_id: str
+    ttl: timedelta
+    more: tuple[str | int, ...]
+    fresh: bool = False
+    once: bool = False
+
+    def arguments(self, *, reserved: bool = False) -> list[str | int]:
+        """Those of its script.
+
+        Parameters:
+          reserved: Whether the message is to be enqueued after it, and may never come.
+        """
+        ttl, state = (RESERVED_FOR, "reserved") if reserved else (self.ttl, "waiting")
+        return [self.message_id, milliseconds(ttl), state, *self.more]
+
+
+def claim(
+    key: str,
+    message_id: str,
+    ttl: timedelta,
+    *,
+    again: bool = False,
+    never_drop: bool = False,
+    after: tuple[str, str] = ("", ""),
+    fresh: bool = False,
+    once: bool = False,
+) -> Step:
+    """Take the key unless another message holds it.
+
+    Parameters:
+      again: Ask for one more run when the other is running.
+      never_drop: Whether the message is enqueued in any case, without the key if need be.
+      after: The message id and run that is over and whose key this one takes over, because it is the one more run.
+    """
+    return Step("claim", key, message_id, ttl, (int(again), int(never_drop), *after), fresh, once)
+
+
+def hold_on(key: str, message_id: str, run: str, ttl: timedelta, *, still_again: bool = False) -> Step:
+    """Keep the key for the message that goes back to the queue; not what another has taken.
+
+    Parameters:
+      run: The token of its run; empty when it did not run.
+      still_again: Whether one more run, if it is wanted, is wanted after the next as well.
+    """
+    return Step("hold_on", key, message_id, ttl, (run, int(still_again)))
+
+
+def release(key: str, message_id: str, run: str, ttl: timedelta, *, at_once: bool = False) -> Step:
+    """Free what this delivery of the message holds.
+
+    Parameters:
+      ttl: For how long it is held on where one more run is wanted.
+      at_once: Free it even then.
+    """
+    return Step("release", key, message_id, ttl, (run, int(at_once)))
 
 
 class DeduplicationKeys:
-    """Who holds which key. Every method may raise `RedisUnavailable`; all but `claim` may then be repeated.
+    """Who holds which key. Every method may raise `RedisUnavailable`, and may then be repeated.
 
     A key is held by a message, and while it runs by one delivery of it: a second delivery of the same
     message cannot free what the first one uses.
     """
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
-        self._prefix = f"{namespace}:dedup:{KEY_VERSION}:"
-        self._claim: Any = client.register_script(_CLAIM)
-        self._confirm: Any = client.register_script(_CONFIRM)
-        self._start: Any = client.register_script(_START)
-        self._renew: Any = client.register_script(_RENEW)
-        self._hold_on: Any = client.register_script(_HOLD_ON)
-        self._release: Any = client.register_script(_RELEASE)
+        self.client = client
+        self.prefix = key_prefix(namespace)
+        register: Any = client.register_script
+        self._steps: dict[Kind, Any] = {
+            "claim": register(scripts.CLAIM),
+            "hold_on": register(scripts.HOLD_ON),
+            "release": register(scripts.RELEASE),
+        }
+        self._confirm = register(scripts.CONFIRM)
+        self._start = register(scripts.START)
+        self._renew = register(scripts.RENEW)
 
-    def claim(self, key: str, message_id: str, state: State, ttl: timedelta, *, again: bool) -> str:
-        """Take the key unless another message holds it; returns that one's id, or an empty text.
+    def take(self, step: Step) -> str:
+        """Take a step by itself; returns who holds the key instead, or an empty text.
 
-        Parameters:
-          again: Ask for one more run when the other is running.
+        What claims a key for a message that is sent for the first time reserves it, until `confirm`.
         """
-        return _text(self._call(self._claim, key, message_id, state, _ms(ttl), int(again)))
+        with reaching_redis():
+            return text(self.queue(step, None))
 
-    def confirm(self, key: str, message_id: str, ttl: timedelta) -> None:
-        """What was reserved is in the queue."""
-        self._call(self._confirm, key, message_id, _ms(ttl))
+    def queue(self, step: Step, pipeline: Pipeline | None) -> Any:
+        """The same in a pipeline, where its answer comes with the others'."""
+        arguments = step.arguments(reserved=step.fresh and step.kind == "claim")
+        return self._steps[step.kind](keys=[self.prefix + step.key], args=arguments, client=pipeline)
+
+    def confirm(self, step: Step, pipeline: Pipeline | None = None) -> None:
+        """What was reserved by this step is in the queue."""
+        with reaching_redis():
+            arguments = [step.message_id, milliseconds(step.ttl)]
+            self._confirm(keys=[self.prefix + step.key], args=arguments, client=pipeline)
 
     def start(self, key: str, message_id: str, run: str, ttl: timedelta | None) -> str:
         """Begin a run unless another message holds the key; returns ``ours``, or the other's state.
@@ -106,28 +137,32 @@ class DeduplicationKeys:
         Parameters:
           ttl: None frees the key, because it stands for waiting only.
         """
-        return _text(self._call(self._start, key, message_id, run, 0 if ttl is None else _ms(ttl)))
+        with reaching_redis():
+            arguments = [message_id, 0 if ttl is None else milliseconds(ttl), run]
+            return text(self._start(keys=[self.prefix + key], args=arguments))
 
     def renew(self, key: str, run: str, ttl: timedelta) -> bool:
         """Back to the full ttl; False when the run no longer holds it."""
-        return bool(self._call(self._renew, key, run, _ms(ttl)))
-
-    def hold_on(self, key: str, message_id: str, run: str, ttl: timedelta) -> None:
-        """Keep the key for the message that goes back to the queue; not what another has taken."""
-        self._call(self._hold_on, key, message_id, run, _ms(ttl))
-
-    def release(self, key: str, message_id: str, run: str) -> bool:
-        """Free what this delivery of the message holds; returns whether one more run is wanted."""
-        return bool(self._call(self._release, key, message_id, run))
-
-    def _call(self, script: Any, key: str, *args: str | int) -> Any:
         with reaching_redis():
-            return script(keys=[self._prefix + key], args=args)
+            return bool(self._renew(keys=[self.prefix + key], args=[run, milliseconds(ttl)]))
+
+    def release(self, step: Step) -> Released:
+        """Take a step of `release`, and say what is left."""
+        with reaching_redis():
+            answers: tuple[Released, ...] = ("free", "again", "lost")
+            return answers[int(self.queue(step, None))]
 
 
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def key_prefix(namespace: str) -> str:
+    """What the name in Redis of every key begins with."""
+    return f"{namespace}:dedup:{KEY_VERSION}:"
 
 
-def _ms(length: timedelta) -> int:
+def text(value: bytes | str | int | None) -> str:
+    """An answer of Redis as text, whatever the client makes of it."""
+    return value.decode() if isinstance(value, bytes) else value if isinstance(value, str) else ""
+
+
+def milliseconds(length: timedelta) -> int:
+    """A length of time in whole milliseconds."""
     return int(length.total_seconds() * 1000)

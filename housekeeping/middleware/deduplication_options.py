@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -47,6 +48,14 @@ def waited_for(message: Message[Any] | MessageProxy) -> bool:
 def never_drop(message: Message[Any]) -> None:
     """Mark a message that others wait for, though it does not say so itself."""
     message.options[_NEVER_DROPPED] = True
+
+
+def as_new(message: Message[Any]) -> Message[Any]:
+    """The message as if it had not been sent before, for sending it once more: its key is asked for anew.
+
+    For messages from the dead letters: without this, a message would go on as one that has its key.
+    """
+    return dataclasses.replace(message, options={k: v for k, v in message.options.items() if k != STANDING})
 
 
 def awaited_by(message: MessageProxy) -> frozenset[str]:

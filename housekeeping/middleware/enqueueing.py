@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from typing import Any
 
 from dramatiq import Broker, Message
 
+from housekeeping.foundation import metrics
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.steering import SkipEnqueue
+from housekeeping.middleware.deduplication import Deduplication
 from housekeeping.middleware.schedule import Schedule, sent_by_scheduler
 
 logger = named_logger(__name__)
@@ -21,36 +24,36 @@ def accept_skips(broker: Broker, schedule: Schedule) -> None:
     Every way into a queue passes here: ``send``, groups, pipelines, periodiq, retries, and delayed
     messages that come due. The message comes back marked with ``options["duplicate_of"]``.
 
-    A tick that cannot be enqueued is logged, not raised: periodiq would die of it. The tick is given
-    back, so the next minute sends it.
+    A tick that cannot be enqueued is logged, not raised: periodiq would die of it. The claim to the tick
+    ends by itself, so the next minute sends it.
     """
+    deduplication = next((each for each in broker.middleware if isinstance(each, Deduplication)), None)
+    if deduplication is not None:
+        deduplication.work_with(broker)
+    preparing = nullcontext if deduplication is None else deduplication.preparing
     enqueue = broker.enqueue
 
     def claim_and_enqueue(message: Message[Any], delay: int | None) -> Message[Any]:
         claimed = schedule.claim(broker, message)
         try:
-            return enqueue(claimed, delay=delay)
+            with preparing():
+                enqueued = enqueue(claimed, delay=delay)
         except SkipEnqueue as skip:
-            schedule.tick_skipped(claimed, skip.reason)
+            if claimed is message:
+                schedule.tick_skipped(message, skip.reason)
+            else:
+                schedule.dropped(claimed, skip)
             raise
-        except Exception:
-            if claimed is not message:
-                schedule.forget(broker, claimed)
-            raise
+        if claimed is not message:
+            schedule.sent(claimed)
+        return enqueued
 
     @functools.wraps(enqueue)
     def enqueue_or_skip(message: Message[Any], *, delay: int | None = None) -> Message[Any]:
         try:
             return claim_and_enqueue(message, delay)
         except SkipEnqueue as skip:
-            logger.info(
-                "Message not enqueued",
-                job_status=skip.reason,
-                worker=message.actor_name,
-                message_id=message.message_id,
-                duplicate_of=skip.duplicate_of,
-            )
-            return message.copy(options={"duplicate_of": skip.duplicate_of})
+            return dropped(message, skip)
         except Exception as error:
             if not sent_by_scheduler(message):
                 raise
@@ -60,3 +63,17 @@ def accept_skips(broker: Broker, schedule: Schedule) -> None:
             return message
 
     broker.enqueue = enqueue_or_skip  # type: ignore[method-assign]
+
+
+def dropped(message: Message[Any], skip: SkipEnqueue) -> Message[Any]:
+    """The message as its sender gets it back, after the one log line and the one count about it."""
+    logger.info(
+        "Message not enqueued",
+        job_status=skip.reason,
+        worker=message.actor_name,
+        message_id=message.message_id,
+        duplicate_of=skip.duplicate_of,
+    )
+    if skip.reason == "deduplicated":
+        metrics.count_deduplicated(message.actor_name)
+    return message.copy(options={"duplicate_of": skip.duplicate_of})

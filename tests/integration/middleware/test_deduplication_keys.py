@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import redis
 
 from housekeeping.foundation.settings import Settings
+from housekeeping.middleware import deduplication_keys
 from housekeeping.middleware.deduplication_keys import DeduplicationKeys
 
 TTL = timedelta(minutes=10)
@@ -22,8 +24,16 @@ def keys(request: pytest.FixtureRequest, settings: Settings, redis_client: redis
     client.close()
 
 
-def claim(keys: DeduplicationKeys, message_id: str, *, again: bool = False) -> str:
-    return keys.claim(KEY, message_id, "waiting", TTL, again=again)
+def claim(keys: DeduplicationKeys, message_id: str, **options: Any) -> str:
+    return keys.take(deduplication_keys.claim(KEY, message_id, TTL, **options))
+
+
+def release(keys: DeduplicationKeys, message_id: str, run: str, **options: Any) -> str:
+    return keys.release(deduplication_keys.release(KEY, message_id, run, TTL, **options))
+
+
+def hold_on(keys: DeduplicationKeys, message_id: str, run: str, **options: Any) -> None:
+    keys.take(deduplication_keys.hold_on(KEY, message_id, run, TTL, **options))
 
 
 def test_a_key_is_its_first_claimants_until_released(keys: DeduplicationKeys) -> None:
@@ -32,9 +42,10 @@ def test_a_key_is_its_first_claimants_until_released(keys: DeduplicationKeys) ->
     assert claim(keys, "b") == "a"
     assert claim(keys, "a") == "", "its own message may claim it again"
 
-    assert not keys.release(KEY, "b", "")
+    release(keys, "b", "")
+    release(keys, "b", "a run")
     assert claim(keys, "b") == "a", "nobody frees a key that another message holds"
-    keys.release(KEY, "a", "")
+    assert release(keys, "a", "") == "free"
     assert claim(keys, "b") == ""
 
 
@@ -44,9 +55,9 @@ def test_only_the_run_that_holds_a_key_renews_and_frees_it(keys: DeduplicationKe
     keys.start(KEY, "a", "second run", TTL)
 
     assert not keys.renew(KEY, "first run", TTL)
-    keys.release(KEY, "a", "first run")
-    keys.release(KEY, "a", "")
-    keys.hold_on(KEY, "a", "first run", TTL)
+    release(keys, "a", "first run")
+    release(keys, "a", "")
+    hold_on(keys, "a", "first run")
     assert keys.renew(KEY, "second run", TTL), "the second run holds it all along"
 
 
@@ -56,8 +67,8 @@ def test_a_start_tells_a_waiting_holder_from_one_that_runs(keys: DeduplicationKe
     assert keys.start(KEY, "b", "r", TTL) == "waiting"
     assert keys.start(KEY, "a", "r", TTL) == "ours"
     assert keys.start(KEY, "b", "r2", TTL) == "running"
-    keys.release(KEY, "a", "r")
-    keys.claim(KEY, "c", "reserved", TTL, again=False)
+    release(keys, "a", "r")
+    claim(keys, "c", fresh=True)
     assert keys.start(KEY, "b", "r2", TTL) == "reserved", "it may never come: not one to yield to"
 
 
@@ -72,13 +83,13 @@ def test_a_second_delivery_that_is_enqueued_again_leaves_the_run_as_it_is(keys: 
 
 def test_a_message_holds_on_to_what_it_has_and_takes_nothing_from_others(keys: DeduplicationKeys) -> None:
     # D5, D7
-    keys.hold_on(KEY, "a", "", TTL)
+    hold_on(keys, "a", "")
     assert claim(keys, "b") == "", "what never ran and holds nothing takes nothing"
-    keys.hold_on(KEY, "a", "run", TTL)
+    hold_on(keys, "a", "run")
     assert claim(keys, "a") == "b"
-    keys.release(KEY, "b", "")
+    release(keys, "b", "")
 
-    keys.hold_on(KEY, "a", "run", TTL)
+    hold_on(keys, "a", "run")
     assert claim(keys, "b") == "a", "a run that lost its key takes it for its retry when it is free"
 
 
@@ -87,13 +98,14 @@ def test_a_late_confirmation_changes_nothing(
 ) -> None:
     # D6: the worker was quicker than the sender
     name = f"{settings.namespace}:dedup:v1:{KEY}"
-    keys.claim(KEY, "a", "reserved", TTL, again=False)
+    step = deduplication_keys.claim(KEY, "a", TTL, fresh=True)
+    keys.take(step)
     keys.start(KEY, "a", "run", TTL)
-    keys.confirm(KEY, "a", TTL)
+    keys.confirm(step)
     assert keys.start(KEY, "b", "r", TTL) == "running"
 
-    keys.release(KEY, "a", "run")
-    keys.confirm(KEY, "a", TTL)
+    release(keys, "a", "run")
+    keys.confirm(step)
     assert not redis_client.exists(name)
 
 
@@ -107,15 +119,57 @@ def test_one_more_run_is_owed_only_to_a_duplicate_that_came_while_it_ran(
         keys.start(KEY, "a", "run", TTL)
     claim(keys, "b", again=True)
     if "hold_on" in steps:
-        keys.hold_on(KEY, "a", "run", TTL)
+        hold_on(keys, "a", "run")
 
-    assert keys.release(KEY, "a", "run" if steps[-1] == "start" else "") == (steps[-1] == "start")
+    left = release(keys, "a", "run" if steps[-1] == "start" else "")
+    assert left == ("again" if steps[-1] == "start" else "free")
 
 
-def test_a_run_that_begins_after_the_duplicate_serves_it(keys: DeduplicationKeys) -> None:
-    # D8: the first delivery was killed
+def test_a_redelivery_and_a_run_that_was_put_back_still_owe_the_run_that_was_asked_for(keys: DeduplicationKeys) -> None:
+    # D8: they may go on where the first one stopped, or find that it had ended
     keys.start(KEY, "a", "killed", TTL)
     claim(keys, "b", again=True)
+    keys.start(KEY, "a", "put back", TTL)
+    hold_on(keys, "a", "put back", still_again=True)
     keys.start(KEY, "a", "run", TTL)
 
-    assert not keys.release(KEY, "a", "run")
+    assert release(keys, "a", "run") == "again"
+
+
+def test_a_run_that_is_wanted_is_owed_until_its_message_takes_the_key_over(keys: DeduplicationKeys) -> None:
+    # D8: whatever answers are lost, the same questions may be asked again
+    keys.start(KEY, "a", "run", TTL)
+    claim(keys, "b", again=True)
+
+    assert [release(keys, "a", "run") for _ in range(3)] == ["again"] * 3
+    assert claim(keys, "another", again=True) == "a"
+    assert [claim(keys, "c", after=("a", "run")) for _ in range(2)] == ["", ""]
+    assert release(keys, "a", "run") == "lost"
+    assert claim(keys, "d") == "c"
+
+
+def test_only_the_run_that_it_comes_after_is_followed(keys: DeduplicationKeys) -> None:
+    # D5
+    keys.start(KEY, "a", "another run", TTL)
+
+    assert claim(keys, "c", after=("a", "run")) == "a"
+
+
+def test_a_key_that_is_given_up_at_once_is_free_though_one_more_run_was_asked_for(keys: DeduplicationKeys) -> None:
+    # D4: that run was refused by another middleware
+    keys.start(KEY, "a", "run", TTL)
+    claim(keys, "b", again=True)
+
+    assert release(keys, "a", "run", at_once=True) == "free"
+    assert claim(keys, "c") == ""
+
+
+def test_a_run_that_lost_its_key_is_told_so(keys: DeduplicationKeys) -> None:
+    # D8: nobody can tell then whether one more run was wanted
+    keys.start(KEY, "a", "run", TTL)
+    keys.start(KEY, "a", "another delivery", TTL)
+    assert release(keys, "a", "run") == "free", "the other delivery answers for it"
+    release(keys, "a", "another delivery")
+
+    assert release(keys, "a", "another delivery") == "lost"
+    assert release(keys, "b", "") == "free", "what never ran has lost nothing"

@@ -12,27 +12,28 @@ import redis
 from dramatiq import Actor
 from dramatiq.brokers.redis import RedisBroker
 
+from housekeeping import embedded
 from housekeeping.foundation.settings import Settings
 from housekeeping.foundation.steering import StoreUnavailable
 from housekeeping.middleware.arguments import UnusableArguments
+from housekeeping.middleware.deduplication_enqueueing import EnqueueingWithKeys
 from housekeeping.middleware.deduplication_keys import DeduplicationKeys
 from tests.integration.middleware.applications import queued
-from tests.integration.middleware.hands import Hands, counting
+from tests.integration.middleware.deduplicated import fail
+from tests.integration.middleware.hands import Hands, counting, installed
 
 TTL = timedelta(minutes=10)
 ALL: Any = {"ttl": TTL, "including_scheduled": True, "if_deduplicated": "reschedule_once"}
 
 
 @pytest.fixture
-def known_scripts(redis_client: redis.Redis, settings: Settings) -> None:
+def known_scripts(broker: RedisBroker, hands: Hands) -> None:
     """Redis has seen every script, as it has in a process that is not new."""
-    keys = DeduplicationKeys(redis_client, f"{settings.namespace}:warm")
-    assert keys.claim("k", "m", "reserved", TTL, again=False) == ""
-    keys.confirm("k", "m", TTL)
-    keys.start("k", "m", "r", TTL)
-    keys.renew("k", "r", TTL)
-    keys.hold_on("k", "m", "r", TTL)
-    keys.release("k", "m", "")
+    warm = dramatiq.actor(broker=broker, actor_name="warm", idempotent=True, deduplicate="until_executed")(fail)
+    warm.send_with_options(max_retries=1)
+    hands.run()
+    hands.come_due()
+    hands.run()
 
 
 def send(actor: Actor[..., Any], hands: Hands) -> None:
@@ -50,13 +51,14 @@ def send_delayed(actor: Actor[..., Any], hands: Hands) -> None:
 @pytest.mark.parametrize("deduplication", [{"ttl": TTL}, ALL])
 @pytest.mark.parametrize("strategy", ["until_executed", "until_executing"])
 @pytest.mark.parametrize("sent", [send, send_delayed])
-def test_a_message_costs_four_round_trips_at_most(
+def test_a_message_costs_no_more_round_trips_than_its_steps(
     broker: RedisBroker,
     hands: Hands,
     monkeypatch: pytest.MonkeyPatch,
     sent: Callable[[Actor[..., Any], Hands], None],
     strategy: str,
     deduplication: dict[str, Any],
+    broker_url: str | None,
 ) -> None:
     # D10
     work = dramatiq.actor(broker=broker, idempotent=True, deduplicate=strategy, deduplication=deduplication)(
@@ -66,8 +68,28 @@ def test_a_message_costs_four_round_trips_at_most(
     with counting(monkeypatch, ":dedup:") as commands:
         sent(work, hands)
 
-    assert 2 <= len(commands) <= 4
+    # The enqueueing, which is one of them, the start and the end; four where it cannot be one of them.
+    reserved = broker_url is not None
+    assert len(commands) == (3 if strategy == "until_executed" else 2) + reserved
     assert queued(broker) == []
+
+
+def test_a_message_whose_key_is_on_another_redis_costs_four_round_trips_at_most(
+    settings: Settings, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # D10: reserving, confirming, start and end
+    with (
+        embedded.start(postgres=False) as servers,
+        installed(settings.model_copy(update={"broker_url": servers.redis_url})) as broker,
+    ):
+        hands = Hands(broker)
+        work = dramatiq.actor(broker=broker, idempotent=True, deduplicate="until_executed")(lambda: None)
+        send(work, hands)  # the scripts are known from now on
+
+        with counting(monkeypatch, ":dedup:") as commands:
+            send(work, hands)
+
+    assert len(commands) == 4
 
 
 @pytest.mark.usefixtures("known_scripts")
@@ -116,7 +138,7 @@ def test_without_redis_nothing_is_sent_unprotected(broker: RedisBroker, monkeypa
     # L5
     work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda: None)
 
-    monkeypatch.setattr(DeduplicationKeys, "claim", no_redis)
+    monkeypatch.setattr(EnqueueingWithKeys, "enqueue", no_redis)
     with pytest.raises(StoreUnavailable, match="connection refused"):
         work.send()
 
@@ -153,12 +175,12 @@ def test_without_redis_nothing_runs_unprotected_and_the_retry_holds_on_to_the_ke
 def test_a_message_the_broker_has_had_is_not_lost_for_want_of_its_key(
     broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # R4: an error where a delayed message comes due would leave it behind
+    # R4: an error of ours where a delayed message comes due would leave it behind
     work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda: None)
     delayed = work.send_with_options(delay=60_000)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DeduplicationKeys, "claim", no_redis)
+        patch.setattr("housekeeping.middleware.deduplication.key_of", no_redis)
         hands.come_due()
 
     assert [message.message_id for message in queued(broker)] == [delayed.message_id]
@@ -182,7 +204,7 @@ def test_the_release_is_said_again_when_redis_was_away_for_a_moment(
     work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate="until_executed")(lambda: None)
     release, failures = DeduplicationKeys.release, [redis.ConnectionError("connection reset")]
 
-    def once_away(self: DeduplicationKeys, *args: Any) -> bool:
+    def once_away(self: DeduplicationKeys, *args: Any) -> Any:
         if failures:
             raise failures.pop()
         return release(self, *args)

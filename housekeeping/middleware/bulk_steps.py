@@ -1,0 +1,91 @@
+"""Many messages and their keys at once: in one transaction of Redis, where queue and keys share it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from dramatiq import Message
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.foundation.errors import RedisUnavailable
+from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.foundation.redis_client import reaching_redis
+from housekeeping.foundation.steering import SkipEnqueue, failing_the_message
+from housekeeping.middleware.deduplication_enqueueing import EnqueueingWithKeys, dispatch_arguments
+from housekeeping.middleware.deduplication_keys import DeduplicationKeys, Step, text
+from housekeeping.middleware.deduplication_steps import refuse_duplicate
+
+logger = named_logger(__name__)
+
+Messages = Sequence[Message[Any]]
+Steps = Sequence[Step | None]
+
+
+def take_together(
+    broker: RedisBroker, enqueueing: EnqueueingWithKeys | None, messages: Messages, steps: Steps
+) -> dict[int, SkipEnqueue]:
+    """Enqueue them with their keys, all or none; returns why some were not, by their place.
+
+    Parameters:
+      enqueueing: None when no message has a step.
+
+    Raises:
+      StoreUnavailable: When Redis does not answer and messages have keys; it may have done it all the same.
+      redis.RedisError: The same, when none has a key.
+    """
+    dispatch: Any = broker.scripts["dispatch"]
+    with failing_the_message() if any(steps) else nullcontext(), broker.client.pipeline(transaction=True) as pipeline:
+        for number, (message, step) in enumerate(zip(messages, steps, strict=True)):
+            # The broker's maintenance once for all of them.
+            given = dispatch_arguments(broker, message.queue_name, message, maintenance=number == 0)
+            if enqueueing is None or step is None:
+                dispatch(keys=[broker.namespace], args=given, client=pipeline)
+            else:
+                enqueueing.enqueue(step, given, pipeline)
+        answers = pipeline.execute()
+    return _refused(steps, answers)
+
+
+def take_with_keys_elsewhere(
+    broker: RedisBroker, keys: DeduplicationKeys, messages: Messages, steps: Steps
+) -> dict[int, SkipEnqueue]:
+    """The same where keys are on another Redis: reserved for seconds before, confirmed after.
+
+    Raises:
+      StoreUnavailable: When the keys' Redis does not answer; what was reserved is free again within seconds.
+      redis.RedisError: When the broker's does not.
+    """
+    with failing_the_message(), keys.client.pipeline(transaction=False) as pipeline:
+        for step in steps:
+            if step is not None:
+                keys.queue(step, pipeline)
+        holders = iter(pipeline.execute())
+    skips = _refused(steps, ["" if step is None else next(holders) for step in steps])
+    left = [number for number in range(len(messages)) if number not in skips]
+    if left:
+        take_together(broker, None, [messages[number] for number in left], [None] * len(left))
+        _confirm(keys, (step for number in left if (step := steps[number]) is not None))
+    return skips
+
+
+def _confirm(keys: DeduplicationKeys, steps: Iterable[Step]) -> None:
+    try:
+        with reaching_redis(), keys.client.pipeline(transaction=False) as pipeline:
+            for step in steps:
+                keys.confirm(step, pipeline)
+            pipeline.execute()
+    except RedisUnavailable as error:
+        logger.warning("Keys may be free before their messages have ended", error=str(error))
+
+
+def _refused(steps: Steps, answers: Iterable[Any]) -> dict[int, SkipEnqueue]:
+    refused: dict[int, SkipEnqueue] = {}
+    for number, (step, holder) in enumerate(zip(steps, answers, strict=True)):
+        try:
+            if step is not None:
+                refuse_duplicate(step, text(holder))
+        except SkipEnqueue as skip:
+            refused[number] = skip
+    return refused

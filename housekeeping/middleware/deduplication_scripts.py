@@ -1,0 +1,113 @@
+"""What becomes of a deduplication key at each step of its message: one Lua script a step, atomic, one round trip."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# A key is a hash. `id`: the message that holds it; `state`: reserved (its sender has not enqueued it yet), waiting or
+# running; `run`: a token of the one delivery that runs; `again`: one more run is wanted after it; `queued`: the id in
+# Redis of the copy that waits, where the broker's queue is on the same Redis.
+
+# The first arguments of all that may go with an enqueueing: message id, ttl in ms, state. Where such a script returns
+# the id of a holder, the message is not to be enqueued.
+
+#: Further ARGV: whether to ask for one more run of a running holder, whether the message is enqueued in any case; and
+#: whose key it takes over, message id and run: of the run that is over and that it is to come after ("": nobody's).
+CLAIM: Final = """
+local holder = redis.call("hget", KEYS[1], "id")
+if holder and holder == ARGV[6] and redis.call("hget", KEYS[1], "run") == ARGV[7] then
+    redis.call("del", KEYS[1])
+    holder = false
+end
+local running = redis.call("hget", KEYS[1], "state") == "running"
+if holder and holder ~= ARGV[1] then
+    if ARGV[5] == "1" then return "" end
+    if ARGV[4] == "1" and running then redis.call("hset", KEYS[1], "again", "1") end
+    return holder
+end
+if not running then
+    redis.call("hset", KEYS[1], "id", ARGV[1], "state", ARGV[3])
+    redis.call("pexpire", KEYS[1], ARGV[2])
+end
+return ""
+"""
+#: Further ARGV: the run's token ("": it did not run), and whether who asked for one more run still waits for it:
+#: a run that failed is repeated from its beginning and serves them, one that was put back goes on where it stopped.
+HOLD_ON: Final = """
+local holder = redis.call("hget", KEYS[1], "id")
+if holder and (holder ~= ARGV[1] or (redis.call("hget", KEYS[1], "run") or ARGV[4]) ~= ARGV[4]) then return "" end
+if not holder and ARGV[4] == "" then return "" end
+local again = ARGV[5] == "1" and redis.call("hget", KEYS[1], "again")
+redis.call("del", KEYS[1])
+redis.call("hset", KEYS[1], "id", ARGV[1], "state", ARGV[3])
+if again then redis.call("hset", KEYS[1], "again", "1") end
+redis.call("pexpire", KEYS[1], ARGV[2])
+return ""
+"""
+#: Further ARGV: the run's token ("": it did not run), and whether to free it even if one more run is wanted.
+#: Returns 1 when one is: the key is then held on, until that run's message takes it over in the step that enqueues
+#: it. 2: the run had lost the key, so nobody can tell. Asked again after a lost answer it says the same, or 2.
+RELEASE: Final = """
+if redis.call("hget", KEYS[1], "id") ~= ARGV[1] then return ARGV[4] ~= "" and 2 or 0 end
+if (redis.call("hget", KEYS[1], "run") or "") ~= ARGV[4] then return 0 end
+if ARGV[5] ~= "1" and redis.call("hget", KEYS[1], "again") then
+    redis.call("pexpire", KEYS[1], ARGV[2])
+    return 1
+end
+redis.call("del", KEYS[1])
+return 0
+"""
+#: ARGV: message id, ttl in ms. A worker may have been quicker than the sender: then there is nothing to confirm.
+CONFIRM: Final = """
+if redis.call("hget", KEYS[1], "id") ~= ARGV[1] then return end
+if redis.call("hget", KEYS[1], "state") ~= "reserved" then return end
+redis.call("hset", KEYS[1], "state", "waiting")
+redis.call("pexpire", KEYS[1], ARGV[2])
+"""
+#: ARGV: message id, ttl in ms (0: the start frees the key), the run's token. Returns "ours", or the other's state.
+START: Final = """
+local holder = redis.call("hget", KEYS[1], "id")
+if holder and holder ~= ARGV[1] then return redis.call("hget", KEYS[1], "state") end
+local again = redis.call("hget", KEYS[1], "again")
+redis.call("del", KEYS[1])
+if ARGV[2] == "0" then return "ours" end
+redis.call("hset", KEYS[1], "id", ARGV[1], "state", "running", "run", ARGV[3])
+if again then redis.call("hset", KEYS[1], "again", "1") end
+redis.call("pexpire", KEYS[1], ARGV[2])
+return "ours"
+"""
+#: ARGV: the run's token, ttl in ms.
+RENEW: Final = """
+if redis.call("hget", KEYS[1], "run") ~= ARGV[1] then return 0 end
+return redis.call("pexpire", KEYS[1], ARGV[2])
+"""
+
+#: A step and Dramatiq's own enqueueing as one. KEYS: the key, the broker's name space. ARGV: whether a
+#: copy of the message that waits already is enough, how many arguments are the step's, those, those of `dispatch`.
+#: Returns who holds the key; empty when the message is in the queue. Repeating it changes nothing: a copy that is
+#: there already, though its sender got no answer, is not put there twice.
+WITH_ENQUEUEING: Final = """
+local function step(KEYS, ARGV) %(step)s end
+local function dispatch(KEYS, ARGV) %(dispatch)s end
+local last = 2 + tonumber(ARGV[2])
+local given = {unpack(ARGV, last + 1)}
+local messages, copy, message_id = KEYS[2] .. ":" .. given[3] .. ".msgs", given[9], ARGV[3]
+if redis.call("hexists", messages, copy) == 1 then return "" end
+local function waits()
+    return redis.call("hget", KEYS[1], "id") == message_id and redis.call("hget", KEYS[1], "state") == "waiting"
+end
+if ARGV[1] == "1" and waits() then
+    local queued = redis.call("hget", KEYS[1], "queued")
+    if queued and redis.call("hexists", messages, queued) == 1 then return message_id end
+end
+local holder = step({KEYS[1]}, {unpack(ARGV, 3, last)})
+if type(holder) == "string" and holder ~= "" then return holder end
+dispatch({KEYS[2]}, given)
+if waits() then redis.call("hset", KEYS[1], "queued", copy) end
+return ""
+"""
+
+
+def with_enqueueing(step: str, dispatch: str) -> str:
+    """The step's script and the broker's own for enqueueing, as one."""
+    return WITH_ENQUEUEING % {"step": step, "dispatch": dispatch}

@@ -1,0 +1,128 @@
+"""What ``housekeeping dedup`` shows and frees (semantics.md, D5, D7), as an operator calls it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.foundation.settings import Settings
+from tests.acceptance.conftest import Command
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.deduplicated import declared, executed, keys
+from tests.integration.middleware.hands import Hands, installed
+
+
+@pytest.fixture
+def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:
+    with installed(settings) as broker:
+        yield broker
+
+
+def listed(command: Command) -> list[dict[str, Any]]:
+    finished = command("dedup", "list", "--json")
+    assert finished.returncode == 0, finished.stderr
+    held: list[dict[str, Any]] = json.loads(finished.stdout)["keys"]
+    return held
+
+
+def test_keys_are_listed_with_who_holds_them_and_for_how_long(command: Command, broker: RedisBroker) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def look() -> None:
+        work.send(1)
+        seen.extend(listed(command))
+
+    work = declared(broker, [], look, **executed(if_deduplicated="reschedule_once"))
+    running, waiting = work.send(1), work.send(2)
+    Hands(broker).run()
+
+    by_message = {each["message_id"]: each for each in seen}
+    assert set(by_message) == {running.message_id, waiting.message_id}
+    assert [by_message[m.message_id]["state"] for m in (running, waiting)] == ["running", "waiting"]
+    assert [by_message[m.message_id]["again"] for m in (running, waiting)] == [True, False]
+    assert all(each["actor"] == "work" and 500 < each["remaining_s"] <= 600 for each in seen)
+
+
+def test_a_key_is_shown_and_freed_in_words_that_say_what_it_means(command: Command, broker: RedisBroker) -> None:
+    work = declared(broker, [], **executed())
+    message = work.send()
+    (held,) = listed(command)
+
+    shown = command("dedup", "list").stdout
+    freed = command("dedup", "release", held["key"])
+
+    assert held["key"] in shown and message.message_id in shown and "waiting" in shown
+    assert freed.returncode == 0
+    assert freed.stdout.splitlines() == [
+        f"{held['key']}: message {message.message_id}, waiting; its message stays in the queue; "
+        "should another be sent now, one of the two runs",
+        f"released: {held['key']}, held by message {message.message_id}, waiting",
+    ]
+    assert command("dedup", "list").stdout == "no key is held\n"
+
+
+def test_no_more_keys_are_listed_than_asked_for(command: Command, broker: RedisBroker) -> None:
+    work = declared(broker, [])
+    for number in range(3):
+        work.send(number)
+
+    finished = command("dedup", "list", "--limit", "2")
+
+    assert finished.stdout.count("waiting") == 2
+    assert "there are more than these 2" in finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("work:00", "nobody holds the key 'work:00'; housekeeping dedup list shows those that are held"),
+        ("work:*", "'work:*' looks like a pattern; name each key in full"),
+    ],
+)
+def test_what_is_not_held_is_said_in_one_line_and_nothing_is_freed(
+    command: Command, broker: RedisBroker, redis_client: redis.Redis, settings: Settings, key: str, line: str
+) -> None:
+    declared(broker, []).send()
+    (name,) = keys(redis_client, settings)
+
+    finished = command("dedup", "release", name.decode(), key)
+
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert finished.stderr.count("\n") == 1 and line in finished.stderr
+    assert len(keys(redis_client, settings)) == 1
+
+
+def test_redis_away_is_said_in_one_line(command: Command) -> None:
+    finished = command("dedup", "list", REDIS_URL="redis://127.0.0.1:1")
+
+    assert (finished.returncode, finished.stdout) == (1, "")
+    assert "Redis did not answer" in finished.stderr and finished.stderr.count("\n") == 1
+
+
+def test_a_message_whose_key_was_freed_waits_for_or_yields_to_the_next_and_frees_nothing_of_it(
+    command: Command, broker: RedisBroker, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # D5, D7: freed while it runs, and another has taken it
+    runs: list[Any] = []
+
+    def release_and_send() -> None:
+        if len(runs) == 1:
+            (name,) = keys(redis_client, settings)
+            assert command("dedup", "release", name.decode()).returncode == 0
+            assert "duplicate_of" not in work.send().options
+
+    work = declared(broker, runs, release_and_send, **executed())
+    hands = Hands(broker)
+    work.send()
+    hands.run()
+
+    assert len(queued(broker)) == 1
+    assert "duplicate_of" in work.send().options, "the first one's end freed nothing of the second one's"
+    hands.run()
+    assert runs == [0, 0]
+    assert keys(redis_client, settings) == []

@@ -1,0 +1,108 @@
+"""Faults between a process and Redis, at a point that the test names, while the servers are the real ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Literal
+
+import pytest
+import redis
+from redis.connection import AbstractConnection
+
+PATIENCE_S: Final = 10
+#: Before the command is sent, or when it has had its effect and its answer has come, but not to us.
+Where = Literal["before", "after"]
+
+
+class Crash(BaseException):
+    """Stands for the end of a process: whatever its code does then, nothing more of it reaches Redis."""
+
+
+class Exchanges:
+    """The exchanges of this thread with Redis, counted from 1.
+
+    Attributes:
+      made: How many there were.
+    """
+
+    def __init__(self) -> None:
+        self.made = 0
+        self._faults: dict[tuple[int, Where], Callable[[], None]] = {}
+        self._thread = threading.get_ident()
+        self._dead = False
+
+    def at(self, number: int, where: Where, fault: Callable[[], None]) -> None:
+        """Let this happen at the exchange of this number."""
+        self._faults[number, where] = fault
+
+    def pass_by(self, where: Where) -> None:
+        """Count, and do what was asked for."""
+        if threading.get_ident() == self._thread:
+            self.made += where == "before"
+            fault = self._faults.pop((self.made, where), None)
+            if self._dead:
+                raise Crash
+            if fault is not None:
+                self._dead = fault is crash
+                fault()
+
+
+@contextmanager
+def exchanges() -> Iterator[Exchanges]:
+    """Count what this thread exchanges with Redis during the block."""
+    counted = Exchanges()
+    send, read = AbstractConnection.send_packed_command, AbstractConnection.read_response
+
+    def send_packed_command(self: AbstractConnection, command: Any, check_health: bool = True) -> None:
+        if not check_health:  # the connection's own greeting
+            send(self, command, check_health)
+            return
+        try:
+            counted.pass_by("before")
+        except BaseException:
+            self.disconnect()
+            raise
+        send(self, command, check_health)
+
+    def read_response(self: AbstractConnection, *args: Any, **options: Any) -> Any:
+        try:
+            return read(self, *args, **options)
+        finally:
+            try:
+                counted.pass_by("after")
+            except BaseException:
+                self.disconnect()
+                raise
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AbstractConnection, "send_packed_command", send_packed_command)
+        patch.setattr(AbstractConnection, "read_response", read_response)
+        yield counted
+
+
+def crash() -> None:
+    raise Crash
+
+
+def lose_connection() -> None:
+    raise redis.ConnectionError("connection reset")
+
+
+def kill_myself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def elsewhere(action: Callable[[], object]) -> Callable[[], None]:
+    """The action as another process would do it meanwhile."""
+
+    def do() -> None:
+        thread = threading.Thread(target=action)
+        thread.start()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+    return do

@@ -1,0 +1,26 @@
+"""A run that hangs in Python code."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from housekeeping.foundation.interruption import LostLease
+
+LONG_ENOUGH_S: Final = 8  # several of the shortest ttl
+
+
+class Endless:
+    """A run that goes on until it is interrupted."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+
+    def __call__(self) -> None:
+        never = threading.Event()
+        try:
+            for _ in range(LONG_ENOUGH_S * 100):
+                never.wait(0.01)
+        except LostLease:
+            self.interrupted = True
+            raise
