@@ -9,9 +9,11 @@
     │   ├── UnknownWorker        no worker has this name
     │   ├── UploadRefused        a location, path or time that no pending upload can have
     │   ├── WrongArgument        a run was asked for with an argument its worker does not take
+    │   ├── DeadLetterRefused    a dead letter was asked for that is not there, or cannot be read
     │   └── SchemaMissing        the library's own tables are not there (or too old)
     ├── DatabaseUnavailable      PostgreSQL did not answer
     ├── RedisUnavailable         Redis did not answer, so nothing is known about the lease or key
+    ├── BrokerUnavailable        RabbitMQ did not answer
     ├── ObjectStoreUnavailable   an object store, its bucket or its folder was not to be reached
     ├── EmbeddedServerError      a server from a wheel did not start
     ├── LeaseHeld                somebody else holds the lease
@@ -62,6 +64,10 @@ class WrongArgument(Refused):
     """A run was asked for without the argument its worker takes, or with one it does not take."""
 
 
+class DeadLetterRefused(Refused):
+    """A dead letter was asked for that is not there, or one to be sent again that cannot be read."""
+
+
 class UploadRefused(Refused, ValueError):
     """A location, path or time that no pending upload can have; nothing was written or deleted."""
 
@@ -76,6 +82,10 @@ class DatabaseUnavailable(HousekeepingError):
 
 class RedisUnavailable(HousekeepingError):
     """Redis did not answer, so nothing is known about the lease or key in question."""
+
+
+class BrokerUnavailable(HousekeepingError):
+    """RabbitMQ, which carries the messages, did not answer."""
 
 
 class ObjectStoreUnavailable(HousekeepingError):

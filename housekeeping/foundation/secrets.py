@@ -11,7 +11,7 @@ _SCHEME: Final = r"[a-z][a-z0-9+.-]{0,30}://"
 _URL_PASSWORD: Final = re.compile(rf"(?P<before>{_SCHEME}[^\s:/@]*:)(?:(?!{_SCHEME})\S)+(?=@)", re.IGNORECASE)
 #: ``password=...`` as libpq writes it, ``"password": "..."``, and the parameters of object stores and brokers.
 _NAMED_SECRET: Final = re.compile(
-    r"(?P<before>(?:passw(?:or)?d|secret|token|signature|credential|(?:api|access|account)[_-]?key)[a-z_-]*"
+    r"(?P<before>(?:passw(?:or)?d|secret|token|signature|credential|(?:api|access|account)[_-]?key)[a-z_-]{0,40}"
     r"[\"']?\s*[=:]\s*)(?:\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[\"']\S+|[^\s&\"']+)",
     re.IGNORECASE,
 )

@@ -1,7 +1,8 @@
-"""Keeps the dead letters of a failing schedule from piling up."""
+"""Lets a dead letter say what it died of, and keeps those of a failing schedule from piling up."""
 
 from __future__ import annotations
 
+import traceback
 from typing import Any, Final
 
 from dramatiq import Broker, MessageProxy, Middleware
@@ -9,6 +10,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import q_name
 
 KEPT: Final = 10  # dead letters of a scheduled actor; semantics.md, R1
+_FRAMES: Final = 30  # of a traceback, as many as Dramatiq keeps of a retry's
 
 #: KEYS: the actor's list of dead letters, newest first; Dramatiq's sorted set and hash of the queue's.
 #: ARGV: the newest, how many to keep, the ttl in ms. Those that were requeued or purged do not count.
@@ -30,13 +32,31 @@ for _, id in ipairs(ids) do
 end
 redis.call("pexpire", KEYS[1], ARGV[3])
 """
+#: KEYS: Dramatiq's hash of the queue's messages. ARGV: the message's id in Redis, what it is to say.
+_REWRITE: Final = """
+if redis.call("hexists", KEYS[1], ARGV[1]) == 1 then redis.call("hset", KEYS[1], ARGV[1], ARGV[2]) end
+"""
 
 
 class DeadLetters(Middleware):
-    """Middleware that keeps the last 10 dead letters of each scheduled actor: they are all the same work.
+    """Middleware for messages that die.
 
-    Those of other actors stay as long as the broker keeps them. Only for Dramatiq's Redis broker.
+    A dead letter says what it died of: Dramatiq keeps the message as it was enqueued for its last attempt, with the
+    error of the one before, or with none. The last 10 of each scheduled actor are kept, because they are all the same
+    work; those of other actors stay as long as the broker keeps them.
+
+    Note: RabbitMQ cannot take a dead letter out by its number; there all are kept as long as the broker keeps them.
     """
+
+    def before_nack(self, broker: Broker, message: MessageProxy) -> None:
+        error = message._exception
+        redis_id = message.options.get("redis_message_id")
+        if error is not None:
+            message.options["traceback"] = "".join(traceback.format_exception(error, limit=_FRAMES))
+        if not isinstance(broker, RedisBroker) or error is None or redis_id is None:
+            return
+        rewrite: Any = broker.client.register_script(_REWRITE)
+        rewrite(keys=[f"{broker.namespace}:{message.queue_name}.msgs"], args=[redis_id, message.encode()])
 
     def after_nack(self, broker: Broker, message: MessageProxy) -> None:
         actor = broker.actors.get(message.actor_name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -11,24 +10,23 @@ from typing import Any, Final
 import dramatiq.middleware
 import redis
 from dramatiq import Broker, Message, MessageProxy
-from dramatiq.errors import BrokerConnectionError, Retry
-from dramatiq.middleware import Interrupt, Shutdown
+from dramatiq.errors import Retry
+from dramatiq.middleware import Shutdown
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
 from housekeeping.foundation.cron import Cron
-from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import RedisUnavailable
 from housekeeping.foundation.leases import RedisLeaseStore
 from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.foundation.steering import PutBack, StoreUnavailable
+from housekeeping.foundation.steering import PutBack
 from housekeeping.middleware.arguments import digest
+from housekeeping.middleware.patience import PatientBroker, enqueue_at_last
 
 logger = named_logger(__name__)
 
 MAX_RETRIES: Final = 25  # semantics.md, R1
 #: The mark of a waiting retry outlives its due time by this long, for a worker that is slow to fetch it.
 _LATE: Final = timedelta(seconds=30)
-_PAUSE_S: Final = 1.0  # between two tries to enqueue while Redis is away
 
 
 def delay_before(retry: int, chance: Callable[[int, int], int] = random.randint) -> timedelta:
@@ -75,16 +73,19 @@ class Retries(dramatiq.middleware.Retries):
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
+        def enqueue(_: Message[Any] | MessageProxy, delay: int | None) -> None:
+            self._enqueue(broker, message, exception, delay or 0)
+
+        made = message.options.get("retries")
         try:
             if isinstance(exception, PutBack | Shutdown):
                 delay = exception.delay if isinstance(exception, PutBack) else None
-                _enqueue_at_last(broker, message, delay or None)
+                enqueue_at_last(broker, message, delay or None)
                 return
-            super().after_process_message(
-                _RetryBroker(broker, lambda delay: self._enqueue(broker, message, exception, delay)),
-                message,
-                exception=exception,
-            )
+            patient: Any = PatientBroker(broker, enqueue)
+            super().after_process_message(patient, message, exception=exception)
+            if message.failed and "retries" in message.options:
+                message.options["retries"] = made or 0  # Dramatiq has counted one that will not be made
         except Exception:
             # Dramatiq would log this and acknowledge the message. A dead letter can be looked at and requeued.
             message.fail()
@@ -96,7 +97,7 @@ class Retries(dramatiq.middleware.Retries):
         if scheduled and self._another_waits(self._mark(broker, message), message.message_id, delay):
             logger.warning("Not retried: a retry of this actor waits already", job_status="retry_waits")
             return
-        _enqueue_at_last(broker, message, int(delay.total_seconds() * 1000))
+        enqueue_at_last(broker, message, int(delay.total_seconds() * 1000))
 
     def _delay(
         self, broker: Broker, message: MessageProxy, exception: BaseException | None, given: timedelta
@@ -126,44 +127,3 @@ class Retries(dramatiq.middleware.Retries):
         """How far apart the actor's ticks are at this time; null when it has no schedule."""
         cron = broker.get_actor(message.actor_name).options.get("periodic")
         return cron.period(datetime.now(UTC)) if isinstance(cron, Cron) else None
-
-
-class _RetryBroker:
-    """Stands in for the broker where Dramatiq enqueues a retry."""
-
-    def __init__(self, broker: Broker, enqueue: Callable[[int], None]) -> None:
-        self._broker = broker
-        self._enqueue = enqueue
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._broker, name)
-
-    def enqueue(self, message: Message[Any] | MessageProxy, *, delay: int) -> None:
-        self._enqueue(delay)
-
-
-def _enqueue_at_last(broker: Broker, message: Message[Any] | MessageProxy, delay: int | None) -> None:
-    """Enqueue, and while Redis is away try again.
-
-    An error raised here would be swallowed by Dramatiq, and the message acknowledged: lost. Waiting costs
-    nothing, because without Redis this thread gets no other message; a process that ends meanwhile has
-    not acknowledged it, and the broker delivers it again.
-    """
-    while True:
-        try:
-            broker.enqueue(message, delay=delay)  # type: ignore[arg-type]
-            return
-        except (redis.RedisError, BrokerConnectionError, StoreUnavailable) as error:
-            _wait(one_line(error))
-        except Interrupt:
-            # Meant for the actor, which is done. It may have come after the message was enqueued; then it is
-            # enqueued twice, which is better than not at all, and an idempotent actor executes it once.
-            continue
-
-
-def _wait(reason: str) -> None:
-    try:
-        logger.warning("A retry cannot be enqueued yet", error=reason)
-        time.sleep(_PAUSE_S)
-    except Interrupt:
-        return

@@ -2,32 +2,55 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
 import dramatiq.middleware
 from dramatiq import Actor, Broker, MessageProxy, Worker
-from dramatiq.middleware import Shutdown, raise_thread_exception
+from dramatiq.middleware import Shutdown
 
 from housekeeping.foundation.context import current_message
+from housekeeping.foundation.interruption import interrupt, interruptibly
 from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.middleware.statements import StatementInProgress, statement_of_this_thread
 
 logger = named_logger(__name__)
 
 DEFAULT_GRACE: Final = timedelta(seconds=30)  # semantics.md, R5
 
 
+@dataclass(slots=True)
+class _Inside:
+    """A thread that is inside of an actor's own function."""
+
+    thread_id: int
+    at_once: bool
+    statement: StatementInProgress | None
+    left: bool = False
+    cancelled: bool = False
+    #: Held while its statement is being cancelled, so that what comes after the actor is not hit.
+    cancelling: threading.Lock = field(default_factory=threading.Lock)
+
+    def cancel(self) -> None:
+        """Cancel the statement it waits for, if any, as long as it has not left its actor."""
+        with self.cancelling:
+            if not self.left and self.statement is not None and self.statement.cancel():
+                self.cancelled = True
+
+
 class ShutdownNotifications(dramatiq.middleware.ShutdownNotifications):
     """Dramatiq's own, with a time of grace for actors that did not ask to be told at once.
 
     ``@dramatiq.actor(notify_shutdown=True)`` is interrupted at once by ``Shutdown``; any other when the
-    grace is over. An interrupted message goes back to the queue without using up a retry.
+    grace is over. An interrupted message goes back to the queue without using up a retry. At the end of the grace the
+    statement that an interrupted actor waits for, on the library's own database handle, is cancelled, too.
 
-    Note: An interrupt waits for a call into C to return: a statement, a sleep, a wait for another program.
+    Note: Otherwise an interrupt waits for a call into C to return: a sleep, a wait for another program or for a
+      server, a statement on a connection of the application's own, a ``COMMIT``.
 
     Dramatiq's own can interrupt a thread that has left its actor and is acknowledging or putting back
     the message, which is then lost. Here, only the actor's own function is ever interrupted.
@@ -38,7 +61,7 @@ class ShutdownNotifications(dramatiq.middleware.ShutdownNotifications):
         self._grace = grace
         self._lock = threading.Lock()
         self._at_once = threading.local()
-        self._inside: dict[int, bool] = {}  # threads inside of an actor, and whether they are told at once
+        self._inside: dict[int, _Inside] = {}
         self._timer: threading.Timer | None = None
         self._stopping = False
 
@@ -50,8 +73,8 @@ class ShutdownNotifications(dramatiq.middleware.ShutdownNotifications):
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         self._stopping = True
-        self._interrupt(lambda at_once: at_once)
-        self._timer = threading.Timer(self._grace.total_seconds(), self._interrupt, [lambda at_once: True])
+        self._interrupt(lambda inside: inside.at_once)
+        self._timer = threading.Timer(self._grace.total_seconds(), self._end_of_grace)
         self._timer.daemon = True
         self._timer.start()
 
@@ -69,30 +92,45 @@ class ShutdownNotifications(dramatiq.middleware.ShutdownNotifications):
 
     after_skip_message = after_process_message
 
-    def _interrupt(self, concerned: Callable[[bool], bool]) -> None:
+    def _end_of_grace(self) -> None:
+        # First all are told, so that whoever's statement ends finds the interrupt waiting.
+        for inside in self._interrupt(lambda inside: True):
+            # Each by itself: a server out of reach must not keep the others waiting.
+            threading.Thread(target=inside.cancel, daemon=True).start()
+
+    def _interrupt(self, concerned: Callable[[_Inside], bool]) -> list[_Inside]:
         with self._lock:
-            for thread_id, at_once in list(self._inside.items()):
-                if concerned(at_once):
-                    del self._inside[thread_id]  # once is enough; a second one could come late
-                    logger.warning("Actor is interrupted for the shutdown of its process", thread_id=thread_id)
-                    raise_thread_exception(thread_id, Shutdown)
+            within = [inside for inside in self._inside.values() if concerned(inside) and not inside.left]
+            for inside in within:
+                if interrupt(inside.thread_id, Shutdown):
+                    logger.warning("Actor is interrupted for the shutdown of its process", thread_id=inside.thread_id)
+        return within
 
     def _interruptible(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             if current_message.get() is None:
                 return function(*args, **kwargs)  # called as a plain function, not by a worker
-            thread_id = threading.get_ident()
-            try:
-                with self._lock:
-                    self._inside[thread_id] = getattr(self._at_once, "wanted", False)
-                if self._stopping and self._inside[thread_id]:
-                    raise Shutdown  # told before it had begun
-                return function(*args, **kwargs)
-            finally:
-                with self._lock:
-                    self._inside.pop(thread_id, None)
-                # An interrupt on its way to this thread must not arrive in the hooks that follow.
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), None)
+            at_once = getattr(self._at_once, "wanted", False)
+            inside = _Inside(threading.get_ident(), at_once, statement_of_this_thread())
+            return interruptibly(self._run, inside, lambda: function(*args, **kwargs))
 
         return run
+
+    def _run(self, inside: _Inside, function: Callable[[], Any]) -> Any:
+        try:
+            with self._lock:
+                self._inside[inside.thread_id] = inside
+            if self._stopping and inside.at_once:
+                raise Shutdown  # told before it had begun
+            return function()
+        except Exception as error:
+            with inside.cancelling:
+                cancelled = inside.cancelled
+            if cancelled:
+                raise Shutdown from error  # of the cancelled statement; no failure of the actor's
+            raise
+        finally:
+            inside.left = True  # no call before this: where one returns, an interrupt may arrive
+            with inside.cancelling, self._lock:
+                self._inside.pop(inside.thread_id, None)

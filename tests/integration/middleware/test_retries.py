@@ -25,6 +25,13 @@ def broker(settings: Settings, postgres: Database, redis_client: redis.Redis) ->
     close_all()
 
 
+@pytest.fixture
+def closing() -> Iterator[None]:
+    """Closes what a test has opened by itself."""
+    yield
+    close_all()
+
+
 def failing(broker: RedisBroker, error: Exception | None = None, **options: Any) -> dramatiq.Actor[[], None]:
     @dramatiq.actor(broker=broker, actor_name="failing", **options)
     def failing() -> None:
@@ -122,6 +129,16 @@ def test_a_failing_schedule_runs_on_with_one_retry_waiting(broker: RedisBroker) 
     assert len(queued(broker, "default.DQ")) == 1
 
 
+def test_failures_do_not_stop_a_schedule_for_longer_than_a_period(broker: RedisBroker) -> None:  # R2
+    actor = failing(broker, schedule="*/5 * * * *", idempotent=True, deduplicate="until_executed")
+
+    delay = delay_of_the_retry(broker, lambda: actor.send_with_options(retries=20))
+    tick = actor.send()
+
+    assert "duplicate_of" in tick.options
+    assert delay < timedelta(minutes=6)
+
+
 def test_a_retry_that_was_lost_stands_in_the_way_for_less_than_a_period_and_a_half(  # R2
     broker: RedisBroker, settings: Settings
 ) -> None:
@@ -146,6 +163,7 @@ def test_a_retry_that_runs_makes_room_for_another(broker: RedisBroker, settings:
     assert list(broker.client.scan_iter(match=f"{settings.namespace}:retry:*")) == []
 
 
+@pytest.mark.usefixtures("closing")
 def test_a_retry_waits_for_redis_and_no_interrupt_makes_it_give_up(  # R4
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -171,7 +189,6 @@ def test_a_retry_waits_for_redis_and_no_interrupt_makes_it_give_up(  # R4
             servers.start("redis")
             eventually(lambda: queued(broker, "default.DQ"))
             assert len(queued(broker, "default.DQ")) == 1
-    close_all()
 
 
 def test_a_message_whose_retry_cannot_be_made_is_a_dead_letter_not_lost(broker: RedisBroker) -> None:  # R4

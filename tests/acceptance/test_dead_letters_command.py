@@ -1,0 +1,125 @@
+"""``housekeeping deadletters``, as operators use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import dramatiq
+import pytest
+from dramatiq import Actor, Message
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.common import current_millis
+
+from housekeeping.foundation.settings import Settings
+from tests.acceptance.conftest import Command
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.hands import Hands, installed
+
+#: By its name, so that the traceback has it only where it says what it says.
+SAID: Final = "no answer from amqp://me:hunter2@host/ \x1b[31mred"
+
+
+@pytest.fixture
+def broker_url() -> None:
+    """Redis, whatever carries the other tests' messages."""
+
+
+@pytest.fixture
+def broker(settings: Settings, redis_client: object) -> Iterator[RedisBroker]:
+    with installed(settings) as broker:
+        yield broker
+
+
+@pytest.fixture
+def charge(broker: RedisBroker) -> Actor[..., Any]:
+    @dramatiq.actor(broker=broker, max_retries=0, idempotent=True)
+    def charge(*args: Any, **kwargs: Any) -> None:
+        raise ConnectionError(SAID)
+
+    return charge
+
+
+@pytest.fixture
+def dead(broker: RedisBroker, charge: Actor[..., Any]) -> Message[Any]:
+    """A message that has died, with a secret and control characters in it."""
+    message = charge.send_with_options(
+        args=("order\x1b[2J", "x" * 200), kwargs={"password": "hunter2"}, idempotency_key="order-7"
+    )
+    Hands(broker).run()
+    return message
+
+
+def test_a_list_shows_who_died_of_what(command: Command, dead: Message[Any]) -> None:
+    finished = command("deadletters", "list")
+
+    assert finished.returncode == 0, finished.stderr
+    heading, line = finished.stdout.splitlines()
+    assert heading.split() == ["ID", "ACTOR", "QUEUE", "DIED", "RETRIES", "ARGUMENTS", "ERROR"]
+    assert line.startswith(f"{dead.message_id}  charge  default  ")
+    assert "ConnectionError: no answer from amqp://me:***@host/" in line
+    assert "\x1b" not in finished.stdout and "hunter2" not in finished.stdout
+
+
+def test_programs_get_the_newest_up_to_a_limit_and_how_many_there_are(command: Command, dead: Message[Any]) -> None:
+    listed = json.loads(command("deadletters", "list", "--json", "--limit", "1").stdout)
+
+    [letter] = listed.pop("dead_letters")
+    assert listed == {"total": 1}
+    assert {name: letter[name] for name in ("message_id", "actor", "queue", "retries", "unreadable")} == {
+        "message_id": dead.message_id,
+        "actor": "charge",
+        "queue": "default",
+        "retries": 0,
+        "unreadable": None,
+    }
+    assert len(letter["arguments"]) == 60
+
+
+def test_one_is_shown_whole_without_its_secrets_and_without_obeying_it(command: Command, dead: Message[Any]) -> None:
+    finished = command("deadletters", "show", dead.message_id)
+
+    assert finished.returncode == 0, finished.stderr
+    assert "x" * 200 in finished.stdout
+    assert 'kwargs: {"password": "***"}' in finished.stdout
+    assert '"idempotency_key": "order-7"' in finished.stdout
+    assert "Traceback (most recent call last):\n  File " in finished.stdout
+    assert "hunter2" not in finished.stdout and "\x1b" not in finished.stdout
+    assert "\\x1b[31mred" in finished.stdout
+
+
+def test_requeueing_several_says_what_became_of_each(
+    command: Command, broker: RedisBroker, charge: Actor[..., Any], dead: Message[Any]
+) -> None:
+    other = charge.send(2)
+    Hands(broker).run()
+
+    finished = command("deadletters", "requeue", dead.message_id, other.message_id)
+
+    assert finished.stdout == f"{dead.message_id}: requeued\n{other.message_id}: requeued\n"
+    assert {message.message_id for message in queued(broker)} == {dead.message_id, other.message_id}
+
+
+def test_an_unknown_id_is_said_in_one_line_and_changes_nothing(
+    command: Command, broker: RedisBroker, dead: Message[Any]
+) -> None:
+    finished = command("deadletters", "requeue", dead.message_id, "no-such-id\x1b")
+
+    assert (finished.returncode, finished.stdout, finished.stderr.count("\n")) == (2, "", 1)
+    assert "there is no dead letter 'no-such-id\\x1b'; see: housekeeping deadletters list" in finished.stderr
+    assert queued(broker) == [] and len(queued(broker, "default.XQ")) == 1
+
+
+def test_what_nothing_can_read_is_listed_and_shown_raw_and_not_requeued(command: Command, broker: RedisBroker) -> None:
+    broker.client.zadd(f"{broker.namespace}:default.XQ", {"5-5": current_millis()})
+    broker.client.hset(f"{broker.namespace}:default.XQ.msgs", "5-5", b"\xff{half a message \x1b[2J password=hunter2")
+
+    listed, shown, requeued = (
+        command("deadletters", *words) for words in (["list"], ["show", "5-5"], ["requeue", "5-5"])
+    )
+
+    assert "5-5  (unreadable)  default" in listed.stdout
+    assert "body: \\xff{half a message \\x1b[2J password=***" in shown.stdout
+    assert requeued.returncode == 2
+    assert "'5-5' cannot be sent again, because it cannot be read: " in requeued.stderr

@@ -1,0 +1,197 @@
+"""F10: redelivery, retry storms, and messages of another version, all at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+import pytest
+import redis
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.foundation.settings import Settings
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.deduplicated import declared, executed, executing, fail, keys
+from tests.integration.middleware.hands import Hands, delivered_again
+
+_as_it_stands_in_redis: Final = pytest.mark.redis_broker_only(reason="the message is put into Redis by hand")
+
+
+class Flaky:
+    """Fails until it is told that the trouble is over; then has its one effect."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self.effects = 0
+
+    def __call__(self) -> None:
+        if not self.over:
+            fail()
+        self.effects += 1
+
+
+def live(broker: RedisBroker) -> int:
+    return len(queued(broker)) + len(queued(broker, "default.DQ"))
+
+
+def test_a_storm_of_retries_of_one_key_keeps_one_message_and_has_one_effect(  # F10, D1
+    broker: RedisBroker, hands: Hands, runs: list[Any]
+) -> None:
+    flaky = Flaky()
+    actor = declared(broker, runs, flaky, **executed())
+    most = 0
+
+    for _ in range(40):
+        actor.send(7)
+        actor.send(project_id=7)
+        if message := hands.fetch():
+            hands.run(message)
+        most = max(most, live(broker))
+        hands.come_due()
+    flaky.over = True
+    while message := hands.fetch():
+        hands.run(message)
+        hands.run(delivered_again(message))
+
+    assert most == 1
+    assert (flaky.effects, live(broker)) == (1, 0)
+
+
+def test_an_attempt_that_failed_and_is_delivered_again_has_one_effect_with_its_retry(  # F10, I1, D7
+    broker: RedisBroker, hands: Hands, runs: list[Any]
+) -> None:
+    flaky = Flaky()
+    declared(broker, runs, flaky, **executed()).send(7)
+    hands.run(delivered_again(hands.run()))
+    copies = live(broker)
+    flaky.over = True
+
+    hands.come_due()
+    while message := hands.fetch():
+        hands.run(message)
+
+    assert copies == 2
+    assert (flaky.effects, live(broker)) == (1, 0)
+
+
+def test_retries_of_until_executing_that_come_due_together_make_one_run(  # F10, D1
+    broker: RedisBroker, hands: Hands, runs: list[Any]
+) -> None:
+    flaky = Flaky()
+    actor = declared(broker, runs, flaky, **executing())
+    for _ in range(30):
+        actor.send(7)
+        hands.run()
+    waiting_for_their_time = len(queued(broker, "default.DQ"))
+    flaky.over = True
+
+    hands.come_due()
+    waiting_to_start = len(queued(broker))
+    while message := hands.fetch():
+        hands.run(message)
+
+    assert waiting_for_their_time == 30
+    assert waiting_to_start == 1
+    assert (flaky.effects, live(broker)) == (1, 0)
+
+
+def test_a_failing_schedule_in_a_storm_of_wake_ups_keeps_one_retry(  # F10, R2
+    broker: RedisBroker, hands: Hands, runs: list[Any]
+) -> None:
+    actor = declared(broker, runs, fail, schedule="* * * * *")
+
+    for _ in range(30):
+        actor.send()
+        if message := hands.fetch():
+            hands.run(message)
+
+    assert live(broker) == 1
+
+
+def test_redeliveries_of_a_message_that_was_completed_have_no_effect(  # F10, I1
+    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+) -> None:
+    declared(broker, runs, **executed()).send(7)
+    message = hands.run()
+
+    for _ in range(20):
+        hands.run(delivered_again(message))
+
+    assert runs == [7]
+    assert (live(broker), keys(redis_client, settings)) == (0, [])
+
+
+@_as_it_stands_in_redis
+@pytest.mark.parametrize(
+    "older",
+    [
+        {"args": (), "kwargs": {"project_id": 7}},
+        {"options": {"from_another_release": {"a": [1]}, "deduplication_standing": "as_it_was_called_then"}},
+        {"options": {"retries": 3, "traceback": "Traceback", "requeue_timestamp": 1}},
+    ],
+)
+def test_a_message_of_another_release_runs_once_and_leaves_no_key(  # F10, D3
+    broker: RedisBroker,
+    hands: Hands,
+    runs: list[Any],
+    redis_client: redis.Redis,
+    settings: Settings,
+    older: dict[str, Any],
+) -> None:
+    message = declared(broker, runs, **executed()).message(7)
+    older = {**older, "options": {**older.get("options", {}), "redis_message_id": "1"}}
+    body = dataclasses.replace(message, **older).encode()
+    broker.client.hset(f"{broker.namespace}:default.msgs", "1", body)
+    broker.client.rpush(f"{broker.namespace}:default", "1")
+
+    delivered = hands.run()
+    hands.run(delivered_again(delivered))
+
+    assert runs == [7]
+    assert (live(broker), keys(redis_client, settings)) == (0, [])
+
+
+@_as_it_stands_in_redis
+def test_a_message_whose_arguments_its_actor_no_longer_takes_ends_as_a_dead_letter(  # F10
+    broker: RedisBroker, hands: Hands, runs: list[Any]
+) -> None:
+    message = declared(broker, runs, **executed()).message(7)
+    body = dataclasses.replace(message, args=(1, 2, 3), options={"redis_message_id": "1", "max_retries": 1}).encode()
+    broker.client.hset(f"{broker.namespace}:default.msgs", "1", body)
+    broker.client.rpush(f"{broker.namespace}:default", "1")
+
+    hands.run()
+    hands.come_due()
+    hands.run()
+
+    assert runs == []
+    assert (live(broker), len(queued(broker, "default.XQ"))) == (0, 1)
+
+
+def test_an_older_form_of_key_is_in_nobodys_way_and_runs_out(  # F10, D3
+    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+) -> None:
+    older = f"{settings.namespace}:dedup:v0:work:what-it-was"
+    redis_client.set(older, "another-form", px=60_000)
+    actor = declared(broker, runs, **executed())
+
+    sent = [actor.send(7) for _ in range(3)]
+    hands.run()
+
+    assert ["duplicate_of" in message.options for message in sent] == [False, True, True]
+    assert runs == [7]
+    assert keys(redis_client, settings) == [older.encode()]
+
+
+def test_a_retry_storm_does_not_outlive_its_retries(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:  # F10
+    actor = declared(broker, runs, fail, max_retries=2, **executed())
+    for number in range(20):
+        actor.send(number)
+
+    for _ in range(3):
+        while message := hands.fetch():
+            hands.run(message)
+        hands.come_due()
+
+    assert len(runs) == 60
+    assert (live(broker), len(queued(broker, "default.XQ"))) == (0, 20)
