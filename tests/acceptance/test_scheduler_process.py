@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -15,7 +17,7 @@ from housekeeping.sweeps import ledger
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.workers import BUILT_IN
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from tests.acceptance.processes import SCHEDULER, WORKER, eventually, started
+from tests.acceptance.processes import PATIENCE_S, SCHEDULER, WORKER, eventually, started
 
 APP = "housekeeping.app"
 STATUSES = "user_status_cleanup.batch"
@@ -98,3 +100,66 @@ def test_a_scheduler_catches_up_after_an_outage(  # S4, S5
     assert (missed.outcome, missed.reason) == ("missed", "no_scheduler")
     assert missed.counts["missed"] in (9, 10)  # the minute may turn while the scheduler starts
     assert redis_client.hlen(f"{environment['HOUSEKEEPING_NAMESPACE']}:broker:cronjob.msgs") == 1
+
+
+#: periodiq's app, whose process is killed around the enqueueing.
+DYING = """
+import os, signal
+from housekeeping.app import broker
+
+enqueue = broker.do_enqueue
+
+def die(*args):
+    if {enqueued}:
+        enqueue(*args)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+broker.do_enqueue = die
+"""
+
+
+def test_the_tick_of_a_scheduler_killed_before_it_is_sent_is_made_up(  # S1, S5
+    environment: dict[str, str], postgres: Database, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    _kill_a_scheduler_and_go_on(environment, postgres, redis_client, tmp_path, enqueued=False)
+
+
+def test_the_tick_of_a_scheduler_killed_when_it_is_sent_runs_once(  # S1, S5
+    environment: dict[str, str], postgres: Database, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    _kill_a_scheduler_and_go_on(environment, postgres, redis_client, tmp_path, enqueued=True)
+
+
+def _kill_a_scheduler_and_go_on(
+    environment: dict[str, str], postgres: Database, redis_client: redis.Redis, tmp_path: Path, *, enqueued: bool
+) -> None:
+    postgres.create_tables([UserStatus])
+    (tmp_path / "dying.py").write_text(DYING.format(enqueued=enqueued))
+    others: dict[str, dict[str, object]] = json.loads(OTHERS_OFF)
+    environment["HOUSEKEEPING_WORKERS"] = json.dumps({**others, STATUSES: {"schedule": "0 0 1 1 *"}})
+    new_year = datetime(datetime.now(UTC).year, 1, 1, tzinfo=UTC)
+    two_years_before = new_year.replace(year=new_year.year - 2)
+    ledger.record(STATUSES, "skipped", "paused", message_id=None, tick=two_years_before, trigger="schedule")
+    in_the_folder = os.pathsep.join(filter(None, [str(tmp_path), environment.get("PYTHONPATH", "")]))
+
+    with started([*SCHEDULER, "dying"], environment | {"PYTHONPATH": in_the_folder}, tmp_path / "killed") as killed:
+        assert killed.running.wait(PATIENCE_S) == -signal.SIGKILL
+    claims = f"{environment['HOUSEKEEPING_NAMESPACE']}:tick_claim:*"
+    eventually(lambda: not list(redis_client.scan_iter(match=claims)))
+    with (
+        started([*SCHEDULER, APP], environment, tmp_path / "scheduler") as scheduler,
+        started([*WORKER, APP, "-p", "1", "-t", "1"], environment, tmp_path / "worker") as worker,
+    ):
+        eventually(lambda: Run.select().where(Run.outcome == "done").exists(), scheduler, worker)
+        eventually(lambda: Run.select().where(Run.outcome == "missed").exists(), scheduler, worker)
+        eventually(lambda: not _in_the_queue(redis_client, environment), worker)
+
+    [missed] = Run.select().where(Run.outcome == "missed")
+    [done] = Run.select().where(Run.outcome == "done")
+    assert (missed.tick.year, missed.counts) == (new_year.year - 1, {"missed": 1})
+    assert done.tick == new_year
+    assert Run.select().count() == 3
+
+
+def _in_the_queue(redis_client: redis.Redis, environment: dict[str, str]) -> object:
+    return redis_client.hlen(f"{environment['HOUSEKEEPING_NAMESPACE']}:broker:cronjob.msgs")

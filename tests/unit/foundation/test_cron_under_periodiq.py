@@ -2,15 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pendulum
-import periodiq
 import pytest
 
 from housekeeping.foundation.cron import Cron
+from tests.set_clock import Machine
 
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
@@ -34,43 +32,6 @@ class Actor:
 
     def sent_in_minutes(self) -> list[datetime]:
         return [moment.replace(second=0, microsecond=0) for moment in self.sent]
-
-
-class Machine:
-    """The machine's clock and alarm: whoever waits is woken at once, a little late, at the time waited for."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, start: datetime, zone: str = "UTC") -> None:
-        self.time = start
-        self._zone = zone
-        self._steps: list[tuple[datetime, timedelta]] = []
-        self._end = start
-        self._scheduler: Any = None
-        monkeypatch.setattr(periodiq, "pendulum", SimpleNamespace(now=self._now))
-        monkeypatch.setattr(periodiq, "sleep", self.pass_time)
-        monkeypatch.setattr(periodiq, "alarm", self._alarm)
-        monkeypatch.setattr(periodiq, "signal", lambda number, handler: handler())
-
-    def run_scheduler(self, *actors: Actor, until: datetime) -> None:
-        self._end = until
-        self._scheduler = periodiq.Scheduler(actors=actors)
-        self._scheduler.schedule()
-        self._scheduler.loop()
-
-    def step_clock(self, at: datetime, by: timedelta) -> None:
-        self._steps.append((at, by))
-
-    def pass_time(self, seconds: float) -> None:
-        self.time += timedelta(seconds=seconds)
-        if self._steps and self.time >= self._steps[0][0]:
-            self.time += self._steps.pop(0)[1]
-
-    def _now(self) -> pendulum.DateTime:
-        return pendulum.instance(self.time).in_timezone(self._zone)
-
-    def _alarm(self, seconds: int) -> None:
-        self.pass_time(seconds + 0.03)
-        if self.time > self._end:
-            self._scheduler.alarm_q.put(False)
 
 
 def ticks(start: datetime, end: datetime, is_tick: Callable[[datetime], bool]) -> list[datetime]:

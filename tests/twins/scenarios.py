@@ -1,0 +1,144 @@
+"""What keeps a sick database, object store or git from doing harm, broken scenario by scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import PurePath
+from typing import Any, Final
+
+import pytest
+from peewee import OperationalError
+
+from housekeeping.foundation import db
+from housekeeping.sweeps import ledger, walk
+from housekeeping.workers.batched_git_ref_updates import cleanup
+from housekeeping.workers.batched_git_ref_updates.ref_deletion import Fate, RefDeletion, RefDeletionFailed, RefsRefused
+from housekeeping.workers.object_storage.deletion import Deletion
+from tests.twins import Twin
+
+_DATABASE: Final = "tests/integration/sweeps/test_sick_database.py"
+_GIT: Final = "tests/integration/batched_git_ref_updates/test_git_faults.py"
+_STORE: Final = "tests/integration/object_storage/test_half_answers.py"
+
+
+def _says_nothing_of_why(patch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise OperationalError("never asked")
+
+    patch.setattr(ledger, "fail", fail)
+
+
+def _takes_nobody_for_dead(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ledger, "SILENCE", timedelta(days=10))
+
+
+def _starts_over(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ledger, "_stopped_at", lambda *args: None)
+
+
+def _blames_rows_for_the_server(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(walk, "_NO_WRITING", "no such class")
+
+
+def _waits_as_long_as_it_takes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(db, "_SESSION", "-c timezone=UTC")
+
+
+def _counts_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
+    settled = walk.Walk._settled
+
+    def settle(self: walk.Walk, a_pass: Any, step: Any, taken: Any, state: Any) -> Any:
+        try:
+            return settled(self, a_pass, step, taken, state)
+        except OperationalError:
+            ledger.advance(self.run_id, {**state.counts, "deleted_rows": 30}, None, None)
+            raise
+
+    patch.setattr(walk.Walk, "_settled", settle)
+
+
+def _believes_a_store_that_failed(patch: pytest.MonkeyPatch) -> None:
+    in_bulk = Deletion._in_bulk
+    patch.setattr(Deletion, "_in_bulk", lambda *args: in_bulk(*args) or True)
+
+
+def _believes_a_git_that_failed(patch: pytest.MonkeyPatch) -> None:
+    def delete_refs(deletion: RefDeletion, repository: PurePath, refs: Sequence[str], *args: Any) -> Iterator[Fate]:
+        try:
+            deletion.delete(repository, refs)
+        except RefDeletionFailed:
+            pass
+        yield from ((ref, None) for ref in refs)
+
+    patch.setattr(cleanup, "delete_refs", delete_refs)
+
+
+def _gives_up_all_refs_for_one(patch: pytest.MonkeyPatch) -> None:
+    def delete_refs(deletion: RefDeletion, repository: PurePath, refs: Sequence[str], *args: Any) -> Iterator[Fate]:
+        try:
+            deletion.delete(repository, refs)
+        except RefsRefused as refused:
+            yield from ((ref, refused) for ref in refs)
+        else:
+            yield from ((ref, None) for ref in refs)
+
+    patch.setattr(cleanup, "delete_refs", delete_refs)
+
+
+TWINS: Final[list[Twin]] = [
+    Twin(
+        "F8",
+        "says_nothing_of_why_a_run_failed",
+        f"{_DATABASE}::test_a_statement_that_takes_too_long_costs_the_run_its_batch_and_the_next_goes_on",
+        _says_nothing_of_why,
+    ),
+    Twin(
+        "F8",
+        "counts_what_was_rolled_back",
+        f"{_DATABASE}::test_a_hot_row_that_stays_locked_costs_the_run_its_batch_and_the_next_goes_on",
+        _counts_what_was_rolled_back,
+    ),
+    Twin(
+        "F8",
+        "starts_over_after_a_run_that_could_not_be_closed",
+        f"{_DATABASE}::test_a_ledger_whose_row_is_locked_is_closed_by_the_next_run",
+        _starts_over,
+    ),
+    Twin(
+        "F8",
+        "takes_nobody_for_dead",
+        f"{_DATABASE}::test_no_connection_left_in_the_middle_fails_the_run_and_the_next_goes_on",
+        _takes_nobody_for_dead,
+    ),
+    Twin(
+        "F8",
+        "blames_rows_for_a_read_only_server",
+        f"{_DATABASE}::test_a_failover_to_a_server_that_is_read_only_fails_the_run_and_no_row_is_blamed",
+        _blames_rows_for_the_server,
+    ),
+    Twin(
+        "F8",
+        "waits_as_long_as_it_takes",
+        f"{_DATABASE}::test_every_session_of_ours_has_limits_that_end_a_batch_before_its_run_looks_dead",
+        _waits_as_long_as_it_takes,
+    ),
+    Twin(
+        "F9",
+        "believes_a_store_that_failed",
+        f"{_STORE}::test_what_a_store_deleted_without_saying_so_before_it_broke_down_is_settled_by_the_next_run",
+        _believes_a_store_that_failed,
+    ),
+    Twin(
+        "F9",
+        "believes_a_git_that_failed",
+        f"{_GIT}::test_a_git_that_breaks_down_in_the_middle_loses_and_doubles_nothing",
+        _believes_a_git_that_failed,
+    ),
+    Twin(
+        "F9",
+        "gives_up_all_refs_for_one_that_is_locked",
+        f"{_GIT}::test_a_ref_that_is_locked_among_others_costs_itself_only_and_no_ref_in_use_is_touched",
+        _gives_up_all_refs_for_one,
+    ),
+]

@@ -1,0 +1,226 @@
+"""The schedule, broken promise by promise."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final
+
+import pytest
+
+from housekeeping.foundation import cron
+from housekeeping.foundation.cron import Cron
+from housekeeping.middleware import tick_outcomes
+from housekeeping.middleware.schedule import Schedule
+from housekeeping.middleware.tick_memory import Seen, TickMemory
+from tests.twins import Twin
+
+_MIDDLEWARE: Final = "tests/integration/middleware"
+_CRON: Final = "tests/unit/foundation/test_cron_under_periodiq.py"
+
+
+def _lets_everybody_send(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TickMemory, "claim", lambda *args: True)
+
+
+def _lets_every_message_run(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Schedule, "before_process_message", lambda *args: None)
+
+
+def _remembers_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TickMemory, "look", lambda *args: Seen(settled=False, being_sent=False, any=True))
+    _lets_everybody_send(patch)
+    _lets_every_message_run(patch)
+
+
+def _takes_sunday_for_saturday(patch: pytest.MonkeyPatch) -> None:
+    entry = cron._entry
+    patch.setattr(cron, "_entry", lambda field, text: "6" if field.high == 7 and text == "0" else entry(field, text))
+
+
+def _asks_without_a_guard(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Schedule, "is_due", Schedule._is_due)
+
+
+def _always(catch_up: str) -> Any:
+    def breaks(patch: pytest.MonkeyPatch) -> None:
+        made = Schedule.__init__
+
+        def make(self: Schedule, client: Any, namespace: str, zone: Any, given: Any) -> None:
+            made(self, client, namespace, zone, catch_up)  # type: ignore[arg-type]
+
+        patch.setattr(Schedule, "__init__", make)
+
+    return breaks
+
+
+def _settles_before_it_sends(patch: pytest.MonkeyPatch) -> None:
+    claim = TickMemory.claim
+
+    def claim_and_settle(self: TickMemory, actor: str, tick: datetime, token: str, previous: datetime) -> bool:
+        free = claim(self, actor, tick, token, previous)
+        self.settle(actor, tick, token, "sent", last_missed=previous, noting=False)
+        return free
+
+    patch.setattr(TickMemory, "claim", claim_and_settle)
+
+
+def _notes_nothing(patch: pytest.MonkeyPatch) -> None:
+    settle = TickMemory.settle
+
+    def settle_only(self: TickMemory, *args: Any, **kwargs: Any) -> tuple[bool, bool]:
+        return settle(self, *args, **{**kwargs, "noting": False})
+
+    patch.setattr(TickMemory, "settle", settle_only)
+
+
+def _takes_no_look_at_the_ledger(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tick_outcomes, "_last_recorded", lambda worker, before: None)
+
+
+def _takes_nothing_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tick_outcomes, "_no_longer_missed", lambda worker, tick: None)
+
+
+def _runs_what_was_counted_as_missed(patch: pytest.MonkeyPatch) -> None:
+    settle = TickMemory.settle
+
+    def settle_and_run(self: TickMemory, *args: Any, **kwargs: Any) -> tuple[bool, bool]:
+        return True, settle(self, *args, **kwargs)[1]
+
+    patch.setattr(TickMemory, "settle", settle_and_run)
+
+
+def _keeps_outcomes_to_itself(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TickMemory, "note", lambda *args: None)
+
+
+def _leaves_all_to_the_sweep(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tick_outcomes.TickOutcomes, "make_sure", lambda *args: None)
+
+
+def _fires_each_reading_of_a_time_of_day(patch: pytest.MonkeyPatch) -> None:
+    made = Cron.__post_init__
+
+    def make(self: Cron) -> None:
+        made(self)
+        self._by_the_clock = True
+
+    patch.setattr(Cron, "__post_init__", make)
+
+
+TWINS: Final[list[Twin]] = [
+    Twin(
+        "S1",
+        "lets_every_scheduler_send_a_tick",
+        f"{_MIDDLEWARE}/test_schedule.py::test_a_tick_fires_once_although_two_schedulers_saw_it_due",
+        _lets_everybody_send,
+    ),
+    Twin(
+        "S1",
+        "runs_every_message_of_a_tick",
+        f"{_MIDDLEWARE}/test_schedule_redis_away.py::test_a_tick_whose_message_came_into_the_queue_twice_runs_once",
+        _lets_every_message_run,
+    ),
+    Twin(
+        "S2",
+        "takes_sunday_for_saturday",
+        f"{_CRON}::test_periodiq_sends_each_tick_of_a_week_once_with_a_sunday_in_it",
+        _takes_sunday_for_saturday,
+    ),
+    Twin(
+        "S3",
+        "lets_the_scheduler_die_without_redis",
+        f"{_MIDDLEWARE}/test_schedule.py::test_a_scheduler_outlives_redis_and_fires_the_next_tick",
+        _asks_without_a_guard,
+    ),
+    Twin(
+        "S4",
+        "makes_nothing_up",
+        f"{_MIDDLEWARE}/test_schedule_catch_up.py::test_the_latest_missed_tick_is_made_up_and_the_others_are_recorded",
+        _always("none"),
+    ),
+    Twin(
+        "S4",
+        "makes_up_what_it_is_told_not_to",
+        f"{_MIDDLEWARE}/test_schedule_catch_up.py::test_nothing_is_made_up_when_that_is_switched_off_but_recorded_once",
+        _always("latest"),
+    ),
+    Twin(
+        "S5",
+        "settles_a_tick_before_it_is_sent",
+        f"{_MIDDLEWARE}/test_schedule_killed.py"
+        "::test_a_scheduler_killed_at_its_very_first_tick_leaves_that_to_be_made_up",
+        _settles_before_it_sends,
+    ),
+    Twin(
+        "S5",
+        "notes_no_outcome_with_the_tick",
+        f"{_MIDDLEWARE}/test_schedule_killed.py"
+        "::test_a_tick_dropped_as_a_duplicate_is_recorded_though_the_scheduler_dies_of_it",
+        _notes_nothing,
+    ),
+    Twin(
+        "S5",
+        "counts_a_gap_once_for_each_who_writes_of_it",
+        f"{_MIDDLEWARE}/test_schedule_killed.py::test_two_schedulers_that_write_of_one_gap_write_one_row",
+        _takes_no_look_at_the_ledger,
+    ),
+    Twin(
+        "S5",
+        "runs_a_tick_that_was_counted_as_missed",
+        f"{_MIDDLEWARE}/test_schedule_killed.py"
+        "::test_a_message_whose_tick_was_counted_as_missed_meanwhile_does_not_run",
+        _runs_what_was_counted_as_missed,
+    ),
+    Twin(
+        "S5",
+        "keeps_an_outcome_the_database_could_not_take_to_itself",
+        f"{_MIDDLEWARE}/test_schedule_database_away.py"
+        "::test_an_outcome_the_database_could_not_take_is_written_by_the_next_scheduler",
+        _keeps_outcomes_to_itself,
+    ),
+    Twin(
+        "S5",
+        "leaves_it_to_a_sweep_to_say_that_it_failed",
+        f"{_MIDDLEWARE}/test_schedule_database_away.py"
+        "::test_a_tick_whose_sweep_could_not_open_its_row_has_failed_when_the_database_is_back",
+        _leaves_all_to_the_sweep,
+    ),
+    Twin(
+        "F7",
+        "remembers_no_tick",
+        f"{_MIDDLEWARE}/test_schedule_clocks.py::test_schedulers_restarted_within_each_minute_fire_each_tick_once",
+        _remembers_nothing,
+    ),
+    Twin(
+        "F7",
+        "lets_both_of_two_schedulers_fire",
+        f"{_MIDDLEWARE}/test_schedule_clocks.py::test_two_schedulers_side_by_side_for_an_hour_fire_each_tick_once",
+        _remembers_nothing,
+    ),
+    Twin(
+        "F7",
+        "counts_a_tick_as_missed_that_fires_after_all",
+        f"{_MIDDLEWARE}/test_schedule_clocks.py::test_a_clock_that_was_a_year_ahead_does_not_silence_the_year",
+        _takes_nothing_back,
+    ),
+    Twin(
+        "F7",
+        "takes_a_time_of_day_for_a_reading",
+        f"{_MIDDLEWARE}/test_schedule_clocks.py::test_a_time_of_day_fires_once_on_the_days_of_daylight_saving",
+        _fires_each_reading_of_a_time_of_day,
+    ),
+    Twin(
+        "F7",
+        "accounts_for_no_gap",
+        f"{_MIDDLEWARE}/test_schedule_clocks.py::test_outages_one_after_the_other_have_a_row_each",
+        _notes_nothing,
+    ),
+    Twin(
+        "F7",
+        "settles_a_tick_before_it_is_sent_by_a_process",
+        "tests/acceptance/test_scheduler_process.py::test_the_tick_of_a_scheduler_killed_before_it_is_sent_is_made_up",
+        _settles_before_it_sends,
+        in_processes=True,
+    ),
+]
