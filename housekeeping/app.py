@@ -13,22 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import dramatiq
-from dramatiq import Actor
-from dramatiq.brokers.redis import RedisBroker
+from dramatiq import Actor, Broker
 
-from housekeeping.brokers import redis_broker
+from housekeeping.brokers import message_broker
 from housekeeping.foundation import logs, reports
 from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.settings import Settings
 from housekeeping.installation import install
 
 
-def _compose() -> tuple[RedisBroker, dict[str, Actor[..., Any]]]:
+def _compose() -> tuple[Broker, dict[str, Actor[..., Any]]]:
     settings = Settings.load()
     logs.configure(settings.log_level, settings.log_format)
     if settings.sentry_dsn is not None:
         reports.report_to_sentry(settings.sentry_dsn)
-    broker = redis_broker(settings)
+    broker = message_broker(settings)
     actors = install(broker, settings)
     dramatiq.set_broker(broker)
     return broker, actors

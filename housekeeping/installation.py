@@ -6,9 +6,10 @@ from typing import Any
 
 import redis
 from dramatiq import Actor, Broker
-from dramatiq.brokers.redis import DEFAULT_MAINTENANCE_CHANCE, MAINTENANCE_SCALE, RedisBroker
+from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware
 
+from housekeeping.brokers import harden
 from housekeeping.foundation.db import connect_to, database
 from housekeeping.foundation.errors import DeclarationError
 from housekeeping.foundation.redis_client import redis_client, shared_redis
@@ -51,9 +52,7 @@ def install(broker: Broker, settings: Settings | None = None, workers: bool = Tr
     shared_redis.use(client, settings.namespace)
     if settings.database_url is not None:
         use_database(settings)
-    if isinstance(broker, RedisBroker) and broker.maintenance_chance == DEFAULT_MAINTENANCE_CHANCE:
-        # Dramatiq's default returns a killed worker's messages after about 10 minutes.
-        broker.maintenance_chance = MAINTENANCE_SCALE
+    harden(broker)
     return {name: register(broker, sweep) for name, sweep in sweeps.items()}
 
 

@@ -1,4 +1,4 @@
-"""What waits in Redis: messages by queue, leases by key."""
+"""What waits: messages by queue, on Redis or RabbitMQ, and leases by key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from housekeeping.foundation.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class QueueLengths:
-    """Messages of one queue: waiting or at work, delayed (retries too), dead."""
+    """Messages of one queue: waiting or at work, delayed (retries too), dead.
+
+    Note: On RabbitMQ those at work, and those in workers' memory, are not counted.
+    """
 
     waiting: int
     delayed: int
@@ -23,11 +26,16 @@ class QueueLengths:
 
 
 def queue_lengths(settings: Settings, names: list[str]) -> dict[str, QueueLengths]:
-    """The lengths of these queues of the ready-made application's broker; one round trip.
+    """The lengths of these queues of the ready-made application's broker; one round trip on Redis.
 
     Raises:
       RedisUnavailable: When Redis does not answer.
+      BrokerUnavailable: When RabbitMQ does not answer.
     """
+    if settings.on_rabbitmq:
+        from housekeeping.brokers.rabbitmq_queues import lengths  # needs pika
+
+        return {name: QueueLengths(*numbers) for name, numbers in lengths(settings, names).items()}
     client = redis_client(settings.broker_url or settings.require_redis_url())
     with reaching_redis(), client.pipeline(transaction=False) as pipeline:
         for name in names:
@@ -37,6 +45,21 @@ def queue_lengths(settings: Settings, names: list[str]) -> dict[str, QueueLength
             pipeline.zcard(f"{queue}.XQ")
         numbers = iter(pipeline.execute())
     return {name: QueueLengths(next(numbers), next(numbers), next(numbers)) for name in names}
+
+
+def reach_broker(settings: Settings) -> None:
+    """See that the servers a worker needs are there: the broker's, and Redis.
+
+    Raises:
+      RedisUnavailable: When Redis does not answer.
+      BrokerUnavailable: When RabbitMQ does not answer.
+    """
+    urls = {settings.require_redis_url()} | ({settings.broker_url} if not settings.on_rabbitmq else set())
+    with reaching_redis():
+        for url in filter(None, urls):
+            redis_client(url).ping()
+    if settings.on_rabbitmq:
+        queue_lengths(settings, [])
 
 
 def held_leases(settings: Settings) -> list[dict[str, Any]]:

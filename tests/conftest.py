@@ -25,6 +25,7 @@ from housekeeping.foundation.redis_client import shared_redis
 from housekeeping.foundation.settings import PREFIX, Settings
 from housekeeping.sweeps import schema
 from housekeeping.testing import ManualClock
+from tests.rabbitmq_server import amqp_url as amqp_url
 from tests.twins import running
 from tests.twins.running import pytest_collection_modifyitems as pytest_collection_modifyitems
 from tests.twins.running import pytest_generate_tests as pytest_generate_tests
@@ -34,6 +35,7 @@ from tests.twins.running import twin as twin
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     running.add_option(parser)
+    parser.addoption("--broker", choices=("redis", "rabbitmq"), default="redis", help="what carries the messages")
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,19 @@ def admin(urls: Urls) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def settings(urls: Urls, admin: Connection) -> Iterator[Settings]:
+def broker_url(request: pytest.FixtureRequest) -> str | None:
+    """RabbitMQ's URL with ``--broker=rabbitmq``; else none, and Redis carries the messages."""
+    if request.config.getoption("broker") == "redis":
+        return None
+    marker = request.node.get_closest_marker("redis_broker_only")
+    if marker is not None:
+        pytest.skip(marker.kwargs["reason"])
+    url: str = request.getfixturevalue("amqp_url")
+    return url
+
+
+@pytest.fixture
+def settings(urls: Urls, admin: Connection, broker_url: str | None) -> Iterator[Settings]:
     """Settings of this test's own: two empty schemas (the application's and the library's) and a key prefix."""
     name = f"test_{uuid4().hex[:12]}"
     with admin.cursor() as cursor:
@@ -84,6 +98,7 @@ def settings(urls: Urls, admin: Connection) -> Iterator[Settings]:
     yield Settings.load(
         database_url=f"{urls.database}{separator}options=-csearch_path%3D{name}",
         redis_url=urls.redis,
+        broker_url=broker_url,
         namespace=name,
         schema_name=f"{name}_own",
     )
@@ -127,6 +142,7 @@ def environment(settings: Settings, redis_client: redis.Redis) -> dict[str, str]
     ours: dict[str, Any] = {
         "DATABASE_URL": settings.database_url,
         "REDIS_URL": settings.redis_url,
+        "BROKER_URL": settings.broker_url or "",
         "NAMESPACE": settings.namespace,
         "SCHEMA": settings.schema_name,
         "LOG_FORMAT": "json",

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from peewee import ProgrammingError
 
-from housekeeping.brokers import redis_broker
+from housekeeping.brokers import message_broker
 from housekeeping.foundation import logs
 from housekeeping.foundation.db import one_line, reaching_postgres, sqlstate
 from housekeeping.foundation.errors import SchemaMissing, UnknownWorker, WrongArgument
@@ -56,7 +56,7 @@ def workers_on_database(*, with_schema: bool = True) -> tuple[Settings, dict[str
 
 
 def _register_all(settings: Settings, sweeps: dict[str, Sweep]) -> None:
-    broker = redis_broker(settings)
+    broker = message_broker(settings)
     # Without the database, whose handle the run that asks is using.
     install(broker, settings.model_copy(update={"database_url": None}), workers=False)
     for sweep in sweeps.values():

@@ -10,8 +10,11 @@ import click
 from peewee import PeeweeException
 
 import housekeeping
+from housekeeping.cli.dead_letters import dead_letters
+from housekeeping.cli.deduplication import dedup
 from housekeeping.cli.demo import demo
 from housekeeping.cli.initialise import init
+from housekeeping.cli.leases import leases
 from housekeeping.cli.listing import list_workers
 from housekeeping.cli.planning import plan
 from housekeeping.cli.processes import scheduler, worker
@@ -75,5 +78,21 @@ def main(debug: bool) -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-for command in (demo, init, list_workers, plan, run, worker, scheduler, status, why, pause, narrow, resume):
+for command in (
+    dead_letters,
+    dedup,
+    demo,
+    init,
+    leases,
+    list_workers,
+    plan,
+    run,
+    worker,
+    scheduler,
+    status,
+    why,
+    pause,
+    narrow,
+    resume,
+):
     main.add_command(command)

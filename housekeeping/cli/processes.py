@@ -13,8 +13,8 @@ import periodiq
 
 from housekeeping.cli.composition import workers_on_database
 from housekeeping.foundation.db import database
-from housekeeping.foundation.redis_client import reaching_redis, redis_client
 from housekeeping.foundation.settings import Settings
+from housekeeping.queues import reach_broker
 
 _APPLICATION: Final = "housekeeping.app"
 #: After the grace period, for what was interrupted then to be put back into its queue.
@@ -45,8 +45,7 @@ def worker(processes: int, threads: int, queues: tuple[str, ...]) -> None:
     The same as "dramatiq housekeeping.app", with the arguments that suit it.
     """
     settings = _ready(queues)
-    with reaching_redis():
-        redis_client(settings.broker_url or settings.require_redis_url()).ping()
+    reach_broker(settings)
     arguments = [_APPLICATION, "--skip-logging", "--processes", str(processes), "--threads", str(threads)]
     arguments += ["--worker-shutdown-timeout", str(int((settings.grace_s + _PUT_BACK_S) * 1000))]
     for queue in queues:

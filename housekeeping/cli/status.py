@@ -14,7 +14,7 @@ from housekeeping.cli.composition import workers_on_database
 from housekeeping.cli.switching import in_words
 from housekeeping.cli.tables import counts, length, moment, out, progress, show, table
 from housekeeping.foundation.db import reaching_postgres
-from housekeeping.foundation.errors import RedisUnavailable
+from housekeeping.foundation.errors import BrokerUnavailable, RedisUnavailable
 from housekeeping.foundation.settings import Settings
 from housekeeping.queues import QueueLengths, held_leases, queue_lengths
 from housekeeping.sweeps.overview import Overview, overview
@@ -112,5 +112,5 @@ def _redis(settings: Settings, names: list[str]) -> tuple[dict[str, QueueLengths
         return {}, [], "HOUSEKEEPING_REDIS_URL is not set: queues and leases are not shown"
     try:
         return queue_lengths(settings, names), held_leases(settings), None
-    except RedisUnavailable as error:
+    except (BrokerUnavailable, RedisUnavailable) as error:
         return {}, [], str(error)

@@ -95,6 +95,11 @@ POSTGRES: Final = _url(
     "postgresql://user:password@host:5432/database", "postgresql", "postgres", well_formed=_well_formed_for_libpq
 )
 REDIS: Final = _url("redis://:password@host:6379/0", "redis", "rediss", "unix", well_formed=_well_formed)
+BROKER: Final = _url(
+    "redis://:password@host:6379/0 or amqp://user:password@host:5672/vhost",
+    *("redis", "rediss", "unix", "amqp", "amqps"),
+    well_formed=_well_formed,
+)
 SENTRY: Final = _url("https://key@host/1", "http", "https", well_formed=_well_formed)
 STORE: Final = _url(
     "s3://bucket/prefix or file:///folder", "file", "s3", "gs", "az", "memory", well_formed=_well_formed

@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from housekeeping.foundation.errors import SettingsError
 from housekeeping.foundation.secrets import masked
 from housekeeping.foundation.setting_values import (
+    BROKER,
     KEY,
     POSTGRES,
     REDIS,
@@ -105,7 +106,7 @@ class Settings(BaseSettings):
 
     database_url: Annotated[str, POSTGRES] | None = None
     redis_url: Annotated[str, REDIS] | None = None
-    broker_url: Annotated[str, REDIS] | None = None
+    broker_url: Annotated[str, BROKER] | None = None
     namespace: Annotated[str, KEY] = "housekeeping"
     schema_name: Annotated[str, SCHEMA, Field(validation_alias=f"{PREFIX}SCHEMA")] = "housekeeping"
     catch_up: Literal["latest", "none"] = "latest"
@@ -158,7 +159,13 @@ class Settings(BaseSettings):
         Raises:
           SettingsError: When it is not set.
         """
-        return self.redis_url or _missing("REDIS_URL", "redis://host:6379/0")
+        beside = "; RabbitMQ carries the messages only, leases and keys need Redis" if self.on_rabbitmq else ""
+        return self.redis_url or _missing("REDIS_URL", f"redis://host:6379/0{beside}")
+
+    @property
+    def on_rabbitmq(self) -> bool:
+        """Whether RabbitMQ carries the messages, and not Redis."""
+        return (self.broker_url or "").startswith(("amqp://", "amqps://"))
 
 
 def _missing(name: str, example: str) -> str:

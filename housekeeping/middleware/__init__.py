@@ -18,7 +18,10 @@ from housekeeping.middleware.connections import Connections
 from housekeeping.middleware.dead_letters import DeadLetters
 from housekeeping.middleware.deduplication import Deduplication
 from housekeeping.middleware.exclusive_lease import ExclusiveLeases
+from housekeeping.middleware.group_callbacks import counted
 from housekeeping.middleware.idempotency import Idempotency
+from housekeeping.middleware.patience import patient
+from housekeeping.middleware.prefetch import Prefetch
 from housekeeping.middleware.retries import Retries
 from housekeeping.middleware.run_log import RunLog
 from housekeeping.middleware.schedule import Schedule
@@ -34,6 +37,7 @@ _PLACED: Final = (
     Callbacks,
     Pipelines,
     TimeLimit,
+    dramatiq.middleware.GroupCallbacks,
     dramatiq.middleware.Retries,
     dramatiq.middleware.ShutdownNotifications,
 )
@@ -53,6 +57,7 @@ def standard_middleware(client: redis.Redis, settings: Settings, theirs: Sequenc
     if retries is not None and type(retries) is not dramatiq.middleware.Retries:
         logger.warning("A middleware is replaced by the library's retries", replaced=repr(retries))
     shutdown = _given(theirs, dramatiq.middleware.ShutdownNotifications)
+    groups = _given(theirs, dramatiq.middleware.GroupCallbacks)
     before, after = _around(theirs)
     return [
         *before,
@@ -61,6 +66,8 @@ def standard_middleware(client: redis.Redis, settings: Settings, theirs: Sequenc
         # Drops what is too old before anything is taken for it.
         _given(theirs, AgeLimit) or AgeLimit(),
         Schedule(client, namespace, settings.timezone, settings.catch_up),
+        # Sees no message; anywhere would do.
+        Prefetch(),
         # Closes a broken connection last, after all that may still use it.
         Connections(),
         # Before deduplication: a redelivery of a completed message must not take its key again.
@@ -68,8 +75,10 @@ def standard_middleware(client: redis.Redis, settings: Settings, theirs: Sequenc
         Deduplication(client, namespace),
         # After both: a message that is dropped anyway must not make others meet a held lease.
         ExclusiveLeases(client, namespace),
-        _given(theirs, Callbacks) or Callbacks(),
-        _given(theirs, Pipelines) or Pipelines(),
+        # Their after hooks run before those above: what follows a message is sent before its key and lease are free.
+        patient(_given(theirs, Callbacks) or Callbacks()),
+        patient(_given(theirs, Pipelines) or Pipelines()),
+        *([] if groups is None else [counted(groups)]),
         DeadLetters(),
         # After all of the above, so its after hook runs first: they see whether the message failed for good.
         Retries(client, namespace, retries),

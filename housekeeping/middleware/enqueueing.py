@@ -13,6 +13,7 @@ from housekeeping.foundation.db import one_line
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.steering import SkipEnqueue
 from housekeeping.middleware.deduplication import Deduplication
+from housekeeping.middleware.retries import Retries
 from housekeeping.middleware.schedule import Schedule, sent_by_scheduler
 
 logger = named_logger(__name__)
@@ -31,6 +32,7 @@ def accept_skips(broker: Broker, schedule: Schedule) -> None:
     if deduplication is not None:
         deduplication.work_with(broker)
     preparing = nullcontext if deduplication is None else deduplication.preparing
+    retries = next((each for each in broker.middleware if isinstance(each, Retries)), None)
     enqueue = broker.enqueue
 
     def claim_and_enqueue(message: Message[Any], delay: int | None) -> Message[Any]:
@@ -39,6 +41,8 @@ def accept_skips(broker: Broker, schedule: Schedule) -> None:
             with preparing():
                 enqueued = enqueue(claimed, delay=delay)
         except SkipEnqueue as skip:
+            if retries is not None:
+                retries.waits_no_longer(broker, message)
             if claimed is message:
                 schedule.tick_skipped(message, skip.reason)
             else:

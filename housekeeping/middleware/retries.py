@@ -64,6 +64,13 @@ class Retries(dramatiq.middleware.Retries):
         self._waiting = RedisLeaseStore(client, namespace, kind="retry")
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        self.waits_no_longer(broker, message)
+
+    def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
+        self.waits_no_longer(broker, message)
+
+    def waits_no_longer(self, broker: Broker, message: Message[Any] | MessageProxy) -> None:
+        """Make room for another retry: this one has started, or was dropped for a message that waits."""
         if "retries" in message.options and self._period(broker, message) is not None:
             try:
                 self._waiting.release(self._mark(broker, message), message.message_id)
@@ -118,12 +125,12 @@ class Retries(dramatiq.middleware.Retries):
             return False  # one retry too many is better than none
 
     @staticmethod
-    def _mark(broker: Broker, message: MessageProxy) -> str:
+    def _mark(broker: Broker, message: Message[Any] | MessageProxy) -> str:
         """What waits: the actor's work with these arguments; a call with others is no tick's work."""
         return f"{message.actor_name}:{digest(broker.get_actor(message.actor_name), message.args, message.kwargs)}"
 
     @staticmethod
-    def _period(broker: Broker, message: MessageProxy) -> timedelta | None:
+    def _period(broker: Broker, message: Message[Any] | MessageProxy) -> timedelta | None:
         """How far apart the actor's ticks are at this time; null when it has no schedule."""
         cron = broker.get_actor(message.actor_name).options.get("periodic")
         return cron.period(datetime.now(UTC)) if isinstance(cron, Cron) else None

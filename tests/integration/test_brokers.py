@@ -9,10 +9,12 @@ import dramatiq
 import pytest
 import redis
 from dramatiq import Message
-from dramatiq.brokers.redis import RedisBroker
+from dramatiq.brokers.redis import MAINTENANCE_SCALE, RedisBroker
 
 from housekeeping.brokers import SoundRedisBroker
+from housekeeping.foundation.redis_client import shared_redis
 from housekeeping.foundation.settings import Settings
+from housekeeping.installation import install
 from tests.integration.middleware.applications import PATIENCE_S, close_all, eventually, installed, working
 
 
@@ -37,12 +39,21 @@ def of_queue(queue: str, **options: object) -> bytes:
         b'{"queue_name": "default"}',
         b"[]",
         of_queue("default"),
-        of_queue("elsewhere", redis_message_id="poison"),
     ],
 )
 def test_an_unreadable_message_costs_itself_only(  # B3
     broker: RedisBroker, body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
+    costs_itself_only(broker, body, caplog)
+
+
+def test_a_message_of_another_queue_costs_itself_only(  # B3
+    broker: RedisBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    costs_itself_only(broker, of_queue("elsewhere", redis_message_id="poison"), caplog)
+
+
+def costs_itself_only(broker: RedisBroker, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
     ran = []
 
     @dramatiq.actor(broker=broker)
@@ -61,6 +72,72 @@ def test_an_unreadable_message_costs_itself_only(  # B3
     assert broker.client.zcard(dead) == 1
     assert [r.levelno for r in caplog.records if "cannot be read" in r.getMessage()] == [logging.ERROR]
     assert not [record for record in caplog.records if record.levelno == logging.CRITICAL]
+
+
+def test_an_unreadable_message_costs_itself_only_on_an_applications_own_broker(  # B3
+    settings: Settings, redis_client: redis.Redis
+) -> None:
+    own = RedisBroker(client=redis_client, namespace=f"{settings.namespace}:own", middleware=[])
+    install(own, settings.model_copy(update={"database_url": None}), workers=False)
+    ran = []
+
+    @dramatiq.actor(broker=own)
+    def good() -> None:
+        ran.append(1)
+
+    good.send()
+    put(own, "poison", b"{")
+    good.send()
+    try:
+        with working(own):
+            eventually(lambda: len(ran) == 2)
+    finally:
+        shared_redis.get().close()
+
+    assert own.client.hgetall(f"{own.namespace}:default.XQ.msgs") == {b"poison": b"{"}
+    assert own.maintenance_chance == MAINTENANCE_SCALE
+
+
+def test_a_message_behind_a_long_one_is_left_to_another_process(  # B2
+    broker: RedisBroker, settings: Settings
+) -> None:
+    other = installed(settings.model_copy(update={"database_url": None}))
+    may_end = threading.Event()
+    ran: list[str] = []
+
+    def declared(on: RedisBroker) -> None:
+        @dramatiq.actor(broker=on, actor_name="work")
+        def work(what: str) -> None:
+            ran.append(what)
+            if what == "long":
+                assert may_end.wait(3 * PATIENCE_S)
+
+    declared(broker)
+    declared(other)
+    for what in ("long", "short"):
+        broker.enqueue(Message("default", "work", (what,), {}, {}))
+    try:
+        with working(broker):
+            eventually(lambda: "long" in ran)
+            with working(other):
+                eventually(lambda: "short" in ran)
+            may_end.set()
+    finally:
+        may_end.set()
+
+    assert ran == ["long", "short"]
+
+
+def test_a_process_whose_hands_are_full_is_not_taken_for_dead(broker: RedisBroker) -> None:  # B1
+    work = dramatiq.actor(broker=broker, actor_name="work")(lambda: None)
+    work.send()
+    consumer = broker.consume("default", prefetch=1, timeout=1)
+    assert next(consumer) is not None
+    broker.client.delete(f"{broker.namespace}:__heartbeats__")
+
+    assert next(consumer) is None
+
+    assert broker.client.zscore(f"{broker.namespace}:__heartbeats__", broker.broker_id) is not None
 
 
 def test_several_unreadable_messages_alike_are_all_moved(broker: RedisBroker) -> None:  # B3

@@ -83,6 +83,7 @@ def test_ours_stand_in_the_place_of_dramatiqs_each_kind_once(broker: RedisBroker
         "RunLog",
         "AgeLimit",
         "Schedule",
+        "Prefetch",
         "Connections",
         "Idempotency",
         "Deduplication",

@@ -21,6 +21,7 @@ _FLOORS: Final = {
     "installation": 3,
     "brokers": 3,
     "queues": 3,
+    "dead_letters": 3,
     "cli": 4,
     "web": 4,
     # Lazily handed out by the package itself; it names what is below it, and nothing imports it but its version.

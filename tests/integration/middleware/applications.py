@@ -15,30 +15,38 @@ import redis
 from dramatiq import Actor, Message, Worker
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.brokers import redis_broker
+from housekeeping.brokers import message_broker
 from housekeeping.foundation.db import database
 from housekeeping.foundation.redis_client import shared_redis
 from housekeeping.foundation.settings import Settings
 from housekeeping.installation import install
 from housekeeping.sweeps.own_tables import Run
+from tests import rabbitmq_look
+from tests.integration.middleware.hands import close
+from tests.rabbitmq_look import on_rabbitmq, watched
 
 PATIENCE_S = 20.0
-_opened: list[redis.Redis] = []
+_opened: list[Any] = []
 
 
 def installed(settings: Settings) -> RedisBroker:
     """The ready-made broker without the built-in workers."""
-    broker = redis_broker(settings)
+    broker: Any = message_broker(settings)
     install(broker, settings, workers=False)
     assert shared_redis.client is not None
-    _opened.extend((broker.client, shared_redis.client))
-    return broker
+    if on_rabbitmq(broker):
+        broker.client = shared_redis.client  # where the keys are
+        watched(broker)
+    _opened.extend((broker, shared_redis.client))
+    installed_broker: RedisBroker = broker  # or RabbitMQ's, with --broker=rabbitmq
+    return installed_broker
 
 
 def close_all() -> None:
     """Close what `installed` has opened."""
     while _opened:
-        _opened.pop().close()
+        opened = _opened.pop()
+        opened.close() if isinstance(opened, redis.Redis) else close(opened)
     if database.obj is not None:
         database.close()
 
@@ -88,8 +96,17 @@ def wake_up(broker: RedisBroker, at: datetime) -> None:
 
 def queued(broker: RedisBroker, queue: str = "default") -> list[Message[Any]]:
     """The messages of a queue, those at work too, the oldest first; ``default.DQ``: the delayed, ``.XQ``: the dead."""
+    if on_rabbitmq(broker):
+        return rabbitmq_look.messages(broker, queue)
     bodies: Any = broker.client.hvals(f"{broker.namespace}:{queue}.msgs")
-    return sorted((Message.decode(body) for body in bodies), key=lambda message: message.message_timestamp)
+    # Of one millisecond, by their place in the queue: a hash has no order.
+    read = broker.client.zrange if queue.endswith(".XQ") else broker.client.lrange
+    waiting: Any = read(f"{broker.namespace}:{queue}", 0, -1)
+    places = {redis_id.decode(): place for place, redis_id in enumerate(waiting)}
+    return sorted(
+        (Message.decode(body) for body in bodies),
+        key=lambda message: (message.message_timestamp, places.get(message.options["redis_message_id"], -1)),
+    )
 
 
 def rows(worker: str) -> list[tuple[str, str | None, datetime | None, dict[str, Any]]]:

@@ -10,33 +10,49 @@ from typing import Any
 import pytest
 import redis
 from dramatiq import Message, MessageProxy
-from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import dq_name
 from dramatiq.worker import ConsumerThread, WorkerThread
 
-from housekeeping.brokers import redis_broker
+from housekeeping.brokers import message_broker
 from housekeeping.foundation.redis_client import shared_redis
 from housekeeping.foundation.settings import Settings
 from housekeeping.installation import install
+from tests.rabbitmq_look import Pulling, end_delays, on_rabbitmq, remove, watched
+
+_pulling: list[Pulling] = []
 
 
 @contextmanager
-def installed(settings: Settings) -> Iterator[RedisBroker]:
-    """A broker with the library's middleware and no database."""
+def installed(settings: Settings) -> Iterator[Any]:
+    """The broker of the settings with the library's middleware and no database; gone with the block."""
     without = settings.model_copy(update={"database_url": None})
-    broker = redis_broker(without)
+    broker: Any = message_broker(without)
     install(broker, without, workers=False)
     ours = shared_redis.get()
+    if on_rabbitmq(broker):
+        broker.client = ours  # where the keys are
+        watched(broker)
     yield broker
-    for client in (broker.client, ours):
-        client.connection_pool.disconnect()
+    close(broker)
+    ours.connection_pool.disconnect()
+
+
+def close(broker: Any) -> None:
+    """Close what the broker has opened; in RabbitMQ its queues go with it."""
+    while _pulling:
+        _pulling.pop().close()
+    if on_rabbitmq(broker):
+        remove(broker)
+    else:
+        broker.client.connection_pool.disconnect()
 
 
 class Hands:
     """Takes messages from a queue and processes them, one by one, when the test says so."""
 
-    def __init__(self, broker: RedisBroker, queue: str = "default") -> None:
+    def __init__(self, broker: Any, queue: str = "default") -> None:
         self._broker = broker
+        self._queue = queue
         self._work: PriorityQueue[Any] = PriorityQueue()
         self._now = self._consumer(queue)
         self._later = self._consumer(dq_name(queue))
@@ -46,8 +62,7 @@ class Hands:
 
     def fetch(self) -> MessageProxy | None:
         """The next message that waits to start."""
-        message: MessageProxy | None = next(iter(self._now.consumer or ()))
-        return message
+        return _next(self._now)
 
     def run(self, message: MessageProxy | None = None) -> MessageProxy:
         """Process the next message, or this one, up to its acknowledgement."""
@@ -59,7 +74,9 @@ class Hands:
 
     def come_due(self) -> None:
         """End the delays of all delayed messages."""
-        while (message := next(iter(self._later.consumer or ()))) is not None:
+        if on_rabbitmq(self._broker):
+            end_delays(self._broker, self._queue)
+        while (message := _next(self._later)) is not None:
             message.options["eta"] = 0
             self._later.handle_message(message)
         self._later.handle_delayed_messages()
@@ -68,8 +85,18 @@ class Hands:
         thread = ConsumerThread(
             broker=self._broker, queue_name=queue, prefetch=100, work_queue=self._work, worker_timeout=20
         )
-        thread.consumer = self._broker.consume(queue, prefetch=100, timeout=1)
+        if on_rabbitmq(self._broker):
+            # RabbitMQ hands out at once what comes into a queue; a test wants to look at it there.
+            _pulling.append(Pulling(self._broker, queue))
+            thread.consumer = _pulling[-1]
+        else:
+            thread.consumer = self._broker.consume(queue, prefetch=100, timeout=1)
         return thread
+
+
+def _next(thread: ConsumerThread) -> MessageProxy | None:
+    message: MessageProxy | None = next(iter(thread.consumer or ()))
+    return message
 
 
 def delivered_again(message: MessageProxy) -> MessageProxy:

@@ -6,6 +6,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import dramatiq
 import pytest
 import redis
 from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
@@ -178,3 +179,19 @@ def test_a_duplicate_of_one_that_waits_makes_no_further_run(broker: RedisBroker,
     hands.run()
 
     assert queued(broker) == []
+
+
+def test_a_retry_that_yields_to_a_waiting_message_makes_room_for_its_retry(broker: RedisBroker, hands: Hands) -> None:
+    @dramatiq.actor(broker=broker, schedule="0 0 * * *", idempotent=True)
+    def tick() -> None:
+        raise ValueError("always")
+
+    tick.send()
+    hands.run()
+    assert len(queued(broker, "default.DQ")) == 1
+    second = tick.send()
+    hands.come_due()
+
+    hands.run()
+
+    assert [message.message_id for message in queued(broker, "default.DQ")] == [second.message_id]

@@ -1,18 +1,20 @@
-"""The ready-made application's broker, with nothing left to chance."""
+"""Dramatiq's Redis broker, with nothing left to chance."""
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 import redis
-from dramatiq import Consumer, Message, MessageProxy
-from dramatiq.brokers.redis import MAINTENANCE_SCALE, RedisBroker, _RedisConsumer
+from dramatiq import Broker, Consumer, MessageProxy
+from dramatiq.brokers.redis import DEFAULT_MAINTENANCE_CHANCE, MAINTENANCE_SCALE, RedisBroker, _RedisConsumer
 from dramatiq.common import q_name
-from dramatiq.errors import ConnectionClosed, DecodeError
+from dramatiq.errors import ConnectionClosed
 
+from housekeeping.brokers.bodies import read
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.redis_client import redis_client
@@ -39,6 +41,15 @@ class SoundRedisBroker(RedisBroker):
         super().__init__(**parameters)
         #: Ids in Redis of what this process has in its queues and threads, by queue.
         self.in_hand: defaultdict[str, set[str]] = defaultdict(set)
+
+    @staticmethod
+    def adopt(broker: Broker) -> None:
+        """Make a Redis broker of Dramatiq's own class one of these, with its parameters; any other stays as it is."""
+        if isinstance(broker, RedisBroker) and broker.maintenance_chance == DEFAULT_MAINTENANCE_CHANCE:
+            broker.maintenance_chance = MAINTENANCE_SCALE
+        if type(broker) is RedisBroker:
+            broker.__class__ = SoundRedisBroker
+            broker.in_hand = defaultdict(set)  # type: ignore[attr-defined]
 
     @property
     def consumer_class(self) -> type[_RedisConsumer]:
@@ -90,8 +101,15 @@ class _Consumer(_RedisConsumer):
 
     broker: SoundRedisBroker
 
+    def __init__(self, broker: SoundRedisBroker, queue_name: str, prefetch: int, timeout: int) -> None:
+        super().__init__(broker, queue_name, prefetch, timeout)
+        self._freed = threading.Event()
+
     def __next__(self) -> MessageProxy | None:
         with _connected():
+            if not self.message_cache and self.outstanding_message_count >= self.prefetch:
+                self._wait_for_a_free_hand()
+                return None
             message: MessageProxy | None = super().__next__()
         if message is not None:
             self.broker.in_hand[self.queue_name].add(message.options["redis_message_id"])
@@ -114,7 +132,19 @@ class _Consumer(_RedisConsumer):
         for message in given:
             self._let_go(message)
 
+    def _wait_for_a_free_hand(self) -> None:
+        """Wait until a message is done, no longer than the timeout.
+
+        Dramatiq's own sleeps, longer each time, and says nothing to Redis meanwhile: a process whose hands are
+        full of long runs is taken for dead, and its messages are given to others.
+        """
+        self._freed.clear()
+        if self.outstanding_message_count >= self.prefetch:
+            self.broker.do_qsize(self.queue_name)  # any command is a heartbeat
+            self._freed.wait(self.timeout / 1000)
+
     def _let_go(self, message: MessageProxy) -> None:
+        self._freed.set()
         self.broker.in_hand[self.queue_name].discard(message.options["redis_message_id"])
 
 
@@ -146,12 +176,7 @@ def redis_broker(settings: Settings) -> RedisBroker:
 
 def _wrong_with(body: bytes, queue_name: str) -> str:
     """Why Dramatiq's consumer would break off at this message; empty when it would not."""
-    try:
-        message: Message[Any] = Message.decode(body)
-    except DecodeError as error:
-        return one_line(error.__cause__ or error)
-    if not isinstance(message.options, dict) or not isinstance(message.options.get("redis_message_id"), str):
+    message, why = read(body, queue_name)
+    if message is not None and not isinstance(message.options.get("redis_message_id"), str):
         return "it has no redis_message_id in its options"
-    if message.queue_name != queue_name:
-        return f"it says that its queue is {message.queue_name!r}"
-    return ""
+    return why

@@ -1,0 +1,46 @@
+"""Brokers with nothing left to chance: Redis, and RabbitMQ where it carries the messages."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from dramatiq import Broker
+
+from housekeeping.brokers.redis import SoundRedisBroker, redis_broker
+from housekeeping.foundation.errors import SettingsError
+from housekeeping.foundation.settings import Settings
+
+__all__ = ["SoundRedisBroker", "harden", "message_broker", "redis_broker"]
+
+
+def message_broker(settings: Settings) -> Broker:
+    """The broker that ``HOUSEKEEPING_BROKER_URL`` names, on Redis or RabbitMQ; it has no middleware yet.
+
+    Raises:
+      SettingsError: When no URL is set, its client cannot read it, or RabbitMQ's client is not installed.
+    """
+    if not settings.on_rabbitmq:
+        return redis_broker(settings)
+    settings.require_redis_url()
+    if importlib.util.find_spec("pika") is None:
+        raise SettingsError(
+            "HOUSEKEEPING_BROKER_URL names RabbitMQ, whose client pika is not installed: "
+            "pip install 'housekeeping[rabbitmq]'"
+        )
+    from housekeeping.brokers.rabbitmq import rabbitmq_broker
+
+    return rabbitmq_broker(settings)
+
+
+def harden(broker: Broker) -> None:
+    """Give an application's own broker what the library's have, where it is Dramatiq's own class, unchanged.
+
+    Its parameters stay as they were given, but for maintenance on Redis and confirmed sends on RabbitMQ.
+
+    Note: A subclass keeps its own ways: what it overrides may be just what would be replaced.
+    """
+    SoundRedisBroker.adopt(broker)
+    if importlib.util.find_spec("pika") is not None:
+        from housekeeping.brokers.rabbitmq import SoundRabbitmqBroker
+
+        SoundRabbitmqBroker.adopt(broker)

@@ -1,0 +1,141 @@
+"""A RabbitMQ node of the tests' own, started with the first test that asks for one and gone with the last."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+from urllib.parse import quote
+
+import pika
+import pytest
+from pika.exceptions import AMQPError
+
+START_S: Final = 90.0
+#: Read before the tests take away what is not theirs.
+_REQUIRED: Final = os.getenv("HOUSEKEEPING_REQUIRE_RABBITMQ") == "1"
+#: Debian's program on the PATH insists on a user of its own; this is the one it calls.
+_BEHIND_THE_WRAPPER: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+
+
+@pytest.fixture(scope="session")
+def amqp_url() -> Iterator[str]:
+    """Where RabbitMQ is: the one that ``HOUSEKEEPING_TEST_AMQP_URL`` names, else a node of this session's own."""
+    given = os.getenv("HOUSEKEEPING_TEST_AMQP_URL")
+    if given:
+        yield given
+        return
+    program = shutil.which("rabbitmq-server")
+    if program is None or shutil.which("epmd") is None:
+        reason = "no rabbitmq-server found, and HOUSEKEEPING_TEST_AMQP_URL is not set"
+        if _REQUIRED:
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with node(_BEHIND_THE_WRAPPER if _BEHIND_THE_WRAPPER.exists() else Path(program)) as running:
+        yield running.url
+
+
+class Node:
+    """A running server, which can be killed and started again with what it has stored."""
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        self._program = program
+        self._folder = folder
+        port, distribution, epmd = free_ports(3)
+        password = secrets.token_hex(8)
+        self.url = f"amqp://tests:{password}@127.0.0.1:{port}/{quote('/', safe='')}"
+        (folder / "rabbitmq.conf").write_text(
+            f"listeners.tcp.1 = 127.0.0.1:{port}\ndefault_user = tests\ndefault_pass = {password}\n"
+            "log.file = false\nlog.console = true\nlog.console.level = warning\n"
+        )
+        (folder / "plugins").write_text("[].")
+        (folder / "environment").touch()
+        ours = {
+            "NODENAME": f"tests-{port}@localhost",
+            "NODE_PORT": str(port),
+            "DIST_PORT": str(distribution),
+            "MNESIA_BASE": str(folder / "mnesia"),
+            "LOG_BASE": str(folder / "log"),
+            "PID_FILE": str(folder / "pid"),
+            "CONFIG_FILE": str(folder / "rabbitmq"),
+            "CONF_ENV_FILE": str(folder / "environment"),
+            "ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+            "ALLOW_INPUT": "1",  # the script then becomes the server, rather than to start it beside itself
+        }
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RABBITMQ_")}
+        self._environment = kept | {f"RABBITMQ_{name}": value for name, value in ours.items()}
+        # HOME is where Erlang keeps the secret by which nodes know each other.
+        self._environment |= {"HOME": str(folder), "ERL_EPMD_PORT": str(epmd), "ERL_EPMD_ADDRESS": "127.0.0.1"}
+        self._epmd = self._spawn("epmd", "-port", str(epmd), "-address", "127.0.0.1")
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it takes connections."""
+        self._server = self._spawn(str(self._program), "-noinput")
+        deadline = time.monotonic() + START_S
+        while not self._answers():
+            said = (self._folder / "said").read_text(errors="replace")
+            assert self._server.poll() is None, f"RabbitMQ did not start:\n{said}"
+            assert time.monotonic() < deadline, f"RabbitMQ did not answer in time:\n{said}"
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+
+    def end(self) -> None:
+        """End it and what belongs to it."""
+        self.kill()
+        self._epmd.kill()
+        self._epmd.wait()
+
+    def _spawn(self, *command: str) -> subprocess.Popen[bytes]:
+        # Should the tests be killed, it ends with them.
+        guard = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        with (self._folder / "said").open("ab") as said:
+            return subprocess.Popen(
+                [*guard, *command],
+                env=self._environment,
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
+
+    def _answers(self) -> bool:
+        try:
+            pika.BlockingConnection(pika.URLParameters(self.url)).close()
+        except (AMQPError, OSError):
+            return False
+        return True
+
+
+@contextmanager
+def node(program: Path = _BEHIND_THE_WRAPPER) -> Iterator[Node]:
+    """A node that has answered, in a temporary folder; nothing of it is left after the block."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="hk-amqp-", ignore_cleanup_errors=True)))
+        running = Node(program, folder)
+        stack.callback(running.end)
+        running.start()
+        yield running
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, all different."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]

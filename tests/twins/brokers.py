@@ -1,0 +1,174 @@
+"""Faults of the brokers: delivery (B1 to B3), on Redis and on RabbitMQ."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+from dramatiq import Message
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.brokers import rabbitmq, rabbitmq_consumer, redis
+from housekeeping.brokers.rabbitmq import SoundRabbitmqBroker
+from housekeeping.brokers.rabbitmq_consumer import SoundConsumer
+from housekeeping.brokers.redis import SoundRedisBroker
+from housekeeping.dead_letters.on_rabbitmq import RabbitmqDeadLetters
+from housekeeping.middleware.prefetch import Prefetch
+from tests.twins import Twin
+
+_REDIS: Final = "tests/integration/test_brokers.py::"
+_SENDING: Final = "tests/integration/rabbitmq/test_sending.py::"
+_DELIVERY: Final = "tests/integration/rabbitmq/test_delivery.py::"
+_DEAD: Final = "tests/integration/rabbitmq/test_dead_letters.py::"
+
+
+def _reads_all(body: bytes, queue_name: str) -> tuple[Message[Any] | None, str]:
+    return Message.decode(body), ""
+
+
+def _takes_all_for_sound(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(redis, "_wrong_with", lambda body, queue_name: "")
+
+
+def _leaves_an_own_broker_as_it_is(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SoundRedisBroker, "adopt", staticmethod(lambda broker: None))
+
+
+def _requeues_no_strays(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SoundRedisBroker, "consume", RedisBroker.consume)
+
+
+def _takes_two_a_thread(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Prefetch, "before_worker_boot", lambda self, broker, worker: None)
+
+
+def _says_nothing_while_its_hands_are_full(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(redis._Consumer, "_wait_for_a_free_hand", lambda self: None)
+
+
+def _tries_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rabbitmq, "_ATTEMPTS", 1)
+
+
+def _sends_unconfirmed(patch: pytest.MonkeyPatch) -> None:
+    prepare = SoundRabbitmqBroker._prepare
+
+    def unconfirmed(self: SoundRabbitmqBroker, prefix: str) -> None:
+        prepare(self, prefix)
+        self.confirm_delivery = False
+
+    patch.setattr(SoundRabbitmqBroker, "_prepare", unconfirmed)
+
+
+def _acknowledges_by_number_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SoundConsumer, "_is_ours", lambda self, message: True)
+
+
+def _reads_whatever_decodes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rabbitmq_consumer, "read", _reads_all)
+
+
+def _keeps_far_messages_in_memory(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rabbitmq, "level_for", lambda message: None)
+    patch.setattr(rabbitmq_consumer, "level_for", lambda message: None)
+
+
+def _keeps_connections_of_ended_threads(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SoundRabbitmqBroker, "_close_those_of_ended_threads", lambda self: None)
+
+
+def _requeues_in_two_steps(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("pika.adapters.blocking_connection.BlockingChannel.tx_select", lambda self: None)
+
+
+def _takes_what_it_reads(patch: pytest.MonkeyPatch) -> None:
+    taken = RabbitmqDeadLetters._taken
+
+    def and_acknowledges(self: RabbitmqDeadLetters, channel: Any, queue: str) -> Any:
+        for tag, letter in taken(self, channel, queue):
+            channel.basic_ack(tag)
+            yield tag, letter
+
+    patch.setattr(RabbitmqDeadLetters, "_taken", and_acknowledges)
+
+
+TWINS: Final[list[Twin]] = [
+    Twin(
+        "B1",
+        "leaves_lost_deliveries_with_their_process",
+        _REDIS + "test_a_delivery_that_was_lost_on_the_way_is_made_again",
+        _requeues_no_strays,
+    ),
+    Twin(
+        "B1",
+        "says_nothing_while_its_hands_are_full",
+        _REDIS + "test_a_process_whose_hands_are_full_is_not_taken_for_dead",
+        _says_nothing_while_its_hands_are_full,
+    ),
+    Twin(
+        "B1",
+        "tries_a_send_once",
+        _SENDING + "test_a_send_whose_connection_was_lost_since_the_last_one_is_made_again",
+        _tries_once,
+    ),
+    Twin(
+        "B1",
+        "acknowledges_by_number_alone",
+        _DELIVERY + "test_a_message_of_a_lost_connection_acknowledges_no_other",
+        _acknowledges_by_number_alone,
+    ),
+    Twin(
+        "B2",
+        "takes_two_messages_a_thread",
+        _REDIS + "test_a_message_behind_a_long_one_is_left_to_another_process",
+        _takes_two_a_thread,
+    ),
+    Twin(
+        "B2",
+        "sends_unconfirmed",
+        _SENDING + "test_a_queue_that_somebody_deleted_is_made_again_and_the_message_is_in_it",
+        _sends_unconfirmed,
+    ),
+    Twin(
+        "B2",
+        "keeps_far_messages_in_memory",
+        _DELIVERY + "test_a_worker_holds_no_message_that_is_not_due_for_long",
+        _keeps_far_messages_in_memory,
+    ),
+    Twin(
+        "B2",
+        "keeps_connections_of_ended_threads",
+        _SENDING + "test_threads_that_have_ended_leave_no_connection",
+        _keeps_connections_of_ended_threads,
+    ),
+    Twin(
+        "B3",
+        "takes_every_message_for_sound",
+        _REDIS + "test_an_unreadable_message_costs_itself_only",
+        _takes_all_for_sound,
+    ),
+    Twin(
+        "B3",
+        "leaves_an_own_broker_as_it_is",
+        _REDIS + "test_an_unreadable_message_costs_itself_only_on_an_applications_own_broker",
+        _leaves_an_own_broker_as_it_is,
+    ),
+    Twin(
+        "B3",
+        "reads_whatever_decodes",
+        _DELIVERY + "test_a_message_that_decodes_and_cannot_be_taken_costs_itself_only",
+        _reads_whatever_decodes,
+    ),
+    Twin(
+        "R6",
+        "requeues_on_rabbitmq_in_two_steps",
+        _DEAD + "test_a_requeue_that_dies_half_way_leaves_the_letter_where_it_was",
+        _requeues_in_two_steps,
+    ),
+    Twin(
+        "R6",
+        "takes_what_it_reads_from_rabbitmq",
+        _DEAD + "test_dead_letters_are_read_without_being_moved",
+        _takes_what_it_reads,
+    ),
+]
