@@ -84,7 +84,8 @@ class Tables:
         self.do(
             f"CREATE OR REPLACE FUNCTION refuse_{table}() RETURNS trigger LANGUAGE plpgsql AS "
             f"$$ BEGIN IF {condition} THEN {doing}; END IF; RETURN NEW; END $$;"
-            f"CREATE OR REPLACE TRIGGER refuse BEFORE UPDATE ON {table} "
+            f"DROP TRIGGER IF EXISTS refuse ON {table};"  # PostgreSQL 13 cannot replace one
+            f"CREATE TRIGGER refuse BEFORE UPDATE ON {table} "
             f"FOR EACH ROW EXECUTE FUNCTION refuse_{table}()"
         )
 

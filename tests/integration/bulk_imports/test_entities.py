@@ -221,7 +221,9 @@ def test_the_batch_never_exceeds_its_size_under_a_nested_loop(
     tables.add_entities(35)
     tables.add_trackers(EACH, "1, 3")
     postgres.execute_sql("SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_hashagg = off")
-    postgres.execute_sql("SET enable_material = off; SET enable_sort = off; SET enable_memoize = off")
+    postgres.execute_sql("SET enable_material = off; SET enable_sort = off")
+    # PostgreSQL 13 has none of it.
+    postgres.execute_sql("SELECT set_config(name, 'off', false) FROM pg_settings WHERE name = 'enable_memoize'")
     small = dataclasses.replace(SMALL, options={"page_size": 10, "log_records": True})
     sizes: list[tuple[int, int, int]] = []
 

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from typing import Final
+
+from tests.soak.checkpoints import Checkpoint
+from tests.soak.conftest import THREADS, Soaked
+from tests.soak.measured import Measured, slope
+
+#: What lives on when no message does: completions for their ttl, ticks for the schedule's memory, the mark of a retry
+#: that was dropped for a message that waited (half a minute), and Dramatiq's own.
+LASTING: Final = ("done", "ticks", "throttle", "broker")
+DAY_S: Final = 24 * 3600
+#: Actors whose every message that was enqueued is brought to its end, once.
+EXACT: Final = ("record", "keep", "refresh", "plain", "remind", "stumble", "come_back")
+#: Blocks of memory: caches that still fill, and less than one text for each hundredth message, kept for good.
+MOST_BLOCKS: Final = (300, 0.01)
+MOST_MEGABYTES: Final = 5  # over two thirds of the soak, be they 13,000 messages or 670,000
+
+
+def later(soaked: Soaked) -> list[Checkpoint]:
+    """The last two thirds: pools and caches are filled by then."""
+    return soaked.checkpoints[len(soaked.checkpoints) // 3 :]
+
+
+def grown(soaked: Soaked, what: str) -> float:
+    """By how much in the last two thirds, by a fit: in that of the two processes where it is more."""
+    places = [each.asked for each in later(soaked)]
+    both = ([getattr(process, what) for process in column] for column in zip(*processes(later(soaked)), strict=True))
+    return max(slope(numbers, places) for numbers in both) * messages(soaked)
+
+
+def processes(checkpoints: list[Checkpoint]) -> list[tuple[Measured, Measured]]:
+    return [(each.worker, each.sender) for each in checkpoints]
+
+
+def messages(soaked: Soaked) -> int:
+    """How many were asked for in the last two thirds."""
+    return later(soaked)[-1].asked - later(soaked)[0].asked
+
+
+def kinds(numbers: dict[str, int], *but: str) -> dict[str, int]:
+    return {kind: number for kind, number in numbers.items() if kind.partition(":")[0] not in but}
+
+
+def test_each_message_comes_to_its_end_once(soaked: Soaked) -> None:  # F10
+    last = soaked.last
+
+    assert {name: last.ended[name] for name in EXACT} == {name: last.enqueued[name] for name in EXACT}
+    assert last.ended["charge"] == (last.enqueued["charge"] + 1) // 2  # I3
+
+
+def test_there_are_never_more_deduplication_keys_than_live_messages(soaked: Soaked) -> None:  # D10
+    assert [each for each in soaked.checkpoints if each.loaded.number.get("dedup", 0) > each.live] == []
+
+
+def test_there_is_at_most_one_mark_and_two_leases_for_each_thread(soaked: Soaked) -> None:  # D10
+    for each in soaked.checkpoints:
+        assert each.loaded.number.get("running", 0) <= THREADS
+        assert each.loaded.number.get("lease", 0) <= 2 * THREADS
+        assert each.loaded.number.get("retry", 0) <= 1  # R2: of the one scheduled actor
+
+
+def test_when_no_message_lives_no_key_is_held(soaked: Soaked) -> None:  # D10, D4
+    assert [kinds(each.drained.number, *LASTING) for each in soaked.checkpoints] == [{}] * len(soaked.checkpoints)
+
+
+def test_each_key_of_ours_has_a_ttl(soaked: Soaked) -> None:  # D10
+    counted = [keys for each in soaked.checkpoints for keys in (each.loaded, each.drained)]
+
+    assert [kinds(keys.without_ttl, "broker") for keys in counted] == [{}] * len(counted)
+    longest = max(ttl for keys in counted for kind, ttl in keys.longest_ttl_s.items() if kind.startswith("done"))
+    assert longest <= DAY_S
+
+
+def test_completions_go_again_with_their_ttl(soaked: Soaked) -> None:  # I1, D10
+    kept = {kind: number for kind, number in soaked.last.drained.number.items() if kind.startswith("done:")}
+
+    sweep = kept.pop("done:user_status_cleanup.batch", 0)
+    assert kept == {"done:keep": soaked.last.ended["keep"], "done:charge": soaked.last.ended["charge"]}
+    assert sweep <= soaked.last.enqueued["user_status_cleanup.batch"]
+
+
+def test_of_a_failing_schedule_the_last_ten_dead_letters_are_kept_and_of_others_all(soaked: Soaked) -> None:  # R1
+    last = soaked.last
+
+    assert last.dead_ticks == min(10, last.enqueued["tick"])
+    assert last.dead == last.enqueued["give_up"] + last.dead_ticks
+
+
+def test_the_brokers_own_keys_do_not_grow_in_number(soaked: Soaked) -> None:
+    numbers = [sum(kinds(each.drained.number, *LASTING[:-1]).values()) for each in soaked.checkpoints]
+
+    assert max(numbers) <= 12
+
+
+def test_no_object_is_kept_for_a_message(soaked: Soaked) -> None:
+    filling, each = MOST_BLOCKS
+
+    assert grown(soaked, "blocks") < filling + each * messages(soaked)
+
+
+def test_resident_memory_does_not_grow(soaked: Soaked) -> None:
+    assert grown(soaked, "resident_mb") < MOST_MEGABYTES
+
+
+def test_threads_and_open_files_stay_as_many(soaked: Soaked) -> None:
+    for at_first, *_, at_last in zip(*processes(soaked.checkpoints), strict=True):
+        assert at_last.threads == at_first.threads
+        # A thread of the worker has a connection to each of the three: the broker's Redis, ours, the database.
+        assert at_last.descriptors <= 10 + 3 * at_last.threads
+
+
+def test_connections_to_redis_are_at_most_two_for_each_thread(soaked: Soaked) -> None:
+    for each in soaked.checkpoints:
+        assert each.connections <= 2 * (each.worker.threads + each.sender.threads) + 2
+
+
+def test_nothing_goes_wrong_unseen_in_the_worker(soaked: Soaked) -> None:
+    # Dramatiq passes over errors of hooks, and says so in a line of this level.
+    assert [line for line in soaked.said if line["level"] == "critical"] == []

@@ -1,0 +1,150 @@
+"""What grows with the number of messages, one kind after the other; each is a soak of its own.
+
+They are planted in the hooks that every message passes, so that one fault is in as few lines as a real one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+from dramatiq import Message, MessageProxy, Middleware
+
+from housekeeping.foundation.redis_client import redis_client, shared_redis
+from housekeeping.foundation.steering import Skip
+from housekeeping.middleware import dead_letters
+from housekeeping.middleware.deduplication import Deduplication
+from housekeeping.middleware.idempotency import Idempotency
+from housekeeping.middleware.run_log import RunLog
+from tests.twins import Twin
+
+_TESTS: Final = "tests/soak/test_soak.py::"
+_DAY_S: Final = 24 * 3600
+_SOME: Final = 100  # one in so many messages, where each of them would be too many for the machine
+
+AnyMessage = Message[Any] | MessageProxy
+_kept: Final[list[Any]] = []
+
+
+def _twin(promise: str, test: str, breaks: Callable[[pytest.MonkeyPatch], None]) -> Twin:
+    return Twin(promise, breaks.__name__.removeprefix("_"), _TESTS + test, breaks, in_processes=True)
+
+
+def _besides(patch: pytest.MonkeyPatch, middleware: type[Middleware], does: Callable[[AnyMessage], object]) -> None:
+    """Make a middleware do something more when a message has been processed."""
+    hook = middleware.after_process_message
+
+    def process(self: Any, broker: Any, message: MessageProxy, **how: Any) -> None:
+        hook(self, broker, message, **how)
+        does(message)
+
+    patch.setattr(middleware, "after_process_message", process)
+
+
+def _now_and_then(does: Callable[[], object]) -> Callable[[AnyMessage], object]:
+    numbers = itertools.count()
+    return lambda message: does() if next(numbers) % _SOME == 0 else None
+
+
+def _name(kind: str, message: AnyMessage) -> str:
+    return f"{shared_redis.namespace}:{kind}:{message.actor_name}:{message.message_id}"
+
+
+def _drops_one_in_so_many(patch: pytest.MonkeyPatch) -> None:
+    before = RunLog.before_process_message
+
+    def process(self: RunLog, broker: Any, message: MessageProxy) -> None:
+        before(self, broker, message)
+        if message.actor_name == "record" and message.args[0] % _SOME == 0:
+            raise Skip("dropped")
+
+    patch.setattr(RunLog, "before_process_message", process)
+
+
+def _leaves_a_key_a_message(patch: pytest.MonkeyPatch) -> None:
+    _besides(patch, Deduplication, lambda message: shared_redis.get().set(_name("dedup", message), "x", ex=600))
+
+
+def _frees_no_key_when_a_message_ends(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Deduplication, "after_process_message", lambda *args, **how: None)
+
+
+def _leaves_marks_of_being_at_work(patch: pytest.MonkeyPatch) -> None:
+    # Under a name of its own, so that no retry of the message waits for it.
+    _besides(patch, Idempotency, lambda message: shared_redis.get().set(_name("running:left", message), "x", ex=60))
+
+
+def _completes_for_ever(patch: pytest.MonkeyPatch) -> None:
+    _besides(patch, Idempotency, lambda message: shared_redis.get().persist(_name("done", message)))
+
+
+def _completes_for_a_day_whatever_was_said(patch: pytest.MonkeyPatch) -> None:
+    _besides(patch, Idempotency, lambda message: shared_redis.get().expire(_name("done", message), _DAY_S))
+
+
+def _keeps_all_dead_letters_of_a_schedule(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(dead_letters, "KEPT", 1000)
+
+
+def _gives_the_broker_a_key_a_message(patch: pytest.MonkeyPatch) -> None:
+    def key(message: AnyMessage) -> object:
+        return shared_redis.get().set(f"{shared_redis.namespace}:broker:{message.message_id}", "x", ex=600)
+
+    _besides(patch, RunLog, key)
+
+
+def _remembers_every_message_id(patch: pytest.MonkeyPatch) -> None:
+    _besides(patch, RunLog, lambda message: _kept.append(message.message_id))
+
+
+def _remembers_every_message_body(patch: pytest.MonkeyPatch) -> None:
+    _besides(patch, RunLog, lambda message: _kept.append(bytes(2000)))
+
+
+def _leaves_threads_behind(patch: pytest.MonkeyPatch) -> None:
+    def leave() -> None:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+    _besides(patch, RunLog, _now_and_then(leave))
+
+
+def _opens_connections_anew(patch: pytest.MonkeyPatch) -> None:
+    def connect() -> None:
+        ours = shared_redis.get().connection_pool.connection_kwargs
+        client = redis_client(f"redis://{ours['host']}:{ours['port']}/{ours['db']}?client_name={ours['client_name']}")
+        client.ping()
+        _kept.append(client)
+
+    _besides(patch, RunLog, _now_and_then(connect))
+
+
+def _stumbles_in_a_hook(patch: pytest.MonkeyPatch) -> None:
+    _besides(patch, RunLog, _now_and_then(lambda: 1 // 0))
+
+
+TWINS: Final = [
+    _twin("F10", "test_each_message_comes_to_its_end_once", _drops_one_in_so_many),
+    _twin(
+        "D10",
+        "test_there_are_never_more_deduplication_keys_than_live_messages",
+        _leaves_a_key_a_message,
+    ),
+    _twin("D10", "test_there_is_at_most_one_mark_and_two_leases_for_each_thread", _leaves_marks_of_being_at_work),
+    _twin("D10", "test_when_no_message_lives_no_key_is_held", _frees_no_key_when_a_message_ends),
+    _twin("D10", "test_each_key_of_ours_has_a_ttl", _completes_for_ever),
+    _twin("D10", "test_completions_go_again_with_their_ttl", _completes_for_a_day_whatever_was_said),
+    _twin(
+        "R1",
+        "test_of_a_failing_schedule_the_last_ten_dead_letters_are_kept_and_of_others_all",
+        _keeps_all_dead_letters_of_a_schedule,
+    ),
+    _twin("D10", "test_the_brokers_own_keys_do_not_grow_in_number", _gives_the_broker_a_key_a_message),
+    _twin("D10", "test_no_object_is_kept_for_a_message", _remembers_every_message_id),
+    _twin("D10", "test_resident_memory_does_not_grow", _remembers_every_message_body),
+    _twin("D10", "test_threads_and_open_files_stay_as_many", _leaves_threads_behind),
+    _twin("D10", "test_connections_to_redis_are_at_most_two_for_each_thread", _opens_connections_anew),
+    _twin("D10", "test_nothing_goes_wrong_unseen_in_the_worker", _stumbles_in_a_hook),
+]
