@@ -63,6 +63,8 @@ class WorkerSettings(BaseModel):
     max_deletes: Annotated[Annotated[int, Field(ge=1)] | None, SAID] = None
     git_batch_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, SAID] = None
     log_records: Annotated[bool | None, SAID] = None
+    #: When somebody should look; by the alarm's name, null switches it off.
+    alarms: Annotated[dict[str, Annotated[float, Field(ge=0)] | None] | None, SAID] = None
     table: Annotated[Annotated[str, TABLE] | None, SAID] = None
     tables: Annotated[dict[str, Annotated[str, TABLE]] | None, SAID] = None
 

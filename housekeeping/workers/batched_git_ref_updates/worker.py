@@ -39,6 +39,7 @@ project_cleanup: Final = Sweep(
         )
     ],
     counts=("total_deletes", "invalid", "failed"),
+    settles=("total_deletes", "invalid"),
     batch_size=PAGE_SIZE,
     options={"page_size": PAGE_SIZE, "git_batch_size": GIT_BATCH_SIZE, "max_deletes": MAX_DELETES},
     max_runtime=MAX_RUNTIME,
@@ -64,6 +65,7 @@ cleanup_scheduler: Final = Sweep(
         )
     ],
     counts=("total_projects", "enqueued", "deduplicated"),
+    settles=("total_projects",),
     schedule=SCHEDULE,
     batch_size=BATCH_SIZE,
     options={"max_projects": MAX_PROJECTS},

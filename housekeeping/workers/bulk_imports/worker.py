@@ -79,6 +79,7 @@ sweep: Final = Sweep(
     name="bulk_imports.stale_import",
     passes=passes,
     counts=("timed_out_imports", "timed_out_entities", TRACKERS_COUNTED_AS, "failed", "out_of_time"),
+    settles=("timed_out_imports", "timed_out_entities"),
     schedule=SCHEDULE,
     batch_size=BATCH_SIZE,
     max_runtime=MAX_RUNTIME,

@@ -36,6 +36,7 @@ _COMMON: Final[dict[str, Any]] = {
     "max_runtime": MAX_RUNTIME,
     "stale_after": STALE_AFTER,
     "options": {"log_records": True},
+    "settles": ("dropped", "doomed"),
     "alarms": Alarms(longest_run=LONGEST_RUN, most={"dropped": MOST_DROPPED, "doomed": MOST_DOOMED}),
     "feature_category": "continuous_integration",
     "data_consistency": "always",

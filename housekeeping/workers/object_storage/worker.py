@@ -33,6 +33,7 @@ sweep: Final = Sweep(
         )
     ],
     counts=("total_pending_entries", "total_deleted_stale_entries", "execution_timeout", "failed"),
+    settles=("total_deleted_stale_entries",),
     schedule=SCHEDULE,
     batch_size=PAGE,
     max_runtime=MAX_EXEC_DURATION,
