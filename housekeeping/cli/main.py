@@ -11,6 +11,7 @@ from peewee import PeeweeException
 
 import housekeeping
 from housekeeping.cli.demo import demo
+from housekeeping.cli.examination import doctor
 from housekeeping.cli.initialise import init
 from housekeeping.cli.listing import list_workers
 from housekeeping.cli.planning import plan
@@ -75,5 +76,5 @@ def main(debug: bool) -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-for command in (demo, init, list_workers, plan, run, worker, scheduler, status, why, pause, narrow, resume):
+for command in (demo, init, list_workers, plan, run, worker, scheduler, status, doctor, why, pause, narrow, resume):
     main.add_command(command)

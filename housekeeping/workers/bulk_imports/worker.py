@@ -28,6 +28,9 @@ MODELS: Final = {
     "bulk_import_trackers": BulkImportTracker,
 }
 
+#: The rights it needs on them.
+RIGHTS: Final = {name: ("SELECT", "UPDATE (status, updated_at)") for name in MODELS}
+
 IMPORT_LINE: Final = RecordLine("BulkImport stale", {"bulk_import_id": "id"}, level=logging.ERROR)
 ENTITY_LINE: Final = RecordLine(
     "BulkImports::Entity stale",
