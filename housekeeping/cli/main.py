@@ -10,6 +10,7 @@ import click
 from peewee import PeeweeException
 
 import housekeeping
+from housekeeping.cli.dashboard import web
 from housekeeping.cli.demo import demo
 from housekeeping.cli.examination import doctor
 from housekeeping.cli.initialise import init
@@ -76,5 +77,20 @@ def main(debug: bool) -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-for command in (demo, init, list_workers, plan, run, worker, scheduler, status, doctor, why, pause, narrow, resume):
+for command in (
+    demo,
+    init,
+    list_workers,
+    plan,
+    run,
+    worker,
+    scheduler,
+    status,
+    doctor,
+    why,
+    pause,
+    narrow,
+    resume,
+    web,
+):
     main.add_command(command)
