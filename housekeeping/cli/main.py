@@ -10,9 +10,11 @@ import click
 from peewee import PeeweeException
 
 import housekeeping
+from housekeeping.cli.dashboard import web
 from housekeeping.cli.dead_letters import dead_letters
 from housekeeping.cli.deduplication import dedup
 from housekeeping.cli.demo import demo
+from housekeeping.cli.examination import doctor
 from housekeeping.cli.initialise import init
 from housekeeping.cli.leases import leases
 from housekeeping.cli.listing import list_workers
@@ -79,11 +81,8 @@ def main(debug: bool) -> None:
 
 
 for command in (
-    dead_letters,
-    dedup,
     demo,
     init,
-    leases,
     list_workers,
     plan,
     run,
@@ -94,5 +93,10 @@ for command in (
     pause,
     narrow,
     resume,
+    leases,
+    dedup,
+    dead_letters,
+    doctor,
+    web,
 ):
     main.add_command(command)

@@ -91,6 +91,7 @@ SCHEMA: Final = _matching(r"[a-z_][a-z0-9_]{0,62}", "a plain PostgreSQL name: sm
 TABLE: Final = _matching(r"([A-Za-z_][\w$]{0,62}\.)?[A-Za-z_][\w$]{0,62}", "a table's name, or schema.table")
 SAID: Final = BeforeValidator(_said)
 ZONE: Final = BeforeValidator(_zone)
+TOKEN: Final = _matching(r"[!-~]{16,200}", "16 to 200 letters, digits and signs that nobody can guess")
 POSTGRES: Final = _url(
     "postgresql://user:password@host:5432/database", "postgresql", "postgres", well_formed=_well_formed_for_libpq
 )

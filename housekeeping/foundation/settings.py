@@ -28,6 +28,7 @@ from housekeeping.foundation.setting_values import (
     SENTRY,
     STORE,
     TABLE,
+    TOKEN,
     ZONE,
     json_object,
 )
@@ -64,6 +65,8 @@ class WorkerSettings(BaseModel):
     max_deletes: Annotated[Annotated[int, Field(ge=1)] | None, SAID] = None
     git_batch_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, SAID] = None
     log_records: Annotated[bool | None, SAID] = None
+    #: When somebody should look; by the alarm's name, null switches it off.
+    alarms: Annotated[dict[str, Annotated[float, Field(ge=0)] | None] | None, SAID] = None
     table: Annotated[Annotated[str, TABLE] | None, SAID] = None
     tables: Annotated[dict[str, Annotated[str, TABLE]] | None, SAID] = None
 
@@ -115,6 +118,8 @@ class Settings(BaseSettings):
     log_format: Literal["json", "console"] | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     sentry_dsn: Annotated[str, SENTRY] | None = None
+    #: Opens the dashboard; a secret.
+    web_token: Annotated[str, TOKEN] | None = Field(default=None, repr=False)
     object_stores: Annotated[
         dict[str, ObjectStoreSettings], NoDecode, json_object('location, such as {"uploads": "s3://bucket/prefix"}')
     ] = {}
@@ -227,7 +232,7 @@ def _one_line(error: pydantic.ValidationError) -> str:
         hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(keys)}"
         return f"{where} is no key here; {hint}"
     should = _SHOULD.get(first["type"], first["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
-    secret = masked(f"{path[-1]}=x") != f"{path[-1]}=x" if path else False
+    secret = any(masked(f"{part}=x") != f"{part}=x" for part in (str(field), *path[-1:]))
     return f"{where} is {'***' if secret else _shown(first['input'])}; it should be {should}"
 
 

@@ -1,54 +1,131 @@
-"""Alarms: what a run's end shows that somebody should look at."""
+"""Alarms: what shows that somebody should look; the log, the status, the metrics and the page know the same ones."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Final
 
 from peewee import PeeweeException
 
 from housekeeping.foundation.clock import Clock
-from housekeeping.foundation.db import one_line
+from housekeeping.foundation.db import database, one_line
 from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.sweeps.backlog import backlog
+from housekeeping.sweeps.backlog import Backlog, backlog
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.results import RunResult
 
 logger = named_logger(__name__)
 
+#: Counted up to here for a worker that sets no alarm on its backlog.
+LOOK_AT: Final = 10_000
+_ENDED_BADLY: Final = ("failed", "lost", "lost_lease")
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """One thing that rings.
+
+    Attributes:
+      name: Which alarm: ``longest_run``, ``backlog``, ``failed_rows``, ``most_…`` with a count's name,
+        ``failed_runs``, ``last_run``, ``overdue`` or ``unseen``.
+      text: What it is, for a person.
+      limit, value: What it must not exceed, and what it is; null where it is no number.
+    """
+
+    name: str
+    text: str
+    limit: float | None = None
+    value: float | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+    def as_json(self) -> dict[str, Any]:
+        """As programs read it."""
+        return asdict(self)
+
+
+def of_a_run(sweep: Sweep, duration_s: float, counts: Mapping[str, Any]) -> Iterator[Alarm]:
+    """What a run shows by itself, ended or at work."""
+    longest = sweep.alarms.longest_run
+    if longest is not None and duration_s > longest.total_seconds():
+        most_s = longest.total_seconds()
+        yield Alarm("longest_run", f"the last run took {duration_s:.0f} s, over {most_s:.0f} s", most_s, duration_s)
+    if failed := counts.get("failed"):
+        yield Alarm("failed_rows", f"{failed:,} rows could not be settled", 0, failed)
+    for name, most in sweep.alarms.most.items():
+        if (counted := counts.get(name, 0)) > most:
+            yield Alarm(f"most_{name}", f"the last run counted {counted:,} {name}, over {most:,}", most, counted)
+
+
+def of_the_backlog(sweep: Sweep, waiting: Backlog) -> Iterator[Alarm]:
+    """What waits, counted up to the limit."""
+    most = sweep.alarms.backlog
+    if most is not None and (waiting.rows > most or not waiting.exact):
+        yield Alarm("backlog", f"more than {most:,} rows wait", most, waiting.rows)
+
+
+def of_the_ledger(sweep: Sweep) -> Iterator[Alarm]:
+    """Runs in a row that ended badly.
+
+    Raises:
+      peewee.PeeweeException: The ledger cannot be asked.
+    """
+    most = sweep.alarms.failed_runs
+    if most is None:
+        return
+    ended = (Run.worker == sweep.name) & Run.outcome.is_null(False) & Run.outcome.not_in(("skipped", "missed"))
+    last: Any = Run.select(Run.outcome).where(ended).order_by(Run.id.desc()).limit(most).tuples()
+    outcomes = [outcome for (outcome,) in last]
+    if len(outcomes) == most and set(outcomes) <= set(_ENDED_BADLY):
+        yield Alarm("failed_runs", f"{most} runs in a row ended badly", most, most)
+
+
+def of_the_last_run(outcome: str | None, why: str | None) -> Iterator[Alarm]:
+    """That the last run ended badly, and how."""
+    if outcome in _ENDED_BADLY:
+        yield Alarm("last_run", f"the last run ended as {outcome}: {why}")
+
+
+def of_silence(sweep: Sweep, last_at: datetime | None, now: datetime, period_s: float) -> Iterator[Alarm]:
+    """That a scheduled worker has not run for too many of its periods; its ticks that were missed are no runs."""
+    most = sweep.alarms.overdue
+    if last_at is None or most is None:
+        return
+    silent_s = (now - last_at).total_seconds()
+    if silent_s > most * period_s:
+        text = f"it has not run for {silent_s:,.0f} s, over {most} of its periods; is the scheduler alive?"
+        yield Alarm("overdue", text, most * period_s, silent_s)
+
 
 def ring(sweep: Sweep, result: RunResult, clock: Clock) -> None:
-    """Log one warning for each alarm this run's end sets off; never raises."""
+    """Log one warning for each alarm this run's end sets off, and note in its row what waits; never raises."""
     if result.run_id is None:
         return
-    limit = sweep.alarms.longest_run
-    if limit is not None and result.duration_s > limit.total_seconds():
-        logger.warning("Alarm", alarm="longest_run", limit_s=limit.total_seconds(), duration_s=result.duration_s)
-    if result.counts.get("failed"):
-        logger.warning("Alarm", alarm="failed_rows", failed=result.counts["failed"])
-    for name, most in sweep.alarms.most.items():
-        if result.counts.get(name, 0) > most:
-            logger.warning("Alarm", alarm=f"most_{name}", limit=most, **{name: result.counts[name]})
-    failures = sweep.alarms.failed_runs
-    if failures is not None and result.exit_code and _failed_in_a_row(sweep.name, failures):
-        logger.warning("Alarm", alarm="failed_runs", limit=failures)
-    if sweep.alarms.backlog is not None and result.outcome != "skipped":
-        try:
-            waiting = backlog(sweep, clock.now(), sweep.alarms.backlog)
-        except (PeeweeException, HousekeepingError) as error:
-            logger.warning("Could not count the backlog", error=one_line(error))
-            return
-        if not waiting.exact:
-            logger.warning("Alarm", alarm="backlog", limit=sweep.alarms.backlog)
+    rings = [*of_a_run(sweep, result.duration_s, result.counts)]
+    if result.exit_code:
+        rings += _asked(lambda: of_the_ledger(sweep), "Could not ask the ledger")
+    # For a worker that takes an argument, what waits is not what this run left.
+    if result.outcome != "skipped" and sweep.takes_argument is None:
+        rings += _asked(lambda: _left(sweep, result.run_id, clock), "Could not count the backlog")
+    for alarm in rings:
+        logger.warning("Alarm", alarm=alarm.name, text=alarm.text, limit=alarm.limit, value=alarm.value)
 
 
-def _failed_in_a_row(worker: str, number: int) -> bool:
-    """Whether so many runs of the worker, up to the last, ended badly; False when the ledger cannot be asked."""
-    ended = (Run.worker == worker) & Run.outcome.is_null(False) & Run.outcome.not_in(("skipped", "missed"))
+def _left(sweep: Sweep, run_id: int | None, clock: Clock) -> Iterator[Alarm]:
+    waiting = backlog(sweep, clock.now(), sweep.alarms.backlog or LOOK_AT)
+    Run.update(backlog=waiting.rows, backlog_exact=waiting.exact).where(Run.id == run_id).execute()
+    yield from of_the_backlog(sweep, waiting)
+
+
+def _asked(question: Callable[[], Iterator[Alarm]], otherwise: str) -> list[Alarm]:
     try:
-        last: Any = Run.select(Run.outcome).where(ended).order_by(Run.id.desc()).limit(number).tuples()
-        outcomes = [outcome for (outcome,) in last]
-    except PeeweeException:
-        return False
-    return len(outcomes) == number and set(outcomes) <= {"failed", "lost", "lost_lease"}
+        with database.atomic():
+            return list(question())
+    except (PeeweeException, HousekeepingError) as error:
+        logger.warning(otherwise, error=one_line(error))
+        return []

@@ -37,12 +37,42 @@ class Alarms:
       backlog: More records than this waiting after a run.
       most: Count -> more than this of it in one run.
       failed_runs: So many runs in a row that ended badly.
+      overdue: So many periods of the schedule without a run.
     """
 
     longest_run: timedelta | None = None
     backlog: int | None = None
     most: Mapping[str, int] = field(default_factory=dict)
     failed_runs: int | None = None
+    # No document has a number: one period may be lost to a restart, two to a restart at the wrong moment.
+    overdue: int | None = 3
+
+    def changed(self, given: Mapping[str, float | None], counts: Sequence[str]) -> Alarms:
+        """The same with other limits, by the names that settings have for them; null switches one off.
+
+        Parameters:
+          counts: The worker's counts: a limit on one of them is named like it.
+
+        Raises:
+          DeclarationError: When there is no such alarm, or its limit is no whole number.
+        """
+        changes: dict[str, Any] = {"most": dict(self.most)}
+        for name, limit in given.items():
+            if name == "longest_run_s":
+                changes["longest_run"] = None if limit is None else timedelta(seconds=limit)
+                continue
+            if limit is not None and limit != int(limit):
+                raise DeclarationError(f"the alarm {name} is {limit}; it should be a whole number or null")
+            number = None if limit is None else int(limit)
+            if name in ("backlog", "failed_runs", "overdue"):
+                changes[name] = number
+            elif name in counts:
+                changes["most"].pop(name, None)
+                changes["most"] |= {} if number is None else {name: number}
+            else:
+                known = ", ".join(("longest_run_s", "backlog", "failed_runs", "overdue", *counts))
+                raise DeclarationError(f"there is no alarm {name}; the alarms are {known}")
+        return dataclasses.replace(self, **changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +112,7 @@ class Sweep:
       stale, order, action: The one pass of a sweep through one table, see `TablePass`.
       passes: In place of those three: makes the passes of a sweep that has several, or of another kind.
       counts: The names of all counts, in the order they are shown.
+      settles: Those of the counts that are records taken from what is stale; for rates.
       schedule: A cron expression; none: the sweep runs only when asked.
       batch_size: Records a statement, and so a transaction.
       max_runtime: How long a run takes new batches; asked after each full batch.
@@ -108,6 +139,7 @@ class Sweep:
     action: Action | None = None
     passes: Callable[[Sweep], Sequence[Pass]] | None = None
     counts: tuple[str, ...] = ()
+    settles: tuple[str, ...] = ()
     schedule: str | None = None
     batch_size: int = 100
     max_runtime: timedelta = timedelta(minutes=5)
@@ -132,6 +164,8 @@ class Sweep:
             raise DeclarationError(f"{self.name}: give stale, order and action, or passes")
         if not self.counts and self.action is not None:
             object.__setattr__(self, "counts", (*self.action.counted_as, "batches", "out_of_time"))
+        if not self.settles and self.action is not None:
+            object.__setattr__(self, "settles", tuple(self.action.counted_as[:1]))
         if self.batch_size < 1 or self.max_runtime <= timedelta():
             raise DeclarationError(f"{self.name}: batch_size must be at least 1 and max_runtime longer than nothing")
         if self.lease is not None:
@@ -186,6 +220,8 @@ class Sweep:
                 changes[_LENGTHS[name]] = timedelta(seconds=value)
             elif name == "lease_ttl_s" and self.lease is not None:
                 changes["lease"] = dataclasses.replace(self.lease, ttl=timedelta(seconds=value))
+            elif name == "alarms":
+                changes["alarms"] = self._alarms(value, where)
             elif name in self.options:
                 changes["options"] = {**changes.get("options", self.options), name: value}
             elif name not in ("table", "tables"):  # the worker's models were bound to their tables before this
@@ -194,6 +230,12 @@ class Sweep:
             return dataclasses.replace(self, **changes)
         except DeclarationError as error:
             raise SettingsError(f"{where} is {given!r}; {error}") from None
+
+    def _alarms(self, given: Mapping[str, float | None], where: str) -> Alarms:
+        try:
+            return self.alarms.changed(given, self.counts)
+        except DeclarationError as error:
+            raise SettingsError(f'{where}["alarms"] is {given!r}; {error}') from None
 
 
 def _check_order(name: str, table: TablePass) -> None:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from peewee import ProgrammingError
+from peewee import ProgrammingError, fn
 
 from housekeeping.foundation.cron import Cron
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import DatabaseUnavailable, HousekeepingError
+from housekeeping.sweeps.alarms import (
+    LOOK_AT,
+    Alarm,
+    of_a_run,
+    of_silence,
+    of_the_backlog,
+    of_the_last_run,
+    of_the_ledger,
+)
 from housekeeping.sweeps.backlog import Backlog, backlog, oldest
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.passes import as_cursor
+from housekeeping.sweeps.rates import Rates, last_ended, rates
 from housekeeping.sweeps.switches import Switched, switch_of
 from housekeeping.sweeps.walk import in_order
 
 State = Literal["on", "paused", "narrow", "disabled"]
-
-#: Counted for a worker that sets no alarm on its backlog.
-_LOOK_AT: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,8 @@ class Overview:
       switch: What an operator said of it: paused or narrowed, until when and why; null: nothing.
       next_tick: UTC; null when it has no schedule, or is disabled.
       last_run: Its newest row in the ledger, as a dictionary; null when it never ran.
+      last_success: When a run last did its work, to the end or to its limits; null when none did.
+      rates: Records an hour that became stale and that were settled, by the last runs; null: too few to say.
       waiting: The stale rows; null when they could not be seen (`alarms` says why).
       oldest: The first order column of the stale row that is first in order; null when none is stale.
       alarms: What rings, in words.
@@ -43,9 +53,11 @@ class Overview:
     schedule: str | None
     next_tick: datetime | None
     last_run: dict[str, Any] | None
+    last_success: datetime | None
+    rates: Rates | None
     waiting: Backlog | None
     oldest: Any
-    alarms: list[str]
+    alarms: list[Alarm]
 
     def as_json(self) -> dict[str, Any]:
         """One element of ``workers`` in ``housekeeping status --json``."""
@@ -60,7 +72,10 @@ class Overview:
             "backlog": self.waiting.rows if self.waiting else None,
             "backlog_exact": self.waiting.exact if self.waiting else None,
             "oldest": first[0],
-            "alarms": self.alarms,
+            "last_success": self.last_success.isoformat() if self.last_success else None,
+            "arrived_per_hour": self.rates.arrived if self.rates else None,
+            "drained_per_hour": self.rates.drained if self.rates else None,
+            "alarms": [alarm.as_json() for alarm in self.alarms],
         }
 
 
@@ -81,14 +96,16 @@ def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
     worker, and hides no other.
     """
     last = last_run(sweep)
+    waiting, first = None, None
+    rings: list[Alarm] = []
     try:
-        waiting = backlog(sweep, now, sweep.alarms.backlog or _LOOK_AT)
+        waiting = backlog(sweep, now, sweep.alarms.backlog or LOOK_AT)
         first = oldest(sweep, now)
-        rings = _alarms(sweep, last, waiting)
+        rings += of_the_backlog(sweep, waiting)
     except (ProgrammingError, HousekeepingError) as error:
         if isinstance(error, DatabaseUnavailable):
             raise
-        waiting, first, rings = None, None, [f"what waits cannot be seen: {one_line(error)}"]
+        rings.append(Alarm("unseen", f"what waits cannot be seen: {one_line(error)}"))
     switch = switch_of(sweep.name)
     return Overview(
         sweep.name,
@@ -97,10 +114,36 @@ def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
         sweep.schedule,
         next_tick(sweep, now, zone),
         last,
+        _last_success(sweep),
+        rates(last_ended(sweep)),
         waiting,
         first,
-        rings,
+        [*rings, *_alarms(sweep, switch, last, now, zone)],
     )
+
+
+def _alarms(
+    sweep: Sweep, switch: Switched | None, last: dict[str, Any] | None, now: datetime, zone: Any
+) -> Iterator[Alarm]:
+    """What the ledger says of the worker's last runs."""
+    if last is None:
+        return
+    started_at = datetime.fromisoformat(last["started_at"])
+    # A run at work may be too long already.
+    spent = last["duration_s"] if last["outcome"] else (now - started_at).total_seconds()
+    yield from of_a_run(sweep, spent, last["counts"])
+    yield from of_the_last_run(last["outcome"], last["error"] or last["reason"])
+    yield from of_the_ledger(sweep)
+    if sweep.schedule and state_of(sweep, switch) in ("on", "narrow"):
+        cron = Cron(sweep.schedule, zone)
+        began: Any = Run.select(fn.MAX(Run.started_at)).where((Run.worker == sweep.name) & (Run.outcome != "missed"))
+        yield from of_silence(sweep, began.scalar(), now, cron.period(now).total_seconds())
+
+
+def _last_success(sweep: Sweep) -> datetime | None:
+    well = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason != "shutdown"))
+    last = Run.select(Run.finished_at).where((Run.worker == sweep.name) & well).order_by(Run.id.desc()).limit(1).first()
+    return None if last is None else last.finished_at
 
 
 def last_run(sweep: Sweep) -> dict[str, Any] | None:
@@ -120,22 +163,3 @@ def last_run(sweep: Sweep) -> dict[str, Any] | None:
         "counts": in_order(sweep, run.counts),
         "error": run.error,
     }
-
-
-def _alarms(sweep: Sweep, last: dict[str, Any] | None, waiting: Backlog) -> list[str]:
-    rings = []
-    if sweep.alarms.backlog is not None and not waiting.exact:
-        rings.append(f"more than {sweep.alarms.backlog:,} rows wait")
-    if last is None:
-        return rings
-    longest = sweep.alarms.longest_run
-    if longest is not None and (last["duration_s"] or 0) > longest.total_seconds():
-        rings.append(f"the last run took {last['duration_s']:.0f} s, over {longest.total_seconds():.0f} s")
-    if last["outcome"] in ("failed", "lost_lease", "lost"):
-        rings.append(f"the last run ended as {last['outcome']}: {last['error'] or last['reason']}")
-    for name, most in sweep.alarms.most.items():
-        if last["counts"].get(name, 0) > most:
-            rings.append(f"the last run counted {last['counts'][name]:,} {name}, over {most:,}")
-    if last["counts"].get("failed"):
-        rings.append(f"{last['counts']['failed']:,} rows could not be settled")
-    return rings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from peewee import SQL, BigAutoField, BigIntegerField, DoubleField, IntegerField, JSONField, TextField
+from peewee import SQL, BigAutoField, BigIntegerField, BooleanField, DoubleField, IntegerField, JSONField, TextField
 
 from housekeeping.foundation.db import BaseModel, UtcDateTimeField
 from housekeeping.foundation.epochs import Lease as Lease
@@ -30,6 +30,8 @@ class Run(BaseModel):
     counts = JSONField(default=dict)
     cursor = JSONField(null=True)
     error = TextField(null=True)
+    backlog = BigIntegerField(null=True)
+    backlog_exact = BooleanField(null=True)
 
     class Meta:
         table_name = "runs"

@@ -151,6 +151,29 @@ class Divisible(Protocol):
         """The record, for the log and the error tracker."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A statement that walks a table and must do so by an index.
+
+    Attributes:
+      what: What it looks for, in a few words.
+      query: As the run sends it.
+      model: The table.
+    """
+
+    what: str
+    query: Any
+    model: Any
+
+
+@runtime_checkable
+class Explainable(Protocol):
+    """A pass that can say which statements it walks tables by, for `housekeeping doctor` to explain."""
+
+    def readings(self, now: datetime) -> Sequence[Reading]:
+        """The statements of a run that begins now."""
+
+
 def as_cursor(position: Position | None) -> list[Any] | None:
     """A position in a form JSON can hold and PostgreSQL reads back as it was."""
     if position is None:

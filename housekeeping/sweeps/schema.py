@@ -69,6 +69,8 @@ MIGRATIONS: Final = (
         max_runtime_s double precision
     );
     CREATE INDEX switch_changes_worker ON {schema}.switch_changes (worker, id);
+    ALTER TABLE {schema}.runs ADD COLUMN backlog bigint, ADD COLUMN backlog_exact boolean;
+    COMMENT ON COLUMN {schema}.runs.backlog IS 'what waited at its end, counted up to a limit';
     """,
 )
 

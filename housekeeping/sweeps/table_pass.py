@@ -15,7 +15,7 @@ from housekeeping.foundation import events
 from housekeeping.foundation.db import database
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.sweeps.actions import Action
-from housekeeping.sweeps.passes import Backlog, PassPlan, Position, Settled, Step, as_cursor
+from housekeeping.sweeps.passes import Backlog, PassPlan, Position, Reading, Settled, Step, as_cursor
 
 logger = named_logger(__name__)
 
@@ -169,6 +169,10 @@ class TablePass:
 
     def oldest(self, now: datetime, argument: Any = None) -> Any:
         return self._edge(now, self.order)
+
+    def readings(self, now: datetime) -> list[Reading]:
+        walk = self.rows(Step("", None, now)).for_update(skip_locked=True)
+        return [Reading(f"the walk through {self.name}", walk, self.model)]
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
         stale = self.backlog(now, limit)

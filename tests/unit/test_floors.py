@@ -19,6 +19,7 @@ _FLOORS: Final = {
     "workers": 2,
     "app": 3,
     "installation": 3,
+    "doctor": 3,
     "brokers": 3,
     "queues": 3,
     "dead_letters": 3,

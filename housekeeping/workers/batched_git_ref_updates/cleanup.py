@@ -16,7 +16,7 @@ from housekeeping.foundation.db import database
 from housekeeping.foundation.events import refs_deleted
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.sweeps.ledger import HEARTBEAT
-from housekeeping.sweeps.passes import Backlog, Failure, PassPlan, Settled, Step
+from housekeeping.sweeps.passes import Backlog, Failure, PassPlan, Reading, Settled, Step
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus, machine
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletionFailed, RefsRefused, delete_refs
 from housekeeping.workers.batched_git_ref_updates.ref_names import is_ref_name
@@ -172,6 +172,10 @@ class PendingDeletions:
             return None
         first = _in_order(int(argument)).select(Deletion.created_at).limit(1).first()
         return None if first is None else first.created_at
+
+    def readings(self, now: datetime) -> list[Reading]:
+        page = _in_order(1, 1).limit(self.page_size)
+        return [Reading("a project's pending deletions", page, Deletion)]
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
         rows = pending_rows(int(argument), None, self.max_deletes)

@@ -85,6 +85,16 @@ class GitProgram:
             raise RefDeletionFailed(f"git cannot delete refs of {repository}: {line}")
         raise RefsRefused(f"git: {line}")
 
+    def version(self) -> str | None:
+        """What the program says of its version; None when it is not there."""
+        try:
+            asked = subprocess.run(
+                [self._program, "--version"], capture_output=True, text=True, timeout=self._timeout.total_seconds()
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return asked.stdout.strip()[:100] or None
+
     def _ended(self, repository: Path, orders: bytes) -> tuple[int, bytes]:
         """Exit status of a git process, and the beginning of what it said."""
         command = [self._program]

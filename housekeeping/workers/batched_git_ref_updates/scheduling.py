@@ -13,7 +13,7 @@ from peewee import JOIN, SQL, Select, fn
 from housekeeping.foundation.db import database
 from housekeeping.foundation.redis_client import reaching_redis
 from housekeeping.middleware.bulk import enqueue_many
-from housekeeping.sweeps.passes import Backlog, PassPlan, Position, Settled, Step
+from housekeeping.sweeps.passes import Backlog, PassPlan, Position, Reading, Settled, Step
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus
 
 _SAMPLES: Final = 5
@@ -122,6 +122,9 @@ class PendingProjects:
     def oldest(self, now: datetime, argument: Any = None) -> Any:
         """Nothing: no index knows the oldest row, and a project's id is no age."""
         return None
+
+    def readings(self, now: datetime) -> list[Reading]:
+        return [Reading("the projects with pending deletions", _each_project(None, None).limit(100), Deletion)]
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
         stale = self.backlog(now, limit)

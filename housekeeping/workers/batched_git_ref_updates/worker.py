@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
-from housekeeping.foundation.errors import SettingsError
+from housekeeping.foundation.errors import HousekeepingError, SettingsError
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.actors import actor_named
 from housekeeping.sweeps.declaration import Alarms, LeaseTerms, Sweep
+from housekeeping.sweeps.findings import Finding
 from housekeeping.workers.batched_git_ref_updates.cleanup import PendingDeletions
+from housekeeping.workers.batched_git_ref_updates.git_program import GitProgram
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.scheduling import PendingProjects
 from housekeeping.workers.batched_git_ref_updates.surroundings import surroundings
@@ -28,6 +31,9 @@ MAX_DELETES: Final = 10_000  # rows a run of one project; workers.md, 58
 #: Tables of this worker, by their name in workers.md.
 MODELS: Final = {"batched_git_ref_updates_deletions": Deletion}
 
+#: The rights they need on them.
+RIGHTS: Final = {"batched_git_ref_updates_deletions": ("SELECT", "UPDATE (status, updated_at)")}
+
 project_cleanup: Final = Sweep(
     name="batched_git_ref_updates.project_cleanup",
     passes=lambda sweep: [
@@ -39,6 +45,7 @@ project_cleanup: Final = Sweep(
         )
     ],
     counts=("total_deletes", "invalid", "failed"),
+    settles=("total_deletes", "invalid"),
     batch_size=PAGE_SIZE,
     options={"page_size": PAGE_SIZE, "git_batch_size": GIT_BATCH_SIZE, "max_deletes": MAX_DELETES},
     max_runtime=MAX_RUNTIME,
@@ -64,6 +71,7 @@ cleanup_scheduler: Final = Sweep(
         )
     ],
     counts=("total_projects", "enqueued", "deduplicated"),
+    settles=("total_projects",),
     schedule=SCHEDULE,
     batch_size=BATCH_SIZE,
     options={"max_projects": MAX_PROJECTS},
@@ -92,3 +100,20 @@ def configure(settings: Settings) -> None:
             "but this worker has page_size (rows) and git_batch_size (refs)"
         )
     surroundings.use_root(settings.repositories_root)
+
+
+def examine() -> Iterator[Finding]:
+    """Whether the repositories and the git program are there, for `housekeeping doctor`."""
+    area = project_cleanup.name
+    try:
+        surroundings.repositories.locate(1)
+        yield Finding("fine", area, "repositories", "their folder is there")
+    except HousekeepingError as error:
+        yield Finding("error", area, "repositories", str(error), "mount it, or disable the worker")
+    if not isinstance(surroundings.deletion, GitProgram):
+        return
+    version = surroundings.deletion.version()
+    if version is None:
+        yield Finding("error", area, "git", "the git program was not found", "install git")
+    else:
+        yield Finding("fine", area, "git", version)

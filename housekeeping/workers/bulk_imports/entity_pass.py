@@ -9,7 +9,7 @@ from typing import Any, Final
 from peewee import CTE, SQL, Expression, Function, IntegrityError, Select, Value, fn
 
 from housekeeping.foundation.db import database
-from housekeeping.sweeps.passes import Backlog, PassPlan, Settled, Step
+from housekeeping.sweeps.passes import Backlog, PassPlan, Reading, Settled, Step
 from housekeeping.sweeps.table_pass import TablePass
 from housekeeping.workers.bulk_imports.models import BulkImportEntity, BulkImportTracker
 from housekeeping.workers.bulk_imports.states import SourceType
@@ -78,6 +78,11 @@ class EntityPass(TablePass):
         record = super().record(row)
         kind = record["bulk_import_entity_type"]
         return record | {"bulk_import_entity_type": kind.name.lower() if isinstance(kind, SourceType) else str(kind)}
+
+    def readings(self, now: datetime) -> list[Reading]:
+        ids = fn.ANY(Value([1], converter=False, unpack=False))
+        trackers = BulkImportTracker.select(BulkImportTracker.id).where(_is_open(ids)).for_update(skip_locked=True)
+        return [*super().readings(now), Reading("the trackers of its entities", trackers, BulkImportTracker)]
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
         entities = super().plan(now, limit, argument)

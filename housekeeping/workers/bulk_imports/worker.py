@@ -28,6 +28,9 @@ MODELS: Final = {
     "bulk_import_trackers": BulkImportTracker,
 }
 
+#: The rights it needs on them.
+RIGHTS: Final = {name: ("SELECT", "UPDATE (status, updated_at)") for name in MODELS}
+
 IMPORT_LINE: Final = RecordLine("BulkImport stale", {"bulk_import_id": "id"}, level=logging.ERROR)
 ENTITY_LINE: Final = RecordLine(
     "BulkImports::Entity stale",
@@ -79,6 +82,7 @@ sweep: Final = Sweep(
     name="bulk_imports.stale_import",
     passes=passes,
     counts=("timed_out_imports", "timed_out_entities", TRACKERS_COUNTED_AS, "failed", "out_of_time"),
+    settles=("timed_out_imports", "timed_out_entities"),
     schedule=SCHEDULE,
     batch_size=BATCH_SIZE,
     max_runtime=MAX_RUNTIME,

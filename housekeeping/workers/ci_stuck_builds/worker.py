@@ -31,11 +31,17 @@ DELAYS: Final = {
 #: Tables of these workers, by their name in workers.md.
 MODELS: Final = {"ci_builds": Build}
 
+#: The rights they need on them.
+RIGHTS: Final = {
+    "ci_builds": ("SELECT", "UPDATE (status, failure_reason, finished_at, updated_at, lock_version)"),
+}
+
 _COMMON: Final[dict[str, Any]] = {
     "batch_size": BATCH_SIZE,
     "max_runtime": MAX_RUNTIME,
     "stale_after": STALE_AFTER,
     "options": {"log_records": True},
+    "settles": ("dropped", "doomed"),
     "alarms": Alarms(longest_run=LONGEST_RUN, most={"dropped": MOST_DROPPED, "doomed": MOST_DOOMED}),
     "feature_category": "continuous_integration",
     "data_consistency": "always",

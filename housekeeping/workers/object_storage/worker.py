@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
+from housekeeping.foundation.errors import ObjectStoreUnavailable
 from housekeeping.sweeps.declaration import Alarms, Sweep
+from housekeeping.sweeps.findings import Finding
 from housekeeping.workers.object_storage import stores
 from housekeeping.workers.object_storage.models import MODELS
 from housekeeping.workers.object_storage.upload_pass import PendingUploadsPass
 
-__all__ = ["MODELS", "SWEEPS", "configure", "sweep"]
+__all__ = ["MODELS", "RIGHTS", "SWEEPS", "configure", "examine", "sweep"]
+
+#: It uses no table of the application's.
+RIGHTS: Final[dict[str, tuple[str, ...]]] = {}
 
 SCHEDULE: Final = "*/6 * * * *"  # document 100, 実行スケジュール
 MAX_EXEC_DURATION: Final = timedelta(seconds=250)  # document 100, 備考
@@ -33,6 +39,7 @@ sweep: Final = Sweep(
         )
     ],
     counts=("total_pending_entries", "total_deleted_stale_entries", "execution_timeout", "failed"),
+    settles=("total_deleted_stale_entries",),
     schedule=SCHEDULE,
     batch_size=PAGE,
     max_runtime=MAX_EXEC_DURATION,
@@ -48,3 +55,22 @@ sweep: Final = Sweep(
 )
 
 SWEEPS: Final = (sweep,)
+
+
+def examine() -> Iterator[Finding]:
+    """Whether each object store that is switched on can be reached and listed, for `housekeeping doctor`."""
+    if not stores.configured:
+        yield Finding(
+            "warning", sweep.name, "object stores", "none is set: every entry is refused", "HOUSEKEEPING_OBJECT_STORES"
+        )
+    for location, store in stores.configured.items():
+        if not store.enabled:
+            yield Finding("fine", sweep.name, f"object store {location}", "is switched off")
+            continue
+        try:
+            store.look()
+            yield Finding("fine", sweep.name, f"object store {location}", "can be listed")
+        except ObjectStoreUnavailable as error:
+            yield Finding(
+                "error", sweep.name, f"object store {location}", str(error), "or switch it off: enabled false"
+            )

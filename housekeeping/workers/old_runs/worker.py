@@ -17,6 +17,9 @@ BATCH_SIZE: Final = 1000  # rows a statement; they are small and nobody else hol
 #: None of the application's: the ledger is where the setting for the library's own schema says.
 MODELS: Final[dict[str, Any]] = {}
 
+#: Nor rights on any.
+RIGHTS: Final[dict[str, tuple[str, ...]]] = {}
+
 sweep: Final = Sweep(
     name="housekeeping.old_runs",
     passes=lambda sweep: [
@@ -29,6 +32,7 @@ sweep: Final = Sweep(
         )
     ],
     counts=("deleted_rows", "batches", "out_of_time"),
+    settles=("deleted_rows",),
     schedule=SCHEDULE,
     batch_size=BATCH_SIZE,
     max_runtime=timedelta(seconds=60),

@@ -20,6 +20,9 @@ LARGEST_BACKLOG: Final = 10_000  # rows due; document 48, 監視・アラート
 #: Tables of this worker, by their name in workers.md.
 MODELS: Final = {"user_statuses": UserStatus}
 
+#: The rights it needs on them: a row is locked by the right to update one column of it.
+RIGHTS: Final = {"user_statuses": ("SELECT", "DELETE", "UPDATE (clear_status_at)")}
+
 sweep: Final = Sweep(
     name="user_status_cleanup.batch",
     passes=lambda sweep: [
@@ -34,6 +37,7 @@ sweep: Final = Sweep(
         )
     ],
     counts=("deleted_rows", "batches", "out_of_time"),
+    settles=("deleted_rows",),
     schedule=SCHEDULE,
     batch_size=BATCH_SIZE,
     max_runtime=MAX_RUNTIME,

@@ -1,0 +1,74 @@
+"""``housekeeping doctor``"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Final
+
+import click
+from rich.text import Text
+
+from housekeeping.cli.composition import settings_and_logs
+from housekeeping.cli.tables import out, progress
+from housekeeping.doctor import examine
+from housekeeping.doctor.rights import grants, needed_rights
+from housekeeping.installation import use_database
+from housekeeping.sweeps.findings import Finding, Level
+from housekeeping.workers import configured_sweeps
+
+#: The worst finding -> exit status; 2 is taken by wrong usage and settings.
+_EXIT: Final[dict[Level, int]] = {"fine": 0, "warning": 3, "error": 1}
+_SIGN: Final[dict[Level, tuple[str, str]]] = {
+    "fine": ("ok      ", "green"),
+    "warning": ("warning ", "yellow"),
+    "error": ("ERROR   ", "bold red"),
+}
+
+
+@click.command(short_help="Look at everything the workers stand on; say what is wrong and what to do.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--grants", "role", metavar="ROLE", help="Print the GRANT statements a role needs, and look at nothing.")
+def doctor(as_json: bool, role: str | None) -> None:
+    """Look at everything the workers stand on; say what is wrong and what to do. Changes nothing.
+
+    Connections and versions; the library's own tables; the statements each worker runs, explained against the
+    real tables: whether an index is used, and the CREATE INDEX CONCURRENTLY that is missing; rights, timeouts,
+    time zone, long transactions, autovacuum; what Redis does when memory is full or it restarts, and who shares it;
+    dead letters; object stores, repositories, git; the clocks.
+
+    Exit status: 0 all fine; 3 warnings; 1 errors; 2 wrong settings.
+    """
+    settings = settings_and_logs()
+    sweeps = configured_sweeps(settings)
+    if role is not None:
+        for statement in grants(role, needed_rights()):
+            click.echo(f"{statement};")
+        return
+    if settings.database_url is not None:
+        use_database(settings)
+    found: list[Finding] = []
+    with progress("looking") as say:
+        for finding in examine(settings, sweeps):
+            found.append(finding)
+            say(f"looking at {finding.area}: {finding.subject}")
+    worst: Level = max((each.level for each in found), key=["fine", "warning", "error"].index, default="fine")
+    if as_json:
+        click.echo(json.dumps({"level": worst, "findings": [each.as_json() for each in found]}))
+    else:
+        _show(found)
+    sys.exit(_EXIT[worst])
+
+
+def _show(found: list[Finding]) -> None:
+    area = ""
+    for each in found:
+        if each.area != area:
+            area = each.area
+            out.print(area, style="bold")
+        sign, style = _SIGN[each.level]
+        out.print(Text.assemble("  ", (sign, style), f"{each.subject}: {each.text}"), soft_wrap=True)
+        if each.way_out and each.level != "fine":
+            out.print(f"          do: {each.way_out}", soft_wrap=True)
+    numbers = [sum(each.level == level for each in found) for level in ("error", "warning", "fine")]
+    out.print(f"{numbers[0]} errors, {numbers[1]} warnings, {numbers[2]} fine")

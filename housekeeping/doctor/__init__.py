@@ -1,0 +1,54 @@
+"""Floor 3: looks at everything the workers stand on, and says what is wrong and what to do; changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+import redis
+from peewee import PeeweeException
+
+from housekeeping.doctor import brokers, indexes, outside, postgres, redis_server, tables
+from housekeeping.foundation.db import one_line
+from housekeeping.foundation.errors import HousekeepingError
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.findings import Finding
+
+#: Looks at one part; in this order a part stands on those before it.
+Examination = Callable[[Settings, dict[str, Sweep]], Iterator[Finding]]
+
+
+def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Look at every part; a part that cannot be looked at is a finding itself, and hides no other.
+
+    Parameters:
+      sweeps: The workers by name; those that are disabled are not looked at.
+    """
+    enabled = {name: sweep for name, sweep in sweeps.items() if sweep.enabled}
+    parts: list[tuple[str, Examination]] = []
+    if settings.database_url is None:
+        yield Finding(
+            "error", "postgres", "connection", "HOUSEKEEPING_DATABASE_URL is not set", "set it: postgresql://..."
+        )
+    else:
+        parts += [("postgres", postgres.examine), ("postgres", tables.examine), ("postgres", indexes.examine)]
+    if settings.redis_url is None:
+        yield Finding("error", "redis", "connection", "HOUSEKEEPING_REDIS_URL is not set", "set it: redis://...")
+    else:
+        parts += [("redis", redis_server.examine), ("broker", brokers.examine)]
+    parts.append(("outside", outside.examine))
+    unreachable: set[str] = set()
+    for area, examination in parts:
+        if area in unreachable or (area == "broker" and settings.broker_url is None and "redis" in unreachable):
+            continue
+        try:
+            yield from examination(settings, enabled)
+        except (HousekeepingError, PeeweeException, redis.RedisError, OSError) as error:
+            unreachable.add(area)
+            yield Finding("error", area, "connection", one_line(error), "everything below it cannot be looked at")
+
+
+def now() -> datetime:
+    """This machine's time."""
+    return datetime.now(UTC)

@@ -1,0 +1,79 @@
+"""Whether each worker's statements find what is stale by an index: PostgreSQL is asked, by EXPLAIN, nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from peewee import Index, PeeweeException
+
+from housekeeping.foundation.clock import SYSTEM_CLOCK
+from housekeeping.foundation.db import database, one_line
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.findings import Finding
+from housekeeping.sweeps.passes import Explainable, Reading
+
+
+def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Each statement of each enabled worker."""
+    for sweep in sweeps.values():
+        try:
+            for walk in sweep.walks():
+                if isinstance(walk, Explainable):
+                    for reading in walk.readings(SYSTEM_CLOCK.now()):
+                        yield _judged(sweep.name, reading)
+        except PeeweeException as error:
+            # A table that is missing, or may not be read, was a finding before.
+            yield Finding("warning", sweep.name, "indexes", f"could not be looked at: {one_line(error)}")
+
+
+def _judged(worker: str, reading: Reading) -> Finding:
+    fault = fault_of(explained(reading.query))
+    if fault is None:
+        return Finding("fine", worker, "indexes", f"{reading.what} is found by an index")
+    missing = [statement for statement in wanted_indexes(reading.model) if statement]
+    return Finding("warning", worker, "indexes", f"{reading.what}: {fault}", "; ".join(missing) or None)
+
+
+def explained(query: Any) -> dict[str, Any]:
+    """PostgreSQL's plan of the statement, on tables of any size as on large ones."""
+    # By the database: a query that begins with a common table expression knows of none.
+    sql, parameters = database.get_sql_context().sql(query).query()
+    with database.atomic() as transaction:
+        # Of a small table it would read all, index or not; what an index can do shows only so.
+        database.execute_sql("SET LOCAL enable_seqscan = off")
+        database.execute_sql("SET LOCAL enable_sort = off")
+        plan: Any = database.execute_sql(f"EXPLAIN (FORMAT JSON) {sql}", parameters).fetchone()[0]
+        transaction.rollback()
+    top: dict[str, Any] = plan[0]["Plan"]
+    return top
+
+
+def fault_of(plan: dict[str, Any]) -> str | None:
+    """Why the plan would become slow with the table; None when it would not."""
+    nodes = list(_nodes(plan))
+    if any(node["Node Type"] == "Seq Scan" for node in nodes):
+        return "the whole table is read"
+    for node in nodes:
+        by_index = node["Node Type"] in ("Index Scan", "Index Only Scan", "Bitmap Index Scan")
+        if by_index and "Index Cond" not in node and any(each["Node Type"] == "Sort" for each in nodes):
+            return f"the whole of index {node['Index Name']} is read"
+    return None
+
+
+def wanted_indexes(model: Any) -> Iterator[str]:
+    """The statements that make the indexes the model is declared with, and that are not there by name."""
+    manager = model._schema
+    for index in model._meta.fields_to_index():
+        if isinstance(index, Index):
+            sql, parameters = manager._create_index(index, safe=False).query()
+            with database.cursor() as cursor:
+                text: str = cursor.mogrify(sql, parameters).decode()
+            yield text.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from _nodes(child)

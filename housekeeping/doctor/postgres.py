@@ -1,0 +1,103 @@
+"""The PostgreSQL server: version, limits, clock, long transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from housekeeping.foundation.db import database, reaching_postgres
+from housekeeping.foundation.errors import SchemaMissing
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps import schema
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.findings import Finding
+
+OLDEST: Final = 130000  # PostgreSQL 13, the oldest that is tested against
+#: Apart by more than this, what is stale is judged by a wrong time: staleness is measured against this machine's.
+MOST_APART: Final = timedelta(seconds=5)
+#: An open transaction of this age keeps rows that were deleted since from being cleaned.
+LONG: Final = timedelta(minutes=10)
+_SHOWN: Final = 5
+
+
+def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Connection, schema, session settings, clock, long transactions."""
+    with reaching_postgres():
+        before = datetime.now(UTC)
+        version, number, in_recovery, read_only, at, user = _row(
+            "SELECT current_setting('server_version'), current_setting('server_version_num')::int, "
+            "pg_is_in_recovery(), current_setting('default_transaction_read_only'), clock_timestamp(), current_user"
+        )
+        after = datetime.now(UTC)
+    yield Finding("fine", "postgres", "connection", f"PostgreSQL {version} as {user}")
+    if number < OLDEST:
+        yield Finding(
+            "warning", "postgres", "version", f"{version} is older than 13", "upgrade; 13 and later are tested"
+        )
+    if in_recovery or read_only == "on":
+        what = "a replica" if in_recovery else "read-only"
+        yield Finding("error", "postgres", "writing", f"this server is {what}", "name the primary")
+    yield from _schema()
+    yield from _clock(at, before, after)
+    yield from _session()
+    yield from _long_transactions()
+
+
+def _schema() -> Iterator[Finding]:
+    try:
+        schema.require()
+    except SchemaMissing as missing:
+        yield Finding("error", "postgres", "schema", str(missing), "housekeeping init")
+    else:
+        yield Finding("fine", "postgres", "schema", "the library's own tables are there and as new as this code")
+
+
+def _clock(at: datetime, before: datetime, after: datetime) -> Iterator[Finding]:
+    apart = max(before - at, at - after, timedelta())
+    if apart > MOST_APART:
+        text = f"this machine and PostgreSQL are {apart.total_seconds():.1f} s apart"
+        yield Finding("warning", "postgres", "clock", text, "let both follow the same time servers (NTP)")
+    else:
+        yield Finding("fine", "postgres", "clock", "within 5 s of this machine's")
+
+
+def _session() -> Iterator[Finding]:
+    names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "TimeZone")
+    values = dict(zip(names, _row(f"SELECT {', '.join(f'current_setting({n!r})' for n in names)}"), strict=True))
+    off = [name for name in names[:3] if values[name] == "0"]
+    if off:
+        text = f"{', '.join(off)} off: a sick database costs a worker its thread, not its batch"
+        yield Finding(
+            "warning", "postgres", "timeouts", text, "take it out of the URL's options; ours are 60 s and 10 s"
+        )
+    else:
+        yield Finding("fine", "postgres", "timeouts", ", ".join(f"{name} {values[name]}" for name in names[:3]))
+    if values["TimeZone"] not in ("UTC", "Etc/UTC"):
+        text = f"sessions are in {values['TimeZone']}: columns without a time zone would be read as that"
+        yield Finding("warning", "postgres", "time zone", text, "take TimeZone out of the URL's options")
+
+
+def _long_transactions() -> Iterator[Finding]:
+    rows = database.execute_sql(
+        "SELECT pid, coalesce(usename, '?'), coalesce(nullif(application_name, ''), '?'), "
+        "extract(epoch FROM clock_timestamp() - xact_start)::int FROM pg_stat_activity "
+        "WHERE backend_type = 'client backend' AND xact_start < clock_timestamp() - %s "
+        "AND pid <> pg_backend_pid() ORDER BY xact_start LIMIT %s",
+        (LONG, _SHOWN),
+    ).fetchall()
+    for pid, user, application, seconds in rows:
+        text = f"{application} ({user}, process {pid}) has had a transaction open for {seconds // 60} min"
+        yield Finding(
+            "warning",
+            "postgres",
+            "long transactions",
+            text,
+            f"deleted rows cannot be cleaned until it ends; to end it: SELECT pg_terminate_backend({pid})",
+        )
+    if not rows:
+        yield Finding("fine", "postgres", "long transactions", "none over 10 min")
+
+
+def _row(sql: str) -> Any:
+    return database.execute_sql(sql).fetchone()

@@ -1,0 +1,84 @@
+"""The Redis server of leases, keys and completions: version, eviction, persistence, company, clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import redis
+
+from housekeeping.foundation.redis_client import reaching_redis, redis_client
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.findings import Finding
+
+OLDEST: Final = (6, 0)
+MOST_APART: Final = timedelta(seconds=5)  # only shown: nothing we do compares the two clocks
+_LOOKED_AT: Final = 1000  # keys
+_SHARED: Final = "pending_direct_uploads"  # the one key outside of the namespace; workers.md, 100
+
+
+def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Connection, version, what it does when memory is full or it restarts, who else is there, its clock."""
+    client = redis_client(settings.require_redis_url())
+    with reaching_redis():
+        before = datetime.now(UTC)
+        seconds, micro = _any(client.time())
+        after = datetime.now(UTC)
+        info: dict[str, Any] = _any(client.info())
+    version = str(info.get("valkey_version") or info.get("redis_version") or "?")
+    name = "Valkey" if "valkey_version" in info else "Redis"
+    yield Finding("fine", "redis", "connection", f"{name} {version}")
+    if _numbers(version) < OLDEST:
+        yield Finding("error", "redis", "version", f"{version} is older than 6", "upgrade; 6 and later are tested")
+    yield from _memory(client, info)
+    yield from _persistence(info)
+    yield from _company(client, settings.namespace)
+    at = datetime.fromtimestamp(seconds + micro / 1_000_000, UTC)
+    apart = max(before - at, at - after, timedelta())
+    if apart > MOST_APART:
+        text = f"this machine and Redis are {apart.total_seconds():.1f} s apart"
+        yield Finding("warning", "redis", "clock", text, "let both follow the same time servers (NTP)")
+
+
+def _memory(client: redis.Redis, info: dict[str, Any]) -> Iterator[Finding]:
+    limit, policy = info.get("maxmemory", 0), str(info.get("maxmemory_policy", "?"))
+    if limit and policy != "noeviction":
+        text = f"when memory is full, keys are thrown away ({policy}): messages and leases among them"
+        yield Finding("error", "redis", "eviction", text, "CONFIG SET maxmemory-policy noeviction")
+    elif limit and info.get("used_memory", 0) > 0.9 * limit:
+        yield Finding("warning", "redis", "memory", "over 90 % is used: soon nothing can be enqueued", "give it more")
+    else:
+        yield Finding("fine", "redis", "eviction", f"{policy}, {'no limit' if not limit else 'with a limit'}")
+
+
+def _persistence(info: dict[str, Any]) -> Iterator[Finding]:
+    if info.get("aof_enabled"):
+        yield Finding("fine", "redis", "persistence", "append-only file")
+    elif info.get("rdb_last_save_time") and info.get("rdb_saves", 1):
+        text = "snapshots only: messages enqueued since the last one are lost with the server"
+        yield Finding(
+            "warning", "redis", "persistence", text, "CONFIG SET appendonly yes; ticks come again by themselves"
+        )
+
+
+def _company(client: redis.Redis, namespace: str) -> Iterator[Finding]:
+    with reaching_redis():
+        others, seen = 0, 0
+        for key in client.scan_iter(count=_LOOKED_AT):
+            seen += 1
+            others += not key.startswith(f"{namespace}:".encode()) and key != _SHARED.encode()
+            if seen >= _LOOKED_AT:
+                break
+    if others:
+        text = f"{others} of the first {seen} keys belong to others: a FLUSHDB of theirs takes ours away"
+        yield Finding("warning", "redis", "company", text, "give housekeeping a database or server of its own")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+def _any(value: Any) -> Any:
+    return value

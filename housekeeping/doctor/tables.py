@@ -1,0 +1,63 @@
+"""The tables the workers use: there, with the rights a worker needs, and kept clean by autovacuum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from housekeeping.doctor.rights import grants, missing_rights
+from housekeeping.foundation.db import database
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.findings import Finding
+from housekeeping.workers import BUILT_IN
+
+_DEAD_ROWS: Final = 100_000  # below this a table is small enough whatever its share
+_DEAD_SHARE: Final = 0.3  # autovacuum begins at 0.2 by PostgreSQL's default; here it does not keep up
+
+
+def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Each table of each family that has an enabled worker."""
+    for family in BUILT_IN:
+        users = [sweep.name for sweep in family.SWEEPS if sweep.name in sweeps]
+        if not users:
+            continue
+        for name, model in family.MODELS.items():
+            yield from _table(users[0], name, model, family.RIGHTS[name])
+
+
+def _table(worker: str, name: str, model: Any, needed: tuple[str, ...]) -> Iterator[Finding]:
+    table = _name(model)
+    oid = database.execute_sql("SELECT to_regclass(%s)::oid", (table,)).fetchone()[0]
+    if oid is None:
+        way_out = f'name yours in HOUSEKEEPING_WORKERS["{worker}"]["tables"], or disable the worker'
+        yield Finding("error", worker, f"table {name}", f"{table} is not in this database", way_out)
+        return
+    missing = missing_rights(table, needed)
+    if missing:
+        way_out = "; ".join(grants("current_user", {table: tuple(missing)}))
+        yield Finding("error", worker, f"rights on {name}", f"{', '.join(missing)} not granted", way_out)
+    else:
+        yield Finding("fine", worker, f"table {name}", "there, with all rights needed")
+    yield from _vacuum(worker, name, table, oid)
+
+
+def _vacuum(worker: str, name: str, table: str, oid: int) -> Iterator[Finding]:
+    row = database.execute_sql(
+        "SELECT n_live_tup, n_dead_tup, coalesce('autovacuum_enabled=false' = ANY (reloptions), false), "
+        "EXISTS (SELECT FROM pg_stat_progress_vacuum AS p WHERE p.relid = c.oid) "
+        "FROM pg_class AS c LEFT JOIN pg_stat_all_tables AS s ON s.relid = c.oid WHERE c.oid = %s",
+        (oid,),
+    ).fetchone()
+    live, dead, off, at_work = row[0] or 0, row[1] or 0, row[2], row[3]
+    if off:
+        way_out = f"ALTER TABLE {table} RESET (autovacuum_enabled)"
+        yield Finding("warning", worker, f"autovacuum on {name}", "is off: deleted rows are never cleaned", way_out)
+    elif dead > _DEAD_ROWS and dead > _DEAD_SHARE * (live + dead) and not at_work:
+        text = f"{dead:,} dead rows beside {live:,} live ones, and no vacuum at work"
+        yield Finding("warning", worker, f"autovacuum on {name}", text, f"VACUUM {table}; is a long transaction open?")
+
+
+def _name(model: Any) -> str:
+    meta = model._meta
+    return f'"{meta.schema}"."{meta.table_name}"' if meta.schema else f'"{meta.table_name}"'

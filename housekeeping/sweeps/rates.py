@@ -1,0 +1,80 @@
+"""How fast stale records arrive and are settled, by what the last runs left behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.own_tables import Run
+
+_RUNS: Final = 50  # looked at; fewer say too little, more are too old to tell of now
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One run that ended, for trends.
+
+    Attributes:
+      settled: Records taken from what was stale.
+      backlog: What waited at its end; null: not counted.
+    """
+
+    run_id: int
+    outcome: str
+    reason: str | None
+    started_at: datetime
+    finished_at: datetime
+    settled: int
+    backlog: int | None
+    backlog_exact: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Records an hour, over the last runs.
+
+    Attributes:
+      drained: Settled.
+      arrived: Become stale; null: a backlog was only counted up to its limit, so nobody knows.
+    """
+
+    drained: float
+    arrived: float | None
+
+
+def last_ended(sweep: Sweep, number: int = _RUNS) -> list[Ended]:
+    """The worker's last runs that began and ended, oldest first."""
+    ended = (Run.worker == sweep.name) & Run.outcome.is_null(False) & Run.outcome.not_in(("skipped", "missed"))
+    rows: Any = Run.select().where(ended).order_by(Run.id.desc()).limit(number)
+    return [_read(sweep, row) for row in reversed(list(rows))]
+
+
+def rates(runs: list[Ended]) -> Rates | None:
+    """Arrival and drain over these runs; None when there are too few to say."""
+    counted = [run for run in runs if run.backlog is not None]
+    if len(counted) < 2:
+        return None
+    first, last = counted[0], counted[-1]
+    hours = (last.finished_at - first.finished_at).total_seconds() / 3600
+    if hours <= 0:
+        return None
+    drained = sum(run.settled for run in runs if first.finished_at < run.finished_at <= last.finished_at)
+    assert first.backlog is not None and last.backlog is not None
+    known = first.backlog_exact and last.backlog_exact
+    return Rates(drained / hours, (drained + last.backlog - first.backlog) / hours if known else None)
+
+
+def _read(sweep: Sweep, row: Any) -> Ended:
+    settled = sum(int(row.counts.get(name) or 0) for name in sweep.settles)
+    return Ended(
+        row.id,
+        row.outcome,
+        row.reason,
+        row.started_at,
+        row.finished_at,
+        settled,
+        row.backlog,
+        row.backlog_exact,
+    )

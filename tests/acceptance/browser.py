@@ -1,0 +1,52 @@
+"""A real browser without a screen, for tests and for the pictures in the documentation."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.remote.webdriver import WebDriver
+
+
+@contextmanager
+def chromium(profile: Path, *, dark: bool = False, size: tuple[int, int] = (1200, 900)) -> Iterator[WebDriver]:
+    """Chromium, looking at nothing but what it is told to."""
+    options = Options()
+    options.binary_location = shutil.which("chromium") or ""
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",  # of no use as root, and refused
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--hide-scrollbars",
+        f"--user-data-dir={profile}",
+        f"--window-size={size[0]},{size[1]}",
+    ):
+        options.add_argument(argument)
+    if dark:
+        options.add_argument("--force-dark-mode")
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+def require_chromium() -> None:
+    """Skip the test where there is no browser; fail it where one is required."""
+    if shutil.which("chromium") and shutil.which("chromedriver"):
+        return
+    if os.getenv("HOUSEKEEPING_TEST_REQUIRE_CHROMIUM"):
+        pytest.fail("chromium and chromedriver are not installed")
+    pytest.skip("chromium and chromedriver are not installed")

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from housekeeping.doctor import examine
+from housekeeping.foundation.db import Database
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.findings import Finding
+from housekeeping.workers import BUILT_IN, configured_sweeps
+
+#: What the doctor finds of these levels.
+Found = Callable[..., list[Finding]]
+
+
+@pytest.fixture
+def complete(settings: Settings, tmp_path: Path) -> Settings:
+    """Settings with all that the workers need."""
+    (tmp_path / "repositories" / "@hashed").mkdir(parents=True)
+    (tmp_path / "uploads").mkdir()
+    given = settings.model_dump(exclude={"object_stores", "repositories_root"})
+    return Settings.load(
+        **given,
+        object_stores=f'{{"uploads": "file://{tmp_path}/uploads"}}',
+        repositories_root=tmp_path / "repositories",
+    )
+
+
+@pytest.fixture
+def tables(postgres: Database, redis_client: redis.Redis, complete: Settings) -> Iterator[None]:
+    """Every table of the built-in workers, empty, with its indexes."""
+    configured_sweeps(complete)
+    postgres.create_tables([model for family in BUILT_IN for model in family.MODELS.values()])
+    yield
+
+
+@pytest.fixture
+def found(complete: Settings, tables: None) -> Found:
+    def look(*levels: str) -> list[Finding]:
+        return [each for each in examine(complete, configured_sweeps(complete)) if each.level in levels]
+
+    return look

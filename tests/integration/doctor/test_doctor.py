@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import psycopg2
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping import doctor
+from housekeeping.doctor import postgres as server
+from housekeeping.doctor.redis_server import _memory, _persistence
+from housekeeping.foundation.db import Database, database
+from housekeeping.foundation.redis_client import redis_client
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.own_tables import Run
+from housekeeping.workers import configured_sweeps
+from tests.integration.doctor.conftest import Found
+
+
+def said(found: Found, *levels: str) -> list[tuple[str, str]]:
+    """What was found of these levels, but for what the shared test servers are like."""
+    return [(each.area, each.subject) for each in found(*levels) if (each.area, each.subject) not in SERVERS]
+
+
+#: Other tests use the servers at the same time.
+SERVERS = [("redis", "persistence"), ("redis", "company"), ("postgres", "long transactions")]
+
+
+def test_of_a_complete_installation_nothing_is_wrong(found: Found) -> None:
+    assert said(found, "warning", "error") == []
+    assert len(said(found, "fine")) > 20
+
+
+INDEXES = [
+    ("index_user_statuses_on_clear_status_at_not_null", "user_status_cleanup.batch"),
+    ("index_bulk_imports_on_updated_at_and_id_for_stale", "bulk_imports.stale_import"),
+    ("index_bulk_import_entities_on_updated_at_and_id_for_stale", "bulk_imports.stale_import"),
+    ("index_ci_builds_on_status_and_created_at_and_project_id", "ci.stuck_jobs"),
+    ("index_batched_git_ref_updates_deletions_on_project_id_pending", "batched_git_ref_updates.cleanup_scheduler"),
+]
+
+
+@pytest.mark.parametrize(("index", "worker"), INDEXES)
+def test_an_index_that_is_missing_is_told_with_the_statement_that_makes_it(
+    found: Found, admin: Connection, settings: Settings, index: str, worker: str
+) -> None:
+    with admin.cursor() as cursor:
+        cursor.execute(f'DROP INDEX {settings.namespace}."{index}"')
+
+    missing = [each for each in found("warning") if each.subject == "indexes"]
+
+    assert worker in {each.area for each in missing}
+    statements = {str(each.way_out) for each in missing}
+    assert all(f'CREATE INDEX CONCURRENTLY "{index}"' in statement for statement in statements)
+    with admin.cursor() as cursor:
+        cursor.execute(f"SET search_path TO {settings.namespace}")
+        cursor.execute(next(statement for statement in statements.pop().split("; ") if index in statement))
+    assert [each for each in found("warning") if each.subject == "indexes"] == []
+
+
+def test_a_table_that_is_not_there_is_an_error_with_the_setting_that_names_it(found: Found, postgres: Database) -> None:
+    postgres.execute_sql("DROP TABLE ci_builds")
+
+    (missing,) = [each for each in found("error") if each.subject == "table ci_builds"]
+
+    assert missing.way_out is not None and '["tables"]' in missing.way_out
+
+
+def test_a_missing_schema_is_an_error_and_hides_nothing_else(
+    found: Found, settings: Settings, admin: Connection
+) -> None:
+    with admin.cursor() as cursor:
+        cursor.execute(f"DROP SCHEMA {settings.schema_name} CASCADE")
+
+    assert said(found, "error") == [("postgres", "schema")]
+    assert ("ci.stuck_builds.drop_running", "table ci_builds") in said(found, "fine")
+
+
+@pytest.fixture
+def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LONG", timedelta())
+
+
+def test_a_long_transaction_is_told_with_the_statement_that_ends_it(
+    found: Found, settings: Settings, long_ago: None
+) -> None:
+    assert settings.database_url is not None
+    with psycopg2.connect(settings.database_url, application_name="a night's report") as other:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT 1")
+
+        told = [each for each in found("warning") if "a night's report" in each.text]
+
+        assert [each.way_out for each in told] == [
+            "deleted rows cannot be cleaned until it ends; "
+            f"to end it: SELECT pg_terminate_backend({other.info.backend_pid})"
+        ]
+    other.close()
+
+
+def test_a_server_that_takes_no_writes_is_an_error(found: Found, complete: Settings, tables: None) -> None:
+    database.execute_sql("SET default_transaction_read_only = on")
+
+    assert ("postgres", "writing") in said(found, "error")
+
+
+@pytest.mark.parametrize(
+    ("information", "level"),
+    [
+        ({"maxmemory": 0, "maxmemory_policy": "allkeys-lru"}, "fine"),
+        ({"maxmemory": 10, "maxmemory_policy": "noeviction", "used_memory": 8}, "fine"),
+        ({"maxmemory": 10, "maxmemory_policy": "noeviction", "used_memory": 10}, "warning"),
+        ({"maxmemory": 10, "maxmemory_policy": "volatile-ttl", "used_memory": 1}, "error"),
+    ],
+)
+def test_a_redis_that_throws_keys_away_when_it_is_full_is_an_error(
+    settings: Settings, information: dict[str, object], level: str
+) -> None:
+    (finding,) = _memory(redis_client(settings.require_redis_url()), information)
+
+    assert finding.level == level
+
+
+def test_an_append_only_redis_is_fine() -> None:
+    assert [each.level for each in _persistence({"aof_enabled": 1})] == ["fine"]
+
+
+def test_a_redis_that_is_away_is_one_error_and_hides_nothing_else(complete: Settings, tables: None) -> None:
+    away = complete.model_copy(update={"redis_url": "redis://127.0.0.1:1"})
+
+    found = list(doctor.examine(away, configured_sweeps(away)))
+
+    assert [(each.area, each.subject) for each in found if each.level == "error"] == [("redis", "connection")]
+
+
+def test_looking_changes_nothing(found: Found, settings: Settings, statements: list[str]) -> None:
+    client = redis_client(settings.require_redis_url())
+    keys = set(client.scan_iter(match=f"{settings.namespace}:*"))
+
+    found("fine")
+
+    assert set(client.scan_iter(match=f"{settings.namespace}:*")) == keys
+    assert Run.select().count() == 0
+    assert all(sql.strip().startswith(("SELECT", "EXPLAIN", "SET LOCAL")) for sql in statements)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import subprocess
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.doctor.rights import grants, missing_rights, needed_rights
+from housekeeping.foundation.db import Database
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.run import perform
+from housekeeping.workers import BUILT_IN, configured_sweeps
+from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
+from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker
+from housekeeping.workers.bulk_imports.states import SourceType
+from housekeeping.workers.ci_stuck_builds.models import BUILD_TYPE, Build, BuildStatus
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+
+LONG_AGO = datetime.now(UTC) - timedelta(days=30)
+
+
+@pytest.fixture
+def role(tables: None, postgres: Database, settings: Settings, admin: Connection) -> Iterator[str]:
+    """A role with exactly the rights that are documented; the connection's from now on."""
+    name = f"role_{uuid.uuid4().hex[:12]}"
+    own, theirs = settings.schema_name, settings.namespace
+    with admin.cursor() as cursor:
+        cursor.execute(f"CREATE ROLE {name} LOGIN")
+        cursor.execute(f"GRANT USAGE ON SCHEMA {theirs} TO {name}")
+        cursor.execute(f"GRANT USAGE ON SCHEMA {own} TO {name}")
+        cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {own} TO {name}")
+        cursor.execute(f"SET search_path TO {theirs}")
+        for statement in grants(name, needed_rights()):
+            cursor.execute(statement)
+    postgres.execute_sql(f"SET SESSION AUTHORIZATION {name}")
+    yield name
+    postgres.execute_sql("RESET SESSION AUTHORIZATION")
+    with admin.cursor() as cursor:
+        cursor.execute(f"DROP OWNED BY {name}")
+        cursor.execute(f"DROP ROLE {name}")
+
+
+def test_every_worker_does_its_work_with_exactly_the_rights_that_are_documented(
+    tables: None, postgres: Database, complete: Settings, request: pytest.FixtureRequest
+) -> None:
+    root = complete.repositories_root
+    assert root is not None
+    _stale(root)
+    request.getfixturevalue("role")
+    sweeps = configured_sweeps(complete)
+
+    results = {
+        name: perform(sweep, 1 if sweep.takes_argument else None)
+        for name, sweep in sweeps.items()
+        if name not in ("ci.stuck_jobs", "batched_git_ref_updates.cleanup_scheduler")  # they enqueue: no table of ours
+    }
+
+    assert {name: (result.outcome, result.reason) for name, result in results.items()} == dict.fromkeys(
+        results, ("done", None)
+    )
+    counted = {name: sum(result.counts[count] for count in sweeps[name].settles) for name, result in results.items()}
+    assert counted["user_status_cleanup.batch"] == 1
+    assert counted["bulk_imports.stale_import"] == 2
+    assert counted["ci.stuck_builds.drop_running"] == 1
+    assert counted["batched_git_ref_updates.project_cleanup"] == 1
+
+
+def test_a_right_that_was_taken_away_is_missing(role: str, settings: Settings, admin: Connection) -> None:
+    before = missing_rights("ci_builds", needed_rights()["ci_builds"])
+
+    with admin.cursor() as cursor:
+        cursor.execute(f"REVOKE UPDATE (lock_version) ON {settings.namespace}.ci_builds FROM {role}")
+        cursor.execute(f"REVOKE DELETE ON {settings.namespace}.user_statuses FROM {role}")
+
+    assert before == []
+    assert missing_rights("ci_builds", needed_rights()["ci_builds"]) == [needed_rights()["ci_builds"][1]]
+    assert missing_rights("user_statuses", needed_rights()["user_statuses"]) == ["DELETE"]
+
+
+def _stale(root: Path) -> None:
+    UserStatus.create(user_id=1, clear_status_at=LONG_AGO)
+    an_import = BulkImport.create(user_id=1, updated_at=LONG_AGO, created_at=LONG_AGO)
+    entity = BulkImportEntity.create(
+        bulk_import=an_import,
+        project_id=1,
+        source_type=SourceType.PROJECT_ENTITY,
+        source_full_path="a/b",
+        updated_at=LONG_AGO,
+    )
+    BulkImportTracker.create(bulk_import_entity=entity, relation="members")
+    Build.create(
+        id=1, type=BUILD_TYPE, project_id=1, status=BuildStatus.RUNNING, created_at=LONG_AGO, updated_at=LONG_AGO
+    )
+    Deletion.create(project_id=1, ref="refs/heads/gone", created_at=LONG_AGO, updated_at=LONG_AGO)
+    repository = root / hashed_path(1)
+    repository.parent.mkdir(parents=True)
+    subprocess.run(["git", "init", "-q", "--bare", str(repository)], check=True)
+
+
+def test_the_doctor_and_the_models_agree_on_the_tables() -> None:
+    assert all(set(family.RIGHTS) == set(family.MODELS) for family in BUILT_IN)
+
+
+def test_the_statements_in_the_documentation_are_those_of_the_code() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "howto" / "rights.md").read_text()
+    ours = [line.removesuffix(";") for line in page.splitlines() if line.startswith("GRANT") and "SCHEMA" not in line]
+
+    assert sorted(ours) == sorted(grants("housekeeping", needed_rights()))

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import redis
+from flask import Flask
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from housekeeping.foundation.db import Database
+from housekeeping.foundation.settings import Settings
+from housekeeping.web.application import create_app
+from housekeeping.workers import configured_sweeps
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+
+TOKEN = "a-token-of-the-tests"
+WORKER = "user_status_cleanup.batch"
+
+#: Logs the client in.
+LogIn = Callable[[FlaskClient], TestResponse]
+
+
+def form_token(page: TestResponse) -> str:
+    """The word that the page's form would send."""
+    found = re.search(r'name="form_token" value="([^"]+)"', page.get_data(as_text=True))
+    assert found is not None
+    return found[1]
+
+
+@pytest.fixture
+def make_app(settings: Settings, postgres: Database, redis_client: redis.Redis) -> Callable[[bool], Flask]:
+    postgres.create_tables([UserStatus])
+    only = {WORKER: configured_sweeps(settings)[WORKER]}
+    return lambda open_to_read: create_app(settings, only, TOKEN, open_to_read=open_to_read)
+
+
+@pytest.fixture
+def client(make_app: Callable[[bool], Flask]) -> FlaskClient:
+    """A browser on the machine of a dashboard at its loopback address."""
+    return make_app(True).test_client()
+
+
+@pytest.fixture
+def log_in() -> LogIn:
+    def enter(client: FlaskClient) -> TestResponse:
+        word = form_token(client.get("/login"))
+        return client.post("/login", data={"token": TOKEN, "form_token": word})
+
+    return enter

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.own_tables import Run, SwitchChange
+from housekeeping.sweeps.run import perform
+from housekeeping.sweeps.switches import Switched, switch
+from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.integration.web.conftest import WORKER, LogIn, form_token
+
+NOW = datetime.now(UTC)
+HOSTILE = "<script>alert('x')</script>"
+
+
+def recorded(**given: Any) -> int:
+    moments = dict.fromkeys(("started_at", "heartbeat_at", "finished_at"), NOW - timedelta(minutes=2))
+    run_id: int = Run.create(**{"worker": WORKER, "trigger": "schedule", "outcome": "done", **moments, **given}).id
+    return run_id
+
+
+def test_a_run_shows_on_the_first_page_on_its_workers_and_on_its_own(client: FlaskClient, admin: Connection) -> None:
+    result = perform(sweep)
+
+    pages = [client.get(path).get_data(as_text=True) for path in ("/", f"/workers/{WORKER}", f"/runs/{result.run_id}")]
+
+    assert all(f"/runs/{result.run_id}" in page for page in pages[:2]) and f"Run {result.run_id} of" in pages[2]
+    assert 'aria-label="the last 1 runs, 0 of them failed;' in pages[0]
+
+
+@pytest.mark.parametrize("column", ["error", "reason", "message_id"])
+def test_text_from_the_database_is_never_markup(client: FlaskClient, column: str) -> None:
+    run_id = recorded(outcome="failed", counts={HOSTILE: 1}, **{column: HOSTILE})
+    switch(Switched(WORKER, "paused", HOSTILE, said_by=HOSTILE))
+
+    pages = [client.get(path).get_data(as_text=True) for path in ("/", f"/workers/{WORKER}", f"/runs/{run_id}")]
+
+    assert not any(HOSTILE in page for page in pages)
+    assert "&lt;script&gt;" in pages[1] and "&lt;script&gt;" in pages[2]
+
+
+def test_a_failed_run_is_an_alarm_on_the_first_page(client: FlaskClient) -> None:
+    recorded(outcome="failed", reason="database: gone", error="gone")
+
+    page = client.get("/").get_data(as_text=True)
+
+    assert "the last run ended as failed: gone" in page and 'class="outcome failed"' in page
+
+
+def test_a_pause_and_its_end_are_forms_that_are_recorded(client: FlaskClient, log_in: LogIn) -> None:
+    log_in(client)
+    path = f"/workers/{WORKER}"
+
+    word = form_token(client.get(path))
+    client.post(f"{path}/pause", data={"form_token": word, "reason": "peak", "until": "2h"})
+    paused = client.get(path).get_data(as_text=True)
+    client.post(f"{path}/resume", data={"form_token": word})
+    resumed = client.get(path).get_data(as_text=True)
+
+    assert ": peak (dashboard)" in paused and ">Resume</button>" in paused
+    assert ">Pause</button>" in resumed
+    assert [(each.state, each.said_by) for each in SwitchChange.select().order_by(SwitchChange.id)] == [
+        ("paused", "dashboard"),
+        ("on", "dashboard"),
+    ]
+
+
+def test_an_end_that_cannot_be_read_is_refused_in_words(client: FlaskClient, log_in: LogIn) -> None:
+    log_in(client)
+    word = form_token(client.get(f"/workers/{WORKER}"))
+
+    refused = client.post(f"/workers/{WORKER}/pause", data={"form_token": word, "until": "soon"})
+
+    assert refused.status_code == 400
+    assert "is no time; it should be such as 2h" in refused.get_data(as_text=True)
+
+
+@pytest.mark.parametrize("path", ["/workers/nope", "/runs/999999999", "/nothing", "/workers/%3Cscript%3E"])
+def test_what_there_is_not_is_said_with_a_way_back(client: FlaskClient, path: str) -> None:
+    answer = client.get(path)
+
+    assert answer.status_code == 404
+    assert 'href="/"' in answer.get_data(as_text=True) and "<script>" not in answer.get_data(as_text=True)
+
+
+def test_a_database_that_is_away_is_said_on_the_page(
+    client: FlaskClient, admin: Connection, settings: Settings
+) -> None:
+    with admin.cursor() as cursor:
+        cursor.execute(f"DROP SCHEMA {settings.schema_name} CASCADE")
+
+    page = client.get("/")
+
+    assert page.status_code == 200 and "does not exist" in page.get_data(as_text=True)
+    assert client.get(f"/workers/{WORKER}").status_code == 503
+
+
+def test_looks_within_two_seconds_ask_the_database_once(client: FlaskClient, statements: list[str]) -> None:
+    client.get("/")
+    asked = len(statements)
+    client.get("/")
+
+    assert (asked > 0, len(statements)) == (True, asked)
