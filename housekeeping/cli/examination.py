@@ -13,6 +13,7 @@ from housekeeping.cli.composition import settings_and_logs
 from housekeeping.cli.tables import out, progress
 from housekeeping.doctor import examine
 from housekeeping.doctor.rights import grants, needed_rights
+from housekeeping.foundation.printable import printable
 from housekeeping.installation import use_database
 from housekeeping.sweeps.findings import Finding, Level
 from housekeeping.workers import configured_sweeps
@@ -26,7 +27,7 @@ _SIGN: Final[dict[Level, tuple[str, str]]] = {
 }
 
 
-@click.command(short_help="Look at everything the workers stand on; say what is wrong and what to do.")
+@click.command(short_help="Say what is wrong with an installation, and what to do.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @click.option("--grants", "role", metavar="ROLE", help="Print the GRANT statements a role needs, and look at nothing.")
 def doctor(as_json: bool, role: str | None) -> None:
@@ -67,7 +68,7 @@ def _show(found: list[Finding]) -> None:
             area = each.area
             out.print(area, style="bold")
         sign, style = _SIGN[each.level]
-        out.print(Text.assemble("  ", (sign, style), f"{each.subject}: {each.text}"), soft_wrap=True)
+        out.print(Text.assemble("  ", (sign, style), printable(f"{each.subject}: {each.text}")), soft_wrap=True)
         if each.way_out and each.level != "fine":
             out.print(f"          do: {each.way_out}", soft_wrap=True)
     numbers = [sum(each.level == level for each in found) for level in ("error", "warning", "fine")]

@@ -110,7 +110,8 @@ def ring(sweep: Sweep, result: RunResult, clock: Clock) -> None:
     if result.exit_code:
         rings += _asked(lambda: of_the_ledger(sweep), "Could not ask the ledger")
     # For a worker that takes an argument, what waits is not what this run left.
-    if result.outcome != "skipped" and sweep.takes_argument is None:
+    counted = sweep.takes_argument is None and (sweep.settles or sweep.alarms.backlog is not None)
+    if result.outcome != "skipped" and counted:
         rings += _asked(lambda: _left(sweep, result.run_id, clock), "Could not count the backlog")
     for alarm in rings:
         logger.warning("Alarm", alarm=alarm.name, text=alarm.text, limit=alarm.limit, value=alarm.value)

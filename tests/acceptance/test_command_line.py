@@ -164,7 +164,7 @@ def test_init_says_what_it_did_and_may_be_repeated(command: Command, settings: S
 def test_the_help_has_each_command_on_a_line_that_fits(command: Command) -> None:
     lines = command("--help").stdout.split("Commands:\n")[1].split("\n\n")[0].splitlines()
 
-    assert [line.split()[0] for line in lines] >= [
+    assert {line.split()[0] for line in lines} >= {
         "demo",
         "init",
         "list",
@@ -173,7 +173,7 @@ def test_the_help_has_each_command_on_a_line_that_fits(command: Command) -> None
         "scheduler",
         "status",
         "worker",
-    ]
+    }
     assert [line for line in lines if len(line) > 80 or not line.endswith(".") or line.endswith("...")] == []
 
 

@@ -23,7 +23,7 @@ from tests.integration.object_storage.places import Folder
 SECOND = timedelta(seconds=1)
 SMALL = dataclasses.replace(sweep, batch_size=10)
 #: Does not look at the backlog when it ends.
-QUIET = dataclasses.replace(SMALL, alarms=dataclasses.replace(sweep.alarms, backlog=None))
+QUIET = dataclasses.replace(SMALL, alarms=dataclasses.replace(sweep.alarms, backlog=None), settles=())
 
 
 pytestmark = pytest.mark.usefixtures("postgres", "pending")
