@@ -1,0 +1,216 @@
+"""What the five workers have to clean, what is left when they are done, and which counts speak of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+from peewee import Model
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.workers.batched_git_ref_updates import worker as git_refs
+from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
+from housekeeping.workers.bulk_imports import worker as bulk_imports
+from housekeeping.workers.ci_stuck_builds import worker as ci_stuck_builds
+from housekeeping.workers.object_storage import entries
+from housekeeping.workers.user_status_cleanup import worker as user_status_cleanup
+from tests.integration.batched_git_ref_updates.repositories import made
+
+STALE: Final = 35  # three full batches of ten and one that is not
+FRESH: Final = 6
+#: Ids of a round: those from its number times this.
+SPAN: Final = 1000
+
+_STATUSES: Final = """
+INSERT INTO user_statuses (user_id, clear_status_at)
+SELECT {base} + n, now() - n * interval '1 minute' FROM generate_series(1, {stale}) AS n
+UNION ALL SELECT {base} + 500 + n, now() + interval '1 day' FROM generate_series(1, {fresh}) AS n
+"""
+_IMPORTS: Final = """
+INSERT INTO bulk_imports (id, user_id, status, updated_at)
+SELECT {base} + n, 1, n % 2, now() - interval '25 hours' - n * interval '1 minute' FROM generate_series(1, {stale}) AS n
+UNION ALL SELECT {base} + 500 + n, 1, 1, now() FROM generate_series(1, {fresh}) AS n;
+INSERT INTO bulk_import_entities
+    (id, bulk_import_id, namespace_id, source_type, source_full_path, status, updated_at)
+SELECT {base} + n, {base} + 501, 1, 0, 'g/' || n, n % 2, now() - interval '25 hours' - n * interval '1 minute'
+FROM generate_series(1, {stale}) AS n
+UNION ALL SELECT {base} + 500 + n, {base} + 501, 1, 0, 'g/f' || n, 1, now() FROM generate_series(1, {fresh}) AS n;
+INSERT INTO bulk_import_trackers (id, bulk_import_entity_id, relation, status)
+SELECT {base} + n, {base} + n, 'members', 3 FROM generate_series(1, {stale}) AS n
+UNION ALL SELECT {base} + 500 + n, {base} + n, 'badges', 2 FROM generate_series(1, {fresh}) AS n
+"""
+_BUILDS: Final = """
+INSERT INTO ci_builds (id, type, status, created_at, updated_at, project_id, name, stage, commit_id)
+SELECT {base} + n, 'Ci::Build', 'canceling', (now() AT TIME ZONE 'UTC') - interval '2 hours' - n * interval '1 minute',
+       (now() AT TIME ZONE 'UTC') - interval '2 hours', nullif(n % 7, 0), 'rspec', 'test', n
+FROM generate_series(1, {stale}) AS n
+UNION ALL SELECT {base} + 500 + n, 'Ci::Build', 'canceling', now() AT TIME ZONE 'UTC', now() AT TIME ZONE 'UTC',
+       1, 'rspec', 'test', n
+FROM generate_series(1, {fresh}) AS n
+"""
+_DELETIONS: Final = """
+INSERT INTO batched_git_ref_updates_deletions (id, project_id, ref)
+SELECT {base} + n, {base}, CASE WHEN n = 17 THEN 'no ref at all' ELSE 'refs/heads/old-' || n END
+FROM generate_series(1, {stale}) AS n
+"""
+#: Refs of which a row speaks that was never in the repository: deleted already.
+_NEVER_THERE: Final = range(30, STALE + 1)
+
+#: What is left of a round, ids counted from its beginning, times left out.
+State = list[tuple[Any, ...]]
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a trial's things are.
+
+    Attributes:
+      connection: On the application's schema.
+      folder: With ``objects`` and ``repositories``.
+    """
+
+    connection: Connection
+    redis_client: redis.Redis
+    folder: Path
+
+    def rows(self, query: str, *values: object) -> State:
+        """What a query finds."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(query, values or None)
+            return [tuple(row) for row in cursor.fetchall()]
+
+    def do(self, statement: str) -> None:
+        """Change something."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A worker and its work, in rows alone.
+
+    Attributes:
+      actor: Its name.
+      models: Its tables.
+      statement: Makes a round's rows.
+      queries: Find what is left of them.
+      counts: Table -> the counts of a run that number its changed rows.
+      settings: In ``HOUSEKEEPING_WORKERS``.
+    """
+
+    actor: str
+    models: Sequence[type[Model]]
+    statement: str = ""
+    queries: Sequence[str] = ()
+    counts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    leased: bool = False
+
+    def arguments(self, round: int) -> tuple[int, ...]:
+        """What the actor is sent for a round."""
+        return ()
+
+    def fill(self, place: Place, round: int) -> None:
+        """Make a round's stale records, and some that must stay."""
+        place.do(self.statement.format(base=round * SPAN, stale=STALE, fresh=FRESH))
+
+    def left(self, place: Place, round: int) -> State:
+        """The round's records as they are now."""
+        base = round * SPAN
+        return [row for query in self.queries for row in place.rows(query, base, base, base + SPAN - 1)]
+
+
+class Uploads(Family):
+    """Entries in Redis, objects in a folder."""
+
+    def fill(self, place: Place, round: int) -> None:
+        folder = place.folder / "objects" / str(round)
+        folder.mkdir(parents=True)
+        now = int(time.time())
+        ages = {**{f"s{n}": 20_000 for n in range(STALE)}, **{f"f{n}": 60 for n in range(FRESH)}}
+        for name, age in ages.items():
+            # Long, so that Redis keeps even a small hash in a form that is walked page by page.
+            path = f"{round}/{name}-{'x' * 80}"
+            (place.folder / "objects" / path).touch()
+            place.redis_client.hset(entries.KEY, f"artifacts:{path}", now - age)
+
+    def left(self, place: Place, round: int) -> State:
+        fields: Any = place.redis_client.hkeys(entries.KEY)
+        start = f"artifacts:{round}/"
+        known = [name.decode().removeprefix(start) for name in fields if name.decode().startswith(start)]
+        objects = [path.name for path in (place.folder / "objects" / str(round)).iterdir()]
+        return [*(("entry", name) for name in sorted(known)), *(("object", name) for name in sorted(objects))]
+
+
+class Refs(Family):
+    """Rows in PostgreSQL, refs in a real repository; a project a round."""
+
+    def arguments(self, round: int) -> tuple[int, ...]:
+        return (round * SPAN,)
+
+    def fill(self, place: Place, round: int) -> None:
+        super().fill(place, round)
+        old = [f"refs/heads/old-{n}" for n in range(1, STALE + 1) if n != 17 and n not in _NEVER_THERE]
+        made(place.folder / "repositories", round * SPAN, *old, *(f"refs/heads/kept-{n}" for n in range(FRESH)))
+
+    def left(self, place: Place, round: int) -> State:
+        refs = (place.folder / "repositories" / hashed_path(round * SPAN)).glob("refs/heads/*")
+        return super().left(place, round) + [("ref", name) for name in sorted(ref.name for ref in refs)]
+
+
+STATUSES: Final = Family(
+    "user_status_cleanup.batch",
+    list(user_status_cleanup.MODELS.values()),
+    _STATUSES,
+    ["SELECT user_id - %s AS n FROM user_statuses WHERE user_id BETWEEN %s AND %s ORDER BY 1"],
+    {"user_statuses": ("deleted_rows",)},
+    {"batch_size": 10},
+)
+IMPORTS: Final = Family(
+    "bulk_imports.stale_import",
+    list(bulk_imports.MODELS.values()),
+    _IMPORTS,
+    [
+        f"SELECT '{table}', id - %s AS n, status FROM {table} WHERE id BETWEEN %s AND %s ORDER BY 2"
+        for table in bulk_imports.MODELS
+    ],
+    {
+        "bulk_imports": ("timed_out_imports",),
+        "bulk_import_entities": ("timed_out_entities",),
+        "bulk_import_trackers": ("timed_out_trackers",),
+    },
+    {"batch_size": 10, "page_size": 10, "log_records": False},
+)
+UPLOADS: Final = Uploads("object_storage.delete_stale_direct_uploads", [], settings={"batch_size": 10})
+REFS: Final = Refs(
+    "batched_git_ref_updates.project_cleanup",
+    list(git_refs.MODELS.values()),
+    _DELETIONS,
+    [
+        "SELECT id - %s AS n, ref, status FROM batched_git_ref_updates_deletions "
+        "WHERE project_id BETWEEN %s AND %s ORDER BY 1"
+    ],
+    {"batched_git_ref_updates_deletions": ("total_deletes", "invalid")},
+    {"page_size": 10, "git_batch_size": 5},
+    leased=True,
+)
+BUILDS: Final = Family(
+    "ci.stuck_builds.drop_canceling",
+    list(ci_stuck_builds.MODELS.values()),
+    _BUILDS,
+    [
+        "SELECT id - %s AS n, status, failure_reason, lock_version, finished_at IS NULL FROM ci_builds "
+        "WHERE id BETWEEN %s AND %s ORDER BY 1"
+    ],
+    {"ci_builds": ("dropped", "doomed")},
+    {"batch_size": 10, "log_records": False},
+    leased=True,
+)
+
+FIVE: Final = (STATUSES, IMPORTS, UPLOADS, REFS, BUILDS)
+#: Those whose records are all in PostgreSQL (and in git): a Redis that forgets everything forgets no upload of theirs.
+FOUR: Final = (STATUSES, IMPORTS, REFS, BUILDS)

@@ -1,0 +1,70 @@
+"""The figures of a run of the suite: what was done to it, what came of that, and how long it took."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+_HEAD: Final = """# Figures of the chaos suite
+
+Written by `pytest tests/chaos --chaos-figures FILE`; see [what the suite does](chaos.md).
+"""
+
+
+@dataclass
+class Figures:
+    """Counted over all tests of a run.
+
+    Attributes:
+      faults: By kind.
+      takeovers: Seconds from SIGKILL to the first commit of the successor, by settings.
+      settled: Records that were to be settled.
+      lost, doubled: Of these, those that were not, and those that were more than once or counted wrongly.
+      commits: Transactions that changed anything.
+      seeds: Of the random tests.
+    """
+
+    faults: Counter[str] = field(default_factory=Counter)
+    takeovers: dict[str, list[float]] = field(default_factory=dict)
+    settled: int = 0
+    lost: int = 0
+    doubled: int = 0
+    commits: int = 0
+    seeds: list[int] = field(default_factory=list)
+
+    def taken_over(self, settings: str, seconds: float) -> None:
+        """Note how long it took."""
+        self.takeovers.setdefault(settings, []).append(seconds)
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Name and value of each figure."""
+        yield "faults injected", str(sum(self.faults.values()))
+        for kind, number in sorted(self.faults.items()):
+            yield f"- {kind}", str(number)
+        for settings, seconds in sorted(self.takeovers.items()):
+            middle, late = percentile(seconds, 50), percentile(seconds, 99)
+            yield f"takeovers, {settings}", f"{len(seconds)}; p50 {middle:.1f} s, p99 {late:.1f} s"
+        yield "records to settle", f"{self.settled:,}"
+        yield "transactions looked at", f"{self.commits:,}"
+        yield "lost", str(self.lost)
+        yield "doubled", str(self.doubled)
+        yield "seeds", ", ".join(map(str, self.seeds)) or "none"
+
+    def as_text(self) -> str:
+        """For the terminal."""
+        return "\n".join(f"{name + ':':<44}{value}" for name, value in self.lines())
+
+    def as_page(self) -> str:
+        """For the documentation."""
+        rows = "\n".join(f"| {name} | {value} |" for name, value in self.lines())
+        machine = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+        return f"{_HEAD}\nMachine: {machine}.\n\n| figure | value |\n|---|---|\n{rows}\n"
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The smallest value that so many percent of all do not exceed."""
+    place = -(-len(values) * percent // 100)
+    return sorted(values)[max(place, 1) - 1]

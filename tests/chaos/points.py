@@ -1,0 +1,130 @@
+"""The points of a run at which a process can be held, from inside the process.
+
+A test arms a point by a file, ``WORKER.POINT.armed`` with the number of the time it is to be reached. The thread that
+gets there turns it into ``WORKER.POINT.held`` and waits for the file ``go``, or for the end of its process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+from dramatiq import Broker, MessageProxy, Middleware
+
+from housekeeping.foundation.db import Database
+from housekeeping.foundation.leases import ExclusiveLease
+from housekeeping.sweeps import ledger
+from housekeeping.sweeps.table_pass import TablePass
+from housekeeping.workers.batched_git_ref_updates.cleanup import PendingDeletions
+from housekeeping.workers.batched_git_ref_updates.git_program import GitProgram
+from housekeeping.workers.batched_git_ref_updates.scheduling import PendingProjects
+from housekeeping.workers.bulk_imports.entity_pass import EntityPass
+from housekeeping.workers.ci_stuck_builds.children import EnqueueChildren
+from housekeeping.workers.object_storage.deletion import Deletion
+from housekeeping.workers.object_storage.upload_pass import PendingUploadsPass
+
+FOLDER: Final = "CHAOS_FOLDER"
+GO: Final = "go"
+
+_PASSES: Final = (TablePass, EntityPass, PendingUploadsPass, PendingDeletions, PendingProjects, EnqueueChildren)
+
+
+class Points:
+    """Where a process stops when a test has said so.
+
+    Parameters:
+      folder: Where the files are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._times: Counter[tuple[str, int]] = Counter()
+
+    def reached(self, point: str, worker: str | None = None) -> None:
+        """Go on, or wait here if the point is armed and this is the time."""
+        worker = worker or structlog.contextvars.get_contextvars().get("worker")
+        armed = self._folder / f"{worker}.{point}.armed"
+        try:
+            wanted, which = int(armed.read_text()), armed.stat().st_mtime_ns
+        except FileNotFoundError:
+            return
+        with self._lock:
+            self._times[armed.name, which] += 1
+            if self._times[armed.name, which] != wanted:
+                return
+        try:
+            armed.rename(armed.with_suffix(".held"))
+        except FileNotFoundError:
+            return  # another process was here first
+        while not (self._folder / GO).exists():
+            time.sleep(0.02)
+
+
+class Acknowledgements(Middleware):
+    """The points around a message's acknowledgement."""
+
+    def __init__(self, points: Points) -> None:
+        self._points = points
+
+    def before_ack(self, broker: Broker, message: MessageProxy) -> None:
+        self._points.reached("before_ack", message.actor_name)
+
+    def after_ack(self, broker: Broker, message: MessageProxy) -> None:
+        self._points.reached("after_ack", message.actor_name)
+
+
+def install(broker: Broker) -> None:
+    """Make every point of a run one that can be armed; nothing else changes."""
+    points = Points(Path(os.environ[FOLDER]))
+    reached = points.reached
+    written = threading.local()
+
+    def cursor() -> None:
+        written.cursor = True
+        reached("cursor")
+
+    def commit() -> None:
+        if getattr(written, "cursor", False):
+            written.cursor = False
+            reached("commit")
+
+    def update() -> None:
+        written.cursor = False
+        reached("update")
+
+    _after(ExclusiveLease, "try_obtain", lambda: reached("acquire"), given=True)
+    _after(ExclusiveLease, "cancel", lambda: reached("release"), given=True)
+    _after(ledger, "begin", lambda: reached("begin"), given=True)
+    for name in ("advance", "finish"):
+        _after(ledger, name, cursor)
+    _after(Database, "commit", commit)
+    for owner in (Deletion, GitProgram):
+        _after(owner, "delete", lambda: reached("external"))
+    for made in _PASSES:
+        if "take" in vars(made):
+            _after(made, "take", lambda: reached("select"))
+        if "settle" in vars(made):
+            _after(made, "settle", update)
+    broker.add_middleware(Acknowledgements(points))
+
+
+def _after(owner: Any, name: str, then: Callable[[], None], given: bool = False) -> None:
+    """Call `then` each time a function has returned; with `given`, only when it returned something that counts."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if result or not given:
+            then()
+        return result
+
+    setattr(owner, name, wrapped)

@@ -1,0 +1,154 @@
+"""What was committed, as the database itself has it: triggers note each change in the transaction that makes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tests.chaos.families import Family, Place
+
+#: ``audit`` has a row for each changed row; its transaction's id leads to the time of the commit.
+_OWN: Final = ("runs", "leases")
+_TABLES: Final = """
+CREATE TABLE audit (
+    seq bigserial PRIMARY KEY,
+    xid xid NOT NULL DEFAULT pg_current_xact_id()::xid,
+    tbl text NOT NULL,
+    op text NOT NULL,
+    old jsonb,
+    new jsonb
+);
+CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO {schema}.audit (tbl, op, old, new) VALUES (
+        TG_TABLE_NAME,
+        TG_OP,
+        CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) END,
+        CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) END
+    );
+    RETURN NULL;
+END
+$$;
+"""
+_TRIGGER: Final = "CREATE TRIGGER note AFTER {events} ON {table} FOR EACH ROW EXECUTE FUNCTION {schema}.note()"
+_EFFECTS: Final = """
+SELECT xid::text, tbl, coalesce(old->>'id', old->>'user_id') FROM audit
+WHERE tbl NOT IN ('runs', 'leases') AND (op = 'DELETE' OR (op = 'UPDATE' AND old->>'status' <> new->>'status'))
+"""
+#: What runs wrote of their batches; closing a row that broke off counts nothing new and is none of these.
+_BATCHES: Final = """
+SELECT xid::text, (new->>'id')::bigint, (new->>'epoch')::bigint FROM audit
+WHERE tbl = 'runs' AND op = 'UPDATE' AND old->>'outcome' IS NULL
+  AND ((old->'counts', old->'cursor') IS DISTINCT FROM (new->'counts', new->'cursor')
+       OR new->>'outcome' IN ('done', 'partial'))
+ORDER BY pg_xact_commit_timestamp(xid), seq
+"""
+_BEGUN: Final = "SELECT xid::text, (new->>'id')::bigint FROM audit WHERE tbl = 'runs' AND op = 'INSERT'"
+_TAKEN: Final = "SELECT xid::text, new->>'key' FROM audit WHERE tbl = 'leases'"
+_COUNTED: Final = "SELECT id, {counted} FROM {own}.runs WHERE worker = '{worker}'"
+_TAKEN_OVER: Final = """
+SELECT extract(epoch FROM min(pg_xact_commit_timestamp(xid)))::float8 FROM audit
+WHERE tbl = 'runs' AND op = 'INSERT' AND new->>'worker' = %s
+  AND extract(epoch FROM pg_xact_commit_timestamp(xid)) > %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A record that was settled, and the transaction that did."""
+
+    xid: str
+    table: str
+    record: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a run wrote into its open row, in order of the commits."""
+
+    xid: str
+    run_id: int
+    epoch: int | None
+
+
+class Recorder:
+    """The audit of a trial's schema and of the library's own.
+
+    Parameters:
+      schema: The application's.
+      own: The library's.
+    """
+
+    def __init__(self, place: Place, schema: str, own: str, families: Sequence[Family]) -> None:
+        self._place = place
+        self._own = own
+        self._families = families
+        place.do(_TABLES.format(schema=schema))
+        tables = [model._meta.table_name for family in families for model in family.models]
+        events = {**dict.fromkeys(tables, "UPDATE OR DELETE"), **{f"{own}.{name}": "INSERT OR UPDATE" for name in _OWN}}
+        for table, kinds in events.items():
+            place.do(_TRIGGER.format(events=kinds, table=table, schema=schema))
+
+    def complaints(self) -> list[str]:
+        """Everything that was committed and should not have been."""
+        effects = [Effect(*row) for row in self._place.rows(_EFFECTS)]
+        batches = [Batch(*row) for row in self._place.rows(_BATCHES)]
+        return [*_doubled(effects), *_uncounted(effects, batches), *self._miscounted(effects, batches)] + [
+            *_backwards(batches, self._leases())
+        ]
+
+    def _leases(self) -> dict[int, str]:
+        """The lease that each run began with, by the transaction in which it was given its epoch."""
+        keys = {str(xid): str(key) for xid, key in self._place.rows(_TAKEN)}
+        return {run_id: keys[xid] for xid, run_id in self._place.rows(_BEGUN) if xid in keys}
+
+    def _miscounted(self, effects: Sequence[Effect], batches: Sequence[Batch]) -> Iterator[str]:
+        """Runs whose counts are not the number of rows they really changed."""
+        run_of = {batch.xid: batch.run_id for batch in batches}
+        changed = Counter((effect.table, run_of.get(effect.xid)) for effect in effects)
+        for family in self._families:
+            for table, names in family.counts.items():
+                counted = " + ".join(f"coalesce((counts->>'{name}')::bigint, 0)" for name in names)
+                for run_id, number in self._place.rows(
+                    _COUNTED.format(own=self._own, worker=family.actor, counted=counted)
+                ):
+                    if number != changed[table, run_id]:
+                        yield f"run {run_id} of {family.actor} counts {number} of {table}, not {changed[table, run_id]}"
+
+    def taken_over_at(self, worker: str, after: float) -> float | None:
+        """When the first run after a moment began, in seconds since 1970; null while there is none."""
+        [[at]] = self._place.rows(_TAKEN_OVER, worker, after)
+        return None if at is None else float(at)
+
+    def commits(self) -> int:
+        """How many transactions changed anything."""
+        [[number]] = self._place.rows("SELECT count(DISTINCT xid::text) FROM audit")
+        return int(number)
+
+
+def _doubled(effects: Sequence[Effect]) -> Iterator[str]:
+    """Records that were settled more than once."""
+    times = Counter((effect.table, effect.record) for effect in effects)
+    return (f"{table} {record} was settled {number} times" for (table, record), number in times.items() if number > 1)
+
+
+def _uncounted(effects: Sequence[Effect], batches: Sequence[Batch]) -> Iterator[str]:
+    """Changes that no open run, or more than one, counted in their own transaction."""
+    runs = Counter(batch.xid for batch in batches)
+    return (
+        f"{each.table} {each.record} was counted by {runs[each.xid]} runs" for each in effects if runs[each.xid] != 1
+    )
+
+
+def _backwards(batches: Sequence[Batch], leases: Mapping[int, str]) -> Iterator[str]:
+    """Batches that were committed after one of a later holder of the same lease."""
+    highest: dict[str, int] = {}
+    for batch in batches:
+        key = leases.get(batch.run_id)
+        if key is None or batch.epoch is None:
+            continue
+        if batch.epoch < highest.get(key, 0):
+            yield f"run {batch.run_id} with epoch {batch.epoch} of {key} committed after epoch {highest[key]}"
+        highest[key] = max(batch.epoch, highest.get(key, 0))

@@ -1,0 +1,34 @@
+"""An application with an actor whose arguments change from one release to the next."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import dramatiq
+
+import housekeeping
+from housekeeping.brokers import redis_broker
+from housekeeping.foundation import logs
+from housekeeping.foundation.db import database
+from housekeeping.foundation.settings import Settings
+from tests.chaos.shortened import shorten_if_asked
+
+ACTOR: Final = "shop.charge"
+#: Options of the actor, the same in both releases.
+CHARGE: Final[dict[str, Any]] = {"actor_name": ACTOR, "idempotent": True, "deduplicate": "until_executed"}
+
+
+def compose() -> dramatiq.Broker:
+    """The application's broker, as both releases make it."""
+    shorten_if_asked()
+    settings = Settings.load()
+    logs.configure(settings.log_level, settings.log_format)
+    broker = redis_broker(settings)
+    dramatiq.set_broker(broker)
+    housekeeping.install(broker, settings, workers=False)
+    return broker
+
+
+def charge(order: int, currency: str, release: str) -> None:
+    """Charge for an order, and say which release did."""
+    database.execute_sql("INSERT INTO charges VALUES (%s, %s, %s)", (order, currency, release))

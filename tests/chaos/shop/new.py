@@ -1,0 +1,20 @@
+"""The release after: the parameter has another name, and there is one more."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import dramatiq
+
+from tests.chaos import shop
+
+broker: Final = shop.compose()
+
+
+def charge(order: int, currency: str = "EUR") -> None:
+    """Charge for it in a currency."""
+    shop.charge(order, currency, "new")
+
+
+_declare: Any = dramatiq.actor(**shop.CHARGE)
+actors: Final = {shop.ACTOR: _declare(charge)}

@@ -1,0 +1,75 @@
+"""F3: a worker that is killed at any point of a run is taken over, and in the end all is as if it had not been."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import pytest
+
+from tests.chaos.conftest import MakeTrial
+from tests.chaos.families import BUILDS, FIVE, REFS, UPLOADS, Family
+from tests.chaos.figures import Figures
+from tests.chaos.trial import LEASE_TTL_S
+from tests.chaos.verdicts import Undisturbed, drain, verdict
+
+#: A point, which time it is reached, and who reaches it.
+Point = tuple[str, int, Sequence[Family]]
+#: Takes such points; returns what is not as it should be.
+KillAt = Callable[..., list[str]]
+
+#: What is taken over is then done by the message that the killed worker had in hand, without another one.
+_NO_RUN_IS_CUT_SHORT_S: Final = 30
+_LEASED: Final = (REFS, BUILDS)
+
+
+@pytest.fixture
+def kill_at(make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures) -> KillAt:
+    """Kill a worker at each point, a round of work for each, and let another one, which is killed next, take over."""
+
+    def kill(*points: Point, taken_over: bool = True, ticking: bool = False) -> list[str]:
+        trial = make_trial(FIVE, lease_ttl_s=LEASE_TTL_S if ticking else _NO_RUN_IS_CUT_SHORT_S)
+        worker = trial.worker()
+        wrong: list[str] = []
+        for round, (point, nth, families) in enumerate(points, 1):
+            trial.arm(point, nth, families)
+            trial.fill(round, families)
+            trial.tick([round])
+            trial.await_held(worker)
+            trial.kill(worker)
+            killed_at = time.time()
+            figures.faults[f"SIGKILL at: {point}"] += 1
+            worker = trial.worker()
+            drain(trial, worker, expected=undisturbed, ticking=ticking)
+            for family in families:
+                at = trial.recorder.taken_over_at(family.actor, killed_at)
+                if at is not None and taken_over:
+                    figures.taken_over("shortened settings", at - killed_at)
+                if (at is not None) != taken_over:
+                    wrong.append(f"{family.actor} killed at {point}: {'not' * taken_over} run again")
+        return wrong + verdict(trial, undisturbed, figures)
+
+    return kill
+
+
+@pytest.mark.long
+def test_runs_killed_before_their_first_batch_end_as_if_they_had_not_been(kill_at: KillAt) -> None:
+    assert kill_at(("acquire", 1, _LEASED), ("begin", 1, FIVE)) == []
+
+
+def test_runs_killed_within_a_batch_end_as_if_they_had_not_been(kill_at: KillAt) -> None:
+    points = [("select", 2, FIVE), ("external", 1, [REFS]), ("update", 2, FIVE), ("cursor", 2, FIVE)]
+
+    assert kill_at(*points, ("commit", 2, FIVE)) == []
+
+
+@pytest.mark.long
+def test_uploads_whose_run_was_killed_while_it_deleted_them_are_deleted_by_a_later_run(kill_at: KillAt) -> None:
+    # Nobody knows whether a run that claimed them is dead or slow, until it can only be dead.
+    assert kill_at(("external", 1, [UPLOADS]), ticking=True) == []
+
+
+@pytest.mark.long
+def test_runs_killed_when_they_are_complete_are_not_run_again(kill_at: KillAt) -> None:
+    assert kill_at(("release", 1, _LEASED), ("before_ack", 1, FIVE), ("after_ack", 1, FIVE), taken_over=False) == []

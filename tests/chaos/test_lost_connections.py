@@ -1,0 +1,77 @@
+"""F4: whatever becomes of the connection to PostgreSQL, the ledger's totals are the rows really changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.acceptance.processes import eventually
+from tests.chaos.conftest import MakeTrial
+from tests.chaos.families import FIVE
+from tests.chaos.figures import Figures
+from tests.chaos.trial import PATIENCE_S, Trial
+from tests.chaos.verdicts import Undisturbed, drain, verdict
+
+
+def test_a_commit_whose_answer_was_lost_is_counted_once(  # F4
+    make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures
+) -> None:
+    trial = make_trial(FIVE)
+    worker = trial.worker()
+    trial.arm("cursor", 2)
+    trial.fill(1)
+    trial.tick()
+    trial.await_held(worker)
+
+    trial.postgres.cut_commits(len(FIVE))
+    trial.go()
+    eventually(lambda: trial.postgres.commits_cut == len(FIVE), worker, patience_s=PATIENCE_S)
+    figures.faults["connection cut after COMMIT was forwarded"] += trial.postgres.commits_cut
+    drain(trial, worker, expected=undisturbed)
+
+    assert verdict(trial, undisturbed, figures) == []
+
+
+def terminate(trial: Trial) -> None:
+    for pid in trial.backends():
+        trial.place.rows("SELECT pg_terminate_backend(%s)", pid)
+
+
+def restart(trial: Trial) -> None:
+    trial.servers.restart("postgres")
+    trial.reconnect()
+
+
+def kill(trial: Trial) -> None:
+    trial.servers.kill("postgres")
+    trial.servers.start("postgres")
+    trial.reconnect()
+
+
+def cut(trial: Trial) -> None:
+    trial.postgres.cut()
+
+
+FAULTS: dict[str, Callable[[Trial], None]] = {
+    "pg_terminate_backend of all": terminate,
+    "PostgreSQL restarted": restart,
+    "PostgreSQL killed": kill,
+    "connections to PostgreSQL cut": cut,
+}
+
+
+def test_a_postgresql_that_goes_in_the_middle_of_a_batch_costs_that_batch_only(
+    make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures
+) -> None:
+    trial = make_trial(FIVE)
+    worker = trial.worker()
+    for round, (name, fault) in enumerate(FAULTS.items(), 1):
+        trial.arm("update", 2)
+        trial.fill(round)
+        trial.tick([round])
+        trial.await_held(worker)
+        fault(trial)
+        figures.faults[name] += 1
+        trial.go()
+        drain(trial, worker, expected=undisturbed)
+
+    assert verdict(trial, undisturbed, figures) == []

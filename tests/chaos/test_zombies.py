@@ -1,0 +1,109 @@
+"""F1, F2: whoever slept, or lost its lease with Redis' memory, commits nothing once another has begun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.acceptance.processes import Process, eventually
+from tests.chaos.conftest import MakeTrial
+from tests.chaos.families import BUILDS, FIVE, FOUR, REFS
+from tests.chaos.figures import Figures
+from tests.chaos.trial import PATIENCE_S, Trial
+from tests.chaos.verdicts import Undisturbed, drain, verdict
+
+
+def asleep(process: Process) -> None:
+    """As a machine that stands still."""
+    os.killpg(process.running.pid, signal.SIGSTOP)
+
+
+def awake(process: Process) -> None:
+    os.killpg(process.running.pid, signal.SIGCONT)
+
+
+def broken_off(process: Process) -> set[str]:
+    """The workers whose runs in this process found that they had been taken over."""
+    return {line["worker"] for line in process.lines() if line.get("outcome") == "lost_lease"}
+
+
+def ended(process: Process) -> set[str]:
+    """The workers whose runs in this process have ended."""
+    return {line["worker"] for line in process.lines() if line["event"] == "Run ended"}
+
+
+def begun_since(trial: Trial, moment: float) -> bool:
+    """Whether every worker has begun anew."""
+    return all(trial.recorder.taken_over_at(family.actor, moment) for family in trial.families)
+
+
+@pytest.mark.parametrize("point", ["update", pytest.param("select", marks=pytest.mark.long)])
+def test_a_worker_that_slept_past_its_ttl_commits_nothing_once_another_has_begun(  # F1
+    point: str, make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures
+) -> None:
+    trial = make_trial(FIVE)
+    sleeper = trial.worker()
+    trial.arm(point, 2)
+    trial.fill(1)
+    trial.tick()
+    trial.await_held(sleeper)
+
+    asleep(sleeper)
+    figures.faults["SIGSTOP past the ttl"] += 1
+    other = trial.worker()
+    eventually(lambda: not trial.waiting, other, patience_s=PATIENCE_S)
+    trial.go()
+    awake(sleeper)
+    eventually(lambda: ended(sleeper) == {family.actor for family in FIVE}, sleeper, patience_s=PATIENCE_S)
+    drain(trial, sleeper, other, expected=undisturbed)
+
+    assert verdict(trial, undisturbed, figures) == []
+    assert broken_off(sleeper) == {family.actor for family in FIVE}
+
+
+def test_a_redis_that_comes_back_empty_doubles_attempts_and_no_effect(  # F2
+    make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures
+) -> None:
+    trial = make_trial(FOUR)
+    one = trial.worker()
+    trial.arm("select", 2)
+    trial.fill(1)
+    trial.tick()
+    trial.await_held(one)
+
+    emptied_at = time.time()
+    trial.servers.restart("redis")
+    figures.faults["Redis restarted empty"] += 1
+    eventually(lambda: not trial.tick(), one, patience_s=PATIENCE_S)
+    other = trial.worker()
+    eventually(lambda: begun_since(trial, emptied_at), one, other, patience_s=PATIENCE_S)
+    trial.go()
+    drain(trial, one, other, expected=undisturbed)
+
+    assert verdict(trial, undisturbed, figures) == []
+
+
+@pytest.mark.long
+def test_a_redis_that_is_silent_past_the_ttl_ends_runs_and_loses_nothing(  # L2, L5
+    make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures
+) -> None:
+    trial = make_trial(FIVE)
+    worker = trial.worker()
+    trial.arm("select", 2)
+    trial.fill(1)
+    trial.tick()
+    trial.await_held(worker)
+
+    trial.redis.freeze()
+    figures.faults["Redis silent past the ttl"] += 1
+    eventually(lambda: not trial.keys("lease:*"), worker, patience_s=PATIENCE_S)
+    trial.go()
+    eventually(lambda: {REFS.actor, BUILDS.actor} <= ended(worker), worker, patience_s=PATIENCE_S)
+    trial.redis.thaw()
+    drain(trial, worker, expected=undisturbed)
+
+    assert verdict(trial, undisturbed, figures) == []
+    assert broken_off(worker) >= {REFS.actor, BUILDS.actor}

@@ -1,0 +1,228 @@
+"""A trial: schemas, keys and folders of its own on the suite's servers, and real processes at work on them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+from uuid import uuid4
+
+import psutil
+import psycopg2
+import redis
+
+from housekeeping.embedded import Servers
+from housekeeping.foundation.db import connect_to, database
+from housekeeping.sweeps import schema
+from housekeeping.workers import BUILT_IN
+from tests.acceptance.processes import SCHEDULER, WORKER, Process, eventually, started
+from tests.chaos.families import Family, Place, State
+from tests.chaos.points import FOLDER, GO
+from tests.chaos.proxy import Proxy
+from tests.chaos.recorder import Recorder
+from tests.chaos.sending import Sender
+from tests.chaos.shortened import SHORTENED
+
+APP: Final = "tests.chaos.app"
+PATIENCE_S: Final = 120.0
+LEASE_TTL_S: Final = 3
+_TOP: Final = Path(__file__).parents[2]
+#: A run ends so long before its lease; what a busy machine does not finish in time is the next message's.
+_MARGIN_S: Final = 0.5
+
+
+class Trial:
+    """The five workers, or some of them, with work to do and processes to do it.
+
+    Attributes:
+      place: Where their records are.
+      postgres, redis: The proxies that the processes, and nobody else, go through.
+      recorder: What was committed.
+      servers: The suite's, for those who do them harm.
+      own_schema: The library's.
+    """
+
+    def __init__(
+        self,
+        servers: Servers,
+        folder: Path,
+        families: Sequence[Family],
+        *,
+        shortened: bool = True,
+        lease_ttl_s: float = LEASE_TTL_S,
+        app: str = APP,
+        settings: dict[str, str] | None = None,
+    ) -> None:
+        self.families = families
+        self.servers = servers
+        self._folder = folder
+        self._name = f"chaos_{uuid4().hex[:8]}"
+        self._shortened = shortened
+        self._lease_ttl_s = lease_ttl_s
+        self._app = app
+        self._settings = settings or {}
+        self._started = 0
+        self._ends = ExitStack()
+        self.own_schema = f"{self._name}_own"
+        self.rounds: dict[int, Sequence[Family]] = {}
+
+    def __enter__(self) -> Self:
+        with ExitStack() as ends:
+            for part in ("objects", "repositories/@hashed", "points"):
+                (self._folder / part).mkdir(parents=True)
+            sockets = self.servers.folder / "s" / ".s.PGSQL.5432", self.servers.folder / "r" / "redis.sock"
+            self.postgres, self.redis = (ends.enter_context(Proxy(socket)) for socket in sockets)
+            client = ends.enter_context(redis.Redis.from_url(self.servers.redis_url))
+            self._make_tables()
+            self.place = Place(ends.enter_context(closing(self._connection())), client, self._folder)
+            self.recorder = Recorder(self.place, self._name, self.own_schema, self.families)
+            self._processes = ends.enter_context(ExitStack())
+            self.sender = self._processes.enter_context(Sender(self._app, self.environment))
+            self._ends = ends.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ends.close()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of every process of this trial."""
+        workers: dict[str, dict[str, Any]] = {
+            sweep.name: {"enabled": any(sweep.name == family.actor for family in self.families)}
+            for module in BUILT_IN
+            for sweep in module.SWEEPS
+        }
+        short = {"max_runtime_s": self._lease_ttl_s - _MARGIN_S} if self._shortened else {}
+        for family in self.families:
+            lease = {"lease_ttl_s": self._lease_ttl_s} if family.leased and self._shortened else {}
+            workers[family.actor] |= {**family.settings, **short, **lease}
+        ours = {
+            "DATABASE_URL": f"postgresql://postgres@127.0.0.1:{self.postgres.port}/postgres"
+            f"?options=-csearch_path%3D{self._name}",
+            "REDIS_URL": f"redis://127.0.0.1:{self.redis.port}",
+            "NAMESPACE": self._name,
+            "SCHEMA": self.own_schema,
+            "LOG_FORMAT": "json",
+            "GRACE_S": "3",
+            "OBJECT_STORES": json.dumps({"artifacts": f"file://{self._folder / 'objects'}"}),
+            "REPOSITORIES_ROOT": str(self._folder / "repositories"),
+            "WORKERS": json.dumps(workers),
+            **self._settings,
+        }
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("HOUSEKEEPING_")}
+        path = os.pathsep.join(filter(None, [kept.get("PYTHONPATH", ""), str(_TOP)]))
+        kept |= {"PYTHONPATH": path, FOLDER: str(self._folder / "points")}
+        if self._shortened:
+            kept[SHORTENED] = "1"
+        return kept | {f"HOUSEKEEPING_{name}": value for name, value in ours.items()}
+
+    def worker(self, app: str | None = None) -> Process:
+        """A dramatiq process with a thread for each family, and some to spare; it ends with the trial."""
+        return self._process([*WORKER, app or self._app, "-p", "1", "-t", "8", "--skip-logging"])
+
+    @staticmethod
+    def kill(process: Process) -> None:
+        """SIGKILL to the program and its worker processes, and not to a git that one of these has started.
+
+        A git that is killed leaves its locks behind, and only a person can tell that they are nobody's.
+        """
+        python = [psutil.Process(process.running.pid), *psutil.Process(process.running.pid).children()]
+        for each in python:
+            each.kill()
+        process.running.wait(PATIENCE_S)
+
+    def scheduler(self) -> Process:
+        """A periodiq process; it ends with the trial."""
+        return self._process([*SCHEDULER, self._app])
+
+    def fill(self, round: int, families: Sequence[Family] | None = None) -> None:
+        """Give every family, or some, something to do, and remember that it was."""
+        self.rounds[round] = self.families if families is None else families
+        for family in self.rounds[round]:
+            family.fill(self.place, round)
+
+    def tick(self, rounds: Iterable[int] | None = None) -> list[str]:
+        """Send every family of these rounds its message, as its schedule does; returns why some could not be sent."""
+        chosen = list(self.rounds) if rounds is None else rounds
+        calls = {(family.actor, family.arguments(round)): None for round in chosen for family in self.rounds[round]}
+        answers = [self.sender.send(actor, *arguments) for actor, arguments in calls]
+        return [answer["error"] for answer in answers if "error" in answer]
+
+    def left(self, round: int) -> dict[str, State]:
+        """What is left of a round, by actor."""
+        return {family.actor: family.left(self.place, round) for family in self.rounds[round]}
+
+    def arm(self, point: str, time: int, families: Sequence[Family] | None = None) -> None:
+        """Hold every family, or some, where it reaches a point for this time."""
+        for name in (GO, *(path.name for path in self._points.iterdir())):
+            (self._points / name).unlink(missing_ok=True)
+        for family in families or self.families:
+            prepared = self._points / f"{family.actor}.{point}"
+            prepared.write_text(str(time))
+            prepared.rename(f"{prepared}.armed")
+
+    def await_held(self, *processes: Process) -> None:
+        """Return when every armed point was reached."""
+        eventually(lambda: not list(self._points.glob("*.armed")), *processes, patience_s=PATIENCE_S)
+
+    def go(self) -> None:
+        """Let what is held go on."""
+        (self._points / GO).touch()
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are queued, at work, delayed, or dead."""
+        client: Any = self.place.redis_client
+        own = f"{self._name}:broker:"
+        bodies = sum(client.hlen(key) for key in client.scan_iter(match=f"{own}*.msgs", count=1000))
+        return int(bodies)
+
+    def keys(self, pattern: str) -> list[str]:
+        """Our keys in Redis that match, the namespace left out."""
+        found = self.place.redis_client.scan_iter(match=f"{self._name}:{pattern}", count=1000)
+        return sorted(key.decode().removeprefix(f"{self._name}:") for key in found)
+
+    def backends(self) -> list[int]:
+        """The server processes that the workers are connected to."""
+        query = "SELECT pid FROM pg_stat_activity WHERE application_name = 'housekeeping' AND pid <> pg_backend_pid()"
+        return [pid for (pid,) in self.place.rows(query)]
+
+    def reconnect(self) -> None:
+        """Our own connection once more, after the server was away."""
+        self.place.connection.close()
+        self.place.connection = self._ends.enter_context(closing(self._connection()))
+
+    @property
+    def _points(self) -> Path:
+        return self._folder / "points"
+
+    def _process(self, command: list[str]) -> Process:
+        self._started += 1
+        log = self._folder / f"process-{self._started}.log"
+        return self._processes.enter_context(started(command, self.environment, log))
+
+    def _connection(self) -> Any:
+        connection = psycopg2.connect(self.servers.database_url, options=f"-csearch_path={self._name}")
+        connection.autocommit = True
+        return connection
+
+    def _make_tables(self) -> None:
+        with closing(self._connection()) as connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE SCHEMA {self._name}")
+        separator = "&" if "?" in self.servers.database_url else "?"
+        url = f"{self.servers.database_url}{separator}options=-csearch_path%3D{self._name}"
+        database.initialize(connect_to(url))
+        schema.use_schema(self.own_schema)
+        try:
+            schema.init()
+            database.create_tables([model for family in self.families for model in family.models])
+            database.close()
+        finally:
+            database.initialize(None)
+            schema.use_schema("housekeeping")

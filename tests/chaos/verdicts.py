@@ -1,0 +1,95 @@
+"""Whether anything was lost or done twice, from what the database recorded and what an undisturbed run leaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tests.acceptance.processes import Process
+from tests.chaos.families import STALE, State
+from tests.chaos.figures import Figures
+from tests.chaos.trial import Trial
+
+#: By actor.
+Undisturbed = dict[str, State]
+
+_PATIENCE_S: Final = 120.0
+_BETWEEN_TICKS_S: Final = 1.0
+_LINES, _LONGEST_LINE = 30, 500
+
+
+def undisturbed_run(trial: Trial) -> Undisturbed:
+    """Let the workers do a round in peace; what is left of it, ids counted from its beginning."""
+    trial.fill(1)
+    before = trial.left(1)
+    trial.tick()
+    worker = trial.worker()
+    drain(trial, worker)
+    left = trial.left(1)
+    assert all(left[actor] != before[actor] for actor in left), worker.text()
+    assert verdict(trial, left, Figures()) == []
+    return left
+
+
+def drain(
+    trial: Trial,
+    *processes: Process,
+    expected: Undisturbed | None = None,
+    patience_s: float = _PATIENCE_S,
+    ticking: bool = True,
+) -> None:
+    """Go on as a schedule does, in peace, until no message waits and every round is settled.
+
+    Fails with the processes' logs when that does not come true.
+
+    Parameters:
+      ticking: Whether messages are sent meanwhile; without, those that are there must do the work.
+    """
+    deadline, next_tick = time.monotonic() + patience_s, time.monotonic() + _BETWEEN_TICKS_S
+    while (waiting := trial.waiting) or unsettled(trial, expected):
+        if time.monotonic() > deadline:
+            complaints = "\n".join(line for process in processes for line in _complaints(process))
+            raise AssertionError(f"{waiting} wait, not settled: {unsettled(trial, expected)}; the logs:\n{complaints}")
+        if ticking and time.monotonic() > next_tick and not waiting:
+            trial.tick()
+            next_tick = time.monotonic() + _BETWEEN_TICKS_S
+        time.sleep(0.05)
+
+
+def _complaints(process: Process) -> list[str]:
+    """The last lines of a process that are more than information."""
+    lines = [line for line in process.text().splitlines() if '"level": "info"' not in line]
+    return [line[:_LONGEST_LINE] for line in lines[-_LINES:]]
+
+
+def unsettled(trial: Trial, expected: Undisturbed | None) -> list[str]:
+    """Whose rounds are not as an undisturbed run leaves them; none when nothing is expected."""
+    if expected is None:
+        return []
+    return [
+        f"{actor}, round {round}"
+        for round in trial.rounds
+        for actor, left in trial.left(round).items()
+        if left != expected[actor]
+    ]
+
+
+def verdict(trial: Trial, undisturbed: Undisturbed, figures: Figures) -> list[str]:
+    """Everything that is not as it should be; counted in the figures."""
+    lost: list[str] = []
+    for round in trial.rounds:
+        for actor, left in trial.left(round).items():
+            lost += [f"{actor}: {row} is left of round {round}" for row in _more(left, undisturbed[actor])]
+            lost += [f"{actor}: {row} is not left of round {round}" for row in _more(undisturbed[actor], left)]
+    doubled = trial.recorder.complaints()
+    figures.lost += len(lost)
+    figures.doubled += len(doubled)
+    figures.settled += STALE * sum(map(len, trial.rounds.values()))
+    figures.commits += trial.recorder.commits()
+    return lost + doubled
+
+
+def _more(these: Sequence[tuple[Any, ...]], than: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    known = set(than)
+    return [row for row in these if row not in known]

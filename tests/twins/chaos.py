@@ -1,0 +1,179 @@
+"""What could be wrong with taking over, zombies, lost answers, lost servers, ticks and mixed releases."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from housekeeping.foundation.db import Database, database
+from housekeeping.foundation.renewal import Kept
+from housekeeping.middleware.connections import Connections
+from housekeeping.middleware.idempotency import Idempotency
+from housekeeping.middleware.schedule import Schedule
+from housekeeping.sweeps import ledger
+from housekeeping.sweeps.own_tables import Run
+from housekeeping.workers.object_storage import claims
+from tests.twins import Twin
+
+_KILLS: Final = "tests/chaos/test_kill_points.py::"
+_ZOMBIES: Final = "tests/chaos/test_zombies.py::"
+_CONNECTIONS: Final = "tests/chaos/test_lost_connections.py::"
+
+
+def _commits_whoever_holds(patch: pytest.MonkeyPatch) -> None:
+    def write(run_id: int, lease: tuple[str, int] | None, **columns: Any) -> None:
+        Run.update(**columns).where(Run.id == run_id).execute()
+
+    patch.setattr(ledger, "_write", write)
+
+
+def _takes_what_was_begun_for_done(patch: pytest.MonkeyPatch) -> None:
+    def begun(message_id: str) -> bool:
+        return bool(Run.select(Run.id).where(Run.message_id == message_id).exists())
+
+    patch.setattr(ledger, "_completed", begun)
+
+
+def _runs_again_what_is_done(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ledger, "_completed", lambda message_id: False)
+
+
+def _counts_what_it_was_told(patch: pytest.MonkeyPatch) -> None:
+    original = ledger.fail
+
+    def fail(run_id: int, *arguments: Any) -> Any:
+        closed = original(run_id, *arguments)
+        with database.atomic():
+            Run.update(counts={}).where(Run.id == run_id).execute()
+        return closed
+
+    patch.setattr(ledger, "fail", fail)
+
+
+def _keeps_a_dead_connection(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Database, "_on_a_live_connection", lambda self, step: step())
+    patch.setattr(Connections, "after_process_message", lambda *arguments, **more: None)
+
+
+def _trusts_a_lease_it_could_not_renew(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Kept, "lost", property(lambda self: False))
+
+
+def _forgets_the_applications_key(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Idempotency, "_name", lambda self, message: f"{message.actor_name}:{message.message_id}")
+
+
+def _waits_for_the_dead(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ledger, "holder_is_gone", lambda *arguments: False)
+
+
+def _leaves_claims_to_the_dead(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(claims, "_CLAIM", claims._CLAIM.replace("if not free then", "if false then"))
+
+
+def _claims_no_tick(patch: pytest.MonkeyPatch) -> None:
+    def claim(self: Schedule, broker: Any, message: Any) -> Any:
+        if "scheduled_at" in message.options:
+            message.options["tick"] = message.options.pop("scheduled_at")[:17] + "00+00:00"
+        return message
+
+    patch.setattr(Schedule, "claim", claim)
+    patch.setattr(Schedule, "sent", lambda self, claimed: None)
+    patch.setattr(Schedule, "dropped", lambda self, claimed, skip: None)
+
+
+TWINS: Final = [
+    Twin(
+        "F1",
+        "chaos_zombie_commits",
+        f"{_ZOMBIES}test_a_worker_that_slept_past_its_ttl_commits_nothing_once_another_has_begun",
+        _commits_whoever_holds,
+        in_processes=True,
+    ),
+    Twin(
+        "F2",
+        "chaos_forgotten_holder_commits",
+        f"{_ZOMBIES}test_a_redis_that_comes_back_empty_doubles_attempts_and_no_effect",
+        _commits_whoever_holds,
+        in_processes=True,
+    ),
+    Twin(
+        "L2",
+        "chaos_trusts_a_lease_it_could_not_renew",
+        f"{_ZOMBIES}test_a_redis_that_is_silent_past_the_ttl_ends_runs_and_loses_nothing",
+        _trusts_a_lease_it_could_not_renew,
+        in_processes=True,
+    ),
+    Twin(
+        "F3",
+        "chaos_takes_what_was_begun_for_done_early",
+        f"{_KILLS}test_runs_killed_before_their_first_batch_end_as_if_they_had_not_been",
+        _takes_what_was_begun_for_done,
+        in_processes=True,
+    ),
+    Twin(
+        "F3",
+        "chaos_takes_what_was_begun_for_done",
+        f"{_KILLS}test_runs_killed_within_a_batch_end_as_if_they_had_not_been",
+        _takes_what_was_begun_for_done,
+        in_processes=True,
+    ),
+    Twin(
+        "F3",
+        "chaos_leaves_claims_to_the_dead",
+        f"{_KILLS}test_uploads_whose_run_was_killed_while_it_deleted_them_are_deleted_by_a_later_run",
+        _leaves_claims_to_the_dead,
+        in_processes=True,
+    ),
+    Twin(
+        "I1",
+        "chaos_runs_again_what_is_done",
+        f"{_KILLS}test_runs_killed_when_they_are_complete_are_not_run_again",
+        _runs_again_what_is_done,
+        in_processes=True,
+    ),
+    Twin(
+        "F4",
+        "chaos_counts_what_it_was_told",
+        f"{_CONNECTIONS}test_a_commit_whose_answer_was_lost_is_counted_once",
+        _counts_what_it_was_told,
+        in_processes=True,
+    ),
+    Twin(
+        "F4",
+        "chaos_keeps_a_dead_connection",
+        f"{_CONNECTIONS}test_a_postgresql_that_goes_in_the_middle_of_a_batch_costs_that_batch_only",
+        _keeps_a_dead_connection,
+        in_processes=True,
+    ),
+    Twin(
+        "F10",
+        "chaos_forgets_the_applications_key",
+        "tests/chaos/test_mixed_versions.py::test_a_rolling_restart_with_other_arguments_has_each_effect_once",
+        _forgets_the_applications_key,
+        in_processes=True,
+    ),
+    Twin(
+        "F4",
+        "chaos_miscounts_by_chance",
+        "tests/chaos/test_random_faults.py::test_faults_by_chance_lose_nothing_and_double_nothing",
+        _counts_what_it_was_told,
+        in_processes=True,
+    ),
+    Twin(
+        "F3",
+        "chaos_waits_for_the_dead",
+        "tests/chaos/test_default_settings.py::"
+        "test_a_worker_killed_in_the_middle_of_five_runs_is_taken_over_within_90_seconds",
+        _waits_for_the_dead,
+        in_processes=True,
+    ),
+    Twin(
+        "F7",
+        "chaos_claims_no_tick",
+        "tests/chaos/test_default_settings.py::test_two_schedulers_that_are_killed_and_restarted_fire_each_tick_once",
+        _claims_no_tick,
+        in_processes=True,
+    ),
+]
