@@ -1,0 +1,102 @@
+"""The library's database handle, whose server is the world's `Postgres`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from peewee import OperationalError
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INTRANS
+
+from housekeeping.foundation.db import Database
+from tests.simulator.postgres import Postgres, Transaction
+from tests.simulator.queries import Cursor, Unknown, execute
+
+T = TypeVar("T")
+
+
+class SimulatedDatabase(Database):
+    """Real models, queries and transactions of the library; statements reach a `Postgres`.
+
+    Parameters:
+      postgres: Asked for at each statement, because every schedule has a new one.
+    """
+
+    def __init__(self, postgres: Callable[[], Postgres]) -> None:
+        super().__init__("simulated")
+        self.postgres = postgres
+
+    def begin(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            self.postgres().begin()
+        except OperationalError:
+            self.postgres().begin()  # on a new connection, as the real handle does it
+
+    def commit(self) -> None:
+        self.postgres().commit()
+
+    def rollback(self) -> None:
+        self.postgres().rollback()
+
+    def is_closed(self) -> bool:
+        return not hasattr(self, "postgres") or not self.postgres().in_transaction()
+
+    def connect(self, reuse_if_open: bool = False) -> bool:
+        return True
+
+    def close(self) -> bool:
+        self.postgres().rollback()
+        return True
+
+    def connection(self) -> Any:
+        status = TRANSACTION_STATUS_INTRANS if self.postgres().in_transaction() else TRANSACTION_STATUS_IDLE
+        return SimpleNamespace(info=SimpleNamespace(transaction_status=status))
+
+    def execute(self, query: Any, **context: Any) -> Any:
+        """Do a query; what the stand-in does not know ends the whole schedule."""
+        try:
+            return self._execute_known(query)
+        except Unknown as unknown:
+            self.postgres().world.failure = unknown
+            raise
+
+    def _execute_known(self, query: Any) -> Any:
+        postgres = self.postgres()
+        name = type(query).__name__.removeprefix("Model").upper()
+        if hasattr(query, "model"):
+            name = f"{name} {query.model._meta.table_name}"
+        return self._done(name, lambda transaction: execute(postgres, transaction, query), "SELECT" in name)
+
+    def execute_sql(self, sql: str, params: Any = None) -> Any:
+        return self._done(sql[:60], lambda transaction: self._known(transaction, sql, params), sql.startswith("SELECT"))
+
+    def _done(self, name: str, effect: Callable[[Transaction], T], reads: bool) -> T:
+        postgres = self.postgres()
+        if postgres.in_transaction():
+            return effect(postgres.statement(name))
+        try:
+            return postgres.alone(name, effect)
+        except OperationalError:
+            if not reads:
+                raise
+            return postgres.alone(name, effect)  # on a new connection, as the real handle does it
+
+    def _known(self, transaction: Transaction, sql: str, params: Any) -> Cursor:
+        """The few statements that the library writes by hand."""
+        postgres = self.postgres()
+        if sql.startswith(("SAVEPOINT", "RELEASE SAVEPOINT", "ROLLBACK TO SAVEPOINT")):
+            return Cursor([])  # no part of the library goes on after an error in an inner block
+        if "pg_advisory_xact_lock" in sql:
+            postgres.lock(transaction, ("advisory", params), "update")
+            return Cursor([(None,)], ["lock"])
+        if sql.startswith("SELECT used_at <") and sql.endswith("WHERE key = %s AND epoch = %s FOR SHARE"):
+            key, epoch = params
+            row = postgres.row("leases", key, transaction)
+            if row is not None and row["epoch"] == epoch:
+                postgres.lock(transaction, ("leases", key), "share")
+                row = postgres.row("leases", key, transaction)
+            return Cursor([(False,)] if row is not None and row["epoch"] == epoch else [], ["long_ago"], 1)
+        if sql == "SELECT 1":
+            return Cursor([(1,)], ["one"], 1)
+        raise Unknown(sql)

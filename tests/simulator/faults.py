@@ -1,0 +1,137 @@
+"""What goes wrong, and when: drawn for each schedule, so that each has a character of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Final, TypeVar
+
+import redis
+from peewee import OperationalError
+
+from tests.simulator.world import Killed, Process, Task, World
+
+T = TypeVar("T")
+
+#: At a point of I/O, before the effect or after it.
+KINDS: Final = (
+    "kill before",
+    "kill after",
+    "pause before",
+    "pause after",
+    "lost before",
+    "lost after",
+    "redis emptied",
+    "redis away",
+    "postgres away",
+    "clock step",
+    "stop",
+)
+_PAUSES_S: Final = (2.0, 12.0, 35.0, 65.0, 130.0)  # around the ttls and timeouts there are
+#: Of a scheduler. Dramatiq's broker takes the time from its clients: where the clock of one that works is ahead by more
+#: than the heartbeat timeout, it takes all others for dead, and they each other's messages.
+_STEPS_S: Final = (-3600.0, -61.0, -7.0, 7.0, 61.0, 3600.0)
+
+_SMALL_STEPS_S: Final = (-20.0, -3.0, 3.0, 20.0)
+
+
+class ScriptedFaults:
+    """The faults of one schedule.
+
+    Parameters:
+      rng: The schedule's own.
+      on_stop: Told the process that is asked to shut down.
+
+    Attributes:
+      struck: How often each kind did.
+    """
+
+    def __init__(self, rng: Random, on_stop: Callable[[Process], None]) -> None:
+        self._rng = rng
+        self._on_stop = on_stop
+        self.kinds = rng.sample(KINDS, rng.choice((0, 1, 1, 2, 2, 3, len(KINDS))))
+        self._chance = rng.choice((0.005, 0.015, 0.05)) if self.kinds else 0.0
+        self._left = rng.choice((1, 2, 4, 8))
+        self._slow = rng.choice((0.0, 0.01, 0.05))
+        self.struck: Counter[str] = Counter()
+        self.points = 0
+        self.away_until = {"redis": 0.0, "postgres": 0.0, "outside": 0.0}
+        self.on = True
+
+    def around(self, world: World, task: Task, store: str, name: str, effect: Callable[[], T]) -> T:
+        """One trip to a store: time passes, and what was drawn happens."""
+        self.points += 1
+        rng = self._rng
+        world.sleep(rng.expovariate(1000.0) if rng.random() >= self._slow else rng.uniform(0.05, 6.0))
+        kind = self._drawn(world, task, store)
+        if kind is not None:
+            self._strike(kind, world, task, store, name)
+            if not task.process.alive:
+                raise Killed
+            if kind == "lost before":
+                raise self._lost(world, task, store, name)
+        if self.away_until[store] > world.now:
+            world.sleep(0.01)
+            raise self._lost(world, task, store, name)
+        answer = effect()
+        if kind is not None and kind.endswith("after"):
+            self._strike_after(kind, world, task, store, name)
+        return answer
+
+    def _drawn(self, world: World, task: Task, store: str) -> str | None:
+        if not self.on or not self._left or self._rng.random() >= self._chance:
+            return None
+        kind = self._rng.choice(self.kinds)
+        if store == "outside" and kind in ("lost before", "lost after"):
+            return None
+        self._left -= 1
+        self.struck[kind] += 1
+        return kind
+
+    def _strike(self, kind: str, world: World, task: Task, store: str, name: str) -> None:
+        process = task.process
+        if not kind.endswith("after"):
+            world.note("fault", kind, store, name)
+        if kind == "kill before":
+            world.kill(process)
+        elif kind == "pause before":
+            self._pause(world, task)
+        elif kind == "redis emptied":
+            world.shared["redis"].clear()
+        elif kind in ("redis away", "postgres away"):
+            self.away_until[kind.split()[0]] = world.now + self._rng.choice((0.5, 4.0, 20.0))
+            if kind == "postgres away":
+                world.shared["postgres"].close([each for other in world.processes for each in other.tasks])
+        elif kind == "clock step":
+            scheduling = process.name.startswith("scheduler")
+            process.clock_offset += self._rng.choice(_STEPS_S if scheduling else _SMALL_STEPS_S)
+        elif kind == "stop":
+            self._on_stop(process)
+
+    def _strike_after(self, kind: str, world: World, task: Task, store: str, name: str) -> None:
+        world.note("fault", kind, store, name)
+        if kind == "kill after":
+            world.kill(task.process)
+            raise Killed
+        if kind == "pause after":
+            self._pause(world, task)
+        elif kind == "lost after":
+            raise self._lost(world, task, store, name)
+
+    def _pause(self, world: World, task: Task) -> None:
+        length = self._rng.choice(_PAUSES_S)
+        process = task.process
+        process.paused_until = max(process.paused_until, world.now + length)
+        for each in process.tasks:
+            world.shared["postgres"].end_idle(each, length)
+        world.sleep(0.0)
+
+    @staticmethod
+    def _lost(world: World, task: Task, store: str, name: str) -> BaseException:
+        world.note("connection lost", store, name, task.message_id)
+        if store == "redis":
+            return redis.ConnectionError("Connection closed by server.")
+        if name == "COMMIT":
+            world.shared["postgres"].rollback()
+        return OperationalError("server closed the connection unexpectedly")

@@ -1,0 +1,231 @@
+"""What must hold of messages, their keys and leases, whatever went wrong; limits are those of promises.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.simulator.stage import Event, Stage
+from tests.simulator.workload import ACTORS, KEY_TTL, SCHEDULED
+
+_UNTIL_EXECUTED = tuple(name for name, options in ACTORS.items() if options.get("deduplicate") == "until_executed")
+
+
+def nobody_takes_what_another_holds(stage: Stage) -> Iterator[str]:
+    """D5, L1: keys, leases and marks are freed and taken by their holder, or when their time is over."""
+    for when, where, _, key, before, after, holder in stage.of("taken from another"):
+        yield f"{where} changed {key} at {when}, which {holder} held: {before!r} became {after!r}"
+
+
+@dataclass
+class _Life:
+    """A message of an until_executed actor from its first copy in a queue to its last."""
+
+    message_id: str
+    copies: set[str] = field(default_factory=set)
+    sign_at: float = 0.0  # its last sign of life
+    runs_in: str | None = None
+    ran_in: str | None = None
+    over: bool = False  # it has ended, or has freed its key all the same
+    put_back: bool = False  # it was delivered and did not begin
+    delivered_to: str | None = None
+    stopped_at: float = 0.0  # when the process was stopped that has it in hand
+    lapsed: bool = False  # its key expired while it lived, and another may have it now
+
+
+def at_most_one_message_of_a_key_is_live(stage: Stage) -> Iterator[str]:
+    """D1, D6, D7: until its holder has given no sign of life for a ttl."""
+    ttl = KEY_TTL.total_seconds()
+    lives: dict[tuple[str, str], dict[str, _Life]] = {}
+    of_copy: dict[str, tuple[tuple[str, str], str]] = {}
+    excused: set[str] = set()
+    messages = ("queued", "left", "delivered", "reads", "returns", "fails", "interrupted")
+    for event in stage.events(*messages, "killed", "fault", "redis emptied", "key"):
+        when, where, what, *details = event
+        if what == "redis emptied":
+            # Their keys are lost; who was at work with one of them goes on without.
+            excused |= {message_id for there in lives.values() for message_id in there}
+            lives.clear()
+        elif what == "queued":
+            _, message_id, copy, actor, args = details
+            if actor not in _UNTIL_EXECUTED:
+                continue
+            key, body = (actor, args), stage.redis.messages[copy.encode()]
+            if body["options"].get("deduplication_standing") == "when_due":
+                continue  # not live before it is due
+            there = lives.setdefault(key, {})
+            life = there.setdefault(message_id, _Life(message_id, lapsed=message_id in excused))
+            if life.copies and life.runs_in is None and life.sign_at + ttl <= when:
+                life.lapsed = True  # it waited for longer than the ttl, and may have found its key gone
+            for other in there.values():
+                if other is life or other.over or life.lapsed:
+                    continue
+                if other.runs_in is None and other.sign_at + ttl <= when:
+                    other.lapsed = True
+                elif not other.lapsed:
+                    yield f"{message_id} of {key} was enqueued at {when} while {other.message_id} was live"
+            life.over = False
+            life.copies.add(copy)
+            if not life.put_back:
+                # One that waits its turn, because its dead first delivery seems to run still, is no sign of life.
+                life.sign_at = max(when, body["options"].get("eta", 0) / 1000)
+            of_copy[copy] = (key, message_id)
+        elif what == "left" and details[2] in of_copy:
+            key, message_id = of_copy.pop(details[2])
+            there = lives.get(key, {})
+            if message_id in there:
+                there[message_id].copies.discard(details[2])
+                if not there[message_id].copies:
+                    del there[message_id]
+        else:
+            _signs(lives, event)
+
+
+def _signs(lives: dict[tuple[str, str], dict[str, _Life]], event: Event) -> None:
+    when, where, what, *details = event
+    for there in lives.values():
+        for life in there.values():
+            if what in ("reads", "returns", "fails") and details[2] == life.message_id:
+                if what == "reads" and life.stopped_at > life.sign_at:
+                    life.lapsed = True  # its process was stopped between its start and the first line of the actor
+                if what == "reads" or life.runs_in is not None:
+                    life.sign_at = when  # not of one that was out of touch: its key may have expired meanwhile
+                life.runs_in, life.put_back = where if what == "reads" else None, False
+                life.ran_in = where
+            if what == "delivered" and details[1] == life.message_id:
+                life.delivered_to = where
+            if what == "fault" and details[0].startswith("pause") and life.delivered_to == where:
+                life.stopped_at = when
+            if what == "interrupted" and details[2] == life.message_id and life.runs_in is None:
+                life.put_back = details[3] == "PutBack"
+            mine = life.message_id.encode()
+            freed = what == "key" and (details[1] or b"").startswith(mine) and not (details[2] or b"").startswith(mine)
+            if freed and life.ran_in == where:
+                life.over = True
+            if what == "returns" and details[2] == life.message_id:
+                life.over = life.lapsed = True  # should it be delivered again, it has no claim to its key
+            killed = what == "killed" and life.runs_in == details[0]
+            paused = what == "fault" and details[0].startswith("pause") and life.runs_in == where
+            if life.runs_in is not None and (killed or paused or (what == "fault" and details[0] == "redis away")):
+                # Its last renewal was up to a third of the ttl before.
+                life.runs_in, life.sign_at = None, max(life.sign_at, when - KEY_TTL.total_seconds() / 3)
+
+
+def a_dropped_duplicate_is_served(stage: Stage) -> Iterator[str]:
+    """D8, F6: of reschedule_once and until_executing, some run begins its reading after each duplicate."""
+    asked: dict[str, float] = {}
+    for when, where, what, actor, *details in stage.events("sends", "sent"):
+        if what == "sends":
+            asked[where] = when
+        elif details[2] is not None and actor in ("again", "executing"):
+            since = asked[where]
+            served = any(
+                event[3] == actor and (event[4],) == tuple(details[0]) and event[0] >= since
+                for event in stage.of("reads")
+            )
+            if not served and not stage.emptied_between(since, stage.world.now):
+                yield f"the duplicate of {actor}{details[0]} sent at {since} was not served, nor was it later"
+
+
+def a_completed_message_does_not_run_again(stage: Stage) -> Iterator[str]:
+    """I1: unless Redis lost it, or the second delivery was stopped after it had asked.
+
+    A process killed between the return and the record executes it once more; then it was not completed.
+    """
+    completed: dict[str, float] = {}
+    asked: dict[tuple[str, str], float] = {}
+    stopped: dict[str, float] = {}
+    for when, where, what, *details in stage.events("completed", "delivered", "reads", "fault"):
+        if what == "completed":
+            completed.setdefault(details[0], when)
+        elif what == "delivered":
+            asked[where, details[1]] = when
+        elif what == "fault":
+            if details[0].startswith("pause"):
+                stopped[where] = when
+        elif details[2] in completed and not stage.emptied_between(completed[details[2]], when):
+            if stopped.get(where, 0.0) < asked[where, details[2]]:
+                yield f"{details[2]} of {details[0]} was executed again at {when} by {where}"
+
+
+def a_message_runs_once_at_a_time(stage: Stage) -> Iterator[str]:
+    """I2, and L1 for actors under a lease: two at once only where one of them was stopped, or Redis was away."""
+    if stage.redis.emptied_at or stage.struck("redis away", "pause before", "pause after"):
+        return
+    running: dict[str, str] = {}  # message, or lease -> process
+    kinds = ("reads", "returns", "fails", "killed", "interrupted")
+    for when, where, what, *details in stage.events(*kinds):
+        if what == "killed":
+            running = {name: process for name, process in running.items() if process != details[0]}
+            continue
+        names = [details[2]] if ACTORS.get(details[0], {}).get("idempotent") else []
+        names += [f"lease {details[0]}"] if details[0] in ("leased", "exclusive") else []
+        for name in names:
+            if what != "reads":
+                running.pop(name, None)
+                continue
+            if name in running:
+                yield f"{name} began at {when} in {where} while it ran in {running[name]}"
+            running[name] = where
+
+
+def no_message_is_lost(stage: Stage) -> Iterator[str]:
+    """B1, R4: every message that was enqueued was executed, skipped for a reason, or is a dead letter."""
+    if stage.redis.emptied_at:
+        return  # what was in its queues is gone, and nobody can know of it
+    ended = {event[5] for event in (*stage.of("returns"), *stage.of("recorded"))}
+    worked = {event[3]: event[0] for event in stage.of("run ended") if event[6] in ("done", "partial")}
+    # A run that was taken over leaves its work to whoever took it over, and that one must have done it.
+    ended |= {event[5] for event in stage.of("run ended") if worked.get(event[3], 0.0) >= event[0]}
+    ended |= {event[4] for event in stage.of("dead letter")}
+    ended |= {event[4] for event in stage.of("skipped") if "already_done" not in event[5]}
+    # Beside another one that waits for its retry, a failed tick is not tried again (R2).
+    ended |= {event[5] for event in stage.of("interrupted") if event[3] in SCHEDULED}
+    queued = {event[4] for event in stage.of("queued")}
+    ended |= {event[3] for event in stage.of("dropped") if event[5] in queued - {event[3]}}
+    for message_id, actor in {(event[4], event[6]): None for event in stage.of("queued")}:
+        if message_id not in ended:
+            yield f"{message_id} of {actor} was enqueued and never ended"
+
+
+def every_key_expires(stage: Stage) -> Iterator[str]:
+    """D10: of our own keys, none is for ever; of deduplication keys there are no more than messages that lived."""
+    for key in stage.redis.live_keys():
+        if not key.startswith(b"sim:broker:") and stage.redis.expires_at(key) is None:
+            yield f"{key!r} never expires"
+
+
+def a_key_is_free_when_its_message_has_ended(stage: Stage) -> Iterator[str]:
+    """D4: at once when the process lived to say so, and Redis answered."""
+    if set(stage.faults.struck) - {"clock step"}:
+        return
+    for when, where, _, key, message_id in stage.of("key outlives"):
+        yield f"{key} was held by {message_id} at {when}, after {where} had acknowledged it"
+
+
+def queues_are_bounded(stage: Stage) -> Iterator[str]:
+    """F10: a message has few copies, whatever became of its answers.
+
+    Where the clocks of two workers are further apart than the heartbeat timeout, each takes the other for dead and
+    gives its messages back, for Dramatiq has every client write the time: that is not bounded.
+    """
+    if stage.struck("clock step"):
+        return
+    copies = Counter(event[4] for event in stage.of("queued"))
+    for message_id, number in copies.items():
+        if number > 60:
+            yield f"{message_id} was enqueued {number} times"
+
+
+MESSAGES = (
+    nobody_takes_what_another_holds,
+    at_most_one_message_of_a_key_is_live,
+    a_dropped_duplicate_is_served,
+    a_completed_message_does_not_run_again,
+    a_message_runs_once_at_a_time,
+    no_message_is_lost,
+    every_key_expires,
+    a_key_is_free_when_its_message_has_ended,
+    queues_are_bounded,
+)

@@ -1,0 +1,148 @@
+"""A `RedisStore` that tells the history what matters, and refuses what must never be done to another's key."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from housekeeping.sweeps.ledger import SILENCE
+from tests.simulator.redis_store import RedisStore, Reply
+from tests.simulator.virtual import something_queued
+from tests.simulator.world import Process, World
+
+NAMESPACE: Final = "sim"
+QUEUE: Final = f"{NAMESPACE}:broker:default".encode()
+_OWNED: Final = tuple(f"{NAMESPACE}:{kind}:".encode() for kind in ("lease", "dedup", "running"))
+_DEDUP: Final = f"{NAMESPACE}:dedup:".encode()
+_LEASE: Final = f"{NAMESPACE}:lease:".encode()
+_DONE: Final = f"{NAMESPACE}:done:".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who put a token into a key."""
+
+    process: Process
+    message_id: str | None
+
+
+class ObservedStore(RedisStore):
+    """The server of one world."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(lambda: world.now)
+        self._world = world
+        self._owners: dict[bytes, Owner] = {}
+        self.messages: dict[bytes, dict[str, Any]] = {}  # by their id in Redis
+        self.emptied_at: list[float] = []
+
+    def clear(self) -> None:
+        super().clear()
+        self.emptied_at.append(self._world.now)
+        self._world.note("redis emptied")
+
+    def call(self, *args: Any) -> Reply:
+        key = args[1] if len(args) > 1 and isinstance(args[1], bytes) else b""
+        if not key.startswith(_OWNED):
+            return super().call(*args)
+        before = self._token(key)
+        answer = super().call(*args)
+        after = self._token(key)
+        if before != after:
+            self._changed(key, before, after)
+        elif args[0] in ("pexpire", b"pexpire") and before is not None:
+            self._prolonged(key, before)
+        return answer
+
+    def do_hset(self, key: bytes, *pairs: bytes) -> Reply:
+        if key.endswith(b".msgs"):
+            for redis_id, body in zip(pairs[::2], pairs[1::2], strict=True):
+                self._enqueued(key, redis_id, json.loads(body))
+        return super().do_hset(key, *pairs)
+
+    def do_rpush(self, key: bytes, *values: bytes) -> Reply:
+        answer = super().do_rpush(key, *values)
+        if key.startswith(QUEUE):
+            something_queued(key.rpartition(b":")[2].decode())
+        return answer
+
+    def do_hdel(self, key: bytes, *names: bytes) -> Reply:
+        if key.endswith(b".msgs"):
+            for redis_id in names:
+                there = self.messages.get(redis_id)
+                if there is not None and self.do_hexists(key, redis_id):
+                    self._world.note("left", key.decode(), there["message_id"], redis_id.decode())
+                    self._look_for_its_key(there["message_id"], redis_id)
+        return super().do_hdel(key, *names)
+
+    def do_set(self, key: bytes, value: bytes, *options: bytes) -> Reply:
+        if key.startswith(_DONE):
+            self._world.note("completed", key.rpartition(b":")[2].decode())
+        return super().do_set(key, value, *options)
+
+    def waiting(self) -> list[dict[str, Any]]:
+        """Every message that is in a queue or in somebody's hands."""
+        there: list[dict[str, Any]] = []
+        for name in (b".msgs", b".DQ.msgs"):
+            there += [self.messages[redis_id] for redis_id in self.value(QUEUE + name) or ()]
+        return there
+
+    def _look_for_its_key(self, message_id: str, copy: bytes) -> None:
+        if sum(each["message_id"] == message_id for each in self.waiting()) > 1:
+            return
+        for key in list(self._values):
+            if key.startswith(_DEDUP) and (self.value(key) or {}).get(b"id") == message_id.encode():
+                self._world.note("key outlives", key.decode(), message_id)
+
+    def _enqueued(self, key: bytes, redis_id: bytes, body: dict[str, Any]) -> None:
+        self.messages[redis_id] = body
+        what = "dead letter" if key.endswith(b".XQ.msgs") else "queued"
+        self._world.note(
+            what, key.decode(), body["message_id"], redis_id.decode(), body["actor_name"], repr(body["args"])
+        )
+
+    def _token(self, key: bytes) -> bytes | None:
+        value = self.value(key)
+        if isinstance(value, dict):
+            # The message that holds the key, and the delivery of it that runs.
+            token: bytes = value.get(b"id", b"") + b"/" + value.get(b"run", b"")
+            return token
+        return value if isinstance(value, bytes) else None
+
+    def _changed(self, key: bytes, before: bytes | None, after: bytes | None) -> None:
+        task = self._world.current
+        self._world.note("key", key.decode(), before, after)
+        if after is not None and task is not None:
+            self._owners.setdefault(key + after, Owner(task.process, task.message_id))
+        if before is not None and not self._may(key, before):
+            self._note_theft(key, before, after)
+
+    def _prolonged(self, key: bytes, token: bytes) -> None:
+        if not self._may(key, token):
+            self._note_theft(key, token, b"the same, for longer")
+
+    def _note_theft(self, key: bytes, before: bytes, after: bytes | None) -> None:
+        self._world.note("taken from another", key.decode(), before, after, self._owners[key + before].process.name)
+
+    def _may(self, key: bytes, token: bytes) -> bool:
+        """Whether what the task that runs has done to the key of this token was its business."""
+        owner, task = self._owners.get(key + token), self._world.current
+        if owner is None or task is None or not owner.process.alive or owner.process is task.process:
+            return True
+        if key.startswith(_DEDUP):
+            message_id, _, run = token.partition(b"/")
+            same = task.message_id is None or task.message_id.encode() == message_id
+            # A message moves from the process that sent it to the one that runs it. A run is its own; but a process
+            # that was stopped may be either of two that are at work with the same message (I2).
+            stopped = owner.process.paused_until > self._world.now or task.process.paused_until >= task.since
+            return same and (not run or stopped)
+        return key.startswith(_LEASE) and self._is_gone(owner)
+
+    def _is_gone(self, owner: Owner) -> bool:
+        """Whether the ledger says that the run has ended, or has given no sign of life for a minute."""
+        runs = self._world.shared["postgres"].committed.get("runs", {}).values()
+        mine = [run for run in runs if run["message_id"] == owner.message_id]
+        silent_since = datetime.fromtimestamp(self._world.now, UTC) - SILENCE
+        return all(run["outcome"] is not None or run["heartbeat_at"] < silent_since for run in mine)

@@ -1,0 +1,77 @@
+"""Runs the library's and Dramatiq's own Lua scripts, word for word, on a `RedisStore`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+from lupa import lua51
+from redis.exceptions import ResponseError
+
+from tests.simulator.redis_store import RedisStore, Reply, as_bytes
+
+#: The Lua that is built into Redis.
+_LUA: Final = lua51.LuaRuntime(encoding=None, register_eval=False, unpack_returned_tuples=False)
+_OK: Final = _LUA.table_from({b"ok": b"OK"})
+_SHA1HEX: Final = _LUA.eval(b"function(hex) return function(text) return hex(text) end end")(
+    lambda text: hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
+)
+_compiled: Final[dict[bytes, Any]] = {}
+
+
+def evaluate(store: RedisStore, script: bytes | str, keys: Sequence[Any], args: Sequence[Any]) -> Reply:
+    """What the script returns; nobody else does anything meanwhile.
+
+    Raises:
+      ResponseError: When a command in it was refused.
+    """
+    text = script if isinstance(script, bytes) else script.encode()
+    function = _compiled.get(text)
+    if function is None:
+        function = _compiled[text] = _LUA.eval(b"function(redis, KEYS, ARGV) " + text + b"\nend")
+
+    api = store.scripts_api
+    if api is None:
+
+        def call(*command: Any) -> Any:
+            reply = store.call(*command)
+            return reply if type(reply) is bytes else _to_lua(reply)
+
+        api = store.scripts_api = _LUA.table_from({b"call": call, b"sha1hex": _SHA1HEX})
+    return _from_lua(function(api, _LUA.table_from(map(as_bytes, keys)), _LUA.table_from(map(as_bytes, args))))
+
+
+def _to_lua(reply: Reply) -> Any:
+    if reply is None:
+        return False
+    if reply is True:
+        return _OK
+    if isinstance(reply, list):
+        return _LUA.table_from([_to_lua(each) for each in reply])
+    return reply
+
+
+def _from_lua(value: Any) -> Reply:
+    if type(value) is bytes:
+        return value
+    if value is None or value is False:
+        return None
+    if value is True:
+        return 1
+    if isinstance(value, float):
+        return int(value)
+    if lua51.lua_type(value) == "table":
+        if value[b"err"] is not None:
+            raise ResponseError(value[b"err"].decode())
+        if value[b"ok"] is not None:
+            return value[b"ok"]
+        return [_from_lua(each) for each in _until_nil(value)]
+    return value
+
+
+def _until_nil(table: Any) -> list[Any]:
+    found: list[Any] = []
+    while (each := table[len(found) + 1]) is not None:
+        found.append(each)
+    return found

@@ -1,0 +1,120 @@
+"""One schedule: from its seed to what was found."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from housekeeping.sweeps.ledger import SILENCE
+from tests.simulator import virtual
+from tests.simulator.faults import ScriptedFaults
+from tests.simulator.invariants_ledger import LEDGER
+from tests.simulator.invariants_messages import MESSAGES
+from tests.simulator.invariants_ticks import TICKS
+from tests.simulator.observed_store import ObservedStore
+from tests.simulator.postgres import Postgres
+from tests.simulator.processes import Cast
+from tests.simulator.stage import Stage
+from tests.simulator.workload import ACTORS, SCHEDULED, SWEEPS, rows, utc
+from tests.simulator.world import StuckSchedule, World
+
+_DISTURBED_S: Final = (60.0, 150.0)
+_QUIET_S: Final = 130.0  # two ticks without faults
+_DRAIN_S: Final = 900.0  # by then everything has ended, retries of the failing one too
+
+
+@dataclass
+class Verdict:
+    """What became of a schedule.
+
+    Attributes:
+      broken: The invariants that do not hold, each with the reason.
+      struck: Faults by kind.
+      points: Points of I/O.
+    """
+
+    seed: int
+    broken: list[str]
+    history: list[tuple[Any, ...]]
+    struck: Counter[str] = field(default_factory=Counter)
+    points: int = 0
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal histories."""
+        return hashlib.sha256("\n".join(map(repr, self.history)).encode()).hexdigest()[:16]
+
+
+def set_up(seed: int) -> Stage:
+    """A new world, in which nothing has happened yet."""
+    world = World(seed, None)  # type: ignore[arg-type]
+    virtual.enter(world)
+    rng = world.rng
+    names = rng.sample([*ACTORS, *SWEEPS], rng.choice((1, 2, 3)))
+    cast = Cast(world, names, threads=rng.choice((1, 1, 2)))
+    faults = ScriptedFaults(rng, cast.stop)
+    world.faults = faults
+    redis, postgres = ObservedStore(world), Postgres(world)
+    world.shared |= {"redis": redis, "postgres": postgres, "deleted": set(), "supervisor": world.process("supervisor")}
+    for name in set(SWEEPS) & set(names):
+        postgres.committed[name] = dict(rows(rng, world.now))
+    return Stage(world, faults, redis, postgres, cast)
+
+
+def judged(seed: int) -> Verdict:
+    """Play a schedule and look whether all invariants hold."""
+    stage, broken = play(seed)
+    for invariant in (*LEDGER, *MESSAGES, *TICKS):
+        broken += [f"{invariant.__name__}: {reason}" for reason in invariant(stage)]
+    return Verdict(seed, broken, stage.world.history, stage.faults.struck, stage.faults.points)
+
+
+def play(seed: int) -> tuple[Stage, list[str]]:
+    """Go through a schedule; returns what went wrong on the way."""
+    stage = set_up(seed)
+    world, rng, cast = stage.world, stage.world.rng, stage.cast
+    try:
+        for _ in range(rng.choice((1, 2, 2, 3))):
+            cast.start("worker", cast.worker)
+        if set(SCHEDULED) & set(cast.names):
+            for _ in range(rng.choice((1, 1, 2))):
+                cast.start("scheduler", cast.scheduler)
+        cast.start("sender", cast.sender)
+        world.run(world.now + rng.uniform(*_DISTURBED_S))
+        stage.faults.on = False
+        for process in world.processes:
+            process.clock_offset = 0.0  # somebody has set the clocks
+        world.note("faults end")
+        if set(SCHEDULED) & set(cast.names):
+            awake = max(process.paused_until for process in world.processes if process.alive)
+            world.run(max(world.now, awake) + _QUIET_S)
+        for process in [each for each in world.processes if each.alive and each.name.startswith("scheduler")]:
+            process.at_death.clear()
+            world.kill(process)
+        world.note("schedulers end")
+        # What was delayed by a clock that was an hour ahead comes an hour late.
+        deadline = world.now + _DRAIN_S + (8000.0 if stage.struck("clock step") else 0.0)
+        while not _quiet(stage) and world.now < deadline:
+            world.run(world.now + 10.0)
+        world.note("end")
+        return stage, [] if _quiet(stage) else ["everything ends: " + _left(stage)]
+    except StuckSchedule as stuck:
+        return stage, [f"everything ends: {stuck}"]
+    finally:
+        world.end()
+
+
+def _quiet(stage: Stage) -> bool:
+    # The row of a run that died stays open until its worker runs again: no sign that somebody is at work.
+    alive = utc(stage.world.now) - SILENCE
+    return not stage.redis.waiting() and not any(
+        row["outcome"] is None and row["heartbeat_at"] > alive for row in stage.runs.values()
+    )
+
+
+def _left(stage: Stage) -> str:
+    waiting = [(each["actor_name"], each["message_id"]) for each in stage.redis.waiting()]
+    runs = [key for key, row in stage.runs.items() if row["outcome"] is None]
+    return f"messages {waiting}, runs {runs}"

@@ -1,0 +1,214 @@
+"""The stand-in for PostgreSQL obeys the rules of the real one where the ledger leans on them: one suite for both."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import pytest
+from peewee import OperationalError
+
+from housekeeping.foundation.db import Database, database
+from housekeeping.foundation.errors import LeaseLost, RunTakenOver
+from housekeeping.sweeps import ledger
+from housekeeping.sweeps.own_tables import Run
+from tests.simulator import virtual
+from tests.simulator.database import SimulatedDatabase
+from tests.simulator.postgres import Postgres
+from tests.simulator.virtual import thread_locals_by_task
+from tests.simulator.world import Process, Task, World
+
+_TICK = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Two(Protocol):
+    """Two connections: the test's own, and one more that does something meanwhile."""
+
+    def meanwhile(self, first: Callable[[Callable[[], None]], object], second: Callable[[], object]) -> list[str]:
+        """Do the first; where it calls what it is given, begin the second. Returns what ended, in order."""
+
+
+class _RealTwo:
+    def __init__(self, postgres: Database) -> None:
+        self._postgres = postgres
+
+    def meanwhile(self, first: Callable[[Callable[[], None]], object], second: Callable[[], object]) -> list[str]:
+        ended: list[str] = []
+
+        def do() -> None:
+            try:
+                second()
+                ended.append("second")
+            except Exception as error:
+                ended.append(f"second: {type(error).__name__}")
+            finally:
+                self._postgres.close()
+
+        thread = threading.Thread(target=do)
+
+        def begin() -> None:
+            thread.start()
+            thread.join(0.5)  # it waits for a lock, or has ended by then
+
+        first(begin)
+        ended.append("first")
+        thread.join(20)
+        return ended
+
+
+class _Straight:
+    """Faults that never strike."""
+
+    def around(self, world: World, task: Task, store: str, name: str, effect: Callable[[], Any]) -> Any:
+        world.sleep(0.001)
+        return effect()
+
+
+class _SimulatedTwo:
+    def __init__(self, world: World, process: Process) -> None:
+        self._world, self._process = world, process
+
+    def meanwhile(self, first: Callable[[Callable[[], None]], object], second: Callable[[], object]) -> list[str]:
+        ended: list[str] = []
+
+        def doing(name: str, work: Callable[[], object]) -> Callable[[], None]:
+            def do() -> None:
+                try:
+                    work()
+                    ended.append(name)
+                except Exception as error:
+                    ended.append(f"{name}: {type(error).__name__}")
+
+            return do
+
+        def begin() -> None:
+            self._world.spawn(self._process, "second", doing("second", second))
+            self._world.sleep(1.0)
+
+        self._world.spawn(self._process, "first", doing("first", lambda: first(begin)))
+        self._world.run(self._world.now + 30)
+        return ended
+
+
+@pytest.fixture(params=["real", "stand-in"])
+def two(request: pytest.FixtureRequest) -> Iterator[Two]:
+    if request.param == "real":
+        yield _RealTwo(request.getfixturevalue("postgres"))
+        return
+    world = World(0, _Straight())
+    postgres = Postgres(world)
+    simulated = SimulatedDatabase(lambda: postgres)
+    virtual.enter(world)
+    thread_locals_by_task(simulated)
+    database.initialize(simulated)
+    yield _SimulatedTwo(world, world.process("test"))
+    world.end()
+    database.initialize(None)
+
+
+def begun(message_id: str = "m1", token: str = "t1", lease: str | None = "k") -> ledger.Attempt | None:
+    return ledger.begin(
+        "w", message_id=message_id, tick=_TICK, trigger="enqueue", lease=None if lease is None else (lease, token)
+    )
+
+
+def in_batch(attempt: ledger.Attempt, then: Callable[[], None] = lambda: None) -> None:
+    with database.atomic():
+        ledger.advance(attempt.run_id, {"settled": 1}, {"pass": "rows", "after": [1]}, ("k", attempt.epoch or 0))
+        then()
+
+
+def alone(two: Two, work: Callable[[], object]) -> list[str]:
+    """How a piece of work ends that nobody else disturbs."""
+
+    def both(begin: Callable[[], None]) -> None:
+        begin()
+        work()
+
+    return [each for each in two.meanwhile(both, lambda: None) if each != "second"]
+
+
+def test_a_new_holder_waits_for_the_batch_of_the_last_one(two: Two) -> None:
+    ended = two.meanwhile(lambda begin: in_batch(_sure(begun()), begin), lambda: begun("m2", "t2"))
+
+    assert ended == ["first", "second"]
+
+
+def test_a_batch_of_an_old_epoch_does_not_commit(two: Two) -> None:
+    counts: list[Any] = []
+
+    def work() -> None:
+        old = _sure(begun())
+        begun("m2", "t2")
+        with pytest.raises(LeaseLost):
+            in_batch(old)
+        row: Any = Run.select(Run.counts).where(Run.id == old.run_id).tuples().get()
+        counts.append(row[0])
+
+    assert alone(two, work) == ["first"]
+    assert counts == [{}]
+
+
+def test_each_epoch_is_higher_than_all_before(two: Two) -> None:
+    epochs: list[int | None] = []
+
+    def work() -> None:
+        epochs.extend(_sure(begun(f"m{number}", f"t{number}")).epoch for number in range(3))
+
+    assert alone(two, work) == ["first"]
+    assert epochs == [1, 2, 3]
+
+
+def test_a_run_that_was_taken_over_commits_nothing(two: Two) -> None:
+    def work() -> None:
+        old = _sure(begun())
+        again = _sure(begun(token="t2"))
+        with pytest.raises(RunTakenOver), database.atomic():
+            ledger.advance(old.run_id, {"settled": 1}, None, None)
+        assert Run.select(Run.outcome).where(Run.id == old.run_id).tuples().get() == ("lost",)
+        assert Run.select(Run.outcome).where(Run.id == again.run_id).tuples().get() == (None,)
+
+    assert alone(two, work) == ["first"]
+
+
+def test_an_interrupted_run_is_gone_on_from_and_a_finished_one_is_not(two: Two) -> None:
+    def work() -> None:
+        in_batch(_sure(begun()))
+        second = _sure(begun(token="t2"))
+        assert second.cursor == {"pass": "rows", "after": [1]}
+        with database.atomic():
+            ledger.finish(second.run_id, "done", None, counts={}, cursor=None, lease=("k", second.epoch or 0))
+        assert begun(token="t3") is None
+        assert _sure(begun("m2", "t3")).cursor is None
+
+    assert alone(two, work) == ["first"]
+
+
+def test_what_is_rolled_back_was_never_there(two: Two) -> None:
+    def work() -> None:
+        run = _sure(begun(lease=None))
+        with pytest.raises(OperationalError), database.atomic():
+            ledger.advance(run.run_id, {"settled": 1}, None, None)
+            raise OperationalError("the batch failed")
+        closed = ledger.fail(run.run_id, "failed", "why", None, {"failed": 2})
+        assert (closed.outcome, closed.counts) == ("failed", {"failed": 2})
+
+    assert alone(two, work) == ["first"]
+
+
+def test_a_holder_is_gone_when_its_run_has_ended(two: Two) -> None:
+    def work() -> None:
+        run = _sure(begun())
+        assert not ledger.holder_is_gone("w", "k", "t1")
+        assert not ledger.holder_is_gone("w", "k", "another")
+        ledger.fail(run.run_id, "failed", "why", None, {})
+        assert ledger.holder_is_gone("w", "k", "t1")
+
+    assert alone(two, work) == ["first"]
+
+
+def _sure(attempt: ledger.Attempt | None) -> ledger.Attempt:
+    assert attempt is not None
+    return attempt

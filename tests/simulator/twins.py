@@ -1,0 +1,215 @@
+"""Deliberately broken twins of the library: each breaks one promise, and the simulator must find it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final
+
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.brokers.redis import SoundRedisBroker
+from housekeeping.foundation import lease_store
+from housekeeping.foundation.db import database
+from housekeeping.foundation.lease_store import RedisLeaseStore
+from housekeeping.middleware import deduplication_scripts, idempotency, patience, tick_memory, tick_outcomes
+from housekeeping.sweeps import ledger
+from housekeeping.sweeps.walk import Walk
+
+Twin = Callable[[], None]
+
+
+def _without(module: Any, name: str, *parts: tuple[str, str]) -> None:
+    """Change a script of a module."""
+    text = getattr(module, name)
+    for before, after in parts:
+        assert before in text, f"{name} has no {before!r} any more"
+        text = text.replace(before, after)
+    setattr(module, name, text)
+
+
+def epoch_not_checked() -> None:
+    """A zombie's batch commits although another run has begun."""
+    write: Any = ledger._write
+    ledger._write = lambda run_id, lease, **columns: write(run_id, None, **columns)
+
+
+def epoch_stays_the_same() -> None:
+    """Every acquisition of a lease has the epoch of the first."""
+    module: Any = ledger
+    next_epoch = module.next_epoch
+    module.next_epoch = lambda key, token: min(next_epoch(key, token), 1)
+
+
+def lease_given_to_anybody() -> None:
+    """A lease is taken although another holds it."""
+    _without(lease_store, "_OBTAIN", ("if holder and holder ~= ARGV[1] then return holder end", ""))
+
+
+def lease_freed_by_anybody() -> None:
+    """A lease is released without the token of its holder."""
+    _without(lease_store, "_RELEASE", ('if redis.call("get", KEYS[1]) ~= ARGV[1] then return 0 end', ""))
+
+
+def lease_renewed_by_anybody() -> None:
+    """A lease is renewed without the token of its holder."""
+    _without(lease_store, "_RENEW", ('if redis.call("get", KEYS[1]) ~= ARGV[1] then return 0 end', ""))
+
+
+def redis_away_means_free() -> None:
+    """A lease counts as taken when Redis gave no answer."""
+    obtain: Any = RedisLeaseStore.obtain
+
+    def hopeful(self: RedisLeaseStore, key: str, token: str, ttl: timedelta) -> str:
+        try:
+            return str(obtain(self, key, token, ttl))
+        except Exception:
+            return token
+
+    RedisLeaseStore.obtain = hopeful  # type: ignore[method-assign]
+
+
+def living_holder_taken_for_dead() -> None:
+    """A run takes over the lease of one that lives."""
+    ledger.holder_is_gone = lambda worker, key, token: True
+
+
+def duplicates_enqueued() -> None:
+    """A key is given to a message although another holds it."""
+    _without(deduplication_scripts, "CLAIM", ("if holder and holder ~= ARGV[1] then", "if false then"))
+
+
+def key_freed_by_anybody() -> None:
+    """A message that ends frees its key though another message holds it."""
+    _without(
+        deduplication_scripts,
+        "RELEASE",
+        ('if redis.call("hget", KEYS[1], "id") ~= ARGV[1] then return ARGV[4] ~= "" and 2 or 0 end', ""),
+        ('if (redis.call("hget", KEYS[1], "run") or "") ~= ARGV[4] then return 0 end', ""),
+    )
+
+
+def key_never_freed() -> None:
+    """A key stays until its ttl is over."""
+    deduplication_scripts.RELEASE = "return 0"  # type: ignore[misc]
+
+
+def key_not_renewed() -> None:
+    """A long run's key expires while it runs."""
+    _without(deduplication_scripts, "RENEW", ('return redis.call("pexpire", KEYS[1], ARGV[2])', "return 1"))
+
+
+def key_not_held_on_by_a_retry() -> None:
+    """A message that waits for its retry has lost its key."""
+    _without(deduplication_scripts, "HOLD_ON", ('redis.call("hset", KEYS[1], "id", ARGV[1], "state", ARGV[3])', ""))
+
+
+def retry_dropped_as_its_own_duplicate() -> None:
+    """A retry finds its own message's key, and is dropped."""
+    _without(deduplication_scripts, "HOLD_ON", ('local holder = redis.call("hget", KEYS[1], "id")', 'return "other"--'))
+
+
+def again_mark_not_made() -> None:
+    """A duplicate that arrives while its holder runs asks for nothing."""
+    _without(deduplication_scripts, "CLAIM", ('redis.call("hset", KEYS[1], "again", "1")', ""))
+
+
+def again_mark_forgotten_at_the_end() -> None:
+    """A run ends without the one more that was asked for."""
+    _without(deduplication_scripts, "RELEASE", ('ARGV[5] ~= "1" and redis.call("hget", KEYS[1], "again")', "false"))
+
+
+def completed_message_runs_again() -> None:
+    """A redelivery does not look whether its message was completed."""
+    _without(idempotency, "_BEGIN", ('if redis.call("exists", KEYS[1]) == 1 then return "completed" end', ""))
+
+
+def second_delivery_runs() -> None:
+    """Two deliveries of a message run at the same time."""
+    _without(idempotency, "_BEGIN", ('"nx", "px"', '"px"'))
+
+
+def completed_before_it_ran() -> None:
+    """A message counts as completed from its beginning."""
+    _without(
+        idempotency,
+        "_BEGIN",
+        ('"px", ARGV[2]) then', '"px", ARGV[2]) then redis.call("set", KEYS[1], "1", "px", 3600000)'),
+    )
+
+
+def counts_outside_the_transaction() -> None:
+    """A batch's counts and cursor are written after its commit."""
+
+    def settled(self: Walk, walk: Any, step: Any, taken: Any, state: Any) -> Any:
+        with database.atomic():
+            done = walk.settle(step, taken)
+        with database.atomic():
+            return done, self._written(state, done)
+
+    Walk._settled = settled  # type: ignore[method-assign]
+
+
+def cursor_before_the_batch() -> None:
+    """A batch's cursor is written before the batch is."""
+
+    class Undone(Exception):
+        pass
+
+    def settled(self: Walk, walk: Any, step: Any, taken: Any, state: Any) -> Any:
+        try:
+            with database.atomic():
+                done = walk.settle(step, taken)
+                raise Undone
+        except Undone:
+            pass
+        with database.atomic():
+            after = self._written(state, done)
+        with database.atomic():
+            return walk.settle(step, taken), after
+
+    Walk._settled = settled  # type: ignore[method-assign]
+
+
+def completion_not_recorded_in_the_ledger() -> None:
+    """A redelivery of a completed sweep begins another run."""
+    ledger._completed = lambda message_id: False
+
+
+def retry_lost_while_redis_is_away() -> None:
+    """A retry is tried once, and its message acknowledged in any case."""
+
+    def once(step: Callable[[], Any], what: str) -> Any:
+        try:
+            return step()
+        except patience._AWAY:
+            return None
+
+    patience.patiently = once
+
+
+def dead_workers_messages_stay() -> None:
+    """Nobody looks for the messages of workers that died."""
+    RedisBroker._should_do_maintenance = lambda self, command: 0  # type: ignore[method-assign]
+
+
+def strays_are_forgotten() -> None:
+    """A delivery that was lost on the way stays with a process that knows nothing of it."""
+    SoundRedisBroker.consume = RedisBroker.consume  # type: ignore[method-assign]
+
+
+def tick_sent_by_every_scheduler() -> None:
+    """A tick's claim is not looked at."""
+    tick_memory._CLAIM = "return 1"  # type: ignore[misc]
+
+
+def missed_ticks_not_recorded() -> None:
+    """What no scheduler sent has no outcome."""
+    tick_outcomes._write_missed = lambda *_: None
+
+
+TWINS: Final[dict[str, Twin]] = {
+    name: each
+    for name, each in list(globals().items())
+    if callable(each) and not name.startswith("_") and getattr(each, "__module__", "") == __name__
+}
