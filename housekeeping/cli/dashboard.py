@@ -17,7 +17,7 @@ from housekeeping.foundation.errors import SettingsError
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option("--port", default=9292, show_default=True, type=click.IntRange(0, 65535), help="The port; 0: any.")
 def web(host: str, port: int) -> None:
-    """Serve the dashboard: workers, runs, backlog, alarms, queues, leases; pause and resume.
+    """Serve the dashboard: workers, runs, plans, backlog, alarms, queues, leases, dead letters; pause and resume.
 
     On this machine's own address everybody on it may look. To change something, and to look at all from any other
     address, takes the token: HOUSEKEEPING_WEB_TOKEN, or one made for this start and printed here.
@@ -25,10 +25,9 @@ def web(host: str, port: int) -> None:
     Requires the extra: pip install "housekeeping[web]"
     """
     try:
-        from waitress import serve
-
         from housekeeping.web.application import create_app
         from housekeeping.web.security import is_loopback
+        from housekeeping.web.serving import server
     except ModuleNotFoundError as error:
         raise SettingsError(f'{error.name} is not installed: pip install "housekeeping[web]"') from None
     settings, sweeps = workers_on_database()
@@ -47,7 +46,7 @@ def web(host: str, port: int) -> None:
     with _listening(host, port) as listener:
         port = listener.getsockname()[1]
         click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/  (Ctrl-C ends it)", err=True)
-        serve(app, sockets=[listener], threads=4, ident="housekeeping", clear_untrusted_proxy_headers=True)
+        server(app, listener).run()
 
 
 def _listening(host: str, port: int) -> socket.socket:

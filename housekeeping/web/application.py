@@ -1,28 +1,25 @@
-"""The dashboard as a WSGI application: pages that show, and three forms that change something."""
+"""The dashboard as a WSGI application: pages that show, and a few forms that change something."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from typing import Any
-
-from flask import Flask, abort, redirect, render_template, request
+from flask import Flask, abort, redirect, render_template, request, url_for
 from peewee import PeeweeException
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
-from housekeeping.cli.moments import coming_moment
-from housekeeping.cli.tables import counts, length, moment
 from housekeeping.foundation.db import one_line, reaching_postgres
-from housekeeping.foundation.errors import HousekeepingError, WrongArgument
+from housekeeping.foundation.errors import HousekeepingError, Refused, SettingsError
 from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps import switches
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.switches import Switched
-from housekeeping.web import charts, facts
+from housekeeping.sweeps.why import REASONS
+from housekeeping.web import facts
+from housekeeping.web.alarm_help import ALARMS
+from housekeeping.web.changes import add_changes
+from housekeeping.web.dead_letters import add_dead_letters
 from housekeeping.web.facts import Observatory
+from housekeeping.web.planning import add_plans
+from housekeeping.web.rendering import prepare
 from housekeeping.web.security import protect
-
-_LONGEST_REASON = 200  # characters
 
 
 def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open_to_read: bool) -> Flask:
@@ -33,66 +30,70 @@ def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open
     """
     app = Flask("housekeeping.web")
     protect(app, token, open_to_read=open_to_read)
+    prepare(app)
     observatory = Observatory(settings, sweeps)
-    app.jinja_env.filters |= {"length": length, "moment": moment, "counts": counts, "ago": _ago}
-    app.jinja_env.globals |= {"runs_chart": charts.runs_chart, "backlog_chart": charts.backlog_chart}
+    _add_pages(app, observatory)
+    add_plans(app, observatory)
+    add_dead_letters(app, observatory)
+    add_changes(app, observatory)
+    _add_errors(app, observatory)
+    return app
 
+
+def _add_pages(app: Flask, observatory: Observatory) -> None:
     @app.get("/")
     def front() -> str:
-        return render_template("front.html", facts=observatory.look())
+        return render_template("front.html", facts=observatory.look(), live=True)
 
     @app.get("/workers/<name>")
     def worker(name: str) -> str:
-        sweep = sweeps.get(name) or abort(404, "there is no such worker")
+        sweep: Sweep = observatory.sweeps.get(name) or abort(404, "there is no such worker")
         seen = observatory.look()
         with reaching_postgres():
             rows, changes = facts.last_rows(name), facts.last_changes(name)
         return render_template(
-            "worker.html", sweep=sweep, facts=seen, overview=seen.overviews.get(name), rows=rows, changes=changes
+            "worker.html",
+            sweep=sweep,
+            facts=seen,
+            overview=seen.overviews.get(name),
+            rows=rows,
+            changes=changes,
+            live=True,
         )
 
     @app.get("/runs/<int:run_id>")
     def run(run_id: int) -> str:
         with reaching_postgres():
-            row = facts.run_row(run_id) or abort(404, "there is no such run, or it is older than 30 days")
-        return render_template("run.html", run=row, facts=None)
+            row = facts.run_row(run_id)
+            if row is None:
+                abort(404, "there is no such run, or it is older than 30 days")
+            beside = facts.attempts_beside(row)
+        meaning = REASONS.get(row.reason or "", "").replace("NAME", row.worker)
+        return render_template("run.html", run=row, beside=beside, meaning=meaning, live=row.outcome is None)
 
-    @app.post("/workers/<name>/<change>")
-    def change(name: str, change: str) -> Response:
-        if name not in sweeps or change not in ("pause", "resume"):
-            abort(404, "there is no such worker, or nothing of this kind to do")
-        with reaching_postgres():
-            if change == "resume":
-                switches.resume(name, "dashboard")
-            else:
-                switches.switch(_pause(name))
-        observatory.forget()
-        return redirect(f"/workers/{name}", 303)
+    @app.get("/alarms")
+    def alarms() -> str:
+        return render_template("alarms.html", alarms=ALARMS)
+
+    @app.get("/favicon.ico")
+    def favicon() -> Response:
+        return redirect(url_for("static", filename="icon.svg"), 301)
+
+
+def _add_errors(app: Flask, observatory: Observatory) -> None:
+    def said(text: str | None, status: int) -> tuple[str, int]:
+        about = (request.view_args or {}).get("name")
+        known = about if about in observatory.sweeps else None
+        # What is away comes back, and then the page is there by itself.
+        live = status == 503 and request.method == "GET"
+        return render_template("error.html", text=text, worker_name=known, live=live), status
 
     @app.errorhandler(HTTPException)
     def refused(error: HTTPException) -> tuple[str, int]:
-        return render_template("error.html", text=error.description, facts=None), error.code or 500
+        return said(error.description, error.code or 500)
 
     @app.errorhandler(HousekeepingError)
     @app.errorhandler(PeeweeException)
     def failed(error: Exception) -> tuple[str, int]:
-        status = 400 if isinstance(error, WrongArgument) else 503
-        return render_template("error.html", text=one_line(error), facts=None), status
-
-    return app
-
-
-def _pause(name: str) -> Switched:
-    until = request.form.get("until", "").strip()
-    reason = request.form.get("reason", "").strip()[:_LONGEST_REASON]
-    ends = coming_moment(until, datetime.now(UTC)) if until else None
-    return Switched(name, "paused", reason or None, ends, said_by="dashboard")
-
-
-def _ago(value: Any, now: datetime | None = None) -> str:
-    if isinstance(value, str):
-        value = datetime.fromisoformat(value)
-    if not isinstance(value, datetime):
-        return "-"
-    passed = (now or datetime.now(UTC)) - value
-    return f"{length(passed.total_seconds())} ago" if passed >= timedelta() else f"in {length(-passed.total_seconds())}"
+        own_fault = isinstance(error, Refused) and not isinstance(error, SettingsError)
+        return said(one_line(error), 400 if own_fault else 503)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -13,9 +13,11 @@ from peewee import PeeweeException
 
 from housekeeping.foundation.db import one_line, reaching_postgres
 from housekeeping.foundation.errors import HousekeepingError
+from housekeeping.foundation.redis_client import redis_client
 from housekeeping.foundation.settings import Settings
-from housekeeping.queues import QueueLengths, held_leases, queue_lengths
+from housekeeping.queues import QueueLengths, queue_lengths
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.held_leases import HeldLease, held_leases
 from housekeeping.sweeps.overview import Overview, overview
 from housekeeping.sweeps.own_tables import Run, SwitchChange
 from housekeeping.sweeps.rates import Ended, last_ended
@@ -31,6 +33,7 @@ class Facts:
     Attributes:
       overviews: By worker; those that could be seen.
       runs: The last runs of each, oldest first.
+      leases_whole: False: only what the database knows of leases, because Redis was away.
       trouble: What could not be asked, in one line each.
     """
 
@@ -38,8 +41,14 @@ class Facts:
     overviews: dict[str, Overview]
     runs: dict[str, list[Ended]]
     queues: dict[str, QueueLengths]
-    leases: Sequence[dict[str, Any]]
+    leases: Sequence[HeldLease]
+    leases_whole: bool
     trouble: list[str]
+
+    @property
+    def dead(self) -> int:
+        """Dead letters of all queues."""
+        return sum(lengths.dead for lengths in self.queues.values())
 
 
 class Observatory:
@@ -65,23 +74,41 @@ class Observatory:
         with self._lock:
             self._seen = None
 
+    def leases(self) -> list[HeldLease]:
+        """Who holds what, asked now.
+
+        Raises:
+          RedisUnavailable: When Redis does not answer.
+          DatabaseUnavailable: When PostgreSQL does not answer.
+        """
+        return held_leases(redis_client(self.settings.require_redis_url()), self.settings.namespace)
+
     def _look(self) -> Facts:
-        at = datetime.now(UTC)
-        facts = Facts(at, {}, {}, {}, [], [])
+        facts = Facts(datetime.now(UTC), {}, {}, {}, [], False, [])
         try:
             with reaching_postgres():
                 for name, sweep in self.sweeps.items():
-                    facts.overviews[name] = overview(sweep, at, self.settings.timezone)
-                    facts.runs[name] = last_ended(sweep, RUNS)
+                    seen, runs = overview(sweep, facts.at, self.settings.timezone), last_ended(sweep, RUNS)
+                    facts.overviews[name], facts.runs[name] = seen, runs
         except (HousekeepingError, PeeweeException) as error:
             facts.trouble.append(one_line(error))
         try:
-            queues = queue_lengths(self.settings, sorted({sweep.queue for sweep in self.sweeps.values()}))
-            leases = held_leases(self.settings)
+            names = sorted({sweep.queue for sweep in self.sweeps.values()})
+            facts = replace(facts, queues=queue_lengths(self.settings, names))
         except HousekeepingError as error:
-            facts.trouble.append(one_line(error))
+            facts.trouble.append(f"{one_line(error)}; queues and dead letters are not shown")
+        return self._with_leases(facts)
+
+    def _with_leases(self, facts: Facts) -> Facts:
+        try:
+            return replace(facts, leases=self.leases(), leases_whole=True)
+        except (HousekeepingError, PeeweeException) as error:
+            if one_line(error) not in " ".join(facts.trouble):
+                facts.trouble.append(one_line(error))
+        try:
+            return replace(facts, leases=held_leases(None, self.settings.namespace))
+        except (HousekeepingError, PeeweeException):  # said already
             return facts
-        return Facts(at, facts.overviews, facts.runs, queues, leases, facts.trouble)
 
 
 def last_rows(worker: str, number: int = RUNS) -> list[Any]:
@@ -93,6 +120,17 @@ def last_rows(worker: str, number: int = RUNS) -> list[Any]:
 def run_row(run_id: int) -> Any:
     """One row of the ledger; None when there is none."""
     return Run.select().where(Run.id == run_id).first()
+
+
+def attempts_beside(run: Any, number: int = 100) -> list[Any]:
+    """All rows of the same message, or at the same tick of the same worker, oldest first; itself among them."""
+    same = Run.id == run.id
+    if run.message_id is not None:
+        same |= Run.message_id == run.message_id
+    if run.tick is not None:
+        same |= Run.tick == run.tick
+    rows: Any = Run.select().where((Run.worker == run.worker) & same).order_by(Run.id).limit(number)
+    return list(rows)
 
 
 def last_changes(worker: str, number: int = 10) -> list[Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import math
 import secrets
-import threading
-import time
 from typing import Final
 
-from flask import Flask, Response, abort, redirect, render_template, request, session, url_for
+from flask import Flask, Response, abort, make_response, redirect, render_template, request, session, url_for
 from werkzeug.wrappers import Response as AnyResponse
+
+from housekeeping.web.guesses import Guesses
 
 #: Of a page that shows what databases and messages contain: nothing is loaded, sent or framed but by ourselves.
 _HEADERS: Final = {
@@ -22,9 +23,7 @@ _HEADERS: Final = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_OPEN_ENDPOINTS: Final = ("log_in", "log_in_with", "static")
-_PAUSE_S: Final = 1.0  # after a wrong token, one at a time: guessing a word of 16 characters takes longer than we live
-_guessing: Final = threading.Lock()
+_OPEN_ENDPOINTS: Final = ("log_in", "log_in_with", "static", "favicon")
 
 
 def is_loopback(host: str) -> bool:
@@ -49,6 +48,8 @@ def protect(app: Flask, token: str, *, open_to_read: bool) -> None:
         SESSION_COOKIE_SAMESITE="Strict",
     )
 
+    guesses = Guesses()
+
     @app.before_request
     def gate() -> AnyResponse | None:
         # A page elsewhere could otherwise have the browser ask under a name of its own that leads here.
@@ -59,8 +60,10 @@ def protect(app: Flask, token: str, *, open_to_read: bool) -> None:
                 _refuse_forms_of_others()
             return None
         if request.headers.get("Authorization", "").startswith("Bearer "):
+            _refuse_guessing(guesses)
             if _is_right(request.headers["Authorization"].removeprefix("Bearer "), token):
                 return None
+            guesses.was_wrong(request.remote_addr)
             abort(401, "the token is wrong")
         if request.method in ("GET", "HEAD") and open_to_read:
             return None
@@ -77,7 +80,9 @@ def protect(app: Flask, token: str, *, open_to_read: bool) -> None:
 
     @app.post("/login")
     def log_in_with() -> AnyResponse | tuple[str, int]:
+        _refuse_guessing(guesses)
         if not _is_right(request.form.get("token", ""), token):
+            guesses.was_wrong(request.remote_addr)
             return render_template("login.html", wrong=True), 401
         following = request.args.get("next", "/")
         session.clear()
@@ -116,12 +121,17 @@ def _has_entered() -> bool:
     return bool(session.get("entered"))
 
 
+def _refuse_guessing(guesses: Guesses) -> None:
+    """Say at once when to come again: whoever sleeps over it would keep a thread from everybody else."""
+    if wait_s := math.ceil(guesses.wait_s(request.remote_addr)):
+        text = f"too many wrong tokens from this address: try again in {wait_s} s"
+        refused = make_response(render_template("error.html", text=text), 429)
+        refused.headers["Retry-After"] = str(wait_s)
+        abort(refused)
+
+
 def _is_right(given: str, token: str) -> bool:
-    if hmac.compare_digest(given.encode(), token.encode()):
-        return True
-    with _guessing:
-        time.sleep(_PAUSE_S)
-    return False
+    return hmac.compare_digest(given.encode(), token.encode())
 
 
 def _host() -> str:

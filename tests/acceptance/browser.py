@@ -12,11 +12,11 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.remote.webdriver import WebDriver
+from selenium.webdriver.chromium.webdriver import ChromiumDriver
 
 
 @contextmanager
-def chromium(profile: Path, *, dark: bool = False, size: tuple[int, int] = (1200, 900)) -> Iterator[WebDriver]:
+def chromium(profile: Path) -> Iterator[ChromiumDriver]:
     """Chromium, looking at nothing but what it is told to."""
     options = Options()
     options.binary_location = shutil.which("chromium") or ""
@@ -31,16 +31,22 @@ def chromium(profile: Path, *, dark: bool = False, size: tuple[int, int] = (1200
         "--disable-sync",
         "--hide-scrollbars",
         f"--user-data-dir={profile}",
-        f"--window-size={size[0]},{size[1]}",
+        "--window-size=1200,900",
     ):
         options.add_argument(argument)
-    if dark:
-        options.add_argument("--force-dark-mode")
     driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
     try:
         yield driver
     finally:
         driver.quit()
+
+
+def looks(driver: ChromiumDriver, width: int, height: int, *, dark: bool = False, phone: bool = False) -> None:
+    """From now on the page is seen in this light, on a screen of this size, in px."""
+    scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+    screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
 
 
 def require_chromium() -> None:

@@ -1,3 +1,5 @@
+"""The dashboard as a person uses it: a real process, a real browser."""
+
 from __future__ import annotations
 
 import re
@@ -5,70 +7,131 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final
 
 import pytest
+import redis
 from psycopg2.extensions import connection as Connection
 from selenium.webdriver.chromium.webdriver import ChromiumDriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.remote.webdriver import WebDriver
+from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support import expected_conditions as until
 from selenium.webdriver.support.wait import WebDriverWait
 
+from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.foundation.settings import Settings
-from tests.acceptance.browser import chromium, require_chromium
+from housekeeping.sweeps import switches
+from housekeeping.sweeps.switches import Switched
+from housekeeping.web.application import create_app
+from housekeeping.workers import configured_sweeps
+from tests.acceptance.browser import chromium, looks, require_chromium
 from tests.acceptance.conftest import Command
+from tests.integration.web.serving import serving_in_a_thread
 
-WORKER = "user_status_cleanup.batch"
-TOKEN = "a-token-of-the-tests"
+WORKER: Final = "user_status_cleanup.batch"
+TOKEN: Final = "a-token-of-the-tests"
+PATIENCE_S: Final = 30
+
+
+@pytest.fixture(scope="module")
+def one_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChromiumDriver]:
+    require_chromium()
+    with chromium(tmp_path_factory.mktemp("browser")) as driver:
+        yield driver
 
 
 @pytest.fixture
-def dashboard(made: None, environment: dict[str, str]) -> Iterator[str]:
+def browser(one_browser: ChromiumDriver) -> ChromiumDriver:
+    """The one browser, as it was when it was new."""
+    one_browser.get("about:blank")
+    one_browser.execute_cdp_cmd("Network.clearBrowserCookies", {})
+    looks(one_browser, 1200, 900)
+    one_browser.get_log("browser")
+    return one_browser
+
+
+@pytest.fixture
+def wait(browser: ChromiumDriver) -> WebDriverWait[ChromiumDriver]:
+    return WebDriverWait(browser, PATIENCE_S, poll_frequency=0.05)
+
+
+@contextmanager
+def serving(environment: dict[str, str], port: int = 0) -> Iterator[str]:
     """The address of a real dashboard process."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "housekeeping", "web", "--port", "0"],
+        [sys.executable, "-m", "housekeeping", "web", "--port", str(port)],
         env=environment | {"HOUSEKEEPING_WEB_TOKEN": TOKEN},
         stderr=subprocess.PIPE,
         text=True,
     )
     assert process.stderr is not None
-    line = process.stderr.readline()
-    found = re.match(r"(http://127\.0\.0\.1:\d+)/", line)
-    assert found is not None, line
-    yield found[1]
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=20) == 0
-    process.stderr.close()
+    try:
+        line = process.stderr.readline()
+        found = re.match(r"(http://127\.0\.0\.1:\d+)/", line)
+        assert found is not None, line
+        yield found[1]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(PATIENCE_S)
+        process.stderr.close()
+    assert status == 0
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[WebDriver]:
-    require_chromium()
-    with chromium(tmp_path / "profile") as driver:
-        yield driver
+def dashboard(made: None, settings: Settings, redis_client: redis.Redis) -> Iterator[str]:
+    """The address of a dashboard in this process, which is there sooner; `process` is one of its own."""
+    only = {WORKER: configured_sweeps(settings)[WORKER]}
+    with serving_in_a_thread(create_app(settings, only, TOKEN, open_to_read=True)) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
-def text_of(browser: WebDriver, css: str) -> str:
+@pytest.fixture
+def process(made: None, environment: dict[str, str]) -> Iterator[str]:
+    """The address of a dashboard as an operator starts it."""
+    with serving(environment) as address:
+        yield address
+
+
+@pytest.fixture
+def logged_in(dashboard: str, browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver]) -> str:
+    """The dashboard, to which the browser has given the token; its worker's page is shown."""
+    browser.get(f"{dashboard}/login?next=/workers/{WORKER}")
+    browser.find_element(By.NAME, "token").send_keys(TOKEN, Keys.ENTER)
+    wait.until(until.presence_of_element_located((By.ID, "pause")))
+    return dashboard
+
+
+def text_of(browser: ChromiumDriver, css: str) -> str:
     return browser.find_element(By.CSS_SELECTOR, css).text
 
 
+def focused(browser: ChromiumDriver) -> WebElement:
+    return browser.switch_to.active_element
+
+
 def test_a_failing_worker_is_seen_paused_and_resumed_by_keyboard(
-    dashboard: str, browser: WebDriver, command: Command, admin: Connection, settings: Settings
+    process: str,
+    browser: ChromiumDriver,
+    wait: WebDriverWait[ChromiumDriver],
+    command: Command,
+    admin: Connection,
+    settings: Settings,
 ) -> None:
     with admin.cursor() as cursor:
         cursor.execute(f"ALTER TABLE {settings.namespace}.user_statuses RENAME TO elsewhere")
     command("run", WORKER)
-    wait = WebDriverWait(browser, 30)
 
-    browser.get(f"{dashboard}/")
+    browser.get(f"{process}/")
     assert "the last run ended as failed" in text_of(browser, "#alarms")
 
     browser.find_element(By.LINK_TEXT, "Log in").send_keys(Keys.ENTER)
     wait.until(until.presence_of_element_located((By.NAME, "token"))).send_keys(TOKEN, Keys.ENTER)
-    wait.until(until.presence_of_element_located((By.LINK_TEXT, WORKER))).send_keys(Keys.ENTER)
-    wait.until(until.presence_of_element_located((By.NAME, "reason"))).send_keys("table renamed", Keys.ENTER)
+    wait.until(until.presence_of_element_located((By.CSS_SELECTOR, "#workers th a"))).send_keys(Keys.ENTER)
+    reason = wait.until(until.presence_of_element_located((By.CSS_SELECTOR, "#pause [name=reason]")))
+    reason.send_keys("table renamed", Keys.ENTER)
     wait.until(until.text_to_be_present_in_element((By.ID, "standing"), "paused"))
     assert ": table renamed (dashboard)" in text_of(browser, "#standing")
     assert "paused" in command("run", WORKER).stdout
@@ -78,32 +141,136 @@ def test_a_failing_worker_is_seen_paused_and_resumed_by_keyboard(
     assert text_of(browser, "#standing .state") == "on"
 
 
-def test_the_page_follows_what_happens_without_being_loaded_again(
-    dashboard: str, browser: WebDriver, command: Command, add: Callable[[int], None]
+def test_the_first_key_leads_past_the_heading_and_each_stop_is_seen(dashboard: str, browser: ChromiumDriver) -> None:
+    browser.get(f"{dashboard}/")
+
+    browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
+    skip = focused(browser)
+    shown = skip.text, skip.rect["x"] >= 0, skip.value_of_css_property("outline-style")
+    skip.send_keys(Keys.ENTER)
+
+    assert shown == ("Skip to content", True, "solid")
+    assert focused(browser).get_attribute("id") == "main"
+
+
+def test_the_page_follows_what_happens_without_losing_focus_place_or_what_was_typed(
+    logged_in: str,
+    browser: ChromiumDriver,
+    wait: WebDriverWait[ChromiumDriver],
+    command: Command,
+    add: Callable[[int], None],
 ) -> None:
-    browser.get(f"{dashboard}/workers/{WORKER}")
-    assert "it never ran" in text_of(browser, "#rows")
+    command("run", WORKER)
+    looks(browser, 390, 500, phone=True)
+    wait.until(until.presence_of_element_located((By.CSS_SELECTOR, "#rows th a")))
+    browser.find_element(By.CSS_SELECTOR, "#pause [name=reason]").send_keys("half a sen")
+    first = browser.find_element(By.CSS_SELECTOR, "#rows th a")
+    leads_to = first.get_attribute("href")
+    browser.execute_script("arguments[0].focus(); window.scrollTo(0, 400)", first)
 
     add(3)
     command("run", WORKER)
+    wait.until(until.text_to_be_present_in_element((By.ID, "rows"), "deleted_rows 3"))
 
-    WebDriverWait(browser, 30).until(until.text_to_be_present_in_element((By.ID, "rows"), "deleted_rows 3"))
-    assert isinstance(browser, ChromiumDriver) and browser.get_log("browser") == []
-
-
-def test_nothing_of_a_narrow_screen_is_out_of_sight(dashboard: str, tmp_path: Path) -> None:
-    require_chromium()
-    with chromium(tmp_path / "phone", size=(390, 844)) as phone:
-        for path in ("/", f"/workers/{WORKER}", "/login"):
-            phone.get(f"{dashboard}{path}")
-            wider = phone.execute_script(
-                "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-            )
-            assert wider <= 0, path
+    assert focused(browser) == first and first.get_attribute("href") == leads_to
+    assert browser.execute_script("return window.scrollY") >= 400
+    typed = browser.find_element(By.CSS_SELECTOR, "#pause [name=reason]").get_property("value")
+    assert typed == "half a sen" and browser.get_log("browser") == []
 
 
-def test_nothing_is_loaded_from_elsewhere(dashboard: str, browser: WebDriver) -> None:
+@pytest.mark.parametrize(
+    ("use", "typed"), [("arguments[0].focus()", ""), ("arguments[0].value = 'peak'", "peak")], ids=["focus", "text"]
+)
+def test_a_pause_by_somebody_else_shows_and_leaves_a_form_in_use_alone(
+    logged_in: str, browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver], use: str, typed: str
+) -> None:
+    reason = browser.find_element(By.CSS_SELECTOR, "#narrow [name=reason]")
+    browser.execute_script(use, reason)
+    before = focused(browser)
+
+    switches.switch(Switched(WORKER, "paused", said_by="kim"))
+    wait.until(until.text_to_be_present_in_element((By.ID, "standing"), "paused"))
+
+    assert [each.get_attribute("id") for each in browser.find_elements(By.CSS_SELECTOR, ".forms form")] == [
+        "plan",
+        "resume",
+        "narrow",
+    ]
+    assert focused(browser) == before and reason.get_property("value") == typed
+
+
+def test_a_server_that_does_not_answer_is_said_and_so_is_its_return(
+    made: None, environment: dict[str, str], browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver]
+) -> None:
+    with serving(environment) as address:
+        browser.get(f"{address}/")
+        assert text_of(browser, "#answers") == ""
+    wait.until(until.text_to_be_present_in_element((By.ID, "answers"), "The dashboard does not answer."))
+    assert "What is shown is of" in text_of(browser, "#answers") and WORKER in text_of(browser, "#workers")
+
+    with serving(environment, int(address.rpartition(":")[2])):
+        wait.until(lambda driver: text_of(browser, "#answers") == "")
+
+
+@pytest.fixture
+def held(made: None, redis_client: redis.Redis) -> ExclusiveLease:
+    """A lease, held by this process."""
+    lease = ExclusiveLease("reports/<b>nightly</b>", timedelta(minutes=10), worker="reports")
+    assert lease.try_obtain() is not None
+    return lease
+
+
+def test_a_hanging_lease_is_taken_from_its_holder(
+    held: ExclusiveLease, logged_in: str, browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver]
+) -> None:
+    browser.get(f"{logged_in}/")
+    wait.until(until.presence_of_element_located((By.LINK_TEXT, "Release…"))).send_keys(Keys.ENTER)
+    wait.until(until.presence_of_element_located((By.CSS_SELECTOR, "button.danger"))).send_keys(Keys.ENTER)
+    wait.until(until.text_to_be_present_in_element((By.CSS_SELECTOR, ".said"), "was released"))
+
+    assert not held.exists() and "none is held" in text_of(browser, "#leases")
+
+
+def test_what_a_run_would_do_now_is_asked_by_a_button(
+    dashboard: str, browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver], add: Callable[[int], None]
+) -> None:
+    add(3)
+
+    browser.get(f"{dashboard}/workers/{WORKER}")
+    browser.find_element(By.CSS_SELECTOR, "#plan button").send_keys(Keys.ENTER)
+    wait.until(until.title_contains("plan of"))
+
+    assert "would settle 3 in 1 batches" in text_of(browser, "main")
+
+
+def test_nothing_of_a_narrow_screen_is_out_of_sight(
+    logged_in: str, browser: ChromiumDriver, add: Callable[[int], None]
+) -> None:
+    add(3)
+    looks(browser, 320, 640, phone=True)
+    wider = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    too_wide = {}
+
+    for path in ("/", f"/workers/{WORKER}", f"/workers/{WORKER}/plan", "/alarms", "/dead-letters"):
+        browser.get(f"{logged_in}{path}")
+        too_wide[path] = browser.execute_script(wider)
+
+    assert {path: by for path, by in too_wide.items() if by > 0} == {}
+
+
+def test_it_is_dark_where_the_screen_is_dark(dashboard: str, browser: ChromiumDriver) -> None:
+    browser.get(f"{dashboard}/")
+    grounds = []
+    for dark in (False, True):
+        looks(browser, 1200, 900, dark=dark)
+        grounds.append(browser.find_element(By.TAG_NAME, "body").value_of_css_property("background-color"))
+
+    assert grounds == ["rgba(255, 255, 255, 1)", "rgba(18, 21, 23, 1)"]
+
+
+def test_nothing_is_loaded_from_elsewhere(dashboard: str, browser: ChromiumDriver) -> None:
     browser.get(f"{dashboard}/")
     loaded = browser.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
 
     assert loaded and all(address.startswith(dashboard) for address in loaded)
+    assert browser.get_log("browser") == []

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +13,12 @@ from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.own_tables import Run, SwitchChange
 from housekeeping.sweeps.run import perform
 from housekeeping.sweeps.switches import Switched, switch
+from housekeeping.web.alarm_help import ALARMS, topic
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.web.conftest import WORKER, LogIn, form_token
 
 NOW = datetime.now(UTC)
-HOSTILE = "<script>alert('x')</script>"
+HOSTILE = "<script>alert('x')</script>\u202e"
 
 
 def recorded(**given: Any) -> int:
@@ -40,7 +43,7 @@ def test_text_from_the_database_is_never_markup(client: FlaskClient, column: str
 
     pages = [client.get(path).get_data(as_text=True) for path in ("/", f"/workers/{WORKER}", f"/runs/{run_id}")]
 
-    assert not any(HOSTILE in page for page in pages)
+    assert not any(bad in page for page in pages for bad in ("<script>alert", "\u202e"))
     assert "&lt;script&gt;" in pages[1] and "&lt;script&gt;" in pages[2]
 
 
@@ -50,6 +53,72 @@ def test_a_failed_run_is_an_alarm_on_the_first_page(client: FlaskClient) -> None
     page = client.get("/").get_data(as_text=True)
 
     assert "the last run ended as failed: gone" in page and 'class="outcome failed"' in page
+
+
+def test_an_alarm_says_what_to_do_and_leads_to_its_help(client: FlaskClient) -> None:
+    recorded(outcome="failed", reason="database: gone", error="gone", counts={"failed": 3})
+
+    page = client.get("/").get_data(as_text=True)
+    help_page = client.get("/alarms").get_data(as_text=True)
+
+    assert 'href="/alarms#last_run">last_run</a>' in page and ALARMS["last_run"].do in page
+    assert 'href="/alarms#failed_rows">failed_rows</a>' in page
+    assert all(f'id="{name}"' in help_page for name in ALARMS)
+
+
+def test_every_alarm_that_the_documentation_names_has_its_help_on_the_page() -> None:
+    text = (Path(__file__).parents[3] / "docs/howto/alarms.md").read_text(encoding="utf-8")
+    first_cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    named = {topic(name) for cell in first_cells for name in re.findall(r"`([\w…]+)`", cell)}
+
+    assert named == ALARMS.keys()
+
+
+def test_a_run_shows_the_other_attempts_at_its_tick_and_of_its_message(client: FlaskClient) -> None:
+    tick = NOW.replace(second=0, microsecond=0)
+    lost = recorded(outcome="lost", reason="taken_over", tick=tick, message_id="m1")
+    again = recorded(tick=tick, message_id="m1")
+    by_message, by_tick = recorded(message_id="m1"), recorded(outcome="skipped", reason="deduplicated", tick=tick)
+    other = recorded(tick=tick - timedelta(minutes=1), message_id="m2")
+
+    page = client.get(f"/runs/{again}").get_data(as_text=True)
+    beside = page.split('id="beside"')[1]
+
+    assert [f'href="/runs/{each}"' in beside for each in (lost, again, by_message, by_tick, other)] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert f"{again} (this one)" in beside
+    assert 'id="beside"' not in client.get(f"/runs/{other}").get_data(as_text=True)
+
+
+def test_a_reason_is_explained_on_the_runs_page(client: FlaskClient) -> None:
+    page = client.get(f"/runs/{recorded(outcome='skipped', reason='paused')}").get_data(as_text=True)
+
+    assert f"the worker is paused: housekeeping resume {WORKER}" in page
+
+
+def test_ticks_that_were_missed_or_skipped_are_among_the_runs(client: FlaskClient) -> None:
+    recorded(outcome="missed", reason="no_scheduler", tick=NOW, counts={"missed": 7})
+    recorded(outcome="skipped", reason="lease_held", tick=NOW)
+
+    page = client.get(f"/workers/{WORKER}").get_data(as_text=True)
+
+    assert 'class="outcome missed">missed</span>: no_scheduler' in page and "missed 7" in page
+    assert 'class="outcome skipped">skipped</span>: lease_held' in page
+
+
+def test_fifty_bars_are_no_stops_on_the_way_by_keyboard(client: FlaskClient) -> None:
+    for _ in range(3):
+        recorded()
+
+    front, worker = (client.get(path).get_data(as_text=True) for path in ("/", f"/workers/{WORKER}"))
+
+    assert front.count("<rect") == 3 and '<a href="/runs/' not in front.split("<svg")[1].split("</svg>")[0]
+    assert worker.count('" tabindex="-1"><g class="bar') == 3
 
 
 def test_a_pause_and_its_end_are_forms_that_are_recorded(client: FlaskClient, log_in: LogIn) -> None:
@@ -80,7 +149,9 @@ def test_an_end_that_cannot_be_read_is_refused_in_words(client: FlaskClient, log
     assert "is no time; it should be such as 2h" in refused.get_data(as_text=True)
 
 
-@pytest.mark.parametrize("path", ["/workers/nope", "/runs/999999999", "/nothing", "/workers/%3Cscript%3E"])
+@pytest.mark.parametrize(
+    "path", ["/workers/nope", "/runs/999999999", f"/runs/{10**30}", "/nothing", "/workers/%3Cscript%3E"]
+)
 def test_what_there_is_not_is_said_with_a_way_back(client: FlaskClient, path: str) -> None:
     answer = client.get(path)
 

@@ -1,21 +1,19 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
+from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.switches import is_paused
 from housekeeping.web import security
+from housekeeping.web.application import create_app
 from tests.integration.web.conftest import TOKEN, WORKER, LogIn, form_token
 
 PAUSE = f"/workers/{WORKER}/pause"
-
-
-@pytest.fixture(autouse=True)
-def no_pause_after_a_wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "_PAUSE_S", 0)
 
 
 def test_on_loopback_everybody_may_look(client: FlaskClient) -> None:
@@ -37,6 +35,50 @@ def test_to_change_something_takes_the_token_on_loopback_too(client: FlaskClient
 
     assert (refused.status_code, refused.location) == (302, "/login?next=/")
     assert not is_paused(WORKER)
+
+
+def addresses_that_change() -> list[str]:
+    """Of every endpoint there is that takes a POST, so that a new one is not forgotten."""
+    nowhere = Settings.load(database_url="postgresql:///nowhere", redis_url="redis://nowhere")
+    rules = create_app(nowhere, {}, TOKEN, open_to_read=True).url_map.iter_rules()
+    changing = [rule for rule in rules if not {"GET", "HEAD", "OPTIONS"} >= (rule.methods or set())]
+    return sorted(rule.rule.replace("<name>", WORKER) for rule in changing)
+
+
+def test_what_can_be_changed_is_known() -> None:
+    assert addresses_that_change() == [
+        "/dead-letters/requeue",
+        "/leases/release",
+        "/login",
+        "/logout",
+        f"/workers/{WORKER}/narrow",
+        f"/workers/{WORKER}/pause",
+        f"/workers/{WORKER}/resume",
+    ]
+
+
+@pytest.mark.parametrize("address", addresses_that_change())
+def test_nothing_is_changed_without_a_token_whatever_is_sent(client: FlaskClient, address: str) -> None:
+    word = form_token(client.get("/login"))
+
+    refused = client.post(address, query_string={"key": "k", "id": "1"}, data={"form_token": word, "batch_size": "1"})
+
+    assert (refused.status_code, refused.location) in [(302, "/login?next=/"), (401, None)]
+
+
+@pytest.mark.parametrize("address", addresses_that_change())
+def test_a_form_without_the_sessions_word_is_refused_wherever_it_is_sent(
+    client: FlaskClient, log_in: LogIn, address: str
+) -> None:
+    log_in(client)
+
+    answers = [
+        client.post(address, query_string={"key": "k", "id": "1"}, data=data)
+        for data in ({"batch_size": "1"}, {"form_token": "x"})
+    ]
+
+    assert [answer.status_code for answer in answers] == [403, 403]
+    assert "this form is too old, or was not ours" in answers[0].get_data(as_text=True)
 
 
 def test_a_wrong_token_opens_nothing(client: FlaskClient) -> None:
@@ -71,6 +113,26 @@ def test_a_name_elsewhere_that_leads_here_is_refused(client: FlaskClient) -> Non
     assert client.get("/", headers={"Host": "evil.example:9292"}).status_code == 403
     assert client.get("/", headers={"Host": "127.0.0.1:9292"}).status_code == 200
     assert client.get("/", headers={"Host": "[::1]:9292"}).status_code == 200
+
+
+def test_who_guesses_is_told_to_wait_at_once_and_keeps_nobody_else_out(
+    make_app: Callable[[bool], Flask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    app = make_app(False)
+    guesser, other = app.test_client(), app.test_client()
+    wrong = {"Authorization": "Bearer nonsense"}
+    theirs, ours = {"REMOTE_ADDR": "192.0.2.7"}, {"REMOTE_ADDR": "192.0.2.8"}
+
+    answers = [guesser.get("/", headers=wrong, environ_base=theirs) for _ in range(11)]
+    word = form_token(guesser.get("/login", environ_base=theirs))
+    form = guesser.post("/login", data={"token": TOKEN, "form_token": word}, environ_base=theirs)
+    right = other.get("/", headers={"Authorization": f"Bearer {TOKEN}"}, environ_base=ours)
+
+    assert [answer.status_code for answer in answers] == [401] * 10 + [429]
+    assert 0 < int(answers[-1].headers["Retry-After"]) <= 60
+    assert (form.status_code, right.status_code, slept) == (429, 200, [])
 
 
 @pytest.mark.parametrize("following", ["https://evil.example", "//evil.example", "/\\evil.example"])

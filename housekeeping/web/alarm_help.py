@@ -1,0 +1,65 @@
+"""What each alarm means and what to do about it, in a line each; the long form is in docs/howto/alarms.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Help:
+    """An alarm in words: what it means, and what a person does."""
+
+    means: str
+    do: str
+
+
+#: By the alarm's name; ``most_…`` stands for all alarms on a count.
+ALARMS: Final = {
+    "longest_run": Help(
+        "A run took longer than its document allows.",
+        "See by its counts whether it had more to do or was slower. When the database suffers, narrow the worker; "
+        "housekeeping doctor names a missing index.",
+    ),
+    "backlog": Help(
+        "More records wait than its document allows.",
+        "Compare arrived and settled an hour on the worker's page. When runs do not happen, see why; "
+        "when they do and it still grows, raise batch_size or max_runtime_s.",
+    ),
+    "failed_rows": Help(
+        "Some records could not be settled; all others were.",
+        "The log names each with the reason: A record could not be settled. The next run tries them again.",
+    ),
+    "most_…": Help(
+        "One run counted unusually many of something.",
+        "Look whether something is wrong with what makes them (CI runners, say) and pause the worker while you do.",
+    ),
+    "failed_runs": Help(
+        "So many runs in a row ended badly.",
+        "Read the last run's error, then: housekeeping doctor. Nothing is lost: a batch that failed was rolled back.",
+    ),
+    "last_run": Help(
+        "The last run failed or was lost.",
+        "Its text is the reason. Its retry and its next tick come by themselves; when they fail too, do as the "
+        "reason says.",
+    ),
+    "overdue": Help(
+        "It has not run for several periods of its schedule.",
+        "See that housekeeping scheduler and housekeeping worker are alive, then: housekeeping why NAME.",
+    ),
+    "unseen": Help(
+        "What waits cannot be counted: a table or another store is away, or must not be read.",
+        "The text names it; housekeeping doctor says what is missing.",
+    ),
+}
+_OTHER: Final = Help("Something should be looked at.", "Its text says what it is; housekeeping doctor may know more.")
+
+
+def topic(name: str) -> str:
+    """Under which heading the help of this alarm stands."""
+    return "most_…" if name.startswith("most_") else name
+
+
+def what_to_do(name: str) -> Help:
+    """The help for an alarm, also for one that is not known here."""
+    return ALARMS.get(topic(name), _OTHER)

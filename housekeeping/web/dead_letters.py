@@ -1,0 +1,120 @@
+"""Pages about dead letters: the newest, one of them whole, and the form that sends it once more."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from flask import Flask, flash, redirect, render_template, request, url_for
+from werkzeug.wrappers import Response
+
+from housekeeping.brokers import message_broker
+from housekeeping.cli.dead_letters import without_secrets
+from housekeeping.dead_letters import DeadLetter, DeadLetterStore, Requeued, dead_letters_of, found, requeue
+from housekeeping.foundation.printable import in_one_line
+from housekeeping.foundation.settings import Settings
+from housekeeping.installation import install
+from housekeeping.sweeps.actor import register
+from housekeeping.web.facts import Observatory
+
+_SHOWN: Final = 50  # letters
+_ARGUMENTS_WIDTH: Final = 100  # characters
+_ERROR_WIDTH: Final = 200
+_ID_WIDTH: Final = 60
+
+
+class Letters:
+    """The dead letters of the ready-made application; its broker is made when somebody first looks."""
+
+    def __init__(self, observatory: Observatory) -> None:
+        self._observatory = observatory
+        self._lock = threading.Lock()
+        self._store: DeadLetterStore | None = None
+
+    def store(self) -> DeadLetterStore:
+        """With the workers' options, which a requeued message has to meet.
+
+        Raises:
+          SettingsError: When a setting it needs is missing.
+        """
+        with self._lock:
+            if self._store is None:
+                settings: Settings = self._observatory.settings
+                broker = message_broker(settings)
+                # Without the database, whose handle the pages are using.
+                install(broker, settings.model_copy(update={"database_url": None}), workers=False)
+                for sweep in self._observatory.sweeps.values():
+                    register(broker, sweep)
+                self._store = dead_letters_of(broker)
+            return self._store
+
+
+def add_dead_letters(app: Flask, observatory: Observatory) -> None:
+    """Add the pages to the application."""
+    letters = Letters(observatory)
+
+    @app.get("/dead-letters")
+    def dead_letters() -> str:
+        store = letters.store()
+        newest, total = store.newest(_SHOWN), sum(store.counts().values())
+        shown = [(letter, _line(letter)) for letter in newest]
+        return render_template("dead_letters.html", letters=shown, total=total, now=datetime.now(UTC))
+
+    @app.get("/dead-letters/one")
+    def dead_letter() -> str:
+        [letter] = found(letters.store(), [request.args.get("id", "")])
+        return render_template("dead_letter.html", letter=letter, whole=_whole(letter), error=_error(letter))
+
+    @app.post("/dead-letters/requeue")
+    def requeue_letter() -> Response:
+        [result] = requeue(letters.store(), [request.args.get("id", "")])
+        observatory.forget()
+        flash(f"{in_one_line(result.id, _ID_WIDTH)} {_said(result)}.")
+        return redirect(url_for("dead_letters"), 303)
+
+
+def _line(letter: DeadLetter) -> dict[str, str]:
+    return {
+        "actor": in_one_line(letter.message.actor_name, _ARGUMENTS_WIDTH) if letter.message else "(unreadable)",
+        "arguments": in_one_line(_arguments(letter), _ARGUMENTS_WIDTH),
+        "error": in_one_line(_error(letter) or "-", _ERROR_WIDTH),
+    }
+
+
+def _arguments(letter: DeadLetter) -> str:
+    if letter.message is None:
+        return ""
+    given = [repr(without_secrets(each)) for each in letter.message.args]
+    named = without_secrets(letter.message.kwargs)
+    return ", ".join([*given, *(f"{name}={value!r}" for name, value in named.items())])
+
+
+def _error(letter: DeadLetter) -> str | None:
+    # A text by itself is masked and bounded as one within a message is.
+    text: str | None = without_secrets(letter.error)
+    return text
+
+
+def _whole(letter: DeadLetter) -> dict[str, Any]:
+    if letter.message is None:
+        return {"body": without_secrets(letter.body.decode("utf-8", "backslashreplace"))}
+    options = {name: value for name, value in letter.message.options.items() if name != "traceback"}
+    return {
+        "args": without_secrets(list(letter.message.args)),
+        "kwargs": without_secrets(letter.message.kwargs),
+        "options": without_secrets(options),
+        "traceback": without_secrets(letter.traceback) or "the broker has none",
+    }
+
+
+def _said(result: Requeued) -> str:
+    match result.outcome:
+        case "requeued":
+            return "is in its queue again"
+        case "duplicate":
+            return f"is a duplicate of {in_one_line(result.detail or 'a live message', _ID_WIDTH)}; it stays here"
+        case "refused":
+            return f"cannot be sent: {in_one_line(result.detail or '', _ERROR_WIDTH)}; it stays here"
+        case _:
+            return "is no dead letter any more: somebody else was quicker"

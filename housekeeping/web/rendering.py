@@ -1,0 +1,66 @@
+"""How pages show values: escaped, and with nothing that pretends to be something else."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from flask import Flask
+from markupsafe import Markup, escape
+
+from housekeeping.cli.tables import counts, length, moment
+from housekeeping.foundation.printable import printable
+from housekeeping.sweeps.held_leases import HeldLease
+from housekeeping.web import charts
+from housekeeping.web.alarm_help import topic, what_to_do
+
+_FILTERS: Final[dict[str, Callable[..., Any]]] = {"length": length, "moment": moment, "counts": counts}
+
+
+def prepare(app: Flask) -> None:
+    """Give the templates what they use."""
+    app.jinja_env.finalize = _visible
+    app.jinja_env.filters |= _FILTERS | {
+        "ago": _ago,
+        "holder": _holder,
+        "as_json": _as_json,
+        "length_of": len,
+        "foldable": _foldable,
+    }
+    app.jinja_env.globals |= {
+        "runs_chart": charts.runs_chart,
+        "backlog_chart": charts.backlog_chart,
+        "what_to_do": what_to_do,
+        "topic": topic,
+    }
+
+
+def _visible(value: Any) -> Any:
+    """Escaping keeps text from being markup; this keeps it from turning around or hiding what stands beside it."""
+    # What is no text yet (an alarm, a value of a message) would become one after this.
+    return value if isinstance(value, Markup) else printable(str(value))
+
+
+def _foldable(name: str) -> Markup:
+    """A name that may run on in the next line between its words, and nowhere else."""
+    return Markup(re.sub(r"([._/])", r"\1<wbr>", str(escape(printable(name)))))
+
+
+def _ago(value: Any, now: datetime | None = None) -> str:
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    if not isinstance(value, datetime):
+        return "-"
+    passed = (now or datetime.now(UTC)) - value
+    return f"{length(passed.total_seconds())} ago" if passed >= timedelta() else f"in {length(-passed.total_seconds())}"
+
+
+def _holder(lease: HeldLease) -> str:
+    return " ".join(filter(None, (lease.worker, lease.process and f"on {lease.process}"))) or "unknown"
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, default=str, ensure_ascii=False, indent=2)

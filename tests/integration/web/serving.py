@@ -1,0 +1,38 @@
+"""A dashboard on a real socket within this process, for tests and for the pictures in the documentation."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flask import Flask
+
+from housekeeping.web.serving import server
+
+_PATIENCE_S = 30.0
+
+
+@contextmanager
+def serving_in_a_thread(app: Flask) -> Iterator[int]:
+    """The port that it listens at; at the end nothing of it is left."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    served = server(app, listener)
+    thread = threading.Thread(target=served.run)
+    thread.start()
+
+    def end() -> None:
+        # Browsers keep connections open, and it would go on for them.
+        for channel in [*served.active_channels.values()]:
+            channel.handle_close()
+        served.close()
+
+    try:
+        yield port
+    finally:
+        served.trigger.pull_trigger(end)
+        thread.join(_PATIENCE_S)
+        served.task_dispatcher.shutdown()
+    assert not thread.is_alive()

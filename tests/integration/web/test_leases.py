@@ -1,0 +1,82 @@
+"""Leases on the page: who holds what, and how one is taken from its holder."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from urllib.parse import quote
+
+import pytest
+import redis
+from flask.testing import FlaskClient
+
+from housekeeping.foundation.leases import ExclusiveLease
+from housekeeping.sweeps.own_tables import Lease
+from tests.integration.web.conftest import LogIn, form_token
+
+TTL = timedelta(minutes=10)
+#: Quoted in an address, escaped on a page, and made visible where a character would turn the text around.
+HOSTILE = "a/b?c&d=\"'<script>alert(1)</script>\u202e%2e 報告"
+ADDRESS = f"/leases/release?key={quote(HOSTILE, safe='')}"
+
+
+@pytest.fixture
+def held(client: FlaskClient, redis_client: redis.Redis) -> ExclusiveLease:
+    """A lease of a hostile key, held by this process."""
+    lease = ExclusiveLease(HOSTILE, TTL, worker="reports")
+    assert lease.try_obtain() is not None
+    return lease
+
+
+def seen(page: str) -> str:
+    return page.split('name="seen" value="')[1].split('"')[0]
+
+
+def test_the_first_page_says_who_holds_each_lease(client: FlaskClient, held: ExclusiveLease) -> None:
+    page = client.get("/").get_data(as_text=True)
+
+    assert "reports on " in page and 'data-label="Epoch" class="number">1</td>' in page
+    assert "a/b?c&amp;d=&#34;&#39;&lt;script&gt;alert(1)&lt;/script&gt;\\u202e%2e 報告" in page
+    assert "<script>alert" not in page and "\u202e" not in page
+
+
+def test_a_lease_is_released_after_a_page_that_says_what_that_does(
+    client: FlaskClient, log_in: LogIn, held: ExclusiveLease
+) -> None:
+    open_to_all = client.get(ADDRESS).get_data(as_text=True)
+    log_in(client)
+
+    asked = client.get(ADDRESS)
+    page = asked.get_data(as_text=True)
+    done = client.post(ADDRESS, data={"form_token": form_token(asked), "seen": seen(page)})
+
+    assert ">Release it</button>" not in open_to_all
+    assert "commits nothing more in the database" in page and "reports on " in page
+    assert (done.status_code, done.location, held.exists()) == (303, "/", False)
+    assert Lease.get(Lease.key == HOSTILE).epoch == 2
+    assert "was released." in client.get("/").get_data(as_text=True)
+
+
+def test_a_holder_that_came_after_the_look_keeps_its_lease(
+    client: FlaskClient, log_in: LogIn, held: ExclusiveLease
+) -> None:
+    log_in(client)
+    asked = client.get(ADDRESS)
+    held.cancel()
+    next_one = ExclusiveLease(HOSTILE, TTL, worker="reports")
+    next_one.try_obtain()
+
+    refused = client.post(ADDRESS, data={"form_token": form_token(asked), "seen": seen(asked.get_data(as_text=True))})
+
+    assert refused.status_code == 409 and next_one.exists()
+    assert "another holder has begun since you looked" in refused.get_data(as_text=True)
+
+
+def test_a_lease_that_is_given_back_is_said_to_be(client: FlaskClient, log_in: LogIn, held: ExclusiveLease) -> None:
+    log_in(client)
+    word = form_token(client.get(ADDRESS))
+    held.cancel()
+
+    answers = client.get(ADDRESS), client.post(ADDRESS, data={"form_token": word})
+
+    assert [answer.status_code for answer in answers] == [404, 404]
+    assert "nobody holds a lease of this key" in answers[1].get_data(as_text=True)

@@ -1,0 +1,75 @@
+"""The dashboard on a real socket: what a client sees of the server before any page is asked."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+from flask import Flask
+
+from tests.integration.web.conftest import TOKEN, WORKER
+from tests.integration.web.serving import serving_in_a_thread
+
+Ask = Callable[..., http.client.HTTPResponse]
+
+
+@pytest.fixture
+def ask(make_app: Callable[[bool], Flask]) -> Iterator[Ask]:
+    """Sends one request and returns its answer, of which the body is read."""
+    with serving_in_a_thread(make_app(True)) as port:
+
+        def send(method: str, path: str, body: bytes = b"", **headers: str) -> http.client.HTTPResponse:
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+                connection.request(method, path, body, headers)
+                answer = connection.getresponse()
+                answer.read()
+                return answer
+
+        yield send
+
+
+@pytest.mark.parametrize("path", ["/", f"/workers/{WORKER}", "/static/style.css", "/nothing"])
+def test_no_version_is_told(ask: Ask, path: str) -> None:
+    assert ask("GET", path).headers["Server"] == "housekeeping"
+
+
+@pytest.mark.parametrize("path", ["/", f"/workers/{WORKER}", "/dead-letters", "/static/live.js"])
+def test_the_head_of_a_page_can_be_asked_for(ask: Ask, path: str) -> None:
+    head, whole = ask("HEAD", path), ask("GET", path)
+
+    assert (head.status, head.headers["Content-Type"]) == (200, whole.headers["Content-Type"])
+
+
+def test_a_browser_that_asks_for_an_icon_gets_it(ask: Ask) -> None:
+    asked = ask("GET", "/favicon.ico")
+    icon = ask("GET", asked.headers["Location"])
+
+    assert (asked.status, icon.status, icon.headers["Content-Type"]) == (301, 200, "image/svg+xml; charset=utf-8")
+
+
+def test_a_body_that_no_form_sends_is_refused_unread(ask: Ask) -> None:
+    assert ask("POST", "/login", b"x" * (64 * 1024 + 1)).status == 413
+
+
+def test_headers_that_no_browser_sends_are_refused(ask: Ask) -> None:
+    assert ask("GET", "/", Cookie="x" * 40_000).status == 431
+
+
+def test_guessing_on_all_threads_keeps_no_page_from_others(ask: Ask) -> None:
+    def guess() -> None:
+        statuses.extend(ask("GET", "/", Authorization=f"Bearer {TOKEN}x").status for _ in range(25))
+
+    statuses: list[int] = []
+    guessing = [threading.Thread(target=guess) for _ in range(4)]
+    for thread in guessing:
+        thread.start()
+    pages = [ask("GET", "/alarms").status for _ in range(20)]
+    for thread in guessing:
+        thread.join()
+
+    assert pages == [200] * 20
+    # Those that are looked at on all four threads at the same moment are counted afterwards.
+    assert 10 <= statuses.count(401) <= 13 and statuses.count(401) + statuses.count(429) == 100
