@@ -1,9 +1,8 @@
-"""What waits: messages by queue, on Redis or RabbitMQ, and leases by key."""
+"""What waits: messages by queue, on Redis or RabbitMQ."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from housekeeping.foundation.redis_client import reaching_redis, redis_client
 from housekeeping.foundation.settings import Settings
@@ -60,17 +59,3 @@ def reach_broker(settings: Settings) -> None:
             redis_client(url).ping()
     if settings.on_rabbitmq:
         queue_lengths(settings, [])
-
-
-def held_leases(settings: Settings) -> list[dict[str, Any]]:
-    """Every lease held now, with the seconds until it expires unless it is renewed.
-
-    Raises:
-      RedisUnavailable: When Redis does not answer.
-    """
-    client = redis_client(settings.require_redis_url())
-    prefix = f"{settings.namespace}:lease:"
-    with reaching_redis():
-        keys = [key.decode() for key in client.scan_iter(match=f"{prefix}*", count=1000)]
-        left = [(key, client.pttl(key)) for key in keys]
-    return [{"key": key.removeprefix(prefix), "remaining_s": ms / 1000} for key, ms in left if ms >= 0]

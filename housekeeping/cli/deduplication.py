@@ -11,11 +11,12 @@ import redis
 from housekeeping.cli.composition import settings_and_logs
 from housekeeping.cli.tables import length, out, show, table
 from housekeeping.foundation.errors import Refused
-from housekeeping.foundation.printable import printable
+from housekeeping.foundation.printable import in_one_line
 from housekeeping.foundation.redis_client import redis_client
 from housekeeping.middleware.deduplication_keys import key_prefix
 from housekeeping.middleware.deduplication_listing import HeldKey, held_key, held_keys, take_away
 
+_KEY_WIDTH: Final = 1000  # characters; --json has the whole of it
 #: What releasing a key means, by what its message is about to do.
 _MEANS: Final = {
     "waiting": "its message stays in the queue; should another be sent now, one of the two runs",
@@ -59,11 +60,11 @@ def list_keys(as_json: bool, limit: int) -> None:
     shown = table("KEY", "STATE", ">FREE IN", "AGAIN", "MESSAGE")
     for each in held:
         shown.add_row(
-            printable(each.key),
-            printable(each.state),
+            in_one_line(each.key, _KEY_WIDTH),
+            in_one_line(each.state, _KEY_WIDTH),
             length(each.remaining.total_seconds()),
             "yes" if each.again else "-",
-            printable(each.message_id),
+            in_one_line(each.message_id, _KEY_WIDTH),
         )
     show(shown)
     if more:
@@ -84,13 +85,16 @@ def release(keys: tuple[str, ...]) -> None:
     client, namespace = _redis()
     names = [key.removeprefix(key_prefix(namespace)) for key in dict.fromkeys(keys)]
     for held in [_held(client, namespace, name) for name in names]:
-        out.print(f"{printable(held.key)}: {_what(held)}; {_MEANS.get(held.state, _MEANS['waiting'])}", soft_wrap=True)
+        out.print(
+            f"{in_one_line(held.key, _KEY_WIDTH)}: {_what(held)}; {_MEANS.get(held.state, _MEANS['waiting'])}",
+            soft_wrap=True,
+        )
         was = take_away(client, namespace, held.key)
         if was is None:
-            out.print(f"{printable(held.key)}: free already, its message ended just now", soft_wrap=True)
+            out.print(f"{in_one_line(held.key, _KEY_WIDTH)}: free already, its message ended just now", soft_wrap=True)
             continue
         again = "; the one more run that was asked for is made when it ends" if was.again else ""
-        out.print(f"released: {printable(held.key)}, held by {_what(was)}{again}", soft_wrap=True)
+        out.print(f"released: {in_one_line(held.key, _KEY_WIDTH)}, held by {_what(was)}{again}", soft_wrap=True)
 
 
 def _held(client: redis.Redis, namespace: str, key: str) -> HeldKey:
@@ -100,7 +104,7 @@ def _held(client: redis.Redis, namespace: str, key: str) -> HeldKey:
 
 
 def _what(held: HeldKey) -> str:
-    return printable(f"message {held.message_id}, {held.state}")
+    return in_one_line(f"message {held.message_id}, {held.state}", _KEY_WIDTH)
 
 
 def _redis() -> tuple[redis.Redis, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Final
 
 import click
 import redis
@@ -10,12 +11,14 @@ import redis
 from housekeeping.cli.composition import settings_and_logs
 from housekeeping.cli.tables import length, out, show, table
 from housekeeping.foundation.errors import RedisUnavailable
-from housekeeping.foundation.printable import printable
+from housekeeping.foundation.printable import in_one_line
 from housekeeping.foundation.redis_client import redis_client
 from housekeeping.foundation.settings import Settings
 from housekeeping.installation import use_database
 from housekeeping.sweeps import schema
 from housekeeping.sweeps.held_leases import HeldLease, held_leases, release_lease
+
+_KEY_WIDTH: Final = 1000  # characters; --json has the whole of it
 
 
 @click.group(short_help="Show who holds which lease, and take one from its holder.")
@@ -52,7 +55,7 @@ def list_leases(as_json: bool) -> None:
     shown = table("KEY", "HOLDER", ">HELD FOR", ">FREE IN", ">EPOCH", ">RUN", ">SILENT")
     for each in held:
         shown.add_row(
-            printable(each.key),
+            in_one_line(each.key, _KEY_WIDTH),
             _holder(each),
             _length(each.held_for_s),
             ("?" if unreachable else "lost") if each.remaining_s is None else length(each.remaining_s),
@@ -73,7 +76,7 @@ def release(key: str) -> None:
     """
     client, namespace = _servers()
     was = release_lease(client, namespace, key)
-    out.print(f"released: {printable(key)}, held by {_holder(was)}", soft_wrap=True)
+    out.print(f"released: {in_one_line(key, _KEY_WIDTH)}, held by {_holder(was)}", soft_wrap=True)
     if was.epoch is None:
         click.echo(
             "housekeeping: its holder has no epoch, so nothing keeps it from writing on until it notices", err=True
@@ -91,7 +94,8 @@ def _servers() -> tuple[redis.Redis, str]:
 
 
 def _holder(lease: HeldLease) -> str:
-    return printable(" ".join(filter(None, (lease.worker, lease.process and f"on {lease.process}")))) or "unknown"
+    held_by = " ".join(filter(None, (lease.worker, lease.process and f"on {lease.process}")))
+    return in_one_line(held_by, _KEY_WIDTH) or "unknown"
 
 
 def _length(seconds: float | None) -> str:

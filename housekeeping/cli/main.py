@@ -26,6 +26,7 @@ from housekeeping.cli.status import status
 from housekeeping.cli.switching import narrow, pause, resume
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import HousekeepingError
+from housekeeping.foundation.printable import printable
 
 _EPILOG = """\b
 First steps:
@@ -62,7 +63,7 @@ class _Group(click.Group):
 
 
 def _end(line: str, exit_code: int) -> NoReturn:
-    click.echo(f"housekeeping: {line}", err=True)
+    click.echo(f"housekeeping: {printable(line)}", err=True)
     sys.exit(exit_code)
 
 

@@ -12,6 +12,7 @@ import dramatiq.cli
 import periodiq
 
 from housekeeping.cli.composition import workers_on_database
+from housekeeping.cli.metrics_pages import serve_this_process, shared_by_processes
 from housekeeping.foundation.db import database
 from housekeeping.foundation.settings import Settings
 from housekeeping.queues import reach_broker
@@ -50,7 +51,8 @@ def worker(processes: int, threads: int, queues: tuple[str, ...]) -> None:
     arguments += ["--worker-shutdown-timeout", str(int((settings.grace_s + _PUT_BACK_S) * 1000))]
     for queue in queues:
         arguments += ["--queues", queue]
-    sys.exit(dramatiq.cli.main(dramatiq.cli.make_argument_parser().parse_args(arguments)))
+    with shared_by_processes(settings):
+        sys.exit(dramatiq.cli.main(dramatiq.cli.make_argument_parser().parse_args(arguments)))
 
 
 @click.command(short_help="Run the schedule: a periodiq process.")
@@ -60,7 +62,7 @@ def scheduler() -> None:
     Any number may run; each tick fires once. While Redis is away it says so and goes on. The same as
     "periodiq housekeeping.app".
     """
-    _ready()
+    serve_this_process(_ready())
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(0)

@@ -11,6 +11,8 @@ from housekeeping.cli.composition import chosen, workers_on_database
 from housekeeping.cli.moments import past_moment
 from housekeeping.cli.tables import counts, length, moment, out, progress, show, table
 from housekeeping.foundation.db import reaching_postgres
+from housekeeping.sweeps.counting import in_order
+from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.why import Answer
 from housekeeping.sweeps.why import why as ask
 
@@ -38,10 +40,10 @@ def why(name: str, tick: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(answer.as_json(), default=lambda value: value.isoformat()))
         return
-    _show(answer)
+    _show(answer, sweep)
 
 
-def _show(answer: Answer) -> None:
+def _show(answer: Answer, sweep: Sweep) -> None:
     of = "" if answer.tick is None else f", tick {moment(answer.tick, '%Y-%m-%d %H:%M')} UTC"
     out.print(f"{answer.worker}{of}: {answer.outcome}", soft_wrap=True, style="bold")
     out.print(answer.meaning, soft_wrap=True)
@@ -53,6 +55,10 @@ def _show(answer: Answer) -> None:
         took = None if each.finished_at is None else (each.finished_at - each.started_at).total_seconds()
         reason = f": {each.reason}" if each.reason and not each.error else ""
         shown.add_row(
-            str(each.run_id), f"{each.outcome}{reason}", moment(each.started_at), length(took), counts(each.counts)
+            str(each.run_id),
+            f"{each.outcome}{reason}",
+            moment(each.started_at),
+            length(took),
+            counts(in_order(sweep, each.counts)),
         )
     show(shown)

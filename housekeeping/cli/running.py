@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from types import FrameType
 from typing import Any
 
@@ -18,6 +19,8 @@ from housekeeping.cli.tables import counts, length, progress, show, table
 from housekeeping.foundation import reports
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import HousekeepingError
+from housekeeping.foundation.printable import printable
+from housekeeping.sweeps.confirmation import Confirmation, confirmed
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import Counts
 from housekeeping.sweeps.plan import dry_run as make_dry_run
@@ -31,12 +34,25 @@ from housekeeping.sweeps.run import perform
 @click.option("--json", "as_json", is_flag=True, help="Print the result object, and nothing else, on stdout.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
 @click.option("--force", is_flag=True, help="Run although the worker is paused or disabled.")
+@click.option("--confirm", "plan_id", help="Touch far more than usual: the id of a plan that said so.")
 @click.pass_context
-def run(context: click.Context, name: str, argument: str | None, as_json: bool, dry_run: bool, force: bool) -> None:
+def run(
+    context: click.Context,
+    name: str,
+    argument: str | None,
+    as_json: bool,
+    dry_run: bool,
+    force: bool,
+    plan_id: str | None,
+) -> None:
     """Run worker NAME once, in the foreground, with progress. A few workers take an ARGUMENT.
 
     The run is the same as a scheduled one: same limits, same ledger. Ctrl-C ends it after the batch
     in hand; what was committed stays. Logs go to stderr. The names are those of "housekeeping list".
+
+    A run that would touch far more than those before it fails before the first change, with the reason "breaker". Look
+    at "housekeeping plan NAME", and if that is what you want, run it with --confirm and the plan's id: it is good for
+    an hour, for this worker and argument, and for a tenth more records than the plan counted.
 
     Exit status: 0 when the outcome is done, partial or skipped; 1 when it failed.
     """
@@ -45,7 +61,8 @@ def run(context: click.Context, name: str, argument: str | None, as_json: bool, 
     if settings.sentry_dsn is not None:
         reports.report_to_sentry(settings.sentry_dsn)
     about = argument_of(sweep, argument)
-    result = _dry_run(sweep, about) if dry_run else _perform(sweep, about, force)
+    confirmation = None if plan_id is None else confirmed(plan_id, sweep.name, about, datetime.now(UTC))
+    result = _dry_run(sweep, about) if dry_run else _perform(sweep, about, force, confirmation)
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:
@@ -56,12 +73,12 @@ def run(context: click.Context, name: str, argument: str | None, as_json: bool, 
         _explain(result, sweep)
 
 
-def _perform(sweep: Sweep, argument: Any, force: bool) -> RunResult:
+def _perform(sweep: Sweep, argument: Any, force: bool, confirmation: Confirmation | None) -> RunResult:
     def tell(so_far: Counts) -> None:
         say(f"{sweep.name}: {counts(so_far)}")
 
     with _stopping_at_signals() as stopping, progress(f"{sweep.name}: looking") as say:
-        return perform(sweep, argument, force=force, on_batch=tell, stopping=stopping)
+        return perform(sweep, argument, force=force, on_batch=tell, stopping=stopping, confirmation=confirmation)
 
 
 def _dry_run(sweep: Sweep, argument: Any) -> RunResult:
@@ -103,5 +120,5 @@ def _explain(result: RunResult, sweep: Sweep) -> None:
     """Say why the run failed, and end with the status that goes with it."""
     error = missing_table(sweep, result.error) or result.error
     line = result.reason if error is None else one_line(error)
-    click.echo(f"housekeeping: {result.worker} {result.outcome}: {line}", err=True)
+    click.echo(f"housekeeping: {result.worker} {result.outcome}: {printable(line or '')}", err=True)
     sys.exit(error.exit_code if isinstance(error, HousekeepingError) else result.exit_code)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.table import Table
@@ -15,10 +15,15 @@ from housekeeping.cli.switching import in_words
 from housekeeping.cli.tables import counts, length, moment, out, progress, show, table
 from housekeeping.foundation.db import reaching_postgres
 from housekeeping.foundation.errors import BrokerUnavailable, RedisUnavailable
+from housekeeping.foundation.printable import in_one_line
+from housekeeping.foundation.redis_client import redis_client
 from housekeeping.foundation.settings import Settings
-from housekeeping.queues import QueueLengths, held_leases, queue_lengths
+from housekeeping.queues import QueueLengths, queue_lengths
+from housekeeping.sweeps.held_leases import HeldLease, held_leases
 from housekeeping.sweeps.overview import Overview, overview
 from housekeeping.sweeps.switches import Switched
+
+_WIDTH: Final = 200  # characters of a reason
 
 
 @click.command(short_help="Show how each worker stands.")
@@ -26,7 +31,14 @@ from housekeeping.sweeps.switches import Switched
 def status(as_json: bool) -> None:
     """Show how each worker stands: last run, oldest stale row, backlog, queues, leases, alarms.
 
-    WAITING is how many rows are stale, counted up to a limit. Without Redis it shows the rest.
+    WAITING is how many rows are stale, counted up to a limit. ARRIVED and SETTLED are rows an hour, over the last
+    runs; LAST SUCCESS is the last run that did its work. An alarm's name stands at its end: docs/howto/alarms.md says
+    what to do about it. Long reasons are cut; --json has the whole of them.
+
+    Without Redis or RabbitMQ it shows the rest, and says so ("redis" in --json is "ok" or the reason).
+
+    Exit status: 0 when the workers could be seen, whatever rings; 1 when PostgreSQL does not answer; 2 wrong settings,
+    or no schema.
     """
     settings, sweeps = workers_on_database()
     now = datetime.now(UTC)
@@ -39,7 +51,7 @@ def status(as_json: bool) -> None:
             "now": now.isoformat(),
             "workers": [each.as_json() for each in overviews],
             "queues": {name: lengths.as_json() for name, lengths in queues.items()},
-            "leases": leases,
+            "leases": [each.as_json() for each in leases],
             "redis": unreachable or "ok",
         }
         click.echo(json.dumps(facts))
@@ -53,28 +65,45 @@ def status(as_json: bool) -> None:
     else:
         show(_queues_table(queues))
     for each in leases:
-        out.print(f"lease {each['key']}: free in {length(each['remaining_s'])} unless renewed")
+        out.print(in_one_line(_lease_line(each), _WIDTH), soft_wrap=True)
     for each_overview in overviews:
         if each_overview.switch is not None:
             out.print(_switch_line(each_overview.switch), style="yellow", soft_wrap=True)
     for each_overview in overviews:
         for alarm in each_overview.alarms:
-            out.print(Text.assemble(("ALARM", "bold red"), f" {each_overview.worker}: {alarm}"), soft_wrap=True)
+            text = f" {each_overview.worker}: {in_one_line(str(alarm), _WIDTH)} ({alarm.name})"
+            out.print(Text.assemble(("ALARM", "bold red"), text), soft_wrap=True)
 
 
 def workers_table(overviews: list[Overview], now: datetime) -> Table:
     """A line a worker: whether it runs, what waits, when it comes next."""
-    shown = table("WORKER", "STATE", ">WAITING", ">OLDEST", ">NEXT TICK")
+    shown = table("WORKER", "STATE", ">WAITING", ">OLDEST", ">ARRIVED/H", ">SETTLED/H", ">NEXT TICK")
     for each in overviews:
-        oldest = (now - each.oldest).total_seconds() if isinstance(each.oldest, datetime) else None
         shown.add_row(
             each.worker,
             each.state,
             "?" if each.waiting is None else str(each.waiting),
-            "-" if oldest is None else f"{length(oldest)} ago",
+            _ago(each.oldest, now),
+            "-" if each.rates is None else _rate(each.rates.arrived),
+            "-" if each.rates is None else _rate(each.rates.drained),
             "-" if each.next_tick is None else f"in {length((each.next_tick - now).total_seconds())}",
         )
     return shown
+
+
+def _ago(value: Any, now: datetime) -> str:
+    return f"{length((now - value).total_seconds())} ago" if isinstance(value, datetime) else "-"
+
+
+def _rate(an_hour: float | None) -> str:
+    return "?" if an_hour is None else f"{max(0, an_hour):,.0f}"
+
+
+def _lease_line(lease: HeldLease) -> str:
+    by = " ".join(filter(None, (lease.worker, lease.process and f"on {lease.process}"))) or "unknown"
+    since = "" if lease.held_for_s is None else f" for {length(lease.held_for_s)}"
+    free = "Redis has lost it" if lease.remaining_s is None else f"free in {length(lease.remaining_s)} unless renewed"
+    return f"lease {lease.key}: held by {by}{since}, {free}"
 
 
 def _switch_line(switch: Switched) -> str:
@@ -83,18 +112,23 @@ def _switch_line(switch: Switched) -> str:
 
 
 def _last_runs_table(overviews: list[Overview], now: datetime) -> Table:
-    shown = table("LAST RUN OF", "OUTCOME", ">STARTED", ">TOOK", "COUNTS")
+    shown = table("LAST RUN OF", "OUTCOME", ">STARTED", ">TOOK", ">LAST SUCCESS", "COUNTS")
     for each in overviews:
         last = each.last_run
         if last is None:
-            shown.add_row(each.worker, "never ran", "-", "-", "-")
+            shown.add_row(each.worker, "never ran", "-", "-", "-", "-")
             continue
         ago = (now - datetime.fromisoformat(last["started_at"])).total_seconds()
         outcome = last["outcome"] or "running"
         # What a failure says is long, and an alarm.
-        reason = f": {last['reason']}" if last["reason"] and not last["error"] else ""
+        reason = f": {in_one_line(last['reason'], _WIDTH)}" if last["reason"] and not last["error"] else ""
         shown.add_row(
-            each.worker, f"{outcome}{reason}", f"{length(ago)} ago", length(last["duration_s"]), counts(last["counts"])
+            each.worker,
+            f"{outcome}{reason}",
+            f"{length(ago)} ago",
+            length(last["duration_s"]),
+            _ago(each.last_success, now),
+            counts(last["counts"]),
         )
     return shown
 
@@ -106,11 +140,15 @@ def _queues_table(queues: dict[str, QueueLengths]) -> Table:
     return shown
 
 
-def _redis(settings: Settings, names: list[str]) -> tuple[dict[str, QueueLengths], list[dict[str, Any]], str | None]:
+def _redis(settings: Settings, names: list[str]) -> tuple[dict[str, QueueLengths], list[HeldLease], str | None]:
     """What Redis says; nothing, and why, when it does not answer or is not set."""
     if settings.redis_url is None:
         return {}, [], "HOUSEKEEPING_REDIS_URL is not set: queues and leases are not shown"
     try:
-        return queue_lengths(settings, names), held_leases(settings), None
-    except (BrokerUnavailable, RedisUnavailable) as error:
+        leases = held_leases(redis_client(settings.redis_url), settings.namespace)
+    except RedisUnavailable as error:
         return {}, [], str(error)
+    try:
+        return queue_lengths(settings, names), leases, None
+    except (BrokerUnavailable, RedisUnavailable) as error:
+        return {}, leases, str(error)

@@ -14,14 +14,23 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from housekeeping.foundation.printable import printable
+
 #: Columns where no terminal sets them: what goes to a file or a program is not wrapped.
 _NO_LIMIT: Final = 1000
 _GAP: Final = 2  # between two columns
 
 
+class _Printing(Console):
+    """Shows what comes from databases, messages and error texts; what a terminal would obey is written out."""
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        return super().render_str(printable(text), **how)
+
+
 def _console(width: int | None) -> Console:
     # No markup: what is shown comes from databases and error texts, brackets and all.
-    return Console(width=width, highlight=False, markup=False, emoji=False)
+    return _Printing(width=width, highlight=False, markup=False, emoji=False)
 
 
 #: For what a person reads; logs and progress go to stderr.

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from housekeeping.foundation.printable import printable
 from housekeeping.foundation.secrets import masked
 
 Format = Literal["json", "console"]
@@ -48,6 +49,18 @@ def _text(value: Any) -> str:
 
 def _present(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     return {str(name): presentable(value) for name, value in event.items()}
+
+
+def _printable(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Names of objects and refs, and errors that quote them, reach a terminal as text it does not obey."""
+    return {printable(name): _visible(value, lines=name == "exception") for name, value in event.items()}
+
+
+def _visible(value: Any, *, lines: bool) -> Any:
+    if isinstance(value, str):
+        # A line end would let a name begin a log line of its own; a traceback has its own.
+        return printable(value) if lines else printable(value).replace("\n", "\\n")
+    return value
 
 
 def _add_extra(wrapped: WrappedLogger, method: str, event: EventDict) -> EventDict:
@@ -116,7 +129,8 @@ def configure(level: str = "INFO", form: Format | None = None) -> None:
         # Before masking: an exception's text may quote a URL.
         structlog.processors.format_exc_info,
         _present,
-        structlog.processors.JSONRenderer() if form == "json" else _console(),
+        # JSON has an escape for whatever a terminal would obey.
+        *([structlog.processors.JSONRenderer()] if form == "json" else [_printable, _console()]),
     ]
     handler = _Stderr()
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=rendering, foreign_pre_chain=shared))

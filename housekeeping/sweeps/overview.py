@@ -22,12 +22,12 @@ from housekeeping.sweeps.alarms import (
     of_the_ledger,
 )
 from housekeeping.sweeps.backlog import Backlog, backlog, oldest
+from housekeeping.sweeps.counting import in_order
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.passes import as_cursor
 from housekeeping.sweeps.rates import Rates, last_ended, rates
 from housekeeping.sweeps.switches import Switched, switch_of
-from housekeeping.sweeps.walk import in_order
 
 State = Literal["on", "paused", "narrow", "disabled"]
 
@@ -141,7 +141,7 @@ def _alarms(
 
 
 def _last_success(sweep: Sweep) -> datetime | None:
-    well = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason != "shutdown"))
+    well = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason.not_in(("shutdown", "gate", "paused"))))
     last = Run.select(Run.finished_at).where((Run.worker == sweep.name) & well).order_by(Run.id.desc()).limit(1).first()
     return None if last is None else last.finished_at
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from peewee import PeeweeException
+from peewee import PeeweeException, ProgrammingError
 
 from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock
 from housekeeping.foundation.db import database, one_line, reaching_postgres
 from housekeeping.foundation.errors import HousekeepingError
+from housekeeping.sweeps.counting import initial_counts
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.passes import Backlog, PassPlan, as_cursor
+from housekeeping.sweeps.rates import last_ended, pace
 from housekeeping.sweeps.results import RunResult
-from housekeeping.sweeps.walk import initial_counts
 
 #: Counted exactly up to here; beyond it the plan says "at least", so that it never takes minutes.
 COUNT_LIMIT: Final = 1_000_000
@@ -28,11 +29,13 @@ class Plan:
 
     Attributes:
       passes: What each pass would do, with the number of batches.
+      pace: Records a second, by the worker's own last runs; null: it has no history to tell by.
     """
 
     worker: str
     now: datetime
     passes: list[tuple[PassPlan, int]]
+    pace: float | None = None
 
     @property
     def stale(self) -> Backlog:
@@ -46,6 +49,12 @@ class Plan:
     def batches(self) -> int:
         """In how many batches, if it had the time."""
         return sum(batches for _, batches in self.passes)
+
+    def expected_s(self, stale: Backlog) -> float | None:
+        """How many seconds of work these records are, over as many runs as that takes; None when unknown."""
+        if stale.rows == 0:
+            return 0.0
+        return None if self.pace is None else stale.rows / self.pace
 
     @property
     def oldest(self) -> Any:
@@ -65,6 +74,8 @@ class Plan:
             "stale_rows": self.stale.rows,
             "exact": self.stale.exact,
             "batches": self.batches,
+            "expected_s": _rounded(self.expected_s(self.stale)),
+            "records_per_s": _rounded(self.pace),
             "oldest": _plain(self.oldest),
             "newest": _plain(self.newest),
             "passes": [
@@ -73,6 +84,7 @@ class Plan:
                     "stale_rows": each.stale.rows,
                     "exact": each.stale.exact,
                     "batches": batches,
+                    "expected_s": _rounded(self.expected_s(each.stale)),
                     "oldest": _plain(each.oldest),
                     "newest": _plain(each.newest),
                     "samples": list(each.samples),
@@ -91,7 +103,8 @@ def plan(sweep: Sweep, argument: Any = None, *, clock: Clock = SYSTEM_CLOCK, lim
     now = clock.now()
     with reaching_postgres(), _snapshot():
         found = [(each.plan(now, limit, argument), each.batch_size) for each in sweep.walks()]
-    return Plan(sweep.name, now, [(planned, -(-planned.stale.rows // size)) for planned, size in found])
+    passes = [(planned, -(-planned.stale.rows // size)) for planned, size in found]
+    return Plan(sweep.name, now, passes, _pace(sweep))
 
 
 def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock = SYSTEM_CLOCK) -> RunResult:
@@ -111,11 +124,24 @@ def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock = SYSTEM_CLOCK) 
     return RunResult(sweep.name, "done", reason, None, planned.now, clock.monotonic() - started, counts, dry_run=True)
 
 
+def _pace(sweep: Sweep) -> float | None:
+    # Not in the snapshot, which must not fail where the library's own tables are not made yet.
+    try:
+        with reaching_postgres(), _snapshot():
+            return pace(last_ended(sweep))
+    except ProgrammingError:
+        return None
+
+
 @contextmanager
 def _snapshot() -> Iterator[None]:
     with database.atomic():
         database.execute_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         yield
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.own_tables import Run
 
 _RUNS: Final = 50  # looked at; fewer say too little, more are too old to tell of now
+_WELL: Final = ("done", "partial")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,14 @@ def rates(runs: list[Ended]) -> Rates | None:
     assert first.backlog is not None and last.backlog is not None
     known = first.backlog_exact and last.backlog_exact
     return Rates(drained / hours, (drained + last.backlog - first.backlog) / hours if known else None)
+
+
+def pace(runs: list[Ended]) -> float | None:
+    """Records settled in a second of work, over those of the runs that ended well; None when they settled none."""
+    well = [run for run in runs if run.outcome in _WELL]
+    settled = sum(run.settled for run in well)
+    spent_s = sum((run.finished_at - run.started_at).total_seconds() for run in well)
+    return settled / spent_s if settled and spent_s > 0 else None
 
 
 def _read(sweep: Sweep, row: Any) -> Ended:

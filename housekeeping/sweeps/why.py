@@ -32,6 +32,10 @@ REASONS: Final = {
     "shutdown": "its process was told to stop; its message went back to the queue and goes on where it stopped",
     "taken_over": "it gave no sign of life and another attempt took over; see the next attempt",
     "lease_lost": "another run had taken its lease; what it had not committed was rolled back",
+    "gate": "the database was not well and did not become so in time, the log line `A gate stays shut` says how; "
+    "the next run goes on where it stopped",
+    "breaker": "it would have touched far more records than runs before it, and stopped before the first: "
+    "housekeeping plan NAME",
     "retry_waits": "a retry of this worker waited already and does the same work",
 }
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 from rich.table import Table
 
 from housekeeping.cli.tables import counts, length, table
+from housekeeping.sweeps.counting import in_order
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.own_tables import Run
-from housekeeping.sweeps.walk import in_order
 
 _SENT_BY: Final = {"enqueue": "demo"}  # the ledger knows it as the application that sends a message
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -12,27 +14,48 @@ from housekeeping.sweeps.declaration import Alarms
 from housekeeping.sweeps.ledger import Counts
 from housekeeping.sweeps.overview import overview
 from housekeeping.sweeps.own_tables import Run, Switch
-from housekeeping.sweeps.switches import is_paused, switched
+from housekeeping.sweeps.rates import Rates
+from housekeeping.sweeps.switches import Switched, is_paused, switch, switched
+from housekeeping.web import alarm_help
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
 
+_ALARMS_PAGE = Path(__file__).parents[3] / "docs/howto/alarms.md"
+_UTC = ZoneInfo("UTC")
 _NOW = datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
 _AT = "'2026-01-01 00:00:30+00'::timestamptz"
 
 
-def _ended(outcome: str, *, reason: str | None = None, error: str | None = None, counts: Counts | None = None) -> None:
+def _ended(
+    outcome: str,
+    *,
+    reason: str | None = None,
+    error: str | None = None,
+    counts: Counts | None = None,
+    seconds_ago: float = 20,
+    took_s: float = 70,
+    backlog: int | None = None,
+) -> None:
+    ended = _NOW - timedelta(seconds=seconds_ago)
     Run.insert(
         worker=sweep.name,
         trigger="cli",
-        started_at=_NOW - timedelta(seconds=90),
+        started_at=ended - timedelta(seconds=took_s),
         heartbeat_at=_NOW,
-        finished_at=_NOW - timedelta(seconds=20),
+        finished_at=ended,
         outcome=outcome,
         reason=reason,
         error=error,
         counts=counts or {},
+        backlog=backlog,
+        backlog_exact=True,
     ).execute()
+
+
+def _names(alarms: Alarms | None = None) -> list[str]:
+    watched = dataclasses.replace(sweep, alarms=alarms or Alarms())
+    return [alarm.name for alarm in overview(watched, _NOW, _UTC).alarms]
 
 
 def test_a_worker_that_never_ran_stands_by(statuses: type[UserStatus]) -> None:
@@ -120,3 +143,113 @@ def test_a_pause_lasts_until_its_end(postgres: Database, statuses: type[UserStat
 
     assert (is_paused(sweep.name), sweep.name in switched()) == (paused, paused)
     assert (overview(sweep, _NOW, ZoneInfo("UTC")).state == "paused") == paused
+
+
+@pytest.mark.parametrize(("seconds_ago", "rings"), [(180, []), (181, ["overdue"])])
+def test_a_worker_silent_for_more_than_three_of_its_periods_rings(
+    statuses: type[UserStatus], seconds_ago: float, rings: list[str]
+) -> None:
+    _ended("done", seconds_ago=seconds_ago - 10, took_s=10)
+
+    assert _names() == rings
+
+
+def test_ticks_that_were_missed_break_no_silence(statuses: type[UserStatus]) -> None:
+    _ended("done", seconds_ago=400)
+    _ended("missed", seconds_ago=10, took_s=0)
+
+    assert _names() == ["overdue"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "state", "rings"),
+    [(3, "narrow", ["overdue"]), (3, "paused", []), (None, "narrow", []), (9, "narrow", [])],
+)
+def test_a_worker_that_is_to_be_silent_does_not_ring(
+    statuses: type[UserStatus], limit: int | None, state: str, rings: list[str]
+) -> None:
+    _ended("done", seconds_ago=400)
+    switch(Switched(sweep.name, "paused" if state == "paused" else "narrow", batch_size=5))
+
+    assert _names(Alarms(overdue=limit)) == rings
+
+
+@pytest.mark.parametrize(
+    ("outcome", "rings"),
+    [
+        ("failed", ["last_run"]),
+        ("lost", ["last_run"]),
+        ("lost_lease", ["last_run"]),
+        ("done", []),
+        ("partial", []),
+        ("skipped", []),
+    ],
+)
+def test_a_last_run_that_ended_badly_rings_and_no_other(
+    statuses: type[UserStatus], outcome: str, rings: list[str]
+) -> None:
+    _ended("failed", seconds_ago=120)
+    _ended(outcome, reason="why")
+
+    assert _names() == rings
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "rings"),
+    [
+        (["failed", "lost"], []),
+        (["failed", "lost", "lost_lease"], ["failed_runs"]),
+        (["failed", "done", "failed", "failed"], []),
+        # What was skipped has neither failed nor gone well.
+        (["failed", "skipped", "failed", "missed", "lost", "skipped"], ["failed_runs"]),
+    ],
+)
+def test_three_runs_in_a_row_that_ended_badly_ring(
+    statuses: type[UserStatus], outcomes: list[str], rings: list[str]
+) -> None:
+    for outcome in outcomes:
+        _ended(outcome)
+
+    assert [name for name in _names(Alarms(failed_runs=3)) if name != "last_run"] == rings
+
+
+def test_the_last_success_is_the_last_run_that_did_its_work(statuses: type[UserStatus]) -> None:
+    _ended("done", seconds_ago=900)
+    _ended("partial", reason="limit", seconds_ago=800)
+    _ended("partial", reason="shutdown", seconds_ago=700)
+    _ended("failed", reason="gone", seconds_ago=600)
+    _ended("skipped", reason="lease_held", seconds_ago=500)
+
+    seen = overview(sweep, _NOW, _UTC)
+
+    assert seen.last_success == _NOW - timedelta(seconds=800)
+    assert seen.as_json()["last_success"] == "2025-12-31T23:47:10+00:00"
+
+
+def test_a_worker_that_never_did_its_work_has_no_last_success(statuses: type[UserStatus]) -> None:
+    _ended("failed", reason="gone")
+
+    assert overview(sweep, _NOW, _UTC).as_json()["last_success"] is None
+
+
+def test_rates_an_hour_are_those_of_the_last_runs(statuses: type[UserStatus]) -> None:
+    _ended("done", counts={"deleted_rows": 9}, seconds_ago=3620, backlog=10)
+    _ended("done", counts={"deleted_rows": 60}, seconds_ago=20, backlog=40)
+
+    seen = overview(sweep, _NOW, _UTC)
+
+    assert seen.rates == Rates(drained=60, arrived=90)
+    assert (seen.as_json()["drained_per_hour"], seen.as_json()["arrived_per_hour"]) == (60, 90)
+
+
+def test_every_alarm_that_rings_is_explained_on_the_page_and_in_the_documentation(statuses: type[UserStatus]) -> None:
+    _ended("failed", error="gone", counts={"failed": 1, "deleted_rows": 9}, seconds_ago=400, took_s=999)
+    statuses.drop_table()
+    limits = dataclasses.replace(sweep.alarms, most={"deleted_rows": 5}, failed_runs=1)
+
+    rings = overview(dataclasses.replace(sweep, alarms=limits), _NOW, _UTC).alarms
+
+    documented = re.findall(r"^\| `(\w+…?)`", _ALARMS_PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    topics = {alarm_help.topic(alarm.name) for alarm in rings}
+    assert topics == {"longest_run", "failed_rows", "most_…", "failed_runs", "last_run", "overdue", "unseen"}
+    assert topics | {"backlog"} <= set(documented) == set(alarm_help.ALARMS)

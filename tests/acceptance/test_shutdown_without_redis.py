@@ -1,0 +1,88 @@
+"""A worker told to stop while the Redis of its keys is away, and what it has in hand (semantics.md, D8, R5)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import redis
+
+from housekeeping import embedded
+from housekeeping.brokers import message_broker
+from housekeeping.foundation.settings import Settings
+from tests.acceptance.processes import WORKER, eventually, started
+from tests.rabbitmq_look import remove
+
+#: An application's own module, with an actor that goes on until it is told to end.
+TRIAL: Final = """
+import time
+from pathlib import Path
+
+import dramatiq
+
+import housekeeping
+from housekeeping.brokers import message_broker
+from housekeeping.foundation import logs
+from housekeeping.foundation.settings import Settings
+
+settings = Settings.load()
+logs.configure(settings.log_level, settings.log_format)
+broker = message_broker(settings)
+dramatiq.set_broker(broker)
+housekeeping.install(broker, settings, workers=False)
+folder = Path(__file__).parent
+
+
+@dramatiq.actor(
+    idempotent=True, deduplicate="until_executed", deduplication={"if_deduplicated": "reschedule_once"}
+)
+def work():
+    with (folder / "began").open("a") as began:
+        began.write("x")
+    while not (folder / "may_end").exists():
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    work.send()
+    broker.close()
+"""
+
+
+@pytest.fixture
+def broker_url(amqp_url: str) -> str:
+    return amqp_url
+
+
+@pytest.fixture
+def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
+    """To take the queues away."""
+    broker: Any = message_broker(settings)
+    broker.declare_queue("default", ensure=True)
+    yield broker
+    remove(broker)
+
+
+def test_a_worker_that_cannot_give_back_a_key_stops_in_time_and_its_message_is_delivered_again(
+    broker: Any, environment: dict[str, str], tmp_path: Path
+) -> None:
+    began, may_end = tmp_path / "began", tmp_path / "may_end"
+    (tmp_path / "trial.py").write_text(TRIAL)
+    command = [*WORKER, "trial", "-p", "1", "-t", "1", "--path", str(tmp_path), "--worker-shutdown-timeout", "2000"]
+    with embedded.start(postgres=False) as servers:
+        elsewhere = environment | {"HOUSEKEEPING_REDIS_URL": servers.redis_url, "HOUSEKEEPING_GRACE_S": "1"}
+        subprocess.run([sys.executable, "trial.py"], cwd=tmp_path, env=elsewhere, check=True, timeout=60)
+        with started(command, elsewhere, tmp_path / "first") as first:
+            eventually(began.exists, first)
+            servers.stop("redis")
+            may_end.touch()
+            eventually(lambda: first.said("A run cannot give back its key yet"), first)
+
+            assert first.terminate() == 0
+
+    with started(command, environment, tmp_path / "second") as second:
+        eventually(lambda: began.read_text() == "xx", second)

@@ -1,0 +1,6 @@
+"""A whole installation, for tests that look into all of its corners."""
+
+from __future__ import annotations
+
+from tests.installation import installation as installation
+from tests.installation import redis_of_installations as redis_of_installations

@@ -1,0 +1,129 @@
+"""Settings each of whose secrets holds one word, and a look for that word wherever something can be read."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import urljoin, urlsplit
+
+import psutil
+import pytest
+
+from tests.acceptance.processes import Process, eventually, started
+from tests.installation import Installation
+
+#: Of every secret, as it is and as a URL writes it.
+WORD: Final = "xylophone"
+PASSWORD: Final = f"zebra@{WORD}"
+IN_A_URL: Final = f"zebra%40{WORD}"
+_MOST_PAGES: Final = 80
+
+#: The commands that end by themselves, where all they ask for is there.
+COMMANDS: Final = (
+    "list",
+    "plan user_status_cleanup.batch",
+    "run user_status_cleanup.batch",
+    "--debug run object_storage.delete_stale_direct_uploads",
+    "--debug run batched_git_ref_updates.cleanup_scheduler",
+    "--debug status --json",
+    "why user_status_cleanup.batch",
+    "pause user_status_cleanup.batch",
+    "resume --all",
+    "leases list",
+    "--debug leases release nobody",
+    "dedup list --json",
+    "deadletters list",
+    "--debug deadletters show none",
+    "doctor",
+    "--debug init",
+)
+#: And those that say most when something is away.
+COMMANDS_AWAY: Final = (
+    "--debug run user_status_cleanup.batch",
+    "run object_storage.delete_stale_direct_uploads --dry-run",
+    "status",
+    "--debug leases list",
+    "--debug deadletters list",
+    "--debug doctor",
+    "--debug worker",
+    "--debug web --port 0",
+)
+
+
+def of_nowhere() -> dict[str, str]:
+    """Settings of servers that are away."""
+    return {
+        "HOUSEKEEPING_DATABASE_URL": f"postgresql://me:{IN_A_URL}@127.0.0.1:1/db",
+        "HOUSEKEEPING_REDIS_URL": f"redis://me:{IN_A_URL}@127.0.0.1:1/0",
+        **_besides(),
+    }
+
+
+def of(installation: Installation) -> dict[str, str]:
+    """Settings of servers that are there and let in who has the word."""
+    url = installation.settings.require_database_url()
+    if urlsplit(url).password or "password=" in url:
+        pytest.skip("this server wants a password of its own")
+    # A server that trusts who comes does not mind one.
+    database = f"{url}&password={IN_A_URL}"
+    installation.client.acl_setuser(
+        "me", enabled=True, reset=True, passwords=[f"+{PASSWORD}"], keys=["*"], channels=["*"], categories=["+@all"]
+    )
+    plain = installation.environment["HOUSEKEEPING_REDIS_URL"]
+    scheme, _, rest = plain.partition("://")
+    redis = f"{scheme}://me:{IN_A_URL}@{rest.rpartition('@')[2]}"
+    return {"HOUSEKEEPING_DATABASE_URL": database, "HOUSEKEEPING_REDIS_URL": redis, **_besides()}
+
+
+def _besides() -> dict[str, str]:
+    options = {
+        "aws_access_key_id": f"id-{WORD}",
+        "aws_secret_access_key": f"key-{WORD}",
+        "aws_region": "x",
+        "aws_endpoint": "http://127.0.0.1:1",
+    }
+    return {
+        "HOUSEKEEPING_OBJECT_STORES": json.dumps({"artifacts": {"url": "s3://bucket", "options": options}}),
+        "HOUSEKEEPING_WEB_TOKEN": f"token-of-the-{WORD}",
+        "HOUSEKEEPING_LOG_LEVEL": "DEBUG",
+    }
+
+
+def command_lines(pid: int) -> list[str]:
+    """What everybody on the machine sees of a process and its children."""
+    first = psutil.Process(pid)
+    return [" ".join(each.cmdline()) for each in (first, *first.children(recursive=True))]
+
+
+def pages(front: str, **headers: str) -> dict[str, str]:
+    """Every page that a link leads to, from the first one on, by address; with the headers it came with."""
+    waiting, seen = [front], dict[str, str]()
+    while waiting and len(seen) < _MOST_PAGES:
+        address = waiting.pop()
+        try:
+            with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as answer:
+                text = f"{answer.headers}\n{answer.read().decode()}"
+        except urllib.error.HTTPError as error:
+            text = error.read().decode()
+        seen[address] = text
+        links = {urljoin(address, link.replace("&amp;", "&")) for link in re.findall(r'(?:href|src)="([^"#]+)', text)}
+        waiting += sorted(link for link in links - seen.keys() - set(waiting) if link.startswith(front))
+    return seen
+
+
+@contextmanager
+def dashboard(environment: dict[str, str], log: Path) -> Iterator[tuple[str, Process]]:
+    """A real dashboard: its address, and the process."""
+    command = [sys.executable, "-m", "housekeeping", "web", "--port", "0"]
+    with started(command, environment, log) as process:
+        eventually(lambda: re.search(r"http://\S+/", process.text()), process)
+        found = re.search(r"http://\S+/", process.text())
+        assert found is not None
+        yield found[0], process
