@@ -20,6 +20,7 @@ from housekeeping.foundation import logs, reports
 from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.settings import Settings
 from housekeeping.installation import install
+from housekeeping.middleware.metrics import exposition
 
 
 def _compose() -> tuple[Broker, dict[str, Actor[..., Any]]]:
@@ -28,6 +29,9 @@ def _compose() -> tuple[Broker, dict[str, Actor[..., Any]]]:
     if settings.sentry_dsn is not None:
         reports.report_to_sentry(settings.sentry_dsn)
     broker = message_broker(settings)
+    # In Dramatiq's worker processes only: others, a scheduler's too, have no page to be read from.
+    if settings.metrics_port is not None and multiprocessing.parent_process() is not None:
+        broker.add_middleware(exposition(settings))
     actors = install(broker, settings)
     dramatiq.set_broker(broker)
     return broker, actors

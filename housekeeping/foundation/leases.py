@@ -14,6 +14,7 @@ from typing import Final
 import redis
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_INTRANS
 
+from housekeeping.foundation import metrics
 from housekeeping.foundation.db import database
 from housekeeping.foundation.epochs import Connection, NoDatabase, check_epoch, take_epoch
 from housekeeping.foundation.errors import (
@@ -143,7 +144,10 @@ class ExclusiveLease:
             raise HousekeepingError(f"lease {self.key!r} cannot be taken inside an open database transaction")
         token = new_token(self._worker)
         asked_at = elapsed()
+        whose = holder_of(token).worker or ""
+        metrics.LEASES_REQUESTED.add(whose)
         if self._store.obtain(self.key, token, self.ttl) != token:
+            metrics.LEASES_HELD.add(whose)
             return None
         self._token, self._asked_at, self._pid = token, asked_at, os.getpid()
         if self._with_epoch:
@@ -188,12 +192,18 @@ class ExclusiveLease:
     def cancel(self) -> bool:
         """Give it back; False when it was no longer ours."""
         token, self._token, self._epoch = self._token, None, None
+        lost = self._kept is not None and self._kept.lost
         if self._kept is not None:
             renewals.stop(self._kept)
             self._kept = None
             if self._interrupting:
                 retract(LostLease)
-        return token is not None and self._ours() and self._store.release(self.key, token)
+        if token is None or not self._ours():
+            return False
+        ours = self._store.release(self.key, token)
+        if lost or not ours:
+            metrics.LEASES_LOST.add(holder_of(token).worker or "")
+        return ours
 
     def exists(self) -> bool:
         """Whether anybody holds it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
@@ -14,8 +14,26 @@ from redis.retry import Retry
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import RedisUnavailable, SettingsError
 from housekeeping.foundation.settings import Settings
+from housekeeping.foundation.timings import waiting_for
 
 T = TypeVar("T")
+
+
+class TimedRedis(redis.Redis):
+    """redis-py's client, whose waiting is counted, see `timings`."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        with waiting_for("redis"):
+            return super().execute_command(*args, **options)
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Any:
+        return _TimedPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+
+
+class _TimedPipeline(redis.client.Pipeline):
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        with waiting_for("redis"):
+            return super().execute(raise_on_error)
 
 
 def redis_client(url: str) -> redis.Redis:
@@ -28,7 +46,7 @@ def redis_client(url: str) -> redis.Redis:
       SettingsError: When redis-py cannot read the URL.
     """
     try:
-        client: redis.Redis = redis.Redis.from_url(
+        client: redis.Redis = TimedRedis.from_url(
             url, retry=Retry(NoBackoff(), 0), socket_timeout=5, socket_connect_timeout=5, health_check_interval=30
         )
         # Made, not connected: a parameter that redis-py does not know shows here, and not with the first command.

@@ -44,6 +44,27 @@ _LONGEST_S: Final = 7 * 86_400  # a week; what is longer is a slip in the unit
 _OLDEST_S: Final = 100 * 366 * 86_400  # a hundred years; what is longer is no date in PostgreSQL
 
 
+class GateSettings(BaseModel):
+    """The key ``gates`` of a worker; what it does not say keeps the worker's default, null switches a gate off."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    replication_lag_s: Annotated[float, Field(gt=0)] | None = None
+    waiting_locks: Annotated[int, Field(ge=0)] | None = None
+    vacuum: bool = False
+    batch_s: Annotated[float, Field(gt=0)] | None = None
+    wait_s: Annotated[float, Field(ge=0, le=3600)] = 0
+
+
+class BreakerSettings(BaseModel):
+    """The key ``breaker`` of a worker; what it does not say keeps the worker's default, null switches that off."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    times_history: Annotated[float, Field(ge=1)] | None = None
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
 class WorkerSettings(BaseModel):
     """What ``HOUSEKEEPING_WORKERS`` may say of one worker; what it does not say keeps the worker's default.
 
@@ -67,6 +88,10 @@ class WorkerSettings(BaseModel):
     log_records: Annotated[bool | None, SAID] = None
     #: When somebody should look; by the alarm's name, null switches it off.
     alarms: Annotated[dict[str, Annotated[float, Field(ge=0)] | None] | None, SAID] = None
+    #: Seconds a batch should take; null: batches of one size.
+    target_batch_s: Annotated[float, Field(gt=0, le=60)] | None = None
+    gates: Annotated[GateSettings | None, SAID] = None
+    breaker: Annotated[BreakerSettings | None, SAID] = None
     table: Annotated[Annotated[str, TABLE] | None, SAID] = None
     tables: Annotated[dict[str, Annotated[str, TABLE]] | None, SAID] = None
 
@@ -118,6 +143,9 @@ class Settings(BaseSettings):
     log_format: Literal["json", "console"] | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     sentry_dsn: Annotated[str, SENTRY] | None = None
+    metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    scheduler_metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    metrics_host: str = "127.0.0.1"
     #: Opens the dashboard; a secret.
     web_token: Annotated[str, TOKEN] | None = Field(default=None, repr=False)
     object_stores: Annotated[
@@ -221,13 +249,18 @@ _SHOULD: Final = {
 }
 
 
+#: The keys of settings within a worker's.
+_KEYS: Final[dict[str, type[BaseModel]]] = {"gates": GateSettings, "breaker": BreakerSettings}
+
+
 def _one_line(error: pydantic.ValidationError) -> str:
     """Name, value and what it should be, for the first thing that is wrong."""
     first = error.errors(include_url=False)[0]
     field, *path = first["loc"]
     where = _variable(str(field)) + "".join(f"[{json.dumps(part)}]" for part in path)
     if first["type"] == "extra_forbidden":
-        keys = (WorkerSettings if field == "workers" else ObjectStoreSettings).model_fields
+        of_all = WorkerSettings if field == "workers" else ObjectStoreSettings
+        keys = (_KEYS[str(path[1])] if len(path) == 3 else of_all).model_fields
         near = difflib.get_close_matches(str(path[-1]), keys, n=1)
         hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(keys)}"
         return f"{where} is no key here; {hint}"

@@ -20,12 +20,14 @@ from housekeeping.middleware.deduplication import Deduplication
 from housekeeping.middleware.exclusive_lease import ExclusiveLeases
 from housekeeping.middleware.group_callbacks import counted
 from housekeeping.middleware.idempotency import Idempotency
+from housekeeping.middleware.metrics import Metrics
 from housekeeping.middleware.patience import patient
 from housekeeping.middleware.prefetch import Prefetch
 from housekeeping.middleware.retries import Retries
 from housekeeping.middleware.run_log import RunLog
 from housekeeping.middleware.schedule import Schedule
 from housekeeping.middleware.shutdown import ShutdownNotifications
+from housekeeping.middleware.traces import Traces
 
 logger = named_logger(__name__)
 
@@ -59,20 +61,24 @@ def standard_middleware(client: redis.Redis, settings: Settings, theirs: Sequenc
     shutdown = _given(theirs, dramatiq.middleware.ShutdownNotifications)
     groups = _given(theirs, dramatiq.middleware.GroupCallbacks)
     before, after = _around(theirs)
+    idempotency = Idempotency(client, namespace)
     return [
         *before,
         # First of ours, so that every line below, those of a skipped message too, says whose it is.
         RunLog(),
+        # What a message leaves behind it, its hooks too, belongs to its span.
+        Traces(),
         # Drops what is too old before anything is taken for it.
         _given(theirs, AgeLimit) or AgeLimit(),
         Schedule(client, namespace, settings.timezone, settings.catch_up),
         # Sees no message; anywhere would do.
         Prefetch(),
+        Metrics(),
         # Closes a broken connection last, after all that may still use it.
         Connections(),
         # Before deduplication: a redelivery of a completed message must not take its key again.
-        Idempotency(client, namespace),
-        Deduplication(client, namespace),
+        idempotency,
+        Deduplication(client, namespace, idempotency.mark),
         # After both: a message that is dropped anyway must not make others meet a held lease.
         ExclusiveLeases(client, namespace),
         # Their after hooks run before those above: what follows a message is sent before its key and lease are free.

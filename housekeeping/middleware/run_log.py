@@ -11,11 +11,13 @@ import structlog
 from dramatiq import Actor, Broker, MessageProxy, Middleware, Worker
 from dramatiq.middleware import Shutdown
 
+from housekeeping.foundation import metrics
 from housekeeping.foundation.context import MessageContext, Trigger, current_message
 from housekeeping.foundation.errors import LeaseLost
 from housekeeping.foundation.interruption import LostLease
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.steering import InvalidOption, PutBack
+from housekeeping.foundation.timings import Waited, waited
 from housekeeping.middleware.tick_outcomes import tick_of, writes_its_own
 
 logger = named_logger(__name__)
@@ -64,7 +66,7 @@ class RunLog(Middleware):
         trigger: Trigger = "schedule" if tick else "parent" if parent else "enqueue"
         current_message.set(MessageContext(message.message_id, trigger, tick, self._stopping, message.actor_name))
         self._name(broker, message)
-        self._started.at = time.monotonic()
+        self._started.at, self._started.waited = time.monotonic(), waited()
         if not writes_its_own(broker.get_actor(message.actor_name)):
             logger.info("Run started", trigger=trigger, tick=tick)
 
@@ -85,8 +87,18 @@ class RunLog(Middleware):
         if started_at is None:
             # A middleware that stands before this one let the message go no further.
             self._name(broker, message)
-            started_at = time.monotonic()
-        logger.info("Run ended", outcome=outcome, duration_s=round(time.monotonic() - started_at, 3), **more)
+            started_at, self._started.waited = time.monotonic(), waited()
+        duration_s = time.monotonic() - started_at
+        spent = waited().since(self._started.waited)
+        logger.info(
+            "Run ended",
+            outcome=outcome,
+            **more,
+            duration_s=round(duration_s, 3),
+            **spent.as_fields(),
+            data_consistency_used="primary",  # there is no replica to read from
+        )
+        _measure(message.actor_name, outcome, duration_s, spent)
 
     def _name(self, broker: Broker, message: MessageProxy) -> None:
         options = broker.get_actor(message.actor_name).options
@@ -100,6 +112,14 @@ class RunLog(Middleware):
         current_message.set(None)
         self._started.at = None
         structlog.contextvars.unbind_contextvars(*_CONTEXT)
+
+
+def _measure(worker: str, outcome: str, duration_s: float, spent: Waited) -> None:
+    metrics.RUNS.add(worker, outcome)
+    if outcome != "skipped":
+        metrics.DURATION.observe(duration_s, worker)
+        metrics.DATABASE_TIME.add(worker, number=spent.database_s)
+        metrics.REDIS_TIME.add(worker, number=spent.redis_s)
 
 
 def _outcome(exception: BaseException | None) -> str:

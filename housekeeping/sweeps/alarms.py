@@ -13,7 +13,8 @@ from housekeeping.foundation.clock import Clock
 from housekeeping.foundation.db import database, one_line
 from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.sweeps.backlog import Backlog, backlog
+from housekeeping.sweeps import measures
+from housekeeping.sweeps.backlog import Backlog, backlog, oldest
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.results import RunResult
@@ -22,6 +23,7 @@ logger = named_logger(__name__)
 
 #: Counted up to here for a worker that sets no alarm on its backlog.
 LOOK_AT: Final = 10_000
+UNSEEN: Final = "what waits cannot be seen"
 _ENDED_BADLY: Final = ("failed", "lost", "lost_lease")
 
 
@@ -104,7 +106,9 @@ def of_silence(sweep: Sweep, last_at: datetime | None, now: datetime, period_s: 
 
 def ring(sweep: Sweep, result: RunResult, clock: Clock) -> None:
     """Log one warning for each alarm this run's end sets off, and note in its row what waits; never raises."""
+    badly = [*of_the_last_run(result.outcome, result.reason)]
     if result.run_id is None:
+        measures.rang(sweep, badly, others="as they were")  # the database is away, nobody can ask
         return
     rings = [*of_a_run(sweep, result.duration_s, result.counts)]
     if result.exit_code:
@@ -112,7 +116,9 @@ def ring(sweep: Sweep, result: RunResult, clock: Clock) -> None:
     # For a worker that takes an argument, what waits is not what this run left.
     counted = sweep.takes_argument is None and (sweep.settles or sweep.alarms.backlog is not None)
     if result.outcome != "skipped" and counted:
-        rings += _asked(lambda: _left(sweep, result.run_id, clock), "Could not count the backlog")
+        rings += _asked(lambda: _left(sweep, result.run_id, clock), "Could not count the backlog", UNSEEN)
+    if result.outcome != "skipped":
+        measures.rang(sweep, [*rings, *badly])
     for alarm in rings:
         logger.warning("Alarm", alarm=alarm.name, text=alarm.text, limit=alarm.limit, value=alarm.value)
 
@@ -120,13 +126,14 @@ def ring(sweep: Sweep, result: RunResult, clock: Clock) -> None:
 def _left(sweep: Sweep, run_id: int | None, clock: Clock) -> Iterator[Alarm]:
     waiting = backlog(sweep, clock.now(), sweep.alarms.backlog or LOOK_AT)
     Run.update(backlog=waiting.rows, backlog_exact=waiting.exact).where(Run.id == run_id).execute()
+    measures.left(sweep, waiting, oldest(sweep, clock.now()) if waiting.rows else None, clock.now())
     yield from of_the_backlog(sweep, waiting)
 
 
-def _asked(question: Callable[[], Iterator[Alarm]], otherwise: str) -> list[Alarm]:
+def _asked(question: Callable[[], Iterator[Alarm]], otherwise: str, unseen: str | None = None) -> list[Alarm]:
     try:
         with database.atomic():
             return list(question())
     except (PeeweeException, HousekeepingError) as error:
         logger.warning(otherwise, error=one_line(error))
-        return []
+        return [] if unseen is None else [Alarm("unseen", f"{unseen}: {one_line(error)}")]

@@ -81,9 +81,11 @@ def test_ours_stand_in_the_place_of_dramatiqs_each_kind_once(broker: RedisBroker
 
     assert order(broker) == [
         "RunLog",
+        "Traces",
         "AgeLimit",
         "Schedule",
         "Prefetch",
+        "Metrics",
         "Connections",
         "Idempotency",
         "Deduplication",

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import prometheus_client
+import pytest
+
+from housekeeping.foundation import metrics
+
+#: The value of a sample by its name and labels; null: there is none.
+Exported = Callable[..., float | None]
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> Exported:
+    """What this process exports from now on."""
+    registry = prometheus_client.CollectorRegistry()
+    monkeypatch.setattr(metrics, "_exporter", metrics._Exporter({"registry": registry}))
+    return lambda name, **labels: registry.get_sample_value(name, labels)

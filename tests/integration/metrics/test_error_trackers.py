@@ -1,0 +1,108 @@
+"""What a tracker is told: Sentry, by its own client and a server in its place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from housekeeping.foundation import reports
+from housekeeping.foundation.db import Database
+from tests.acceptance.processes import WORKER, eventually, started
+from tests.integration.metrics.pages import STATUSES, send
+
+
+class Sentry:
+    """Takes envelopes as Sentry does."""
+
+    def __init__(self) -> None:
+        self.envelopes: list[str] = []
+        envelopes = self.envelopes
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                packed = self.headers.get("Content-Encoding") == "gzip"
+                envelopes.append((gzip.decompress(body) if packed else body).decode())
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.dsn = f"http://key@127.0.0.1:{self._server.server_port}/1"
+
+    def errors(self) -> list[dict[str, Any]]:
+        """The events that carry an exception."""
+        items = [json.loads(line) for each in self.envelopes for line in each.splitlines() if line.startswith("{")]
+        return [item for item in items if "exception" in item]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def sentry() -> Iterator[Sentry]:
+    server = Sentry()
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("code", ["57014", "P0001"], ids=["run", "record"])
+def test_what_failed_is_told_to_sentry_once_with_its_worker_and_without_a_password(
+    code: str,
+    environment: dict[str, str],
+    redis_client: redis.Redis,
+    postgres: Database,
+    tmp_path: Path,
+    sentry: Sentry,
+) -> None:
+    # A cancelled statement fails the run, an exception of a trigger the record.
+    environment["HOUSEKEEPING_SENTRY_DSN"] = sentry.dsn
+    postgres.execute_sql("CREATE TABLE user_statuses (user_id bigint PRIMARY KEY, clear_status_at timestamptz)")
+    postgres.execute_sql("INSERT INTO user_statuses VALUES (1, now())")
+    postgres.execute_sql(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        f"RAISE EXCEPTION 'not from postgresql://ann:hunter2@host/x' USING ERRCODE = '{code}'; END $$"
+    )
+    postgres.execute_sql("CREATE TRIGGER no BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION refuse()")
+
+    with started([*WORKER, "housekeeping.app", "-p", "1", "-t", "1"], environment, tmp_path / "log") as worker:
+        send(redis_client, environment, "cronjob", STATUSES)
+        eventually(lambda: worker.said("Run ended"), worker)
+        eventually(sentry.errors, worker)
+        assert worker.terminate() == 0
+
+    [error] = sentry.errors()  # and not once more by what Dramatiq's integration sees
+    assert error["contexts"]["housekeeping"]["worker"] == STATUSES
+    assert "not from" in json.dumps(error)
+    assert "hunter2" not in "".join(sentry.envelopes)
+
+
+def test_any_tracker_is_told_by_its_hook_and_one_that_raises_disturbs_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Any] = []
+
+    def broken(error: BaseException, about: dict[str, Any]) -> None:
+        raise RuntimeError("the tracker is away")
+
+    monkeypatch.setattr(reports, "hooks", [broken, lambda error, about: told.append((error, about))])
+    error = ValueError("no")
+
+    reports.report(error, worker="work")
+
+    assert told == [(error, {"worker": "work"})]
+    assert [record.levelname for record in caplog.records] == ["ERROR"]

@@ -1,0 +1,203 @@
+"""What Prometheus reads from real processes, in numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from housekeeping import ExclusiveLease
+from housekeeping.foundation import metrics
+from housekeeping.foundation.db import Database
+from housekeeping.sweeps import ledger
+from housekeeping.workers import BUILT_IN
+from tests.acceptance.processes import eventually, started
+from tests.integration.metrics.pages import (
+    STATUSES,
+    due_statuses,
+    free_port,
+    metered,
+    read,
+    send,
+    shows,
+)
+
+HOUSEKEEPING = [sys.executable, "-m", "housekeeping"]
+
+
+def test_a_page_adds_up_what_all_worker_processes_did(  # the counters, over two processes
+    environment: dict[str, str], redis_client: redis.Redis, tmp_path: Path, postgres: Database
+) -> None:
+    held = ExclusiveLease("taken", timedelta(minutes=5), redis_client)
+    assert held.try_obtain()
+    with metered(environment, tmp_path) as (process, port):
+        send(redis_client, environment, "metered", "meet", 2)
+        for name in ("ask", "fail", "lose", "meet_a_held_lease"):
+            send(redis_client, environment, "metered", name)
+        eventually(shows(port, "housekeeping_runs_total", 2, worker="meet", outcome="done"), process)
+        eventually(shows(port, "housekeeping_runs_total", 2, worker="work", outcome="done"), process)
+        eventually(shows(port, "housekeeping_dead_letters_total", 1, worker="fail"), process)
+        eventually(shows(port, "housekeeping_leases_lost_total", 1, worker="lose"), process)
+        eventually(shows(port, "housekeeping_runs_total", 1, worker="meet_a_held_lease", outcome="skipped"), process)
+        page = read(port)
+        assert process.terminate() == 0
+
+    assert page.value("housekeeping_deduplicated_total", worker="work") == 2
+    assert page.value("housekeeping_runs_total", worker="fail", outcome="failed") == 2
+    assert page.value("housekeeping_run_duration_seconds_count", worker="fail") == 2
+    assert page.value("housekeeping_retries_total", worker="fail") == 1
+    assert page.value("housekeeping_leases_requested_total", worker="lose") == 1
+    assert page.value("housekeeping_leases_held_total", worker="lose") == 0
+    assert page.value("housekeeping_leases_held_total", worker="meet_a_held_lease") == 1
+    assert page.value("housekeeping_run_duration_seconds_count", worker="meet_a_held_lease") is None
+    assert page.value("dramatiq_messages_total", actor_name="ask", queue_name="metered") == 1
+
+
+def test_a_page_shows_what_a_run_did_and_what_it_left(
+    environment: dict[str, str], redis_client: redis.Redis, tmp_path: Path, postgres: Database
+) -> None:
+    due_statuses(postgres, 250)
+    alarms = {"longest_run_s": 90, "backlog": 120}
+    environment["HOUSEKEEPING_WORKERS"] = json.dumps(
+        {STATUSES: {"batch_size": 100, "max_runtime_s": 0.000001, "alarms": alarms}}
+    )
+    began = datetime.now(UTC).timestamp()
+    with metered(environment, tmp_path) as (process, port):
+        first = read(port)
+        send(redis_client, environment, "cronjob", STATUSES)
+        eventually(shows(port, "housekeeping_backlog_rows", 121, worker=STATUSES), process)
+        eventually(shows(port, "housekeeping_alarm", 1, worker=STATUSES, alarm="backlog"), process)
+        page = read(port)
+        assert process.terminate() == 0
+
+    assert first.value("housekeeping_runs_total", worker=STATUSES, outcome="partial") == 0
+    assert first.value("housekeeping_rows_total", worker=STATUSES, result="deleted_rows") == 0
+    assert first.value("housekeeping_alarm_limit", worker=STATUSES, alarm="longest_run") == 90
+    assert first.value("housekeeping_alarm_limit", worker=STATUSES, alarm="backlog") == 120
+    assert first.value("housekeeping_alarm_limit", worker=STATUSES, alarm="overdue") == 180
+    assert page.value("housekeeping_runs_total", worker=STATUSES, outcome="partial") == 1
+    assert page.value("housekeeping_rows_total", worker=STATUSES, result="deleted_rows") == 100
+    assert page.value("housekeeping_last_run_rows", worker=STATUSES, result="deleted_rows") == 100
+    assert page.value("housekeeping_run_duration_seconds_count", worker=STATUSES) == 1
+    assert page.value("housekeeping_alarm", worker=STATUSES, alarm="longest_run") == 0
+    oldest, ended = (
+        page.value(f"housekeeping_{name}_seconds", worker=STATUSES) or 0
+        for name in ("oldest_stale_age", "last_success_timestamp")
+    )
+    assert 150 * 60 <= oldest < 150 * 60 + 60  # the first 100 were the oldest
+    assert began <= ended <= datetime.now(UTC).timestamp()
+    assert (page.value("housekeeping_database_seconds_total", worker=STATUSES) or 0) > 0
+    assert (page.value("housekeeping_redis_seconds_total", worker=STATUSES) or 0) == 0  # it needs no lease
+
+
+def test_a_failed_run_is_counted_and_rings(
+    environment: dict[str, str], redis_client: redis.Redis, tmp_path: Path, postgres: Database
+) -> None:
+    with metered(environment, tmp_path) as (process, port):  # its table is not there
+        send(redis_client, environment, "cronjob", STATUSES)
+        eventually(shows(port, "housekeeping_alarm", 1, worker=STATUSES, alarm="last_run"), process)
+        eventually(shows(port, "housekeeping_retries_total", 1, worker=STATUSES), process)
+        page = read(port)
+
+    assert page.value("housekeeping_runs_total", worker=STATUSES, outcome="failed") == 1
+    assert page.value("housekeeping_last_success_timestamp_seconds", worker=STATUSES) is None
+
+
+def test_a_worker_serves_its_metrics_on_loopback_from_a_folder_of_its_own_that_goes_with_it(
+    environment: dict[str, str], redis_client: redis.Redis, tmp_path: Path, postgres: Database
+) -> None:
+    due_statuses(postgres, 7)
+    port, folder = free_port(), tmp_path / "temporary"
+    folder.mkdir()
+    own = {"HOUSEKEEPING_METRICS_PORT": str(port), "TMPDIR": str(folder)}
+    arguments = [*HOUSEKEEPING, "worker", "--processes", "2", "--threads", "1"]
+
+    with started(arguments, environment | own, tmp_path / "worker") as worker:
+        eventually(lambda: worker.said("Metrics are served"), worker)
+        send(redis_client, environment, "cronjob", STATUSES)
+        eventually(shows(port, "housekeeping_rows_total", 7, worker=STATUSES, result="deleted_rows"), worker)
+        [shared] = folder.glob("housekeeping-metrics-*")
+        mode = stat.S_IMODE(shared.stat().st_mode)
+        elsewhere = _listens(_address_of_this_machine(), port)
+        assert worker.terminate() == 0
+
+    assert (mode, elsewhere) == (0o700, False)
+    assert list(folder.glob("housekeeping-metrics-*")) == []
+
+
+def _listens(host: str, port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex((host, port)) == 0
+
+
+def _address_of_this_machine() -> str:
+    # Every address of 127.0.0.0/8 is this machine's, but only one of them is the one that was named.
+    return "127.0.0.2"
+
+
+@pytest.mark.parametrize(("command", "setting"), [("worker", "METRICS_PORT"), ("scheduler", "SCHEDULER_METRICS_PORT")])
+def test_a_port_that_is_taken_ends_the_command_with_one_line(
+    command: str, setting: str, environment: dict[str, str], postgres: Database
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        environment[f"HOUSEKEEPING_{setting}"] = str(taken.getsockname()[1])
+        ended = subprocess.run([*HOUSEKEEPING, command], env=environment, capture_output=True, text=True, timeout=60)
+
+    assert ended.returncode == 2
+    assert f"HOUSEKEEPING_{setting} is" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_a_scheduler_serves_the_ticks_it_sent_and_those_that_were_missed(
+    environment: dict[str, str], redis_client: redis.Redis, tmp_path: Path, postgres: Database
+) -> None:
+    others = [sweep.name for family in BUILT_IN for sweep in family.SWEEPS if sweep.name != STATUSES]
+    environment["HOUSEKEEPING_WORKERS"] = json.dumps({name: {"enabled": False} for name in others})
+    this_minute = datetime.now(UTC).replace(second=0, microsecond=0)
+    earlier: dict[str, Any] = {"tick": this_minute - timedelta(minutes=10), "trigger": "schedule", "message_id": None}
+    ledger.record(STATUSES, "skipped", "paused", **earlier)
+    port, of_others = free_port(), tmp_path / "of_others"
+    of_others.mkdir()
+    own = {"HOUSEKEEPING_SCHEDULER_METRICS_PORT": str(port), "PROMETHEUS_MULTIPROC_DIR": str(of_others)}
+
+    with started([*HOUSEKEEPING, "scheduler"], environment | own, tmp_path / "scheduler") as scheduler:
+        eventually(shows(port, "housekeeping_ticks_sent_total", 1, worker=STATUSES), scheduler)
+        page = read(port)
+
+    assert list(of_others.iterdir()) == []
+    assert page.value("housekeeping_ticks_missed_total", worker=STATUSES) in (9, 10)  # the minute may turn
+    assert (page.value("housekeeping_last_tick_timestamp_seconds", worker=STATUSES) or 0) >= this_minute.timestamp()
+
+
+def test_a_process_that_exports_nothing_imports_nothing_for_it(environment: dict[str, str]) -> None:
+    # Whoever imports prometheus-client first decides how values are kept, and it costs 20 ms.
+    program = (
+        "import sys, housekeeping.app\n"
+        "assert not {'prometheus_client', 'dramatiq.middleware.prometheus'} & set(sys.modules)"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_forked_child_does_not_count_again_what_its_parent_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = metrics._Exporter()
+    monkeypatch.setattr(metrics, "_exporter", exporter)
+    monkeypatch.delitem(sys.modules, "prometheus_client", raising=False)
+    metrics.RETRIES.add("work")
+
+    child = os.fork()
+    if child == 0:
+        os._exit(len(exporter._waiting))
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(exporter._waiting) == 1

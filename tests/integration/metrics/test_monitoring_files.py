@@ -1,0 +1,124 @@
+"""The dashboard and the alert rules, held against what real processes export."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import yaml
+
+from housekeeping.foundation import metrics
+from housekeeping.foundation.cron import Cron
+from housekeeping.foundation.db import Database
+from housekeeping.sweeps import measures
+from housekeeping.workers import BUILT_IN
+from tests.acceptance.processes import eventually
+from tests.integration.metrics.pages import STATUSES, Page, due_statuses, metered, read, send, shows
+from tests.integration.metrics.promql import faults
+
+ROOT = Path(__file__).parents[3]
+MONITORING = ROOT / "monitoring"
+#: Said by a scheduler, whose own test scrapes it.
+SCHEDULERS = {metrics.LAST_TICK.name, metrics.TICKS_SENT.name, metrics.TICKS_MISSED.name}
+
+
+def rules() -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def recorded() -> dict[str, str]:
+    return {rule["record"]: rule["expr"] for rule in rules() if "record" in rule}
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((MONITORING / "grafana-dashboard.json").read_text())["panels"]
+    return found
+
+
+def expressions() -> list[str]:
+    return [rule["expr"] for rule in rules()] + [target["expr"] for panel in panels() for target in panel["targets"]]
+
+
+def with_a_schedulers(page: Page) -> Page:
+    ticks = {(name, frozenset({("worker", STATUSES)})): 0.0 for name in SCHEDULERS}
+    return Page(page.samples | ticks)
+
+
+def test_dashboard_and_alerts_ask_for_nothing_that_is_not_exported(
+    environment: dict[str, str], redis_client: redis.Redis, tmp_path: Path, postgres: Database
+) -> None:
+    due_statuses(postgres, 3)
+    with metered(environment, tmp_path) as (process, port):
+        send(redis_client, environment, "cronjob", STATUSES)
+        eventually(shows(port, "housekeeping_oldest_stale_age_seconds", 0, worker=STATUSES), process)
+        page = with_a_schedulers(read(port))
+
+    assert [fault for expression in expressions() for fault in faults(expression, page, recorded())] == []
+    exported = {name.removesuffix("_bucket") for name in page.names()}
+    assert {metric.name for metric in metrics.ALL} - exported == set()
+
+
+@pytest.mark.parametrize(
+    ("expression", "fault"),
+    [
+        ("housekeeping_run_total", "nobody exports housekeeping_run_total"),
+        ('housekeeping_runs_total{queue="x"}', "housekeeping_runs_total has no label queue"),
+        ('housekeeping_runs_total{outcome=~"done|dead"}', "housekeeping_runs_total never has outcome 'dead'"),
+        ("sum by (actor) (housekeeping_runs_total)", "nothing in 'sum by (actor) (housekeeping_runs_total)' has"),
+    ],
+)
+def test_an_expression_that_asks_for_what_is_not_there_is_found(expression: str, fault: str) -> None:
+    page = Page({("housekeeping_runs_total", frozenset({("worker", "w"), ("outcome", "done")})): 1})
+
+    [found] = faults(expression, page, {})
+
+    assert found.startswith(fault)
+
+
+def test_each_alarm_of_the_page_of_alarms_has_a_rule() -> None:
+    text = (ROOT / "docs/howto/alarms.md").read_text(encoding="utf-8")
+    documented = {
+        name for row in re.findall(r"^\| (`.+?) \|", text, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    }
+    ruled = {rule.get("labels", {}).get("alarm") for rule in rules()}
+    everything = " ".join(expressions())
+
+    assert {name for name in documented if not name.startswith("most_")} - ruled == set()
+    assert 'alarm=~"most_.+"' in everything
+
+
+def test_the_limits_that_rules_compare_with_are_those_of_the_documents(exported: Any) -> None:
+    for family in BUILT_IN:
+        for sweep in family.SWEEPS:
+            measures.awaits(sweep, Cron(sweep.schedule) if sweep.schedule else None)
+
+    def limit(worker: str, alarm: str) -> Any:
+        return exported("housekeeping_alarm_limit", worker=worker, alarm=alarm)
+
+    assert limit(STATUSES, "longest_run") == 60
+    assert limit(STATUSES, "backlog") == 10_000
+    assert limit(STATUSES, "overdue") == 3 * 60
+    assert limit("object_storage.delete_stale_direct_uploads", "longest_run") == 250
+    assert limit("object_storage.delete_stale_direct_uploads", "backlog") == 10_000
+    assert limit("object_storage.delete_stale_direct_uploads", "overdue") == 3 * 6 * 60
+    assert limit("ci.stuck_builds.drop_canceling", "longest_run") == 30 * 60
+    assert limit("bulk_imports.stale_import", "failed_rows") == 0
+
+
+def test_the_rules_ring_one_beyond_each_limit_and_not_at_it() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool, Prometheus's own checker of rules, is not installed")
+
+    said = subprocess.run(
+        [promtool, "test", "rules", str(Path(__file__).with_name("alerts_ring.yml"))], capture_output=True, text=True
+    )
+
+    assert said.returncode == 0, said.stdout + said.stderr

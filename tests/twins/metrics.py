@@ -1,0 +1,38 @@
+"""Faults of the metrics: what a promise says is counted and is not, in the processes that export it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Final
+
+import pytest
+
+from tests.twins import Twin
+
+_PAGE: Final = "tests/integration/metrics/test_exposition.py::"
+_ADDS_UP: Final = f"{_PAGE}test_a_page_adds_up_what_all_worker_processes_did"
+_TICKS: Final = f"{_PAGE}test_a_scheduler_serves_the_ticks_it_sent_and_those_that_were_missed"
+
+
+def _uncounted(metric: str) -> Callable[[pytest.MonkeyPatch], None]:
+    silent = SimpleNamespace(add=lambda *labels, number=1: None)
+
+    def breaks(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(f"housekeeping.foundation.metrics.{metric}", silent)
+
+    return breaks
+
+
+def _twin(promise: str, name: str, metric: str, test: str = _ADDS_UP) -> Twin:
+    return Twin(promise, name, test, _uncounted(metric), in_processes=True)
+
+
+TWINS: Final[list[Twin]] = [
+    _twin("D2", "exports_no_duplicate", "DEDUPLICATED"),
+    _twin("L2", "exports_no_lost_lease", "LEASES_LOST"),
+    _twin("L4", "exports_no_held_lease", "LEASES_HELD"),
+    _twin("R1", "exports_no_retry", "RETRIES"),
+    _twin("R6", "exports_no_dead_letter", "DEAD_LETTERS"),
+    _twin("S5", "exports_no_missed_tick", "TICKS_MISSED", _TICKS),
+]
