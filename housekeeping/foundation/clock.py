@@ -39,16 +39,25 @@ class RunBudget:
     Parameters:
       limit: The longest a run may last before it stops taking new work.
       clock: Where elapsed time is read from.
+
+    Attributes:
+      seen: Seconds spent when it was last asked, for what need not know it better.
     """
 
     def __init__(self, limit: timedelta, clock: Clock) -> None:
-        self._limit = limit.total_seconds()
+        self._whole = self._limit = limit.total_seconds()
         self._clock = clock
         self._started_at = clock.monotonic()
+        self.seen = 0.0
+
+    def narrow(self, most: timedelta | None) -> None:
+        """Be no longer than this from now on; null: as long as it was made."""
+        self._limit = self._whole if most is None else min(self._whole, most.total_seconds())
 
     def spent(self) -> float:
         """Seconds since the budget was made."""
-        return self._clock.monotonic() - self._started_at
+        self.seen = self._clock.monotonic() - self._started_at
+        return self.seen
 
     def exceeded(self) -> bool:
         """Whether *more* than the limit has passed; exactly the limit is still inside."""

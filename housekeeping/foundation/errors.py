@@ -9,6 +9,7 @@
     │   ├── UnknownWorker        no worker has this name
     │   ├── UploadRefused        a location, path or time that no pending upload can have
     │   ├── WrongArgument        a run was asked for with an argument its worker does not take
+    │   ├── PlanRefused          a run was confirmed by a plan id that is wrong, old, or another worker's
     │   ├── DeadLetterRefused    a dead letter was asked for that is not there, or cannot be read
     │   └── SchemaMissing        the library's own tables are not there (or too old)
     ├── DatabaseUnavailable      PostgreSQL did not answer
@@ -16,6 +17,7 @@
     ├── BrokerUnavailable        RabbitMQ did not answer
     ├── ObjectStoreUnavailable   an object store, its bucket or its folder was not to be reached
     ├── EmbeddedServerError      a server from a wheel did not start
+    ├── BreakerTripped           a run would have touched far more records than runs before it
     ├── LeaseHeld                somebody else holds the lease
     ├── LeaseLost                the lease was ours and is no longer
     ├── ObjectNotDeleted         a store refused to delete one object
@@ -64,6 +66,10 @@ class WrongArgument(Refused):
     """A run was asked for without the argument its worker takes, or with one it does not take."""
 
 
+class PlanRefused(Refused):
+    """A run was confirmed by a plan id that is wrong, old, or of another worker or argument; nothing was begun."""
+
+
 class DeadLetterRefused(Refused):
     """A dead letter was asked for that is not there, or one to be sent again that cannot be read."""
 
@@ -94,6 +100,10 @@ class ObjectStoreUnavailable(HousekeepingError):
 
 class EmbeddedServerError(HousekeepingError):
     """An embedded server could not be found or did not start; nothing is left running."""
+
+
+class BreakerTripped(HousekeepingError):
+    """A run would have touched far more records than runs before it; it stopped before the first change."""
 
 
 class LeaseHeld(HousekeepingError):

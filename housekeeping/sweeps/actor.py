@@ -13,6 +13,7 @@ from housekeeping.foundation.errors import RunTakenOver
 from housekeeping.foundation.steering import PutBack
 from housekeeping.sweeps import actors
 from housekeeping.sweeps.declaration import MAX_RETRIES, Sweep
+from housekeeping.sweeps.ledger import HEARTBEAT
 from housekeeping.sweeps.run import perform
 
 
@@ -25,6 +26,9 @@ def register(broker: Broker, sweep: Sweep) -> Actor[..., None]:
         result.raise_for_failure()
         if isinstance(result.error, RunTakenOver) and sweep.takes_argument is not None:
             raise result.error  # who took over may be about something else
+        if isinstance(result.error, RunTakenOver):
+            # Who took over may still be killed: to end here would record the message's work as done.
+            raise PutBack(f"{sweep.name} was taken over", HEARTBEAT)
         if result.again_after is not None:
             raise PutBack(f"{sweep.name} waits for the lease of its own dead attempt", result.again_after)
         if (result.outcome, result.reason) == ("partial", "shutdown"):

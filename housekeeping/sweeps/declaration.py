@@ -16,6 +16,8 @@ from housekeeping.foundation.identity import identify
 from housekeeping.foundation.leases import SHORTEST_TTL
 from housekeeping.foundation.settings import WorkerSettings
 from housekeeping.sweeps.actions import Action
+from housekeeping.sweeps.breaker import Breaker
+from housekeeping.sweeps.gates import Gates
 from housekeeping.sweeps.passes import Pass
 from housekeeping.sweeps.table_pass import TablePass
 
@@ -112,7 +114,8 @@ class Sweep:
       stale, order, action: The one pass of a sweep through one table, see `TablePass`.
       passes: In place of those three: makes the passes of a sweep that has several, or of another kind.
       counts: The names of all counts, in the order they are shown.
-      settles: Those of the counts that are records taken from what is stale; for rates.
+      settles: Those of the counts that are records taken from what is stale, for rates; none: what waits is not counted
+        at the end of a run either, unless an alarm asks for it.
       schedule: A cron expression; none: the sweep runs only when asked.
       batch_size: Records a statement, and so a transaction.
       max_runtime: How long a run takes new batches; asked after each full batch.
@@ -127,6 +130,10 @@ class Sweep:
       starts_with: An info line to be logged when a run begins.
       queue: The Dramatiq queue of its actor.
       alarms: When somebody should look.
+      target_batch: How long a batch should take: it gets smaller when it takes longer, and never larger than
+        `batch_size`; null: batches of one size. Only passes through tables follow it.
+      gates: How the database must be for a run to go on.
+      breaker: How much more than usual stops a run before it begins.
       feature_category, data_consistency: Recorded as actor options.
       actor_options: Further options of its actor.
       partitioned: Models whose tables may be partitioned, and then have a longer primary key than declared: the
@@ -153,6 +160,9 @@ class Sweep:
     starts_with: str | None = None
     queue: str = "cronjob"
     alarms: Alarms = Alarms()
+    target_batch: timedelta | None = None
+    gates: Gates = Gates()
+    breaker: Breaker = Breaker()
     feature_category: str = "not_owned"
     data_consistency: DataConsistency = "always"
     actor_options: Mapping[str, Any] = field(default_factory=dict)
@@ -222,6 +232,11 @@ class Sweep:
                 changes["lease"] = dataclasses.replace(self.lease, ttl=timedelta(seconds=value))
             elif name == "alarms":
                 changes["alarms"] = self._alarms(value, where)
+            elif name == "target_batch_s" and any(isinstance(each, TablePass) for each in self._declared()):
+                changes["target_batch"] = None if value is None else timedelta(seconds=value)
+            elif name in ("gates", "breaker"):
+                said = {key: getattr(value, key) for key in value.model_fields_set}
+                changes[name] = dataclasses.replace(getattr(self, name), **said)
             elif name in self.options:
                 changes["options"] = {**changes.get("options", self.options), name: value}
             elif name not in ("table", "tables"):  # the worker's models were bound to their tables before this

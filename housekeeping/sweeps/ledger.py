@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
@@ -11,7 +12,8 @@ from peewee import fn
 from housekeeping.foundation.db import database
 from housekeeping.foundation.epochs import next_epoch
 from housekeeping.foundation.errors import LeaseLost, RunTakenOver
-from housekeeping.sweeps.own_tables import NOW, Lease, Run
+from housekeeping.sweeps.own_tables import NOW, Lease, Run, Switch
+from housekeeping.sweeps.switches import Switched
 
 Trigger = Literal["schedule", "enqueue", "cli", "parent"]
 Outcome = Literal["done", "partial", "skipped", "failed", "lost_lease", "lost", "missed"]
@@ -25,6 +27,15 @@ Cursor = dict[str, Any]
 HEARTBEAT: Final = timedelta(seconds=20)
 #: Three missed heartbeats and a run is taken for dead (design.md, State in PostgreSQL).
 SILENCE: Final = 3 * HEARTBEAT
+#: Runs that a worker's history is told by.
+HISTORY: Final = 50
+#: Ways to end early at which nothing is wrong with the place: the next run goes on there.
+_STOPPED: Final = ("shutdown", "paused", "gate")
+
+#: What operators say of the run's worker, in the statement that writes the run's row: it costs no round trip.
+_SAID: Final = Switch.select(fn.JSONB_BUILD_ARRAY(Switch.state, Switch.batch_size, Switch.max_runtime_s)).where(
+    (Switch.worker == Run.worker) & (Switch.until.is_null() | (Switch.until > NOW))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +47,15 @@ class Attempt:
       started_at: By the database's clock.
       cursor: Where an interrupted run before it stopped; null: start at the front.
       epoch: Of its lease; null: it has none.
+      history: The counts of the worker's last runs that began and ended, the newest first; those that a breaker
+        stopped are left out, because they say nothing of how much is usual.
     """
 
     run_id: int
     started_at: datetime
     cursor: Cursor | None
     epoch: int | None
+    history: Sequence[Counts] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +94,8 @@ def begin(
         Run.update(outcome="lost", reason="taken_over", finished_at=NOW).where(
             (Run.worker == worker) & Run.outcome.is_null() & dead
         ).execute()
-        cursor = _stopped_at(worker, resume)
+        last = _last_runs(worker)
+        cursor = _stopped_at(last[0], resume) if last else None
         # With the row, in one transaction: a lease whose holder stands in the ledger has a run there.
         epoch = None if lease is None else next_epoch(*lease)
         rows = (
@@ -99,7 +114,7 @@ def begin(
             .execute()
         )
         run_id, started_at = next(iter(rows))
-        return Attempt(run_id, started_at, cursor, epoch)
+        return Attempt(run_id, started_at, cursor, epoch, [counts for *_, counts in last])
 
 
 def _completed(message_id: str) -> bool:
@@ -107,42 +122,48 @@ def _completed(message_id: str) -> bool:
     return bool(Run.select(Run.id).where((Run.message_id == message_id) & ended_well).exists())
 
 
-def _stopped_at(worker: str, resume: Resume) -> Cursor | None:
+def _last_runs(worker: str) -> list[tuple[Outcome, str | None, Cursor | None, Counts]]:
+    told = Run.reason.is_null() | (Run.reason != "breaker")
+    rows: Any = (
+        Run.select(Run.outcome, Run.reason, Run.cursor, Run.counts)
+        .where((Run.worker == worker) & ~(Run.outcome.in_(("skipped", "missed"))) & told)
+        .order_by(Run.id.desc())
+        .limit(HISTORY)
+        .tuples()
+    )
+    return list(rows)
+
+
+def _stopped_at(last: tuple[Outcome, str | None, Cursor | None, Counts], resume: Resume) -> Cursor | None:
+    outcome, reason, cursor, _ = last
     if resume == "never":
         return None
-    last = (
-        Run.select(Run.outcome, Run.reason, Run.cursor)
-        .where((Run.worker == worker) & ~(Run.outcome.in_(("skipped", "missed"))))
-        .order_by(Run.id.desc())
-        .limit(1)
-        .tuples()
-        .first()
-    )
-    if last is None:
-        return None
-    outcome, reason, cursor = last
-    interrupted = outcome in ("lost", "lost_lease", "failed") or (outcome, reason) == ("partial", "shutdown")
+    interrupted = outcome in ("lost", "lost_lease", "failed") or (outcome == "partial" and reason in _STOPPED)
     cut_short = resume == "cut_short" and outcome == "partial"
     return cursor if interrupted or cut_short else None
 
 
-def advance(run_id: int, counts: Counts, cursor: Cursor | None, lease: tuple[str, int] | None) -> None:
+def advance(run_id: int, counts: Counts, cursor: Cursor | None, lease: tuple[str, int] | None) -> Switched | None:
     """Write what the run has done so far; to be called inside the batch's own transaction.
+
+    Returns what operators say of the worker now; None: nothing.
 
     Raises:
       RunTakenOver: When another run took this one for dead; the caller's transaction must roll back.
       LeaseLost: When another holder has begun since the lease was taken; likewise.
     """
-    _write(run_id, lease, counts=counts, cursor=cursor, heartbeat_at=NOW)
+    return _write(run_id, lease, counts=counts, cursor=cursor, heartbeat_at=NOW)
 
 
-def beat(run_id: int) -> None:
+def beat(run_id: int) -> Switched | None:
     """Say that the run lives, between batches that take long; to be called inside a transaction.
+
+    Returns what operators say of the worker now, as `advance`.
 
     Raises:
       RunTakenOver: When another run took this one for dead.
     """
-    _write(run_id, None, heartbeat_at=NOW)
+    return _write(run_id, None, heartbeat_at=NOW)
 
 
 def finish(
@@ -171,18 +192,24 @@ def finish(
     )
 
 
-def _write(run_id: int, lease: tuple[str, int] | None, **columns: Any) -> None:
+def _write(run_id: int, lease: tuple[str, int] | None, **columns: Any) -> Switched | None:
     ours = (Run.id == run_id) & Run.outcome.is_null()
     if lease is not None:
         key, epoch = lease
         # FOR SHARE: a new holder's epoch waits for this batch to end, so that none commits behind its back.
         held = Lease.select(Lease.key).where((Lease.key == key) & (Lease.epoch == epoch)).for_update("FOR SHARE")  # type: ignore[arg-type]
         ours &= fn.EXISTS(held)
-    if Run.update(**columns).where(ours).execute() == 1:
-        return
+    rows: Any = Run.update(**columns).where(ours).returning(Run.worker, _SAID).tuples().execute()
+    for worker, said in rows:
+        return None if said is None else _as_switch(worker, *said)
     if lease is not None and Run.select(Run.id).where((Run.id == run_id) & Run.outcome.is_null()).exists():
         raise LeaseLost(f"lease {lease[0]!r} has been taken by another holder since epoch {lease[1]}")
     raise RunTakenOver(f"run {run_id} was taken for dead and has been taken over")
+
+
+def _as_switch(worker: str, state: Any, batch_size: int | None, max_runtime_s: float | None) -> Switched:
+    longest = None if max_runtime_s is None else timedelta(seconds=max_runtime_s)
+    return Switched(worker, state, batch_size=batch_size, max_runtime=longest)
 
 
 def fail(run_id: int, outcome: Outcome, reason: str, error: str | None, extra: Counts) -> Closed:

@@ -151,6 +151,14 @@ class Divisible(Protocol):
         """The record, for the log and the error tracker."""
 
 
+@runtime_checkable
+class Resizable(Protocol):
+    """A pass whose steps can be made smaller while a run is at work; so can a dataclass's that has a `batch_size`."""
+
+    def resized(self, batch_size: int) -> Pass:
+        """The same pass, at the same place, with steps of so many records at the most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A statement that walks a table and must do so by an index.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from housekeeping.foundation.errors import HousekeepingError, RunTakenOver
+from housekeeping.foundation.errors import BreakerTripped, HousekeepingError, RunTakenOver
 from housekeeping.sweeps.ledger import Counts, Outcome
 
 
@@ -54,9 +54,10 @@ class RunResult:
     def raise_for_failure(self) -> None:
         """Raise what broke the run off, so that its message is retried; nothing when it ended well.
 
-        A run that was taken over is not tried again: the one that took over does its work.
+        A run that was taken over is not tried again: the one that took over does its work. Nor is one that its
+        breaker stopped: until somebody confirms it, each retry would be stopped as well, and the next tick asks anew.
         """
-        if self.error is None or isinstance(self.error, RunTakenOver):
+        if self.error is None or isinstance(self.error, RunTakenOver | BreakerTripped):
             return
         if isinstance(self.error, Exception | KeyboardInterrupt):
             raise self.error

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -16,23 +15,29 @@ from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock, RunBudget
 from housekeeping.foundation.context import MessageContext, current_message
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import (
+    BreakerTripped,
     LeaseLost,
-    RedisUnavailable,
     RunTakenOver,
     SchemaMissing,
 )
-from housekeeping.foundation.holders import holder_of
 from housekeeping.foundation.interruption import LostLease, interruptibly
 from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.reports import report
-from housekeeping.sweeps import ledger, switches
+from housekeeping.foundation.timings import waited
+from housekeeping.sweeps import ledger, measures
 from housekeeping.sweeps.alarms import ring
+from housekeeping.sweeps.breaker import check, settled_by
+from housekeeping.sweeps.confirmation import Confirmation
+from housekeeping.sweeps.counting import initial_counts
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.failures import is_unreachable, reason_of, told_apart
 from housekeeping.sweeps.ledger import Counts, Outcome, Resume, Trigger
 from housekeeping.sweeps.results import RunResult
-from housekeeping.sweeps.walk import Walk, initial_counts
+from housekeeping.sweeps.run_lease import held, tell_who_holds
+from housekeeping.sweeps.switches import Switched, switch_of
+from housekeeping.sweeps.vitals import Vitals
+from housekeeping.sweeps.walk import Walk
 
 logger = named_logger(__name__)
 
@@ -61,6 +66,8 @@ def perform(
     force: bool = False,
     on_batch: Callable[[Counts], None] | None = None,
     stopping: threading.Event | None = None,
+    confirmation: Confirmation | None = None,
+    vitals: Vitals | None = None,
 ) -> RunResult:
     """Run a sweep once, recorded in the ledger, and say what it did; never raises for a failed run.
 
@@ -71,8 +78,12 @@ def perform(
       force: Run although the worker is paused or switched off.
       on_batch: Told the counts after each committed batch.
       stopping: Ends the run after the batch in hand once it is set; the message's own unless given.
+      confirmation: A person's word that it may touch far more than usual.
+      vitals: Where the signs of the gates come from; the database's own views unless given.
     """
-    return _Performance(sweep, argument, clock, current_message.get(), on_batch, stopping).result(force)
+    run = _Performance(sweep, argument, clock, current_message.get(), on_batch, stopping)
+    run.force, run.confirmation, run.vitals = force, confirmation, vitals
+    return run.result()
 
 
 class _Performance:
@@ -99,11 +110,17 @@ class _Performance:
         self.started_at = clock.now()
         self.counts = initial_counts(sweep)
         self.again_after: timedelta | None = None
+        self.force = False
+        self.confirmation: Confirmation | None = None
+        self.vitals: Vitals | None = None
+        self.switch: Switched | None = None
+        self.interrupt: BaseException | None = None
+        self.waited = waited()
 
-    def result(self, force: bool) -> RunResult:
+    def result(self) -> RunResult:
         budget = RunBudget(self.sweep.max_runtime, self.clock)
         with structlog.contextvars.bound_contextvars(worker=self.sweep.name, message_id=self.message_id):
-            outcome, reason, error = self._ended(budget, force)
+            outcome, reason, error = self._ended(budget)
             result = RunResult(
                 self.sweep.name,
                 outcome,
@@ -116,12 +133,13 @@ class _Performance:
                 again_after=self.again_after,
             )
             self._log(result)
+        if self.interrupt is not None:
+            raise self.interrupt  # not ours to swallow
         return result
 
-    def _ended(self, budget: RunBudget, force: bool) -> _End:
+    def _ended(self, budget: RunBudget) -> _End:
         try:
-            if not force:
-                self._refuse_when_off()
+            self._refuse_when_off()
             outcome, reason = interruptibly(self._under_its_lease, budget)
             return outcome, reason, None
         except _Ended as ended:
@@ -129,16 +147,20 @@ class _Performance:
                 self._record(ended.outcome, ended.reason)
             self.again_after = ended.again_after
             return ended.outcome, ended.reason, None
+        except BreakerTripped as error:
+            logger.error("Breaker tripped", error=str(error))
+            return self._broken_off("failed", "breaker", error)
         except (LeaseLost, RunTakenOver, LostLease) as error:
             reason = "taken_over" if isinstance(error, RunTakenOver) else "lease_lost"
             return self._broken_off("lost_lease", reason, error)
         except Shutdown as error:
-            self._broken_off("partial", "shutdown", error)
-            raise  # an interrupt is not ours to swallow; the row is closed
+            self.interrupt = error
+            return self._broken_off("partial", "shutdown", error)
         except BaseException as error:
             outcome, reason, broken = self._broken_off("failed", reason_of(error), error)
             if not isinstance(error, Exception):
-                raise
+                self.interrupt = error
+                return outcome, reason, broken
             if broken is None:
                 return outcome, reason, None
             error = told_apart(error)
@@ -147,56 +169,18 @@ class _Performance:
             return "failed", reason, error
 
     def _under_its_lease(self, budget: RunBudget) -> tuple[Outcome, str | None]:
-        with self._lease() as lease:
+        with held(self.sweep, self.argument, self.message_id, self._end_without) as lease:
             return self._walk(budget, lease)
 
     def _refuse_when_off(self) -> None:
-        if not self.sweep.enabled:
+        if not (self.sweep.enabled or self.force):
             raise _Ended("skipped", "disabled")
-        if switches.is_paused(self.sweep.name):
+        self.switch = switch_of(self.sweep.name)
+        if self.switch is not None and self.switch.state == "paused" and not self.force:
             raise _Ended("skipped", "paused")
 
-    @contextmanager
-    def _lease(self) -> Iterator[tuple[ExclusiveLease, str] | None]:
-        """The sweep's lease with its token, for as long as the run; null when it needs none."""
-        terms = self.sweep.lease
-        if terms is None:
-            yield None
-            return
-        # Its epoch is taken with the run's row, in one transaction.
-        lease = ExclusiveLease(terms.key_for(self.argument), terms.ttl, with_epoch=False, worker=self.sweep.name)
-        token = lease.try_obtain() or self._inherited(lease)
-        if token is None:
-            self._end_without(lease)
-        lease.keep(interrupting=True)
-        try:
-            yield lease, token
-        finally:
-            try:
-                lease.cancel()
-            except RedisUnavailable as error:
-                # The work is done or not, whatever becomes of its lease; it expires by itself.
-                logger.warning("Lease could not be given back", lease=lease.key, error=str(error))
-
-    def _inherited(self, lease: ExclusiveLease) -> str | None:
-        """Take the lease over from a run that ended or died without giving it back; None when its holder lives."""
-        owner = lease.owner()
-        # Application code and plain actors may hold the same key; of theirs the ledger knows nothing.
-        if owner is None or holder_of(owner).worker != self.sweep.name:
-            return None
-        if not (self._is_mine(owner) or ledger.holder_is_gone(self.sweep.name, lease.key, owner)):
-            return None
-        logger.info("Lease is taken over from a run that is gone", lease=lease.key)
-        return lease.take_over(owner)
-
-    def _is_mine(self, owner: str) -> bool:
-        """Whether an earlier attempt at this very message holds it, that never began or has ended."""
-        mine = self.message_id is not None and holder_of(owner).message_id == self.message_id
-        return mine and not ledger.is_unfinished(str(self.message_id))
-
     def _end_without(self, lease: ExclusiveLease) -> NoReturn:
-        held_for = lease.held_for() or timedelta()
-        logger.info("Lease is held elsewhere", lease=lease.key, held_for_s=round(held_for.total_seconds(), 1))
+        tell_who_holds(lease)
         if self.message_id is not None and ledger.is_unfinished(self.message_id):
             # Delivered again sooner than its dead attempt counts as silent: to end here would lose its work.
             raise _Ended("skipped", "lease_held", recorded=False, again_after=ledger.HEARTBEAT)
@@ -228,7 +212,15 @@ class _Performance:
             self.argument,
             (lease[0], attempt.epoch) if lease and attempt.epoch is not None else None,
             self.on_batch,
+            self.switch,
+            not self.force,
+            self.clock,
+            self.vitals,
         )
+        settled = [settled_by(counts, self.sweep.settles) for counts in attempt.history] if self.sweep.settles else []
+        check(self.sweep, settled, walk.passes, walk.now, self.argument, self.confirmation)
+        if self.confirmation is not None:
+            walk.counts["confirmed"] = True
         try:
             return walk.go()
         finally:
@@ -270,13 +262,18 @@ class _Performance:
         return outcome, reason, LeaseLost(str(error)) if isinstance(error, LostLease) else error
 
     def _log(self, result: RunResult) -> None:
+        spent = waited().since(self.waited)
         line = {
             **result.counts,
             "outcome": result.outcome,
             "reason": result.reason,
             "duration_s": round(result.duration_s, 3),
+            **spent.as_fields(),
+            "data_consistency_used": "primary",  # there is no replica to read from
         }
         level = logger.error if result.exit_code else logger.info
         level("Run ended", **line)
-        ring(self.sweep, result, self.clock)
+        measures.ended(self.sweep, result, spent)
+        if self.interrupt is None:
+            ring(self.sweep, result, self.clock)
         structlog.contextvars.unbind_contextvars("run_id")

@@ -12,15 +12,30 @@ from typing import Any, Final
 
 from peewee import DataError, IntegrityError, InternalError, OperationalError
 
-from housekeeping.foundation.clock import RunBudget
+from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock, RunBudget
 from housekeeping.foundation.db import database, one_line, sqlstate
 from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.reports import report
+from housekeeping.foundation.spans import spanned
 from housekeeping.sweeps import ledger
+from housekeeping.sweeps.counting import added, flagged, initial_counts
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.gates import Gatekeeper
 from housekeeping.sweeps.ledger import Counts, Cursor, Outcome
-from housekeeping.sweeps.passes import Divisible, Failure, Pass, Position, Settled, Step, as_cursor
+from housekeeping.sweeps.pace import Pace
+from housekeeping.sweeps.passes import (
+    Divisible,
+    Explainable,
+    Failure,
+    Pass,
+    Position,
+    Settled,
+    Step,
+    as_cursor,
+)
+from housekeeping.sweeps.switches import Switched
+from housekeeping.sweeps.vitals import Vitals, table_name
 
 logger = named_logger(__name__)
 
@@ -33,21 +48,8 @@ _NO_WRITING: Final = "25"
 #: PostgreSQL's own word that the same transaction may well succeed: serialization failure, deadlock.
 _TRY_AGAIN: Final = ("40001", "40P01")
 _TRIES: Final = 4
-#: Counts that say that time ran out, by whichever name the worker's document gives it.
-_TIME_FLAGS: Final = ("out_of_time", "execution_timeout")
-
 Verdict = tuple[Outcome, str | None]
-
-
-def initial_counts(sweep: Sweep) -> Counts:
-    """All counts of the sweep at nothing, in the order they are shown."""
-    return {name: False if name in _TIME_FLAGS else 0 for name in sweep.counts}
-
-
-def in_order(sweep: Sweep, counts: Counts) -> Counts:
-    """Counts as the ledger has them (jsonb keeps no order), in the order the worker's own are shown."""
-    names = dict.fromkeys((*sweep.counts, *counts))
-    return {name: counts[name] for name in names if name in counts}
+_PAUSED: Final[Verdict] = ("partial", "paused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,11 @@ class Walk:
       cursor: Where an earlier run stopped, as its row in the ledger has it; null: the front.
       lease: The lease to check before and within each batch, with its epoch.
       on_batch: Told the counts after each commit; for progress.
+      switch: What operators said of the worker when the run began; each batch hears it anew.
+      heeds_pause: False for a run that was forced.
+      clock, vitals: What batches are measured by, and where the signs of the gates come from.
       counts: What has been committed so far.
+      passes: What it walks through.
     """
 
     sweep: Sweep
@@ -81,12 +87,22 @@ class Walk:
     argument: Any = None
     lease: tuple[ExclusiveLease, int] | None = None
     on_batch: Callable[[Counts], None] | None = None
+    switch: Switched | None = None
+    heeds_pause: bool = True
+    clock: Clock = SYSTEM_CLOCK
+    vitals: Vitals | None = None
     counts: Counts = field(init=False)
 
     def __post_init__(self) -> None:
         self.counts = initial_counts(self.sweep)
-        self._passes = self.sweep.walks()
+        self.passes = self.sweep.walks()
         self._beat_at = time.monotonic()
+        target, heeds_pause = self.sweep.target_batch, self.heeds_pause
+        self._pace = Pace(self.passes, target, self.budget, self.clock, heeds_pause=heeds_pause)
+        self._pace.heed(self.switch)
+        readings = [each.readings(self.now) for each in self.passes if isinstance(each, Explainable)]
+        tables = sorted({table_name(reading.model) for some in readings for reading in some})
+        self._gates = Gatekeeper(self.sweep.gates, tables, self.budget, self.stopping.wait, self.vitals)
 
     def go(self) -> Verdict:
         """Walk until the end, the budget's, the process's or the lease's; the run's row is closed on return.
@@ -103,22 +119,48 @@ class Walk:
         while state.verdict is None:
             if self.lease is not None:
                 self.lease[0].check()
-            walk = self._passes[state.place]
-            step = Step(self.sweep.name, self.run_id, self.now, state.after, self.argument, time_is_up=self._time_is_up)
-            taken = walk.take(step)
-            try:
-                settled, state = self._settled(walk, step, taken, state)
-            except _ROW_ERRORS as error:
-                if not isinstance(walk, Divisible) or (sqlstate(error) or "").startswith(_NO_WRITING):
-                    raise
-                state = self._around_what_fails(walk, step, taken, state, error)
-            else:
-                self._committed(walk, step, settled, state)
-                if state.verdict is not None and self._fails(state.verdict, settled):
-                    assert settled.unreachable is not None
-                    raise settled.unreachable
+            held = self._held()
+            if held is not None:
+                return self._ended_between(state, held)
+            if self._gates.is_shut:
+                self._pace.ease(state.place)
+            walk = self._pace.sized(state.place, self.passes[state.place])
+            with self._pace.measured(state.place, walk, self._gates.took if self._gates.measures else None):
+                state = self._batch(walk, state)
         return state.verdict
 
+    def _batch(self, walk: Pass, state: _State) -> _State:
+        step = Step(self.sweep.name, self.run_id, self.now, state.after, self.argument, time_is_up=self._time_is_up)
+        taken = walk.take(step)
+        try:
+            settled, state = self._settled(walk, step, taken, state)
+        except _ROW_ERRORS as error:
+            if not isinstance(walk, Divisible) or (sqlstate(error) or "").startswith(_NO_WRITING):
+                raise
+            return self._around_what_fails(walk, step, taken, state, error)
+        self._committed(walk, step, settled, state)
+        if state.verdict is not None and self._fails(state.verdict, settled):
+            assert settled.unreachable is not None
+            raise settled.unreachable
+        return state
+
+    def _held(self) -> Verdict | None:
+        """Wait for the gates before a batch; how the run ends here, None to go on."""
+        if self._gates.hold(self._time_is_up) is None:
+            return None
+        if self.stopping.is_set():
+            return "partial", "shutdown"
+        return _PAUSED if self._pace.paused else ("partial", "gate")
+
+    def _ended_between(self, state: _State, verdict: Verdict) -> Verdict:
+        """Close the row outside of a batch, with the place of the last one."""
+        counts = flagged(state.counts, verdict)
+        with database.atomic():
+            ledger.finish(self.run_id, *verdict, counts=counts, cursor=self._as_cursor(state), lease=self._fence())
+        self.counts = counts
+        return verdict
+
+    @spanned("housekeeping.batch")
     def _settled(self, walk: Pass, step: Step, taken: Any, state: _State) -> tuple[Settled, _State]:
         """A batch and its counts in one transaction; begun again when PostgreSQL chose it as a deadlock's victim."""
         for tries_left in reversed(range(_TRIES)):
@@ -134,17 +176,19 @@ class Walk:
 
     def _written(self, before: _State, settled: Settled) -> _State:
         """Count a batch, and close the run if it was the last, in the batch's transaction."""
-        counts = self._added(before.counts, settled)
+        counts = added(before.counts, settled)
         state = _State(counts, before.place, settled.position)
-        if settled.exhausted and before.place + 1 < len(self._passes):
+        if settled.exhausted and before.place + 1 < len(self.passes):
             state = _State(counts, before.place + 1, None)
         verdict = self._verdict(before, settled)
         cursor = self._as_cursor(state)
         if verdict is None:
-            ledger.advance(self.run_id, counts, cursor, self._fence())
-            return state
-        for flag in set(_TIME_FLAGS) & set(counts):
-            counts[flag] = verdict == ("partial", "out_of_time")
+            self._pace.heed(ledger.advance(self.run_id, counts, cursor, self._fence()))
+            if not self._pace.paused:
+                return state
+            verdict = _PAUSED
+        counts = flagged(counts, verdict)
+        state = replace(state, counts=counts)
         if self._fails(verdict, settled):
             # The row stays open for the error, which closes it as failed.
             ledger.advance(self.run_id, counts, cursor, self._fence())
@@ -155,7 +199,7 @@ class Walk:
     def _verdict(self, before: _State, settled: Settled) -> Verdict | None:
         if settled.stop is not None:
             return "partial", settled.stop
-        if settled.exhausted and before.place + 1 == len(self._passes):
+        if settled.exhausted and before.place + 1 == len(self.passes):
             return "done", None
         if self.stopping.is_set():
             return "partial", "shutdown"
@@ -164,8 +208,8 @@ class Walk:
         return None
 
     def _fails(self, verdict: Verdict, settled: Settled) -> bool:
-        # A shutdown is not a failure: the message goes back and the next run meets what is unreachable.
-        return settled.unreachable is not None and verdict != ("partial", "shutdown")
+        # To be stopped is not to fail: the next run meets what is unreachable.
+        return settled.unreachable is not None and verdict not in (("partial", "shutdown"), _PAUSED)
 
     def _committed(self, walk: Pass, step: Step, settled: Settled, state: _State) -> None:
         self.counts = state.counts
@@ -217,21 +261,11 @@ class Walk:
         """Settle part of a batch in a transaction of its own; the position stays before the batch."""
         with database.atomic():
             settled = settle()
-            counts = self._added(state.counts, settled)
+            counts = added(state.counts, settled)
             ledger.advance(self.run_id, counts, self._as_cursor(state), self._fence())
         state = replace(state, counts=counts)
         self._committed(walk, step, settled, state)
         return state
-
-    def _added(self, before: Counts, settled: Settled) -> Counts:
-        counts = dict(before)
-        for name, value in settled.counts.items():
-            counts[name] = counts[name] + value if isinstance(value, int) and not isinstance(value, bool) else value
-        if "batches" in counts:
-            counts["batches"] += bool(settled.rows)
-        if settled.failures:
-            counts["failed"] = counts.get("failed", 0) + len(settled.failures)
-        return counts
 
     def _time_is_up(self) -> bool:
         """Asked between outside effects, which may take long: also the moment to give a sign of life."""
@@ -239,9 +273,9 @@ class Walk:
             self.lease[0].check()
         if time.monotonic() - self._beat_at > ledger.HEARTBEAT.total_seconds():
             with database.atomic():
-                ledger.beat(self.run_id)
+                self._pace.heed(ledger.beat(self.run_id))
             self._beat_at = time.monotonic()
-        return self.stopping.is_set() or self.budget.exceeded()
+        return self.stopping.is_set() or self._pace.paused or self.budget.exceeded()
 
     def _fence(self) -> tuple[str, int] | None:
         return None if self.lease is None else (self.lease[0].key, self.lease[1])
@@ -249,10 +283,10 @@ class Walk:
     def _as_cursor(self, state: _State) -> Cursor | None:
         if state.after is None and state.place == 0:
             return None
-        return {"pass": self._passes[state.place].name, "after": as_cursor(state.after)}
+        return {"pass": self.passes[state.place].name, "after": as_cursor(state.after)}
 
     def _from_cursor(self) -> _State:
-        names = [each.name for each in self._passes]
+        names = [each.name for each in self.passes]
         # A cursor of an older release may name a pass there is no more: then from the front.
         if self.cursor is None or self.cursor["pass"] not in names:
             return _State(self.counts)

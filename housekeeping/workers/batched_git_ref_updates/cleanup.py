@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -81,6 +81,9 @@ class PendingDeletions:
     @property
     def batch_size(self) -> int:
         return self.page_size
+
+    def resized(self, batch_size: int) -> PendingDeletions:
+        return replace(self, page_size=batch_size)
 
     def take(self, step: Step) -> _Page:
         """Delete the refs of a page's rows; repeated, it finds them gone.

@@ -64,13 +64,18 @@ class PendingUploadsPass:
         longest: timedelta,
         log_records: bool = False,
     ) -> None:
-        self.batch_size: Final = batch_size
+        self.batch_size = batch_size
         self._stale_after = stale_after
         self._longest = longest
         self._log_records = log_records
         self._claims: Claims | None = None
         self._deletions: dict[str, Deletion] = {}
         self._failed: set[int] = set()
+
+    def resized(self, batch_size: int) -> PendingUploadsPass:
+        """This very pass, because it knows what the run has claimed and what has failed."""
+        self.batch_size = batch_size
+        return self
 
     def take(self, step: Step) -> _Taken:
         """Read a page and settle what is stale on it, as far as time and stores allow.

@@ -1,17 +1,21 @@
-"""The sweep over the library's own ledger, as a declaration."""
+"""The sweep over the library's own tables, as a declaration."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any, Final
 
+from peewee import fn
+
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.sweeps.own_tables import Lease, Run
 from housekeeping.sweeps.table_pass import TablePass
 
 SCHEDULE: Final = "20 3 * * *"  # once a day, at a quiet hour and beside the full ones
 KEPT_FOR: Final = timedelta(days=30)  # design.md, State in PostgreSQL
+#: Fixed, because a holder whose row goes is fenced off: only what nobody has used for so long is surely forgotten.
+LEASES_KEPT_FOR: Final = timedelta(days=30)
 BATCH_SIZE: Final = 1000  # rows a statement; they are small and nobody else holds them
 
 #: None of the application's: the ledger is where the setting for the library's own schema says.
@@ -19,6 +23,9 @@ MODELS: Final[dict[str, Any]] = {}
 
 #: Nor rights on any.
 RIGHTS: Final[dict[str, tuple[str, ...]]] = {}
+
+#: Neither at work, nor dead without anybody having noticed.
+_OPEN: Final = Run.select(Run.id).where(Run.outcome.is_null() & (Run.epoch == Lease.epoch))
 
 sweep: Final = Sweep(
     name="housekeeping.old_runs",
@@ -29,10 +36,17 @@ sweep: Final = Sweep(
             order=(Run.finished_at, Run.id),
             action=Delete(rows_counted_as="deleted_rows"),
             batch_size=sweep.batch_size,
-        )
+        ),
+        TablePass(
+            name="leases",
+            stale=lambda now: (Lease.used_at < now - LEASES_KEPT_FOR) & ~fn.EXISTS(_OPEN),
+            order=(Lease.used_at, Lease.key),
+            action=Delete(rows_counted_as="deleted_leases"),
+            batch_size=sweep.batch_size,
+        ),
     ],
-    counts=("deleted_rows", "batches", "out_of_time"),
-    settles=("deleted_rows",),
+    counts=("deleted_rows", "deleted_leases", "batches", "out_of_time"),
+    settles=("deleted_rows", "deleted_leases"),
     schedule=SCHEDULE,
     batch_size=BATCH_SIZE,
     max_runtime=timedelta(seconds=60),

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.foundation.db import Database
 from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.sweeps.own_tables import Lease, Run
 from housekeeping.sweeps.run import perform
 from housekeeping.testing import ManualClock
 from housekeeping.workers.old_runs.worker import sweep
@@ -31,3 +32,43 @@ def test_runs_older_than_30_days_go_and_unfinished_ones_stay(
     assert result.counts["deleted_rows"] == 1
     kept = [run.finished_at for run in Run.select().where(Run.worker == "x").order_by(Run.id)]
     assert kept == [limit, limit + instant, None]
+
+
+def test_leases_that_nobody_used_for_30_days_go_and_those_of_open_runs_stay(
+    postgres: Database, admin: Connection, settings: Settings
+) -> None:
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    limit = now - timedelta(days=30)
+    instant = timedelta(microseconds=1)
+    leases = {"long_unused": -instant, "at_the_limit": timedelta(), "in_use": instant, "of_an_open_run": -instant}
+    with admin.cursor() as cursor:
+        for key, beside in leases.items():
+            cursor.execute(
+                f"INSERT INTO {settings.schema_name}.leases (key, holder, used_at) VALUES (%s, '', %s) RETURNING epoch",
+                (key, limit + beside),
+            )
+            epoch = cursor.fetchone()
+        cursor.execute(
+            f"INSERT INTO {settings.schema_name}.runs (worker, trigger, epoch) VALUES ('x', 'cli', %s)", epoch
+        )
+
+    result = perform(sweep, clock=ManualClock(now))
+
+    assert result.counts["deleted_leases"] == 1
+    kept = {lease.key for lease in Lease.select()}
+    assert kept >= leases.keys() - {"long_unused"}
+    assert "long_unused" not in kept
+
+
+def test_the_limit_for_runs_says_nothing_of_leases(postgres: Database, admin: Connection, settings: Settings) -> None:
+    # A shorter one would fence off holders that live.
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    with admin.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {settings.schema_name}.leases (key, holder, used_at) VALUES ('held', '', %s)",
+            (now - timedelta(hours=2),),
+        )
+
+    result = perform(replace(sweep, stale_after=timedelta(hours=1)), clock=ManualClock(now))
+
+    assert result.counts["deleted_leases"] == 0

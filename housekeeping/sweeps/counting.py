@@ -1,0 +1,40 @@
+"""A run's counts: which there are, in which order, and what a batch adds to them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.ledger import Counts, Outcome
+from housekeeping.sweeps.passes import Settled
+
+#: Counts that say that time ran out, by whichever name the worker's document gives it.
+_TIME_FLAGS: Final = ("out_of_time", "execution_timeout")
+
+
+def initial_counts(sweep: Sweep) -> Counts:
+    """All counts of the sweep at nothing, in the order they are shown."""
+    return {name: False if name in _TIME_FLAGS else 0 for name in sweep.counts}
+
+
+def in_order(sweep: Sweep, counts: Counts) -> Counts:
+    """Counts as the ledger has them (jsonb keeps no order), in the order the worker's own are shown."""
+    names = dict.fromkeys((*sweep.counts, *counts))
+    return {name: counts[name] for name in names if name in counts}
+
+
+def added(before: Counts, settled: Settled) -> Counts:
+    """The counts with those of a batch."""
+    counts = dict(before)
+    for name, value in settled.counts.items():
+        counts[name] = counts[name] + value if isinstance(value, int) and not isinstance(value, bool) else value
+    if "batches" in counts:
+        counts["batches"] += bool(settled.rows)
+    if settled.failures:
+        counts["failed"] = counts.get("failed", 0) + len(settled.failures)
+    return counts
+
+
+def flagged(counts: Counts, verdict: tuple[Outcome, str | None]) -> Counts:
+    """The counts at the end of a run, with whether its time ran out."""
+    return counts | {flag: verdict == ("partial", "out_of_time") for flag in _TIME_FLAGS if flag in counts}
