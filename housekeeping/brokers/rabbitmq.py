@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 from weakref import WeakSet
@@ -18,6 +18,7 @@ from dramatiq.common import current_millis, dq_name, q_name, xq_name
 from dramatiq.errors import ConnectionClosed
 from pika.exceptions import AMQPChannelError, AMQPError, ChannelClosedByBroker, UnroutableError
 
+from housekeeping.brokers.rabbitmq_bulk import publish_together
 from housekeeping.brokers.rabbitmq_consumer import SoundConsumer, let_go, said
 from housekeeping.brokers.rabbitmq_levels import Level, declare, level_for, level_queue, level_queues
 from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS
@@ -119,6 +120,14 @@ class SoundRabbitmqBroker(RabbitmqBroker):
         level = level_for(message)
         properties = self.properties(priority=message.options.get("broker_priority"))
         self._insist(lambda: self._publish(message.queue_name, message.encode(), properties, level))
+
+    def put_many(self, messages: Sequence[Message[Any]]) -> None:
+        """Publish messages of one queue, none of them delayed, all or none; in a constant number of round trips.
+
+        Raises:
+          ConnectionClosed: When RabbitMQ does not answer, or refuses them.
+        """
+        self._insist(lambda: publish_together(self, messages))
 
     def bury(self, queue_name: str, body: bytes) -> None:
         """Put a message of this queue to its dead letters, under an id of RabbitMQ's own.

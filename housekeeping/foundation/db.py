@@ -16,11 +16,13 @@ from peewee import (
     OperationalError,
     PeeweeException,
     PostgresqlDatabase,
+    _transaction,
 )
-from psycopg2.extensions import parse_dsn
+from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_INTRANS, parse_dsn
 
 from housekeeping.foundation.errors import DatabaseUnavailable, SettingsError
 from housekeeping.foundation.secrets import masked
+from housekeeping.foundation.timings import waiting_for
 
 T = TypeVar("T")
 
@@ -43,6 +45,36 @@ _CONNECTION: Final = {
     "tcp_user_timeout": "60000",
 }
 
+_IN_TRANSACTION: Final = (TRANSACTION_STATUS_INTRANS, TRANSACTION_STATUS_INERROR)
+
+
+class _Transaction(_transaction):
+    """Leaves nothing open when an interrupt strikes where it begins or ends, which peewee does not expect.
+
+    The connection would keep its locks, and what comes next would become part of the transaction and commit
+    what its run was stopped from committing.
+    """
+
+    def __enter__(self) -> Any:
+        try:
+            return super().__enter__()
+        except BaseException:
+            self._leave_nothing_open()
+            raise
+
+    def __exit__(self, *error: Any) -> Any:
+        try:
+            return super().__exit__(*error)
+        except BaseException:
+            self._leave_nothing_open()
+            raise
+
+    def _leave_nothing_open(self) -> None:
+        if self.db.in_transaction() or self.db.is_closed():
+            return  # the outer one ends it
+        if self.db.connection().info.transaction_status in _IN_TRANSACTION:
+            self.db.rollback()
+
 
 class Database(PostgresqlDatabase):
     """PostgreSQL with one connection a thread, which comes back after the server was away.
@@ -52,10 +84,22 @@ class Database(PostgresqlDatabase):
     is lost with the connection, and only its caller can begin again.
     """
 
+    def transaction(self, *args: Any, **kwargs: Any) -> Any:
+        return _Transaction(self, *args, **kwargs)
+
     def begin(self, *args: Any, **kwargs: Any) -> None:
-        self._on_a_live_connection(lambda: super(Database, self).begin(*args, **kwargs))
+        with waiting_for("database"):
+            self._on_a_live_connection(lambda: super(Database, self).begin(*args, **kwargs))
+
+    def commit(self) -> None:
+        with waiting_for("database"):
+            super().commit()
 
     def execute_sql(self, sql: str, params: Any = None) -> Any:
+        with waiting_for("database"):
+            return self._execute_sql(sql, params)
+
+    def _execute_sql(self, sql: str, params: Any) -> Any:
         if self.in_transaction():
             return super().execute_sql(sql, params)
         if sql.startswith("SELECT"):

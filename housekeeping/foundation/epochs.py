@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
-from peewee import BigIntegerField, PeeweeException, TextField
+from peewee import SQL, BigIntegerField, PeeweeException, TextField
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
-from housekeeping.foundation.db import BaseModel, database, one_line, sqlstate
+from housekeeping.foundation.db import BaseModel, UtcDateTimeField, database, one_line, sqlstate
 from housekeeping.foundation.errors import (
     DatabaseUnavailable,
     HousekeepingError,
@@ -20,10 +20,15 @@ from housekeeping.foundation.errors import (
     SchemaMissing,
 )
 
-#: The schema or its table is not there, or not for this user.
-_NOT_MADE: Final = ("3F000", "42P01", "42501")
+#: The schema or its table is not there, or not for this user; or a column of this release is not.
+_NOT_MADE: Final = ("3F000", "42P01", "42501", "42703")
 #: Nobody can commit anything there for now: read-only, shutting down, starting, full.
 _OUT_OF_ORDER: Final = ("25006", "57P01", "57P02", "57P03", "53300")
+
+
+#: The column's own: an identity needs no right on its sequence.
+_NEXT_NUMBER: Final = SQL("DEFAULT")
+_NOW: Final = SQL("clock_timestamp()")
 
 
 class NoDatabase(HousekeepingError):
@@ -31,11 +36,16 @@ class NoDatabase(HousekeepingError):
 
 
 class Lease(BaseModel):
-    """The highest epoch at which a lease was ever held, and the token of the run that has it."""
+    """The highest epoch at which a lease was ever held, and the token of the run that has it.
+
+    Epochs are numbers of one sequence for all keys, so that a row may go and the next one's epoch is higher still.
+    `used_at` is when the lease was last taken, or to the day, last fenced.
+    """
 
     key = TextField(primary_key=True)
     epoch = BigIntegerField()
     holder = TextField()
+    used_at = UtcDateTimeField()
 
     class Meta:
         table_name = "leases"
@@ -54,14 +64,22 @@ def next_epoch(key: str, token: str) -> int:
 
     Waits for transactions of the last holder that have checked their epoch and are not over.
     """
-    rows = (
-        Lease.insert(key=key, epoch=1, holder=token)
-        .on_conflict(conflict_target=[Lease.key], update={Lease.epoch: Lease.epoch + 1, Lease.holder: token})
-        .returning(Lease.epoch)
-        .tuples()
-        .execute()
-    )
-    epoch: int = next(iter(rows))[0]
+    # Locked before the number is drawn: another one's, drawn earlier, must not be written later.
+    before = Lease.select(Lease.epoch).where(Lease.key == key).for_update().tuples().first()
+    taken = {Lease.epoch: _NEXT_NUMBER, Lease.holder: token, Lease.used_at: _NOW}
+    if before is None:
+        return _only(
+            Lease.insert({Lease.key: key, **taken}).on_conflict(conflict_target=[Lease.key], update=taken),
+        )
+    while True:
+        epoch = _only(Lease.update(taken).where(Lease.key == key))
+        # An older release, or a release by hand, has counted on without the sequence.
+        if epoch > before[0]:
+            return epoch
+
+
+def _only(query: Any) -> int:
+    epoch: int = next(iter(query.returning(Lease.epoch).tuples().execute()))[0]
     return epoch
 
 
@@ -95,22 +113,41 @@ def check_epoch(key: str, epoch: int, connection: Connection | None = None) -> N
       LeaseLost: When there is a higher one: the transaction must be rolled back.
       HousekeepingError: Outside of a transaction, where it would guard nothing.
     """
+    leases = f'"{Lease._meta.schema}".leases'
+    where = "WHERE key = %s AND epoch = %s"
     # FOR SHARE: a new holder's epoch waits for this transaction, so that none commits behind its back.
-    query = f'SELECT 1 FROM "{Lease._meta.schema}".leases WHERE key = %s AND epoch = %s FOR SHARE'  # noqa: S608
-    if connection is None:
-        newest = database.execute_sql(query, (key, epoch)).fetchone()
-        connection = database.connection()
-    else:
-        cursor = connection.cursor()
-        cursor.execute(query, (key, epoch))
-        newest = cursor.fetchone()
-        cursor.close()
+    newest = _fetched(
+        connection,
+        f"SELECT used_at < clock_timestamp() - interval '1 day' FROM {leases} {where} FOR SHARE",  # noqa: S608
+        (key, epoch),
+    )
+    if newest is not None and newest[0]:
+        # Else a lease held for a month would be taken for forgotten. Skipped where another transaction of this
+        # holder has the row in hand: each would wait for the other.
+        _fetched(
+            connection,
+            f"UPDATE {leases} SET used_at = clock_timestamp() WHERE key = "  # noqa: S608
+            f"(SELECT key FROM {leases} {where} FOR NO KEY UPDATE SKIP LOCKED) RETURNING 1",
+            (key, epoch),
+        )
+    connection = connection or database.connection()
     # Asked after the statement: most drivers begin a transaction with their first one.
     status = getattr(getattr(connection, "info", None), "transaction_status", None)
     if status == TRANSACTION_STATUS_IDLE:
         raise HousekeepingError(f"lease {key!r}: its fence guards a transaction, and there is none")
     if newest is None:
+        # Or its row is gone, because it was neither taken nor fenced for so long that it was forgotten.
         raise LeaseLost(f"lease {key!r} has been taken by another holder since epoch {epoch}")
+
+
+def _fetched(connection: Connection | None, query: str, parameters: tuple[Any, ...]) -> Any:
+    if connection is None:
+        return database.execute_sql(query, parameters).fetchone()
+    cursor = connection.cursor()
+    cursor.execute(query, parameters)
+    row = cursor.fetchone()
+    cursor.close()
+    return row
 
 
 def _why_none(error: PeeweeException) -> HousekeepingError | None:

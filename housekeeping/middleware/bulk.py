@@ -8,13 +8,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 from uuid import uuid4
 
-from dramatiq import Actor, Message
+from dramatiq import Actor, Broker, Message
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.foundation.steering import SkipEnqueue
-from housekeeping.middleware.bulk_steps import take_together, take_with_keys_elsewhere
+from housekeeping.middleware.bulk_steps import Messages, Steps, take_together, take_with_keys_elsewhere
 from housekeeping.middleware.deduplication import Deduplication
 from housekeeping.middleware.deduplication_keys import Step
+from housekeeping.middleware.deduplication_steps import copy_id
 from housekeeping.middleware.enqueueing import dropped
 
 #: Messages a round trip: bounds what is held in memory, and how long Redis serves nobody else (some 50 ms).
@@ -45,19 +46,30 @@ def enqueue_many(actor: Actor[..., Any], calls: Iterable[Any], **options: Any) -
         enqueued or none, those before it are.
       redis.RedisError: The same, when the actor's messages are not deduplicated, or the keys are on another Redis:
         keys taken there are free again within seconds.
+      dramatiq.errors.ConnectionClosed: The same of RabbitMQ.
 
-    Note: On a broker other than Dramatiq's for Redis, or with an `enqueue` of its own, each is enqueued by itself.
+    Note: On RabbitMQ keys are reserved for seconds before, and confirmed after. On a broker of another kind, or with
+    an `enqueue` of its own, each message is enqueued by itself.
     """
     if "delay" in options:
         raise TypeError("enqueue_many takes no delay; send_with_options does")
     broker = actor.broker
     messages = (actor.message_with_options(args=_arguments(call), **options) for call in calls)
-    if not isinstance(broker, RedisBroker) or type(broker).enqueue is not RedisBroker.enqueue:
+    bulk = _kind_of_bulk(broker)
+    if bulk is None:
         return [broker.enqueue(message) for message in messages]
     sent: list[Message[Any]] = []
     while batch := list(itertools.islice(messages, BATCH_SIZE)):
-        sent += _Bulk(broker, batch).enqueued()
+        sent += bulk(broker, batch).enqueued()
     return sent
+
+
+def _kind_of_bulk(broker: Broker) -> type[_Bulk] | None:
+    """How the broker takes many messages at once; null when it does not, or has an `enqueue` of its own."""
+    if isinstance(broker, RedisBroker):
+        return _RedisBulk if type(broker).enqueue is RedisBroker.enqueue else None
+    own = next((kind for kind in type(broker).__mro__ if "put_many" in vars(kind)), None)
+    return _Bulk if own is not None and type(broker).enqueue is vars(own).get("enqueue") else None
 
 
 def _arguments(call: Any) -> tuple[Any, ...]:
@@ -65,15 +77,18 @@ def _arguments(call: Any) -> tuple[Any, ...]:
 
 
 class _Bulk:
-    """Up to a thousand messages on their way past the middleware into one queue."""
+    """Up to a thousand messages on their way past the middleware into one queue, by the broker's `put_many`."""
 
-    def __init__(self, broker: RedisBroker, given: Sequence[Message[Any]]) -> None:
+    def __init__(self, broker: Any, given: Sequence[Message[Any]]) -> None:
         self._broker = broker
         self._deduplication = next((each for each in broker.middleware if isinstance(each, Deduplication)), None)
-        # An id of its own in Redis, because a retry has the message's: as the broker's `enqueue` does it.
         self._given = given
-        self._messages = [message.copy(options={"redis_message_id": str(uuid4())}) for message in given]
+        self._messages = [self._copy(message) for message in given]
         self._skips: dict[int, SkipEnqueue] = {}
+
+    @staticmethod
+    def _copy(message: Message[Any]) -> Message[Any]:
+        return message.copy()
 
     def enqueued(self) -> list[Message[Any]]:
         """Enqueue those that no middleware drops; returns one message for each."""
@@ -102,10 +117,32 @@ class _Bulk:
         if not left:
             return
         messages = [message for _, message in left]
-        with_steps = [steps.get(message.options["redis_message_id"]) for message in messages]
-        together = self._deduplication.together if self._deduplication else None
-        if self._deduplication is None or together is not None or not any(with_steps):
-            skips = take_together(self._broker, together, messages, with_steps)
-        else:
-            skips = take_with_keys_elsewhere(self._broker, self._deduplication.keys, messages, with_steps)
+        skips = self._send_with_keys(messages, [steps.get(copy_id(message)) for message in messages])
         self._skips |= {left[number][0]: skip for number, skip in skips.items()}
+
+    def _send_with_keys(self, messages: Messages, steps: Steps) -> dict[int, SkipEnqueue]:
+        if self._deduplication is None or not any(steps):
+            self._send(messages)
+            return {}
+        return take_with_keys_elsewhere(self._send, self._deduplication.keys, messages, steps)
+
+    def _send(self, messages: Messages) -> None:
+        self._broker.put_many(messages)
+
+
+class _RedisBulk(_Bulk):
+    """The same on a Redis broker."""
+
+    @staticmethod
+    def _copy(message: Message[Any]) -> Message[Any]:
+        # An id of its own in Redis, because a retry has the message's: as the broker's `enqueue` does it.
+        return message.copy(options={"redis_message_id": str(uuid4())})
+
+    def _send_with_keys(self, messages: Messages, steps: Steps) -> dict[int, SkipEnqueue]:
+        together = self._deduplication.together if self._deduplication else None
+        if together is None:
+            return super()._send_with_keys(messages, steps)
+        return take_together(self._broker, together, messages, steps)
+
+    def _send(self, messages: Messages) -> None:
+        take_together(self._broker, None, messages, [None] * len(messages))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -49,13 +49,15 @@ def take_together(
 
 
 def take_with_keys_elsewhere(
-    broker: RedisBroker, keys: DeduplicationKeys, messages: Messages, steps: Steps
+    send: Callable[[Messages], object], keys: DeduplicationKeys, messages: Messages, steps: Steps
 ) -> dict[int, SkipEnqueue]:
-    """The same where keys are on another Redis: reserved for seconds before, confirmed after.
+    """The same where keys are on a server other than the queue's: reserved for seconds before, confirmed after.
+
+    Parameters:
+      send: Enqueues those whose keys are reserved, all or none; what it raises is raised.
 
     Raises:
       StoreUnavailable: When the keys' Redis does not answer; what was reserved is free again within seconds.
-      redis.RedisError: When the broker's does not.
     """
     with failing_the_message(), keys.client.pipeline(transaction=False) as pipeline:
         for step in steps:
@@ -65,7 +67,7 @@ def take_with_keys_elsewhere(
     skips = _refused(steps, ["" if step is None else next(holders) for step in steps])
     left = [number for number in range(len(messages)) if number not in skips]
     if left:
-        take_together(broker, None, [messages[number] for number in left], [None] * len(left))
+        send([messages[number] for number in left])
         _confirm(keys, (step for number in left if (step := steps[number]) is not None))
     return skips
 

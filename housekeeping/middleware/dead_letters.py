@@ -9,6 +9,8 @@ from dramatiq import Broker, MessageProxy, Middleware
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import q_name
 
+from housekeeping.foundation import metrics
+
 KEPT: Final = 10  # dead letters of a scheduled actor; semantics.md, R1
 _FRAMES: Final = 30  # of a traceback, as many as Dramatiq keeps of a retry's
 
@@ -59,6 +61,7 @@ class DeadLetters(Middleware):
         rewrite(keys=[f"{broker.namespace}:{message.queue_name}.msgs"], args=[redis_id, message.encode()])
 
     def after_nack(self, broker: Broker, message: MessageProxy) -> None:
+        metrics.DEAD_LETTERS.add(message.actor_name)
         actor = broker.actors.get(message.actor_name)
         if not isinstance(broker, RedisBroker) or actor is None or "periodic" not in actor.options:
             return

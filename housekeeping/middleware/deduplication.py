@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,18 +13,21 @@ import redis
 from dramatiq import Actor, Broker, Message, MessageProxy, Middleware, Worker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.errors import BrokerConnectionError
+from dramatiq.middleware import MiddlewareError
 
 from housekeeping.foundation import metrics
 from housekeeping.foundation.errors import RedisUnavailable
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.redis_client import insist
 from housekeeping.foundation.renewal import elapsed, renewals
-from housekeeping.foundation.steering import PutBack, Skip, SkipEnqueue, StoreUnavailable, failing_the_message
+from housekeeping.foundation.steering import PutBack, Skip, StoreUnavailable, failing_the_message
 from housekeeping.middleware.arguments import UnusableArguments
 from housekeeping.middleware.deduplication_enqueueing import EnqueueingWithKeys, dispatch_arguments, share_redis
-from housekeeping.middleware.deduplication_keys import DeduplicationKeys, Step, release, text
+from housekeeping.middleware.deduplication_keys import DeduplicationKeys, Mark, Step, release, text
 from housekeeping.middleware.deduplication_options import (
+    SECOND_DELIVERY,
     STANDING,
+    SUPERSEDED,
     WHEN_DUE,
     Terms,
     awaited_by,
@@ -35,23 +36,22 @@ from housekeeping.middleware.deduplication_options import (
     terms_of,
     waited_for,
 )
-from housekeeping.middleware.deduplication_steps import Run, claiming, going_on, key_of, refuse_duplicate
+from housekeeping.middleware.deduplication_steps import (
+    OfThread,
+    Run,
+    claim_of,
+    claiming,
+    copy_id,
+    going_on,
+    key_of,
+    letting_pass,
+    name_key,
+    refuse_duplicate,
+)
 
 logger = named_logger(__name__)
 
 _TURN: Final = timedelta(seconds=5)  # how long a message waits that finds its key in use by a running one
-
-
-class _OfThread(threading.local):
-    """What a thread knows of the message in its hands, from one hook to the next."""
-
-    def __init__(self) -> None:
-        self.run: Run | None = None
-        self.steps: dict[str, Step] | None = None  # to be taken with the enqueueing, by the copy's id in Redis
-        self.reserved: Step | None = None
-        self.requeued: deque[str] = deque(maxlen=16)  # put back, retried or due; of many, the last ones
-        self.awaited: frozenset[str] = frozenset()
-        self.one_more: tuple[str, Run] | None = None  # the id of the message that comes after a run
 
 
 class Deduplication(Middleware):
@@ -71,11 +71,12 @@ class Deduplication(Middleware):
     elsewhere it is reserved for seconds before, and confirmed after.
     """
 
-    def __init__(self, client: redis.Redis, namespace: str) -> None:
+    def __init__(self, client: redis.Redis, namespace: str, mark: Mark = lambda: None) -> None:
         self.keys = DeduplicationKeys(client, namespace)
         #: Enqueues messages with their keys; None where they do not share a Redis.
         self.together: EnqueueingWithKeys | None = None
-        self._thread = _OfThread()
+        self._thread = OfThread()
+        self._mark = mark
 
     @property
     def actor_options(self) -> set[str]:
@@ -98,12 +99,24 @@ class Deduplication(Middleware):
         Parameters:
           many: Leave them also where keys and queues do not share a Redis, to be taken for many messages at once.
         """
-        before, steps = self._thread.steps, dict[str, Step]()
-        self._thread.steps = steps if many or self.together else None
+        before, steps = (self._thread.steps, self._thread.reserved), dict[str, Step]()
+        self._thread.steps, self._thread.reserved = steps if many or self.together else None, None
         try:
             yield steps
+        except MiddlewareError:
+            self._not_enqueued()
+            raise
         finally:
-            self._thread.steps = before
+            self._thread.steps, self._thread.reserved = before
+
+    def _not_enqueued(self) -> None:
+        """Free what was reserved for a message that a middleware refused before it was enqueued."""
+        reserved = self._thread.reserved
+        if reserved is not None:
+            try:
+                self.keys.release(release(reserved.key, reserved.message_id, "", reserved.ttl))
+            except RedisUnavailable as error:
+                logger.warning("Key stays reserved for some seconds", key=reserved.key, error=str(error))
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         actor = broker.actors.get(message.actor_name)
@@ -115,21 +128,22 @@ class Deduplication(Middleware):
         run = self._run_of(message)
         ttl = terms.ttl + timedelta(milliseconds=delay or 0)
         if STANDING in message.options or run is not None:
-            with _letting_pass(message):
+            with letting_pass(message):
                 self._prepare(going_on(key_of(actor, message, terms), message, terms, run, delay, ttl), message)
             self._thread.requeued.append(message.message_id)
         elif delay is not None and not terms.including_scheduled:
             message.options[STANDING] = WHEN_DUE
         else:
             after = self._after_which(message)
-            self._prepare(claiming(key_of(actor, message, terms), message, terms, ttl, after, fresh=True), message)
+            self._prepare(claiming(name_key(actor, message, terms), message, terms, ttl, after, fresh=True), message)
 
     def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         reserved, self._thread.reserved = self._thread.reserved, None
         if reserved is not None and reserved.message_id == message.message_id:
             try:
-                self.keys.confirm(reserved)
+                insist(lambda: self.keys.confirm(reserved), tries=2, pause_s=0)
             except RedisUnavailable as error:
+                self._thread.unconfirmed = reserved
                 logger.warning("Key may be free before its message has ended", key=reserved.key, error=str(error))
 
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
@@ -145,10 +159,10 @@ class Deduplication(Middleware):
             return
         with failing_the_message():
             # Known before it is asked for: should the answer get lost, the message's retry holds on to the key.
-            key = key_of(actor, message, terms)
-            run = Run(message.message_id, key, uuid4().hex, message.options.get("retries", 0))
+            run = Run(message.message_id, key_of(actor, message, terms), uuid4().hex, message.options.get("retries", 0))
             self._thread.run, since = run, elapsed()
-            state = self.keys.start(run.key, run.message_id, run.token, terms.ttl if terms.until_executed else None)
+            ttl = terms.ttl if terms.until_executed else None
+            state = self.keys.start(run.key, run.message_id, run.token, ttl, self._mark())
             run.holds_key = state == "ours" and terms.until_executed
             if run.holds_key:
                 run.kept = renewals.keep(
@@ -157,6 +171,8 @@ class Deduplication(Middleware):
         if state == "ours" or waited_for(message):
             return
         self._forget_run()
+        if state == "elsewhere":
+            message.options[STANDING] = SECOND_DELIVERY
         if state == "waiting":
             logger.info("Message yields to the one that waits with its key", job_status="deduplicated")
             metrics.count_deduplicated(message.actor_name)
@@ -171,6 +187,8 @@ class Deduplication(Middleware):
         self._forget_run()
         requeued = message.message_id in self._thread.requeued
         self._thread.requeued.clear()
+        if message.options.get(STANDING) == SUPERSEDED:
+            return
         actor = broker.get_actor(message.actor_name)
         terms = terms_of(actor)
         if terms is None or requeued or (run is not None and not terms.until_executed):
@@ -191,20 +209,28 @@ class Deduplication(Middleware):
         Not acknowledged yet, nor recorded as completed: should the process die here, the message runs once more.
         """
         one_more: Message[Any] | None = None
+        sent = False
+        self._thread.unconfirmed = None
 
         def end() -> None:
-            nonlocal one_more
+            nonlocal one_more, sent
             if one_more is None:
-                left = self.keys.release(release(run.key, run.message_id, run.token, terms.ttl))
+                tick = claim_of(message)
+                left = self.keys.release(release(run.key, run.message_id, run.token, terms.ttl, tick=tick))
                 # Who lost the key cannot know whether a duplicate arrived before that: one run too many is harmless.
                 if left == "free" or (left == "lost" and not (run.holds_key and terms.reschedule_once)):
                     return
                 one_more = actor.message(*message.args, **message.kwargs)
-            self._thread.one_more = (one_more.message_id, run)
-            try:
-                self._send(broker, one_more, run, terms)
-            finally:
-                self._thread.one_more = None
+            if not sent:
+                self._thread.one_more = (one_more.message_id, run)
+                try:
+                    self._send(broker, one_more, run, terms)
+                finally:
+                    self._thread.one_more = None
+                sent = True
+            if self._thread.unconfirmed is not None:
+                # Else its message would wait for the key of the run that is over, until its ttl.
+                self.keys.confirm(self._thread.unconfirmed)
 
         while True:
             try:
@@ -231,7 +257,7 @@ class Deduplication(Middleware):
         if step is None:
             return
         if self._thread.steps is not None:
-            self._thread.steps[message.options["redis_message_id"]] = step
+            self._thread.steps[copy_id(message)] = step
             return
         with failing_the_message():
             refuse_duplicate(step, self.keys.take(step))
@@ -272,18 +298,3 @@ class Deduplication(Middleware):
     def _run_of(self, message: Message[Any] | MessageProxy) -> Run | None:
         run = self._thread.run
         return run if run is not None and run.message_id == message.message_id else None
-
-
-@contextmanager
-def _letting_pass(message: Message[Any]) -> Iterator[None]:
-    """Let a message that the broker has had before go on without its key, should that not be had.
-
-    Where it starts the key is asked for again. An error here would lose it: Dramatiq acknowledges the
-    message of a retry that it could not enqueue.
-    """
-    try:
-        yield
-    except SkipEnqueue:
-        raise
-    except Exception as error:
-        logger.warning("Message goes on without its key", message_id=message.message_id, error=str(error))

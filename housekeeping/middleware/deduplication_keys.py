@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Literal
@@ -18,6 +19,8 @@ KEY_VERSION: Final = "v1"
 #: and queue share a Redis there is no in between.
 RESERVED_FOR: Final = timedelta(seconds=5)
 
+#: Says what `DeduplicationKeys.start` is to be given as its mark.
+Mark = Callable[[], tuple[str, str] | None]
 Kind = Literal["claim", "hold_on", "release"]
 #: What a release has left: the key is free, one more run is wanted, or it was lost before and nobody can tell.
 Released = Literal["free", "again", "lost"]
@@ -31,6 +34,7 @@ class Step:
       more: What its script takes beside message id, ttl and state.
       fresh: Whether the message is sent for the first time.
       once: Whether a copy of it that is in the queue already is enough.
+      after: The message id and run whose key it takes over.
     """
 
     kind: Kind
@@ -40,6 +44,7 @@ class Step:
     more: tuple[str | int, ...]
     fresh: bool = False
     once: bool = False
+    after: tuple[str, str] = ("", "")
 
     def arguments(self, *, reserved: bool = False) -> list[str | int]:
         """Those of its script.
@@ -59,6 +64,7 @@ def claim(
     again: bool = False,
     never_drop: bool = False,
     after: tuple[str, str] = ("", ""),
+    tick: str = "",
     fresh: bool = False,
     once: bool = False,
 ) -> Step:
@@ -68,28 +74,31 @@ def claim(
       again: Ask for one more run when the other is running.
       never_drop: Whether the message is enqueued in any case, without the key if need be.
       after: The message id and run that is over and whose key this one takes over, because it is the one more run.
+      tick: The claim by which the scheduler sent it; empty for messages of no tick.
     """
-    return Step("claim", key, message_id, ttl, (int(again), int(never_drop), *after), fresh, once)
+    return Step("claim", key, message_id, ttl, (int(again), int(never_drop), *after, tick), fresh, once, after)
 
 
-def hold_on(key: str, message_id: str, run: str, ttl: timedelta, *, still_again: bool = False) -> Step:
+def hold_on(key: str, message_id: str, run: str, ttl: timedelta, *, still_again: bool = False, tick: str = "") -> Step:
     """Keep the key for the message that goes back to the queue; not what another has taken.
 
     Parameters:
       run: The token of its run; empty when it did not run.
       still_again: Whether one more run, if it is wanted, is wanted after the next as well.
+      tick: As for `claim`.
     """
-    return Step("hold_on", key, message_id, ttl, (run, int(still_again)))
+    return Step("hold_on", key, message_id, ttl, (run, int(still_again), tick))
 
 
-def release(key: str, message_id: str, run: str, ttl: timedelta, *, at_once: bool = False) -> Step:
+def release(key: str, message_id: str, run: str, ttl: timedelta, *, at_once: bool = False, tick: str = "") -> Step:
     """Free what this delivery of the message holds.
 
     Parameters:
       ttl: For how long it is held on where one more run is wanted.
       at_once: Free it even then.
+      tick: As for `claim`; what did not run frees nothing of another copy of its message, with another claim.
     """
-    return Step("release", key, message_id, ttl, (run, int(at_once)))
+    return Step("release", key, message_id, ttl, (run, int(at_once), "" if run else tick))
 
 
 class DeduplicationKeys:
@@ -128,18 +137,23 @@ class DeduplicationKeys:
     def confirm(self, step: Step, pipeline: Pipeline | None = None) -> None:
         """What was reserved by this step is in the queue."""
         with reaching_redis():
-            arguments = [step.message_id, milliseconds(step.ttl)]
+            arguments = [step.message_id, milliseconds(step.ttl), *step.after]
             self._confirm(keys=[self.prefix + step.key], args=arguments, client=pipeline)
 
-    def start(self, key: str, message_id: str, run: str, ttl: timedelta | None) -> str:
+    def start(
+        self, key: str, message_id: str, run: str, ttl: timedelta | None, mark: tuple[str, str] | None = None
+    ) -> str:
         """Begin a run unless another message holds the key; returns ``ours``, or the other's state.
 
         Parameters:
           ttl: None frees the key, because it stands for waiting only.
+          mark: Another key, and what it says as long as no other delivery of the message is at work; ``elsewhere``
+            is returned when one is.
         """
         with reaching_redis():
-            arguments = [message_id, 0 if ttl is None else milliseconds(ttl), run]
-            return text(self._start(keys=[self.prefix + key], args=arguments))
+            mark_key, says = mark or ("", "")
+            arguments = [message_id, 0 if ttl is None else milliseconds(ttl), run, says]
+            return text(self._start(keys=[self.prefix + key, *([mark_key] if mark else [])], args=arguments))
 
     def renew(self, key: str, run: str, ttl: timedelta) -> bool:
         """Back to the full ttl; False when the run no longer holds it."""

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
+from uuid import uuid4
 
 from dramatiq import Actor, Message, MessageProxy
 
@@ -26,7 +27,16 @@ STANDING: Final = "deduplication_standing"
 CLAIMED: Final = "claimed"  # it was given its key when it was enqueued
 WHEN_DUE: Final = "when_due"  # it is checked when its delay is over, as if it were sent then
 SECOND_DELIVERY: Final = "second_delivery"  # another delivery of it is at work: that one has the key, if any
+SUPERSEDED: Final = "superseded"  # its retry is in the queue: that one has the key, if any
+RETRY_WAITS: Final = "retry_waits"  # the reason of a delivery that is superseded
 _NEVER_DROPPED: Final = "never_dropped"
+
+#: The message option with the name of its key, so that it is freed by whichever release ends the message.
+KEY: Final = "deduplication_key"
+
+
+#: The message option that tells the attempts of a dead letter that was requeued from those of before.
+LIFE: Final = "deduplication_life"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +63,11 @@ def never_drop(message: Message[Any]) -> None:
 def as_new(message: Message[Any]) -> Message[Any]:
     """The message as if it had not been sent before, for sending it once more: its key is asked for anew.
 
-    For messages from the dead letters: without this, a message would go on as one that has its key.
+    For messages from the dead letters: without this, a message would go on as one that has its key, and its first
+    attempt would be taken for one of before, whose retry waits.
     """
-    return dataclasses.replace(message, options={k: v for k, v in message.options.items() if k != STANDING})
+    options = {name: value for name, value in message.options.items() if name not in (STANDING, KEY)}
+    return dataclasses.replace(message, options={**options, LIFE: uuid4().hex})
 
 
 def awaited_by(message: MessageProxy) -> frozenset[str]:

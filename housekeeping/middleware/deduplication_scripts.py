@@ -6,16 +6,19 @@ from typing import Final
 
 # A key is a hash. `id`: the message that holds it; `state`: reserved (its sender has not enqueued it yet), waiting or
 # running; `run`: a token of the one delivery that runs; `again`: one more run is wanted after it; `queued`: the id in
-# Redis of the copy that waits, where the broker's queue is on the same Redis.
+# Redis of the copy that waits, where the broker's queue is on the same Redis; `tick`: of a tick's message, which may
+# come into the queue twice under one id, the claim of the copy that waits.
 
 # The first arguments of all that may go with an enqueueing: message id, ttl in ms, state. Where such a script returns
 # the id of a holder, the message is not to be enqueued.
 
-#: Further ARGV: whether to ask for one more run of a running holder, whether the message is enqueued in any case; and
-#: whose key it takes over, message id and run: of the run that is over and that it is to come after ("": nobody's).
+#: Further ARGV: whether to ask for one more run of a running holder, whether the message is enqueued in any case;
+#: whose key it takes over, message id and run: of the run that is over and that it is to come after ("": nobody's);
+#: the claim of its tick ("": none). What is only reserved takes over nothing: the run owes it until it is in the queue.
 CLAIM: Final = """
 local holder = redis.call("hget", KEYS[1], "id")
 if holder and holder == ARGV[6] and redis.call("hget", KEYS[1], "run") == ARGV[7] then
+    if ARGV[3] == "reserved" then return "" end
     redis.call("del", KEYS[1])
     holder = false
 end
@@ -27,12 +30,14 @@ if holder and holder ~= ARGV[1] then
 end
 if not running then
     redis.call("hset", KEYS[1], "id", ARGV[1], "state", ARGV[3])
+    if ARGV[8] ~= "" then redis.call("hset", KEYS[1], "tick", ARGV[8]) end
     redis.call("pexpire", KEYS[1], ARGV[2])
 end
 return ""
 """
-#: Further ARGV: the run's token ("": it did not run), and whether who asked for one more run still waits for it:
-#: a run that failed is repeated from its beginning and serves them, one that was put back goes on where it stopped.
+#: Further ARGV: the run's token ("": it did not run), whether who asked for one more run still waits for it (a run that
+#: failed is repeated from its beginning and serves them, one that was put back goes on where it stopped), and the claim
+#: of its tick ("": none).
 HOLD_ON: Final = """
 local holder = redis.call("hget", KEYS[1], "id")
 if holder and (holder ~= ARGV[1] or (redis.call("hget", KEYS[1], "run") or ARGV[4]) ~= ARGV[4]) then return "" end
@@ -41,15 +46,18 @@ local again = ARGV[5] == "1" and redis.call("hget", KEYS[1], "again")
 redis.call("del", KEYS[1])
 redis.call("hset", KEYS[1], "id", ARGV[1], "state", ARGV[3])
 if again then redis.call("hset", KEYS[1], "again", "1") end
+if ARGV[6] ~= "" then redis.call("hset", KEYS[1], "tick", ARGV[6]) end
 redis.call("pexpire", KEYS[1], ARGV[2])
 return ""
 """
-#: Further ARGV: the run's token ("": it did not run), and whether to free it even if one more run is wanted.
+#: Further ARGV: the run's token ("": it did not run), whether to free it even if one more run is wanted, and of a copy
+#: that did not run the claim of its tick ("": none): it frees nothing of another copy that waits.
 #: Returns 1 when one is: the key is then held on, until that run's message takes it over in the step that enqueues
 #: it. 2: the run had lost the key, so nobody can tell. Asked again after a lost answer it says the same, or 2.
 RELEASE: Final = """
 if redis.call("hget", KEYS[1], "id") ~= ARGV[1] then return ARGV[4] ~= "" and 2 or 0 end
 if (redis.call("hget", KEYS[1], "run") or "") ~= ARGV[4] then return 0 end
+if ARGV[6] ~= "" and (redis.call("hget", KEYS[1], "tick") or ARGV[6]) ~= ARGV[6] then return 0 end
 if ARGV[5] ~= "1" and redis.call("hget", KEYS[1], "again") then
     redis.call("pexpire", KEYS[1], ARGV[2])
     return 1
@@ -57,15 +65,27 @@ end
 redis.call("del", KEYS[1])
 return 0
 """
-#: ARGV: message id, ttl in ms. A worker may have been quicker than the sender: then there is nothing to confirm.
+#: ARGV: message id, ttl in ms; whose key it takes over, message id and run ("": nobody's). A worker may have been
+#: quicker than the sender: then there is nothing to confirm.
 CONFIRM: Final = """
+local run = redis.call("hget", KEYS[1], "run")
+if run and run == ARGV[4] and redis.call("hget", KEYS[1], "id") == ARGV[3] then
+    redis.call("del", KEYS[1])
+    redis.call("hset", KEYS[1], "id", ARGV[1], "state", "waiting")
+    redis.call("pexpire", KEYS[1], ARGV[2])
+    return
+end
 if redis.call("hget", KEYS[1], "id") ~= ARGV[1] then return end
 if redis.call("hget", KEYS[1], "state") ~= "reserved" then return end
 redis.call("hset", KEYS[1], "state", "waiting")
 redis.call("pexpire", KEYS[1], ARGV[2])
 """
-#: ARGV: message id, ttl in ms (0: the start frees the key), the run's token. Returns "ours", or the other's state.
+#: ARGV: message id, ttl in ms (0: the start frees the key), the run's token, and what the mark of the delivery at work
+#: with the message, KEYS[2] if given, says of this one. Returns "ours", the other's state, or "elsewhere": the process
+#: was stopped on its way here, and the message went to another one that has its key by now.
 START: Final = """
+local at_work = KEYS[2] and redis.call("get", KEYS[2])
+if at_work and at_work ~= ARGV[4] then return "elsewhere" end
 local holder = redis.call("hget", KEYS[1], "id")
 if holder and holder ~= ARGV[1] then return redis.call("hget", KEYS[1], "state") end
 local again = redis.call("hget", KEYS[1], "again")

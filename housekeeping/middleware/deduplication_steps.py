@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from dramatiq import Actor, Message, MessageProxy
 
+from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.renewal import Kept
 from housekeeping.foundation.steering import SkipEnqueue
 from housekeeping.middleware.arguments import digest
 from housekeeping.middleware.deduplication_keys import Step, claim, hold_on, release
 from housekeeping.middleware.deduplication_options import (
     CLAIMED,
+    KEY,
     SECOND_DELIVERY,
     STANDING,
     WHEN_DUE,
@@ -21,6 +27,8 @@ from housekeeping.middleware.deduplication_options import (
     waited_for,
 )
 from housekeeping.middleware.tick_outcomes import tick_of
+
+logger = named_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -40,6 +48,19 @@ class Run:
     kept: Kept | None = None
 
 
+class OfThread(threading.local):
+    """What a thread knows of the message in its hands, from one hook to the next."""
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+        self.steps: dict[str, Step] | None = None  # to be taken with the enqueueing, by the copy's id in Redis
+        self.reserved: Step | None = None
+        self.unconfirmed: Step | None = None
+        self.requeued: deque[str] = deque(maxlen=16)  # put back, retried or due; of many, the last ones
+        self.awaited: frozenset[str] = frozenset()
+        self.one_more: tuple[str, Run] | None = None  # the id of the message that comes after a run
+
+
 def refuse_duplicate(step: Step, holder: str) -> None:
     """Raise `SkipEnqueue` when another message holds the key; a message that is in the queue already is sent."""
     if holder and holder != step.message_id:
@@ -47,8 +68,29 @@ def refuse_duplicate(step: Step, holder: str) -> None:
 
 
 def key_of(actor: Actor[..., Any], message: Message[Any] | MessageProxy, terms: Terms) -> str:
-    """The name of the message's key: its actor, and what its arguments say."""
-    return f"{actor.actor_name}:{digest(actor, message.args, message.kwargs, terms.key)}"
+    """The name of the message's key: the one that it was given; else its actor, and what its arguments say.
+
+    Another release, whose actor has another signature, would give it another name.
+    """
+    given = message.options.get(KEY)
+    return given if isinstance(given, str) else name_key(actor, message, terms)
+
+
+def name_key(actor: Actor[..., Any], message: Message[Any] | MessageProxy, terms: Terms) -> str:
+    """Give the message the name of its key, for as long as it lives."""
+    message.options[KEY] = key = f"{actor.actor_name}:{digest(actor, message.args, message.kwargs, terms.key)}"
+    return key
+
+
+def copy_id(message: Message[Any]) -> str:
+    """What a copy on its way into a queue is known by: its id in Redis; the message's on other brokers."""
+    return str(message.options.get("redis_message_id", message.message_id))
+
+
+def claim_of(message: Message[Any] | MessageProxy) -> str:
+    """The claim by which the scheduler sent a tick's message, which tells its copies apart; empty for any other."""
+    claim = message.options.get("claim")
+    return claim if isinstance(claim, str) else ""
 
 
 def going_on(
@@ -63,12 +105,14 @@ def going_on(
             return None
         message.options[STANDING] = CLAIMED
         put_back = run is not None and message.options.get("retries", 0) == run.retries
-        return hold_on(key, message.message_id, run.token if run else "", ttl, still_again=put_back)
+        return hold_on(
+            key, message.message_id, run.token if run else "", ttl, still_again=put_back, tick=claim_of(message)
+        )
     if run is not None and delay is None:
         return claiming(key, message, terms, ttl)
     if delay is not None and (run is not None or standing != SECOND_DELIVERY):
         message.options[STANDING] = WHEN_DUE
-        return release(key, message.message_id, "", ttl) if run is None else None
+        return release(key, message.message_id, "", ttl, tick=claim_of(message)) if run is None else None
     return None
 
 
@@ -95,7 +139,23 @@ def claiming(
         again=terms.reschedule_once,
         never_drop=waited_for(message),
         after=after,
+        tick=claim_of(message),
         fresh=fresh,
         # A tick that is sent again takes the place of its first message, which it may make invalid.
         once=fresh and tick_of(message) is None,
     )
+
+
+@contextmanager
+def letting_pass(message: Message[Any]) -> Iterator[None]:
+    """Let a message that the broker has had before go on without its key, should that not be had.
+
+    Where it starts the key is asked for again. An error here would lose it: Dramatiq acknowledges the
+    message of a retry that it could not enqueue.
+    """
+    try:
+        yield
+    except SkipEnqueue:
+        raise
+    except Exception as error:
+        logger.warning("Message goes on without its key", message_id=message.message_id, error=str(error))

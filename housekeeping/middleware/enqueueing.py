@@ -39,7 +39,9 @@ def accept_skips(broker: Broker, schedule: Schedule) -> None:
         claimed = schedule.claim(broker, message)
         try:
             with preparing():
-                enqueued = enqueue(claimed, delay=delay)
+                # A copy, as Dramatiq's Redis broker makes one: the marks that a try leaves in it are not true of the
+                # next try if that one fails.
+                enqueued = enqueue(claimed.copy(), delay=delay)
         except SkipEnqueue as skip:
             if retries is not None:
                 retries.waits_no_longer(broker, message)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
@@ -16,10 +18,10 @@ from housekeeping.foundation.errors import RedisUnavailable
 from housekeeping.foundation.interruption import LostLease, interrupter
 from housekeeping.foundation.leases import SHORTEST_TTL, RedisLeaseStore
 from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.foundation.redis_client import insist
-from housekeeping.foundation.renewal import Kept, elapsed, renewals
+from housekeeping.foundation.redis_client import insist, reaching_redis
+from housekeeping.foundation.renewal import Kept, elapsed, renewals, surely_until
 from housekeeping.foundation.steering import InvalidOption, PutBack, Skip, failing_the_message
-from housekeeping.middleware.deduplication_options import SECOND_DELIVERY, STANDING
+from housekeeping.middleware.deduplication_options import LIFE, RETRY_WAITS, SECOND_DELIVERY, STANDING, SUPERSEDED
 
 logger = named_logger(__name__)
 
@@ -29,27 +31,59 @@ DEFAULT_TTL: Final = timedelta(hours=24)  # semantics.md, Actor options
 _RUNNING_TTL: Final = timedelta(seconds=30)
 _TURN: Final = timedelta(seconds=5)  # how long a second delivery waits before it looks again
 
-#: KEYS: the completion, the mark of being at work. ARGV: this delivery's token, the mark's ttl in ms.
-#: Returns "completed", this delivery's token, or the token of the one that is at work.
+#: KEYS: the completion, the mark of being at work, the number of the last retry that is in the queue. ARGV: this
+#: delivery's token, the mark's ttl in ms, the number of the retry that it is.
+#: Returns "completed", "retried", this delivery's token, or the token of the one that is at work. Asked again by that
+#: one, it renews the mark.
 _BEGIN: Final = """
 if redis.call("exists", KEYS[1]) == 1 then return "completed" end
-if redis.call("set", KEYS[2], ARGV[1], "nx", "px", ARGV[2]) then return ARGV[1] end
-return redis.call("get", KEYS[2])
+if tonumber(redis.call("get", KEYS[3]) or "0") > tonumber(ARGV[3]) then return "retried" end
+local at_work = redis.call("get", KEYS[2])
+if at_work and at_work ~= ARGV[1] then return at_work end
+redis.call("set", KEYS[2], ARGV[1], "px", ARGV[2])
+return ARGV[1]
 """
-#: ARGV: this delivery's token, the completion's ttl in ms (0: not completed).
+#: ARGV: this delivery's token, the ttl in ms of what is remembered, whether it was completed, and if not the number of
+#: its retry (0: none).
 _END: Final = """
-if tonumber(ARGV[2]) > 0 then redis.call("set", KEYS[1], "1", "px", ARGV[2]) end
+if ARGV[3] == "1" then
+    redis.call("set", KEYS[1], "1", "px", ARGV[2])
+    redis.call("del", KEYS[3])
+elseif ARGV[4] ~= "0" then
+    redis.call("set", KEYS[3], ARGV[4], "px", ARGV[2])
+end
 if redis.call("get", KEYS[2]) == ARGV[1] then redis.call("del", KEYS[2]) end
 """
 
 
 @dataclass(slots=True)
 class _Begun:
-    """The delivery that this thread is at work on."""
+    """The delivery that this thread is at work on.
+
+    Attributes:
+      keys: Those of the scripts.
+      retry: The number of the retry that it is.
+      sure_until: Until when its mark cannot have expired, by `elapsed`.
+    """
 
     name: str
     token: str
+    keys: list[str]
+    retry: int
+    sure_until: float
     kept: Kept | None = None
+    over: bool = False
+    renewing: threading.Lock = field(default_factory=threading.Lock)
+
+    def renew(self, step: Callable[[], bool]) -> bool:
+        """Take a step of renewal, unless the delivery has ended; `end` waits for one that is under way."""
+        with self.renewing:
+            return self.over or step()
+
+    def end(self) -> None:
+        """Let no step of renewal begin from now on: it would make the mark again once it is taken away."""
+        with self.renewing:
+            self.over = True
 
 
 class _OfThread(threading.local):
@@ -70,6 +104,7 @@ class Idempotency(Middleware):
     The completion is written after the actor has returned. A process killed in between leaves none: an actor
     without a row in the run ledger is then executed once more. So it is while a process is stopped for longer than
     its mark lives (30 s); when that one wakes and finds another delivery at work, its own run is ended by `LostLease`.
+    Stopped before its actor began, it does not begin.
     """
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
@@ -89,6 +124,8 @@ class Idempotency(Middleware):
                 f"{actor.actor_name}: idempotent is {actor.options['idempotent']!r}; it should be True or False"
             )
         option = actor.options.get("idempotency")
+        if actor.options.get("idempotent"):
+            actor.fn = self._unless_taken_over(actor.fn)
         if option is None:
             return
         ttl = option.get("ttl") if isinstance(option, dict) and set(option) == {"ttl"} else None
@@ -112,13 +149,16 @@ class Idempotency(Middleware):
         with failing_the_message():
             # The id first, so that a second delivery of a message can tell that it is one.
             name, token = self._name(message), f"{message.message_id}:{uuid4().hex}"
+            since = elapsed()
+            sure_until = surely_until(since, _RUNNING_TTL.total_seconds())
+            begun = _Begun(name, token, self._keys(name, message), _retry_number(message), sure_until)
             # Known before it is asked for: should the answer get lost, the mark is taken away when the message fails.
-            self._thread.begun, since = _Begun(name, token), elapsed()
-            state = _text(self._begin(keys=self._keys(name), args=[token, _ms(_RUNNING_TTL)]))
+            self._thread.begun = begun
+            state = self._asked(begun)
             if state == token:
-                self._thread.begun.kept = renewals.keep(
+                begun.kept = renewals.keep(
                     f"mark of {name}",
-                    lambda: self._still_ours(name, token),
+                    lambda: begun.renew(lambda: self._goes_on(begun)),
                     _RUNNING_TTL,
                     since,
                     interrupter(LostLease),
@@ -129,6 +169,11 @@ class Idempotency(Middleware):
         if state == "completed":
             logger.info("Message was completed before", job_status="already_done")
             raise Skip("already_done")
+        if state == "retried":
+            # An attempt that failed is delivered again: run once more it would be retried once more, beside its retry.
+            message.options[STANDING] = SUPERSEDED
+            logger.info("Message yields to its retry", job_status=RETRY_WAITS)
+            raise Skip(RETRY_WAITS)
         if state.startswith(f"{message.message_id}:"):
             message.options[STANDING] = SECOND_DELIVERY
         raise PutBack(f"{name} is at work elsewhere", _TURN)
@@ -146,12 +191,53 @@ class Idempotency(Middleware):
         if begun is None:
             return
         option = broker.get_actor(message.actor_name).options.get("idempotency") or {}
-        args = [begun.token, _ms(option.get("ttl", DEFAULT_TTL)) if completed else 0]
+        retry = 0 if completed or message.failed else _retry_number(message)
+        args = [begun.token, _ms(option.get("ttl", DEFAULT_TTL)), int(completed), retry]
         try:
-            insist(lambda: self._end(keys=self._keys(begun.name), args=args))
+            insist(lambda: self._end(keys=begun.keys, args=args))
         except RedisUnavailable as error:
             what = "Completion could not be recorded" if completed else "Mark of being at work stays until it expires"
             logger.error(what, error=str(error))
+
+    def mark(self) -> tuple[str, str] | None:
+        """The key in Redis of the mark of this thread's delivery, and what it says; null where there is none."""
+        begun = self._thread.begun
+        return None if begun is None else (begun.keys[1], begun.token)
+
+    def _unless_taken_over(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            begun = self._thread.begun
+            if begun is not None and not self._surely_ours(begun):
+                with failing_the_message():
+                    goes_on = begun.renew(lambda: self._goes_on(begun))
+                if not goes_on:
+                    raise PutBack(f"{begun.name} went on elsewhere while this process was stopped", _TURN)
+            return function(*args, **kwargs)
+
+        return run
+
+    @staticmethod
+    def _surely_ours(begun: _Begun) -> bool:
+        return elapsed() <= begun.sure_until and not (begun.kept is not None and begun.kept.lost)
+
+    def _goes_on(self, begun: _Begun) -> bool:
+        """Whether this delivery may go on; renews its mark.
+
+        Where the mark may have expired meanwhile, another delivery may even have done the work.
+        """
+        asked_at = elapsed()
+        if self._surely_ours(begun):
+            ours = self._still_ours(begun.name, begun.token)
+        else:
+            with reaching_redis():
+                ours = self._asked(begun) == begun.token
+        if ours:
+            begun.sure_until = surely_until(asked_at, _RUNNING_TTL.total_seconds())
+        return ours
+
+    def _asked(self, begun: _Begun) -> str:
+        return _text(self._begin(keys=begun.keys, args=[begun.token, _ms(_RUNNING_TTL), begun.retry]))
 
     def _still_ours(self, name: str, token: str) -> bool:
         """Renew the mark, or make it again where it was lost and nobody else is at work."""
@@ -161,6 +247,7 @@ class Idempotency(Middleware):
         begun, self._thread.begun = self._thread.begun, None
         if begun is not None and begun.kept is not None:
             renewals.stop(begun.kept)
+            begun.end()
         return begun
 
     def _name(self, message: MessageProxy) -> str:
@@ -169,12 +256,19 @@ class Idempotency(Middleware):
         what = message.message_id if key is None else hashlib.sha256(str(key).encode()).hexdigest()[:32]
         return f"{message.actor_name}:{what}"
 
-    def _keys(self, name: str) -> list[str]:
-        return [f"{self._prefix}:done:{name}", f"{self._prefix}:running:{name}"]
+    def _keys(self, name: str, message: MessageProxy) -> list[str]:
+        # The message's own, whatever key an application gave it; one that was requeued begins anew.
+        life = f"{message.actor_name}:{message.message_id}:{message.options.get(LIFE, '')}"
+        return [f"{self._prefix}:done:{name}", f"{self._prefix}:running:{name}", f"{self._prefix}:retried:{life}"]
 
 
 def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def _retry_number(message: MessageProxy) -> int:
+    retries = message.options.get("retries", 0)
+    return retries if isinstance(retries, int) else 0
 
 
 def _ms(length: timedelta) -> int:

@@ -14,12 +14,14 @@ from dramatiq.errors import Retry
 from dramatiq.middleware import Shutdown
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
+from housekeeping.foundation import metrics
 from housekeeping.foundation.cron import Cron
 from housekeeping.foundation.errors import RedisUnavailable
 from housekeeping.foundation.leases import RedisLeaseStore
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.steering import PutBack
 from housekeeping.middleware.arguments import digest
+from housekeeping.middleware.deduplication_options import STANDING, SUPERSEDED
 from housekeeping.middleware.patience import PatientBroker, enqueue_at_last
 
 logger = named_logger(__name__)
@@ -67,7 +69,8 @@ class Retries(dramatiq.middleware.Retries):
         self.waits_no_longer(broker, message)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        self.waits_no_longer(broker, message)
+        if message.options.get(STANDING) != SUPERSEDED:  # else it is its own retry that waits
+            self.waits_no_longer(broker, message)
 
     def waits_no_longer(self, broker: Broker, message: Message[Any] | MessageProxy) -> None:
         """Make room for another retry: this one has started, or was dropped for a message that waits."""
@@ -105,6 +108,7 @@ class Retries(dramatiq.middleware.Retries):
             logger.warning("Not retried: a retry of this actor waits already", job_status="retry_waits")
             return
         enqueue_at_last(broker, message, int(delay.total_seconds() * 1000))
+        metrics.RETRIES.add(message.actor_name)
 
     def _delay(
         self, broker: Broker, message: MessageProxy, exception: BaseException | None, given: timedelta

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+import time
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Final, Literal
 from uuid import NAMESPACE_URL, uuid4, uuid5
@@ -14,12 +15,14 @@ from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 from dramatiq.middleware import Shutdown
 from peewee import PeeweeException
 
+from housekeeping.foundation import metrics
 from housekeeping.foundation.cron import Cron
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import DeclarationError, LeaseLost
 from housekeeping.foundation.interruption import LostLease
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.steering import InvalidOption, PutBack, Skip, SkipEnqueue, failing_the_message
+from housekeeping.middleware.deduplication_options import RETRY_WAITS
 from housekeeping.middleware.tick_memory import ANY_TOKEN, TickMemory
 from housekeeping.middleware.tick_outcomes import (
     TickOutcomes,
@@ -72,6 +75,8 @@ class Schedule(Middleware):
         self._schedules: dict[str, Cron] = {}
         self._away_at: datetime | None = None
         self._flushed_at: datetime | None = None
+        #: By actor, of those that could not be asked for yet: the last tick before this process began to ask.
+        self._began_after: dict[str, datetime] = {}
 
     @property
     def actor_options(self) -> set[str]:
@@ -92,6 +97,8 @@ class Schedule(Middleware):
             raise InvalidOption(f"{actor.actor_name}: a schedule sends no arguments: {error}") from None
         cron.due = lambda cron, now: self.is_due(actor, cron, now)
         actor.options["periodic"] = self._schedules[actor.actor_name] = cron
+        metrics.TICKS_SENT.add(actor.actor_name, number=0)
+        metrics.TICKS_MISSED.add(actor.actor_name, number=0)
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         """Let one message of a tick run: not a second one, nor one whose tick was counted as missed meanwhile."""
@@ -135,6 +142,7 @@ class Schedule(Middleware):
 
     def is_due(self, actor: Actor[..., Any], cron: Cron, now: datetime) -> bool:
         """Whether the actor's latest tick is still to be sent; asked by periodiq once a minute. Never raises."""
+        self._began_after.setdefault(actor.actor_name, _last_before(cron, now))
         if self._away_at == now:
             return False  # each actor's own wait for an answer would add up to more than a minute
         try:
@@ -154,6 +162,8 @@ class Schedule(Middleware):
         tick = cron.latest(now)
         in_its_minute = now - tick < _MINUTE
         seen = self._memory.look(actor.actor_name, tick)
+        if seen.any:
+            self._began_after[actor.actor_name] = tick
         if seen.settled or seen.being_sent:
             return False
         known = seen.any
@@ -164,6 +174,8 @@ class Schedule(Middleware):
             except PeeweeException as error:
                 logger.error("The ledger could not be asked", worker=actor.actor_name, error=one_line(error))
                 return in_its_minute
+            if last is None and self._began_after[actor.actor_name] < _last_before(cron, now):
+                last = self._began_after[actor.actor_name]  # Redis was away since the first that is ever known of it
             if last is not None:
                 self._memory.remember(actor.actor_name, last)
                 known = True
@@ -211,6 +223,8 @@ class Schedule(Middleware):
     def sent(self, claimed: Message[Any]) -> None:
         """Settle the tick of a claimed message that is in the queue. Never raises: unsaid, the tick is sent again."""
         self._settle_sent(claimed, claimed.options["claim"])
+        metrics.TICKS_SENT.add(claimed.actor_name)
+        metrics.LAST_TICK.set(time.time(), claimed.actor_name)
 
     def dropped(self, claimed: Message[Any], skip: SkipEnqueue) -> None:
         """Settle the tick of a claimed message that was dropped on its way into the queue. Never raises either."""
@@ -223,7 +237,7 @@ class Schedule(Middleware):
     def tick_skipped(self, message: Message[Any] | MessageProxy, reason: str) -> None:
         """Record the outcome of a tick whose message was dropped, for instance as a duplicate."""
         tick = tick_of(message)
-        if tick is not None and reason != _SETTLED and not ended_well(message.message_id):
+        if tick is not None and reason not in (_SETTLED, RETRY_WAITS) and not ended_well(message.message_id):
             self._outcomes.record(message.actor_name, "skipped", reason, tick, message.message_id)
 
     def _settle_sent(self, claimed: Message[Any], token: str, skipped: str | None = None) -> None:
@@ -252,6 +266,12 @@ class Schedule(Middleware):
         if noted:
             self._outcomes.flush(self._schedules)
         return ours
+
+
+def _last_before(cron: Cron, now: datetime) -> datetime:
+    """The last tick that is over; one in whose minute it is now is not."""
+    tick = cron.latest(now)
+    return cron.latest(tick - _MINUTE) if now - tick < _MINUTE else tick
 
 
 def sent_by_scheduler(message: Message[Any]) -> bool:

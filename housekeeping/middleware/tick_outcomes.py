@@ -11,6 +11,7 @@ import redis
 from dramatiq import Actor, Message, MessageProxy
 from peewee import PeeweeException, fn
 
+from housekeeping.foundation import metrics
 from housekeeping.foundation.cron import Cron
 from housekeeping.foundation.db import database, one_line
 from housekeeping.foundation.logs import logger as named_logger
@@ -150,6 +151,7 @@ def _write_missed(worker: str, cron: Cron, after: datetime, last: datetime) -> N
             counts={"missed": missed},
         )
     said(worker, "missed", "no_scheduler", last, missed=missed)
+    metrics.TICKS_MISSED.add(worker, number=missed)
 
 
 def _no_longer_missed(worker: str, tick: datetime) -> None:

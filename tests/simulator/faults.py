@@ -105,7 +105,10 @@ class ScriptedFaults:
                 world.shared["postgres"].close([each for other in world.processes for each in other.tasks])
         elif kind == "clock step":
             scheduling = process.name.startswith("scheduler")
-            process.clock_offset += self._rng.choice(_STEPS_S if scheduling else _SMALL_STEPS_S)
+            if scheduling:
+                process.clock_offset += self._rng.choice(_STEPS_S)
+            else:
+                process.clock_offset = self._rng.choice(_SMALL_STEPS_S)  # never further from the others' than 40 s
         elif kind == "stop":
             self._on_stop(process)
 

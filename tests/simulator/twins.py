@@ -126,7 +126,7 @@ def completed_message_runs_again() -> None:
 
 def second_delivery_runs() -> None:
     """Two deliveries of a message run at the same time."""
-    _without(idempotency, "_BEGIN", ('"nx", "px"', '"px"'))
+    _without(idempotency, "_BEGIN", ("if at_work and at_work ~= ARGV[1] then return at_work end", ""))
 
 
 def completed_before_it_ran() -> None:
@@ -134,7 +134,7 @@ def completed_before_it_ran() -> None:
     _without(
         idempotency,
         "_BEGIN",
-        ('"px", ARGV[2]) then', '"px", ARGV[2]) then redis.call("set", KEYS[1], "1", "px", 3600000)'),
+        ("return ARGV[1]", 'redis.call("set", KEYS[1], "1", "px", 3600000) return ARGV[1]'),
     )
 
 

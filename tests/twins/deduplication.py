@@ -8,12 +8,15 @@ from datetime import timedelta
 from typing import Any, Final
 
 import pytest
+from dramatiq import Message
+from pika.adapters.blocking_connection import BlockingChannel
 
 from housekeeping.foundation.errors import RedisUnavailable
 from housekeeping.foundation.redis_client import insist
 from housekeeping.middleware import deduplication, deduplication_keys, deduplication_scripts
 from housekeeping.middleware.arguments import UnusableArguments
 from housekeeping.middleware.deduplication_options import terms_of
+from housekeeping.middleware.deduplication_steps import name_key
 from tests.twins import Twin
 
 Breaks = Callable[[pytest.MonkeyPatch], None]
@@ -26,6 +29,7 @@ _TURNS: Final = f"{_FOLDER}test_deduplication_turns.py::"
 _LIMITS: Final = f"{_FOLDER}test_deduplication_limits.py::"
 _ENQUEUEING: Final = f"{_FOLDER}test_deduplication_enqueueing.py::"
 _ONE_MORE: Final = f"{_FOLDER}test_deduplication_one_more_run.py::"
+_TICKS: Final = f"{_FOLDER}test_deduplication_ticks.py::"
 _BULK: Final = f"{_FOLDER}test_bulk.py::"
 
 
@@ -84,6 +88,18 @@ def _ask_once_more(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(deduplication_keys.DeduplicationKeys, "start", look_and_start)
 
 
+def _marks_what_it_was_given(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Message, "copy", lambda self, **given: self if not given else _copy(self, **given))
+
+
+_copy: Final[Any] = Message.copy
+
+
+def _publishes_without_a_transaction(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockingChannel, "tx_select", lambda self: None)
+    patch.setattr(BlockingChannel, "tx_commit", lambda self: None)
+
+
 def _left_one_by_one(bulk: Any) -> list[Any]:
     left = [(place, message) for place, message in enumerate(bulk._messages) if place not in bulk._skips]
     for _ in left:
@@ -93,9 +109,18 @@ def _left_one_by_one(bulk: Any) -> list[Any]:
 
 _ANOTHER_HOLDS_IT: Final = "if holder and holder ~= ARGV[1] then"
 _ASKS: Final = 'if ARGV[4] == "1" and running then redis.call("hset", KEYS[1], "again", "1") end'
+_OF_ANOTHER_COPY: Final = (
+    'if ARGV[6] ~= "" and (redis.call("hget", KEYS[1], "tick") or ARGV[6]) ~= ARGV[6] then return 0 end'
+)
 _TAKE_TURNS: Final = _instead("housekeeping.middleware.deduplication.share_redis", lambda broker, keys: False)
 
 TWINS: Final[list[Twin]] = [
+    Twin(
+        "D4",
+        "names_keys_by_the_release_that_runs",
+        f"{_FOLDER}test_releases.py::test_a_key_that_an_older_release_has_taken_is_freed_by_the_one_that_ends_its_message",
+        _instead("housekeeping.middleware.deduplication.key_of", name_key),
+    ),
     Twin(
         "D1",
         "sees_no_other_holder",
@@ -113,6 +138,24 @@ TWINS: Final[list[Twin]] = [
         "holds_on_though_it_has_started",
         f"{_SENDING}test_until_executing_frees_its_key_when_it_starts",
         _in_script("START", 'redis.call("del", KEYS[1])', ""),
+    ),
+    Twin(
+        "D1",
+        "frees_the_key_of_a_ticks_other_copy",
+        f"{_TICKS}test_the_copy_of_a_tick_that_is_refused_leaves_the_key_to_the_one_that_waits",
+        _in_script("RELEASE", _OF_ANOTHER_COPY, ""),
+    ),
+    Twin(
+        "D5",
+        "frees_the_key_of_a_ticks_retry",
+        f"{_TICKS}test_the_copy_of_a_tick_that_is_refused_leaves_the_key_to_a_retry_that_waits",
+        _in_script("HOLD_ON", 'redis.call("hset", KEYS[1], "tick", ARGV[6])', ""),
+    ),
+    Twin(
+        "D4",
+        "leaves_the_key_of_a_refused_copy",
+        f"{_TICKS}test_no_copy_of_a_tick_leaves_its_key_behind",
+        _in_script("RELEASE", _OF_ANOTHER_COPY, 'if ARGV[6] ~= "" then return 0 end'),
     ),
     Twin(
         "D2",
@@ -243,6 +286,14 @@ TWINS: Final[list[Twin]] = [
         _give_up_after_three_tries,
     ),
     Twin(
+        "R5",
+        "gives_up_when_it_is_told_to_stop",
+        "tests/acceptance/test_shutdown_without_redis.py"
+        "::test_a_worker_that_cannot_give_back_a_key_stops_in_time_and_its_message_is_delivered_again",
+        _give_up_after_three_tries,
+        in_processes=True,
+    ),
+    Twin(
         "D8",
         "takes_a_lost_key_for_a_free_one",
         f"{_ONE_MORE}test_the_one_more_run_is_made_though_redis_came_back_empty",
@@ -253,6 +304,30 @@ TWINS: Final[list[Twin]] = [
         "takes_what_was_put_back_for_a_retry",
         f"{_ONE_MORE}test_a_run_that_is_put_back_owes_the_one_more_run_after_it",
         _in_script("HOLD_ON", 'ARGV[5] == "1" and redis.call', "false and redis.call"),
+    ),
+    Twin(
+        "D8",
+        "takes_the_key_over_before_the_message_is_there",
+        f"{_ONE_MORE}test_the_one_more_run_is_owed_until_its_message_is_on_the_other_server",
+        _in_script("CLAIM", 'if ARGV[3] == "reserved" then return "" end', ""),
+    ),
+    Twin(
+        "D8",
+        "never_takes_the_key_over",
+        f"{_ONE_MORE}test_the_one_more_run_is_made_where_keys_and_queue_are_on_different_servers",
+        _in_script("CONFIRM", "run and run == ARGV[4]", "false"),
+    ),
+    Twin(
+        "D8",
+        "believes_the_marks_of_a_failed_try",
+        f"{_ONE_MORE}test_a_message_that_could_not_be_sent_is_sent_as_new_the_next_time",
+        _marks_what_it_was_given,
+    ),
+    Twin(
+        "D4",
+        "keeps_what_it_reserved_for_a_refused_message",
+        f"{_ONE_MORE}test_a_key_on_another_server_is_free_at_once_when_its_message_is_refused",
+        _instead("housekeeping.middleware.deduplication.Deduplication._not_enqueued", lambda self: None),
     ),
     Twin(
         "D9",
@@ -283,6 +358,19 @@ TWINS: Final[list[Twin]] = [
         "asks_for_each_of_many",
         f"{_BULK}test_a_thousand_messages_cost_as_many_round_trips_as_one",
         _instead("housekeeping.middleware.bulk._Bulk._left", _left_one_by_one),
+    ),
+    Twin(
+        "D10",
+        "sends_many_to_rabbitmq_one_by_one",
+        "tests/integration/rabbitmq/test_bulk_sending.py"
+        "::test_rabbitmq_takes_a_thousand_messages_in_as_many_round_trips_as_one",
+        _instead("housekeeping.middleware.bulk._kind_of_bulk", lambda broker: None),
+    ),
+    Twin(
+        "D6",
+        "sends_many_to_rabbitmq_without_a_transaction",
+        "tests/integration/rabbitmq/test_bulk_sending.py::test_a_bulk_whose_connection_breaks_half_way_leaves_no_message",
+        _publishes_without_a_transaction,
     ),
     Twin(
         "F5",

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from typing import Any, Final
 
 import pytest
 
+from housekeeping.foundation.errors import RunTakenOver
 from housekeeping.middleware import idempotency
 from housekeeping.middleware.idempotency import Idempotency
-from housekeeping.sweeps import ledger
+from housekeeping.sweeps import actor, ledger
 from housekeeping.sweeps.actions import Delete, Write
+from housekeeping.sweeps.results import RunResult
+from housekeeping.sweeps.run import perform
 from tests.twins import Twin
 
 _ONCE: Final = "tests/integration/middleware/test_idempotency.py::"
 _AGAIN: Final = "tests/integration/middleware/test_second_deliveries.py::"
+_ASLEEP: Final = "tests/integration/middleware/test_sleeping_deliveries.py::"
 _RUNS: Final = "tests/integration/sweeps/test_run.py::"
 
 
@@ -36,7 +41,27 @@ def _lets_a_second_delivery_in(patch: pytest.MonkeyPatch) -> None:
 
 
 def _lets_a_delivery_sleep_on(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Idempotency, "_still_ours", lambda self, name, token: True)
+    patch.setattr(Idempotency, "_goes_on", lambda self, begun: True)
+
+
+def _begins_whatever_happened_meanwhile(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Idempotency, "_unless_taken_over", lambda self, function: function)
+
+
+def _takes_the_key_of_its_redelivery(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Idempotency, "mark", lambda self: None)
+
+
+def _takes_what_was_taken_over_for_done(patch: pytest.MonkeyPatch) -> None:
+    def run(sweep: Any, *argument: Any) -> RunResult:
+        result = perform(sweep, *argument)
+        return dataclasses.replace(result, error=None) if isinstance(result.error, RunTakenOver) else result
+
+    patch.setattr(actor, "perform", run)
+
+
+def _renews_what_has_ended(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(idempotency._Begun, "end", lambda self: None)
 
 
 def _lets_a_lost_mark_go(patch: pytest.MonkeyPatch) -> None:
@@ -70,6 +95,24 @@ def _touches_without_settling(patch: pytest.MonkeyPatch) -> None:
 TWINS: Final[list[Twin]] = [
     Twin(
         "I1",
+        "begins_whatever_happened_meanwhile",
+        _ASLEEP + "test_a_delivery_that_slept_before_its_actor_began_does_not_do_again_what_is_done",
+        _begins_whatever_happened_meanwhile,
+    ),
+    Twin(
+        "D5",
+        "takes_the_key_of_its_redelivery",
+        _ASLEEP + "test_a_delivery_that_slept_before_it_asked_for_its_key_leaves_it_to_the_one_that_runs",
+        _takes_the_key_of_its_redelivery,
+    ),
+    Twin(
+        "I1",
+        "takes_what_was_taken_over_for_done",
+        _ASLEEP + "test_a_run_that_was_taken_over_leaves_the_completion_to_the_one_at_work",
+        _takes_what_was_taken_over_for_done,
+    ),
+    Twin(
+        "I1",
         "records_no_completion",
         _ONCE + "test_a_completed_message_is_not_executed_again",
         _records_no_completion,
@@ -97,6 +140,12 @@ TWINS: Final[list[Twin]] = [
         "lets_a_lost_mark_go",
         _AGAIN + "test_a_mark_that_redis_lost_is_made_again_while_its_run_lives",
         _lets_a_lost_mark_go,
+    ),
+    Twin(
+        "I2",
+        "renews_what_has_ended",
+        _AGAIN + "test_a_renewal_that_is_under_way_when_its_message_ends_leaves_no_mark",
+        _renews_what_has_ended,
     ),
     Twin(
         "I3",

@@ -17,11 +17,13 @@ from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.foundation.renewal import Kept
 from housekeeping.foundation.steering import PutBack, StoreUnavailable
 from housekeeping.middleware import exclusive_lease
-from housekeeping.sweeps import held_leases, ledger, run
+from housekeeping.sweeps import held_leases, ledger, run, run_lease, schema
 from housekeeping.sweeps.own_tables import Run
+from housekeeping.workers.old_runs import worker as own_worker
 from tests.twins import Twin
 
 _FENCES: Final = "tests/integration/foundation/test_fences.py::"
+_EPOCHS: Final = "tests/integration/foundation/test_epochs.py::"
 _LEASES: Final = "tests/integration/foundation/test_leases.py::"
 _ACTORS: Final = "tests/integration/middleware/test_exclusive_lease.py::"
 _LOST: Final = "tests/integration/middleware/test_lost_leases.py::"
@@ -79,6 +81,35 @@ def _looks_without_locking(patch: pytest.MonkeyPatch) -> None:
 
 def _numbers_all_alike(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "take_epoch", lambda key, token: 1)
+
+
+def _begins_again_with_each_row(patch: pytest.MonkeyPatch) -> None:
+    def next_epoch(key: str, token: str) -> int:
+        query = f"""
+            INSERT INTO "{epochs.Lease._meta.schema}".leases (key, epoch, holder, used_at) VALUES (%s, 1, %s, now())
+            ON CONFLICT (key) DO UPDATE SET epoch = leases.epoch + 1, holder = EXCLUDED.holder RETURNING epoch
+        """
+        epoch: int = database.execute_sql(query, (key, token)).fetchone()[0]
+        return epoch
+
+    patch.setattr(epochs, "next_epoch", next_epoch)
+
+
+def _draws_before_it_may_begin(patch: pytest.MonkeyPatch) -> None:
+    def next_epoch(key: str, token: str) -> int:
+        query = f"""
+            INSERT INTO "{epochs.Lease._meta.schema}".leases (key, holder, used_at) VALUES (%s, %s, now())
+            ON CONFLICT (key) DO UPDATE SET epoch = EXCLUDED.epoch, holder = EXCLUDED.holder RETURNING epoch
+        """
+        epoch: int = database.execute_sql(query, (key, token)).fetchone()[0]
+        return epoch
+
+    patch.setattr(epochs, "next_epoch", next_epoch)
+
+
+def _takes_a_forgotten_row_for_its_own(patch: pytest.MonkeyPatch) -> None:
+    fetched = epochs._fetched
+    patch.setattr(epochs, "_fetched", lambda *given: fetched(*given) or (False,))
 
 
 def _keeps_a_refused_lease(patch: pytest.MonkeyPatch) -> None:
@@ -223,6 +254,43 @@ TWINS: Final[list[Twin]] = [
         _sets(held_leases, "_raise_epoch", lambda key, seen: None),
     ),
     Twin(
+        "L3",
+        "begins_again_with_each_row",
+        _EPOCHS + "test_an_epoch_is_higher_than_those_before_it_though_its_row_was_forgotten",
+        _begins_again_with_each_row,
+    ),
+    Twin(
+        "L3",
+        "draws_before_it_may_begin",
+        _EPOCHS + "test_an_epoch_is_drawn_only_when_nobody_else_can_begin",
+        _draws_before_it_may_begin,
+    ),
+    Twin(
+        "L3",
+        "trusts_the_sequence_alone",
+        _EPOCHS + "test_an_epoch_is_higher_than_one_that_was_counted_on_without_the_sequence",
+        _draws_before_it_may_begin,
+    ),
+    Twin(
+        "L3",
+        "begins_at_one_after_an_upgrade",
+        _EPOCHS + "test_epochs_of_an_upgraded_database_go_on_above_all_there_were",
+        _sets(schema, "MIGRATIONS", (*schema.MIGRATIONS[:2], schema.MIGRATIONS[2].split("SELECT setval")[0])),
+    ),
+    Twin(
+        "L3",
+        "takes_a_forgotten_row_for_its_own",
+        _EPOCHS + "test_a_holder_whose_row_was_forgotten_commits_nothing",
+        _takes_a_forgotten_row_for_its_own,
+    ),
+    Twin(
+        "L3",
+        "forgets_too_early",
+        "tests/integration/old_runs/test_worker.py"
+        "::test_leases_that_nobody_used_for_30_days_go_and_those_of_open_runs_stay",
+        _sets(own_worker, "LEASES_KEPT_FOR", timedelta(days=29)),
+    ),
+    Twin(
         "L4",
         "drops_the_message_of_a_dead_attempt",
         _LOST + "test_a_message_that_meets_its_own_dead_attempts_lease_comes_back",
@@ -274,7 +342,7 @@ TWINS: Final[list[Twin]] = [
         "F3",
         "lets_a_dead_attempt_keep_its_lease",
         _ZOMBIES + "test_the_lease_of_an_attempt_that_died_before_its_row_is_taken_over_by_its_own_message",
-        _sets(run._Performance, "_is_mine", lambda self, owner: False),
+        _sets(run_lease, "_is_of", lambda message_id, owner: False),
     ),
     Twin(
         "F4",

@@ -10,7 +10,16 @@ import pytest
 
 from housekeeping.dead_letters import letters, on_redis
 from housekeeping.foundation import interruption, printable
-from housekeeping.middleware import dead_letters, deduplication_options, group_callbacks, patience, retries, statements
+from housekeeping.middleware import (
+    dead_letters,
+    deduplication,
+    deduplication_options,
+    group_callbacks,
+    idempotency,
+    patience,
+    retries,
+    statements,
+)
 from housekeeping.middleware.idempotency import Idempotency
 from housekeeping.middleware.run_log import RunLog
 from housekeeping.middleware.schedule import Schedule
@@ -290,6 +299,36 @@ TWINS: Final[list[Twin]] = [
         "keeps_every_message_of_a_storm",
         f"{_STORMS}test_a_storm_of_retries_of_one_key_keeps_one_message_and_has_one_effect",
         _instead(deduplication_options, "_WAITED_FOR", ("redis_message_id",)),
+    ),
+    Twin(
+        "F10",
+        "retries_beside_the_retry",
+        f"{_STORMS}test_however_often_failed_attempts_are_delivered_again_one_copy_waits_and_it_keeps_its_key",
+        _in_text(idempotency, "_BEGIN", '> tonumber(ARGV[3]) then return "retried" end', "< 0 then return 1 end"),
+    ),
+    Twin(
+        "F10",
+        "frees_the_key_of_the_retry",
+        f"{_STORMS}test_a_redelivery_leaves_the_key_to_the_retry_that_waits",
+        _instead(deduplication, "SUPERSEDED", "nothing"),
+    ),
+    Twin(
+        "F10",
+        "runs_every_copy_there_is",
+        f"{_STORMS}test_a_copy_that_a_kill_has_made_is_gone_with_the_next_attempt",
+        _in_text(idempotency, "_END", 'redis.call("set", KEYS[3], ARGV[4], "px", ARGV[2])', ""),
+    ),
+    Twin(
+        "F10",
+        "takes_a_requeued_message_for_an_old_attempt",
+        f"{_STORMS}test_a_dead_letter_that_was_requeued_is_not_taken_for_an_attempt_of_before",
+        _instead(deduplication_options, "LIFE", "another_option"),
+    ),
+    Twin(
+        "R2",
+        "forgets_the_retry_that_waits",
+        f"{_STORMS}test_a_redelivery_leaves_the_mark_of_a_schedules_retry",
+        _instead(retries, "SUPERSEDED", "nothing"),
     ),
     Twin(
         "F10",

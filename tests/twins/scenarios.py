@@ -29,6 +29,10 @@ def _says_nothing_of_why(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ledger, "fail", fail)
 
 
+def _leaves_transactions_open(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(db._Transaction, "_leave_nothing_open", lambda self: None)
+
+
 def _takes_nobody_for_dead(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ledger, "SILENCE", timedelta(days=10))
 
@@ -87,6 +91,13 @@ def _gives_up_all_refs_for_one(patch: pytest.MonkeyPatch) -> None:
 
 
 TWINS: Final[list[Twin]] = [
+    Twin(
+        "L3",
+        "lets_the_next_transaction_commit_it",
+        "tests/integration/foundation/test_db.py::"
+        "test_an_interrupt_at_the_end_of_a_transaction_leaves_nothing_of_it_to_the_next_one",
+        _leaves_transactions_open,
+    ),
     Twin(
         "F8",
         "says_nothing_of_why_a_run_failed",

@@ -9,7 +9,7 @@ import pytest
 
 from housekeeping.foundation import cron
 from housekeeping.foundation.cron import Cron
-from housekeeping.middleware import tick_outcomes
+from housekeeping.middleware import schedule, tick_outcomes
 from housekeeping.middleware.schedule import Schedule
 from housekeeping.middleware.tick_memory import Seen, TickMemory
 from tests.twins import Twin
@@ -30,6 +30,10 @@ def _remembers_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TickMemory, "look", lambda *args: Seen(settled=False, being_sent=False, any=True))
     _lets_everybody_send(patch)
     _lets_every_message_run(patch)
+
+
+def _forgets_what_it_could_not_ask_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(schedule, "_last_before", lambda cron, now: cron.latest(now))
 
 
 def _takes_sunday_for_saturday(patch: pytest.MonkeyPatch) -> None:
@@ -109,6 +113,13 @@ def _fires_each_reading_of_a_time_of_day(patch: pytest.MonkeyPatch) -> None:
 
 
 TWINS: Final[list[Twin]] = [
+    Twin(
+        "S5",
+        "forgets_what_it_could_not_ask_for",
+        f"{_MIDDLEWARE}/test_schedule_redis_away.py::"
+        "test_the_ticks_of_a_new_actor_are_accounted_for_though_redis_is_away_when_the_first_scheduler_starts",
+        _forgets_what_it_could_not_ask_for,
+    ),
     Twin(
         "S1",
         "lets_every_scheduler_send_a_tick",

@@ -6,12 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from peewee import InterfaceError, OperationalError, fn
+from dramatiq.middleware import Shutdown
+from peewee import InterfaceError, OperationalError, PostgresqlDatabase, fn
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import embedded
 from housekeeping.foundation.db import Database, connect_to, database, reaching_postgres
 from housekeeping.foundation.errors import DatabaseUnavailable, SettingsError
+from housekeeping.foundation.interruption import LostLease
 from housekeeping.foundation.settings import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 
@@ -78,6 +81,68 @@ def test_a_server_that_goes_within_a_transaction_fails_it_whole_and_the_next_one
     with restartable.atomic():
         restartable.execute_sql("INSERT INTO notes VALUES ('kept')")
     assert _notes(restartable) == ["kept"]
+
+
+@pytest.mark.parametrize("interrupt", [LostLease, Shutdown])
+@pytest.mark.parametrize("where", ["commit", "rollback"])
+def test_an_interrupt_at_the_end_of_a_transaction_leaves_nothing_of_it_to_the_next_one(
+    restartable: Database, monkeypatch: pytest.MonkeyPatch, interrupt: type[BaseException], where: str
+) -> None:
+    step, once = getattr(PostgresqlDatabase, where), [interrupt]
+
+    def interrupted(self: Database) -> None:
+        if once:
+            raise once.pop()
+        step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PostgresqlDatabase, where, interrupted)
+        with pytest.raises(interrupt), restartable.atomic():
+            restartable.execute_sql("INSERT INTO notes VALUES ('stopped')")
+            if where == "rollback":
+                raise ValueError("so it is rolled back")
+
+    with restartable.atomic():
+        restartable.execute_sql("INSERT INTO notes VALUES ('next')")
+    assert _notes(restartable) == ["next"]
+
+
+@pytest.mark.parametrize("interrupt", [LostLease, Shutdown])
+def test_an_interrupt_where_a_transaction_begins_leaves_none_open(
+    restartable: Database, monkeypatch: pytest.MonkeyPatch, interrupt: type[BaseException]
+) -> None:
+    begin = Database.begin
+
+    def interrupted(self: Database) -> None:
+        begin(self)
+        raise interrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "begin", interrupted)
+        with pytest.raises(interrupt), restartable.atomic():
+            pass
+
+    assert not restartable.in_transaction()
+    assert restartable.connection().info.transaction_status == TRANSACTION_STATUS_IDLE
+
+
+def test_a_commit_that_was_interrupted_lets_go_of_its_locks_at_once(
+    restartable: Database, servers: embedded.Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Database) -> None:
+        raise LostLease
+
+    restartable.execute_sql("INSERT INTO notes VALUES ('locked')")
+    with monkeypatch.context() as patch:
+        patch.setattr(PostgresqlDatabase, "commit", interrupted)
+        with pytest.raises(LostLease), restartable.atomic():
+            restartable.execute_sql("UPDATE notes SET text = 'stopped'")
+
+    other = connect_to(servers.database_url)
+    with other.atomic():
+        found = other.execute_sql("SELECT text FROM notes FOR UPDATE NOWAIT").fetchall()
+    other.close()
+    assert found == [("locked",)]
 
 
 def test_what_killed_a_transaction_is_the_error_that_is_seen(restartable: Database, servers: embedded.Servers) -> None:

@@ -86,7 +86,7 @@ def test_the_next_epoch_waits_for_a_fenced_transaction_to_end(
             beginning = another.submit(obtained)
             waiting = (
                 "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
-                f'AND query LIKE \'INSERT INTO "{settings.schema_name}"."leases"%\''
+                f'AND query LIKE \'%FROM "{settings.schema_name}"."leases"%FOR UPDATE%\''
             )
             with admin.cursor() as cursor:
                 count = 0

@@ -6,23 +6,12 @@ from typing import Final
 
 _ONE_SCRIPT = "message and key are taken by one script of Redis; with RabbitMQ a key is reserved for seconds before"
 _COUNTED = "it counts what goes to Redis, where RabbitMQ's messages do not go"
-_BULK = "only Redis takes many messages at once; RabbitMQ gets each by itself, with its key"
 _GONE = "Redis comes back empty, but RabbitMQ still has its messages"
 _RETRY = "RabbitMQ takes a retry while Redis is away"
 _OTHER_FAULT = "it breaks a command of Redis' broker"
 
 #: By file and name, with a parameter's id where it is only that one.
 REASONS: Final = {
-    "test_bulk.py::test_each_call_becomes_one_message_in_order": _BULK,
-    "test_bulk.py::test_a_thousand_messages_cost_as_many_round_trips_as_one": _BULK,
-    "test_bulk.py::test_every_message_is_enqueued_whatever_their_number": _BULK,
-    "test_bulk.py::test_the_other_middleware_is_asked_and_told_of_every_message": _BULK,
-    "test_bulk.py::test_a_refused_message_fails_its_thousand_before_any_key_is_taken": _BULK,
-    "test_bulk.py::test_arguments_that_make_no_key_are_refused_before_anything_is_taken": _BULK,
-    "test_bulk.py::test_wherever_a_sender_of_many_dies_all_are_there_with_their_keys_or_none": _BULK,
-    "test_bulk.py::test_a_bulk_whose_answer_is_lost_is_there_once_when_it_is_repeated": _BULK,
-    "test_bulk.py::test_a_connection_that_breaks_half_way_leaves_neither_messages_nor_keys": _BULK,
-    "test_bulk.py::test_redis_away_is_an_error_and_nothing_is_enqueued": _BULK,
     "test_deduplication_enqueueing.py::"
     "test_wherever_a_sender_dies_message_and_key_are_both_there_or_neither": _ONE_SCRIPT,
     "test_deduplication_enqueueing.py::test_a_send_whose_answer_is_lost_enqueues_once": _ONE_SCRIPT,
@@ -32,17 +21,8 @@ REASONS: Final = {
     "test_a_message_that_is_enqueued_again_because_its_answer_was_lost_is_there_once": _ONE_SCRIPT,
     "test_deduplication_enqueueing.py::"
     "test_a_message_that_left_its_queue_for_the_dead_letters_may_be_enqueued_again": _OTHER_FAULT,
-    "test_deduplication_enqueueing.py::"
-    "test_the_schedule_of_a_killed_scheduler_goes_on_with_the_next_tick[after-1]": _ONE_SCRIPT,
     "test_deduplication_limits.py::test_a_message_costs_no_more_round_trips_than_its_steps": _COUNTED,
     "test_deduplication_limits.py::test_without_redis_nothing_is_sent_unprotected": _ONE_SCRIPT,
-    "test_deduplication_one_more_run.py::"
-    "test_whenever_a_duplicate_arrives_some_run_starts_its_reading_after_it": _COUNTED,
-    "test_deduplication_one_more_run.py::test_the_one_more_run_is_made_once_whichever_answer_is_lost": _COUNTED,
-    "test_deduplication_one_more_run.py::"
-    "test_the_one_more_run_is_made_wherever_the_worker_is_killed_once_its_work_was_done": _COUNTED,
-    "test_deduplication_one_more_run.py::"
-    "test_a_key_is_free_when_another_middleware_refuses_the_one_more_run": _ONE_SCRIPT,
     "test_enqueueing.py::test_a_sender_other_than_the_scheduler_is_told_that_redis_is_away": _RETRY,
     "test_retries.py::test_only_the_last_ten_dead_letters_of_a_scheduled_actor_are_kept": (
         "RabbitMQ cannot take out single dead letters; all are kept for a week"

@@ -18,6 +18,7 @@ from housekeeping.foundation.settings import Settings
 from housekeeping.middleware.bulk import BATCH_SIZE, enqueue_many
 from tests.integration.middleware.applications import queued, working
 from tests.integration.middleware.bulked import actor_of, keys
+from tests.rabbitmq_look import on_rabbitmq
 
 
 @pytest.fixture
@@ -42,7 +43,6 @@ def test_each_call_becomes_one_message_in_order(broker: RedisBroker) -> None:
 
     assert [message.args for message in messages] == [("a",), ("b", "c"), ("d", "e")]
     assert {message.message_id for message in queued(broker)} == {message.message_id for message in messages}
-    assert len({message.options["redis_message_id"] for message in queued(broker)}) == 3
 
 
 def test_no_calls_are_no_messages_and_no_round_trips(broker: RedisBroker, commands: list[int]) -> None:
@@ -73,7 +73,7 @@ def test_a_message_is_what_send_makes_but_for_its_ids_and_time(broker: RedisBrok
     sent = work.send_with_options(args=(1,), trigger="parent")
     (bulk,) = enqueue_many(work, [2], trigger="parent")
 
-    ids = ("redis_message_id",)
+    ids = ("redis_message_id", "deduplication_key")
     assert {k: v for k, v in sent.options.items() if k not in ids} == {
         k: v for k, v in bulk.options.items() if k not in ids
     }
@@ -204,7 +204,7 @@ def test_a_thousand_messages_cost_as_many_round_trips_as_one(
     enqueue_many(work, range(2 * BATCH_SIZE, 3 * BATCH_SIZE + 1))
     for_one_more = len(commands)
 
-    assert for_a_thousand == for_one <= 2
+    assert for_a_thousand == for_one <= (4 if on_rabbitmq(broker) else 2)
     assert for_one_more == 2 * for_one
 
 
@@ -213,7 +213,7 @@ def test_every_message_is_enqueued_whatever_their_number(broker: RedisBroker, co
     messages = enqueue_many(actor_of(broker), range(count))
 
     assert [message.args for message in messages] == [(number,) for number in range(count)]
-    assert broker.client.hlen(f"{broker.namespace}:default.msgs") == count
+    assert len(queued(broker)) == count
 
 
 def test_a_delay_is_refused(broker: RedisBroker) -> None:

@@ -23,7 +23,7 @@ from tests.integration.middleware.applications import close_all, installed, queu
 from tests.integration.middleware.bulked import actor_of, keys
 from tests.integration.middleware.deduplicated_faults import Crash, crash, exchanges, lose_connection
 
-pytestmark = pytest.mark.redis_broker_only(reason="RabbitMQ gets each message by itself")
+pytestmark = pytest.mark.redis_broker_only(reason="it is about messages and keys in one transaction of Redis")
 
 
 @contextmanager

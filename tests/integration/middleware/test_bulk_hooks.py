@@ -16,8 +16,6 @@ from housekeeping.middleware.bulk import enqueue_many
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.bulked import actor_of, keys
 
-pytestmark = pytest.mark.redis_broker_only(reason="RabbitMQ gets each message by itself")
-
 
 class Watching(Middleware):
     """Notes what its hooks are told, and does to a message what its argument says."""

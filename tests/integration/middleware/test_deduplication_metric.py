@@ -49,23 +49,35 @@ def early(): ...
 
 
 class Counting:
-    """In place of prometheus-client."""
+    """In place of prometheus-client: how many duplicates it was told of."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self) -> None:
         self.counted: dict[str, int] = {}
+        self.generate_latest = None
 
-    def labels(self, worker: str) -> SimpleNamespace:
-        return SimpleNamespace(inc=lambda number: self.counted.update({worker: self.counted.get(worker, 0) + number}))
+    def Counter(self, name: str, *_: object, **__: object) -> SimpleNamespace:
+        told = self.counted if name == "housekeeping_deduplicated_total" else {}
+
+        def labels(worker: str, *_: str) -> SimpleNamespace:
+            return SimpleNamespace(inc=lambda number: told.update({worker: told.get(worker, 0) + number}))
+
+        return SimpleNamespace(labels=labels)
+
+    def Gauge(self, *_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(labels=lambda *_: SimpleNamespace(set=lambda value: None))
+
+    def Histogram(self, *_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(labels=lambda *_: SimpleNamespace(observe=lambda seconds: None))
 
 
 @pytest.fixture
 def exported(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """What a process that exports metrics has counted."""
-    counter = Counting()
-    fake = SimpleNamespace(Counter=lambda *_: counter, generate_latest=None)
-    monkeypatch.setitem(sys.modules, "prometheus_client", fake)
-    monkeypatch.setattr(metrics, "_deduplicated", metrics._Deduplicated())
-    return counter.counted
+    counting: Any = Counting()
+    monkeypatch.setitem(sys.modules, "prometheus_client", counting)
+    monkeypatch.setattr(metrics, "_exporter", metrics._Exporter())
+    counted: dict[str, int] = counting.counted
+    return counted
 
 
 def test_each_dropped_duplicate_is_counted_once_wherever_it_was_dropped(
@@ -95,35 +107,35 @@ def fail_first() -> None:
 
 def test_what_was_counted_before_anybody_exported_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     # D2
-    counts, counter = metrics._Deduplicated(), Counting()
+    counting: Any = Counting()
+    monkeypatch.setattr(metrics, "_exporter", metrics._Exporter())
     monkeypatch.delitem(sys.modules, "prometheus_client", raising=False)
-    counts.count("work")
-    counts.count("work")
+    metrics.count_deduplicated("work")
+    metrics.count_deduplicated("work")
     assert "prometheus_client" not in sys.modules, "it is the exporter's to import it first"
 
-    fake = SimpleNamespace(Counter=lambda *_: counter, generate_latest=None)
-    monkeypatch.setitem(sys.modules, "prometheus_client", fake)
-    counts.hand_over()
+    monkeypatch.setitem(sys.modules, "prometheus_client", counting)
+    metrics.hand_over()
 
-    assert counter.counted == {"work": 2}
+    assert counting.counted == {"work": 2}
 
 
 def test_a_metric_that_cannot_be_counted_fails_no_send(
     broker: RedisBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # D2
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise OSError("the folder of shared values is gone")
 
     monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Counter=broken, generate_latest=None))
-    monkeypatch.setattr(metrics, "_deduplicated", metrics._Deduplicated())
+    monkeypatch.setattr(metrics, "_exporter", metrics._Exporter())
     work = declared(broker, [])
     work.send()
 
     messages = [work.send(), work.send()]
 
     assert all("duplicate_of" in message.options for message in messages)
-    assert [record.message for record in caplog.records].count("Metrics of deduplication are not exported") == 1
+    assert [record.message for record in caplog.records].count("Metrics are not exported") == 1
 
 
 def application(folder: Path, more: str = "") -> Path:

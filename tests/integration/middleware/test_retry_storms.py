@@ -7,9 +7,11 @@ from typing import Any, Final
 
 import pytest
 import redis
+from dramatiq import MessageProxy
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.foundation.settings import Settings
+from housekeeping.middleware.deduplication_options import as_new
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplicated import declared, executed, executing, fail, keys
 from tests.integration.middleware.hands import Hands, delivered_again
@@ -28,6 +30,12 @@ class Flaky:
         if not self.over:
             fail()
         self.effects += 1
+
+
+def fetched(hands: Hands) -> MessageProxy:
+    message = hands.fetch()
+    assert message is not None
+    return message
 
 
 def live(broker: RedisBroker) -> int:
@@ -62,16 +70,109 @@ def test_an_attempt_that_failed_and_is_delivered_again_has_one_effect_with_its_r
 ) -> None:
     flaky = Flaky()
     declared(broker, runs, flaky, **executed()).send(7)
-    hands.run(delivered_again(hands.run()))
+    message = fetched(hands)
+    again = delivered_again(message)  # as it was before its run, which counts its retries
+    hands.run(message)
+    hands.run(again)
     copies = live(broker)
     flaky.over = True
 
     hands.come_due()
-    while message := hands.fetch():
+    while due := hands.fetch():
+        hands.run(due)
+
+    assert copies == 1, "the redelivery yields to the retry"
+    assert (flaky.effects, live(broker)) == (1, 0)
+
+
+@pytest.mark.parametrize("terms", [executed(), executing(), {"deduplicate": None}, {"schedule": "* * * * *"}])
+def test_however_often_failed_attempts_are_delivered_again_one_copy_waits_and_it_keeps_its_key(  # F10, D1, D5, R2
+    broker: RedisBroker, hands: Hands, runs: list[Any], terms: dict[str, Any]
+) -> None:
+    flaky = Flaky()
+    actor = declared(broker, runs, flaky, **terms)
+    actor.send(7)
+    delivered = []
+
+    for _ in range(12):
+        message = fetched(hands)
+        delivered.append(delivered_again(message))
         hands.run(message)
+        for attempt in delivered:
+            hands.run(delivered_again(attempt))
+        assert live(broker) == 1
+        hands.come_due()
+    flaky.over = True
+    hands.run()
+    for attempt in delivered:
+        hands.run(delivered_again(attempt))
+
+    assert len(runs) == 13
+    assert (flaky.effects, live(broker)) == (1, 0)
+
+
+def test_a_redelivery_leaves_the_key_to_the_retry_that_waits(  # F10, D5
+    broker: RedisBroker, hands: Hands, runs: list[Any]
+) -> None:
+    actor = declared(broker, runs, fail, **executed())
+    sent = actor.send(7)
+    message = fetched(hands)
+    again = delivered_again(message)
+    hands.run(message)
+    hands.run(again)
+
+    assert actor.send(7).options["duplicate_of"] == sent.message_id
+
+
+def test_a_redelivery_leaves_the_mark_of_a_schedules_retry(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+    # F10, R2
+    actor = declared(broker, runs, fail, schedule="* * * * *", deduplicate=None)
+    actor.send()
+    hands.run()
+    hands.come_due()
+    first_retry = fetched(hands)
+    again = delivered_again(first_retry)
+    hands.run(first_retry)
+    hands.run(again)
+
+    actor.send()
+    hands.run()
+
+    assert live(broker) == 1, "one retry waits; the tick that failed beside it is not tried again"
+
+
+def test_a_copy_that_a_kill_has_made_is_gone_with_the_next_attempt(  # F10
+    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+) -> None:
+    declared(broker, runs, fail, **executed()).send(7)
+    message = fetched(hands)
+    again = delivered_again(message)
+    hands.run(message)
+    # Its process died after its retry was in the queue, before it could say so.
+    redis_client.delete(*redis_client.scan_iter(match=f"{settings.namespace}:retried:*", count=1000))
+    hands.run(again)
+    copies = live(broker)
+
+    hands.come_due()
+    while due := hands.fetch():
+        hands.run(due)
 
     assert copies == 2
-    assert (flaky.effects, live(broker)) == (1, 0)
+    assert (len(runs), live(broker)) == (3, 1)
+
+
+def test_a_dead_letter_that_was_requeued_is_not_taken_for_an_attempt_of_before(  # F10, R6
+    broker: RedisBroker, hands: Hands, runs: list[Any]
+) -> None:
+    message = declared(broker, runs, fail, max_retries=1, **executed()).send(7)
+    for _ in range(2):
+        hands.run()
+        hands.come_due()
+
+    broker.enqueue(as_new(message))
+    hands.run()
+
+    assert len(runs) == 3
 
 
 def test_retries_of_until_executing_that_come_due_together_make_one_run(  # F10, D1

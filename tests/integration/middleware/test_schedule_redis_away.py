@@ -59,6 +59,24 @@ def test_a_scheduler_that_loses_redis_anywhere_goes_on_and_each_tick_has_one_out
     assert any(record.levelname == "ERROR" for record in caplog.records), "it says so"
 
 
+def test_the_ticks_of_a_new_actor_are_accounted_for_though_redis_is_away_when_the_first_scheduler_starts(
+    own: Settings,
+) -> None:
+    # S5: neither Redis nor the ledger has ever heard of it
+    account = Account(own, "* * * * *")
+    broker = account.process()
+
+    with pytest.MonkeyPatch.context() as patch:
+        _lose(patch, TickMemory, "look", after=False)
+        for minute in (0, 1, 2):
+            wake_up(broker, at(10, minute))
+    wake_up(broker, at(10, 3))
+    account.work_off()
+
+    assert account.ran == account.recorded == {at(10, 3)}
+    assert account.missed == 3
+
+
 def test_a_tick_whose_message_came_into_the_queue_twice_runs_once(own: Settings) -> None:
     # The answer to the enqueueing was lost, so the next minute sends it again; the actor is not idempotent.
     account = Account(own, "0 * * * *")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import redis
 
 from housekeeping.foundation.settings import Settings
+from housekeeping.middleware import idempotency
 from tests.integration.middleware.endless import LONG_ENOUGH_S, Endless
 from tests.integration.middleware.hands import Hands, delivered_again
 
@@ -86,3 +88,70 @@ def test_a_mark_that_redis_lost_is_made_again_while_its_run_lives(
     hands.run(first)
 
     assert runs == ["began", "ended"]
+
+
+class WatchedLock:
+    """Tells when it is asked for after a renewal has begun."""
+
+    def __init__(self, begun: threading.Event, asked: threading.Event) -> None:
+        self._lock = threading.Lock()
+        self._begun = begun
+        self._asked = asked
+
+    def __enter__(self) -> None:
+        if self._begun.is_set():
+            self._asked.set()
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+def test_a_renewal_that_is_under_way_when_its_message_ends_leaves_no_mark(
+    broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # I2: else the retry of a failed message would wait for a run that is over
+    monkeypatch.setattr("housekeeping.middleware.idempotency._RUNNING_TTL", SHORT)
+    begun, ending, renewed, runs = threading.Event(), threading.Event(), threading.Event(), list[str]()
+    make, renew = idempotency._Begun, idempotency._Begun.renew
+    ours = next(each for each in broker.middleware if isinstance(each, idempotency.Idempotency))
+    end = ours._end
+
+    def renew_late(self: idempotency._Begun, step: Callable[[], bool]) -> bool:
+        def late() -> bool:
+            begun.set()
+            assert ending.wait(PATIENCE_S)
+            try:
+                return step()
+            finally:
+                renewed.set()
+
+        return renew(self, late if runs else step)
+
+    def end_and_tell(**given: Any) -> None:
+        end(**given)
+        ending.set()
+
+    def watched(*given: Any) -> idempotency._Begun:
+        made = make(*given)
+        made.renewing = WatchedLock(begun, ending)  # type: ignore[assignment]
+        return made
+
+    def work() -> None:
+        runs.append("run")
+        if len(runs) == 1:
+            assert begun.wait(PATIENCE_S)
+            raise RuntimeError("disk full")
+
+    dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate=None)(work).send()
+    with monkeypatch.context() as patch:
+        patch.setattr(make, "renew", renew_late)
+        patch.setattr(ours, "_end", end_and_tell)
+        patch.setattr(idempotency, "_Begun", watched)
+        hands.run()
+        assert renewed.wait(PATIENCE_S)
+
+    assert list(redis_client.scan_iter(match=f"{settings.namespace}:running:*", count=1000)) == []
+    hands.come_due()
+    hands.run()
+    assert runs == ["run", "run"]

@@ -1,0 +1,86 @@
+"""Messages that an older release has sent and a newer one runs (semantics.md, D4)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Actor
+
+from housekeeping.foundation.settings import Settings
+from housekeeping.middleware.deduplication_options import KEY, as_new
+from tests.integration.middleware.deduplicated import executed, executing, fail, keys
+from tests.integration.middleware.hands import Hands, installed
+
+
+def newer(broker: Any, runs: list[Any], fails: bool = False, **options: Any) -> Actor[..., Any]:
+    """The actor ``work`` of the newer release, which takes one argument more."""
+
+    def work(project_id: int = 0, thoroughly: bool = True) -> None:
+        runs.append((project_id, thoroughly))
+        if fails:
+            fail()
+
+    return dramatiq.actor(broker=broker, actor_name="work", idempotent=True, **options)(work)
+
+
+def older(broker: Any, **options: Any) -> Actor[..., Any]:
+    def work(project_id: int = 0) -> None: ...
+
+    return dramatiq.actor(broker=broker, actor_name="work", idempotent=True, **options)(work)
+
+
+@pytest.mark.parametrize("strategy", [executed, executing])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_key_that_an_older_release_has_taken_is_freed_by_the_one_that_ends_its_message(  # D4
+    settings: Settings, redis_client: redis.Redis, strategy: Any, fails: bool
+) -> None:
+    runs: list[Any] = []
+    with installed(settings) as broker:
+        older(broker, **strategy()).send(7)
+    taken = keys(redis_client, settings)
+
+    with installed(settings) as broker:
+        newer(broker, runs, fails, max_retries=0, **strategy())
+        Hands(broker).run()
+
+    assert (len(taken), runs, keys(redis_client, settings)) == (1, [(7, True)], [])
+
+
+def test_a_retry_keeps_the_key_that_an_older_release_has_taken(  # D1, D4
+    settings: Settings, redis_client: redis.Redis
+) -> None:
+    runs: list[Any] = []
+    with installed(settings) as broker:
+        older(broker, **executed()).send(7)
+    taken = keys(redis_client, settings)
+
+    with installed(settings) as broker:
+        newer(broker, runs, True, max_retries=1, **executed())
+        hands = Hands(broker)
+        hands.run()
+        assert keys(redis_client, settings) == taken
+        hands.come_due()
+        hands.run()
+
+    assert (len(runs), keys(redis_client, settings)) == (2, [])
+
+
+def test_a_message_that_is_sent_anew_has_the_key_of_the_release_that_sends_it(  # D3
+    settings: Settings, redis_client: redis.Redis
+) -> None:
+    with installed(settings) as broker:
+        message = older(broker, **executed()).message(7)
+        broker.enqueue(message)
+        Hands(broker).run()
+
+    with installed(settings) as broker:
+        actor = newer(broker, [], **executed())
+        requeued = as_new(dataclasses.replace(message, options={**message.options, KEY: "work:of-before"}))
+        broker.enqueue(requeued)
+        duplicate = actor.send(7, True)
+
+    assert duplicate.options["duplicate_of"] == message.message_id

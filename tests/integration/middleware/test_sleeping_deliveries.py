@@ -1,0 +1,181 @@
+"""A process that is stopped while its message goes on elsewhere, and wakes (semantics.md, I1, I2, D5)."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Broker, MessageProxy, Middleware
+
+from housekeeping.foundation import renewal
+from housekeeping.foundation.db import database
+from housekeeping.foundation.settings import Settings
+from housekeeping.middleware.deduplication_keys import DeduplicationKeys
+from housekeeping.sweeps.actor import register
+from housekeeping.sweeps.walk import Walk
+from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.integration.conftest import AddStatuses
+from tests.integration.middleware.applications import close_all, installed, queued
+from tests.integration.middleware.deduplicated import declared, executed, keys
+from tests.integration.middleware.hands import Hands, delivered_again
+
+PATIENCE_S = 20
+ASLEEP_S = 60.0  # longer than the mark of a message at work lives
+
+
+class Asleep:
+    """What happens while a process is stopped: its clock goes on, its marks expire, the message goes to others."""
+
+    def __init__(self, client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._client = client
+        self._marks = f"{settings.namespace}:running:*"
+        self._patch = monkeypatch
+
+    def __call__(self, meanwhile: Callable[[], object]) -> None:
+        for mark in self._client.scan_iter(match=self._marks, count=1000):
+            self._client.delete(mark)
+        meanwhile()
+        clock = renewal.read_clock
+        self._patch.setattr(renewal, "read_clock", lambda: clock() + ASLEEP_S)
+
+
+class _BeforeTheActor(Middleware):
+    """Does something once, when all of the library's hooks have run, and before the actor begins."""
+
+    def __init__(self, what: Callable[[], None]) -> None:
+        self._left = [what]
+
+    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        if self._left:
+            self._left.pop()()
+
+
+@pytest.fixture
+def asleep(redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Asleep:
+    return Asleep(redis_client, settings, monkeypatch)
+
+
+def test_a_delivery_that_slept_before_its_actor_began_does_not_do_again_what_is_done(  # I1
+    broker: Any, hands: Hands, asleep: Asleep
+) -> None:
+    runs: list[str] = []
+
+    def work() -> None:
+        runs.append("run")
+
+    def delivered_to_another() -> None:
+        second.start()
+        second.join(PATIENCE_S)
+
+    dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate=None)(work).send()
+    message = hands.fetch()
+    assert message is not None
+    second = threading.Thread(target=Hands(broker).run, args=[delivered_again(message)])
+    broker.add_middleware(_BeforeTheActor(lambda: asleep(delivered_to_another)))
+
+    hands.run(message)
+
+    assert runs == ["run"]
+    hands.come_due()
+    while again := hands.fetch():
+        hands.run(again)
+    assert (runs, queued(broker), queued(broker, "default.DQ")) == (["run"], [], [])
+
+
+def test_a_delivery_that_slept_before_it_asked_for_its_key_leaves_it_to_the_one_that_runs(  # D5, I2
+    broker: Any,
+    hands: Hands,
+    asleep: Asleep,
+    runs: list[Any],
+    redis_client: redis.Redis,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    start = DeduplicationKeys.start
+
+    def at_work() -> None:
+        begun.set()
+        assert may_end.wait(PATIENCE_S)
+
+    def second_begins() -> None:
+        second.start()
+        assert begun.wait(PATIENCE_S)
+
+    def start_late(self: DeduplicationKeys, *args: Any) -> str:
+        if threading.current_thread() is threading.main_thread():
+            asleep(second_begins)
+        return start(self, *args)
+
+    declared(broker, runs, at_work, **executed()).send(7)
+    first = hands.fetch()
+    assert first is not None
+    second = threading.Thread(target=Hands(broker).run, args=[delivered_again(first)])
+    with monkeypatch.context() as patch:
+        patch.setattr(DeduplicationKeys, "start", start_late)
+        hands.run(first)
+
+    (key,) = keys(redis_client, settings)
+    held: Any = redis_client.hget(key, "run")
+    may_end.set()
+    second.join(PATIENCE_S)
+
+    assert held is not None, "the one that runs still has it"
+    assert (runs, keys(redis_client, settings)) == ([7], [])
+
+
+@pytest.fixture
+def working_on_statuses(settings: Settings, statuses: object, redis_client: redis.Redis) -> Iterator[Any]:
+    yield installed(settings)
+    close_all()
+
+
+def test_a_run_that_was_taken_over_leaves_the_completion_to_the_one_at_work(  # I1, F3
+    working_on_statuses: Any,
+    add_statuses: AddStatuses,
+    redis_client: redis.Redis,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker, (asleep, awake) = working_on_statuses, (threading.Event(), threading.Event())
+    completions: list[list[Any]] = []
+    written = Walk._written
+
+    def completed() -> None:
+        completions.append(list(redis_client.scan_iter(match=f"{settings.namespace}:done:*", count=1000)))
+
+    def ordered(walk: Walk, *args: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            asleep.set()
+            assert awake.wait(PATIENCE_S)
+        elif not awake.is_set():
+            awake.set()
+            first.join(PATIENCE_S)
+            completed()
+        return written(walk, *args)
+
+    def sleeping() -> None:
+        Hands(broker, sweep.queue).run(delivered_again(message))
+        database.close()
+
+    add_statuses(5, "now() - interval '1 hour'")
+    register(broker, dataclasses.replace(sweep, schedule=None, lease=None)).send()
+    fetched = Hands(broker, sweep.queue).fetch()
+    assert fetched is not None
+    message, first = fetched, threading.Thread(target=sleeping)
+    monkeypatch.setattr(Walk, "_written", ordered)
+    first.start()
+    assert asleep.wait(PATIENCE_S)
+    for mark in redis_client.scan_iter(match=f"{settings.namespace}:running:*", count=1000):
+        redis_client.delete(mark)
+    Hands(broker, sweep.queue).run(delivered_again(message))
+    completed()
+
+    assert [len(there) for there in completions] == [0, 1]
+    (put_back,) = queued(broker, f"{sweep.queue}.DQ")
+    assert (put_back.message_id, put_back.options.get("retries", 0)) == (message.message_id, 0)
