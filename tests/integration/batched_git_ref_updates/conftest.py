@@ -43,6 +43,7 @@ class Watched:
 def unbound(postgres: Database, redis_client: redis.Redis) -> Iterator[None]:
     """The models as they were, when the test is over."""
     yield
+    surroundings.use_root(None)
     Deletion._meta.schema = None
     Deletion._meta.set_table_name("batched_git_ref_updates_deletions")
     actors.forget_all()

@@ -28,6 +28,7 @@ from tests.integration.batched_git_ref_updates.test_project_cleanup import SMALL
 def test_without_a_root_the_run_fails_in_one_line_and_the_plan_works(
     add_deletions: AddDeletions, pending: Pending
 ) -> None:
+    surroundings.use_root(None)
     add_deletions(3)
 
     result = perform(project_cleanup, 1)
