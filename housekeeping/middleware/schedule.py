@@ -75,7 +75,7 @@ class Schedule(Middleware):
         self._schedules: dict[str, Cron] = {}
         self._away_at: datetime | None = None
         self._flushed_at: datetime | None = None
-        #: By actor, of those that could not be asked for yet: the last tick before this process began to ask.
+        #: By actor: the last tick that was over when its memory was last seen, or else when this process began to ask.
         self._began_after: dict[str, datetime] = {}
 
     @property
@@ -163,7 +163,7 @@ class Schedule(Middleware):
         in_its_minute = now - tick < _MINUTE
         seen = self._memory.look(actor.actor_name, tick)
         if seen.any:
-            self._began_after[actor.actor_name] = tick
+            self._began_after[actor.actor_name] = _last_before(cron, now)
         if seen.settled or seen.being_sent:
             return False
         known = seen.any

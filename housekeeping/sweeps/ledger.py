@@ -87,8 +87,10 @@ def begin(
       resume: Which runs before it the new one goes on from.
     """
     with database.atomic():
-        if message_id is not None and _completed(message_id):
-            return None
+        if message_id is not None:
+            _alone_with(message_id)
+            if _completed(message_id):
+                return None
         silent = Run.heartbeat_at < NOW - SILENCE
         dead = silent if message_id is None else silent | (Run.message_id == message_id)
         Run.update(outcome="lost", reason="taken_over", finished_at=NOW).where(
@@ -115,6 +117,11 @@ def begin(
         )
         run_id, started_at = next(iter(rows))
         return Attempt(run_id, started_at, cursor, epoch, [counts for *_, counts in last])
+
+
+def _alone_with(message_id: str) -> None:
+    """Wait until no other delivery of the message begins: one that sleeps in there would begin what is done by then."""
+    database.execute_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"housekeeping run {message_id}",))
 
 
 def _completed(message_id: str) -> bool:

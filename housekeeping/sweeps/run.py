@@ -143,8 +143,9 @@ class _Performance:
             outcome, reason = interruptibly(self._under_its_lease, budget)
             return outcome, reason, None
         except _Ended as ended:
-            if ended.recorded:
-                self._record(ended.outcome, ended.reason)
+            unwritten = self._record(ended.outcome, ended.reason) if ended.recorded else None
+            if unwritten is not None and self.tick is not None:
+                return "failed", reason_of(unwritten), unwritten  # to be tried again: a tick has an outcome
             self.again_after = ended.again_after
             return ended.outcome, ended.reason, None
         except BreakerTripped as error:
@@ -232,13 +233,16 @@ class _Performance:
             return "never"
         return "cut_short" if self.sweep.goes_round else "interrupted"
 
-    def _record(self, outcome: Outcome, reason: str) -> None:
+    def _record(self, outcome: Outcome, reason: str) -> PeeweeException | None:
+        """Write a row of a run that did not begin; returns what kept the database from taking it."""
         try:
             self.run_id, self.started_at = ledger.record(
                 self.sweep.name, outcome, reason, message_id=self.message_id, tick=self.tick, trigger=self.trigger
             )
         except PeeweeException as error:
             logger.error("Could not record the run", outcome=outcome, error=one_line(error))
+            return error
+        return None
 
     def _broken_off(self, outcome: Outcome, reason: str, error: BaseException) -> _End:
         """Close the row as far as the database can be reached (if not, the next run marks it lost); the end it has."""

@@ -51,13 +51,21 @@ def _options() -> argparse.Namespace:
 
 
 def _catch(name: str, seed: int, schedules: int, processes: int) -> int:
-    *_, tally = play_many(seed, schedules, processes, name)
-    if not tally.broken:
-        _say(f"NOT CAUGHT within {tally.schedules} schedules: {name}")
-        return 1
-    within = min(verdict.seed for verdict in tally.broken) - seed + 1
-    _say(f"caught within {within:5} schedules: {name} ({tally.broken[0].broken[0].partition(':')[0]})")
-    return 0
+    """Play with a broken twin until a schedule fails that holds without it; 1 when none does."""
+    first, end = seed, seed + schedules
+    while first < end:
+        *_, tally = play_many(first, end - first, processes, name)
+        if not tally.broken:
+            break
+        caught = min(tally.broken, key=lambda verdict: verdict.seed)
+        *_, without = play_many(caught.seed, 1, 1)
+        if not without.broken:
+            _say(f"caught within {caught.seed - seed + 1:5} schedules: {name} ({caught.broken[0].partition(':')[0]})")
+            return 0
+        _say(f"seed {caught.seed} is broken without the twin {name}, too")
+        first = caught.seed + 1
+    _say(f"NOT CAUGHT within {schedules} schedules: {name}")
+    return 1
 
 
 def _replay(seed: int, twin: str | None, verbose: bool) -> int:

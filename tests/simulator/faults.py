@@ -20,6 +20,7 @@ KINDS: Final = (
     "kill after",
     "pause before",
     "pause after",
+    "pause in a transaction",
     "lost before",
     "lost after",
     "redis emptied",
@@ -28,7 +29,11 @@ KINDS: Final = (
     "clock step",
     "stop",
 )
+_ZOMBIE: Final = "pause in a transaction"
+_ZOMBIES_CHANCE: Final = 0.05  # there are few points where it can strike
 _PAUSES_S: Final = (2.0, 12.0, 35.0, 65.0, 130.0)  # around the ttls and timeouts there are
+#: Longer than a sweep's lease lives, and shorter than the server bears with a transaction that says nothing.
+_IN_A_TRANSACTION_S: Final = 50.0
 #: Of a scheduler. Dramatiq's broker takes the time from its clients: where the clock of one that works is ahead by more
 #: than the heartbeat timeout, it takes all others for dead, and they each other's messages.
 _STEPS_S: Final = (-3600.0, -61.0, -7.0, 7.0, 61.0, 3600.0)
@@ -80,9 +85,14 @@ class ScriptedFaults:
         return answer
 
     def _drawn(self, world: World, task: Task, store: str) -> str | None:
-        if not self.on or not self._left or self._rng.random() >= self._chance:
+        if not self.on or not self._left or not self.kinds:
             return None
-        kind = self._rng.choice(self.kinds)
+        zombies = _ZOMBIE in self.kinds and store == "postgres" and world.shared["postgres"].in_transaction()
+        if self._rng.random() >= (_ZOMBIES_CHANCE if zombies else self._chance):
+            return None
+        kind = _ZOMBIE if zombies else self._rng.choice(self.kinds)
+        if kind == _ZOMBIE and not zombies:
+            return None
         if store == "outside" and kind in ("lost before", "lost after"):
             return None
         self._left -= 1
@@ -96,7 +106,9 @@ class ScriptedFaults:
         if kind == "kill before":
             world.kill(process)
         elif kind == "pause before":
-            self._pause(world, task)
+            self._pause(world, task, self._rng.choice(_PAUSES_S))
+        elif kind == _ZOMBIE:
+            self._pause(world, task, _IN_A_TRANSACTION_S)
         elif kind == "redis emptied":
             world.shared["redis"].clear()
         elif kind in ("redis away", "postgres away"):
@@ -118,12 +130,11 @@ class ScriptedFaults:
             world.kill(task.process)
             raise Killed
         if kind == "pause after":
-            self._pause(world, task)
+            self._pause(world, task, self._rng.choice(_PAUSES_S))
         elif kind == "lost after":
             raise self._lost(world, task, store, name)
 
-    def _pause(self, world: World, task: Task) -> None:
-        length = self._rng.choice(_PAUSES_S)
+    def _pause(self, world: World, task: Task, length: float) -> None:
         process = task.process
         process.paused_until = max(process.paused_until, world.now + length)
         for each in process.tasks:

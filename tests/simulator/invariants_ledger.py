@@ -43,8 +43,8 @@ def what_was_settled_is_gone_outside(stage: Stage) -> Iterator[str]:
 
 def nothing_is_left_at_the_end(stage: Stage) -> Iterator[str]:
     """F3: the scheduled sweep's last runs, without faults, leave the state of an undisturbed run."""
-    if stage.struck("clock step"):
-        return  # a scheduler whose clock was an hour behind fires no more ticks in the time there is
+    if stage.clock_stepped("scheduler"):
+        return  # one whose clock was an hour behind fires no more ticks in the time there is
     left = [key for key, row in stage.postgres.committed.get("swept", {}).items() if not row["settled"]]
     if left:
         yield f"rows {left} of swept were never settled"
@@ -52,7 +52,7 @@ def nothing_is_left_at_the_end(stage: Stage) -> Iterator[str]:
 
 def a_run_that_ends_well_has_passed_over_nothing(stage: Stage) -> Iterator[str]:
     """F3: with the runs it went on from, a run has settled all that was stale when the first of them began."""
-    if stage.struck("clock step"):
+    if stage.clock_stepped("worker"):
         return  # what is stale depends on the clock of the process
     began: dict[int, float] = {}
     first_of: dict[str, float] = {}

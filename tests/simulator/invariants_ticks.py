@@ -27,9 +27,14 @@ def a_tick_is_sent_once(stage: Stage) -> Iterator[str]:
 
     Then the tick has two copies in the queue, of which one runs.
     """
-    if stage.struck("pause before", "pause after"):
+    if stage.struck("pause before", "pause after", "pause in a transaction"):
         return
-    if stage.redis.emptied_at or stage.of("connection lost") or stage.of("killed")[:-2] or stage.struck("clock step"):
+    if (
+        stage.redis.emptied_at
+        or stage.of("connection lost")
+        or stage.of("killed")[:-2]
+        or stage.clock_stepped("scheduler")
+    ):
         return
     sent: set[str] = set()
     for when, where, _, _, message_id, *_ in stage.of("queued"):
@@ -41,7 +46,7 @@ def a_tick_is_sent_once(stage: Stage) -> Iterator[str]:
 
 def each_tick_is_accounted_for(stage: Stage) -> Iterator[str]:
     """S5: from the first scheduler's start to its end, each tick has a row, or is among those that were missed."""
-    if stage.redis.emptied_at or stage.struck("clock step"):
+    if stage.redis.emptied_at or stage.clock_stepped("scheduler"):
         return
     until = next((event[0] for event in stage.of("schedulers end")), START)
     for actor in set(SCHEDULED) & set(stage.cast.names):

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from housekeeping.sweeps.ledger import SILENCE
-from tests.simulator.redis_store import RedisStore, Reply
-from tests.simulator.virtual import something_queued
+from tests.simulator.redis_keyspace import Reply
+from tests.simulator.redis_store import RedisStore
+from tests.simulator.virtual_threads import something_queued
 from tests.simulator.world import Process, World
 
 NAMESPACE: Final = "sim"
@@ -59,7 +60,10 @@ class ObservedStore(RedisStore):
     def do_hset(self, key: bytes, *pairs: bytes) -> Reply:
         if key.endswith(b".msgs"):
             for redis_id, body in zip(pairs[::2], pairs[1::2], strict=True):
-                self._enqueued(key, redis_id, json.loads(body))
+                there = self.do_hexists(key, redis_id)
+                self.messages[redis_id] = message = json.loads(body)
+                if not there:  # else it is on its way to the dead letters, and says why
+                    self._enqueued(key, redis_id, message)
         return super().do_hset(key, *pairs)
 
     def do_rpush(self, key: bytes, *values: bytes) -> Reply:
@@ -97,7 +101,6 @@ class ObservedStore(RedisStore):
                 self._world.note("key outlives", key.decode(), message_id)
 
     def _enqueued(self, key: bytes, redis_id: bytes, body: dict[str, Any]) -> None:
-        self.messages[redis_id] = body
         what = "dead letter" if key.endswith(b".XQ.msgs") else "queued"
         self._world.note(
             what, key.decode(), body["message_id"], redis_id.decode(), body["actor_name"], repr(body["args"])

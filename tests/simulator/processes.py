@@ -22,7 +22,8 @@ from tests.simulator import virtual
 from tests.simulator.database import SimulatedDatabase
 from tests.simulator.observed_store import NAMESPACE
 from tests.simulator.redis_client import SimulatedRedis
-from tests.simulator.virtual import thread_locals_by_task, world
+from tests.simulator.virtual_threads import thread_locals_by_task
+from tests.simulator.virtual_time import world
 from tests.simulator.workload import declare
 from tests.simulator.world import Process, World
 

@@ -9,8 +9,9 @@ from typing import Any, Final
 import redis
 from redis.client import Pipeline
 
+from tests.simulator.redis_keyspace import Reply
 from tests.simulator.redis_scripts import evaluate
-from tests.simulator.redis_store import RedisStore, Reply
+from tests.simulator.redis_store import RedisStore
 
 #: What redis-py makes of an answer, for the commands where that is not what the server said.
 _SHAPES: Final[dict[str, Callable[[Any], Any]]] = {

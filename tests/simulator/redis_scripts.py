@@ -9,7 +9,8 @@ from typing import Any, Final
 from lupa import lua51
 from redis.exceptions import ResponseError
 
-from tests.simulator.redis_store import RedisStore, Reply, as_bytes
+from tests.simulator.redis_keyspace import Reply, as_bytes
+from tests.simulator.redis_store import RedisStore
 
 #: The Lua that is built into Redis.
 _LUA: Final = lua51.LuaRuntime(encoding=None, register_eval=False, unpack_returned_tuples=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from housekeeping.sweeps.ledger import SILENCE
-from tests.simulator import virtual
+from tests.simulator import virtual_time
 from tests.simulator.faults import ScriptedFaults
 from tests.simulator.invariants_ledger import LEDGER
 from tests.simulator.invariants_messages import MESSAGES
@@ -50,7 +50,7 @@ class Verdict:
 def set_up(seed: int) -> Stage:
     """A new world, in which nothing has happened yet."""
     world = World(seed, None)  # type: ignore[arg-type]
-    virtual.enter(world)
+    virtual_time.enter(world)
     rng = world.rng
     names = rng.sample([*ACTORS, *SWEEPS], rng.choice((1, 2, 3)))
     cast = Cast(world, names, threads=rng.choice((1, 1, 2)))

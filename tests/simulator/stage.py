@@ -46,6 +46,10 @@ class Stage:
         """Whether Redis lost everything meanwhile."""
         return any(first <= moment <= last for moment in self.redis.emptied_at)
 
+    def clock_stepped(self, kind: str) -> bool:
+        """Whether the clock of a process of this kind stepped, ``worker`` or ``scheduler``."""
+        return any(where.startswith(kind) and fault == "clock step" for _, where, _, fault, *_ in self.of("fault"))
+
     def struck(self, *kinds: str) -> bool:
         """Whether a fault of one of these kinds struck at all."""
         return any(self.faults.struck[kind] for kind in kinds)

@@ -14,10 +14,10 @@ from housekeeping.foundation.db import Database, database
 from housekeeping.foundation.errors import LeaseLost, RunTakenOver
 from housekeeping.sweeps import ledger
 from housekeeping.sweeps.own_tables import Run
-from tests.simulator import virtual
+from tests.simulator import virtual_time
 from tests.simulator.database import SimulatedDatabase
 from tests.simulator.postgres import Postgres
-from tests.simulator.virtual import thread_locals_by_task
+from tests.simulator.virtual_threads import thread_locals_by_task
 from tests.simulator.world import Process, Task, World
 
 _TICK = datetime(2026, 1, 1, tzinfo=UTC)
@@ -100,7 +100,7 @@ def two(request: pytest.FixtureRequest) -> Iterator[Two]:
     world = World(0, _Straight())
     postgres = Postgres(world)
     simulated = SimulatedDatabase(lambda: postgres)
-    virtual.enter(world)
+    virtual_time.enter(world)
     thread_locals_by_task(simulated)
     database.initialize(simulated)
     yield _SimulatedTwo(world, world.process("test"))

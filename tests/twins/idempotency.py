@@ -60,6 +60,10 @@ def _takes_what_was_taken_over_for_done(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(actor, "perform", run)
 
 
+def _begins_what_was_completed_meanwhile(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ledger, "_alone_with", lambda message_id: None)
+
+
 def _renews_what_has_ended(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(idempotency._Begun, "end", lambda self: None)
 
@@ -93,6 +97,13 @@ def _touches_without_settling(patch: pytest.MonkeyPatch) -> None:
 
 
 TWINS: Final[list[Twin]] = [
+    Twin(
+        "I1",
+        "begins_what_was_completed_meanwhile",
+        "tests/integration/sweeps/test_second_deliveries.py::"
+        "test_no_run_of_a_message_begins_once_it_is_completed_though_a_delivery_slept_in_its_beginning",
+        _begins_what_was_completed_meanwhile,
+    ),
     Twin(
         "I1",
         "begins_whatever_happened_meanwhile",

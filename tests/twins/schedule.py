@@ -12,6 +12,7 @@ from housekeeping.foundation.cron import Cron
 from housekeeping.middleware import schedule, tick_outcomes
 from housekeeping.middleware.schedule import Schedule
 from housekeeping.middleware.tick_memory import Seen, TickMemory
+from housekeeping.sweeps import run
 from tests.twins import Twin
 
 _MIDDLEWARE: Final = "tests/integration/middleware"
@@ -34,6 +35,11 @@ def _remembers_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def _forgets_what_it_could_not_ask_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(schedule, "_last_before", lambda cron, now: cron.latest(now))
+
+
+def _takes_a_skip_for_recorded(patch: pytest.MonkeyPatch) -> None:
+    record: Any = run._Performance._record
+    patch.setattr(run._Performance, "_record", lambda *args: record(*args) and None)
 
 
 def _takes_sunday_for_saturday(patch: pytest.MonkeyPatch) -> None:
@@ -113,6 +119,13 @@ def _fires_each_reading_of_a_time_of_day(patch: pytest.MonkeyPatch) -> None:
 
 
 TWINS: Final[list[Twin]] = [
+    Twin(
+        "S5",
+        "takes_a_skip_for_recorded",
+        f"{_MIDDLEWARE}/test_schedule_database_away.py::"
+        "test_a_tick_that_was_skipped_and_could_not_be_recorded_is_tried_again",
+        _takes_a_skip_for_recorded,
+    ),
     Twin(
         "S5",
         "forgets_what_it_could_not_ask_for",

@@ -1,0 +1,59 @@
+"""A message that is delivered again while its first delivery sleeps in the beginning of its run (semantics.md, I1)."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from peewee import OperationalError
+
+from housekeeping.foundation.db import Database
+from housekeeping.foundation.errors import RunTakenOver
+from housekeeping.sweeps import ledger
+from housekeeping.sweeps.ledger import Attempt
+
+PATIENCE_S = 20
+
+
+def begin() -> Attempt | None:
+    return ledger.begin("work", message_id="message-1", tick=None, trigger="enqueue", lease=None)
+
+
+def test_no_run_of_a_message_begins_once_it_is_completed_though_a_delivery_slept_in_its_beginning(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asleep, awake = threading.Event(), threading.Event()
+    completed = ledger._completed
+
+    def asked_by_the_sleeper(message_id: str) -> bool:
+        answer = completed(message_id)
+        if threading.current_thread() is not threading.main_thread():
+            asleep.set()
+            assert awake.wait(PATIENCE_S)
+        return answer
+
+    def sleep() -> Attempt | None:
+        try:
+            return begin()
+        finally:
+            postgres.close()
+
+    monkeypatch.setattr(ledger, "_completed", asked_by_the_sleeper)
+    postgres.execute_sql("SET lock_timeout = '100ms'")
+    with ThreadPoolExecutor(1) as another:
+        sleeper = another.submit(sleep)
+        try:
+            assert asleep.wait(PATIENCE_S)
+            with pytest.raises(OperationalError, match="lock timeout"):
+                begin()  # and its message is tried again
+        finally:
+            awake.set()
+        slept = sleeper.result(PATIENCE_S)
+    second = begin()
+
+    assert slept is not None and second is not None
+    with pytest.raises(RunTakenOver), postgres.atomic():
+        ledger.advance(slept.run_id, {}, None, None)
+    ledger.finish(second.run_id, "done", None, counts={}, cursor=None)
+    assert begin() is None
