@@ -23,7 +23,11 @@ def serving_in_a_thread(app: Flask) -> Iterator[int]:
     thread = threading.Thread(target=served.run)
     thread.start()
 
+    woken = threading.Event()
+
     def end() -> None:
+        # The server may be awake already: it must not close what is being written to in order to wake it.
+        woken.wait(_PATIENCE_S)
         # Browsers keep connections open, and it would go on for them.
         for channel in [*served.active_channels.values()]:
             channel.handle_close()
@@ -33,6 +37,7 @@ def serving_in_a_thread(app: Flask) -> Iterator[int]:
         yield port
     finally:
         served.trigger.pull_trigger(end)
+        woken.set()
         thread.join(_PATIENCE_S)
         served.task_dispatcher.shutdown()
     assert not thread.is_alive()
