@@ -31,6 +31,8 @@ from tests.acceptance.browser import chromium, looks, require_chromium
 from tests.acceptance.conftest import Command
 from tests.integration.web.serving import serving_in_a_thread
 
+pytestmark = pytest.mark.slow
+
 WORKER: Final = "user_status_cleanup.batch"
 TOKEN: Final = "a-token-of-the-tests"
 PATIENCE_S: Final = 30

@@ -10,6 +10,8 @@ from tests.installation import WORKERS, Installation
 from tests.installation import installation as installation
 from tests.installation import redis_of_installations as redis_of_installations
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", WORKERS)
 def test_a_dry_run_writes_nothing_at_all_and_counts_what_the_run_then_settles(

@@ -19,6 +19,8 @@ from tests.installation import Installation
 from tests.installation import installation as installation
 from tests.installation import redis_of_installations as redis_of_installations
 
+pytestmark = pytest.mark.slow
+
 HOWTO: Final = Path(__file__).parents[2] / "docs/howto"
 #: A page for each question that a person on call asks.
 PAGES: Final = (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.foundation.db import Database
 from housekeeping.workers.bulk_imports.worker import MODELS
 from tests.acceptance.conftest import RunMeasured
+
+pytestmark = pytest.mark.slow
 
 #: So many are stale; the others were changed after that, one a minute, but none of them becomes stale for a day.
 _AGE = (

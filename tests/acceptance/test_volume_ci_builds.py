@@ -13,6 +13,8 @@ from housekeeping.foundation.identity import forget
 from housekeeping.workers.ci_stuck_builds.models import Build
 from tests.acceptance.conftest import RunMeasured
 
+pytestmark = pytest.mark.slow
+
 #: The others have ended, as most have, or are at work.
 _BUILDS = """
 INSERT INTO ci_builds (type, status, created_at, updated_at, project_id, runner_id, name, stage, commit_id)

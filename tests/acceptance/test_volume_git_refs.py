@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import redis
 from psycopg2.extensions import connection as Connection
 
@@ -13,6 +14,8 @@ from housekeeping.foundation.settings import Settings
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from tests.acceptance.conftest import RunMeasured
 from tests.integration.batched_git_ref_updates.repositories import made
+
+pytestmark = pytest.mark.slow
 
 SCHEDULER = "batched_git_ref_updates.cleanup_scheduler"
 CLEANUP = "batched_git_ref_updates.project_cleanup"

@@ -17,6 +17,8 @@ from housekeeping.foundation.db import Database
 from housekeeping.workers.object_storage import entries
 from tests.acceptance.conftest import RunMeasured
 
+pytestmark = pytest.mark.slow
+
 TOTAL = 1_000_000
 STALE = 100_000
 PER_FOLDER = 1_000

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.foundation.db import Database
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.conftest import RunMeasured
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_hundred_thousand_of_a_million_statuses_go_in_flat_memory(

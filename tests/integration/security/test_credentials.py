@@ -22,6 +22,8 @@ from tests.integration.security.secrets_everywhere import (
     pages,
 )
 
+pytestmark = pytest.mark.slow
+
 WORKER = "user_status_cleanup.batch"
 _HOUSEKEEPING = [sys.executable, "-m", "housekeeping"]
 _AWAY = "127.0.0.1:1"
