@@ -33,12 +33,13 @@ def amqp_url() -> Iterator[str]:
     if given:
         yield given
         return
+    if not _REQUIRED:
+        # Two sessions side by side that start a node each were seen to be in each other's way.
+        pytest.skip("RabbitMQ was not asked for: tox -e rabbitmq, or HOUSEKEEPING_TEST_AMQP_URL")
     program = shutil.which("rabbitmq-server")
     if program is None or shutil.which("epmd") is None:
         reason = "no rabbitmq-server found, and HOUSEKEEPING_TEST_AMQP_URL is not set"
-        if _REQUIRED:
-            pytest.fail(reason)
-        pytest.skip(reason)
+        pytest.fail(reason)
     with node(_BEHIND_THE_WRAPPER if _BEHIND_THE_WRAPPER.exists() else Path(program)) as running:
         yield running.url
 
