@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dramatiq.brokers.redis import MAINTENANCE_SCALE, RedisBroker
+
+from housekeeping.brokers import message_broker
 from housekeeping.foundation.settings import Settings
 from housekeeping.queues import queue_lengths
 from housekeeping.sweeps.declaration import Sweep
@@ -15,7 +18,21 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     lengths = queue_lengths(settings, sorted({sweep.queue for sweep in sweeps.values()}))
     waiting = ", ".join(f"{name} {each.waiting:,} waiting" for name, each in lengths.items())
     yield Finding("fine", "broker", "connection", waiting or "no queues")
+    yield _defaults(settings)
     for name, each in lengths.items():
         if each.dead:
             text = f"{each.dead:,} dead letters in queue {name}"
             yield Finding("warning", "broker", "dead letters", text, "housekeeping deadletters list")
+
+
+def _defaults(settings: Settings) -> Finding:
+    """What the broker is set up with; nothing is connected for it."""
+    broker = message_broker(settings)
+    if not isinstance(broker, RedisBroker):
+        return Finding("fine", "broker", "defaults", "RabbitMQ: confirmed sends, one message a thread is fetched")
+    if broker.maintenance_chance < MAINTENANCE_SCALE:
+        text = "messages of killed workers are looked for by chance only: they come back after minutes"
+        return Finding("warning", "broker", "defaults", text, "let housekeeping.install set maintenance_chance")
+    back_s, kept_d = broker.heartbeat_timeout // 1000, broker.dead_message_ttl // 86_400_000
+    text = f"a killed worker's messages come back after {back_s} s, dead letters are kept for {kept_d} days"
+    return Finding("fine", "broker", "defaults", text)
