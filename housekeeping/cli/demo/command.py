@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,23 +29,23 @@ def demo(once: bool) -> None:
     """
     logs.configure("WARNING")
     began = time.monotonic()
-    with _ending_in_order(130 if once else 0), stage() as ready:
+    with _ending_in_order(130 if once else 0) as told, stage() as ready:
         versions = ready.servers.versions
         say(f"PostgreSQL {versions['postgres']} and {versions['redis']} run in {ready.servers.folder}", began)
         for scene in SCENES:
             say(scene.seed(ready.servers.folder), began)
         with others_at_work(ready.servers.database_url):
-            _play(ready, once, began)
+            _play(ready, once, began, told)
     say("servers stopped, everything removed", began)
 
 
-def _play(ready: Stage, once: bool, began: float) -> None:
+def _play(ready: Stage, once: bool, began: float, told: threading.Event) -> None:
     with ready.processes() as processes:
         say("housekeeping worker and housekeeping scheduler started", began)
         if once:
             run_each_once(ready, processes)
         else:
-            watch(ready, processes)
+            watch(ready, processes, told)
         say("stopping", began)
 
 
@@ -54,17 +55,23 @@ def say(line: str, began: float) -> None:
 
 
 @contextmanager
-def _ending_in_order(exit_code: int) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the demo by the same way out as its own end, with this status."""
+def _ending_in_order(exit_code: int) -> Iterator[threading.Event]:
+    """Let Ctrl-C and SIGTERM end the demo by the same way out as its own end, with this status.
+
+    Yields what is set from then on: an exception that a signal raises in a finalizer is swallowed there.
+    """
+    told = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
+        told.set()
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield told
     except KeyboardInterrupt:
         click.echo("\nended; servers stopped, everything removed")
         sys.exit(exit_code)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

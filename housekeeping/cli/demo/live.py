@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 import time
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -29,11 +30,12 @@ _RUNS: Final = 8
 _QUIET_REFRESH_S: Final = 10  # between two pictures where there is no terminal to redraw
 
 
-def watch(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -> None:
-    """Show what the processes do until Ctrl-C.
+def watch(stage: Stage, processes: dict[str, subprocess.Popen[bytes]], told: threading.Event) -> None:
+    """Show what the processes do until Ctrl-C, or until it is told to end.
 
     Raises:
       HousekeepingError: When a process ends.
+      KeyboardInterrupt: At the end that is asked for.
     """
     # So that there is something to see at once; from the next whole minute on, the scheduler sends.
     before = counted()
@@ -41,7 +43,7 @@ def watch(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -> None:
         actor.send()
     with Live(console=out, auto_refresh=False) if out.is_terminal else nullcontext() as live:
         due_at = time.monotonic()
-        while True:
+        while not told.is_set():
             stage.check(processes)
             if time.monotonic() >= due_at:
                 due_at += _REFRESH_S if live else _QUIET_REFRESH_S
@@ -50,7 +52,8 @@ def watch(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -> None:
                     live.update(picture, refresh=True)
                 else:
                     out.print(picture)
-            time.sleep(_POLL_S)
+            told.wait(_POLL_S)
+    raise KeyboardInterrupt
 
 
 def _picture(stage: Stage, before: Counted) -> Group:
