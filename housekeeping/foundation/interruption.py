@@ -24,10 +24,18 @@ class LostLease(Interrupt):
 
 
 class _Section:
-    """What a thread is inside of while it may be interrupted."""
+    """What a thread is inside of while it may be interrupted.
+
+    Attributes:
+      sent: What it has been told to end by; null: nothing.
+      heard: That this was raised in it.
+      shut: That it is `undisturbed` now.
+    """
 
     def __init__(self) -> None:
         self.sent: type[Interrupt] | None = None
+        self.heard = False
+        self.shut = False
 
 
 _lock: Final = threading.Lock()
@@ -40,8 +48,9 @@ def interruptibly(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     Within another one in the same thread it is part of that.
     """
     thread_id = threading.get_ident()
-    if thread_id in _sections:
-        return function(*args, **kwargs)
+    section = _sections.get(thread_id)
+    if section is not None:
+        return _disturbed(section, thread_id, function, *args, **kwargs) if section.shut else function(*args, **kwargs)
     try:
         with _lock:
             _sections[thread_id] = _Section()
@@ -51,6 +60,42 @@ def interruptibly(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
             _leave(thread_id)
         finally:
             _leave(thread_id)  # the first one may itself have been interrupted half way
+
+
+def undisturbed(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call a function to its end: an interrupt is held back until then, but within an `interruptibly` inside of it.
+
+    Raises:
+      Interrupt: After the function has returned, when one was held back.
+    """
+    thread_id = threading.get_ident()
+    section = _sections.get(thread_id)
+    if section is None or section.shut:
+        return function(*args, **kwargs)
+    _shut(section, thread_id)
+    try:
+        returned = function(*args, **kwargs)
+    finally:
+        kind = _open(section)  # beside an exception it is not raised: that one ends the section as well
+    if kind is not None:
+        raise kind()
+    return returned
+
+
+def _disturbed(section: _Section, thread_id: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    try:
+        kind = _open(section)
+        if kind is not None:
+            raise kind()
+        return function(*args, **kwargs)
+    except Interrupt as raised:
+        section.heard = section.heard or type(raised) is section.sent
+        raise
+    finally:
+        try:
+            _shut(section, thread_id)
+        finally:
+            _shut(section, thread_id)  # as in `interruptibly`
 
 
 def interrupt(thread_id: int, kind: type[Interrupt]) -> bool:
@@ -65,7 +110,8 @@ def interrupt(thread_id: int, kind: type[Interrupt]) -> bool:
         if section is None or section.sent is not None:
             return False
         section.sent = kind
-        raise_thread_exception(thread_id, kind)
+        if not section.shut:
+            raise_thread_exception(thread_id, kind)
         return True
 
 
@@ -80,8 +126,23 @@ def retract(kind: type[Interrupt]) -> None:
     with _lock:
         section = _sections.get(thread_id)
         if section is not None and section.sent is kind:
-            section.sent = None
+            section.sent, section.heard = None, False
             _take_back(thread_id)
+
+
+def _shut(section: _Section, thread_id: int) -> None:
+    with _lock:
+        section.shut = True
+        _take_back(thread_id)  # one on its way; it stays `sent`, and is raised once the section is open
+
+
+def _open(section: _Section) -> type[Interrupt] | None:
+    """Let interrupts in again; returns what was held back, for the caller to raise."""
+    with _lock:
+        section.shut = False
+        kind = None if section.heard else section.sent
+        section.heard = section.sent is not None
+        return kind
 
 
 def _leave(thread_id: int) -> None:

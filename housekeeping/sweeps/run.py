@@ -20,7 +20,7 @@ from housekeeping.foundation.errors import (
     RunTakenOver,
     SchemaMissing,
 )
-from housekeeping.foundation.interruption import LostLease, interruptibly
+from housekeeping.foundation.interruption import LostLease, interruptibly, undisturbed
 from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.reports import report
@@ -118,6 +118,10 @@ class _Performance:
         self.waited = waited()
 
     def result(self) -> RunResult:
+        """Run, and end the run whatever happens: who interrupts it waits until it has written how it ended."""
+        return undisturbed(self._result)
+
+    def _result(self) -> RunResult:
         budget = RunBudget(self.sweep.max_runtime, self.clock)
         with structlog.contextvars.bound_contextvars(worker=self.sweep.name, message_id=self.message_id):
             outcome, reason, error = self._ended(budget)

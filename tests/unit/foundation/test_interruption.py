@@ -11,7 +11,7 @@ import pytest
 from dramatiq.middleware import Shutdown
 
 from housekeeping.foundation import interruption
-from housekeeping.foundation.interruption import LostLease, interrupt, interrupter, interruptibly, retract
+from housekeeping.foundation.interruption import LostLease, interrupt, interrupter, interruptibly, retract, undisturbed
 from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.testing import MemoryLeaseStore
 
@@ -97,3 +97,51 @@ def test_a_lease_that_interrupts_nobody_takes_nothing_back(sent: list[Any], monk
     interrupting.cancel()
 
     assert retracted == [LostLease]
+
+
+def test_what_is_undisturbed_comes_to_its_end_and_the_interrupt_after_it() -> None:
+    done: list[str] = []
+
+    def ending() -> None:
+        assert interrupt(HERE(), LostLease) is True
+        done.extend(str(number) for number in range(1000))
+
+    with pytest.raises(LostLease):
+        interruptibly(lambda: [undisturbed(ending), done.append("beyond")])
+
+    assert done == [str(number) for number in range(1000)]
+
+
+def test_within_the_undisturbed_a_section_can_be_interrupted_and_what_deals_with_it_can_not() -> None:
+    done: list[str] = []
+
+    def run() -> str:
+        tell = interrupter(LostLease)
+        try:
+            with ThreadPoolExecutor(1) as another:
+                interruptibly(lambda: [another.submit(tell), endless()])
+        except LostLease:
+            assert interrupt(HERE(), Shutdown) is False  # once is enough
+            done.append("ended")
+        return "returned"
+
+    assert interruptibly(lambda: undisturbed(run)) == "returned"
+    assert done == ["ended"]
+
+
+def test_an_interrupt_that_came_before_an_inner_section_is_raised_there() -> None:
+    def run() -> None:
+        assert interrupt(HERE(), LostLease) is True
+        with pytest.raises(LostLease):
+            interruptibly(endless)
+
+    interruptibly(lambda: undisturbed(run))
+
+
+def test_an_exception_of_the_undisturbed_is_not_replaced_by_an_interrupt() -> None:
+    def failing() -> None:
+        interrupt(HERE(), LostLease)
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        interruptibly(lambda: undisturbed(failing))
