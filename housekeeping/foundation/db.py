@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -70,10 +71,18 @@ class _Transaction(_transaction):
             raise
 
     def _leave_nothing_open(self) -> None:
-        if self.db.in_transaction() or self.db.is_closed():
+        if self.db.in_transaction():
             return  # the outer one ends it
+        self.db._was_unsaid()
+        if self.db.is_closed():
+            return
         if self.db.connection().info.transaction_status in _IN_TRANSACTION:
             self.db.rollback()
+
+
+class _OfThread(threading.local):
+    #: That a transaction was begun of which the server has not heard.
+    unsaid = False
 
 
 class Database(PostgresqlDatabase):
@@ -82,18 +91,37 @@ class Database(PostgresqlDatabase):
     A connection found dead where a transaction begins, or before a statement outside of one, is
     replaced and the step done again. Within a transaction the error is raised: what it did so far
     is lost with the connection, and only its caller can begin again.
+
+    A transaction begins with its first statement, in one message to the server: a round trip less.
     """
+
+    _state: Any  # peewee's own, of the thread
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._of_thread = _OfThread()
+        super().__init__(*args, **kwargs)
 
     def transaction(self, *args: Any, **kwargs: Any) -> Any:
         return _Transaction(self, *args, **kwargs)
 
     def begin(self, *args: Any, **kwargs: Any) -> None:
         with waiting_for("database"):
-            self._on_a_live_connection(lambda: super(Database, self).begin(*args, **kwargs))
+            self.connect(reuse_if_open=True)  # before the transaction is noted: a new connection has none
+        self._of_thread.unsaid = True
 
     def commit(self) -> None:
+        if self._was_unsaid():
+            return
         with waiting_for("database"):
             super().commit()
+
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        self._say_begin()
+        return super().cursor(*args, **kwargs)
+
+    def connection(self) -> Any:
+        self._say_begin()
+        return super().connection()
 
     def execute_sql(self, sql: str, params: Any = None) -> Any:
         with waiting_for("database"):
@@ -101,6 +129,9 @@ class Database(PostgresqlDatabase):
 
     def _execute_sql(self, sql: str, params: Any) -> Any:
         if self.in_transaction():
+            if self._was_unsaid():
+                # Nothing of it has been committed, whatever became of it: it may be done again.
+                return self._on_a_live_connection(lambda: super(Database, self).execute_sql(f"BEGIN; {sql}", params))
             return super().execute_sql(sql, params)
         if sql.startswith("SELECT"):
             return self._on_a_live_connection(lambda: super(Database, self).execute_sql(sql, params))
@@ -108,7 +139,19 @@ class Database(PostgresqlDatabase):
         self._on_a_live_connection(lambda: super(Database, self).execute_sql("SELECT 1"))
         return super().execute_sql(sql, params)
 
+    def _say_begin(self) -> None:
+        """For who goes past `execute_sql`."""
+        if self.in_transaction() and self._was_unsaid():
+            with waiting_for("database"):
+                self._on_a_live_connection(lambda: super(Database, self).execute_sql("BEGIN"))
+
+    def _was_unsaid(self) -> bool:
+        unsaid, self._of_thread.unsaid = self._of_thread.unsaid, False
+        return unsaid
+
     def rollback(self) -> None:
+        if self._was_unsaid():
+            return
         try:
             super().rollback()
         except (OperationalError, InterfaceError):
@@ -122,8 +165,12 @@ class Database(PostgresqlDatabase):
         except (OperationalError, InterfaceError):
             if self.is_closed() or self.is_connection_usable():
                 raise
-            self.close()
-            self.connect()
+            begun, self._state.transactions = self._state.transactions, []
+            try:
+                self.close()
+                self.connect()
+            finally:
+                self._state.transactions = begun
             return step()
 
 

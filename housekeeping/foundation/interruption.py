@@ -23,6 +23,10 @@ class LostLease(Interrupt):
         return "the run was interrupted: what it held is no longer its own"
 
 
+class _TakenBack(Interrupt):
+    """Takes the place of an interrupt that is taken back, and ends there."""
+
+
 class _Section:
     """What a thread is inside of while it may be interrupted.
 
@@ -37,6 +41,9 @@ class _Section:
         self.heard = False
         self.shut = False
 
+
+#: Turns of a loop until an exception that this very thread was sent has arrived: it needs one.
+_AT_LATEST: Final = 1000
 
 _lock: Final = threading.Lock()
 _sections: Final[dict[int, _Section]] = {}  # by the thread that is inside
@@ -53,8 +60,11 @@ def interruptibly(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         return _disturbed(section, thread_id, function, *args, **kwargs) if section.shut else function(*args, **kwargs)
     try:
         with _lock:
-            _sections[thread_id] = _Section()
+            section = _sections[thread_id] = _Section()
         return function(*args, **kwargs)
+    except Interrupt as raised:
+        _hear(section, raised)
+        raise
     finally:
         try:
             _leave(thread_id)
@@ -89,7 +99,7 @@ def _disturbed(section: _Section, thread_id: int, function: Callable[..., T], *a
             raise kind()
         return function(*args, **kwargs)
     except Interrupt as raised:
-        section.heard = section.heard or type(raised) is section.sent
+        _hear(section, raised)
         raise
     finally:
         try:
@@ -126,14 +136,19 @@ def retract(kind: type[Interrupt]) -> None:
     with _lock:
         section = _sections.get(thread_id)
         if section is not None and section.sent is kind:
+            _take_back(section, thread_id)
             section.sent, section.heard = None, False
-            _take_back(thread_id)
+
+
+def _hear(section: _Section | None, raised: Interrupt) -> None:
+    if section is not None:
+        section.heard = section.heard or type(raised) is section.sent
 
 
 def _shut(section: _Section, thread_id: int) -> None:
     with _lock:
         section.shut = True
-        _take_back(thread_id)  # one on its way; it stays `sent`, and is raised once the section is open
+        _take_back(section, thread_id)  # one on its way stays `sent`, and is raised once the section is open
 
 
 def _open(section: _Section) -> type[Interrupt] | None:
@@ -147,10 +162,21 @@ def _open(section: _Section) -> type[Interrupt] | None:
 
 def _leave(thread_id: int) -> None:
     with _lock:
-        _sections.pop(thread_id, None)
-        # One on its way to this thread must not arrive in what follows.
-        _take_back(thread_id)
+        section = _sections.get(thread_id)
+        if section is not None:
+            # One on its way to this thread must not arrive in what follows.
+            _take_back(section, thread_id)
+            _sections.pop(thread_id, None)
 
 
-def _take_back(thread_id: int) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), None)
+def _take_back(section: _Section, thread_id: int) -> None:
+    """Catch what is on its way to the calling thread, by another exception that takes its place."""
+    if section.sent is None or section.heard:
+        return
+    try:
+        # Not null, which cancels as well: it makes CPython 3.11 run a traced thread round for ever.
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(_TakenBack))
+        for _ in range(_AT_LATEST):
+            pass
+    except _TakenBack:
+        pass

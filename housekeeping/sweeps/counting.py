@@ -29,7 +29,7 @@ def added(before: Counts, settled: Settled) -> Counts:
     for name, value in settled.counts.items():
         counts[name] = counts[name] + value if isinstance(value, int) and not isinstance(value, bool) else value
     if "batches" in counts:
-        counts["batches"] += bool(settled.rows)
+        counts["batches"] += any(settled.counts.values())  # one that changed something
     if settled.failures:
         counts["failed"] = counts.get("failed", 0) + len(settled.failures)
     return counts

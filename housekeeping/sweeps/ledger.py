@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from peewee import fn
+from peewee import Query, fn
 
 from housekeeping.foundation.db import database
 from housekeeping.foundation.epochs import next_epoch
 from housekeeping.foundation.errors import LeaseLost, RunTakenOver
+from housekeeping.foundation.prepared import Place, Statements
 from housekeeping.sweeps.own_tables import NOW, Lease, Run, Switch
 from housekeeping.sweeps.switches import Switched
 
@@ -199,19 +200,33 @@ def finish(
     )
 
 
+#: How rows of runs are written, by the columns: put together once for each schema.
+_writes: Final = Statements()
+
+
 def _write(run_id: int, lease: tuple[str, int] | None, **columns: Any) -> Switched | None:
-    ours = (Run.id == run_id) & Run.outcome.is_null()
-    if lease is not None:
-        key, epoch = lease
-        # FOR SHARE: a new holder's epoch waits for this batch to end, so that none commits behind its back.
-        held = Lease.select(Lease.key).where((Lease.key == key) & (Lease.epoch == epoch)).for_update("FOR SHARE")  # type: ignore[arg-type]
-        ours &= fn.EXISTS(held)
-    rows: Any = Run.update(**columns).where(ours).returning(Run.worker, _SAID).tuples().execute()
-    for worker, said in rows:
+    given = {name: value for name, value in columns.items() if value is not NOW}
+    form = (tuple(columns), tuple(given), lease is None)
+    statement = _writes.of(Run._meta.schema, form, lambda: _writing(columns, given, lease))
+    values = [Run._meta.fields[name].db_value(value) for name, value in given.items()]
+    for worker, said in statement.rows(run_id, *(lease or (None, None)), *values):
         return None if said is None else _as_switch(worker, *said)
     if lease is not None and Run.select(Run.id).where((Run.id == run_id) & Run.outcome.is_null()).exists():
         raise LeaseLost(f"lease {lease[0]!r} has been taken by another holder since epoch {lease[1]}")
     raise RunTakenOver(f"run {run_id} was taken for dead and has been taken over")
+
+
+def _writing(columns: dict[str, Any], given: dict[str, Any], lease: tuple[str, int] | None) -> Query:
+    """Write these columns of an open run; the places are its id, key and epoch of its lease, and those given."""
+    run_id, key, epoch = Place(0), Place(1), Place(2)
+    ours = (Run.id == run_id) & Run.outcome.is_null()
+    if lease is not None:
+        # FOR SHARE: a new holder's epoch waits for this batch to end, so that none commits behind its back.
+        held = Lease.select(Lease.key).where((Lease.key == key) & (Lease.epoch == epoch)).for_update("FOR SHARE")  # type: ignore[arg-type]
+        ours &= fn.EXISTS(held)
+    places = {name: Place(number) for number, name in enumerate(given, start=3)}
+    query: Query = Run.update(**{**columns, **places}).where(ours).returning(Run.worker, _SAID).tuples()
+    return query
 
 
 def _as_switch(worker: str, state: Any, batch_size: int | None, max_runtime_s: float | None) -> Switched:

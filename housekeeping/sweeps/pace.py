@@ -45,6 +45,7 @@ class Pace:
         self._clock = clock
         self._heeds_pause = heeds_pause
         self._most: int | None = None
+        self._resized: dict[tuple[int, int], Pass] = {}  # a pass keeps what it has put together for its batches
         self.paused = False
 
     def heed(self, said: Switched | None) -> None:
@@ -59,6 +60,12 @@ class Pace:
         size = min(self._adapted[place], self._most or self._own[place])
         if size == walk.batch_size:
             return walk
+        if (place, size) not in self._resized:
+            self._resized[place, size] = self._with_batches_of(size, walk)
+        return self._resized[place, size]
+
+    @staticmethod
+    def _with_batches_of(size: int, walk: Pass) -> Pass:
         if isinstance(walk, Resizable):
             return walk.resized(size)
         kind: Any = walk

@@ -50,7 +50,7 @@ class Settled:
       position: Where the walk has got to.
       exhausted: Whether nothing is left after it.
       stop: Why the run ends here although something may be left: ``limit``; null otherwise.
-      rows: The records that were changed, for events and log lines.
+      rows: The records that were changed, for events and log lines; none where nobody is told of them.
       failures: Records to be logged, reported and counted as ``failed``.
       rescued: Records that were settled another way after an error; reported.
       unreachable: What keeps part of the records from being settled; the run goes on, and ends as failed with it.

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
 from blinker import NamedSignal
-from peewee import CTE, SQL, DateTimeField, Expression, Field, Model, ModelSelect, Select, Tuple, fn
+from peewee import CTE, SQL, DateTimeField, Expression, Field, Model, ModelSelect, Query, Select, Tuple, Value, fn
 
 from housekeeping.foundation import events
 from housekeeping.foundation.db import database
 from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.foundation.prepared import Place, Prepared, Statements
 from housekeeping.sweeps.actions import Action
 from housekeeping.sweeps.passes import Backlog, PassPlan, Position, Reading, Settled, Step, as_cursor
 
@@ -64,6 +65,7 @@ class TablePass:
     sends: tuple[NamedSignal, tuple[str, ...] | Mapping[str, str]] | None = None
     line: RecordLine | None = None
     nullable: tuple[Any, ...] = ()
+    statements: Statements = field(default_factory=Statements, init=False, repr=False, compare=False)
 
     @property
     def model(self) -> type[Model]:
@@ -108,36 +110,73 @@ class TablePass:
         """Nothing: the rows are read by the statement that changes them."""
 
     def settle(self, step: Step, taken: None = None) -> Settled:
-        """Pick, lock and change the rows in one statement, which also says which they were."""
+        """Pick, lock and change the rows in one statement; it also says which they were, where somebody is told."""
+        told = self.somebody_is_told()
+        rows = self.carried_out(step, ("settle", told), lambda step: self._statement(step, told))
+        return self._each(step, rows) if told else self._in_all(step, rows)
+
+    def carried_out(self, step: Step, form: Hashable, make: Callable[[Step], Query]) -> list[tuple[Any, ...]]:
+        """The rows of a statement of a step, which is put together once a run.
+
+        Parameters:
+          form: What else it depends on than the run and the place.
+          make: Puts it together; the place of the step that it is given is one to be filled in.
+        """
+        if step.only is not None:
+            return Prepared(make(step)).rows()
+        after = None if step.after is None else self._bound(step.after)
+        shape = None if after is None else tuple(value is None for value in after)
+        blank = None if after is None else tuple(v if v is None else Place(n) for n, v in enumerate(after))
+        statement = self.statements.of(self.purpose(step), (form, shape), lambda: make(replace(step, after=blank)))
+        return statement.rows(*after or ())
+
+    def purpose(self, step: Step) -> Hashable:
+        """What a statement that is put together once is made for: this run."""
+        return step.run_id, step.now
+
+    def _statement(self, step: Step, told: bool) -> Query:
         picked = self.picked(step)
         # What is changed is stale at the moment it is changed: the predicate once more, as compare-and-set. COALESCE
         # keeps it from choosing the index: with old statistics, all that is stale would be looked through for each row.
         still_stale = fn.COALESCE(self.stale(step.now), False)
         write = self.action.write(self, step, self.among(picked) & still_stale)
         changed, *others = write.ctes
-        read = [getattr(picked.c, column.column_name) for column in (*self.order, *self.columns.values())]
+        totals = [Select((other,), [fn.COUNT(SQL("*"))]) for other in others]
+        order = [getattr(picked.c, column.column_name) for column in self.order]
+        if not told:
+            numbers = [Select((each,), [fn.COUNT(SQL("*"))]) for each in (picked, changed)]
+            last = Select((picked,), (*order, *numbers, *totals)).order_by(*(column.desc() for column in order))
+            return last.limit(1).with_cte(picked, *write.ctes)
+        read = [*order, *(getattr(picked.c, column.column_name) for column in self.columns.values())]
         key = [getattr(picked.c, column.column_name) for column in self.key]
         done = Select((changed,), [getattr(changed.c, column.column_name) for column in self.key])
         flag = key[0].in_(done) if len(key) == 1 else Tuple(*key).in_(done)
-        totals = [Select((other,), [fn.COUNT(SQL("*"))]) for other in others]
-        query: Any = (
-            Select((picked,), (*read, flag, *totals))
-            .order_by(*read[: len(self.order)])
-            .with_cte(picked, *write.ctes)
-            .tuples()
+        return Select((picked,), (*read, flag, *totals)).order_by(*order).with_cte(picked, *write.ctes)
+
+    def _each(self, step: Step, rows: list[tuple[Any, ...]]) -> Settled:
+        width = len(self.order) + len(self.columns)
+        read = [self.read(row) for row in rows]
+        changed = [self.record(each) for each, row in zip(read, rows, strict=True) if row[width]]
+        others = rows[0][width + 1 :] if rows else [0] * (len(self.action.counted_as) - 1)
+        return Settled(
+            dict(zip(self.action.counted_as, (len(changed), *others), strict=True)),
+            read[-1][: len(self.order)] if read else step.after,
+            len(rows) < self.batch_size,
+            rows=changed,
         )
-        width = len(read)
-        # What comes out of a common table expression has lost its column, which knows how to read it.
-        readers = [column.python_value for column in (*self.order, *self.columns.values())]
-        found = [
-            (*(reader(value) for reader, value in zip(readers, row, strict=False)), *row[width:])
-            for row in query.execute(database)
-        ]
-        rows = [self.record(row) for row in found if row[width]]
-        counts = {write.counts[0]: len(rows)}
-        counts |= dict(zip(write.counts[1:], found[0][width + 1 :] if found else [0] * len(others), strict=True))
-        position = tuple(found[-1][: len(self.order)]) if found else step.after
-        return Settled(counts, position, len(found) < self.batch_size, rows=rows)
+
+    def _in_all(self, step: Step, rows: list[tuple[Any, ...]]) -> Settled:
+        if not rows:
+            return Settled(dict.fromkeys(self.action.counted_as, 0), step.after)
+        width = len(self.order)
+        picked, *counts = rows[0][width:]
+        position = tuple(column.python_value(value) for column, value in zip(self.order, rows[0], strict=False))
+        return Settled(dict(zip(self.action.counted_as, counts, strict=True)), position, picked < self.batch_size)
+
+    def somebody_is_told(self) -> bool:
+        """Whether the records themselves are wanted: by a line for each, or by a subscriber of the event."""
+        written = self.line is not None and logging.getLogger(__name__).isEnabledFor(self.line.level)
+        return written or (self.sends is not None and bool(self.sends[0].receivers))
 
     def committed(self, step: Step, settled: Settled) -> None:
         if self.line is not None:
@@ -196,11 +235,11 @@ class TablePass:
         return found
 
     def _comes_after(self, position: Position) -> Expression:
-        values = [_read(column, value) for column, value in zip(self.order, position, strict=True)]
+        values = self._bound(position)
         if not self.nullable:
-            bound = [column.db_value(value) for column, value in zip(self.order, values, strict=True)]
-            after: Expression = Tuple(*self.order) > Tuple(*bound)
+            after: Expression = Tuple(*self.order) > Tuple(*values)
             return after
+        values = tuple(v if v is None or isinstance(v, Place) else Value(v, converter=False) for v in values)
         # A comparison of whole rows knows nothing of nulls. The first column once more, for the index.
         later: Any = None
         for column, value in reversed(list(zip(self.order, values, strict=True))):
@@ -214,9 +253,23 @@ class TablePass:
         after = (self.order[0] >= values[0]) & later
         return after
 
+    def _bound(self, position: Position) -> tuple[Any, ...]:
+        """A position as the database takes it; of one that is yet to be filled in, the places."""
+        return tuple(
+            value if isinstance(value, Place) else column.db_value(_read(column, value))
+            for column, value in zip(self.order, position, strict=True)
+        )
+
     def _edge(self, now: datetime, order: tuple[Any, ...]) -> Any:
         first: Any = self.model.select(self.order[0]).where(self.stale(now)).order_by(*order).limit(1).tuples()
         return next((value for (value,) in first), None)
+
+    def read(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A row as the driver has it, each value as its column reads it."""
+        return tuple(
+            column.python_value(value)
+            for column, value in zip((*self.order, *self.columns.values()), row, strict=False)
+        )
 
     def record(self, row: tuple[Any, ...]) -> dict[str, Any]:
         """A row of `rows` as events and log lines know it."""

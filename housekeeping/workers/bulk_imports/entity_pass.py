@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from peewee import CTE, SQL, Expression, Function, IntegrityError, Select, Value, fn
+from peewee import CTE, SQL, Expression, Function, IntegrityError, Query, Select, Value, fn
 
 from housekeeping.foundation.db import database
+from housekeeping.foundation.prepared import Place
 from housekeeping.sweeps.passes import Backlog, PassPlan, Reading, Settled, Step
 from housekeeping.sweeps.table_pass import TablePass
 from housekeeping.workers.bulk_imports.models import BulkImportEntity, BulkImportTracker
@@ -28,20 +29,19 @@ class EntityPass(TablePass):
     """
 
     def settle(self, step: Step, taken: None = None) -> Settled:
-        found: list[Any] = list(self.rows(step).for_update(skip_locked=True).tuples())
+        found = self.carried_out(step, "lock", lambda step: self.rows(step).for_update(skip_locked=True))
         if not found:
             return Settled(position=step.after)
-        # One parameter, not a hundred: putting the statement together would take longer than carrying it out.
-        locked = fn.ANY(Value([row[1] for row in found], converter=False, unpack=False))
-        entities, trackers = self._time_out(step.now, locked)
+        entities, trackers = self._time_out(step, [row[1] for row in found])
+        changed = [row for row in found if row[1] in entities] if self.somebody_is_told() else []
         return Settled(
             {self.action.counted_as[0]: len(entities), TRACKERS_COUNTED_AS: trackers},
-            tuple(found[-1][: len(self.order)]),
+            self.read(found[-1])[: len(self.order)],
             len(found) < self.batch_size,
-            rows=[self.record(row) for row in found if row[1] in entities],
+            rows=[self.record(self.read(row)) for row in changed],
         )
 
-    def _time_out(self, now: datetime, locked: Function) -> tuple[set[int], int]:
+    def _time_out(self, step: Step, locked: list[int]) -> tuple[set[int], int]:
         """Change the locked entities but those with a tracker that could not be locked; returns their ids, and how
         many trackers went with them.
 
@@ -49,6 +49,15 @@ class EntityPass(TablePass):
           IntegrityError: When the database kept a tracker from changing without an error (a trigger or rule of the
             application's); the entities must not change then either.
         """
+        # One parameter, not a hundred: putting the statement together would take longer than carrying it out.
+        ids = fn.ANY(Place(0))
+        statement = self.statements.of(self.purpose(step), "time out", lambda: self._timing_out(step.now, ids))
+        moved, trackers, should_be = statement.rows(locked)[0]
+        if trackers != should_be:
+            raise IntegrityError(f"{should_be - trackers} tracker(s) did not change with their entity")
+        return set(moved), trackers
+
+    def _timing_out(self, now: datetime, locked: Function) -> Query:
         there, mine, ours, left_out = _compared(locked)
         entity, tracker = BulkImportEntity.machine, BulkImportTracker.machine
         update: Any = BulkImportEntity.update(
@@ -68,11 +77,7 @@ class EntityPass(TablePass):
         ids = fn.COALESCE(fn.ARRAY_AGG(moved.c.id), SQL("'{}'"))
         changed = Select((followed,), (fn.COUNT(SQL("*")),))
         expected = Select((ours,), (fn.COALESCE(fn.SUM(ours.c.number), 0),)).where(ours.c.entity_id.in_(moved_ids))
-        query: Any = Select((moved,), (ids, changed, expected)).with_cte(there, mine, ours, moved, followed).tuples()
-        moved_now, trackers, should_be = next(iter(query.execute(database)))
-        if trackers != should_be:
-            raise IntegrityError(f"{should_be - trackers} tracker(s) did not change with their entity")
-        return set(moved_now), trackers
+        return Select((moved,), (ids, changed, expected)).with_cte(there, mine, ours, moved, followed)
 
     def record(self, row: tuple[Any, ...]) -> dict[str, Any]:
         record = super().record(row)

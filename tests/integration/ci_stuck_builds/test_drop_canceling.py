@@ -99,23 +99,20 @@ def test_builds_without_a_project_are_dropped_in_their_turn(
 
 
 def test_they_are_taken_100_at_a_time_oldest_first_and_by_project(
-    builds: type[Build], add_builds: AddBuilds, postgres: Database, monkeypatch: pytest.MonkeyPatch
+    builds: type[Build], add_builds: AddBuilds, postgres: Database
 ) -> None:
     # テーブル別操作詳細: バッチサイズ100件, created_at ASC, project_id ASC.
     add_builds(100, "canceling", STALE, STALE, project_id="500 - n")
     add_builds(100, "canceling", f"{STALE} - interval '1 day'", STALE, first_id=101)
     batches: list[list[int]] = []
-    committed = TablePass.committed
 
-    def note(table: TablePass, step: Step, settled: Settled) -> None:
-        batches.append([row["build_id"] for row in settled.rows])
-        committed(table, step, settled)
+    def note(sender: str, *, rows: list[dict[str, Any]], **about: Any) -> None:
+        batches.append([row["build_id"] for row in rows])
 
-    monkeypatch.setattr(TablePass, "committed", note)
+    with events.build_dropped.connected_to(note):
+        perform(drop_canceling, clock=ManualClock())
 
-    perform(drop_canceling, clock=ManualClock())
-
-    assert [len(batch) for batch in batches] == [100, 100, 0]
+    assert [len(batch) for batch in batches] == [100, 100]
     assert set(batches[0]) == set(range(101, 201)), "the older ones"
     assert batches[1] == list(range(100, 0, -1)), "by project"
 
