@@ -158,11 +158,15 @@ class Deduplication(Middleware):
         if terms is None:
             return
         with failing_the_message():
-            # Known before it is asked for: should the answer get lost, the message's retry holds on to the key.
             run = Run(message.message_id, key_of(actor, message, terms), uuid4().hex, message.options.get("retries", 0))
-            self._thread.run, since = run, elapsed()
+            since = elapsed()
+            if terms.until_executed:
+                # Known before it is asked for: should the answer get lost, the message's retry holds on to the key.
+                self._thread.run = run
             ttl = terms.ttl if terms.until_executed else None
             state = self.keys.start(run.key, run.message_id, run.token, ttl, self._mark())
+            # Not before, where the start frees the key: should it get lost, the end has to free it.
+            self._thread.run = run
             run.holds_key = state == "ours" and terms.until_executed
             if run.holds_key:
                 run.kept = renewals.keep(
