@@ -1,0 +1,26 @@
+"""A sweep whose work is divided between several runs at the same time.
+
+All of them walk in the same order, and each takes the next rows that no other has locked: a part that dies leaves
+nothing undone, because the others pass by where it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from housekeeping.sweeps.declaration import LeaseTerms, Sweep
+
+
+def parts(sweep: Sweep) -> list[tuple[str, Sweep]]:
+    """The further parts of a sweep, by the name of the actor of each; none of a sweep that is not divided.
+
+    Each has a lease of its own beside the sweep's: two runs of one part exclude each other as two of the sweep do.
+    """
+    return [(f"{sweep.name}.part-{number}", _part(sweep, number)) for number in range(1, sweep.parts)]
+
+
+def _part(sweep: Sweep, number: int) -> Sweep:
+    if sweep.lease is None:
+        return sweep
+    terms = sweep.lease
+    return dataclasses.replace(sweep, lease=LeaseTerms(f"{terms.key_for(None)}:part-{number}", terms.ttl))
