@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from dramatiq import Actor, get_encoder
 from dramatiq.middleware import MiddlewareError
@@ -16,6 +16,10 @@ from housekeeping.foundation.steering import InvalidOption
 
 #: How an option may name a key: a callable of the call's arguments, or the names of the arguments that decide.
 KeyOption = Callable[..., object] | list[str] | tuple[str, ...] | None
+
+#: What comes out of a queue as it went in.
+_AS_SENT: Final = (int, str, bool, type(None))
+_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 class UnusableArguments(MiddlewareError):
@@ -28,10 +32,15 @@ def bound(actor: Actor[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]
     Raises:
       UnusableArguments: When the arguments cannot be sent, or do not fit the actor's parameters.
     """
+    signature, names = _signature(actor.fn)
+    given = tuple(args)
+    if names is not None and not kwargs and len(given) == len(names) and all(type(each) in _AS_SENT for each in given):
+        # As below, at a fraction of its price: thousands are enqueued at a time.
+        return inspect.BoundArguments(signature, dict(zip(names, given, strict=True)))
     try:
         # There and back: a tuple is sent as a list and a number as a key becomes text, on both sides of the queue.
-        sent = get_encoder().decode(get_encoder().encode({"args": list(args), "kwargs": dict(kwargs)}))
-        call = _signature(actor.fn).bind(*sent["args"], **sent["kwargs"])
+        sent = get_encoder().decode(get_encoder().encode({"args": list(given), "kwargs": dict(kwargs)}))
+        call = signature.bind(*sent["args"], **sent["kwargs"])
     except Exception as error:
         raise UnusableArguments(f"{actor.actor_name}: its arguments: {error}") from None
     call.apply_defaults()
@@ -66,7 +75,7 @@ def digest(actor: Actor[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any
     elif key is not None:
         decides = {name: call.arguments[name] for name in key}
     try:
-        text = json.dumps(decides, sort_keys=True, separators=(",", ":"))
+        text = _ENCODER.encode(decides)
     except (TypeError, ValueError) as error:
         raise UnusableArguments(f"{actor.actor_name}: its calls cannot be compared: {error}") from None
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -119,5 +128,9 @@ def _fits(key: Callable[..., object], parameters: Mapping[str, inspect.Parameter
 
 
 @functools.lru_cache(maxsize=1024)
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(function)
+def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, tuple[str, ...] | None]:
+    """The function's signature; with its parameters' names where a call by place is sure to fit when it has as many."""
+    signature = inspect.signature(function)
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    plain = all(each.kind in by_place for each in signature.parameters.values())
+    return signature, tuple(signature.parameters) if plain else None

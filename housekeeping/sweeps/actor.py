@@ -14,13 +14,34 @@ from housekeeping.foundation.steering import PutBack
 from housekeeping.sweeps import actors
 from housekeeping.sweeps.declaration import MAX_RETRIES, Sweep
 from housekeeping.sweeps.ledger import HEARTBEAT
+from housekeeping.sweeps.parts import parts
 from housekeeping.sweeps.run import perform
 
 
 def register(broker: Broker, sweep: Sweep) -> Actor[..., None]:
-    """Declare the sweep's actor on `broker`, which must have the library's middleware."""
-    schedule: dict[str, Any] = {"schedule": sweep.schedule} if sweep.schedule and sweep.enabled else {}
+    """Declare the sweep's actor on `broker`, which must have the library's middleware.
 
+    Of a sweep in parts, each part has an actor of its own beside it, which the sweep's own sends first.
+    """
+    others = [_declared(broker, part, name, _run(part)) for name, part in parts(sweep)]
+    run = _run(sweep)
+
+    def without_argument() -> None:
+        for other in others:
+            other.send_with_options(trigger="parent")
+        run()
+
+    def with_argument(argument: Any) -> None:
+        run(argument)
+
+    function = without_argument if sweep.takes_argument is None else with_argument
+    schedule: dict[str, Any] = {"schedule": sweep.schedule} if sweep.schedule and sweep.enabled else {}
+    actor = _declared(broker, sweep, sweep.name, function, **schedule)
+    actors.remember(actor)
+    return actor
+
+
+def _run(sweep: Sweep) -> Callable[..., None]:
     def run(*argument: Any) -> None:
         result = perform(sweep, *argument)
         result.raise_for_failure()
@@ -34,22 +55,15 @@ def register(broker: Broker, sweep: Sweep) -> Actor[..., None]:
         if (result.outcome, result.reason) == ("partial", "shutdown"):
             raise PutBack(f"{sweep.name} stopped for the shutdown of its process")
 
-    if sweep.takes_argument is None:
+    return run
 
-        def without_argument() -> None:
-            run()
 
-        function: Callable[..., None] = without_argument
-    else:
-
-        def with_argument(argument: Any) -> None:
-            run(argument)
-
-        function = with_argument
-
+def _declared(
+    broker: Broker, sweep: Sweep, name: str, function: Callable[..., None], **schedule: Any
+) -> Actor[..., None]:
     declare: Any = dramatiq.actor(
         broker=broker,
-        actor_name=sweep.name,
+        actor_name=name,
         queue_name=sweep.queue,
         max_retries=MAX_RETRIES,
         # Twice the budget and a minute: the run stops itself long before; this ends one that hangs.
@@ -62,5 +76,4 @@ def register(broker: Broker, sweep: Sweep) -> Actor[..., None]:
         **sweep.actor_options,
     )
     actor: Actor[..., None] = declare(function)
-    actors.remember(actor)
     return actor
