@@ -60,7 +60,8 @@ def _catch(name: str, seed: int, schedules: int, processes: int) -> int:
         caught = min(tally.broken, key=lambda verdict: verdict.seed)
         *_, without = play_many(caught.seed, 1, 1)
         if not without.broken:
-            _say(f"caught within {caught.seed - seed + 1:5} schedules: {name} ({caught.broken[0].partition(':')[0]})")
+            by = ", ".join(dict.fromkeys(reason.partition(":")[0] for reason in caught.broken))
+            _say(f"caught within {caught.seed - seed + 1:5} schedules: {name} ({by})")
             return 0
         _say(f"seed {caught.seed} is broken without the twin {name}, too")
         first = caught.seed + 1

@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 from peewee import OperationalError
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INTRANS
+from psycopg2.extras import Json
 
 from housekeeping.foundation.db import Database
+from housekeeping.foundation.prepared import Prepared
 from tests.simulator.postgres import Postgres, Transaction
 from tests.simulator.queries import Cursor, Unknown, execute
 
@@ -61,12 +63,21 @@ class SimulatedDatabase(Database):
             self.postgres().world.failure = unknown
             raise
 
-    def _execute_known(self, query: Any) -> Any:
+    def rows(self, statement: Prepared, *values: Any) -> list[tuple[Any, ...]]:
+        """In place of `Prepared.rows`: by what it was put together from."""
+        plain = tuple(value.adapted if isinstance(value, Json) else value for value in values)
+        try:
+            return list(self._execute_known(statement.query, plain).rows)
+        except Unknown as unknown:
+            self.postgres().world.failure = unknown
+            raise
+
+    def _execute_known(self, query: Any, values: tuple[Any, ...] = ()) -> Any:
         postgres = self.postgres()
         name = type(query).__name__.removeprefix("Model").upper()
         if hasattr(query, "model"):
             name = f"{name} {query.model._meta.table_name}"
-        return self._done(name, lambda transaction: execute(postgres, transaction, query), "SELECT" in name)
+        return self._done(name, lambda transaction: execute(postgres, transaction, query, values), "SELECT" in name)
 
     def execute_sql(self, sql: str, params: Any = None) -> Any:
         return self._done(sql[:60], lambda transaction: self._known(transaction, sql, params), sql.startswith("SELECT"))

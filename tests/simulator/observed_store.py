@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -11,13 +12,17 @@ from housekeeping.sweeps.ledger import SILENCE
 from tests.simulator.redis_keyspace import Reply
 from tests.simulator.redis_store import RedisStore
 from tests.simulator.virtual_threads import something_queued
+from tests.simulator.workload import SWEEPS
 from tests.simulator.world import Process, World
 
 NAMESPACE: Final = "sim"
 QUEUE: Final = f"{NAMESPACE}:broker:default".encode()
 _OWNED: Final = tuple(f"{NAMESPACE}:{kind}:".encode() for kind in ("lease", "dedup", "running"))
+#: What the library changes such a key with.
+_CHANGING: Final = ("set", "del", "unlink", "hset", "hsetnx", "hdel", "pexpire", "expire", "persist")
 _DEDUP: Final = f"{NAMESPACE}:dedup:".encode()
 _LEASE: Final = f"{NAMESPACE}:lease:".encode()
+_SWEEP_LEASES: Final = tuple(_LEASE + name.encode() for name in SWEEPS)
 _DONE: Final = f"{NAMESPACE}:done:".encode()
 
 
@@ -44,18 +49,24 @@ class ObservedStore(RedisStore):
         self.emptied_at.append(self._world.now)
         self._world.note("redis emptied")
 
-    def call(self, *args: Any) -> Reply:
-        key = args[1] if len(args) > 1 and isinstance(args[1], bytes) else b""
-        if not key.startswith(_OWNED):
-            return super().call(*args)
-        before = self._token(key)
-        answer = super().call(*args)
-        after = self._token(key)
-        if before != after:
-            self._changed(key, before, after)
-        elif args[0] in ("pexpire", b"pexpire") and before is not None:
-            self._prolonged(key, before)
-        return answer
+    def _command(self, word: str) -> Callable[..., Reply]:
+        command = super()._command(word)
+        if word not in _CHANGING:
+            return command
+
+        def observed(key: bytes, *args: bytes) -> Reply:
+            if not key.startswith(_OWNED):
+                return command(key, *args)
+            before = self._token(key)
+            answer = command(key, *args)
+            after = self._token(key)
+            if before != after:
+                self._changed(key, before, after)
+            elif word == "pexpire" and before is not None:
+                self._prolonged(key, before)
+            return answer
+
+        return observed
 
     def do_hset(self, key: bytes, *pairs: bytes) -> Reply:
         if key.endswith(b".msgs"):
@@ -123,16 +134,23 @@ class ObservedStore(RedisStore):
             self._note_theft(key, before, after)
 
     def _prolonged(self, key: bytes, token: bytes) -> None:
-        if not self._may(key, token):
+        if not self._may(key, token, prolonged=True):
             self._note_theft(key, token, b"the same, for longer")
 
     def _note_theft(self, key: bytes, before: bytes, after: bytes | None) -> None:
         self._world.note("taken from another", key.decode(), before, after, self._owners[key + before].process.name)
 
-    def _may(self, key: bytes, token: bytes) -> bool:
+    def _may(self, key: bytes, token: bytes, prolonged: bool = False) -> bool:
         """Whether what the task that runs has done to the key of this token was its business."""
         owner, task = self._owners.get(key + token), self._world.current
-        if owner is None or task is None or not owner.process.alive or owner.process is task.process:
+        if owner is None or task is None:
+            return True
+        if key.startswith(_LEASE):
+            # Of the dead, too, until its ttl is over: only another run of a sweep knows that its holder is gone.
+            same = owner.message_id == task.message_id
+            mine = same and owner.process is task.process
+            return mine or (not prolonged and key in _SWEEP_LEASES and (same or self._is_gone(token)))
+        if not owner.process.alive or owner.process is task.process:
             return True
         if key.startswith(_DEDUP):
             message_id, _, run = token.partition(b"/")
@@ -141,11 +159,12 @@ class ObservedStore(RedisStore):
             # that was stopped may be either of two that are at work with the same message (I2).
             stopped = owner.process.paused_until > self._world.now or task.process.paused_until >= task.since
             return same and (not run or stopped)
-        return key.startswith(_LEASE) and self._is_gone(owner)
+        return False
 
-    def _is_gone(self, owner: Owner) -> bool:
-        """Whether the ledger says that the run has ended, or has given no sign of life for a minute."""
-        runs = self._world.shared["postgres"].committed.get("runs", {}).values()
-        mine = [run for run in runs if run["message_id"] == owner.message_id]
+    def _is_gone(self, token: bytes) -> bool:
+        """Whether the ledger says that its run has ended, or has given no sign of life for a minute."""
+        committed = self._world.shared["postgres"].committed
+        epochs = [row["epoch"] for row in committed.get("leases", {}).values() if row["holder"] == token.decode()]
+        runs = [run for run in committed.get("runs", {}).values() if run["epoch"] in epochs]
         silent_since = datetime.fromtimestamp(self._world.now, UTC) - SILENCE
-        return all(run["outcome"] is not None or run["heartbeat_at"] < silent_since for run in mine)
+        return bool(epochs) and all(run["outcome"] is not None or run["heartbeat_at"] < silent_since for run in runs)

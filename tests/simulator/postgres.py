@@ -246,9 +246,11 @@ class Postgres:
 
     def _tell(self, table: str, key: Any, before: Row | None, row: Row | None) -> None:
         """What the history is to know of a change to the ledger."""
+        note = self.world.note
+        if table == "leases" and row is not None and (before is None or before["holder"] != row["holder"]):
+            note("epoch taken", key, row["epoch"], row["holder"])
         if table != "runs" or row is None:
             return
-        note = self.world.note
         if before is None and row["outcome"] is None:
             note("run began", row["worker"], key, row["message_id"], row["epoch"], row["cursor"])
         elif before is None:

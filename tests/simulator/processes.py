@@ -15,10 +15,11 @@ from dramatiq.brokers.redis import RedisBroker
 from housekeeping import installation
 from housekeeping.brokers import redis as brokers
 from housekeeping.foundation.db import database
+from housekeeping.foundation.prepared import Prepared
 from housekeeping.foundation.redis_client import redis_client
 from housekeeping.foundation.settings import Settings
 from housekeeping.middleware.bulk import enqueue_many
-from tests.simulator import virtual
+from tests.simulator import haste, virtual
 from tests.simulator.database import SimulatedDatabase
 from tests.simulator.observed_store import NAMESPACE
 from tests.simulator.redis_client import SimulatedRedis
@@ -44,6 +45,9 @@ def connect() -> None:
     virtual.install({redis_client: lambda _: CLIENT})
     thread_locals_by_task(DATABASE)
     database.initialize(DATABASE)
+    prepared: Any = Prepared
+    prepared.rows = lambda statement, *values: DATABASE.rows(statement, *values)
+    haste.install()
 
 
 class _Watch(Middleware):

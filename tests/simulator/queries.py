@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from peewee import SQL, Delete, Expression, Field, Function, Insert, Negated, Ordering, Select, Update, Value
 
+from housekeeping.foundation.prepared import Place
 from tests.simulator.postgres import Mode, Postgres, Row, Transaction
 
 _COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
@@ -52,15 +53,16 @@ class Unknown(BaseException):
     """The stand-in cannot do what the query says; not an `Exception`, which a run would take for a failure."""
 
 
-def execute(postgres: Postgres, transaction: Transaction, query: Any) -> Cursor:
-    """Do a query of a transaction; its effects are in the transaction."""
-    return _Statement(postgres, transaction).execute(query)
+def execute(postgres: Postgres, transaction: Transaction, query: Any, values: tuple[Any, ...] = ()) -> Cursor:
+    """Do a query of a transaction, with these values for its places; its effects are in the transaction."""
+    return _Statement(postgres, transaction, values).execute(query)
 
 
 class _Statement:
-    def __init__(self, postgres: Postgres, transaction: Transaction) -> None:
+    def __init__(self, postgres: Postgres, transaction: Transaction, values: tuple[Any, ...]) -> None:
         self._postgres = postgres
         self._transaction = transaction
+        self._values = values
         self._model: Any = None
         self._around: dict[Any, Row] = {}  # model -> the row that a subquery is asked for
 
@@ -186,7 +188,8 @@ class _Statement:
         return where is None or self._value(where, row) is True
 
     def _new(self, value: Any, row: Row) -> Any:
-        return copy.deepcopy(self._value(value, row))
+        new = self._value(value, row)
+        return copy.deepcopy(new) if isinstance(new, dict | list) else new
 
     def _value(self, node: Any, row: Row) -> Any:
         """What an expression is for a row; None is unknown, as in SQL."""
@@ -199,6 +202,8 @@ class _Statement:
         if isinstance(node, Negated):
             value = self._value(node.node, row)
             return None if value is None else not value
+        if isinstance(node, Place):
+            return self._values[node.number]
         if isinstance(node, Value):
             return self._value(node.value, row)
         if isinstance(node, SQL):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Final
 
 import redis
@@ -93,12 +93,17 @@ class SimulatedScript:
 
     def __init__(self, client: SimulatedRedis, script: bytes | str) -> None:
         self.registered_client = client
-        self.script = script if isinstance(script, bytes) else script.encode()
-        self.sha = hashlib.sha1(self.script, usedforsecurity=False).hexdigest()
+        self.script = _one_of_each(script)
 
     def __call__(self, keys: Sequence[Any] = (), args: Iterable[Any] = (), client: Any = None) -> Any:
         client = self.registered_client if client is None else client
         return client.execute_command("EVAL", self.script, len(keys), *keys, *args)
+
+
+@cache
+def _one_of_each(script: bytes | str) -> bytes:
+    # The very same object each time is found among the compiled ones without being compared.
+    return script if isinstance(script, bytes) else script.encode()
 
 
 def perform(store: RedisStore, command: Sequence[Any]) -> Reply:

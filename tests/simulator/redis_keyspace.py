@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from redis.exceptions import ResponseError
 
@@ -41,11 +41,14 @@ class Keyspace:
         command = self._commands.get(name)
         if command is None:
             word = name.decode() if isinstance(name, bytes) else name
-            command = getattr(self, f"do_{word.lower()}", None)
-            if command is None:
-                raise ResponseError(f"unknown command {word!r}")
-            self._commands[name] = command
+            command = self._commands[name] = self._command(word.lower())
         return command(*[arg if type(arg) is bytes else as_bytes(arg) for arg in args[1:]])
+
+    def _command(self, word: str) -> Callable[..., Reply]:
+        command: Callable[..., Reply] | None = getattr(self, f"do_{word}", None)
+        if command is None:
+            raise ResponseError(f"unknown command {word!r}")
+        return command
 
     def clear(self) -> None:
         """Lose everything."""
@@ -140,6 +143,8 @@ class Keyspace:
         return sum(self._live(key) for key in keys)
 
     def do_keys(self, pattern: bytes) -> Reply:
+        if pattern.endswith(b"*") and not set(pattern[:-1]) & set(b"*?[\\"):
+            return [key for key in self.live_keys() if key.startswith(pattern[:-1])]
         return [key for key in self.live_keys() if fnmatchcase(key.decode(), pattern.decode())]
 
     def do_incr(self, key: bytes) -> Reply:
@@ -172,10 +177,11 @@ class Keyspace:
 
 def as_bytes(value: Any) -> bytes:
     """An argument as it goes over the wire; a number as Lua writes it."""
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, str):
-        return value.encode()
+    kind = type(value)
+    if kind is bytes:
+        return cast(bytes, value)
+    if kind is str:
+        return cast(bytes, value.encode())
     if isinstance(value, float) and not value.is_integer():
         return b"%.17g" % value
     return b"%d" % int(value)

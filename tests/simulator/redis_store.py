@@ -177,12 +177,12 @@ class RedisStore(Keyspace):
         if there is None:
             return []
         (low, above), (high, below) = _bound(least), _bound(most)
-        return [
-            member
-            for member in self._ranked(key)
-            if (there[member] > low if above else there[member] >= low)
-            and (there[member] < high if below else there[member] <= high)
+        found = [
+            (score, member)
+            for member, score in there.items()
+            if (score > low if above else score >= low) and (score < high if below else score <= high)
         ]
+        return [member for _, member in sorted(found)]
 
 
 def _bound(text: bytes) -> tuple[float, bool]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from housekeeping.sweeps.ledger import SILENCE
 from tests.simulator import virtual_time
 from tests.simulator.faults import ScriptedFaults
+from tests.simulator.invariants_leases import LEASE_KEYS
 from tests.simulator.invariants_ledger import LEDGER
 from tests.simulator.invariants_messages import MESSAGES
 from tests.simulator.invariants_ticks import TICKS
@@ -66,7 +67,7 @@ def set_up(seed: int) -> Stage:
 def judged(seed: int) -> Verdict:
     """Play a schedule and look whether all invariants hold."""
     stage, broken = play(seed)
-    for invariant in (*LEDGER, *MESSAGES, *TICKS):
+    for invariant in (*LEDGER, *MESSAGES, *LEASE_KEYS, *TICKS):
         broken += [f"{invariant.__name__}: {reason}" for reason in invariant(stage)]
     return Verdict(seed, broken, stage.world.history, stage.faults.struck, stage.faults.points)
 

@@ -12,6 +12,7 @@ from peewee import OperationalError
 
 from housekeeping.foundation.db import Database, database
 from housekeeping.foundation.errors import LeaseLost, RunTakenOver
+from housekeeping.foundation.prepared import Prepared
 from housekeeping.sweeps import ledger
 from housekeeping.sweeps.own_tables import Run
 from tests.simulator import virtual_time
@@ -93,7 +94,7 @@ class _SimulatedTwo:
 
 
 @pytest.fixture(params=["real", "stand-in"])
-def two(request: pytest.FixtureRequest) -> Iterator[Two]:
+def two(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
     if request.param == "real":
         yield _RealTwo(request.getfixturevalue("postgres"))
         return
@@ -103,6 +104,7 @@ def two(request: pytest.FixtureRequest) -> Iterator[Two]:
     virtual_time.enter(world)
     thread_locals_by_task(simulated)
     database.initialize(simulated)
+    monkeypatch.setattr(Prepared, "rows", lambda statement, *values: simulated.rows(statement, *values))
     yield _SimulatedTwo(world, world.process("test"))
     world.end()
     database.initialize(None)

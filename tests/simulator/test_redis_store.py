@@ -52,6 +52,15 @@ def test_a_key_that_is_not_there_has_no_ttl(client: Any, key: str) -> None:
     assert not client.pexpire(key, 1000)
 
 
+def test_keys_are_found_by_what_they_begin_with_and_by_any_pattern(client: Any, key: str) -> None:
+    client.set(f"{key}.one", "1")
+    client.set(f"{key}.[two]", "2")
+
+    assert sorted(client.keys(f"{key}.*")) == [f"{key}.[two]".encode(), f"{key}.one".encode()]
+    assert client.keys(f"{key}.[a-z]*") == [f"{key}.one".encode()]
+    assert client.keys(f"{key}.o?e") == [f"{key}.one".encode()]
+
+
 def test_an_empty_hash_set_or_list_is_no_key(client: Any, key: str) -> None:
     client.hset(key, "a", "1")
     client.hdel(key, "a")

@@ -13,7 +13,9 @@ from housekeeping.foundation import lease_store
 from housekeeping.foundation.db import database
 from housekeeping.foundation.lease_store import RedisLeaseStore
 from housekeeping.middleware import deduplication_scripts, idempotency, patience, tick_memory, tick_outcomes
+from housekeeping.middleware.deduplication import Deduplication
 from housekeeping.sweeps import ledger
+from housekeeping.sweeps.own_tables import NOW, Lease
 from housekeeping.sweeps.walk import Walk
 
 Twin = Callable[[], None]
@@ -36,9 +38,14 @@ def epoch_not_checked() -> None:
 
 def epoch_stays_the_same() -> None:
     """Every acquisition of a lease has the epoch of the first."""
+
+    def first(key: str, token: str) -> int:
+        taken = {Lease.epoch: 1, Lease.holder: token, Lease.used_at: NOW}
+        Lease.insert({Lease.key: key, **taken}).on_conflict(conflict_target=[Lease.key], update=taken).execute()
+        return 1
+
     module: Any = ledger
-    next_epoch = module.next_epoch
-    module.next_epoch = lambda key, token: min(next_epoch(key, token), 1)
+    module.next_epoch = first
 
 
 def lease_given_to_anybody() -> None:
@@ -72,6 +79,17 @@ def redis_away_means_free() -> None:
 def living_holder_taken_for_dead() -> None:
     """A run takes over the lease of one that lives."""
     ledger.holder_is_gone = lambda worker, key, token: True
+
+
+def key_stays_with_what_did_not_start() -> None:
+    """A message frees its key only where its run had begun."""
+    end: Any = Deduplication._end
+
+    def of_runs_only(self: Any, broker: Any, actor: Any, message: Any, terms: Any, run: Any) -> None:
+        if run.token:
+            end(self, broker, actor, message, terms, run)
+
+    Deduplication._end = of_runs_only  # type: ignore[method-assign]
 
 
 def duplicates_enqueued() -> None:

@@ -48,7 +48,7 @@ def _process_id() -> int:
     return 1000 + (world().processes.index(task.process) if task is not None else 0)
 
 
-def _take_back(thread_id: int) -> None:
+def _take_back(section: object, thread_id: int) -> None:
     for process in world().processes:
         for task in process.tasks:
             if id(task) == thread_id:

@@ -17,7 +17,7 @@ from tests.simulator.virtual_time import elapsed, wall, world
 from tests.simulator.world import Task
 
 #: An idle consumer speaks to its broker so often: well within the heartbeat timeout of a minute.
-_IDLE_S: Final = 25.0
+_IDLE_S: Final = 40.0
 
 
 class VirtualQueue:
@@ -99,12 +99,18 @@ def idle(_: float) -> None:
 
 
 def something_queued(queue_name: str) -> None:
-    """Let idle consumers of a queue look, each a little later."""
+    """Let idle consumers of a queue look, each a little later; one at least, all others have just done so."""
     here = world()
-    for task, name in list(here.shared.get("idle", {}).items()):
-        if name == queue_name:
-            del here.shared["idle"][task]
-            here.wake(task, here.rng.choice((0.0, 0.0, 0.3, 2.0)))
+    idle = here.shared.get("idle", {})
+    there = [task for task, name in idle.items() if name == queue_name and _is_awake(task)]
+    here.rng.shuffle(there)
+    for task in there[: here.rng.choice((1, 1, 2, 3))]:
+        del idle[task]
+        here.wake(task, here.rng.choice((0.0, 0.0, 0.3, 2.0)))
+
+
+def _is_awake(task: Task) -> bool:
+    return task.process.alive and task.process.paused_until <= world().now
 
 
 class VirtualWorkerThread(_Virtual, dramatiq.worker.WorkerThread):

@@ -50,6 +50,8 @@ ACTORS: Final[dict[str, dict[str, Any]]] = {
 }
 SWEEPS: Final = ("swept", "shared")
 SCHEDULED: Final = ("swept", "ticking")
+#: Those whose runs are each under a lease of their own name.
+LEASES: Final = ("leased", "exclusive", "swept")
 
 
 @dataclass(frozen=True)
