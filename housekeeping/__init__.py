@@ -10,31 +10,64 @@ if TYPE_CHECKING:
     from housekeeping.foundation import events as events
     from housekeeping.foundation.leases import ExclusiveLease as ExclusiveLease
     from housekeeping.foundation.leases import fence as fence
+    from housekeeping.foundation.replicas import read_database as read_database
     from housekeeping.foundation.throttle import throttle as throttle
     from housekeeping.installation import install as install
     from housekeeping.middleware.bulk import enqueue_many as enqueue_many
-    from housekeeping.sweeps.declaration import Sweep as Sweep
+    from housekeeping.sweeps import Alarms as Alarms
+    from housekeeping.sweeps import BaseModel as BaseModel
+    from housekeeping.sweeps import Breaker as Breaker
+    from housekeeping.sweeps import Call as Call
+    from housekeeping.sweeps import Delete as Delete
+    from housekeeping.sweeps import Gates as Gates
+    from housekeeping.sweeps import LeaseTerms as LeaseTerms
+    from housekeeping.sweeps import StateMachine as StateMachine
+    from housekeeping.sweeps import Sweep as Sweep
+    from housekeeping.sweeps import Transition as Transition
+    from housekeeping.sweeps import UtcDateTimeField as UtcDateTimeField
 
 __version__ = "0.1.0"
 
 #: Public names and where they live; looked up when first used, so that importing the package costs and changes nothing.
 _PUBLIC: Final = {
+    "Alarms": "housekeeping.sweeps",
+    "BaseModel": "housekeeping.sweeps",
+    "Breaker": "housekeeping.sweeps",
+    "Call": "housekeeping.sweeps",
+    "Delete": "housekeeping.sweeps",
     "ExclusiveLease": "housekeeping.foundation.leases",
-    "Sweep": "housekeeping.sweeps.declaration",
+    "Gates": "housekeeping.sweeps",
+    "LeaseTerms": "housekeeping.sweeps",
+    "StateMachine": "housekeeping.sweeps",
+    "Sweep": "housekeeping.sweeps",
+    "Transition": "housekeeping.sweeps",
+    "UtcDateTimeField": "housekeeping.sweeps",
     "enqueue_many": "housekeeping.middleware.bulk",
     "fence": "housekeeping.foundation.leases",
     "install": "housekeeping.installation",
+    "read_database": "housekeeping.foundation.replicas",
     "throttle": "housekeeping.foundation.throttle",
 }
 _MODULES: Final = {"events": "housekeeping.foundation.events", "testing": "housekeeping.testing"}
 __all__ = [
+    "Alarms",
+    "BaseModel",
+    "Breaker",
+    "Call",
+    "Delete",
     "ExclusiveLease",
+    "Gates",
+    "LeaseTerms",
+    "StateMachine",
     "Sweep",
+    "Transition",
+    "UtcDateTimeField",
     "__version__",
     "enqueue_many",
     "events",
     "fence",
     "install",
+    "read_database",
     "testing",
     "throttle",
 ]

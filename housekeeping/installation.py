@@ -1,7 +1,8 @@
-"""Puts the library on a broker: middleware, database, Redis and the built-in workers."""
+"""Puts the library on a broker: middleware, database, Redis, the built-in workers and one's own."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import redis
@@ -20,11 +21,14 @@ from housekeeping.middleware.run_log import RunLog
 from housekeeping.middleware.schedule import Schedule
 from housekeeping.sweeps import schema
 from housekeeping.sweeps.actor import register
-from housekeeping.workers import configured_sweeps
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.workers import configured_sweeps, only
 
 
-def install(broker: Broker, settings: Settings | None = None, workers: bool = True) -> dict[str, Actor[..., Any]]:
-    """Add the library's middleware, and its workers, to an application's broker.
+def install(
+    broker: Broker, settings: Settings | None = None, workers: bool = True, sweeps: Sequence[Sweep] = ()
+) -> dict[str, Actor[..., Any]]:
+    """Add the library's middleware, its workers, and an application's own sweeps, to the application's broker.
 
     Call it before declaring actors that use the library's options. The broker keeps middleware of
     its own, Dramatiq's with the parameters it was given; only periodiq's goes, which drops retries, and
@@ -32,28 +36,30 @@ def install(broker: Broker, settings: Settings | None = None, workers: bool = Tr
 
     Parameters:
       settings: Read from the environment unless given.
-      workers: Whether to declare the built-in workers, which need the database.
+      workers: Whether to declare the built-in workers, and those of the modules in ``HOUSEKEEPING_SWEEPS``. They need
+        the database.
+      sweeps: The application's own, which need it as well. One that ``HOUSEKEEPING_SWEEPS`` names, too, is there once.
 
     Returns:
-      The workers' actors by name; none without workers.
+      The actors of workers and sweeps by name.
 
     Raises:
       SettingsError: When a setting is missing or wrong.
-      DeclarationError: When the broker has the middleware already.
+      DeclarationError: When the broker has the middleware already, or two sweeps have the same name.
     """
     settings = settings or Settings.load()
     if any(isinstance(middleware, RunLog) for middleware in broker.middleware):
         raise DeclarationError("housekeeping is installed on this broker already")
     client = _client(broker, settings)
-    if workers:
+    if workers or sweeps:
         settings.require_database_url()
-    sweeps = configured_sweeps(settings) if workers else {}
+    declared = configured_sweeps(settings, sweeps) if workers else only(settings, sweeps)
     _arrange(broker, standard_middleware(client, settings, broker.middleware))
     shared_redis.use(client, settings.namespace)
     if settings.database_url is not None:
         use_database(settings)
     harden(broker)
-    return {name: register(broker, sweep) for name, sweep in sweeps.items()}
+    return {name: register(broker, sweep) for name, sweep in declared.items()}
 
 
 def use_database(settings: Settings) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from peewee import ProgrammingError
@@ -24,13 +26,17 @@ _UNDEFINED_TABLE: Final = "42P01"  # PostgreSQL's code
 
 
 def settings_and_logs() -> Settings:
-    """The settings, with logging set up as they say.
+    """The settings, with logging set up as they say, and one's own sweeps found from the current folder.
 
     Raises:
       SettingsError: When one is wrong.
     """
     settings = Settings.load()
     logs.configure(settings.log_level, settings.log_format)
+    here = str(Path.cwd())
+    if settings.sweeps and here not in sys.path:
+        # As dramatiq and periodiq do it.
+        sys.path.insert(0, here)
     return settings
 
 

@@ -43,7 +43,7 @@ def doctor(as_json: bool, role: str | None) -> None:
     settings = settings_and_logs()
     sweeps = configured_sweeps(settings)
     if role is not None:
-        for statement in grants(role, needed_rights()):
+        for statement in grants(role, needed_rights(settings)):
             click.echo(f"{statement};")
         return
     if settings.database_url is not None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from housekeeping.cli.composition import settings_and_logs
 from housekeeping.foundation.db import database, reaching_postgres
 from housekeeping.installation import use_database
 from housekeeping.sweeps import schema
-from housekeeping.workers import BUILT_IN, configured_sweeps
+from housekeeping.workers import configured_sweeps, families
 
 
 @click.command(short_help="Make the library's own tables, or bring them up to date.")
@@ -29,10 +31,10 @@ def init(with_tables: bool) -> None:
     if not with_tables:
         return
     with reaching_postgres():
-        for module in BUILT_IN:
-            for model in module.MODELS.values():
-                table = model._meta.table_name
+        for family in families(settings):
+            for model in family.models.values():
+                meta: Any = model._meta
                 there = model.table_exists()
                 if not there:
                     database.create_tables([model])
-                click.echo(f"table {table}: {'is there' if there else 'made'}")
+                click.echo(f"table {meta.table_name}: {'is there' if there else 'made'}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from peewee import Index, PeeweeException
+from peewee import Field, Index, PeeweeException
 
 from housekeeping.foundation.clock import SYSTEM_CLOCK
 from housekeeping.foundation.db import database, one_line
@@ -13,6 +13,7 @@ from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.findings import Finding
 from housekeeping.sweeps.passes import Explainable, Reading
+from housekeeping.sweeps.vitals import table_name
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
@@ -32,7 +33,7 @@ def _judged(worker: str, reading: Reading) -> Finding:
     fault = fault_of(explained(reading.query))
     if fault is None:
         return Finding("fine", worker, "indexes", f"{reading.what} is found by an index")
-    missing = [statement for statement in wanted_indexes(reading.model) if statement]
+    missing = [*wanted_indexes(reading.model)] or [*index_of_the_walk(reading)]
     return Finding("warning", worker, "indexes", f"{reading.what}: {fault}", "; ".join(missing) or None)
 
 
@@ -71,6 +72,14 @@ def wanted_indexes(model: Any) -> Iterator[str]:
             with database.cursor() as cursor:
                 text: str = cursor.mogrify(sql, parameters).decode()
             yield text.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
+
+
+def index_of_the_walk(reading: Reading) -> Iterator[str]:
+    """The statement that makes an index of the columns a walk follows, for a model that is declared with none."""
+    columns = getattr(reading.query, "_order_by", None)
+    if columns and all(isinstance(column, Field) for column in columns):
+        names = ", ".join(column.column_name for column in columns)
+        yield f"CREATE INDEX CONCURRENTLY ON {table_name(reading.model)} ({names})"
 
 
 def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.findings import Finding
-from housekeeping.workers import BUILT_IN
+from housekeeping.workers import families
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Object stores, the folder of the repositories, the git program."""
-    for family in BUILT_IN:
-        users = [sweep.name for sweep in family.SWEEPS if sweep.name in sweeps]
-        if users and hasattr(family, "examine"):
+    for family in families(settings):
+        users = [sweep.name for sweep in family.sweeps if sweep.name in sweeps]
+        if users and family.examine is not None:
             yield from family.examine()

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 from housekeeping.foundation.db import database
-from housekeeping.workers import BUILT_IN
+from housekeeping.foundation.settings import Settings
+from housekeeping.workers import families
 
 
-def needed_rights() -> dict[str, tuple[str, ...]]:
-    """Table in the documents -> the rights the built-in workers need on it."""
-    return {name: rights for family in BUILT_IN for name, rights in family.RIGHTS.items()}
+def needed_rights(settings: Settings) -> dict[str, tuple[str, ...]]:
+    """Table, by the name it was declared with -> the rights the workers need on it."""
+    return {name: rights for family in families(settings) for name, rights in family.rights.items()}
 
 
 def missing_rights(table: str, needed: tuple[str, ...]) -> list[str]:

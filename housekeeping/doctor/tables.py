@@ -10,7 +10,7 @@ from housekeeping.foundation.db import database
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.findings import Finding
-from housekeeping.workers import BUILT_IN
+from housekeeping.workers import families
 
 _DEAD_ROWS: Final = 100_000  # below this a table is small enough whatever its share
 _DEAD_SHARE: Final = 0.3  # autovacuum begins at 0.2 by PostgreSQL's default; here it does not keep up
@@ -18,12 +18,12 @@ _DEAD_SHARE: Final = 0.3  # autovacuum begins at 0.2 by PostgreSQL's default; he
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Each table of each family that has an enabled worker."""
-    for family in BUILT_IN:
-        users = [sweep.name for sweep in family.SWEEPS if sweep.name in sweeps]
+    for family in families(settings):
+        users = [sweep.name for sweep in family.sweeps if sweep.name in sweeps]
         if not users:
             continue
-        for name, model in family.MODELS.items():
-            yield from _table(users[0], name, model, family.RIGHTS[name])
+        for name, model in family.models.items():
+            yield from _table(users[0], name, model, family.rights.get(name, ("SELECT",)))
 
 
 def _table(worker: str, name: str, model: Any, needed: tuple[str, ...]) -> Iterator[Finding]:

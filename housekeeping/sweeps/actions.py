@@ -76,7 +76,7 @@ class Transition:
 
     machine: StateMachine
     event: str
-    rows_counted_as: str
+    rows_counted_as: str = "moved_rows"
     changes: Callable[[datetime], Mapping[Any, Any]] = lambda now: {}
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -17,14 +18,19 @@ from housekeeping.foundation.leases import SHORTEST_TTL
 from housekeeping.foundation.settings import WorkerSettings
 from housekeeping.sweeps.actions import Action
 from housekeeping.sweeps.breaker import Breaker
+from housekeeping.sweeps.call import Call, CallPass
 from housekeeping.sweeps.gates import Gates
 from housekeeping.sweeps.passes import Pass
+from housekeeping.sweeps.refusals import refuse_form, refuse_walk
 from housekeeping.sweeps.table_pass import TablePass
 
 DataConsistency = Literal["always", "sticky", "delayed"]
 
 #: Sidekiq's default, which every design document refers to (リトライ仕様).
 MAX_RETRIES: Final = 25
+
+#: What a name is made of: it stands in addresses, Redis keys and on command lines.
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 
 #: Settings that become fields of the sweep; all others must be among its `options`.
 _LENGTHS: Final = {"max_runtime_s": "max_runtime", "stale_after_s": "stale_after"}
@@ -111,7 +117,9 @@ class Sweep:
 
     Attributes:
       name: The worker's public name: actor, settings, ledger and logs use it.
-      stale, order, action: The one pass of a sweep through one table, see `TablePass`.
+      stale: Which rows are stale, given the time the run began, less `stale_after` where that is said.
+      order: The columns the walk follows, oldest first, ending with the primary key.
+      action: What is done with the stale rows: `Delete`, `Transition`, `Call`, or one's own.
       passes: In place of those three: makes the passes of a sweep that has several, or of another kind.
       counts: The names of all counts, in the order they are shown.
       settles: Those of the counts that are records taken from what is stale, for rates; none: what waits is not counted
@@ -119,7 +127,9 @@ class Sweep:
       schedule: A cron expression; none: the sweep runs only when asked.
       batch_size: Records a statement, and so a transaction.
       max_runtime: How long a run takes new batches; asked after each full batch.
-      stale_after: How old is stale, for the passes that ask; none: the worker has no use for it.
+      parts: Between how many runs at the same time the work of a message is divided: each takes batches that no other
+        has locked. For a backlog that one run cannot get through; 1: one run.
+      stale_after: How old is stale; none: the worker has no use for it.
       lease: The exclusive lease a run needs; none: runs may overlap, and skip each other's rows.
       options: Further settings the worker takes, by their name in ``HOUSEKEEPING_WORKERS``, with their defaults.
       takes_argument: What the one argument of a run is called; none: it takes none.
@@ -150,6 +160,7 @@ class Sweep:
     schedule: str | None = None
     batch_size: int = 100
     max_runtime: timedelta = timedelta(minutes=5)
+    parts: int = 1
     stale_after: timedelta | None = None
     lease: LeaseTerms | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -170,14 +181,24 @@ class Sweep:
     enabled: bool = True
 
     def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise DeclarationError(
+                f"{self.name!r} is no name for a sweep; it should be letters, digits and _ . - such as sessions.expired"
+            )
         if (self.passes is None) == (self.stale is None or self.action is None or not self.order):
             raise DeclarationError(f"{self.name}: give stale, order and action, or passes")
+        refuse_form(self.name, self.stale, self.order, self.action)
         if not self.counts and self.action is not None:
-            object.__setattr__(self, "counts", (*self.action.counted_as, "batches", "out_of_time"))
+            failed = ("failed",) if isinstance(self.action, Call) else ()
+            object.__setattr__(self, "counts", (*self.action.counted_as, *failed, "batches", "out_of_time"))
         if not self.settles and self.action is not None:
             object.__setattr__(self, "settles", tuple(self.action.counted_as[:1]))
         if self.batch_size < 1 or self.max_runtime <= timedelta():
             raise DeclarationError(f"{self.name}: batch_size must be at least 1 and max_runtime longer than nothing")
+        if self.parts < 1 or (self.parts > 1 and not self.divisible):
+            raise DeclarationError(
+                f"{self.name}: parts should be 1, but for a sweep through tables without an argument"
+            )
         if self.lease is not None:
             if self.lease.ttl < SHORTEST_TTL:
                 raise DeclarationError(f"{self.name}: the lease's ttl must be at least 3 seconds")
@@ -187,29 +208,42 @@ class Sweep:
             if self.takes_argument is not None:
                 raise DeclarationError(f"{self.name} takes an argument ({self.takes_argument}), so it has no schedule")
             Cron(self.schedule)
-        for each in self._declared():
+        for each in self.declared():
             if isinstance(each, TablePass):
-                _check_order(self.name, each)
+                refuse_walk(self.name, each)
 
     def walks(self) -> tuple[Pass, ...]:
         """The passes of a run, in order, on the tables as they are in this database."""
         for model in self.partitioned:
             identify(model)
-        return self._declared()
+        return self.declared()
 
-    def _declared(self) -> tuple[Pass, ...]:
+    def declared(self) -> tuple[Pass, ...]:
+        """The passes of a run, in order, on the tables as they were declared; the database is not asked."""
         if self.passes is not None:
             return tuple(self.passes(self))
         assert self.stale is not None and self.action is not None
-        only = TablePass(
-            name="rows", stale=self.stale, order=self.order, action=self.action, batch_size=self.batch_size
-        )
-        return (only,)
+        stale, length = self.stale, self.stale_after or timedelta()
+        one: dict[str, Any] = {
+            "name": "rows",
+            "stale": lambda now: stale(now - length),
+            "order": self.order,
+            "action": self.action,
+            "batch_size": self.batch_size,
+        }
+        return (CallPass(**one) if isinstance(self.action, Call) else TablePass(**one),)
+
+    @property
+    def divisible(self) -> bool:
+        """Whether runs at the same time can share its work: each leaves out the rows that another has locked."""
+        walks = self.declared()
+        changes_rows = all(isinstance(each, TablePass) and not isinstance(each, CallPass) for each in walks)
+        return changes_rows and self.takes_argument is None
 
     @property
     def model(self) -> type[Model]:
         """The table that the first pass walks."""
-        first = self._declared()[0]
+        first = self.declared()[0]
         if not isinstance(first, TablePass):
             raise DeclarationError(f"{self.name} does not walk a table")
         return first.model
@@ -230,9 +264,11 @@ class Sweep:
                 changes[_LENGTHS[name]] = timedelta(seconds=value)
             elif name == "lease_ttl_s" and self.lease is not None:
                 changes["lease"] = dataclasses.replace(self.lease, ttl=timedelta(seconds=value))
+            elif name == "parts" and self.divisible:
+                changes["parts"] = value
             elif name == "alarms":
                 changes["alarms"] = self._alarms(value, where)
-            elif name == "target_batch_s" and any(isinstance(each, TablePass) for each in self._declared()):
+            elif name == "target_batch_s" and any(isinstance(each, TablePass) for each in self.declared()):
                 changes["target_batch"] = None if value is None else timedelta(seconds=value)
             elif name in ("gates", "breaker"):
                 said = {key: getattr(value, key) for key in value.model_fields_set}
@@ -251,11 +287,3 @@ class Sweep:
             return self.alarms.changed(given, self.counts)
         except DeclarationError as error:
             raise SettingsError(f'{where}["alarms"] is {given!r}; {error}') from None
-
-
-def _check_order(name: str, table: TablePass) -> None:
-    key = tuple(column.name for column in table.key)
-    if tuple(column.name for column in table.order[-len(key) :]) != key:
-        raise DeclarationError(
-            f"{name}: order must end with the primary key ({', '.join(key)}), or rows could be missed"
-        )

@@ -23,6 +23,7 @@ from housekeeping.foundation.errors import (
 from housekeeping.foundation.interruption import LostLease, interruptibly, undisturbed
 from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.foundation.replicas import data_consistency_used
 from housekeeping.foundation.reports import report
 from housekeeping.foundation.timings import waited
 from housekeeping.sweeps import ledger, measures
@@ -277,7 +278,7 @@ class _Performance:
             "reason": result.reason,
             "duration_s": round(result.duration_s, 3),
             **spent.as_fields(),
-            "data_consistency_used": "primary",  # there is no replica to read from
+            "data_consistency_used": data_consistency_used(),
         }
         level = logger.error if result.exit_code else logger.info
         level("Run ended", **line)

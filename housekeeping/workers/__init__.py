@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from housekeeping.foundation.errors import SettingsError
 from housekeeping.foundation.settings import Settings, WorkerSettings
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.families import Family, declared_by, each_once, family_of, imported
 from housekeeping.workers.batched_git_ref_updates import worker as _batched_git_ref_updates
 from housekeeping.workers.bulk_imports import worker as _bulk_imports
 from housekeeping.workers.ci_stuck_builds import worker as _ci_stuck_builds
@@ -26,33 +28,61 @@ BUILT_IN: Final[tuple[Any, ...]] = (
 )
 
 
-def configured_sweeps(settings: Settings) -> dict[str, Sweep]:
-    """The built-in workers by name, with what the settings say of them; binds their models to the tables.
+def families(settings: Settings, own: Sequence[Sweep] = ()) -> tuple[Family, ...]:
+    """The built-in workers, those of the modules that the settings name, and an application's own.
 
     Raises:
-      SettingsError: When ``HOUSEKEEPING_WORKERS`` names a worker, table or key that there is not, or a wrong value.
+      SettingsError: When a module is not found, cannot be imported, or has no sweeps.
+      DeclarationError: When two sweeps have the same name.
     """
-    known = {sweep.name for family in BUILT_IN for sweep in family.SWEEPS}
+    built_in = [family_of(module) for module in BUILT_IN]
+    return each_once([*built_in, *imported(settings.sweeps), declared_by("install", own)])
+
+
+def configured_sweeps(settings: Settings, own: Sequence[Sweep] = ()) -> dict[str, Sweep]:
+    """All workers by name, with what the settings say of them; binds their models to the tables.
+
+    Parameters:
+      own: An application's, beside those of ``HOUSEKEEPING_SWEEPS``.
+
+    Raises:
+      SettingsError: When ``HOUSEKEEPING_WORKERS`` names a worker, table or key that there is not, or a wrong value; or
+        ``HOUSEKEEPING_SWEEPS`` a module that is not found, cannot be imported, or has no sweeps.
+      DeclarationError: When two sweeps have the same name.
+    """
+    found = families(settings, own)
+    known = {sweep.name for family in found for sweep in family.sweeps}
     for name in settings.workers:
         if name not in known:
             raise SettingsError(
                 f'HOUSEKEEPING_WORKERS["{name}"] is not a worker; the workers are {", ".join(sorted(known))}'
             )
-    sweeps = {}
-    for family in BUILT_IN:
-        _bind_tables(family, settings)
-        if hasattr(family, "configure"):
-            family.configure(settings)
-        for sweep in family.SWEEPS:
-            sweeps[sweep.name] = sweep.configured(settings.workers.get(sweep.name, WorkerSettings()))
-    return sweeps
+    return {name: sweep for family in found for name, sweep in _configured(family, settings).items()}
 
 
-def _bind_tables(family: Any, settings: Settings) -> None:
-    """Give the family's models the names their tables have in this database; the documents' own unless said."""
-    models: dict[str, Any] = family.MODELS
+def only(settings: Settings, own: Sequence[Sweep]) -> dict[str, Sweep]:
+    """An application's own sweeps by name, with what the settings say of them, without any other worker.
+
+    Raises:
+      SettingsError: When ``HOUSEKEEPING_WORKERS`` has a table or key of theirs that there is not, or a wrong value.
+      DeclarationError: When two sweeps have the same name.
+    """
+    (family,) = each_once([declared_by("install", own)])
+    return _configured(family, settings)
+
+
+def _configured(family: Family, settings: Settings) -> dict[str, Sweep]:
+    _bind_tables(family, settings)
+    if family.configure is not None:
+        family.configure(settings)
+    return {sweep.name: sweep.configured(settings.workers.get(sweep.name, WorkerSettings())) for sweep in family.sweeps}
+
+
+def _bind_tables(family: Family, settings: Settings) -> None:
+    """Give the family's models the names their tables have in this database; the declared ones unless said."""
+    models = family.models
     names: dict[str, str] = {}
-    for sweep in family.SWEEPS:
+    for sweep in family.sweeps:
         given = settings.workers.get(sweep.name, WorkerSettings())
         where = f'HOUSEKEEPING_WORKERS["{sweep.name}"]'
         tables = dict(given.tables or {})
@@ -67,5 +97,6 @@ def _bind_tables(family: Any, settings: Settings) -> None:
                 raise SettingsError(f"{where} calls {table} {name!r}, another worker calls it {names[table]!r}")
     for table, model in models.items():
         *schema, name = names.get(table, table).split(".")
-        model._meta.schema = schema[0] if schema else None
-        model._meta.set_table_name(name)
+        meta: Any = model._meta
+        meta.schema = schema[0] if schema else None
+        meta.set_table_name(name)

@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
-from housekeeping.foundation.errors import HousekeepingError, SettingsError
-from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.actors import actor_named
-from housekeeping.sweeps.declaration import Alarms, LeaseTerms, Sweep
-from housekeeping.sweeps.findings import Finding
+from housekeeping.sweeps import (
+    Alarms,
+    Finding,
+    HousekeepingError,
+    LeaseTerms,
+    Settings,
+    SettingsError,
+    Sweep,
+    actor_named,
+)
 from housekeeping.workers.batched_git_ref_updates.cleanup import PendingDeletions
 from housekeeping.workers.batched_git_ref_updates.git_program import GitProgram
 from housekeeping.workers.batched_git_ref_updates.models import Deletion

@@ -8,10 +8,7 @@ from datetime import timedelta
 from typing import Final
 
 from housekeeping.foundation.events import entity_timed_out, import_timed_out
-from housekeeping.sweeps.actions import Transition
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.passes import Pass
-from housekeeping.sweeps.table_pass import RecordLine, TablePass
+from housekeeping.sweeps import Pass, RecordLine, Sweep, TablePass, Transition
 from housekeeping.workers.bulk_imports.entity_pass import EVENT, TRACKERS_COUNTED_AS, EntityPass
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker
 

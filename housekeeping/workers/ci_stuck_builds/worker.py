@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
-from housekeeping.sweeps.declaration import Alarms, LeaseTerms, Sweep
+from housekeeping.sweeps import Alarms, LeaseTerms, Sweep
 from housekeeping.workers.ci_stuck_builds.builds_pass import stuck_builds
 from housekeeping.workers.ci_stuck_builds.children import EnqueueChildren
 from housekeeping.workers.ci_stuck_builds.models import Build, BuildStatus, FailureReason

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
-from housekeeping.foundation.errors import ObjectStoreUnavailable
-from housekeeping.sweeps.declaration import Alarms, Sweep
-from housekeeping.sweeps.findings import Finding
+from housekeeping.sweeps import Alarms, Finding, ObjectStoreUnavailable, Sweep
 from housekeeping.workers.object_storage import stores
 from housekeeping.workers.object_storage.models import MODELS
 from housekeeping.workers.object_storage.upload_pass import PendingUploadsPass

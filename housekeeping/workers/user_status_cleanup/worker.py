@@ -6,9 +6,7 @@ from datetime import timedelta
 from typing import Final
 
 from housekeeping.foundation.events import user_status_cleared
-from housekeeping.sweeps.actions import Delete
-from housekeeping.sweeps.declaration import Alarms, Sweep
-from housekeeping.sweeps.table_pass import TablePass
+from housekeeping.sweeps import Alarms, Delete, Sweep, TablePass
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 
 SCHEDULE: Final = "* * * * *"  # document 48, 実行スケジュール

@@ -35,7 +35,7 @@ def role(tables: None, postgres: Database, settings: Settings, admin: Connection
         cursor.execute(f"GRANT USAGE ON SCHEMA {own} TO {name}")
         cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {own} TO {name}")
         cursor.execute(f"SET search_path TO {theirs}")
-        for statement in grants(name, needed_rights()):
+        for statement in grants(name, needed_rights(settings)):
             cursor.execute(statement)
     postgres.execute_sql(f"SET SESSION AUTHORIZATION {name}")
     yield name
@@ -71,15 +71,16 @@ def test_every_worker_does_its_work_with_exactly_the_rights_that_are_documented(
 
 
 def test_a_right_that_was_taken_away_is_missing(role: str, settings: Settings, admin: Connection) -> None:
-    before = missing_rights("ci_builds", needed_rights()["ci_builds"])
+    needed = needed_rights(settings)
+    before = missing_rights("ci_builds", needed["ci_builds"])
 
     with admin.cursor() as cursor:
         cursor.execute(f"REVOKE UPDATE (lock_version) ON {settings.namespace}.ci_builds FROM {role}")
         cursor.execute(f"REVOKE DELETE ON {settings.namespace}.user_statuses FROM {role}")
 
     assert before == []
-    assert missing_rights("ci_builds", needed_rights()["ci_builds"]) == [needed_rights()["ci_builds"][1]]
-    assert missing_rights("user_statuses", needed_rights()["user_statuses"]) == ["DELETE"]
+    assert missing_rights("ci_builds", needed["ci_builds"]) == [needed["ci_builds"][1]]
+    assert missing_rights("user_statuses", needed["user_statuses"]) == ["DELETE"]
 
 
 def _stale(root: Path) -> None:
@@ -110,4 +111,4 @@ def test_the_statements_in_the_documentation_are_those_of_the_code() -> None:
     page = (Path(__file__).parents[3] / "docs" / "howto" / "rights.md").read_text()
     ours = [line.removesuffix(";") for line in page.splitlines() if line.startswith("GRANT") and "SCHEMA" not in line]
 
-    assert sorted(ours) == sorted(grants("housekeeping", needed_rights()))
+    assert sorted(ours) == sorted(grants("housekeeping", needed_rights(Settings())))

@@ -1,0 +1,163 @@
+"""The pages about sweeps of one's own, docs/howto/own-sweep*.md, done by somebody who reads them in an empty folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import runpy
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Final
+
+import pytest
+import redis
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.foundation.db import Database
+from housekeeping.foundation.settings import Settings
+from housekeeping.testing import assert_survives_kill
+from tests.acceptance.test_every_block import _Reader
+from tests.installation import Installation
+from tests.unit.docs.blocks import ROOT, Block, blocks
+
+pytestmark = pytest.mark.slow
+
+HOWTO: Final = ROOT / "docs/howto"
+_WAREHOUSE: Final = "http://warehouse:8080"
+_REFUSED: Final = "/cancellations/4"
+
+
+class Warehouse:
+    """A service outside: what it was told, by method and path."""
+
+    def __init__(self) -> None:
+        told = self.told = list[str]()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_PUT(self) -> None:
+                told.append(f"{self.command} {self.path}")
+                self.send_response(422 if self.path == _REFUSED else 200)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Warehouse:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class Reader(_Reader):
+    """Writes the modules of a page into the folder, does the rest, and looks into the database."""
+
+    def __init__(self, installation: Installation, folder: Path, warehouse: Warehouse) -> None:
+        super().__init__(installation, folder)
+        self.folder = folder
+        self.admin = installation.admin
+        self._warehouse = warehouse
+
+    def read(self, page: str) -> None:
+        for block in blocks(HOWTO / f"{page}.md"):
+            self.do(block)
+
+    def _with_own_servers(self, text: str) -> str:
+        return super()._with_own_servers(text).replace(_WAREHOUSE, self._warehouse.url)
+
+    def _execute(self, block: Block) -> None:
+        module = re.match(r"# (\S+\.py)\n", block.text)
+        if module is None:
+            super()._execute(block)
+            return
+        path = self.folder / module[1]
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(block.text)
+
+    def _query(self, block: Block) -> None:
+        with self.admin.cursor() as cursor:
+            cursor.execute(block.text)
+
+    def rows(self, query: str) -> list[tuple[object, ...]]:
+        with self.admin.cursor() as cursor:
+            cursor.execute(query)
+            return list(cursor.fetchall())
+
+
+@pytest.fixture
+def warehouse() -> Iterator[Warehouse]:
+    with Warehouse() as warehouse:
+        yield warehouse
+
+
+@pytest.fixture
+def reader(
+    settings: Settings,
+    postgres: Database,
+    admin: Connection,
+    redis_client: redis.Redis,
+    environment: dict[str, str],
+    tmp_path: Path,
+    warehouse: Warehouse,
+) -> Reader:
+    path = os.pathsep.join((str(Path(sys.executable).parent), environment.get("PATH", os.defpath)))
+    installation = Installation(settings, admin, redis_client, tmp_path, {**environment, "PATH": path})
+    return Reader(installation, tmp_path / "reader", warehouse)
+
+
+def test_the_page_of_expired_sessions_does_what_it_says(reader: Reader) -> None:
+    reader.read("own-sweep")
+
+    assert reader.rows("SELECT count(*) FROM user_session WHERE expires_at <= now()") == [(0,)]
+    assert reader.rows("SELECT count(*) FROM user_session") == [(2,)]
+
+
+def test_the_page_of_stuck_orders_does_what_it_says(reader: Reader, warehouse: Warehouse) -> None:
+    reader.read("own-sweep-side-effect")
+
+    assert sorted(warehouse.told) == [f"PUT /cancellations/{id}" for id in (3, 4, 5)]
+    found = reader.rows("SELECT id, status FROM orders ORDER BY id")
+    assert found == [(1, "pending"), (2, "pending"), (3, "cancelled"), (4, "pending"), (5, "cancelled")]
+
+
+def test_the_page_of_the_archive_does_what_it_says(reader: Reader) -> None:
+    reader.read("own-sweep-archive")
+
+    assert reader.rows("SELECT id FROM audit_log ORDER BY id") == [(1,), (2,), (3,)]
+    assert archived(reader) == [4, 5, 6, 7, 8, 9, 10]
+
+
+def test_no_entry_is_lost_or_left_wherever_the_archiving_process_is_killed(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for block in blocks(HOWTO / "own-sweep-archive.md")[:2]:
+        reader.do(block)
+    folder = reader.folder / "archive"
+    monkeypatch.setenv("ARCHIVE", str(folder))
+    module = runpy.run_path(str(reader.folder / "shop/archive.py"))
+    sweep = dataclasses.replace(module["old_entries"], batch_size=4)
+
+    points = assert_survives_kill(
+        sweep, outside=lambda: archived(reader), restore=lambda: shutil.rmtree(folder, ignore_errors=True)
+    )
+
+    assert [point for point in points if point.startswith("os.rename")], "the files are among the points"
+
+
+def archived(reader: Reader) -> list[int]:
+    """The entries in the archive, each once, as its page says one reads it."""
+    files = (reader.folder / "archive").glob("*.jsonl")
+    return sorted({json.loads(line)["id"] for file in files for line in file.read_text().splitlines()})

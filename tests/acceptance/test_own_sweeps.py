@@ -1,0 +1,117 @@
+"""One's own sweeps by the programs themselves: found from the current folder, refused in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from housekeeping.foundation.db import Database
+from housekeeping.sweeps.own_tables import Run
+from tests.acceptance.conftest import Command
+from tests.acceptance.processes import eventually, started
+
+PROGRAM: Final = str(Path(sys.executable).with_name("housekeeping"))
+SWEEP: Final = "shop.expired_sessions"
+MODULE: Final = f"""
+from peewee import TextField
+from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
+
+class UserSession(BaseModel):
+    token = TextField(primary_key=True)
+    expires_at = UtcDateTimeField()
+
+expired_sessions = Sweep(
+    name="{SWEEP}",
+    stale=lambda now: UserSession.expires_at <= now,
+    order=(UserSession.expires_at, UserSession.token),
+    action=Delete(),
+)
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """An application's folder."""
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/sweeps.py").write_text(MODULE)
+    return tmp_path
+
+
+def test_a_module_that_is_not_there_ends_a_command_with_one_line(command: Command, shop: Path) -> None:
+    finished = command("status", SWEEPS="shop.nowhere")
+
+    assert (finished.returncode, finished.stdout, finished.stderr.count("\n")) == (2, "", 1)
+    assert finished.stderr.startswith("housekeeping: HOUSEKEEPING_SWEEPS names 'shop.nowhere', which is not found; it")
+
+
+@pytest.mark.slow
+def test_a_module_that_is_not_there_ends_a_worker_of_dramatiq_with_one_line(
+    environment: dict[str, str], shop: Path
+) -> None:
+    command = [sys.executable, "-m", "dramatiq", "housekeeping.app", "-p", "1", "-t", "1"]
+
+    finished = subprocess.run(
+        command,
+        env={**environment, "HOUSEKEEPING_SWEEPS": "shop.nowhere"},
+        cwd=shop,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    said = [line for line in finished.stderr.splitlines() if line.startswith("housekeeping: ")]
+    assert finished.returncode != 0
+    assert len(said) == 1 and "names 'shop.nowhere', which is not found" in said[0]
+    assert "Traceback" not in finished.stderr
+
+
+def test_the_program_finds_a_module_from_the_current_folder(environment: dict[str, str], shop: Path) -> None:
+    listed = subprocess.run(
+        [PROGRAM, "list", "--json"],
+        env={**environment, "HOUSEKEEPING_SWEEPS": "shop.sweeps"},
+        cwd=shop,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert [row["worker"] for row in json.loads(listed.stdout)][-1] == SWEEP
+
+
+@pytest.mark.slow
+def test_tables_of_ones_own_are_made_for_a_trial(environment: dict[str, str], postgres: Database, shop: Path) -> None:
+    made = subprocess.run(
+        [PROGRAM, "init", "--with-tables"],
+        env={**environment, "HOUSEKEEPING_SWEEPS": "shop.sweeps"},
+        cwd=shop,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert made.stdout.splitlines()[-1] == "table user_session: made"
+    assert postgres.table_exists("user_session")
+
+
+@pytest.mark.slow
+def test_a_worker_runs_what_an_application_sends(
+    environment: dict[str, str], postgres: Database, shop: Path, tmp_path: Path
+) -> None:
+    postgres.execute_sql("CREATE TABLE user_session (token text PRIMARY KEY, expires_at timestamptz)")
+    postgres.execute_sql("INSERT INTO user_session SELECT n, now() FROM generate_series(1, 3) AS n")
+    environment["HOUSEKEEPING_SWEEPS"] = "shop.sweeps"
+    in_folder = ["sh", "-c", 'cd "$0" && exec "$@"', str(shop)]
+    send = f'from housekeeping.app import actors; actors["{SWEEP}"].send()'
+
+    subprocess.run([*in_folder, sys.executable, "-c", send], env=environment, check=True, timeout=60)
+    with started([*in_folder, PROGRAM, "worker", "-t", "1"], environment, tmp_path / "log") as worker:
+        eventually(lambda: Run.select().where(Run.outcome.is_null(False)).exists(), worker)
+        assert worker.terminate() == 0
+
+    [run] = Run.select()
+    assert (run.worker, run.outcome, run.counts["deleted_rows"], run.trigger) == (SWEEP, "done", 3, "enqueue")

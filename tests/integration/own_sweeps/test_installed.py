@@ -1,0 +1,139 @@
+"""One's own sweeps on a broker: sent, run, recorded, seen."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from dramatiq import Broker
+from flask.testing import FlaskClient
+from prometheus_client import generate_latest
+
+import housekeeping
+from housekeeping.brokers import message_broker
+from housekeeping.doctor import examine
+from housekeeping.foundation.db import Database, database
+from housekeeping.foundation.errors import DeclarationError, SettingsError
+from housekeeping.foundation.redis_client import shared_redis
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps import perform
+from housekeeping.sweeps.findings import Finding
+from housekeeping.sweeps.overview import overview
+from housekeeping.web.application import create_app
+from housekeeping.workers import BUILT_IN, configured_sweeps
+from tests.integration.middleware.applications import close_all, eventually, rows, working
+from tests.integration.middleware.hands import close
+from tests.integration.own_sweeps import shop
+from tests.integration.own_sweeps.shop import Coupon, old_coupons, used_coupons
+
+MODULE = shop.__name__
+
+
+@pytest.fixture
+def broker(settings: Settings, redis_client: redis.Redis, postgres: Database) -> Iterator[Broker]:
+    """An application's own."""
+    broker = message_broker(settings)
+    yield broker
+    close(broker)
+    if shared_redis.client is not None and shared_redis.client is not redis_client:
+        shared_redis.client.close()
+    close_all()
+    database.initialize(postgres)
+
+
+@pytest.fixture
+def coupons(postgres: Database) -> None:
+    postgres.create_tables([Coupon])
+    now = datetime.now(UTC)
+    for hours in (1, 2, 3):
+        Coupon.create(state="open", expires_at=now - hours * timedelta(hours=1))
+        Coupon.create(state="used", expires_at=now + hours * timedelta(hours=1))
+
+
+def with_module(settings: Settings, **workers: Any) -> Settings:
+    given = settings.model_dump(exclude={"sweeps", "workers"})
+    return Settings.load(**given, sweeps=MODULE, workers=json.dumps(workers))
+
+
+def test_a_sweep_runs_as_an_actor_of_an_applications_own_broker(broker: Any, settings: Settings, coupons: None) -> None:
+    actors = housekeeping.install(broker, settings, workers=False, sweeps=[old_coupons])
+
+    with working(broker):
+        actors[old_coupons.name].send()
+        eventually(lambda: [outcome for outcome, *_ in rows(old_coupons.name) if outcome])
+
+    assert [*actors] == [old_coupons.name]
+    assert [(outcome, counts["expired"]) for outcome, _, _, counts in rows(old_coupons.name)] == [("done", 3)]
+    assert Coupon.select().where(Coupon.state == "expired").count() == 3
+
+
+def test_the_sweeps_of_the_setting_are_installed_with_the_built_in_workers(broker: Broker, settings: Settings) -> None:
+    actors = housekeeping.install(
+        broker, with_module(settings, **{used_coupons.name: {"schedule": "7 3 * * *"}}), sweeps=[used_coupons]
+    )
+
+    assert {old_coupons.name, used_coupons.name} < set(actors)
+    assert len(actors) == 2 + sum(len(family.SWEEPS) for family in BUILT_IN)
+    assert "periodic" in actors[used_coupons.name].options
+
+
+def test_sweeps_need_the_database(broker: Broker, settings: Settings) -> None:
+    without = settings.model_copy(update={"database_url": None})
+
+    with pytest.raises(SettingsError, match="HOUSEKEEPING_DATABASE_URL is not set"):
+        housekeeping.install(broker, without, workers=False, sweeps=[old_coupons])
+
+
+def test_two_sweeps_of_one_name_are_refused_and_leave_the_broker_as_it_was(broker: Broker, settings: Settings) -> None:
+    before, same_name = list(broker.middleware), dataclasses.replace(old_coupons, batch_size=7)
+
+    with pytest.raises(DeclarationError, match="there is a sweep shop.old_coupons already"):
+        housekeeping.install(broker, settings, workers=False, sweeps=[old_coupons, same_name])
+
+    assert broker.middleware == before
+
+
+def test_it_is_seen_like_a_built_in_one(broker: Broker, settings: Settings, coupons: None) -> None:
+    told = with_module(settings)
+    sweep = configured_sweeps(told)[old_coupons.name]
+    housekeeping.install(broker, told)
+    client: FlaskClient = create_app(told, {sweep.name: sweep}, "t" * 16, open_to_read=True).test_client()
+
+    seen = overview(sweep, datetime.now(UTC), told.timezone)
+    pages = [client.get(path).get_data(as_text=True) for path in ("/", f"/workers/{sweep.name}")]
+
+    assert (seen.state, str(seen.waiting)) == ("on", "3")
+    assert all(sweep.name in page for page in pages)
+    perform(sweep)
+    assert f'worker="{sweep.name}"' in generate_latest().decode()
+
+
+@pytest.fixture
+def found(settings: Settings, broker: Broker) -> Callable[[str], list[Finding]]:
+    """What the doctor finds of one worker."""
+    told = with_module(settings)
+    return lambda worker: [each for each in examine(told, configured_sweeps(told)) if each.area == worker]
+
+
+def test_doctor_names_a_table_that_is_not_there(found: Callable[[str], list[Finding]]) -> None:
+    findings = found(old_coupons.name)
+
+    assert [(each.level, each.subject) for each in findings][:1] == [("error", "table coupon")]
+
+
+def test_doctor_says_which_index_a_walk_is_missing(
+    found: Callable[[str], list[Finding]], coupons: None, postgres: Database, settings: Settings
+) -> None:
+    [before] = [each for each in found(old_coupons.name) if each.subject == "indexes"]
+    assert before.way_out is not None
+    postgres.execute_sql(before.way_out.replace("CONCURRENTLY ", ""))
+    [after] = [each for each in found(old_coupons.name) if each.subject == "indexes"]
+
+    assert (before.level, before.text) == ("warning", "the walk through rows: the whole table is read")
+    assert before.way_out == 'CREATE INDEX CONCURRENTLY ON "coupon" (expires_at, id)'
+    assert after.level == "fine"

@@ -1,0 +1,220 @@
+"""How one's own sweeps become known: modules that a setting names, and what is wrong with them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peewee import SqliteDatabase, TextField
+
+from housekeeping.foundation.errors import DeclarationError, SettingsError
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps import BaseModel, Delete, Sweep, UtcDateTimeField
+from housekeeping.workers import BUILT_IN, configured_sweeps, families, only
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from housekeeping.workers.user_status_cleanup.worker import sweep as user_statuses
+
+#: Writes a module and returns its name.
+Written = Callable[..., str]
+
+SESSIONS = """
+from peewee import TextField
+from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
+
+class UserSession(BaseModel):
+    token = TextField(primary_key=True)
+    expires_at = UtcDateTimeField()
+
+def sweep(name, table=UserSession):
+    return Sweep(
+        name=name,
+        stale=lambda now: table.expires_at <= now,
+        order=(table.expires_at, table.token),
+        action=Delete(),
+    )
+"""
+ONE = "one = Sweep(name='shop.one', "
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "shop").mkdir()
+
+    def write(text: str, name: str = "sweeps") -> str:
+        (tmp_path / f"shop/{name}.py").write_text(f"{SESSIONS}\n{text}\n")
+        importlib.invalidate_caches()
+        return f"shop.{name}"
+
+    yield write
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def given(*modules: str, **workers: Any) -> Settings:
+    return Settings.load(sweeps=",".join(modules), workers=json.dumps(workers))
+
+
+def test_the_sweeps_with_a_name_in_a_module_are_known_beside_the_built_in_ones(written: Written) -> None:
+    module = written("one = sweep('shop.one')\nother = sweep('shop.other')")
+
+    known = configured_sweeps(given(module))
+
+    assert [*known][-2:] == ["shop.one", "shop.other"]
+    assert len(known) == 2 + sum(len(family.SWEEPS) for family in BUILT_IN)
+
+
+def test_a_module_may_say_which_of_its_sweeps_there_are(written: Written) -> None:
+    module = written("one = sweep('shop.one')\nSWEEPS = (one, sweep('shop.two'))\nother = sweep('shop.other')")
+
+    assert [*configured_sweeps(given(module))][-2:] == ["shop.one", "shop.two"]
+
+
+def test_several_modules_are_named_with_commas_between_them(written: Written) -> None:
+    modules = written("one = sweep('shop.one')", "a"), written("two = sweep('shop.two')", "b")
+
+    assert [*configured_sweeps(Settings.load(sweeps=f" {modules[0]} , {modules[1]},"))][-2:] == ["shop.one", "shop.two"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "shop.sweeps has no sweeps; it should have a Sweep, or SWEEPS, a tuple of them"),
+        ("SWEEPS = ()", "shop.sweeps has no sweeps"),
+        ("SWEEPS = sweep('shop.one')", "shop.sweeps.SWEEPS is Sweep"),
+        ("SWEEPS = ['shop.one']", r"SWEEPS is \['shop.one'\]; it should be a tuple of Sweep"),
+        ("1 / 0", r"HOUSEKEEPING_SWEEPS: shop.sweeps cannot be imported: ZeroDivisionError: division by zero"),
+        ("import shop.nowhere", "shop.sweeps cannot be imported: ModuleNotFoundError: No module named 'shop.nowhere'"),
+        ("one = sweep('a name')", "HOUSEKEEPING_SWEEPS: shop.sweeps: 'a name' is no name for a sweep"),
+        ("one = Sweep(name='shop.one')", "shop.sweeps: shop.one: give stale, order and action, or passes"),
+        (
+            f"{ONE}stale=UserSession.expires_at < 1, order=(UserSession.token,), action=Delete())",
+            "stale should be a fu",
+        ),
+        (f"{ONE}stale=print, order=UserSession.token, action=Delete())", "order should be a tuple of columns, such as"),
+        (f"{ONE}stale=print, order=(UserSession.expires_at,), action=Delete())", "order must end with the primary key"),
+        (
+            f"{ONE}stale=print, order=(UserSession.token,), action=Delete)",
+            r"action should be Delete\(\), with brackets",
+        ),
+    ],
+)
+def test_a_module_that_is_no_good_is_refused_in_one_line(written: Written, text: str, said: str) -> None:
+    module = written(text)
+
+    with pytest.raises(SettingsError, match=said) as refused:
+        configured_sweeps(given(module))
+
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "nowhere.at.all", "shop.nowhere"])
+def test_a_module_that_is_not_there_is_named(written: Written, name: str) -> None:
+    with pytest.raises(SettingsError, match=f"^HOUSEKEEPING_SWEEPS names '{name}', which is not found"):
+        configured_sweeps(given(name))
+
+
+@pytest.mark.parametrize("value", ["shop/sweeps.py", "shop.sweeps:SWEEPS", "shop sweeps", "shop..sweeps"])
+def test_what_cannot_be_a_module_is_refused(value: str) -> None:
+    with pytest.raises(SettingsError, match="^HOUSEKEEPING_SWEEPS is .*; it should be names of modules with commas"):
+        Settings.load(sweeps=value)
+
+
+def test_two_sweeps_of_one_name_are_refused(written: Written) -> None:
+    first, second = written("one = sweep('shop.one')", "a"), written("one = sweep('shop.one')", "b")
+    like_ours = written("one = sweep('user_status_cleanup.batch')", "c")
+
+    with pytest.raises(DeclarationError, match=r"shop.b: there is a sweep shop.one already, of shop.a; give one of"):
+        configured_sweeps(given(first, second))
+    with pytest.raises(DeclarationError, match=r"shop.c: .* user_status_cleanup.batch already, of housekeeping.wor"):
+        configured_sweeps(given(like_ours))
+
+
+def test_a_sweep_that_is_named_twice_is_there_once(written: Written) -> None:
+    module = written("one = sweep('shop.one')\nsame = one")
+    settings = given(module, module)
+    one = importlib.import_module(module).one
+
+    assert [name for name in configured_sweeps(settings, [one, one]) if name.startswith("shop.")] == ["shop.one"]
+    assert [sweep.name for family in families(settings, [one]) for sweep in family.sweeps].count("shop.one") == 1
+
+
+def test_settings_are_taken_and_refused_as_for_the_built_in_ones(written: Written) -> None:
+    module = written("one = sweep('shop.one')")
+
+    configured = configured_sweeps(given(module, **{"shop.one": {"batch_size": 7, "enabled": False}}))["shop.one"]
+
+    assert (configured.batch_size, configured.enabled) == (7, False)
+    with pytest.raises(SettingsError, match=r'HOUSEKEEPING_WORKERS\["shop.one"\]\["max_deletes"\] is 7, but this'):
+        configured_sweeps(given(module, **{"shop.one": {"max_deletes": 7}}))
+    with pytest.raises(SettingsError, match=r"shop.two.* is not a worker; the workers are .*shop.one"):
+        configured_sweeps(given(module, **{"shop.two": {}}))
+
+
+def test_a_table_may_have_another_name_in_this_database(written: Written) -> None:
+    module = written("one = sweep('shop.one')")
+    there = {"shop.one": {"table": "app.sessions"}}
+
+    configured_sweeps(given(module, **there))
+    meta: Any = importlib.import_module(module).UserSession._meta
+    elsewhere = (meta.schema, meta.table_name)
+    configured_sweeps(given(module))
+
+    assert (elsewhere, (meta.schema, meta.table_name)) == (("app", "sessions"), (None, "user_session"))
+    assert [*families(given(module))[-2].models] == ["user_session"]
+
+
+def test_a_sweep_over_the_table_of_a_built_in_worker_follows_that_workers_settings() -> None:
+    own = Sweep(
+        name="shop.loud_statuses",
+        stale=lambda now: UserStatus.message == "",
+        order=(UserStatus.user_id,),
+        action=Delete(),
+    )
+    meta: Any = UserStatus._meta
+
+    configured_sweeps(given(**{user_statuses.name: {"table": "statuses"}}), [own])
+    named = meta.table_name
+    configured_sweeps(given())
+
+    assert (named, meta.table_name) == ("statuses", "user_statuses")
+
+
+def test_an_applications_own_are_there_without_the_others(written: Written) -> None:
+    module = written("one = sweep('shop.one')")
+    one = importlib.import_module(module).one
+    settings = given("nowhere", **{"shop.one": {"batch_size": 7}, "another.process": {}})
+
+    assert {name: sweep.batch_size for name, sweep in only(settings, [one]).items()} == {"shop.one": 7}
+
+
+def test_a_module_says_what_it_needs_besides_like_a_built_in_one(written: Written) -> None:
+    module = written(
+        "one = sweep('shop.one')\nseen = []\nconfigure = seen.append\nexamine = lambda: iter(())\n"
+        "RIGHTS = {'user_session': ('SELECT',)}"
+    )
+    settings = given(module)
+
+    configured_sweeps(settings)
+    family = families(settings)[-2]
+
+    assert importlib.import_module(module).seen == [settings]
+    assert (family.rights, family.examine is not None) == ({"user_session": ("SELECT",)}, True)
+
+
+def test_a_model_of_another_database_is_refused() -> None:
+    class Elsewhere(BaseModel):
+        token = TextField(primary_key=True)
+        expires_at = UtcDateTimeField()
+
+        class Meta:
+            database = SqliteDatabase(":memory:")
+
+    with pytest.raises(DeclarationError, match="Elsewhere should be derived from housekeeping.BaseModel"):
+        Sweep(name="shop.x", stale=lambda now: Elsewhere.expires_at <= now, order=(Elsewhere.token,), action=Delete())
