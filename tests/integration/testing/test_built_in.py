@@ -1,0 +1,56 @@
+"""The built-in sweeps, held to what the kit holds anybody's to (semantics.md, I4; issue 4, F3)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import redis
+
+from housekeeping.testing import ManualClock, assert_idempotent, assert_survives_kill
+from housekeeping.workers.bulk_imports.worker import sweep as stale_imports
+from housekeeping.workers.ci_stuck_builds.models import Build
+from housekeeping.workers.ci_stuck_builds.worker import drop_canceling
+from housekeeping.workers.user_status_cleanup.worker import sweep as user_statuses
+from tests.integration.bulk_imports.conftest import Tables
+from tests.integration.bulk_imports.conftest import tables as tables
+from tests.integration.ci_stuck_builds.conftest import add_builds as add_builds
+from tests.integration.ci_stuck_builds.conftest import bound as bound
+from tests.integration.ci_stuck_builds.conftest import builds as builds
+from tests.integration.ci_stuck_builds.tables import AddBuilds
+from tests.integration.conftest import AddStatuses
+
+_DUE = "timestamptz '2026-01-01 00:00:00+00' + interval '1 minute' * (n - 3)"
+
+
+def test_user_statuses(add_statuses: AddStatuses, clock: ManualClock) -> None:
+    # I4, F3
+    add_statuses(5, _DUE)
+    sweep = dataclasses.replace(user_statuses, batch_size=2)
+
+    assert_survives_kill(sweep, now=clock.now())
+    assert_idempotent(sweep, now=clock.now())
+
+
+@pytest.mark.slow
+def test_imports_with_their_entities_and_trackers(tables: Tables, clock: ManualClock) -> None:
+    # I4, F3
+    tables.add_imports(3)
+    tables.add_entities(3)
+    tables.add_trackers("id FROM bulk_import_entities", "0, 1, 2")
+    sweep = dataclasses.replace(stale_imports, batch_size=2, options={**stale_imports.options, "page_size": 2})
+
+    assert_survives_kill(sweep, now=clock.now())
+    assert_idempotent(sweep, now=clock.now())
+
+
+@pytest.mark.slow
+def test_builds_under_a_lease(
+    builds: type[Build], add_builds: AddBuilds, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    # I4, F3
+    add_builds(3, "canceling", _DUE.replace("minute", "day"), "timestamptz '2025-12-30 00:00:00+00'")
+    sweep = dataclasses.replace(drop_canceling, batch_size=2)
+
+    assert_survives_kill(sweep, now=clock.now())
+    assert_idempotent(sweep, now=clock.now())

