@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from housekeeping.foundation.leases import ExclusiveLease as ExclusiveLease
     from housekeeping.foundation.leases import fence as fence
     from housekeeping.foundation.replicas import read_database as read_database
+    from housekeeping.foundation.settings import Settings as Settings
     from housekeeping.foundation.throttle import throttle as throttle
     from housekeeping.installation import install as install
     from housekeeping.middleware.bulk import enqueue_many as enqueue_many
@@ -38,6 +39,7 @@ _PUBLIC: Final = {
     "ExclusiveLease": "housekeeping.foundation.leases",
     "Gates": "housekeeping.sweeps",
     "LeaseTerms": "housekeeping.sweeps",
+    "Settings": "housekeeping.foundation.settings",
     "StateMachine": "housekeeping.sweeps",
     "Sweep": "housekeeping.sweeps",
     "Transition": "housekeeping.sweeps",
@@ -58,6 +60,7 @@ __all__ = [
     "ExclusiveLease",
     "Gates",
     "LeaseTerms",
+    "Settings",
     "StateMachine",
     "Sweep",
     "Transition",
@@ -73,9 +76,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # else a misspelt name would be anything to a type checker
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(_MODULES[name])
+        if name in _PUBLIC:
+            return getattr(importlib.import_module(_PUBLIC[name]), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,22 +20,25 @@ import pytest
 from pika.exceptions import AMQPError
 
 START_S: Final = 90.0
-#: Read before the tests take away what is not theirs.
-_REQUIRED: Final = os.getenv("HOUSEKEEPING_REQUIRE_RABBITMQ") == "1"
+#: Below those that Linux and macOS give to connections.
+_PORTS: Final = range(20_000, 32_000)
 #: Debian's program on the PATH insists on a user of its own; this is the one it calls.
 _BEHIND_THE_WRAPPER: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 
 @pytest.fixture(scope="session")
-def amqp_url() -> Iterator[str]:
-    """Where RabbitMQ is: the one that ``HOUSEKEEPING_TEST_AMQP_URL`` names, else a node of this session's own."""
+def amqp_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where RabbitMQ is: the one that ``HOUSEKEEPING_TEST_AMQP_URL`` names, else a node of this session's own.
+
+    The node is started with ``--broker=rabbitmq`` alone; without, the tests that need one are skipped.
+    """
     given = os.getenv("HOUSEKEEPING_TEST_AMQP_URL")
     if given:
         yield given
         return
-    if not _REQUIRED:
-        # Two sessions side by side that start a node each were seen to be in each other's way.
-        pytest.skip("RabbitMQ was not asked for: tox -e rabbitmq, or HOUSEKEEPING_TEST_AMQP_URL")
+    if request.config.getoption("broker") != "rabbitmq":
+        # A node takes ten seconds to start, and all of a processor meanwhile.
+        pytest.skip("RabbitMQ was not asked for: --broker=rabbitmq, or HOUSEKEEPING_TEST_AMQP_URL")
     program = shutil.which("rabbitmq-server")
     if program is None or shutil.which("epmd") is None:
         reason = "no rabbitmq-server found, and HOUSEKEEPING_TEST_AMQP_URL is not set"
@@ -45,23 +48,28 @@ def amqp_url() -> Iterator[str]:
 
 
 class Node:
-    """A running server, which can be killed and started again with what it has stored."""
+    """A running server, which can be killed and started again with what it has stored.
+
+    Attributes:
+      url: With the password of its only user.
+      environment: By which RabbitMQ's own programs find it.
+    """
 
     def __init__(self, program: Path, folder: Path) -> None:
         self._program = program
         self._folder = folder
-        port, distribution, epmd = free_ports(3)
+        self.port, distribution, epmd = free_ports(3)
         password = secrets.token_hex(8)
-        self.url = f"amqp://tests:{password}@127.0.0.1:{port}/{quote('/', safe='')}"
+        self.url = f"amqp://tests:{password}@127.0.0.1:{self.port}/{quote('/', safe='')}"
         (folder / "rabbitmq.conf").write_text(
-            f"listeners.tcp.1 = 127.0.0.1:{port}\ndefault_user = tests\ndefault_pass = {password}\n"
+            f"listeners.tcp.1 = 127.0.0.1:{self.port}\ndefault_user = tests\ndefault_pass = {password}\n"
             "log.file = false\nlog.console = true\nlog.console.level = warning\n"
         )
         (folder / "plugins").write_text("[].")
         (folder / "environment").touch()
         ours = {
-            "NODENAME": f"tests-{port}@localhost",
-            "NODE_PORT": str(port),
+            "NODENAME": f"tests-{self.port}@localhost",
+            "NODE_PORT": str(self.port),
             "DIST_PORT": str(distribution),
             "MNESIA_BASE": str(folder / "mnesia"),
             "LOG_BASE": str(folder / "log"),
@@ -72,21 +80,19 @@ class Node:
             "ALLOW_INPUT": "1",  # the script then becomes the server, rather than to start it beside itself
         }
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RABBITMQ_")}
-        self._environment = kept | {f"RABBITMQ_{name}": value for name, value in ours.items()}
+        self.environment = kept | {f"RABBITMQ_{name}": value for name, value in ours.items()}
         # HOME is where Erlang keeps the secret by which nodes know each other.
-        self._environment |= {"HOME": str(folder), "ERL_EPMD_PORT": str(epmd), "ERL_EPMD_ADDRESS": "127.0.0.1"}
+        self.environment |= {"HOME": str(folder), "ERL_EPMD_PORT": str(epmd), "ERL_EPMD_ADDRESS": "127.0.0.1"}
         self._epmd = self._spawn("epmd", "-port", str(epmd), "-address", "127.0.0.1")
+        # A server that finds none starts one of its own, which outlives it.
+        self._wait_until(lambda: _listens(epmd), self._epmd)
         self._server: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it, and wait until it takes connections."""
         self._server = self._spawn(str(self._program), "-noinput")
-        deadline = time.monotonic() + START_S
-        while not self._answers():
-            said = (self._folder / "said").read_text(errors="replace")
-            assert self._server.poll() is None, f"RabbitMQ did not start:\n{said}"
-            assert time.monotonic() < deadline, f"RabbitMQ did not answer in time:\n{said}"
-            time.sleep(0.1)
+        # pika has much to say of each port that does not listen yet.
+        self._wait_until(lambda: _listens(self.port) and self._answers(), self._server)
 
     def kill(self) -> None:
         """End it with SIGKILL."""
@@ -106,13 +112,21 @@ class Node:
         with (self._folder / "said").open("ab") as said:
             return subprocess.Popen(
                 [*guard, *command],
-                env=self._environment,
+                env=self.environment,
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
                 start_new_session=True,
             )
+
+    def _wait_until(self, holds: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + START_S
+        while not holds():
+            said = (self._folder / "said").read_text(errors="replace")
+            assert process.poll() is None, f"RabbitMQ did not start:\n{said}"
+            assert time.monotonic() < deadline, f"RabbitMQ did not answer in time:\n{said}"
+            time.sleep(0.1)
 
     def _answers(self) -> bool:
         try:
@@ -134,9 +148,26 @@ def node(program: Path = _BEHIND_THE_WRAPPER) -> Iterator[Node]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
+    """Ports that nobody listens on, all different, by chance, so that sessions side by side do not choose the same.
+
+    They are none of those the system gives to whoever connects: a server takes seconds until it listens, and
+    until then one of them may be the own end of somebody's connection.
+    """
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+        found: list[int] = []
+        while len(found) < count:
+            port = secrets.choice(_PORTS)
+            try:
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            found.append(port)
+        return found
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True

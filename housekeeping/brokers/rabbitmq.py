@@ -243,12 +243,15 @@ class SoundRabbitmqBroker(RabbitmqBroker):
 
     def _close_those_of_ended_threads(self) -> None:
         for connection, thread in list(self._owners.items()):
-            if connection not in self.connections:
-                self._owners.pop(connection, None)
-            elif not thread.is_alive():
-                self._owners.pop(connection, None)
+            is_open = connection in self.connections
+            if is_open and thread.is_alive():
+                continue
+            # Whoever takes it out closes it: two threads in one connection of pika's break or block each other.
+            if self._owners.pop(connection, None) is not None and is_open:
                 self.connections.discard(connection)
-                self.channels = {channel for channel in self.channels if channel.connection is not connection}
+                for channel in list(self.channels):
+                    if channel.connection is connection:
+                        self.channels.discard(channel)
                 let_go(connection)
 
     def _forget_the_parents(self) -> None:
@@ -293,25 +296,28 @@ def _closed(error: BaseException) -> ConnectionClosed:
 def rabbitmq_broker(settings: Settings) -> SoundRabbitmqBroker:
     """A RabbitMQ broker by the settings; it has no middleware yet, and connects with its first message.
 
+    Of several URLs, with a semicolon between them, the nodes of a cluster, the first that answers is taken.
+
     Raises:
       SettingsError: When no URL is set, or pika cannot read it.
     """
     # What goes wrong is raised to us; pika says it as well, in several lines for each try.
     logging.getLogger("pika").setLevel(logging.CRITICAL)
-    broker = SoundRabbitmqBroker(prefix=f"{settings.namespace}.", url=_url(settings), middleware=[])
-    parameters: Any = broker.parameters
-    # What the URL says of them wins.
-    if "heartbeat=" not in _url(settings):
-        parameters.heartbeat = HEARTBEAT_S
-    if "blocked_connection_timeout=" not in _url(settings):
-        parameters.blocked_connection_timeout = BLOCKED_S
+    urls = (settings.broker_url or "").split(";")
+    for url in urls:
+        _refuse_unreadable(url)
+    broker = SoundRabbitmqBroker(prefix=f"{settings.namespace}.", url=urls, middleware=[])
+    for url, parameters in zip(urls, broker.parameters, strict=True):
+        # What the URL says of them wins.
+        if "heartbeat=" not in url:
+            parameters.heartbeat = HEARTBEAT_S
+        if "blocked_connection_timeout=" not in url:
+            parameters.blocked_connection_timeout = BLOCKED_S
     return broker
 
 
-def _url(settings: Settings) -> str:
-    url = settings.broker_url or ""
+def _refuse_unreadable(url: str) -> None:
     try:
         pika.URLParameters(url)
     except (ValueError, TypeError) as error:
         raise SettingsError(f"HOUSEKEEPING_BROKER_URL: pika says: {one_line(error)}") from None
-    return url

@@ -80,15 +80,37 @@ def _matching(pattern: str, words: str) -> Any:
     return AfterValidator(check)
 
 
+def _modules(value: Any) -> Any:
+    names = [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+    if any(not all(part.isidentifier() for part in str(name).split(".")) for name in names):
+        raise ValueError("names of modules with commas between them, such as shop.sweeps,shop.archive")
+    return names
+
+
 def _said(value: Any) -> Any:
     if value is None:
         raise ValueError("a value, or left out to keep the default")
     return value
 
 
+def _urls(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    given = value.strip(" ,")
+    if not given.startswith("["):
+        # Between two URLs only: libpq's may have commas of its own, between hosts.
+        return re.split(r"\s*,\s*(?=\w+://)", given)
+    try:
+        return json.loads(given)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"URLs with commas between them, or JSON ({error})") from None
+
+
 KEY: Final = _matching(r"[A-Za-z0-9_.-]{1,64}", "at most 64 letters, digits and the signs _ . -")
 SCHEMA: Final = _matching(r"[a-z_][a-z0-9_]{0,62}", "a plain PostgreSQL name: small letters, digits and _")
 TABLE: Final = _matching(r"([A-Za-z_][\w$]{0,62}\.)?[A-Za-z_][\w$]{0,62}", "a table's name, or schema.table")
+URLS: Final = BeforeValidator(_urls)
+MODULES: Final = BeforeValidator(_modules)
 SAID: Final = BeforeValidator(_said)
 ZONE: Final = BeforeValidator(_zone)
 TOKEN: Final = _matching(r"[!-~]{16,200}", "16 to 200 letters, digits and signs that nobody can guess")

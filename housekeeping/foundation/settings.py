@@ -21,6 +21,7 @@ from housekeeping.foundation.secrets import masked
 from housekeeping.foundation.setting_values import (
     BROKER,
     KEY,
+    MODULES,
     POSTGRES,
     REDIS,
     SAID,
@@ -29,6 +30,7 @@ from housekeeping.foundation.setting_values import (
     STORE,
     TABLE,
     TOKEN,
+    URLS,
     ZONE,
     json_object,
 )
@@ -77,6 +79,8 @@ class WorkerSettings(BaseModel):
     enabled: bool = True
     schedule: str | None = None
     batch_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, SAID] = None
+    #: Between how many messages, and so worker threads, a run is divided.
+    parts: Annotated[Annotated[int, Field(ge=1, le=64)] | None, SAID] = None
     max_runtime_s: Annotated[Annotated[float, Field(gt=0, le=_LONGEST_S)] | None, SAID] = None
     stale_after_s: Annotated[Annotated[float, Field(gt=0, le=_OLDEST_S)] | None, SAID] = None
     # From 3: below that a lease cannot be renewed in time (semantics.md, Actor options).
@@ -133,6 +137,8 @@ class Settings(BaseSettings):
     )
 
     database_url: Annotated[str, POSTGRES] | None = None
+    #: Read from where an actor's ``data_consistency`` allows it.
+    replica_urls: Annotated[tuple[Annotated[str, POSTGRES], ...], NoDecode, URLS] = ()
     redis_url: Annotated[str, REDIS] | None = None
     broker_url: Annotated[str, BROKER] | None = None
     namespace: Annotated[str, KEY] = "housekeeping"
@@ -152,6 +158,8 @@ class Settings(BaseSettings):
         dict[str, ObjectStoreSettings], NoDecode, json_object('location, such as {"uploads": "s3://bucket/prefix"}')
     ] = {}
     repositories_root: Path | None = None
+    #: Modules with sweeps of one's own.
+    sweeps: Annotated[tuple[str, ...], NoDecode, MODULES] = ()
     workers: Annotated[
         dict[str, WorkerSettings],
         NoDecode,

@@ -13,8 +13,11 @@ from dramatiq.middleware import AgeLimit, Callbacks, Pipelines, TimeLimit
 from periodiq import PeriodiqMiddleware
 
 from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.foundation.positions import Positions
+from housekeeping.foundation.replicas import Replicas
 from housekeeping.foundation.settings import Settings
 from housekeeping.middleware.connections import Connections
+from housekeeping.middleware.data_consistency import DataConsistency
 from housekeeping.middleware.dead_letters import DeadLetters
 from housekeeping.middleware.deduplication import Deduplication
 from housekeeping.middleware.exclusive_lease import ExclusiveLeases
@@ -78,6 +81,9 @@ def standard_middleware(client: redis.Redis, settings: Settings, theirs: Sequenc
         Connections(),
         # Before deduplication: a redelivery of a completed message must not take its key again.
         idempotency,
+        # Before deduplication: the position that a message is given goes with its claim to a key, and is left to
+        # the message that stands for it.
+        DataConsistency(client, namespace, Positions(settings.database_url), Replicas(settings.replica_urls)),
         Deduplication(client, namespace, idempotency.mark),
         # After both: a message that is dropped anyway must not make others meet a held lease.
         ExclusiveLeases(client, namespace),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 from dramatiq import Actor, Broker, Message
@@ -13,16 +13,19 @@ from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.foundation.steering import SkipEnqueue
 from housekeeping.middleware.bulk_steps import Messages, Steps, take_together, take_with_keys_elsewhere
+from housekeeping.middleware.data_consistency import DataConsistency
 from housekeeping.middleware.deduplication import Deduplication
 from housekeeping.middleware.deduplication_keys import Step
 from housekeeping.middleware.deduplication_steps import copy_id
 from housekeeping.middleware.enqueueing import dropped
 
+R = TypeVar("R")
+
 #: Messages a round trip: bounds what is held in memory, and how long Redis serves nobody else (some 50 ms).
 BATCH_SIZE: Final = 1000
 
 
-def enqueue_many(actor: Actor[..., Any], calls: Iterable[Any], **options: Any) -> list[Message[Any]]:
+def enqueue_many(actor: Actor[..., R], calls: Iterable[Any], **options: Any) -> list[Message[R]]:
     """Send an actor one message for each call, deduplicated as `send` would, in a few round trips for each thousand.
 
     ::
@@ -93,7 +96,11 @@ class _Bulk:
     def enqueued(self) -> list[Message[Any]]:
         """Enqueue those that no middleware drops; returns one message for each."""
         nothing: AbstractContextManager[dict[str, Step]] = nullcontext({})
-        with self._deduplication.preparing(many=True) if self._deduplication else nothing as steps:
+        consistency = next((each for each in self._broker.middleware if isinstance(each, DataConsistency)), None)
+        with (
+            self._deduplication.preparing(many=True) if self._deduplication else nothing as steps,
+            consistency.sending_many() if consistency else nullcontext(),
+        ):
             for place, message in enumerate(self._messages):
                 try:
                     self._broker.emit_before("enqueue", message, None)

@@ -12,6 +12,7 @@ from redis.client import Pipeline
 
 from housekeeping.foundation.redis_client import reaching_redis
 from housekeeping.middleware import deduplication_scripts as scripts
+from housekeeping.middleware.deduplication_options import POSITION_REMEMBERED
 
 #: Part of every key: raised when the form of keys changes, so that old and new do not meet by accident.
 KEY_VERSION: Final = "v1"
@@ -67,6 +68,7 @@ def claim(
     tick: str = "",
     fresh: bool = False,
     once: bool = False,
+    position: str | None = None,
 ) -> Step:
     """Take the key unless another message holds it.
 
@@ -75,8 +77,10 @@ def claim(
       never_drop: Whether the message is enqueued in any case, without the key if need be.
       after: The message id and run that is over and whose key this one takes over, because it is the one more run.
       tick: The claim by which the scheduler sent it; empty for messages of no tick.
+      position: What is left to the message that stands for it if it is dropped; null: it carries none.
     """
-    return Step("claim", key, message_id, ttl, (int(again), int(never_drop), *after, tick), fresh, once, after)
+    left = () if position is None else (position, milliseconds(POSITION_REMEMBERED))
+    return Step("claim", key, message_id, ttl, (int(again), int(never_drop), *after, tick, *left), fresh, once, after)
 
 
 def hold_on(key: str, message_id: str, run: str, ttl: timedelta, *, still_again: bool = False, tick: str = "") -> Step:
@@ -170,6 +174,11 @@ class DeduplicationKeys:
 def key_prefix(namespace: str) -> str:
     """What the name in Redis of every key begins with."""
     return f"{namespace}:dedup:{KEY_VERSION}:"
+
+
+def position_prefix(namespace: str) -> str:
+    """What the name in Redis of every position that a dropped message has left begins with."""
+    return key_prefix(namespace).replace(":dedup:", ":position:", 1)  # as the script has it
 
 
 def text(value: bytes | str | int | None) -> str:

@@ -34,6 +34,11 @@ _NEVER_DROPPED: Final = "never_dropped"
 #: The message option with the name of its key, so that it is freed by whichever release ends the message.
 KEY: Final = "deduplication_key"
 
+#: The message option with the position of the primary's log when it was sent, see `data_consistency`.
+POSITION: Final = "database_position"
+#: For how long the positions of dropped duplicates are remembered for the message that stands for them.
+POSITION_REMEMBERED: Final = timedelta(hours=24)
+
 
 #: The message option that tells the attempts of a dead letter that was requeued from those of before.
 LIFE: Final = "deduplication_life"

@@ -15,6 +15,8 @@ from typing import Final
 #: Further ARGV: whether to ask for one more run of a running holder, whether the message is enqueued in any case;
 #: whose key it takes over, message id and run: of the run that is over and that it is to come after ("": nobody's);
 #: the claim of its tick ("": none). What is only reserved takes over nothing: the run owes it until it is in the queue.
+#: Of a message that carries one, its position and for how long that is remembered in ms: where it is dropped, the
+#: message that stands for it finds the newest one beside the key.
 CLAIM: Final = """
 local holder = redis.call("hget", KEYS[1], "id")
 if holder and holder == ARGV[6] and redis.call("hget", KEYS[1], "run") == ARGV[7] then
@@ -26,6 +28,10 @@ local running = redis.call("hget", KEYS[1], "state") == "running"
 if holder and holder ~= ARGV[1] then
     if ARGV[5] == "1" then return "" end
     if ARGV[4] == "1" and running then redis.call("hset", KEYS[1], "again", "1") end
+    if ARGV[9] then
+        local newest = string.gsub(KEYS[1], ":dedup:", ":position:", 1)
+        if ARGV[9] >= (redis.call("get", newest) or "") then redis.call("set", newest, ARGV[9], "px", ARGV[10]) end
+    end
     return holder
 end
 if not running then

@@ -20,6 +20,7 @@ from housekeeping.middleware.deduplication_keys import Step, claim, hold_on, rel
 from housekeeping.middleware.deduplication_options import (
     CLAIMED,
     KEY,
+    POSITION,
     SECOND_DELIVERY,
     STANDING,
     WHEN_DUE,
@@ -143,6 +144,7 @@ def claiming(
         fresh=fresh,
         # A tick that is sent again takes the place of its first message, which it may make invalid.
         once=fresh and tick_of(message) is None,
+        position=message.options.get(POSITION),
     )
 
 

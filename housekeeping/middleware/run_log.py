@@ -16,6 +16,7 @@ from housekeeping.foundation.context import MessageContext, Trigger, current_mes
 from housekeeping.foundation.errors import LeaseLost
 from housekeeping.foundation.interruption import LostLease
 from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.foundation.replicas import data_consistency_used
 from housekeeping.foundation.steering import InvalidOption, PutBack
 from housekeeping.foundation.timings import Waited, waited
 from housekeeping.middleware.tick_outcomes import tick_of, writes_its_own
@@ -96,7 +97,7 @@ class RunLog(Middleware):
             **more,
             duration_s=round(duration_s, 3),
             **spent.as_fields(),
-            data_consistency_used="primary",  # there is no replica to read from
+            data_consistency_used=data_consistency_used(),
         )
         _measure(message.actor_name, outcome, duration_s, spent)
 

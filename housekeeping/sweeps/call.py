@@ -95,7 +95,7 @@ class CallPass(TablePass):
 
     action: Call
 
-    def take(self, step: Step) -> _Taken:  # type: ignore[override]
+    def take(self, step: Step) -> _Taken:
         """Call for each row of the step that nobody holds at this moment.
 
         Raises:

@@ -106,10 +106,10 @@ class TablePass:
         single: Expression = self.key[0] == fn.ANY(fn.ARRAY(chosen))
         return single
 
-    def take(self, step: Step) -> None:
+    def take(self, step: Step) -> Any:
         """Nothing: the rows are read by the statement that changes them."""
 
-    def settle(self, step: Step, taken: None = None) -> Settled:
+    def settle(self, step: Step, taken: Any = None) -> Settled:
         """Pick, lock and change the rows in one statement; it also says which they were, where somebody is told."""
         told = self.somebody_is_told()
         rows = self.carried_out(step, ("settle", told), lambda step: self._statement(step, told))

@@ -26,7 +26,9 @@ _PUBLIC: Final = {
 __all__ = ["ManualClock", "MemoryLeaseStore", "assert_idempotent", "assert_survives_kill"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # else a misspelt name would be anything to a type checker
+
+    def __getattr__(name: str) -> Any:
+        if name in _PUBLIC:
+            return getattr(importlib.import_module(_PUBLIC[name]), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,6 +17,7 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.foundation.db import Database
 from housekeeping.foundation.settings import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.acceptance.queues import queues as queues
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from housekeeping.workers import BUILT_IN
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.conftest import Command
 from tests.acceptance.processes import SCHEDULER, WORKER, eventually, started
-from tests.rabbitmq_look import messages, remove
+from tests.rabbitmq_look import remove
 
 APP = "housekeeping.app"
 STATUSES = "user_status_cleanup.batch"
@@ -113,22 +113,6 @@ def test_what_a_killed_worker_had_in_hand_runs_again_at_once(  # B1
 
     with started(trial, environment, tmp_path / "second") as second:
         eventually(lambda: redis_client.llen(began) == 2, second)
-
-
-def test_an_actor_that_outlasts_the_grace_is_put_back(  # R5, B1
-    trial: list[str],
-    environment: dict[str, str],
-    broker: Any,
-    redis_client: redis.Redis,
-    settings: Settings,
-    tmp_path: Path,
-) -> None:
-    with started(trial, environment, tmp_path / "first") as first:
-        eventually(lambda: redis_client.llen(f"{settings.namespace}:began:it") == 1, first)
-        assert first.terminate() == 0
-
-    [message] = messages(broker, "default")
-    assert "retries" not in message.options
 
 
 def test_the_command_line_shows_what_waits_in_rabbitmq(made: None, trial: list[str], command: Command) -> None:

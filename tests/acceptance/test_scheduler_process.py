@@ -18,6 +18,7 @@ from housekeeping.sweeps.own_tables import Run
 from housekeeping.workers import BUILT_IN
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.processes import PATIENCE_S, SCHEDULER, WORKER, eventually, started
+from tests.acceptance.queues import Queues
 
 APP = "housekeeping.app"
 STATUSES = "user_status_cleanup.batch"
@@ -84,7 +85,7 @@ def test_a_wrong_setting_is_an_exception_for_whoever_imports(environment: dict[s
 
 
 def test_a_scheduler_catches_up_after_an_outage(  # S4, S5
-    environment: dict[str, str], postgres: Database, redis_client: redis.Redis, tmp_path: Path
+    environment: dict[str, str], postgres: Database, queues: Queues, tmp_path: Path
 ) -> None:
     environment["HOUSEKEEPING_WORKERS"] = OTHERS_OFF
     ledger.record(
@@ -102,39 +103,47 @@ def test_a_scheduler_catches_up_after_an_outage(  # S4, S5
     missed = Run.select().order_by(Run.id.desc()).first()
     assert (missed.outcome, missed.reason) == ("missed", "no_scheduler")
     assert missed.counts["missed"] in (9, 10)  # the minute may turn while the scheduler starts
-    assert redis_client.hlen(f"{environment['HOUSEKEEPING_NAMESPACE']}:broker:cronjob.msgs") == 1
+    assert len(queues.messages("cronjob")) == 1
 
 
 #: periodiq's app, whose process is killed around the enqueueing.
 DYING = """
 import os, signal
 from housekeeping.app import broker
+from housekeeping.foundation.settings import Settings
 
-enqueue = broker.do_enqueue
+step = "put" if Settings.load().on_rabbitmq else "do_enqueue"
+enqueue = getattr(broker, step)
 
 def die(*args):
     if {enqueued}:
         enqueue(*args)
     os.kill(os.getpid(), signal.SIGKILL)
 
-broker.do_enqueue = die
+setattr(broker, step, die)
 """
 
 
 def test_the_tick_of_a_scheduler_killed_before_it_is_sent_is_made_up(  # S1, S5
-    environment: dict[str, str], postgres: Database, redis_client: redis.Redis, tmp_path: Path
+    environment: dict[str, str], postgres: Database, redis_client: redis.Redis, queues: Queues, tmp_path: Path
 ) -> None:
-    _kill_a_scheduler_and_go_on(environment, postgres, redis_client, tmp_path, enqueued=False)
+    _kill_a_scheduler_and_go_on(environment, postgres, redis_client, queues, tmp_path, enqueued=False)
 
 
 def test_the_tick_of_a_scheduler_killed_when_it_is_sent_runs_once(  # S1, S5
-    environment: dict[str, str], postgres: Database, redis_client: redis.Redis, tmp_path: Path
+    environment: dict[str, str], postgres: Database, redis_client: redis.Redis, queues: Queues, tmp_path: Path
 ) -> None:
-    _kill_a_scheduler_and_go_on(environment, postgres, redis_client, tmp_path, enqueued=True)
+    _kill_a_scheduler_and_go_on(environment, postgres, redis_client, queues, tmp_path, enqueued=True)
 
 
 def _kill_a_scheduler_and_go_on(
-    environment: dict[str, str], postgres: Database, redis_client: redis.Redis, tmp_path: Path, *, enqueued: bool
+    environment: dict[str, str],
+    postgres: Database,
+    redis_client: redis.Redis,
+    queues: Queues,
+    tmp_path: Path,
+    *,
+    enqueued: bool,
 ) -> None:
     postgres.create_tables([UserStatus])
     (tmp_path / "dying.py").write_text(DYING.format(enqueued=enqueued))
@@ -155,14 +164,10 @@ def _kill_a_scheduler_and_go_on(
     ):
         eventually(lambda: Run.select().where(Run.outcome == "done").exists(), scheduler, worker)
         eventually(lambda: Run.select().where(Run.outcome == "missed").exists(), scheduler, worker)
-        eventually(lambda: not _in_the_queue(redis_client, environment), worker)
+        eventually(lambda: not queues.messages("cronjob"), worker)
 
     [missed] = Run.select().where(Run.outcome == "missed")
     [done] = Run.select().where(Run.outcome == "done")
     assert (missed.tick.year, missed.counts) == (new_year.year - 1, {"missed": 1})
     assert done.tick == new_year
     assert Run.select().count() == 3
-
-
-def _in_the_queue(redis_client: redis.Redis, environment: dict[str, str]) -> object:
-    return redis_client.hlen(f"{environment['HOUSEKEEPING_NAMESPACE']}:broker:cronjob.msgs")

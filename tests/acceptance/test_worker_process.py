@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from housekeeping.foundation.db import Database
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.processes import WORKER, eventually, started
+from tests.acceptance.queues import Queues
 
 STATUS_CLEANUP = "user_status_cleanup.batch"
 
@@ -23,21 +23,22 @@ import time
 import dramatiq
 
 import housekeeping
-from housekeeping.brokers import redis_broker
+from housekeeping.brokers import message_broker
 from housekeeping.foundation import logs
+from housekeeping.foundation.redis_client import shared_redis
 from housekeeping.foundation.settings import Settings
 
 settings = Settings.load()
 logs.configure(settings.log_level, settings.log_format)
-broker = redis_broker(settings)
-broker.heartbeat_timeout = 2000
+broker = message_broker(settings)
+broker.heartbeat_timeout = 2000  # of Redis'; RabbitMQ sees at once that a connection is gone
 dramatiq.set_broker(broker)
 housekeeping.install(broker, settings, workers=False)
 
 
 @dramatiq.actor(max_retries=0)
 def hang_once(name):
-    if broker.client.rpush(f"{settings.namespace}:began:{name}", "x") > 1:
+    if shared_redis.get().rpush(f"{settings.namespace}:began:{name}", "x") > 1:
         return
     while True:
         time.sleep(0.01)
@@ -47,31 +48,27 @@ def hang_once(name):
 class Trial:
     """The module above, seen from outside."""
 
-    def __init__(self, folder: Path, environment: dict[str, str], client: redis.Redis) -> None:
+    def __init__(self, folder: Path, environment: dict[str, str], client: redis.Redis, queues: Queues) -> None:
         (folder / "trial.py").write_text(TRIAL)
         self.command = [*WORKER, "trial", "-p", "1", "-t", "2", "--path", str(folder)]
         self.environment = environment
         self._client = client
-        self._namespace = environment["HOUSEKEEPING_NAMESPACE"]
+        self._queues = queues
 
     def send(self, name: str) -> None:
-        message: Message[Any] = Message("default", "hang_once", (name,), {}, {"redis_message_id": name})
-        queue = f"{self._namespace}:broker:default"
-        self._client.hset(f"{queue}.msgs", name, message.encode())
-        self._client.rpush(queue, name)
+        self._queues.put("default", "hang_once", name)
 
     def runs(self, name: str) -> int:
-        return int(self._client.llen(f"{self._namespace}:began:{name}"))
+        return int(self._client.llen(f"{self.environment['HOUSEKEEPING_NAMESPACE']}:began:{name}"))
 
-    def messages(self) -> list[dict[str, Any]]:
-        bodies: Any = self._client.hvals(f"{self._namespace}:broker:default.msgs")
-        return [json.loads(body) for body in bodies]
+    def messages(self) -> list[Message[Any]]:
+        return self._queues.messages("default")
 
 
 @pytest.fixture
-def trial(tmp_path: Path, environment: dict[str, str], redis_client: redis.Redis) -> Iterator[Trial]:
+def trial(tmp_path: Path, environment: dict[str, str], redis_client: redis.Redis, queues: Queues) -> Trial:
     environment["HOUSEKEEPING_GRACE_S"] = "1"
-    yield Trial(tmp_path, environment, redis_client)
+    return Trial(tmp_path, environment, redis_client, queues)
 
 
 def test_what_a_killed_worker_had_in_hand_runs_again_soon(trial: Trial, tmp_path: Path) -> None:  # B1
@@ -92,14 +89,15 @@ def test_an_actor_that_outlasts_the_grace_is_put_back(trial: Trial, tmp_path: Pa
         assert first.terminate() == 0
 
     [message] = trial.messages()
-    assert "retries" not in message["options"]
+    assert "retries" not in message.options
     with started(trial.command, trial.environment, tmp_path / "second") as second:
-        eventually(lambda: not trial.messages(), second)
-    assert trial.runs("slow") == 2
+        eventually(lambda: trial.runs("slow") == 2, second)
+        assert second.terminate() == 0
+    assert trial.messages() == []
 
 
 def test_a_sweep_told_to_stop_goes_on_where_it_stopped(  # R5
-    environment: dict[str, str], postgres: Database, redis_client: redis.Redis, tmp_path: Path
+    environment: dict[str, str], postgres: Database, queues: Queues, tmp_path: Path
 ) -> None:
     postgres.create_tables([UserStatus])
     postgres.execute_sql(
@@ -113,10 +111,7 @@ def test_a_sweep_told_to_stop_goes_on_where_it_stopped(  # R5
     )
     postgres.execute_sql("CREATE TRIGGER slow BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION be_slow()")
     environment["HOUSEKEEPING_WORKERS"] = json.dumps({STATUS_CLEANUP: {"batch_size": 1}})
-    queue = f"{environment['HOUSEKEEPING_NAMESPACE']}:broker:cronjob"
-    message: Message[Any] = Message("cronjob", STATUS_CLEANUP, (), {}, {"redis_message_id": "one"})
-    redis_client.hset(f"{queue}.msgs", "one", message.encode())
-    redis_client.rpush(queue, "one")
+    queues.put("cronjob", STATUS_CLEANUP)
     command = [*WORKER, "housekeeping.app", "-p", "1", "-t", "1"]
 
     with started(command, environment, tmp_path / "first") as first:
@@ -124,14 +119,15 @@ def test_a_sweep_told_to_stop_goes_on_where_it_stopped(  # R5
         assert first.terminate() == 0
     left = UserStatus.select().count()
     [stopped] = Run.select()
-    [waiting] = redis_client.hvals(f"{queue}.msgs")
+    [waiting] = queues.messages("cronjob")
     postgres.execute_sql("DROP TRIGGER slow ON user_statuses")
     with started(command, environment, tmp_path / "second") as second:
         eventually(lambda: Run.select().where(Run.outcome == "done").exists(), second)
-        eventually(lambda: not redis_client.hlen(f"{queue}.msgs"), second)
+        assert second.terminate() == 0
 
     assert (stopped.outcome, stopped.reason, stopped.counts["deleted_rows"]) == ("partial", "shutdown", 300 - left)
-    assert "retries" not in json.loads(waiting)["options"]
+    assert queues.messages("cronjob") == []
+    assert "retries" not in waiting.options
     ended = Run.select().order_by(Run.id.desc()).first()
     assert (ended.message_id, ended.counts["deleted_rows"]) == (stopped.message_id, left)
     assert any(line.get("resumed") is True for line in second.lines())

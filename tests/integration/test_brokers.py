@@ -19,6 +19,11 @@ from tests.integration.middleware.applications import PATIENCE_S, close_all, eve
 
 
 @pytest.fixture
+def broker_url() -> None:
+    """Redis, whatever carries the other tests' messages: `tests/integration/rabbitmq` has RabbitMQ's."""
+
+
+@pytest.fixture
 def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:
     yield installed(settings.model_copy(update={"database_url": None}))
     close_all()

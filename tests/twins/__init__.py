@@ -1,7 +1,8 @@
 """Deliberately broken twins of the code: each breaks one promise, and the test that keeps it must fail.
 
 ``pytest --twins`` runs these tests, and only these, each with its fault planted; it is green when every one of
-them notices. The modules of this package list them, one for each part of the library.
+them notices. Some wait long for what the fault keeps from coming: ``pytest --twins -m "slow or not slow"`` runs those
+too. The modules of this package list them, one for each part of the library.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Twin:
       test: The test's id, from the project's top folder: ``tests/.../test_x.py::test_y``.
       breaks: Plants the fault.
       in_processes: Whether it is planted in the Python processes that the test starts as well.
+      slow: Whether its test takes over five seconds to notice.
     """
 
     promise: str
@@ -29,6 +31,7 @@ class Twin:
     test: str
     breaks: Callable[[pytest.MonkeyPatch], None]
     in_processes: bool = False
+    slow: bool = False
 
     def __str__(self) -> str:
         return f"{self.promise}-{self.name}"

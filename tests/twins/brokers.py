@@ -77,6 +77,21 @@ def _keeps_connections_of_ended_threads(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SoundRabbitmqBroker, "_close_those_of_ended_threads", lambda self: None)
 
 
+class _GivesToEverybody(dict[Any, Any]):
+    def pop(self, key: Any, default: Any = None) -> Any:
+        return super().pop(key, True)
+
+
+def _closes_connections_twice(patch: pytest.MonkeyPatch) -> None:
+    prepare = SoundRabbitmqBroker._prepare
+
+    def to_everybody(self: SoundRabbitmqBroker, prefix: str) -> None:
+        prepare(self, prefix)
+        self._owners = _GivesToEverybody()
+
+    patch.setattr(SoundRabbitmqBroker, "_prepare", to_everybody)
+
+
 def _requeues_in_two_steps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("pika.adapters.blocking_connection.BlockingChannel.tx_select", lambda self: None)
 
@@ -98,6 +113,7 @@ TWINS: Final[list[Twin]] = [
         "leaves_lost_deliveries_with_their_process",
         _REDIS + "test_a_delivery_that_was_lost_on_the_way_is_made_again",
         _requeues_no_strays,
+        slow=True,
     ),
     Twin(
         "B1",
@@ -122,6 +138,7 @@ TWINS: Final[list[Twin]] = [
         "takes_two_messages_a_thread",
         _REDIS + "test_a_message_behind_a_long_one_is_left_to_another_process",
         _takes_two_a_thread,
+        slow=True,
     ),
     Twin(
         "B2",
@@ -142,10 +159,17 @@ TWINS: Final[list[Twin]] = [
         _keeps_connections_of_ended_threads,
     ),
     Twin(
+        "B2",
+        "lets_two_threads_close_one_connection",
+        _SENDING + "test_of_two_threads_that_find_the_connection_of_an_ended_one_one_closes_it",
+        _closes_connections_twice,
+    ),
+    Twin(
         "B3",
         "takes_every_message_for_sound",
         _REDIS + "test_an_unreadable_message_costs_itself_only",
         _takes_all_for_sound,
+        slow=True,
     ),
     Twin(
         "B3",

@@ -378,6 +378,7 @@ TWINS: Final[list[Twin]] = [
         f"{_ENQUEUEING}test_a_scheduler_killed_once_its_message_was_sent_leaves_it_and_nothing_else",
         _TAKE_TURNS,
         in_processes=True,
+        slow=True,
     ),
     Twin(
         "F6",

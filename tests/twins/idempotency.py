@@ -145,6 +145,7 @@ TWINS: Final[list[Twin]] = [
         "lets_a_delivery_sleep_on",
         _AGAIN + "test_a_delivery_that_slept_is_interrupted_when_another_one_is_at_work",
         _lets_a_delivery_sleep_on,
+        slow=True,
     ),
     Twin(
         "I2",

@@ -180,12 +180,14 @@ TWINS: Final[list[Twin]] = [
         "renews_what_another_holds",
         _LOST + "test_an_actor_whose_lease_was_lost_is_interrupted_and_retried",
         _renews_what_another_holds,
+        slow=True,
     ),
     Twin(
         "L2",
         "tells_only_when_the_server_answers",
         _LOST + "test_an_actor_is_interrupted_in_time_although_redis_neither_renews_nor_answers",
         _sets(Kept, "tell_at", property(lambda self: float("inf"))),
+        slow=True,
     ),
     Twin(
         "L2",
@@ -204,6 +206,7 @@ TWINS: Final[list[Twin]] = [
         "lets_a_batch_hang",
         _ZOMBIES + "test_a_sweep_that_hangs_in_a_batch_is_interrupted_when_its_lease_is_lost",
         _interrupts_nobody,
+        slow=True,
     ),
     Twin(
         "L3",
@@ -264,6 +267,7 @@ TWINS: Final[list[Twin]] = [
         "draws_before_it_may_begin",
         _EPOCHS + "test_an_epoch_is_drawn_only_when_nobody_else_can_begin",
         _draws_before_it_may_begin,
+        slow=True,
     ),
     Twin(
         "L3",

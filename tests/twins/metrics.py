@@ -25,7 +25,7 @@ def _uncounted(metric: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 def _twin(promise: str, name: str, metric: str, test: str = _ADDS_UP) -> Twin:
-    return Twin(promise, name, test, _uncounted(metric), in_processes=True)
+    return Twin(promise, name, test, _uncounted(metric), in_processes=True, slow=True)
 
 
 TWINS: Final[list[Twin]] = [

@@ -168,18 +168,21 @@ TWINS: Final[list[Twin]] = [
         "leaves_the_time_that_periodiq_skips_by",
         f"{_FOLDER}test_schedule.py::test_late_messages_and_retries_run_even_with_periodiqs_own_middleware",
         _keep_the_time_of_the_schedule,
+        slow=True,
     ),
     Twin(
         "R4",
         "sends_what_follows_only_once",
         f"{_FOLLOW_UPS}test_what_follows_a_message_waits_for_redis",
         _instead(patience, "enqueue_at_last", _enqueue_once),
+        slow=True,
     ),
     Twin(
         "R4",
         "enqueues_a_retry_only_once",
         f"{_RETRIES}test_a_retry_waits_for_redis_and_no_interrupt_makes_it_give_up",
         _instead(retries, "enqueue_at_last", _enqueue_once),
+        slow=True,
     ),
     Twin(
         "R4",
@@ -225,6 +228,7 @@ TWINS: Final[list[Twin]] = [
         "waits_for_the_statement",
         f"{_STATEMENTS}test_an_actor_that_takes_the_cancelled_statement_for_its_own_error_is_put_back_too",
         _instead(statements, "_cancel", lambda connection: False),
+        slow=True,
     ),
     Twin(
         "R5",
@@ -244,6 +248,7 @@ TWINS: Final[list[Twin]] = [
         "tests/acceptance/test_worker_process.py::test_a_sweep_told_to_stop_goes_on_where_it_stopped",
         _instead(RunLog, "before_worker_shutdown", lambda self, broker, worker: None),
         in_processes=True,
+        slow=True,
     ),
     Twin(
         "R6",
@@ -293,6 +298,7 @@ TWINS: Final[list[Twin]] = [
         f"{_COMMAND}test_one_is_shown_whole_without_its_secrets_and_without_obeying_it",
         _instead(printable, "_visible", lambda character: character),
         in_processes=True,
+        slow=True,
     ),
     Twin(
         "F10",

@@ -22,7 +22,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.config.getoption("twins"):
         ours = [twin for twin in all_twins() if twin.test == metafunc.definition.nodeid]
         if ours:
-            metafunc.parametrize("twin", ours, indirect=True, ids=str)
+            given = [pytest.param(each, id=str(each), marks=[pytest.mark.slow] if each.slow else []) for each in ours]
+            metafunc.parametrize("twin", given, indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

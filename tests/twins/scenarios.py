@@ -145,6 +145,7 @@ TWINS: Final[list[Twin]] = [
         "believes_a_git_that_failed",
         f"{_GIT}::test_a_git_that_breaks_down_in_the_middle_loses_and_doubles_nothing",
         _believes_a_git_that_failed,
+        slow=True,
     ),
     Twin(
         "F9",

@@ -246,5 +246,6 @@ TWINS: Final[list[Twin]] = [
         "tests/acceptance/test_scheduler_process.py::test_the_tick_of_a_scheduler_killed_before_it_is_sent_is_made_up",
         _settles_before_it_sends,
         in_processes=True,
+        slow=True,
     ),
 ]

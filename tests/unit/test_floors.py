@@ -15,7 +15,6 @@ _FLOORS: Final = {
     "sweeps": 1,
     "middleware": 1,
     "embedded": 1,
-    "testing": 1,
     "workers": 2,
     "app": 3,
     "installation": 3,
@@ -25,9 +24,12 @@ _FLOORS: Final = {
     "dead_letters": 3,
     "cli": 4,
     "web": 4,
-    # Lazily handed out by the package itself; it names what is below it, and nothing imports it but its version.
     "__main__": 5,
+    # For users' tests: it stands on all that is public, and nothing of ours imports it.
+    "testing": 5,
 }
+#: Public name -> the module the package takes it from.
+_HOMES: Final = {name: [home] for name, home in {**housekeeping._PUBLIC, **housekeeping._MODULES}.items()}
 
 
 def _modules() -> list[str]:
@@ -42,7 +44,10 @@ def _floor(module: str) -> int | None:
 def _imported(module: str, source: str) -> Iterator[str]:
     """What a module imports of the package, wherever the statement stands; relative imports as ``.``."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "housekeeping":
+            # Handed out by the package itself, which imports it from where it lives.
+            yield from _HOMES.get(node.attr, ())
+        elif isinstance(node, ast.Import):
             yield from (name.name for name in node.names if name.name.startswith("housekeeping."))
         elif isinstance(node, ast.ImportFrom) and node.level:
             yield "."
@@ -89,6 +94,8 @@ def test_imports_go_down_a_floor_or_sideways(module: str) -> None:
         ("housekeeping.sweeps.run", "from . import walk"),
         ("housekeeping.workers.a.worker", "from housekeeping.workers.b.models import B"),
         ("housekeeping.sweeps.run", "from housekeeping.unheard_of import x"),
+        ("housekeeping.sweeps.run", "import housekeeping\nhousekeeping.install(broker)"),
+        ("housekeeping.web.facts", "from housekeeping.testing import ManualClock"),
     ],
 )
 def test_an_import_that_goes_up_or_across_is_found(module: str, source: str) -> None:

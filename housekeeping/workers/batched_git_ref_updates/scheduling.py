@@ -10,8 +10,8 @@ from typing import Any, Final
 from dramatiq import Actor
 from peewee import JOIN, SQL, Select, fn
 
-from housekeeping.foundation.db import database
 from housekeeping.foundation.redis_client import reaching_redis
+from housekeeping.foundation.replicas import read_database
 from housekeeping.middleware.bulk import enqueue_many
 from housekeeping.sweeps.passes import Backlog, PassPlan, Position, Reading, Settled, Step
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus
@@ -141,13 +141,15 @@ def pending_projects(after: int | None, until: int | None, limit: int) -> list[i
       until: Only those up to this one.
     """
     query: Any = _each_project(after, until).limit(limit)
-    return [project for (project,) in query.tuples().execute(database)]
+    # A project that a replica does not know of yet is met by the next run; one that is done by now costs its cleanup
+    # a look.
+    return [project for (project,) in query.tuples().execute(read_database())]
 
 
 def count_pending_projects(limit: int) -> int:
     """How many projects have pending deletions, counted up to `limit`."""
     query: Any = _each_project(None, None).limit(limit).select_from(fn.COUNT(SQL("1")))
-    number: int = next(iter(query.tuples().execute(database)))[0]
+    number: int = next(iter(query.tuples().execute(read_database())))[0]
     return number
 
 

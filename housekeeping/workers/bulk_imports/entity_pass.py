@@ -28,7 +28,7 @@ class EntityPass(TablePass):
     that changes at this very moment, is at work after all: it is left out whole and never waited for.
     """
 
-    def settle(self, step: Step, taken: None = None) -> Settled:
+    def settle(self, step: Step, taken: Any = None) -> Settled:
         found = self.carried_out(step, "lock", lambda step: self.rows(step).for_update(skip_locked=True))
         if not found:
             return Settled(position=step.after)

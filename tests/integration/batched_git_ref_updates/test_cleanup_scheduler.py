@@ -66,8 +66,8 @@ def enqueued(broker: RedisBroker) -> list[int]:
 def drain(broker: RedisBroker, settings: Settings) -> list[int]:
     """The same, and then none waits any more."""
     projects = enqueued(broker)
-    keys = [f"{broker.namespace}:git_refs", f"{broker.namespace}:git_refs.msgs"]
-    broker.client.delete(*keys, *broker.client.scan_iter(match=f"{settings.namespace}:dedup:*"))
+    broker.flush("git_refs")
+    broker.client.delete(*broker.client.scan_iter(match=f"{settings.namespace}:dedup:*"))
     return projects
 
 

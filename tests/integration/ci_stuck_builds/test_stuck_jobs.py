@@ -17,11 +17,9 @@ from dramatiq import Message, Worker
 from dramatiq.brokers.redis import RedisBroker
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.brokers import redis_broker
 from housekeeping.foundation.errors import DeclarationError
 from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.foundation.settings import Settings
-from housekeeping.installation import install
 from housekeeping.sweeps import actors
 from housekeeping.sweeps.actor import register
 from housekeeping.sweeps.own_tables import Run
@@ -33,6 +31,7 @@ from housekeeping.workers.ci_stuck_builds.children import EnqueueChildren
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.ci_stuck_builds.worker import DELAYS, SWEEPS, stuck_jobs
 from tests.integration.ci_stuck_builds.tables import NOW, STALE, AddBuilds, Refuse, by_status, lines
+from tests.integration.middleware.applications import close_all, installed, queued
 
 DAY_AGO = f"{NOW} - interval '1 day'"
 DAY_OLD = f"{DAY_AGO} - interval '1 microsecond'"
@@ -44,25 +43,18 @@ Delayed = Callable[[], list[Message[Any]]]
 @pytest.fixture
 def broker(settings: Settings, builds: type[Build]) -> Iterator[RedisBroker]:
     """A broker with the library's middleware and these workers."""
-    broker = redis_broker(settings)
     # Without the database, whose handle the test has.
-    install(broker, settings.model_copy(update={"database_url": None}), workers=False)
+    broker = installed(settings.model_copy(update={"database_url": None}))
     for sweep in SWEEPS:
         register(broker, sweep)
     yield broker
-    broker.close()
+    close_all()
 
 
 @pytest.fixture
-def delayed(settings: Settings, redis_client: redis.Redis) -> Delayed:
+def delayed(broker: RedisBroker) -> Delayed:
     """The messages that wait for their time, the first to come due first."""
-
-    def messages() -> list[Message[Any]]:
-        bodies: Any = redis_client.hvals(f"{settings.namespace}:broker:cronjob.DQ.msgs")
-        found: list[Message[Any]] = [Message.decode(body) for body in bodies]
-        return sorted(found, key=lambda message: int(message.options["eta"]))
-
-    return messages
+    return lambda: sorted(queued(broker, "cronjob.DQ"), key=lambda message: int(message.options["eta"]))
 
 
 def test_the_children_are_enqueued_15_30_and_45_minutes_ahead(

@@ -6,6 +6,7 @@ import prometheus_client
 import pytest
 
 from housekeeping.foundation import metrics
+from tests.acceptance.queues import queues as queues
 
 #: The value of a sample by its name and labels; null: there is none.
 Exported = Callable[..., float | None]

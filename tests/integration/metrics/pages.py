@@ -8,10 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import redis
-from dramatiq import Message
+from typing import Final
 
 from housekeeping.foundation.db import Database
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -109,16 +106,6 @@ def free_port() -> int:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
         return port
-
-
-def send(client: redis.Redis, environment: dict[str, str], queue: str, actor: str, times: int = 1) -> None:
-    """Put messages into a queue, past all middleware."""
-    name = f"{environment['HOUSEKEEPING_NAMESPACE']}:broker:{queue}"
-    for _ in range(times):
-        message: Message[Any] = Message(queue, actor, (), {}, {})
-        message.options["redis_message_id"] = message.message_id
-        client.hset(f"{name}.msgs", message.message_id, message.encode())
-        client.rpush(name, message.message_id)
 
 
 @contextmanager

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from housekeeping.foundation import reports
 from housekeeping.foundation.db import Database
 from tests.acceptance.processes import WORKER, eventually, started
-from tests.integration.metrics.pages import STATUSES, send
+from tests.acceptance.queues import Queues
+from tests.integration.metrics.pages import STATUSES
 
 
 class Sentry:
@@ -64,7 +64,7 @@ def sentry() -> Iterator[Sentry]:
 def test_what_failed_is_told_to_sentry_once_with_its_worker_and_without_a_password(
     code: str,
     environment: dict[str, str],
-    redis_client: redis.Redis,
+    queues: Queues,
     postgres: Database,
     tmp_path: Path,
     sentry: Sentry,
@@ -80,7 +80,7 @@ def test_what_failed_is_told_to_sentry_once_with_its_worker_and_without_a_passwo
     postgres.execute_sql("CREATE TRIGGER no BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION refuse()")
 
     with started([*WORKER, "housekeeping.app", "-p", "1", "-t", "1"], environment, tmp_path / "log") as worker:
-        send(redis_client, environment, "cronjob", STATUSES)
+        queues.put("cronjob", STATUSES)
         eventually(lambda: worker.said("Run ended"), worker)
         eventually(sentry.errors, worker)
         assert worker.terminate() == 0

@@ -21,13 +21,13 @@ from housekeeping.foundation.db import Database
 from housekeeping.sweeps import ledger
 from housekeeping.workers import BUILT_IN
 from tests.acceptance.processes import eventually, started
+from tests.acceptance.queues import Queues
 from tests.integration.metrics.pages import (
     STATUSES,
     due_statuses,
     free_port,
     metered,
     read,
-    send,
     shows,
 )
 
@@ -35,14 +35,14 @@ HOUSEKEEPING = [sys.executable, "-m", "housekeeping"]
 
 
 def test_a_page_adds_up_what_all_worker_processes_did(  # the counters, over two processes
-    environment: dict[str, str], redis_client: redis.Redis, tmp_path: Path, postgres: Database
+    environment: dict[str, str], queues: Queues, redis_client: redis.Redis, tmp_path: Path, postgres: Database
 ) -> None:
     held = ExclusiveLease("taken", timedelta(minutes=5), redis_client)
     assert held.try_obtain()
     with metered(environment, tmp_path) as (process, port):
-        send(redis_client, environment, "metered", "meet", 2)
+        queues.put("metered", "meet", times=2)
         for name in ("ask", "fail", "lose", "meet_a_held_lease"):
-            send(redis_client, environment, "metered", name)
+            queues.put("metered", name)
         eventually(shows(port, "housekeeping_runs_total", 2, worker="meet", outcome="done"), process)
         eventually(shows(port, "housekeeping_runs_total", 2, worker="work", outcome="done"), process)
         eventually(shows(port, "housekeeping_dead_letters_total", 1, worker="fail"), process)
@@ -63,7 +63,7 @@ def test_a_page_adds_up_what_all_worker_processes_did(  # the counters, over two
 
 
 def test_a_page_shows_what_a_run_did_and_what_it_left(
-    environment: dict[str, str], redis_client: redis.Redis, tmp_path: Path, postgres: Database
+    environment: dict[str, str], queues: Queues, tmp_path: Path, postgres: Database
 ) -> None:
     due_statuses(postgres, 250)
     alarms = {"longest_run_s": 90, "backlog": 120}
@@ -73,7 +73,7 @@ def test_a_page_shows_what_a_run_did_and_what_it_left(
     began = datetime.now(UTC).timestamp()
     with metered(environment, tmp_path) as (process, port):
         first = read(port)
-        send(redis_client, environment, "cronjob", STATUSES)
+        queues.put("cronjob", STATUSES)
         eventually(shows(port, "housekeeping_backlog_rows", 121, worker=STATUSES), process)
         eventually(shows(port, "housekeeping_alarm", 1, worker=STATUSES, alarm="backlog"), process)
         page = read(port)
@@ -100,10 +100,10 @@ def test_a_page_shows_what_a_run_did_and_what_it_left(
 
 
 def test_a_failed_run_is_counted_and_rings(
-    environment: dict[str, str], redis_client: redis.Redis, tmp_path: Path, postgres: Database
+    environment: dict[str, str], queues: Queues, tmp_path: Path, postgres: Database
 ) -> None:
     with metered(environment, tmp_path) as (process, port):  # its table is not there
-        send(redis_client, environment, "cronjob", STATUSES)
+        queues.put("cronjob", STATUSES)
         eventually(shows(port, "housekeeping_alarm", 1, worker=STATUSES, alarm="last_run"), process)
         eventually(shows(port, "housekeeping_retries_total", 1, worker=STATUSES), process)
         page = read(port)
@@ -113,7 +113,7 @@ def test_a_failed_run_is_counted_and_rings(
 
 
 def test_a_worker_serves_its_metrics_on_loopback_from_a_folder_of_its_own_that_goes_with_it(
-    environment: dict[str, str], redis_client: redis.Redis, tmp_path: Path, postgres: Database
+    environment: dict[str, str], queues: Queues, tmp_path: Path, postgres: Database
 ) -> None:
     due_statuses(postgres, 7)
     port, folder = free_port(), tmp_path / "temporary"
@@ -123,7 +123,7 @@ def test_a_worker_serves_its_metrics_on_loopback_from_a_folder_of_its_own_that_g
 
     with started(arguments, environment | own, tmp_path / "worker") as worker:
         eventually(lambda: worker.said("Metrics are served"), worker)
-        send(redis_client, environment, "cronjob", STATUSES)
+        queues.put("cronjob", STATUSES)
         eventually(shows(port, "housekeeping_rows_total", 7, worker=STATUSES, result="deleted_rows"), worker)
         [shared] = folder.glob("housekeeping-metrics-*")
         mode = stat.S_IMODE(shared.stat().st_mode)

@@ -19,8 +19,9 @@ from housekeeping.foundation.timings import Waited, waited, waiting_for
 from housekeeping.sweeps.run import perform
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.acceptance.processes import eventually
+from tests.acceptance.queues import Queues
 from tests.integration.conftest import AddStatuses
-from tests.integration.metrics.pages import STATUSES, due_statuses, metered, send
+from tests.integration.metrics.pages import STATUSES, due_statuses, metered
 
 PAGE: Final = Path(__file__).parents[3] / "docs/reference/log-lines.md"
 OF_RUNS: Final = ("Run started", "Run ended", "Alarm", "Lease is held elsewhere")
@@ -28,16 +29,16 @@ END: Final = {"outcome", "duration_s", "db_s", "redis_s", "data_consistency_used
 
 
 def test_every_field_of_the_lines_of_runs_is_documented(
-    environment: dict[str, str], redis_client: redis.Redis, tmp_path: Path, postgres: Database
+    environment: dict[str, str], queues: Queues, redis_client: redis.Redis, tmp_path: Path, postgres: Database
 ) -> None:
     due_statuses(postgres, 20)
     small = {"batch_size": 5, "max_runtime_s": 0.000001, "alarms": {"backlog": 3}}
     environment["HOUSEKEEPING_WORKERS"] = json.dumps({STATUSES: small})
     ExclusiveLease("taken", timedelta(minutes=5), redis_client).try_obtain()
     with metered(environment, tmp_path) as (process, _):
-        send(redis_client, environment, "cronjob", STATUSES)
+        queues.put("cronjob", STATUSES)
         for name in ("ask", "fail", "meet_a_held_lease"):
-            send(redis_client, environment, "metered", name)
+            queues.put("metered", name)
         eventually(lambda: {"Alarm", "Lease is held elsewhere"} <= {line["event"] for line in process.lines()}, process)
         assert process.terminate() == 0
         lines = [line for line in process.lines() if line["event"] in OF_RUNS]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 import yaml
 
 from housekeeping.foundation import metrics
@@ -19,7 +18,8 @@ from housekeeping.foundation.db import Database
 from housekeeping.sweeps import measures
 from housekeeping.workers import BUILT_IN
 from tests.acceptance.processes import eventually
-from tests.integration.metrics.pages import STATUSES, Page, due_statuses, metered, read, send, shows
+from tests.acceptance.queues import Queues
+from tests.integration.metrics.pages import STATUSES, Page, due_statuses, metered, read, shows
 from tests.integration.metrics.promql import faults
 
 ROOT = Path(__file__).parents[3]
@@ -52,11 +52,11 @@ def with_a_schedulers(page: Page) -> Page:
 
 
 def test_dashboard_and_alerts_ask_for_nothing_that_is_not_exported(
-    environment: dict[str, str], redis_client: redis.Redis, tmp_path: Path, postgres: Database
+    environment: dict[str, str], queues: Queues, tmp_path: Path, postgres: Database
 ) -> None:
     due_statuses(postgres, 3)
     with metered(environment, tmp_path) as (process, port):
-        send(redis_client, environment, "cronjob", STATUSES)
+        queues.put("cronjob", STATUSES)
         eventually(shows(port, "housekeeping_oldest_stale_age_seconds", 0, worker=STATUSES), process)
         page = with_a_schedulers(read(port))
 

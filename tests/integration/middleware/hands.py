@@ -32,9 +32,11 @@ def installed(settings: Settings) -> Iterator[Any]:
     if on_rabbitmq(broker):
         broker.client = ours  # where the keys are
         watched(broker)
-    yield broker
-    close(broker)
-    ours.connection_pool.disconnect()
+    try:
+        yield broker
+    finally:
+        close(broker)
+        ours.connection_pool.disconnect()
 
 
 def close(broker: Any) -> None:

@@ -44,6 +44,6 @@ REASONS: Final = {
     "[not_answered-do_enqueue]": _OTHER_FAULT,
     "test_schedule_redis_away.py::test_a_tick_whose_message_came_into_the_queue_twice_runs_once": _OTHER_FAULT,
     "test_shutdown.py::test_an_actor_is_interrupted_after_the_grace_and_put_back": (
-        "it looks into Redis' queue; tests/acceptance/test_rabbitmq_processes.py has it with RabbitMQ"
+        "it looks into Redis' queue; tests/acceptance/test_worker_process.py has it with RabbitMQ"
     ),
 }

@@ -39,11 +39,10 @@ def test_a_key_that_an_older_release_has_taken_is_freed_by_the_one_that_ends_its
     settings: Settings, redis_client: redis.Redis, strategy: Any, fails: bool
 ) -> None:
     runs: list[Any] = []
-    with installed(settings) as broker:
-        older(broker, **strategy()).send(7)
-    taken = keys(redis_client, settings)
+    with installed(settings) as of_before, installed(settings) as broker:
+        older(of_before, **strategy()).send(7)
+        taken = keys(redis_client, settings)
 
-    with installed(settings) as broker:
         newer(broker, runs, fails, max_retries=0, **strategy())
         Hands(broker).run()
 
@@ -54,11 +53,10 @@ def test_a_retry_keeps_the_key_that_an_older_release_has_taken(  # D1, D4
     settings: Settings, redis_client: redis.Redis
 ) -> None:
     runs: list[Any] = []
-    with installed(settings) as broker:
-        older(broker, **executed()).send(7)
-    taken = keys(redis_client, settings)
+    with installed(settings) as of_before, installed(settings) as broker:
+        older(of_before, **executed()).send(7)
+        taken = keys(redis_client, settings)
 
-    with installed(settings) as broker:
         newer(broker, runs, True, max_retries=1, **executed())
         hands = Hands(broker)
         hands.run()

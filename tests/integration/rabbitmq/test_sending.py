@@ -3,17 +3,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import dramatiq
-import pika
 import pytest
 from dramatiq import Message, Middleware
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.errors import ConnectionClosed
 
-from housekeeping.brokers import harden, message_broker
+from housekeeping.brokers import harden, message_broker, rabbitmq
 from housekeeping.brokers.rabbitmq import QueueDeclaredOtherwise, SoundRabbitmqBroker
+from housekeeping.brokers.rabbitmq_consumer import let_go
 from housekeeping.foundation.settings import Settings
 from housekeeping.queues import queue_lengths
 from tests.integration.middleware.applications import queued
@@ -54,6 +55,26 @@ class Counting(Middleware):
 
     def after_enqueue(self, broker: Any, message: Message[Any], delay: int | None) -> None:
         self.after.append(message.message_id)
+
+
+class Ended(threading.Thread):
+    """A thread that has ended; two learn it at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._both = threading.Barrier(2)
+
+    def is_alive(self) -> bool:
+        self._both.wait(timeout=20)
+        return False
+
+
+def in_threads(*steps: Callable[[], object]) -> None:
+    threads = [threading.Thread(target=step) for step in steps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
 
 
 def actor(broker: Any) -> dramatiq.Actor[..., Any]:
@@ -124,13 +145,31 @@ def test_applications_of_two_namespaces_do_not_meet(broker: Any, settings: Setti
 
 def test_threads_that_have_ended_leave_no_connection(broker: Any) -> None:
     work = actor(broker)
-    for number in range(5):
-        thread = threading.Thread(target=work.send, args=(number,))
-        thread.start()
-        thread.join()
+    for _ in range(5):
+        in_threads(work.send)
 
     assert len(queued(broker)) == 5
     assert len(broker.connections) == 1, "this thread's own"
+
+
+def test_of_two_threads_that_find_the_connection_of_an_ended_one_one_closes_it(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, closed = actor(broker), list[Any]()
+    in_threads(lambda: work.send("ended"))
+    [left] = broker.connections
+    broker._owners[left] = Ended()
+
+    def close_once(connection: Any) -> None:
+        closed.append(connection)
+        if closed.count(connection) == 1:
+            let_go(connection)
+
+    monkeypatch.setattr(rabbitmq, "let_go", close_once)
+    in_threads(*[lambda: work.send("alive")] * 2)
+
+    assert closed.count(left) == 1
+    assert [message.args for message in queued(broker)] == [("ended",), ("alive",), ("alive",)]
 
 
 def test_a_forked_child_sends_on_a_connection_of_its_own(broker: Any, environment: dict[str, str]) -> None:
@@ -172,9 +211,21 @@ def test_lengths_are_those_of_the_queues_and_none_of_a_queue_that_is_not_there(b
 
 
 def test_what_the_url_says_of_the_connection_wins(settings: Settings) -> None:
-    given: Any = message_broker(settings.model_copy(update={"broker_url": "amqp://host/?heartbeat=7"}))
-    ours: Any = message_broker(settings.model_copy(update={"broker_url": "amqp://host/"}))
+    urls = "amqp://host/?heartbeat=7;amqp://other/"
+    broker: Any = message_broker(settings.model_copy(update={"broker_url": urls}))
 
-    assert isinstance(given.parameters, pika.URLParameters)
-    assert (given.parameters.heartbeat, ours.parameters.heartbeat) == (7, 30)
-    assert ours.parameters.blocked_connection_timeout == 30
+    given, ours = broker.parameters
+    assert (given.heartbeat, ours.heartbeat) == (7, 30)
+    assert (given.host, ours.host) == ("host", "other")
+    assert ours.blocked_connection_timeout == 30
+
+
+def test_of_several_nodes_one_that_answers_is_enough(settings: Settings, amqp_url: str) -> None:
+    [port] = free_ports(1)
+    urls = f"amqp://who:secret@127.0.0.1:{port}/;{amqp_url}"
+    broker: Any = message_broker(settings.model_copy(update={"broker_url": urls}))
+
+    actor(broker).send(1)
+
+    assert [message.args for message in queued(broker)] == [(1,)]
+    remove(broker)

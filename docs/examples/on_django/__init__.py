@@ -1,0 +1,1 @@
+"""A Django application whose actors stand on housekeeping's middleware."""

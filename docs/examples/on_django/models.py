@@ -1,0 +1,13 @@
+"""The application's tables."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class Reminder(models.Model):
+    """To be sent once, when it is due."""
+
+    text = models.TextField()
+    due_at = models.DateTimeField()
+    sent_at = models.DateTimeField(null=True)

@@ -1,0 +1,1 @@
+"""An application on SQLAlchemy whose actors stand on housekeeping's middleware."""

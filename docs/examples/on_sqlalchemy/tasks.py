@@ -1,0 +1,54 @@
+"""What runs in the background; ``dramatiq on_sqlalchemy.tasks`` runs it."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+
+import dramatiq
+from dramatiq.brokers.redis import RedisBroker
+from sqlalchemy import create_engine, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+from sqlalchemy.types import DateTime
+
+import housekeeping
+from housekeeping.foundation.settings import Settings
+from on_sqlalchemy.database import database_url
+
+engine = create_engine(os.environ["REMINDERS_DATABASE_URL"])
+Session = sessionmaker(engine)
+
+
+class Base(DeclarativeBase):
+    """Of the application's tables."""
+
+
+class Reminder(Base):
+    """To be sent once, when it is due."""
+
+    __tablename__ = "reminders"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    text: Mapped[str]
+    due_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+    sent_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+
+
+broker = RedisBroker(url=os.environ["REMINDERS_REDIS_URL"])
+housekeeping.install(broker, Settings.load(database_url=database_url(engine)), workers=False)
+dramatiq.set_broker(broker)
+
+
+@dramatiq.actor(
+    idempotent=True,
+    exclusive_lease={"key": "reminders", "ttl": timedelta(minutes=10)},
+    schedule="*/5 * * * *",
+)
+def send_reminders() -> None:
+    """Mark what is due as sent, in one transaction that only the holder of the lease can commit."""
+    now = datetime.now(UTC)
+    with Session.begin() as session:
+        session.execute(update(Reminder).where(Reminder.sent_at.is_(None), Reminder.due_at <= now).values(sent_at=now))
+        housekeeping.fence(
+            session.connection().connection.driver_connection
+        )  # the driver's, in the session's transaction

@@ -1,0 +1,110 @@
+"""Tables of names with what the code says of them: metrics, errors, events, actor options, and more."""
+
+from __future__ import annotations
+
+import configparser
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import redis
+
+import housekeeping
+from docs.generators.tables import ByHand, code, table
+from housekeeping.foundation import errors, events, metrics
+from housekeeping.foundation.settings import Settings
+from housekeeping.middleware import standard_middleware
+
+_PACKAGE: Final = Path(housekeeping.__file__).parent
+#: An event with what its rows hold, as its line in the code has it.
+_EVENT: Final = re.compile(r"^#: rows: (.+)\n(\w+): Final", re.MULTILINE)
+#: Made from other options, or for the library's own use.
+_NOT_FOR_USERS: Final = {"periodic", "sweep"}
+
+
+def metric_table(old: str) -> str:
+    """Every metric; the page may say more of one than the code does."""
+    rows = [
+        (code(each.name), type(each).__name__.lower(), ", ".join(map(code, each.labels)), ByHand(each.text))
+        for each in metrics.ALL
+    ]
+    return table(("Metric", "Kind", "Labels", "What it is"), rows, old)
+
+
+def error_table(old: str) -> str:
+    """Every error, below the one it is a kind of."""
+    rows = [
+        (code(each.__name__), code(each.__bases__[0].__name__), str(each.exit_code), _first_line(each))
+        for each in _errors(errors.HousekeepingError)
+    ]
+    return table(("Error", "Is a", "Exit status", "It means"), rows, old)
+
+
+def event_table(old: str) -> str:
+    """Every event; which worker sends it is written by hand."""
+    found = _EVENT.findall(Path(events.__file__).read_text(encoding="utf-8"))
+    rows = [(code(name), ", ".join(map(code, rows.split(", "))), ByHand()) for rows, name in found]
+    return table(("Event", "Each row has", "Sent after a batch that"), rows, old)
+
+
+def option_table(old: str) -> str:
+    """Every actor option."""
+    ours = standard_middleware(redis.Redis(), Settings())
+    options = {
+        option
+        for middleware in ours
+        if type(middleware).__module__.startswith(f"{housekeeping.__name__}.")
+        for option in middleware.actor_options
+    }
+    known = _dramatiqs()
+    rows = [(code(name), ByHand(), ByHand()) for name in sorted(options - known - _NOT_FOR_USERS)]
+    return table(("Option", "Values", "Default"), rows, old)
+
+
+def name_table(old: str) -> str:
+    """Every public name of the package."""
+    rows = [(code(f"housekeeping.{name}"), _what(name)) for name in sorted(housekeeping.__all__, key=str.casefold)]
+    return table(("Name", "What it is"), [row for row in rows if row[1]], old)
+
+
+def _errors(base: type[errors.HousekeepingError]) -> Iterator[type[errors.HousekeepingError]]:
+    yield base
+    for each in base.__subclasses__():
+        if each.__module__ == errors.__name__:
+            yield from _errors(each)
+
+
+def _dramatiqs() -> set[str]:
+    from dramatiq.middleware import default_middleware
+
+    return {option for middleware in default_middleware for option in middleware().actor_options}
+
+
+def _what(name: str) -> str:
+    value: Any = getattr(housekeeping, name)
+    if name.startswith("__"):
+        return "the version"
+    if isinstance(value, ModuleType):
+        return _first_line(importlib.import_module(value.__name__))
+    return _first_line(value)
+
+
+def _first_line(value: Any) -> str:
+    first = (inspect.getdoc(value) or "").split("\n\n")[0]
+    return re.sub(r"``(.+?)``", r"`\1`", " ".join(first.split())).replace("|", "\\|")
+
+
+def environment_table(old: str) -> str:
+    """Every environment of tox, with what its own description says."""
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(_PACKAGE.parent / "tox.ini")
+    first = [
+        (name, tox["testenv"]["description"]) for name in tox["tox"]["env_list"].split(", ") if name.startswith("py")
+    ]
+    others = [(name.removeprefix("testenv:"), tox[name]["description"]) for name in tox.sections() if ":" in name]
+    rows = [(code(f"tox -e {name}"), " ".join(text.split())) for name, text in [*first, *others]]
+    return table(("Command", "What it does"), rows, old)

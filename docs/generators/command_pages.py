@@ -1,0 +1,60 @@
+"""The commands: usage, help and options as click has them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+
+import click
+
+from docs.generators.tables import code, table
+from housekeeping.cli import main
+
+
+def commands(old: str) -> str:
+    """A section for each command, in the order of `housekeeping --help`."""
+    return "\n\n".join(section for path, command in _all(main, "housekeeping") for section in _section(path, command))
+
+
+def _all(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        for name, each in command.commands.items():
+            yield from _all(each, f"{path} {name}")
+
+
+def _section(path: str, command: click.Command) -> Iterator[str]:
+    words = " ".join(map(_argument, (one for one in command.params if isinstance(one, click.Argument))))
+    yield f"### `{path}`"
+    context = click.Context(command, info_name=path)
+    given = [one for one in command.params if isinstance(one, click.Option)]
+    usage = [path, *(["[OPTIONS]"] if given else []), *([words] if words else [])]
+    yield code(" ".join(usage) if not isinstance(command, click.Group) else f"{path} [OPTIONS] COMMAND")
+    yield _help(command)
+    if given:
+        records = filter(None, (option.get_help_record(context) for option in given))
+        yield table(("Option", "Effect"), [(code(names), _text(text)) for names, text in records], "")
+
+
+def _argument(argument: click.Argument) -> str:
+    name = argument.metavar or (argument.name or "").upper()
+    if argument.nargs == -1:
+        name = f"{name.rstrip('.')}..." if not name.endswith("...") else name
+    return name if argument.required or name.startswith("[") else f"[{name}]"
+
+
+def _help(command: click.Command) -> str:
+    """The help, its paragraphs joined to lines; one that click leaves as it is becomes a block."""
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    return "\n\n".join(
+        "```text\n" + paragraph.replace("\b\n", "") + "\n```" if paragraph.startswith("\b") else _text(paragraph)
+        for paragraph in paragraphs
+    )
+
+
+def _text(paragraph: str) -> str:
+    """Plain text as Markdown: what Markdown would take for something else is escaped."""
+    joined = " ".join(line.strip() for line in paragraph.splitlines())
+    parts = re.split(r"(`[^`]+`)", joined)
+    return "".join(part if part.startswith("`") else re.sub(r"([*_<\[|])", r"\\\1", part) for part in parts)

@@ -1,0 +1,138 @@
+"""What a message reads is as fresh as its sender saw it: from a replica that has caught up, or from the primary."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+import redis
+from dramatiq import Broker, Message, MessageProxy, Middleware
+from dramatiq.common import current_millis
+
+from housekeeping.foundation.context import current_message
+from housekeeping.foundation.errors import RedisUnavailable
+from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.foundation.positions import Position, Positions
+from housekeeping.foundation.redis_client import reaching_redis
+from housekeeping.foundation.replicas import Found, Reads, Replicas, reads_of_current_message
+from housekeeping.foundation.steering import PutBack
+from housekeeping.middleware.deduplication_keys import position_prefix, text
+from housekeeping.middleware.deduplication_options import KEY, POSITION, POSITION_REMEMBERED
+
+logger = named_logger(__name__)
+
+#: A message older than this reads from the primary: the position of a duplicate that was dropped for it may be
+#: forgotten soon, and the clocks of two hosts may differ.
+_OLDEST: Final = POSITION_REMEMBERED / 2
+#: How long a `delayed` message is put back for, once: a replica that did not catch up in half a second is busy.
+_LATER: Final = timedelta(seconds=5)
+#: The message option that says that it was put back for a replica.
+_WAITED: Final = "waited_for_replica"
+
+
+class _OfThread(threading.local):
+    many = False
+    taken: Position | None = None  # the position of the first of many
+
+
+class DataConsistency(Middleware):
+    """Middleware that lets messages read from replicas, where their actor says so.
+
+    ::
+
+        @dramatiq.actor(data_consistency="sticky")
+        def remind(user_id: int) -> None:
+            unread = Notification.select().where(Notification.user_id == user_id).count(housekeeping.read_database())
+
+    A message of a ``sticky`` or ``delayed`` actor carries the position of the primary's log at the time it was sent.
+    Where duplicates were dropped for it, the newest of theirs counts. ``delayed`` is put back once, before anything is
+    done, when replicas are there and all lag.
+
+    Parameters:
+      client, namespace: Where deduplication remembers positions of dropped duplicates.
+    """
+
+    def __init__(self, client: redis.Redis, namespace: str, positions: Positions, replicas: Replicas) -> None:
+        self._client = client
+        self._prefix = position_prefix(namespace)
+        self._positions = positions
+        self._replicas = replicas
+        self._thread = _OfThread()
+
+    @contextmanager
+    def sending_many(self) -> Iterator[None]:
+        """For as long as the block, ask for one position for all messages that this thread sends.
+
+        Nothing is to be committed in the block that its messages are to see.
+        """
+        self._thread.many = True
+        try:
+            yield
+        finally:
+            self._thread.many, self._thread.taken = False, None
+
+    def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
+        # One that goes back into the queue keeps its position: it covers what its sender saw.
+        if not self._asked_for(broker, message) or POSITION in message.options:
+            return
+        position = self._thread.taken or self._positions.current()
+        if position is not None:
+            message.options[POSITION] = str(position)
+        if self._thread.many:
+            self._thread.taken = position
+
+    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        reads_of_current_message(None)
+        if not self._asked_for(broker, message):
+            return
+        delayed = broker.get_actor(message.actor_name).options["data_consistency"] == "delayed"
+        if delayed and _WAITED not in message.options and self._caught_up(message).lagging:
+            message.options[_WAITED] = True
+            logger.info("Message is put back, because all replicas lag", job_status="waits_for_replica")
+            raise PutBack(f"{message.message_id} waits for a replica", _LATER)
+        # Looked for when the run first reads, and only then: most runs need no replica, and until its run has
+        # begun a message may still stand for others, whose positions count.
+        reads_of_current_message(Reads(current_message.get(), lambda: self._caught_up(message).replica))
+
+    def after_process_message(
+        self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
+    ) -> None:
+        self._replicas.leave_nothing_open()
+
+    def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
+        self.after_process_message(broker, message)
+
+    def _asked_for(self, broker: Broker, message: Message[Any] | MessageProxy) -> bool:
+        actor = broker.actors.get(message.actor_name)
+        wanted = None if actor is None else actor.options.get("data_consistency")
+        return bool(self._replicas) and wanted in ("sticky", "delayed")
+
+    def _caught_up(self, message: MessageProxy) -> Found:
+        """A replica that has what the message needs."""
+        position = self._position(message)
+        if position is None:
+            return Found(None, lagging=False)
+        context = current_message.get()
+        # Ends with the process, which must not wait for a replica when it is to stop.
+        return self._replicas.caught_up(position, context.stopping.wait if context else time.sleep)
+
+    def _position(self, message: MessageProxy) -> Position | None:
+        """The newest position of the message and of its dropped duplicates; None when nobody can tell."""
+        age = timedelta(milliseconds=current_millis() - message.message_timestamp)
+        own, key = Position.parse(message.options.get(POSITION)), message.options.get(KEY)
+        if own is None or age > _OLDEST:
+            return None
+        if key is None:
+            return own
+        try:
+            with reaching_redis():
+                answer: Any = self._client.get(self._prefix + key)
+        except RedisUnavailable as error:
+            logger.warning("Message reads from the primary", error=str(error))
+            return None
+        of_duplicates = Position.parse(text(answer))
+        return own if of_duplicates is None else max(own, of_duplicates)

@@ -1,0 +1,39 @@
+"""The queues between a test's processes, filled and looked into from outside, on whatever carries the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from dramatiq import Message
+
+from housekeeping.brokers import message_broker
+from housekeeping.foundation.settings import Settings
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.hands import close
+
+
+class Queues:
+    """A broker without any middleware, on the queues of a test's processes."""
+
+    def __init__(self, broker: Any) -> None:
+        self._broker = broker
+
+    def put(self, queue: str, actor: str, *arguments: object, times: int = 1) -> None:
+        """Enqueue a message, or several alike, past all middleware."""
+        self._broker.declare_queue(queue)
+        for _ in range(times):
+            self._broker.enqueue(Message(queue, actor, arguments, {}, {}))
+
+    def messages(self, queue: str) -> list[Message[Any]]:
+        """Those that wait, the oldest first; with Redis those at work in a process, too."""
+        return queued(self._broker, queue)
+
+
+@pytest.fixture
+def queues(settings: Settings) -> Iterator[Queues]:
+    """The queues of this test's settings; in RabbitMQ those it has filled are gone with it."""
+    broker = message_broker(settings)
+    yield Queues(broker)
+    close(broker)

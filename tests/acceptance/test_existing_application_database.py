@@ -1,0 +1,128 @@
+"""The middleware on the database of a Django or SQLAlchemy application (docs/howto/existing-application-*.md)."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import parse_dsn
+from sqlalchemy.engine import URL
+
+from housekeeping.foundation.db import Database
+from housekeeping.foundation.epochs import Lease
+from housekeeping.foundation.settings import Settings
+from tests.acceptance.examples import EXAMPLES, Application, without_settings
+from tests.acceptance.examples import client as client
+from tests.acceptance.examples import redis_url as redis_url
+from tests.acceptance.processes import started
+
+pytestmark = pytest.mark.slow
+
+#: {} is one of two packages.
+SENDING = "from {}.tasks import send_reminders; send_reminders.send()"
+LATE = """
+from datetime import timedelta
+
+import housekeeping
+from housekeeping.foundation.epochs import Lease
+from housekeeping.foundation.errors import LeaseLost
+from housekeeping.foundation.leases import current_lease
+from {}.tasks import send_reminders
+
+with housekeeping.ExclusiveLease("reminders", timedelta(minutes=10)) as lease:
+    current_lease.set(lease)  # as if its message were at work
+    Lease.update(epoch=Lease.epoch + 1).execute()  # another one began while this one slept
+    try:
+        send_reminders.fn()
+    except LeaseLost:
+        raise SystemExit(0)
+raise SystemExit("it was let through")
+"""
+
+
+def djangos(settings: Settings) -> dict[str, str]:
+    """What the example's settings read."""
+    given = parse_dsn(settings.require_database_url())
+    names = {name: "DATABASE" if name == "dbname" else name.upper() for name in given}
+    return {"DJANGO_SETTINGS_MODULE": "on_django.settings", **{f"PG{names[name]}": given[name] for name in given}}
+
+
+def sqlalchemys(settings: Settings, driver: str) -> dict[str, str]:
+    """The same for SQLAlchemy's."""
+    given = parse_dsn(settings.require_database_url())
+    names = {"username": given.pop("user"), "password": given.pop("password", None), "database": given.pop("dbname")}
+    url = URL.create(f"postgresql+{driver}", **names, query=given)
+    return {"REMINDERS_DATABASE_URL": url.render_as_string(hide_password=False)}
+
+
+@pytest.fixture(params=["django", "sqlalchemy on psycopg2", "sqlalchemy on psycopg"])
+def reminding(
+    request: pytest.FixtureRequest,
+    client: redis.Redis,
+    redis_url: str,
+    settings: Settings,
+    postgres: Database,
+    admin: Connection,
+) -> Application:
+    """One with a reminder that is due, and one that is not."""
+    name, _, driver = request.param.partition(" on ")
+    own = djangos(settings) if name == "django" else sqlalchemys(settings, driver)
+    ours = {"REMINDERS_REDIS_URL": redis_url, "HOUSEKEEPING_SCHEMA": settings.schema_name, **own}
+    with admin.cursor() as cursor:
+        cursor.execute(
+            f"CREATE TABLE {_table(name)} (id bigserial, text text, due_at timestamptz, sent_at timestamptz);"
+            f"INSERT INTO {_table(name)} (text, due_at) "
+            "VALUES ('due', now() - interval '1 hour'), ('later', now() + interval '1 hour')"
+        )
+    return Application(f"on_{name}.tasks", "dramatiq", without_settings(os.environ, **ours), client)
+
+
+def _table(name: str) -> str:
+    return "on_django_reminder" if "django" in name else "reminders"
+
+
+def sent(reminding: Application, admin: Connection) -> list[tuple[str, bool]]:
+    """The text of each reminder, and whether it was sent."""
+    with admin.cursor() as cursor:
+        cursor.execute(f"SELECT text, sent_at IS NOT NULL FROM {_table(reminding.module)} ORDER BY text")
+        found: list[tuple[str, bool]] = cursor.fetchall()
+    return found
+
+
+def test_an_actor_commits_by_its_applications_own_connection_under_its_lease(
+    reminding: Application, admin: Connection, tmp_path: Path
+) -> None:
+    reminding.run(SENDING.format(reminding.module.partition(".")[0]), tmp_path / "web.log")
+
+    with reminding.at_work(tmp_path / "worker.log") as worker:
+        reminding.wait_until_done(worker)
+
+    assert sent(reminding, admin) == [("due", True), ("later", False)]
+    assert [lease.key for lease in Lease.select()] == ["reminders"]
+
+
+def test_an_actor_whose_lease_has_passed_on_commits_nothing_by_its_applications_own_connection(
+    reminding: Application, admin: Connection, tmp_path: Path
+) -> None:
+    reminding.run(LATE.format(reminding.module.partition(".")[0]), tmp_path / "late.log")
+
+    assert sent(reminding, admin) == [("due", False), ("later", False)]
+
+
+def test_the_command_line_takes_the_url_that_djangos_settings_make(
+    redis_url: str, settings: Settings, tmp_path: Path
+) -> None:
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    ours = {"HOUSEKEEPING_SCHEMA": settings.schema_name, "PYTHONPATH": str(EXAMPLES), "PATH": path}
+    environment = without_settings(os.environ, **djangos(settings), REMINDERS_REDIS_URL=redis_url, **ours)
+    page = (EXAMPLES.parent / "howto/existing-application-django.md").read_text(encoding="utf-8")
+    [url] = re.findall(r"`(HOUSEKEEPING_DATABASE_URL=\$\(.+\))`", page)
+
+    command = ["bash", "-euc", f"export {url}; housekeeping init"]
+    with started(command, environment, tmp_path / "init.log") as process:
+        assert process.running.wait(60) == 0, process.text()

@@ -1,0 +1,134 @@
+"""What a user would write, checked for what mypy and pyright infer of it; it is never run.
+
+Both are strict, and both are told to complain of a comment that silences nothing: so each mistake below is one that
+they find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any, assert_type
+
+import dramatiq
+from dramatiq import Actor, Message
+from dramatiq.brokers.stub import StubBroker
+from peewee import BigAutoField, TextField
+
+import housekeeping
+from housekeeping import Alarms, BaseModel, Call, Delete, LeaseTerms, StateMachine, Sweep, Transition, UtcDateTimeField
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps import Pass, RunResult, perform
+from housekeeping.testing import ManualClock, MemoryLeaseStore, assert_idempotent, assert_survives_kill
+
+# -- a broker
+
+
+broker = StubBroker()
+actors = housekeeping.install(broker, Settings.load(database_url="postgresql:///shop"), workers=False)
+assert_type(actors, dict[str, Actor[..., Any]])
+
+
+def of_project(project_id: int) -> str:
+    return f"projects/{project_id}"
+
+
+@dramatiq.actor(
+    broker=broker,
+    idempotent=True,
+    deduplicate="until_executed",
+    exclusive_lease={"key": of_project, "ttl": timedelta(minutes=5)},
+)
+def clean_up(project_id: int) -> str:
+    housekeeping.fence()
+    return "clean"
+
+
+assert_type(clean_up.send(1), Message[str])
+clean_up.send("1")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+assert_type(housekeeping.enqueue_many(clean_up, [1, 2, 3]), list[Message[str]])
+housekeeping.enqueue_many(clean_up, 1)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+# -- leases
+
+
+with housekeeping.ExclusiveLease("reports/nightly", timedelta(minutes=10), retries=3, sleep=lambda tries: 0.5) as lease:
+    assert_type(lease, housekeeping.ExclusiveLease)
+    assert_type(lease.try_obtain(), str | None)
+    assert_type(lease.renew(), bool)
+    assert_type(lease.owner(), str | None)
+    assert_type(lease.remaining(), timedelta | None)
+    lease.check()
+
+housekeeping.ExclusiveLease("reports/nightly", 600)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+assert_type(housekeeping.throttle("mails", 10, timedelta(minutes=1)), bool)
+housekeeping.throttle("mails", 10, 60)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+# -- sweeps of one's own
+
+
+class State(Enum):
+    OPEN = "open"
+    STUCK = "stuck"
+
+
+class Order(BaseModel):
+    id = BigAutoField()
+    state = TextField()
+    touched_at = UtcDateTimeField()
+
+
+machine = StateMachine(Order.state, State, {"give_up": ([State.OPEN], State.STUCK)})
+
+
+def cancel(order: Order) -> None: ...
+
+
+def no_passes(sweep: Sweep) -> list[Pass]:
+    return []
+
+
+stuck_orders = Sweep(
+    name="orders.stuck",
+    stale=lambda now: Order.touched_at <= now - timedelta(hours=1),
+    order=(Order.touched_at, Order.id),
+    action=Call(cancel, then=Transition(machine, "give_up")),
+    lease=LeaseTerms("orders", timedelta(minutes=30)),
+    alarms=Alarms(backlog=1000),
+    max_runtime=timedelta(minutes=5),
+    schedule="*/5 * * * *",
+)
+old_orders = Sweep(
+    name="orders.old", stale=lambda now: Order.touched_at <= now, order=(Order.touched_at, Order.id), action=Delete()
+)
+assert_type(old_orders, Sweep)
+assert_type(stuck_orders.name, str)
+assert_type(stuck_orders.schedule, str | None)
+Sweep(name="old", passes=no_passes, batch_size="many")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+Sweep(name="old", passes=no_passes, action="delete")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+Sweep(name="old", passes=no_passes, batchsize=5)  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
+
+assert_type(perform(stuck_orders), RunResult)
+assert_type(perform(stuck_orders).counts, dict[str, Any])
+
+# -- events
+
+
+def forget(sender: str, *, rows: Sequence[dict[str, Any]], worker: str, run_id: int | None) -> None: ...
+
+
+housekeeping.events.user_status_cleared.connect(forget)
+
+# -- tests
+
+
+clock = ManualClock()
+assert_type(clock.now(), datetime)
+clock.advance(timedelta(hours=1))
+store = MemoryLeaseStore(clock)
+assert_type(housekeeping.ExclusiveLease("k", timedelta(minutes=1), client=store).exists(), bool)
+assert_idempotent(stuck_orders)
+assert_type(assert_survives_kill(stuck_orders), list[str])

@@ -1,0 +1,112 @@
+"""Every page of the documentation, its blocks of code and its words in code, as a reader's Markdown has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from tests.acceptance import test_on_call_pages
+
+ROOT: Final = Path(__file__).parents[3]
+PAGES: Final = sorted(
+    [*ROOT.glob("*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
+)
+
+#: Kinds of blocks that a reader would run.
+RUN: Final = ("sh", "python", "sql", "json")
+#: Kinds that are read, by a test of `test_blocks`.
+READ: Final = ("ini", "yaml")
+#: Output, and pictures made of text.
+SHOWN: Final = ("text", "mermaid")
+
+#: Pages whose blocks are run by a test of their own.
+ELSEWHERE: Final[dict[str, str]] = {
+    **{f"docs/howto/{page}.md": "tests/acceptance/test_on_call_pages.py" for page in test_on_call_pages.PAGES},
+    "docs/howto/own-sweep*.md": "tests/acceptance/test_own_sweep_pages.py",
+    "docs/howto/rabbitmq.md": "tests/acceptance/test_rabbitmq_page.py",
+    "docs/howto/testing.md": "tests/integration/testing/test_page.py",
+    # Minutes long: a test of `test_commands` asks the simulator for its options.
+    "docs/explanation/simulator.md": "tests/unit/docs/test_commands.py",
+    # Its commands are those of tox.ini and .ci/run: a test of `test_commands` compares them.
+    "CONTRIBUTING.md": "tests/unit/docs/test_commands.py",
+}
+
+_markdown: Final = MarkdownIt("commonmark").enable("table")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code.
+
+    Attributes:
+      page: Its path from the top folder.
+      line: Where it begins, from 1.
+      mark: The comment that stands before it; nothing where there is none.
+    """
+
+    page: str
+    line: int
+    kind: str
+    text: str
+    mark: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+@cache
+def _tokens(page: Path) -> list[Token]:
+    return _markdown.parse(page.read_text(encoding="utf-8"))
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page, Sphinx's directives left out."""
+    found = []
+    mark = ""
+    for token in _tokens(page):
+        if token.type == "fence" and not token.info.startswith("{"):
+            assert token.map is not None
+            found.append(Block(name_of(page), token.map[0] + 1, token.info.strip(), token.content, mark))
+        mark = token.content.strip() if token.type == "html_block" else ""
+    return found
+
+
+def included(page: Path) -> list[Path]:
+    """The files whose text a page shows as code."""
+    tokens = _tokens(page)
+    said = [token.info for token in tokens if token.type == "fence" and token.info.startswith("{literalinclude}")]
+    return [(page.parent / info.split()[1]).resolve() for info in said]
+
+
+def words_in_code(page: Path) -> Iterator[str]:
+    """What stands in code within the text."""
+    for token in _tokens(page):
+        for child in token.children or ():
+            if child.type == "code_inline":
+                yield child.content
+
+
+def links(page: Path) -> Iterator[str]:
+    """Where links and pictures lead."""
+    for token in _tokens(page):
+        for child in token.children or ():
+            target = child.attrGet("href") or child.attrGet("src")
+            if target:
+                yield str(target)
+
+
+def run_elsewhere(page: str) -> str | None:
+    """The test that runs a page's blocks; null: `tests/acceptance/test_every_block.py` does."""
+    return next((test for pattern, test in ELSEWHERE.items() if fnmatch(page, pattern)), None)

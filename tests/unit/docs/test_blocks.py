@@ -1,0 +1,93 @@
+"""Every block of the documentation is run, read, or marked as something that is only shown."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.unit.docs.blocks import (
+    ELSEWHERE,
+    PAGES,
+    READ,
+    ROOT,
+    RUN,
+    SHOWN,
+    Block,
+    blocks,
+    included,
+    name_of,
+    run_elsewhere,
+)
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+
+
+def test_every_block_says_what_it_is() -> None:
+    known = (*RUN, *READ, *SHOWN)
+
+    # What runs elsewhere is judged there.
+    assert [block.place for block in BLOCKS if block.kind not in known and not run_elsewhere(block.page)] == []
+
+
+@pytest.mark.parametrize("pattern", ELSEWHERE)
+def test_what_is_run_elsewhere_has_a_test_there_that_knows_the_page(pattern: str) -> None:
+    if not any(Path(name_of(page)).match(pattern) for page in PAGES):
+        return  # no such page
+    text = (ROOT / ELSEWHERE[pattern]).read_text(encoding="utf-8")
+
+    name = Path(pattern).stem.removesuffix("*")
+    assert any(said in text for said in (f'"{name}"', f"{name}.md", f'"{name}-', f"{Path(pattern).name}"))
+
+
+def test_every_file_that_a_page_shows_belongs_to_an_example_that_a_test_starts() -> None:
+    shown = [path for page in PAGES for path in included(page)]
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests/acceptance").glob("*.py"))
+
+    folders = {path.relative_to(ROOT / "docs/examples").parts[0] for path in shown}
+    assert [folder for folder in folders if not re.search(rf"\b{folder}\b", tests)] == []
+
+
+def test_every_marked_block_of_the_readme_is_run_by_the_check_of_each_submission() -> None:
+    marks = [block.mark for block in BLOCKS if block.mark.startswith("<!-- command: ")]
+    script = (ROOT / ".ci/run").read_text(encoding="utf-8")
+
+    assert marks == ["<!-- command: demo -->", "<!-- command: tests -->"]
+    assert [mark for mark in marks if f'readme_command "{mark[5:-4]}"' not in script] == []
+
+
+@pytest.mark.parametrize("block", [each for each in BLOCKS if each.kind == "sh"], ids=lambda block: block.place)
+def test_every_extra_that_is_to_be_installed_is_there(block: Block) -> None:
+    asked = {
+        extra for group in re.findall(r"(?:housekeeping|\.)\[([\w,]+)\]", block.text) for extra in group.split(",")
+    }
+
+    setup = configparser.ConfigParser(interpolation=None)
+    setup.read(ROOT / "setup.cfg")
+    assert asked - set(setup["options.extras_require"]) == set()
+
+
+@pytest.mark.parametrize("block", [each for each in BLOCKS if each.kind == "ini"], ids=lambda block: block.place)
+def test_a_unit_of_systemd_starts_a_command_that_there_is(block: Block) -> None:
+    from tests.unit.docs.test_commands import unknown_in
+
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(block.text)
+
+    program, *arguments = shlex.split(unit["Service"]["ExecStart"])
+    assert Path(program).is_absolute()
+    assert unknown_in([Path(program).name, *arguments]) is None
+
+
+@pytest.mark.parametrize("block", [each for each in BLOCKS if each.kind == "yaml"], ids=lambda block: block.place)
+def test_a_configuration_of_prometheus_names_the_rules_and_the_jobs_that_there_are(block: Block) -> None:
+    given = yaml.safe_load(block.text)
+    rules = [(ROOT / "monitoring" / name).read_text(encoding="utf-8") for name in given["rule_files"]]
+
+    jobs = {job["job_name"] for job in given["scrape_configs"]}
+    assert set(re.findall(r'job="([\w-]+)"', "".join(rules))) <= jobs

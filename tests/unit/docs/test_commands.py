@@ -1,0 +1,87 @@
+"""Every command that the documentation names, in blocks and within the text, exists with those options."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import click
+import pytest
+
+from housekeeping.cli import main
+from tests.unit.docs.blocks import PAGES, ROOT, blocks, name_of, words_in_code
+
+#: How options and arguments that may be left out are written.
+_BRACKETS: Final = str.maketrans("", "", "[]…")
+_ENVIRONMENT: Final = re.compile(r"tox -e (\S+)")
+#: What contributors run by hand; tests/unit/docs/test_generated.py holds its result to the code.
+_WRITES: Final = ".venv/bin/python -m docs.generate"
+
+
+def unknown_in(words: list[str]) -> str | None:
+    """What of a command with ``housekeeping`` at its front is not known; null when all is."""
+    command: click.Command = main
+    given = [word for word in words[1:] if word not in ("--debug", "--help", "OPTIONS")]
+    while isinstance(command, click.Group) and given and not given[0].startswith("-"):
+        name = given.pop(0)
+        if name not in command.commands and name != "COMMAND":
+            return f"no command {name}"
+        command = command.commands.get(name, command)
+        if name == "COMMAND":
+            return None
+    try:
+        command.make_parser(click.Context(command)).parse_args(given)
+    except click.UsageError as error:
+        return error.format_message()
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_of_ours_exists_with_its_options(page: Path) -> None:
+    lines = [line for block in blocks(page) for line in block.text.replace("\\\n", " ").split("\n")]
+    said = [*lines, *words_in_code(page)]
+
+    commands = [_words(text) for text in said if text.startswith("housekeeping ")]
+    assert [(words, unknown) for words in commands if (unknown := unknown_in(words))] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_environment_test_and_module_that_is_to_be_run_exists(page: Path) -> None:
+    said = [*(block.text for block in blocks(page)), *words_in_code(page)]
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+
+    environments = {name for text in said for names in _ENVIRONMENT.findall(text) for name in names.split(",")}
+    assert environments - {name.removeprefix("testenv:") for name in tox.sections()} <= {"py311", "py312", "py313"}
+    paths = {path for text in said for path in re.findall(r"\b(?:tests|docs|housekeeping)/[\w/.*-]+[\w*]", text)}
+    assert [path for path in paths if not any(ROOT.glob(path))] == []
+    modules = {name for text in said for name in re.findall(r"python -m ([\w.]+)", text)}
+    assert [name for name in modules if find_spec(name) is None] == []
+
+
+def test_every_command_of_contributors_is_run_by_the_check_of_each_submission_or_a_test() -> None:
+    run = (ROOT / ".ci/run").read_text(encoding="utf-8").replace("$work/html", "build/html")
+    readme = [block.text for block in blocks(ROOT / "README.md") if block.mark]
+
+    lines = [line for block in blocks(ROOT / "CONTRIBUTING.md") for line in block.text.splitlines()]
+    unknown = [line for line in lines if line not in run and f"{line}\n" not in readme]
+    assert unknown == [_WRITES]
+
+
+def test_the_simulator_has_the_options_that_its_page_names() -> None:
+    page = ROOT / "docs/explanation/simulator.md"
+    command = [sys.executable, "-m", "tests.simulator", "--help"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    named = {option for block in blocks(page) for option in re.findall(r" (--[a-z-]+)", block.text)}
+    assert named and named - set(re.findall(r"--[a-z-]+", told)) == set()
+
+
+def _words(text: str) -> list[str]:
+    return shlex.split(text.translate(_BRACKETS), comments=True)
