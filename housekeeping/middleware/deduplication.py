@@ -166,7 +166,7 @@ class Deduplication(Middleware):
             ttl = terms.ttl if terms.until_executed else None
             state = self.keys.start(run.key, run.message_id, run.token, ttl, self._mark())
             # Not before, where the start frees the key: should it get lost, the end has to free it.
-            self._thread.run = run
+            self._thread.run, run.answered = run, True
             run.holds_key = state == "ours" and terms.until_executed
             if run.holds_key:
                 run.kept = renewals.keep(
@@ -221,6 +221,9 @@ class Deduplication(Middleware):
             if one_more is None:
                 tick = claim_of(message)
                 left = self.keys.release(release(run.key, run.message_id, run.token, terms.ttl, tick=tick))
+                if run.token and not run.answered:
+                    # Nobody heard of its start, perhaps: then the key is still that of a message that waits.
+                    left = self.keys.release(release(run.key, run.message_id, "", terms.ttl, tick=tick))
                 # Who lost the key cannot know whether a duplicate arrived before that: one run too many is harmless.
                 if left == "free" or (left == "lost" and not (run.holds_key and terms.reschedule_once)):
                     return

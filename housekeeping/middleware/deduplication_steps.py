@@ -39,6 +39,7 @@ class Run:
     Attributes:
       token: What tells it from other deliveries of its message; empty when it did not get so far as to ask for its key.
       retries: How many the message had used up when it began.
+      answered: Whether it is known what became of its start.
     """
 
     message_id: str
@@ -46,6 +47,7 @@ class Run:
     token: str
     retries: int
     holds_key: bool = False
+    answered: bool = False
     kept: Kept | None = None
 
 

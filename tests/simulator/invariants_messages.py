@@ -40,17 +40,21 @@ def at_most_one_message_of_a_key_is_live(stage: Stage) -> Iterator[str]:
     lives: dict[tuple[str, str], dict[str, _Life]] = {}
     of_copy: dict[str, tuple[tuple[str, str], str]] = {}
     excused: set[str] = set()
-    messages = ("queued", "left", "delivered", "reads", "returns", "fails", "interrupted")
+    completed: set[str] = set()
+    messages = ("queued", "left", "delivered", "reads", "returns", "fails", "interrupted", "completed")
     for event in stage.events(*messages, "killed", "fault", "redis emptied", "key"):
         when, where, what, *details = event
-        if what == "redis emptied":
+        if what == "completed":
+            completed.add(details[0])
+        elif what == "redis emptied":
+            completed.clear()
             # Their keys are lost; who was at work with one of them goes on without.
             excused |= {message_id for there in lives.values() for message_id in there}
             lives.clear()
         elif what == "queued":
             _, message_id, copy, actor, args = details
-            if actor not in _UNTIL_EXECUTED:
-                continue
+            if actor not in _UNTIL_EXECUTED or message_id in completed:
+                continue  # a copy that a stopped process had: it will be found done, and is not live
             key, body = (actor, args), stage.redis.messages[copy.encode()]
             if body["options"].get("deduplication_standing") == "when_due":
                 continue  # not live before it is due

@@ -217,11 +217,13 @@ def test_the_release_is_said_again_when_redis_was_away_for_a_moment(
     assert "duplicate_of" not in work.send().options
 
 
+@pytest.mark.parametrize("strategy", ["until_executed", "until_executing"])
 def test_a_message_whose_start_was_not_answered_and_that_is_given_up_blocks_nobody(
-    broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     # D4: its key was not freed by the start, so the end has to free it
-    work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True, max_retries=0)(lambda: None)
+    once: Any = {"idempotent": True, "deduplicate": strategy, "max_retries": 0}
+    work = dramatiq.actor(broker=broker, actor_name="work", **once)(lambda: None)
     work.send()
 
     with monkeypatch.context() as patch:
