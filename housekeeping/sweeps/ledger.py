@@ -87,16 +87,18 @@ def begin(
       lease: The key and the token of the lease the run holds; gives it an epoch.
       resume: Which runs before it the new one goes on from.
     """
-    with database.atomic():
+    with database.atomic() as transaction:
         if message_id is not None:
             _alone_with(message_id)
-            if _completed(message_id):
-                return None
         silent = Run.heartbeat_at < NOW - SILENCE
         dead = silent if message_id is None else silent | (Run.message_id == message_id)
         Run.update(outcome="lost", reason="taken_over", finished_at=NOW).where(
             (Run.worker == worker) & Run.outcome.is_null() & dead
         ).execute()
+        # Not before: that waits for an earlier attempt that is just committing its last batch.
+        if message_id is not None and _completed(message_id):
+            transaction.rollback()
+            return None
         last = _last_runs(worker)
         cursor = _stopped_at(last[0], resume) if last else None
         # With the row, in one transaction: a lease whose holder stands in the ledger has a run there.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from peewee import OperationalError
+from psycopg2.extensions import connection as Connection
 
 from housekeeping.foundation.db import Database
 from housekeeping.foundation.errors import RunTakenOver
@@ -57,3 +59,37 @@ def test_no_run_of_a_message_begins_once_it_is_completed_though_a_delivery_slept
         ledger.advance(slept.run_id, {}, None, None)
     ledger.finish(second.run_id, "done", None, counts={}, cursor=None)
     assert begin() is None
+
+
+def test_no_run_of_a_message_begins_that_waited_for_the_commit_that_completed_it(
+    postgres: Database, admin: Connection
+) -> None:
+    first = begin()
+    assert first is not None
+
+    def again() -> Attempt | None:
+        try:
+            return begin()
+        finally:
+            postgres.close()
+
+    with ThreadPoolExecutor(1) as another, postgres.atomic():
+        ledger.finish(first.run_id, "done", None, counts={}, cursor=None)
+        second = another.submit(again)
+        await_waiting(admin)
+
+    assert second.result(PATIENCE_S) is None
+
+
+def await_waiting(admin: Connection) -> None:
+    """Until a session waits for the end of another's transaction."""
+    deadline = time.monotonic() + PATIENCE_S
+    with admin.cursor() as cursor:
+        while time.monotonic() < deadline:
+            cursor.execute(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted AND pid IN "
+                "(SELECT pid FROM pg_stat_activity WHERE application_name = 'housekeeping')"
+            )
+            if cursor.fetchone() != (0,):
+                return
+    raise AssertionError("nobody waits")
