@@ -1,0 +1,15 @@
+"""Every comparison there is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from benchmarks import builds, entities, foreground, growth, imports, messages, projects, sending, statuses, uploads
+from benchmarks.comparison import Comparison
+
+_MODULES: Final = (statuses, imports, entities, builds, projects, uploads, messages, sending, growth)
+
+COMPARISONS: Final[dict[str, Comparison]] = {each.name: each for module in _MODULES for each in module.COMPARISONS}
+
+#: What a turn's process may be told to be.
+TURNS: Final[dict[str, Comparison]] = COMPARISONS | {foreground.NAME: foreground.COMPARISON}

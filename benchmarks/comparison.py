@@ -1,0 +1,75 @@
+"""What is compared: programs that do the same work on copies of the same data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from psycopg2.extensions import connection as Connection
+
+FLOOR: Final = "floor"
+OURS: Final = "ours"
+LINES: Final = "ours, a line a record"
+BY_ROW: Final = "row by row"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a contestant works.
+
+    Attributes:
+      rows: How many records are stale.
+      folder: For what it writes: logs, stores.
+    """
+
+    database_url: str
+    redis_url: str
+    rows: int
+    folder: Path
+
+    @property
+    def store(self) -> Path:
+        """Where the objects of the object store are."""
+        return self.folder / "store"
+
+
+#: Gets ready (connects, imports), and returns what is measured.
+Contestant = Callable[[Place], Callable[[], object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """That one contestant is at least so many times as fast as another."""
+
+    of: str
+    to: str
+    at_least: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One table of the report.
+
+    Attributes:
+      contestants: By name, in the order of their turns.
+      models: The tables, by their models.
+      fill: Fills them: a connection in autocommit, how many records are stale, how many rows there are in all.
+      undone: How many stale records are left: an SQL query of one number, or a function where they are elsewhere.
+      prepare: What is to be done besides the copied database before each turn (files, keys); its folder is new.
+      rounds_at_most: Fewer than asked for, where a round takes long.
+    """
+
+    name: str
+    contestants: Mapping[str, Contestant]
+    models: tuple[Any, ...] = ()
+    template: str
+    fill: Callable[[Connection, int, int], None]
+    undone: str | Callable[[Place], int]
+    prepare: Callable[[Place], None] = lambda place: None
+    targets: tuple[Target, ...] = ()
+    rows: int = 100_000
+    among: int = 1_000_000
+    unit: str = "rows"
+    rounds_at_most: int = 100

@@ -1,0 +1,102 @@
+"""What a turn cost, by the servers' own counts."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psutil
+import redis
+from psycopg2.extensions import connection as Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The servers' counts at one moment, or what they rose by between two.
+
+    Attributes:
+      commits: Transactions that wrote something.
+      wal_bytes: Bytes of write-ahead log.
+      statements: What was sent to PostgreSQL, BEGIN and COMMIT included; null: not counted by this server.
+      redis_commands: What Redis carried out, within scripts as well.
+      redis_trips: How often Redis read something from a connection: round trips, where no message is large.
+      server_seconds: Processor time of both servers.
+    """
+
+    commits: int
+    wal_bytes: int
+    statements: int | None
+    redis_commands: int
+    redis_trips: int
+    server_seconds: float
+
+    def since(self, before: Reading) -> Reading:
+        """What was added since `before`."""
+        both = None not in (self.statements, before.statements)
+        return Reading(
+            self.commits - before.commits,
+            self.wal_bytes - before.wal_bytes,
+            (self.statements or 0) - (before.statements or 0) if both else None,
+            self.redis_commands - before.redis_commands,
+            self.redis_trips - before.redis_trips,
+            self.server_seconds - before.server_seconds,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts by name."""
+        return asdict(self)
+
+
+class Meters:
+    """Reads the counts without adding to them.
+
+    Parameters:
+      connection: To another database of the same server; nobody but the one measured may be at work there.
+      postmaster: The process id of PostgreSQL.
+    """
+
+    def __init__(self, connection: Connection, client: redis.Redis, postmaster: int) -> None:
+        self._connection = connection
+        self._postmaster = postmaster
+        self._client: Any = client
+        self._client.ping()
+        self._own = 0
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM pg_extension WHERE extname = 'pg_stat_statements'")
+            self._counts_statements = cursor.fetchone() is not None
+
+    def read(self, database: str) -> Reading:
+        """The counts now; statements are those in this database."""
+        info = self._client.info("everything")
+        commands = int(info["total_commands_processed"]) - self._own
+        trips = int(info["total_reads_processed"]) - self._own
+        self._own += 1  # this very question
+        busy = float(info["used_cpu_sys"]) + float(info["used_cpu_user"]) + self._postgres_seconds()
+        with self._connection.cursor() as cursor:
+            # The next transaction's number: unlike its own it can be asked for without taking one.
+            cursor.execute(
+                "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, "
+                "pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint"
+            )
+            row: Any = cursor.fetchone()
+            return Reading(row[0], row[1], self._statements(cursor, database), commands, trips, busy)
+
+    def _postgres_seconds(self) -> float:
+        """Of all processes at work now; the one measured is still connected when it is asked again."""
+        seconds = 0.0
+        for process in psutil.Process(self._postmaster).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                seconds += times.user + times.system
+        return seconds
+
+    def _statements(self, cursor: Any, database: str) -> int | None:
+        if not self._counts_statements:
+            return None
+        cursor.execute(
+            "SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_statements(false) WHERE toplevel "
+            "AND dbid = (SELECT oid FROM pg_database WHERE datname = %s)",
+            (database,),
+        )
+        return int(cursor.fetchone()[0])

@@ -1,0 +1,149 @@
+"""The rounds: every contestant once, then every contestant again, each on a fresh copy of the same data."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import redis
+
+from benchmarks.comparison import Comparison, Place
+from benchmarks.meters import Meters, Reading
+from benchmarks.stage import Stage
+from housekeeping.foundation.settings import PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one contestant did in one round.
+
+    Attributes:
+      done: Records settled, as the database tells it.
+      own_seconds: Processor time of its own process.
+    """
+
+    done: int
+    seconds: float
+    own_seconds: float
+    resident_bytes: int
+    cost: Reading
+
+    @property
+    def rate(self) -> float:
+        """Records a second."""
+        return self.done / self.seconds
+
+    @property
+    def worked(self) -> float:
+        """Seconds of processor time, its own and the servers'; other programs do not lengthen it, unlike the clock."""
+        return self.own_seconds + self.cost.server_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All turns of a comparison, by contestant, in the order of the rounds."""
+
+    comparison: Comparison
+    turns: dict[str, list[Turn]] = field(default_factory=dict)
+
+    def ratio(self, of: str, to: str) -> float:
+        """The median, over the rounds, of how many times as fast `of` was as `to`."""
+        pairs = zip(self.turns[of], self.turns[to], strict=True)
+        return median(mine.rate / theirs.rate for mine, theirs in pairs)
+
+    def ratio_of_work(self, of: str, to: str) -> float:
+        """The same of records for each second of processor time."""
+        pairs = zip(self.turns[of], self.turns[to], strict=True)
+        return median(mine.done / mine.worked / (theirs.done / theirs.worked) for mine, theirs in pairs)
+
+    def middle(self, contestant: str, of: Callable[[Turn], float]) -> float:
+        """The median of something about the turns of a contestant."""
+        return median(of(turn) for turn in self.turns[contestant])
+
+
+def compare(stage: Stage, comparison: Comparison, rows: int, among: int, rounds: int, only: list[str]) -> Outcome:
+    """Give every contestant its turns.
+
+    Parameters:
+      only: The contestants that are wanted; none: all.
+    """
+    template = stage.template(
+        f"{comparison.template}_{rows}_{among}",
+        list(comparison.models),
+        lambda connection: comparison.fill(connection, rows, among),
+    )
+    outcome = Outcome(comparison)
+    names = [name for name in comparison.contestants if not only or name in only]
+    for number in range(min(rounds, comparison.rounds_at_most)):
+        # Who begins changes, so that nobody always follows the same one.
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            outcome.turns.setdefault(name, []).append(_turn(stage, comparison, name, template, rows))
+    return outcome
+
+
+def _turn(stage: Stage, comparison: Comparison, contestant: str, template: str, rows: int) -> Turn:
+    client = redis.Redis.from_url(stage.servers.redis_url)
+    client.flushall()  # the server is ours alone
+    with stage.copy_of(template) as name, tempfile.TemporaryDirectory() as folder, stage.connected() as admin:
+        place = Place(stage.servers.database_url(name), stage.servers.redis_url, rows, Path(folder))
+        comparison.prepare(place)
+        meters = Meters(admin, client, stage.servers.postmaster)
+        before_left = _left(stage, comparison, name, place)
+        told = {"comparison": comparison.name, "contestant": contestant, "rows": rows, "folder": folder}
+        told |= {"database_url": place.database_url, "redis_url": place.redis_url}
+        with process(Path(folder)) as contestant_process:
+            assert contestant_process.stdin is not None
+            answer(contestant_process, json.dumps(told), Path(folder))
+            before = meters.read(name)
+            took: dict[str, Any] = json.loads(answer(contestant_process, "go", Path(folder)))
+            cost = meters.read(name).since(before)
+            contestant_process.stdin.close()
+        done = before_left - _left(stage, comparison, name, place)
+    client.close()
+    return Turn(done, took["seconds"], took["own_seconds"], took["resident_bytes"], cost)
+
+
+def _left(stage: Stage, comparison: Comparison, database: str, place: Place) -> int:
+    if callable(comparison.undone):
+        return comparison.undone(place)
+    with stage.connected(database) as connection, connection.cursor() as cursor:
+        cursor.execute(comparison.undone)
+        row: Any = cursor.fetchone()
+        return int(row[0])
+
+
+def process(folder: Path) -> subprocess.Popen[str]:
+    """A process for one turn, which waits to be told what it is to be; its stderr is the file ``log``."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.turn"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=kept | {"PYTHONPATH": str(Path(__file__).parents[1])},
+            text=True,
+        )
+
+
+def answer(process: subprocess.Popen[str], line: str, folder: Path) -> str:
+    """What a process says to a line.
+
+    Raises:
+      RuntimeError: When it has ended instead; the text shows the end of its log.
+    """
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+    answer = process.stdout.readline()
+    if not answer:
+        raise RuntimeError(f"a contestant ended: {(folder / 'log').read_text(errors='replace')[-2000:]}")
+    return answer

@@ -1,0 +1,103 @@
+"""Servers of one's own to measure on: PostgreSQL as it would be run in production, and Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from housekeeping import embedded
+from housekeeping.embedded import folders
+from housekeeping.embedded.binaries import find_postgres
+from housekeeping.embedded.postgres import Postgres, data_folder
+from housekeeping.embedded.processes import unprivileged_account
+from housekeeping.embedded.server import wait
+
+_SETTINGS: Final = {
+    "listen_addresses": "",
+    "unix_socket_permissions": "0700",
+    "max_connections": "50",
+    "shared_buffers": "1GB",
+    "timezone": "UTC",
+    "dynamic_shared_memory_type": "mmap",
+    # Nothing of the server's own accord while somebody is measured: each round begins with a checkpoint.
+    "autovacuum": "off",
+    "checkpoint_timeout": "1h",
+    "max_wal_size": "8GB",
+    "min_wal_size": "1GB",
+    "wal_recycle": "on",
+    "bgwriter_lru_maxpages": "0",
+}
+_DURABLE: Final = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
+_QUICK: Final = {"fsync": "off", "synchronous_commit": "on", "full_page_writes": "on"}
+
+
+class _Measured(Postgres):
+    """A cluster with the settings of the measurement."""
+
+    settings: dict[str, str]
+
+    def launch(self) -> None:
+        if self._initdb is not None:
+            self._await_initdb(self._initdb)
+        settings = {**self.settings, "unix_socket_directories": str(self._folder / "s")}
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        self._spawn([self._program, "-D", data_folder(self._folder), *options], cwd=self._folder / "pg")
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Where the servers are, and what they are.
+
+    Attributes:
+      postgres_socket: The folder of PostgreSQL's socket; its superuser ``postgres`` needs no password.
+      settings: What PostgreSQL was started with.
+      programs: The folder of PostgreSQL's programs.
+    """
+
+    postgres_socket: Path
+    redis_url: str
+    versions: dict[str, str]
+    settings: dict[str, str]
+    programs: Path
+
+    @property
+    def postmaster(self) -> int:
+        """PostgreSQL's process id."""
+        return int((data_folder(self.postgres_socket.parent) / "postmaster.pid").read_text().split()[0])
+
+    def database_url(self, name: str = "postgres") -> str:
+        """The URL of the database of this name."""
+        return f"postgresql://postgres@/{name}?host={quote(str(self.postgres_socket), safe='')}"
+
+
+@contextmanager
+def started(*, durable: bool) -> Iterator[Servers]:
+    """Servers that are gone, with all they hold, when the block is left.
+
+    Parameters:
+      durable: Whether a commit waits for the disk.
+
+    Raises:
+      EmbeddedServerError: When a server is not found or does not start.
+    """
+    program = find_postgres()
+    settings = {**_SETTINGS, **(_DURABLE if durable else _QUICK)}
+    if any(program.path.parents[1].glob("lib/**/pg_stat_statements.so")):
+        settings["shared_preload_libraries"] = "pg_stat_statements"
+    account = unprivileged_account()
+    with embedded.start(postgres=False) as redis:
+        folder = folders.make([redis.folder.parent], account)
+        postgres = _Measured(program.path, folder.path, account, wait)
+        postgres.settings = settings
+        try:
+            postgres.create()
+            postgres.start()
+            versions = {"postgres": program.version, **redis.versions}
+            yield Servers(folder.path / "s", redis.redis_url, versions, settings, program.path.resolve().parent)
+        finally:
+            postgres.discard()
+            folder.remove()

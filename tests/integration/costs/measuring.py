@@ -1,0 +1,97 @@
+"""What a run costs in things that can be counted, and so do not depend on the machine's mood."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, astuple, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import cursor as Cursor
+
+#: By how much a cost may differ from what is written down, either way: less than any change that matters, more than
+#: what differs between PostgreSQL's versions (a hundredth of the bytes).
+MARGIN: Final = 0.1
+#: What runs cost, by the case's name; rewritten by the tests themselves when the environment says so.
+WRITTEN: Final = Path(__file__).with_name("written.json")
+REWRITE: Final = "HOUSEKEEPING_TEST_WRITE_COSTS"
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of one run.
+
+    Attributes:
+      statements: What was sent to PostgreSQL, BEGIN and COMMIT included; several in one string are one.
+      commits: Transactions that wrote something.
+      wal_bytes: Of write-ahead log, without full-page images.
+      redis_commands: What Redis carried out, within scripts as well.
+    """
+
+    statements: int
+    commits: int
+    wal_bytes: int
+    redis_commands: int
+
+    def unlike(self, written: Costs) -> dict[str, tuple[int, int]]:
+        """Name -> what it is and what is written down, of those that differ by more than the margin."""
+        return {
+            field.name: (is_now, was)
+            for field, is_now, was in zip(fields(self), astuple(self), astuple(written), strict=True)
+            if abs(is_now - was) > MARGIN * was
+        }
+
+
+def unlike_what_is_written(case: str, costs: Costs) -> dict[str, tuple[int, int]]:
+    """Name -> what it is and what is written down, of the costs of a case that differ by more than the margin."""
+    written = json.loads(WRITTEN.read_text())
+    if os.environ.get(REWRITE):
+        if case not in written or costs.unlike(Costs(**written[case])):
+            WRITTEN.write_text(json.dumps(written | {case: asdict(costs)}, indent=2) + "\n")
+        return {}
+    return costs.unlike(Costs(**written[case]))
+
+
+class CountedCursor(Cursor):
+    """The driver's cursor, which counts what is sent through all of its kind."""
+
+    sent = 0
+
+    def execute(self, query: Any, vars: Any = None) -> None:
+        CountedCursor.sent += 1
+        super().execute(query, vars)
+
+
+class Meter:
+    """Reads the costs so far.
+
+    Parameters:
+      admin: A connection of another session to a server that is nobody else's.
+      client: To such a Redis server, connected.
+    """
+
+    def __init__(self, admin: Connection, client: redis.Redis) -> None:
+        self._admin = admin
+        self._client: Any = client
+        self._own = 0
+        self._before = self._read()
+
+    def costs(self) -> Costs:
+        """What was added since the meter was made."""
+        now = self._read()
+        return Costs(*(after - before for after, before in zip(astuple(now), astuple(self._before), strict=True)))
+
+    def _read(self) -> Costs:
+        commands = self._client.info("stats")["total_commands_processed"] - self._own
+        self._own += 1  # this very question
+        with self._admin.cursor() as cursor:
+            # The number of the next transaction that writes: unlike its own it can be asked for without taking one.
+            cursor.execute(
+                "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, "
+                "pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint"
+            )
+            row: Any = cursor.fetchone()
+        return Costs(CountedCursor.sent, row[0], row[1], commands)

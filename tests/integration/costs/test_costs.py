@@ -1,0 +1,154 @@
+"""A change that makes a run dearer must show: each worker's costs are written down here, and compared.
+
+The costs are in ``written.json``. One that is exceeded is a decision to be made in sight of it; one that has become too
+large is to be lowered, or the next change could take the difference unseen. With ``HOUSEKEEPING_TEST_WRITE_COSTS=1``
+the tests write down what they find. Seconds are nobody's business here (see benchmarks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+import pytest
+import redis
+from psycopg2.extensions import connection as Connection
+
+from benchmarks.catalogue import COMPARISONS
+from benchmarks.comparison import Place
+from housekeeping.brokers import message_broker
+from housekeeping.foundation.db import Database
+from housekeeping.foundation.redis_client import shared_redis
+from housekeeping.foundation.settings import Settings
+from housekeeping.installation import install
+from housekeeping.sweeps import actors
+from housekeeping.sweeps.actor import register
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.results import RunResult
+from housekeeping.sweeps.run import perform
+from housekeeping.testing import ManualClock
+from housekeeping.workers import configured_sweeps
+from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from housekeeping.workers.batched_git_ref_updates.surroundings import surroundings
+from housekeeping.workers.ci_stuck_builds.models import Build
+from housekeeping.workers.object_storage import stores
+from tests.integration.costs.measuring import Costs, Meter, unlike_what_is_written
+from tests.integration.middleware.hands import close
+
+#: Runs a worker, after this many stale records of a comparison were made; returns how it ended, and what it cost.
+Run = Callable[..., tuple[RunResult, Costs]]
+
+
+class _NoGit:
+    """Repositories and their refs, as far as they cost anything here: not at all."""
+
+    def locate(self, project_id: int) -> PurePath:
+        return PurePath("/nowhere")
+
+    def delete(self, repository: PurePath, refs: Any) -> None: ...
+
+
+@pytest.fixture
+def sweeps(counted: Database, settings: Settings, meter_client: redis.Redis, tmp_path: Path) -> Iterator[Any]:
+    """All workers, by name and settings; what they write to is this test's own."""
+    brokers = []
+
+    def composed(worker: str, **setting: Any) -> Sweep:
+        (tmp_path / "store").mkdir(exist_ok=True)
+        ours = Settings.load(
+            **settings.model_dump(include={"database_url", "redis_url", "namespace", "schema_name"}),
+            workers={worker: setting},
+            repositories_root=tmp_path,
+            object_stores={"uploads": f"file://{tmp_path}/store"},
+        )
+        broker = message_broker(ours)
+        brokers.append(broker)
+        install(broker, ours.model_copy(update={"database_url": None}), workers=False)
+        found = configured_sweeps(ours)
+        for sweep in found.values():
+            register(broker, sweep)
+        for client in (broker.client, shared_redis.get()):  # type: ignore[attr-defined]
+            client.ping()
+        return found[worker]
+
+    yield composed
+    for broker in brokers:
+        close(broker)
+    actors.forget_all()
+    surroundings.replace()
+    surroundings.use_root(None)
+    stores.configured.clear()
+
+
+@pytest.fixture
+def run(sweeps: Any, admin: Connection, settings: Settings, meter_client: redis.Redis, tmp_path: Path) -> Run:
+    def perform_and_count(worker: str, argument: Any = None, **setting: Any) -> tuple[RunResult, Costs]:
+        sweep = sweeps(worker, **setting)
+        meter = Meter(admin, meter_client)
+        # A clock that stands still: what is done every so many seconds is done once.
+        result = perform(sweep, argument, clock=ManualClock(datetime.now(UTC)))
+        return result, meter.costs()
+
+    return perform_and_count
+
+
+@pytest.fixture
+def fill(counted: Database, admin: Connection, settings: Settings, tmp_path: Path) -> Callable[[str, int, int], None]:
+    """Make the tables and stale records of a comparison, and nothing else but what lies among them."""
+
+    def made(name: str, rows: int, among: int) -> None:
+        comparison = COMPARISONS[name]
+        counted.create_tables(list(comparison.models))
+        comparison.fill(admin, rows, among)
+        comparison.prepare(Place("", settings.require_redis_url(), rows, tmp_path))
+
+    return made
+
+
+#: Name -> the comparison whose records are taken, stale ones, all, worker, its settings.
+CASES: Final[dict[str, tuple[str, int, int, str, dict[str, Any]]]] = {
+    "statuses by 100": ("statuses-100", 10_000, 10_000, "user_status_cleanup.batch", {}),
+    "statuses by 1,000": ("statuses-1000", 10_000, 10_000, "user_status_cleanup.batch", {"batch_size": 1000}),
+    "imports": ("imports", 5_000, 5_000, "bulk_imports.stale_import", {}),
+    "entities": ("entities", 1_000, 1_000, "bulk_imports.stale_import", {}),
+    "builds": ("builds", 5_000, 5_000, "ci.stuck_builds.drop_canceling", {}),
+    "uploads": ("uploads", 1_000, 10_000, "object_storage.delete_stale_direct_uploads", {}),
+    "projects": ("projects", 1_000, 2_000, "batched_git_ref_updates.cleanup_scheduler", {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_costs_what_is_written_down(fill: Callable[[str, int, int], None], run: Run, case: str) -> None:
+    comparison, rows, among, worker, setting = CASES[case]
+    fill(comparison, rows, among)
+
+    result, costs = run(worker, **setting)
+
+    assert result.outcome == "done"
+    assert unlike_what_is_written(case, costs) == {}
+
+
+def test_the_cleanup_of_a_project_costs_what_is_written_down(counted: Database, admin: Connection, run: Run) -> None:
+    counted.create_tables([Deletion])
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO batched_git_ref_updates_deletions (project_id, ref) "
+            "SELECT 1, 'refs/heads/fix-' || n FROM generate_series(1, 5000) AS n"
+        )
+    surroundings.replace(repositories=_NoGit(), deletion=_NoGit())
+
+    result, costs = run("batched_git_ref_updates.project_cleanup", 1)
+
+    assert result.counts["total_deletes"] == 5_000
+    assert unlike_what_is_written("project cleanup", costs) == {}
+
+
+def test_a_run_that_finds_nothing_costs_what_is_written_down(counted: Database, run: Run) -> None:
+    counted.create_tables([Build])
+
+    result, costs = run("ci.stuck_builds.drop_canceling")
+
+    assert result.outcome == "done"
+    assert unlike_what_is_written("nothing stale", costs) == {}
