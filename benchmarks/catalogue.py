@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks import builds, entities, foreground, growth, imports, messages, projects, sending, statuses, uploads
+from benchmarks import (
+    builds,
+    entities,
+    foreground,
+    growth,
+    imports,
+    messages,
+    parts,
+    projects,
+    sending,
+    statuses,
+    uploads,
+)
 from benchmarks.comparison import Comparison
 
-_MODULES: Final = (statuses, imports, entities, builds, projects, uploads, messages, sending, growth)
+_MODULES: Final = (statuses, imports, entities, builds, projects, uploads, messages, sending, growth, parts)
 
 COMPARISONS: Final[dict[str, Comparison]] = {each.name: each for module in _MODULES for each in module.COMPARISONS}
 

@@ -163,7 +163,8 @@ class Database(PostgresqlDatabase):
         try:
             return step()
         except (OperationalError, InterfaceError):
-            if self.is_closed() or self.is_connection_usable():
+            # A statement that failed where a transaction begins leaves a connection that is well.
+            if self.is_closed() or not self._state.conn.closed:
                 raise
             begun, self._state.transactions = self._state.transactions, []
             try:

@@ -82,6 +82,8 @@ def at_most_one_message_of_a_key_is_live(stage: Stage) -> Iterator[str]:
             if message_id in there:
                 there[message_id].copies.discard(details[2])
                 if not there[message_id].copies:
+                    # A stopped process may still have a delivery of it, and let it wait its turn.
+                    excused |= {message_id} if there[message_id].lapsed else set()
                     del there[message_id]
         else:
             _signs(lives, event)

@@ -132,3 +132,8 @@ store = MemoryLeaseStore(clock)
 assert_type(housekeeping.ExclusiveLease("k", timedelta(minutes=1), client=store).exists(), bool)
 assert_idempotent(stuck_orders)
 assert_type(assert_survives_kill(stuck_orders), list[str])
+
+# -- a slip
+
+
+housekeeping.instal(broker)  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]

@@ -13,7 +13,6 @@ from dramatiq import Broker, MessageProxy, Middleware
 from dramatiq.brokers.redis import RedisBroker
 
 import housekeeping
-from housekeeping.foundation.settings import Settings
 from on_django.database import database_url
 
 django.setup()
@@ -30,7 +29,7 @@ class DjangoConnections(Middleware):
 
 broker = RedisBroker(url=settings.REDIS_URL)
 broker.add_middleware(DjangoConnections())
-housekeeping.install(broker, Settings.load(database_url=database_url()), workers=False)
+housekeeping.install(broker, housekeeping.Settings.load(database_url=database_url()), workers=False)
 dramatiq.set_broker(broker)
 
 

@@ -12,7 +12,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 from sqlalchemy.types import DateTime
 
 import housekeeping
-from housekeeping.foundation.settings import Settings
 from on_sqlalchemy.database import database_url
 
 engine = create_engine(os.environ["REMINDERS_DATABASE_URL"])
@@ -35,7 +34,7 @@ class Reminder(Base):
 
 
 broker = RedisBroker(url=os.environ["REMINDERS_REDIS_URL"])
-housekeeping.install(broker, Settings.load(database_url=database_url(engine)), workers=False)
+housekeeping.install(broker, housekeeping.Settings.load(database_url=database_url(engine)), workers=False)
 dramatiq.set_broker(broker)
 
 

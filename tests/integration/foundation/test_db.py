@@ -227,3 +227,19 @@ def test_the_connections_of_this_library_can_be_told_apart(postgres: Database, a
     with admin.cursor() as cursor:
         cursor.execute("SELECT application_name FROM pg_stat_activity WHERE pid = %s", (pid,))
         assert cursor.fetchone() == ("housekeeping",)
+
+
+def test_a_first_statement_that_fails_is_not_done_again_and_costs_no_connection(
+    postgres: Database, admin: Connection, settings: Settings
+) -> None:
+    postgres.execute_sql("SET lock_timeout = '50ms'")
+    before = postgres.execute_sql("SELECT pg_backend_pid()").fetchone()
+    admin.autocommit = False
+    with admin.cursor() as cursor:
+        cursor.execute(f"LOCK TABLE {settings.schema_name}.runs")
+
+    with pytest.raises(OperationalError, match="lock timeout"), postgres.atomic():
+        postgres.execute_sql(f"SELECT 1 FROM {settings.schema_name}.runs")
+
+    admin.rollback()
+    assert postgres.execute_sql("SELECT pg_backend_pid()").fetchone() == before
