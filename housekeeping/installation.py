@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import redis
@@ -10,7 +10,7 @@ from dramatiq import Actor, Broker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware
 
-from housekeeping.brokers import harden
+from housekeeping.brokers import harden, message_broker
 from housekeeping.foundation.db import connect_to, database
 from housekeeping.foundation.errors import DeclarationError
 from housekeeping.foundation.redis_client import redis_client, shared_redis
@@ -70,6 +70,19 @@ def use_database(settings: Settings) -> None:
     """
     database.initialize(connect_to(settings.require_database_url()))
     schema.use_schema(settings.schema_name)
+
+
+def broker_beside(settings: Settings, sweeps: Mapping[str, Sweep]) -> Broker:
+    """The broker with the actors of these sweeps, but without the database, whose handle the caller is using.
+
+    Raises:
+      SettingsError: When a setting that it needs is missing.
+    """
+    broker = message_broker(settings)
+    install(broker, settings.model_copy(update={"database_url": None}), workers=False)
+    for sweep in sweeps.values():
+        register(broker, sweep)
+    return broker
 
 
 def _client(broker: Broker, settings: Settings) -> redis.Redis:

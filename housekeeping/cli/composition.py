@@ -11,14 +11,12 @@ from typing import Any, Final
 
 from peewee import ProgrammingError
 
-from housekeeping.brokers import message_broker
 from housekeeping.foundation import logs
 from housekeeping.foundation.db import one_line, reaching_postgres, sqlstate
 from housekeeping.foundation.errors import SchemaMissing, UnknownWorker, WrongArgument
 from housekeeping.foundation.settings import PREFIX, Settings
-from housekeeping.installation import install, use_database
+from housekeeping.installation import broker_beside, use_database
 from housekeeping.sweeps import actors, schema
-from housekeeping.sweeps.actor import register
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.workers import configured_sweeps
 
@@ -57,16 +55,8 @@ def workers_on_database(*, with_schema: bool = True) -> tuple[Settings, dict[str
     if with_schema:
         schema.require()
     # Made by the first run that enqueues others; the other commands need no broker.
-    actors.provide_by(lambda: _register_all(settings, sweeps))
+    actors.provide_by(lambda: broker_beside(settings, sweeps))
     return settings, sweeps
-
-
-def _register_all(settings: Settings, sweeps: dict[str, Sweep]) -> None:
-    broker = message_broker(settings)
-    # Without the database, whose handle the run that asks is using.
-    install(broker, settings.model_copy(update={"database_url": None}), workers=False)
-    for sweep in sweeps.values():
-        register(broker, sweep)
 
 
 def chosen(sweeps: dict[str, Sweep], name: str) -> Sweep:

@@ -8,21 +8,16 @@ from typing import Any, Final
 
 import click
 
-from housekeeping.brokers import message_broker
 from housekeeping.cli.composition import settings_and_logs
 from housekeeping.cli.tables import length, out, progress, show, table
 from housekeeping.dead_letters import DeadLetter, DeadLetterStore, Requeued, dead_letters_of, found, requeue
+from housekeeping.dead_letters.shown import arguments, body, bounded
 from housekeeping.foundation.printable import in_one_line, printable
-from housekeeping.foundation.secrets import masked
-from housekeeping.installation import install
-from housekeeping.sweeps.actor import register
+from housekeeping.installation import broker_beside
 from housekeeping.workers import configured_sweeps
 
 _ARGUMENTS_WIDTH: Final = 60  # characters of a line in the list
 _ERROR_WIDTH: Final = 200
-#: Characters of a single text that are looked through for secrets; nobody reads more, and the search has its price.
-_LONGEST: Final = 20_000
-_DEEPEST: Final = 50  # lists and dictionaries within each other that are shown
 
 
 @click.group("deadletters", short_help="List, show and requeue messages that were given up.")
@@ -56,8 +51,8 @@ def list_letters(limit: int, as_json: bool) -> None:
             in_one_line(letter.queue, _ARGUMENTS_WIDTH),
             "-" if letter.died_at is None else f"{length((now - letter.died_at).total_seconds())} ago",
             str(letter.retries),
-            in_one_line(_arguments(letter), _ARGUMENTS_WIDTH),
-            in_one_line(_error(letter) or "-", _ERROR_WIDTH),
+            in_one_line(arguments(letter), _ARGUMENTS_WIDTH),
+            in_one_line(bounded(letter.error) or "-", _ERROR_WIDTH),
         )
     show(shown)
     if total > len(letters):
@@ -78,11 +73,7 @@ def show_letter(message_id: str, as_json: bool) -> None:
     facts = _facts(letter)
     if message is not None:
         facts["message_timestamp"] = message.message_timestamp
-        facts["args"], facts["kwargs"] = without_secrets(list(message.args)), without_secrets(message.kwargs)
-        options = {name: value for name, value in message.options.items() if name != "traceback"}
-        facts |= {"options": without_secrets(options), "traceback": _bounded(letter.traceback)}
-    else:
-        facts["body"] = _bounded(letter.body.decode("utf-8", "backslashreplace"))
+    facts |= body(letter)
     if as_json:
         click.echo(json.dumps(facts, default=str))
         return
@@ -108,28 +99,10 @@ def requeue_letters(message_ids: tuple[str, ...]) -> None:
         raise SystemExit(1)
 
 
-def without_secrets(value: Any, name: str = "", depth: int = 0) -> Any:
-    """What a message carries, passwords masked: in texts, and where a name says that the value is one."""
-    if depth > _DEEPEST:
-        return "…"
-    if isinstance(value, dict):
-        named = {str(key)[:_LONGEST]: each for key, each in value.items()}
-        return {masked(key): without_secrets(each, key, depth + 1) for key, each in named.items()}
-    if isinstance(value, list | tuple):
-        return [without_secrets(each, name, depth + 1) for each in value]
-    if value is not None and name and masked(f"{name}=x") != f"{name}=x":
-        return "***"
-    return _bounded(value) if isinstance(value, str) else value
-
-
 def _store() -> DeadLetterStore:
     """Of the ready-made application, whose workers' options a requeued message has to meet; needs no database."""
     settings = settings_and_logs()
-    broker = message_broker(settings)
-    install(broker, settings.model_copy(update={"database_url": None}), workers=False)
-    for sweep in configured_sweeps(settings).values():
-        register(broker, sweep)
-    return dead_letters_of(broker)
+    return dead_letters_of(broker_beside(settings, configured_sweeps(settings)))
 
 
 def _facts(letter: DeadLetter) -> dict[str, Any]:
@@ -141,29 +114,10 @@ def _facts(letter: DeadLetter) -> dict[str, Any]:
         "queue": letter.queue,
         "died_at": None if letter.died_at is None else letter.died_at.isoformat(timespec="milliseconds"),
         "retries": letter.retries,
-        "arguments": in_one_line(_arguments(letter), _ARGUMENTS_WIDTH),
-        "error": in_one_line(_error(letter) or "", _ERROR_WIDTH) or None,
+        "arguments": in_one_line(arguments(letter), _ARGUMENTS_WIDTH),
+        "error": in_one_line(bounded(letter.error) or "", _ERROR_WIDTH) or None,
         "unreadable": letter.unreadable or None,
     }
-
-
-def _arguments(letter: DeadLetter) -> str:
-    if letter.message is None:
-        return ""
-    given = [repr(without_secrets(each)) for each in letter.message.args]
-    named = without_secrets(letter.message.kwargs)
-    return ", ".join([*given, *(f"{name}={value!r}" for name, value in named.items())])
-
-
-def _error(letter: DeadLetter) -> str | None:
-    return None if letter.error is None else _bounded(letter.error)
-
-
-def _bounded(text: str | None) -> str | None:
-    if text is None or len(text) <= _LONGEST:
-        return None if text is None else masked(text)
-    # The end of what is cut might be half a secret, which is not known for one.
-    return f"{masked(text[:_LONGEST])[: _LONGEST // 2]}… ({len(text):,} characters)"
 
 
 def _said(result: Requeued) -> str:

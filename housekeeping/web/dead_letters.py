@@ -9,13 +9,11 @@ from typing import Any, Final
 from flask import Flask, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from housekeeping.brokers import message_broker
-from housekeeping.cli.dead_letters import without_secrets
 from housekeeping.dead_letters import DeadLetter, DeadLetterStore, Requeued, dead_letters_of, found, requeue
+from housekeeping.dead_letters.shown import arguments, body, bounded
 from housekeeping.foundation.printable import in_one_line
 from housekeeping.foundation.settings import Settings
-from housekeeping.installation import install
-from housekeeping.sweeps.actor import register
+from housekeeping.installation import broker_beside
 from housekeeping.web.facts import Observatory
 
 _SHOWN: Final = 50  # letters
@@ -41,12 +39,7 @@ class Letters:
         with self._lock:
             if self._store is None:
                 settings: Settings = self._observatory.settings
-                broker = message_broker(settings)
-                # Without the database, whose handle the pages are using.
-                install(broker, settings.model_copy(update={"database_url": None}), workers=False)
-                for sweep in self._observatory.sweeps.values():
-                    register(broker, sweep)
-                self._store = dead_letters_of(broker)
+                self._store = dead_letters_of(broker_beside(settings, self._observatory.sweeps))
             return self._store
 
 
@@ -64,7 +57,7 @@ def add_dead_letters(app: Flask, observatory: Observatory) -> None:
     @app.get("/dead-letters/one")
     def dead_letter() -> str:
         [letter] = found(letters.store(), [request.args.get("id", "")])
-        return render_template("dead_letter.html", letter=letter, whole=_whole(letter), error=_error(letter))
+        return render_template("dead_letter.html", letter=letter, whole=_whole(letter), error=bounded(letter.error))
 
     @app.post("/dead-letters/requeue")
     def requeue_letter() -> Response:
@@ -77,35 +70,16 @@ def add_dead_letters(app: Flask, observatory: Observatory) -> None:
 def _line(letter: DeadLetter) -> dict[str, str]:
     return {
         "actor": in_one_line(letter.message.actor_name, _ARGUMENTS_WIDTH) if letter.message else "(unreadable)",
-        "arguments": in_one_line(_arguments(letter), _ARGUMENTS_WIDTH),
-        "error": in_one_line(_error(letter) or "-", _ERROR_WIDTH),
+        "arguments": in_one_line(arguments(letter), _ARGUMENTS_WIDTH),
+        "error": in_one_line(bounded(letter.error) or "-", _ERROR_WIDTH),
     }
-
-
-def _arguments(letter: DeadLetter) -> str:
-    if letter.message is None:
-        return ""
-    given = [repr(without_secrets(each)) for each in letter.message.args]
-    named = without_secrets(letter.message.kwargs)
-    return ", ".join([*given, *(f"{name}={value!r}" for name, value in named.items())])
-
-
-def _error(letter: DeadLetter) -> str | None:
-    # A text by itself is masked and bounded as one within a message is.
-    text: str | None = without_secrets(letter.error)
-    return text
 
 
 def _whole(letter: DeadLetter) -> dict[str, Any]:
-    if letter.message is None:
-        return {"body": without_secrets(letter.body.decode("utf-8", "backslashreplace"))}
-    options = {name: value for name, value in letter.message.options.items() if name != "traceback"}
-    return {
-        "args": without_secrets(list(letter.message.args)),
-        "kwargs": without_secrets(letter.message.kwargs),
-        "options": without_secrets(options),
-        "traceback": without_secrets(letter.traceback) or "the broker has none",
-    }
+    whole = body(letter)
+    if letter.message is not None:
+        whole["traceback"] = whole["traceback"] or "the broker has none"
+    return whole
 
 
 def _said(result: Requeued) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from housekeeping.cli.dead_letters import without_secrets
+from housekeeping.dead_letters.shown import without_secrets
 
 
 @pytest.mark.parametrize(
