@@ -103,22 +103,9 @@ def begin(
         cursor = _stopped_at(last[0], resume) if last else None
         # With the row, in one transaction: a lease whose holder stands in the ledger has a run there.
         epoch = None if lease is None else next_epoch(*lease)
-        rows = (
-            Run.insert(
-                worker=worker,
-                message_id=message_id,
-                tick=tick,
-                trigger=trigger,
-                epoch=epoch,
-                started_at=NOW,
-                heartbeat_at=NOW,
-                cursor=cursor,
-            )
-            .returning(Run.id, Run.started_at)
-            .tuples()
-            .execute()
+        run_id, started_at = _insert(
+            worker=worker, message_id=message_id, tick=tick, trigger=trigger, epoch=epoch, cursor=cursor
         )
-        run_id, started_at = next(iter(rows))
         return Attempt(run_id, started_at, cursor, epoch, [counts for *_, counts in last])
 
 
@@ -267,24 +254,22 @@ def record(
 ) -> tuple[int, datetime]:
     """Write a row for a run that never began (skipped, missed); returns its id and time."""
     with database.atomic():
-        rows = (
-            Run.insert(
-                worker=worker,
-                message_id=message_id,
-                tick=tick,
-                trigger=trigger,
-                started_at=NOW,
-                heartbeat_at=NOW,
-                finished_at=NOW,
-                outcome=outcome,
-                reason=reason,
-                counts=counts or {},
-            )
-            .returning(Run.id, Run.started_at)
-            .tuples()
-            .execute()
+        return _insert(
+            worker=worker,
+            message_id=message_id,
+            tick=tick,
+            trigger=trigger,
+            finished_at=NOW,
+            outcome=outcome,
+            reason=reason,
+            counts=counts or {},
         )
-        run_id, started_at = next(iter(rows))
+
+
+def _insert(**columns: Any) -> tuple[int, datetime]:
+    """Write a row that begins now; its id and time."""
+    row = Run.insert(started_at=NOW, heartbeat_at=NOW, **columns).returning(Run.id, Run.started_at)
+    run_id, started_at = next(iter(row.tuples().execute()))
     return run_id, started_at
 
 
