@@ -27,7 +27,7 @@ def message_broker(settings: Settings) -> Broker:
             "HOUSEKEEPING_BROKER_URL names RabbitMQ, whose client pika is not installed: "
             "pip install 'housekeeping[rabbitmq]'"
         )
-    from housekeeping.brokers.rabbitmq import rabbitmq_broker
+    from housekeeping.brokers.rabbitmq_settings import rabbitmq_broker
 
     return rabbitmq_broker(settings)
 

@@ -10,8 +10,9 @@ from dramatiq.common import dq_name, xq_name
 from dramatiq.errors import ConnectionClosed
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from housekeeping.brokers.rabbitmq import SoundRabbitmqBroker, rabbitmq_broker, reaching_rabbitmq
+from housekeeping.brokers.rabbitmq import SoundRabbitmqBroker, reaching_rabbitmq
 from housekeeping.brokers.rabbitmq_levels import level_queues
+from housekeeping.brokers.rabbitmq_settings import rabbitmq_broker
 from housekeeping.foundation.errors import BrokerUnavailable
 from housekeeping.foundation.settings import Settings
 

@@ -125,7 +125,7 @@ class Deduplication(Middleware):
             return
         if message.message_id in self._thread.awaited:
             never_drop(message)
-        run = self._run_of(message)
+        run = self._thread.run_of(message)
         ttl = terms.ttl + timedelta(milliseconds=delay or 0)
         if STANDING in message.options or run is not None:
             with letting_pass(message):
@@ -134,7 +134,7 @@ class Deduplication(Middleware):
         elif delay is not None and not terms.including_scheduled:
             message.options[STANDING] = WHEN_DUE
         else:
-            after = self._after_which(message)
+            after = self._thread.after_which(message)
             self._prepare(claiming(name_key(actor, message, terms), message, terms, ttl, after, fresh=True), message)
 
     def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
@@ -150,7 +150,7 @@ class Deduplication(Middleware):
         metrics.hand_over()  # what was dropped while the application was imported
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        self._forget_run()  # what an interrupted hook may have left
+        self._thread.forget_run()  # what an interrupted hook may have left
         self._thread.requeued.clear()
         self._thread.awaited = awaited_by(message)
         actor = broker.get_actor(message.actor_name)
@@ -174,7 +174,7 @@ class Deduplication(Middleware):
                 )
         if state == "ours" or waited_for(message):
             return
-        self._forget_run()
+        self._thread.forget_run()
         if state == "elsewhere":
             message.options[STANDING] = SECOND_DELIVERY
         if state == "waiting":
@@ -187,8 +187,8 @@ class Deduplication(Middleware):
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
         """Free the key, however the message ended, unless it was enqueued again and holds the key on."""
-        run = self._run_of(message)
-        self._forget_run()
+        run = self._thread.run_of(message)
+        self._thread.forget_run()
         requeued = message.message_id in self._thread.requeued
         self._thread.requeued.clear()
         if message.options.get(STANDING) == SUPERSEDED:
@@ -289,19 +289,3 @@ class Deduplication(Middleware):
                 raise StoreUnavailable(str(error)) from error
             raise error.__cause__ or error from None  # what Dramatiq and our patience wait for to go by
         refuse_duplicate(step, text(holder))
-
-    def _after_which(self, message: Message[Any]) -> tuple[str, str]:
-        """The message and run that this message comes after and whose key it takes over, if any."""
-        one_more = self._thread.one_more
-        if one_more is None or one_more[0] != message.message_id:
-            return ("", "")
-        return (one_more[1].message_id, one_more[1].token)
-
-    def _forget_run(self) -> None:
-        run, self._thread.run = self._thread.run, None
-        if run is not None and run.kept is not None:
-            renewals.stop(run.kept)
-
-    def _run_of(self, message: Message[Any] | MessageProxy) -> Run | None:
-        run = self._thread.run
-        return run if run is not None and run.message_id == message.message_id else None

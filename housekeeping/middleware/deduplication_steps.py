@@ -13,7 +13,7 @@ from typing import Any
 from dramatiq import Actor, Message, MessageProxy
 
 from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.foundation.renewal import Kept
+from housekeeping.foundation.renewal import Kept, renewals
 from housekeeping.foundation.steering import SkipEnqueue
 from housekeeping.middleware.arguments import digest
 from housekeeping.middleware.deduplication_keys import Step, claim, hold_on, release
@@ -62,6 +62,22 @@ class OfThread(threading.local):
         self.requeued: deque[str] = deque(maxlen=16)  # put back, retried or due; of many, the last ones
         self.awaited: frozenset[str] = frozenset()
         self.one_more: tuple[str, Run] | None = None  # the id of the message that comes after a run
+
+    def after_which(self, message: Message[Any]) -> tuple[str, str]:
+        """The message and run that this message comes after and whose key it takes over, if any."""
+        if self.one_more is None or self.one_more[0] != message.message_id:
+            return ("", "")
+        return (self.one_more[1].message_id, self.one_more[1].token)
+
+    def forget_run(self) -> None:
+        """Renew its key no more."""
+        run, self.run = self.run, None
+        if run is not None and run.kept is not None:
+            renewals.stop(run.kept)
+
+    def run_of(self, message: Message[Any] | MessageProxy) -> Run | None:
+        """The run, where it is this message's."""
+        return self.run if self.run is not None and self.run.message_id == message.message_id else None
 
 
 def refuse_duplicate(step: Step, holder: str) -> None:
