@@ -18,6 +18,7 @@ def history(made: None) -> None:
         Run.create(worker=WORKER, trigger="cli", started_at=NOW, heartbeat_at=NOW, finished_at=NOW, outcome="done")
 
 
+@pytest.mark.slow
 def test_a_run_that_its_breaker_stops_goes_on_with_the_id_of_a_plan(
     history: None, add: Callable[[int], None], command: Command
 ) -> None:

@@ -16,6 +16,9 @@ import pytest
 
 from housekeeping.foundation.settings import PREFIX
 
+#: Many processes.
+pytestmark = pytest.mark.slow
+
 _PATIENCE_S: Final = 60
 
 

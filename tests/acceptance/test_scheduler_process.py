@@ -28,6 +28,7 @@ OTHERS_OFF = json.dumps(
 )
 
 
+@pytest.mark.slow
 def test_two_schedulers_started_without_redis_fire_the_next_tick_once(  # S1, S2, S3, S5
     environment: dict[str, str], postgres: Database, tmp_path: Path
 ) -> None:
@@ -124,12 +125,14 @@ setattr(broker, step, die)
 """
 
 
+@pytest.mark.slow
 def test_the_tick_of_a_scheduler_killed_before_it_is_sent_is_made_up(  # S1, S5
     environment: dict[str, str], postgres: Database, redis_client: redis.Redis, queues: Queues, tmp_path: Path
 ) -> None:
     _kill_a_scheduler_and_go_on(environment, postgres, redis_client, queues, tmp_path, enqueued=False)
 
 
+@pytest.mark.slow
 def test_the_tick_of_a_scheduler_killed_when_it_is_sent_runs_once(  # S1, S5
     environment: dict[str, str], postgres: Database, redis_client: redis.Redis, queues: Queues, tmp_path: Path
 ) -> None:

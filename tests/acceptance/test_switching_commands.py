@@ -13,6 +13,7 @@ WORKER = "user_status_cleanup.batch"
 AT = datetime(2026, 11, 20, 3, tzinfo=UTC)
 
 
+@pytest.mark.slow
 def test_a_paused_worker_is_skipped_says_why_and_runs_when_it_is_resumed(
     add: Callable[[int], None], command: Command
 ) -> None:
@@ -31,6 +32,7 @@ def test_a_paused_worker_is_skipped_says_why_and_runs_when_it_is_resumed(
     assert (done["outcome"], done["counts"]["deleted_rows"]) == ("done", 3)
 
 
+@pytest.mark.slow
 def test_all_workers_are_paused_and_resumed_at_once(made: None, command: Command) -> None:
     names = [line.split()[0] for line in command("list").stdout.splitlines()[1:]]
 

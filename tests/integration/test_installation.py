@@ -88,6 +88,7 @@ def test_ours_stand_in_the_place_of_dramatiqs_each_kind_once(broker: RedisBroker
         "Metrics",
         "Connections",
         "Idempotency",
+        "DataConsistency",
         "Deduplication",
         "ExclusiveLeases",
         "Callbacks",

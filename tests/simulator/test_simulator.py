@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.simulator.twins import TWINS
 
 _ROOT = Path(__file__).parents[2]
@@ -30,6 +32,7 @@ def test_schedules_hold_every_invariant() -> None:
     assert ended.stdout.startswith("40 schedules")
 
 
+@pytest.mark.slow
 def test_a_broken_twin_is_caught_and_one_that_makes_no_difference_is_reported() -> None:
     ended = _simulate("--twins", "--only", "again_mark_not_made,missed_ticks_not_recorded", "--schedules", "3")
 
@@ -38,6 +41,7 @@ def test_a_broken_twin_is_caught_and_one_that_makes_no_difference_is_reported() 
     assert "NOT CAUGHT within 3 schedules: missed_ticks_not_recorded" in ended.stdout
 
 
+@pytest.mark.slow
 def test_a_broken_schedule_is_shown_with_its_seed_and_is_the_same_in_another_process() -> None:
     first, second = (_simulate("--replay", "0", "--twin", "duplicates_enqueued", "--verbose") for _ in range(2))
 

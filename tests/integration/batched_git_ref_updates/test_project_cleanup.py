@@ -164,6 +164,7 @@ def test_a_ref_deleted_by_others_meanwhile_is_fine(
     assert (bare.refs(), pending()) == ([], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_locked_ref_among_10_000_costs_itself_only(
     root: Path,

@@ -34,6 +34,7 @@ from tests.integration.metrics.pages import (
 HOUSEKEEPING = [sys.executable, "-m", "housekeeping"]
 
 
+@pytest.mark.slow
 def test_a_page_adds_up_what_all_worker_processes_did(  # the counters, over two processes
     environment: dict[str, str], queues: Queues, redis_client: redis.Redis, tmp_path: Path, postgres: Database
 ) -> None:

@@ -6,6 +6,7 @@ import textwrap
 from typing import Final
 
 import psycopg2
+import pytest
 import redis
 
 from tests.integration.testing.conftest import RunPytest
@@ -31,6 +32,7 @@ def test_the_plugin_loads_nothing_and_starts_nothing_before_it_is_asked(run_pyte
     assert status == 0, said
 
 
+@pytest.mark.slow
 def test_each_test_has_what_is_its_own_and_nothing_of_the_machine(run_pytest: RunPytest) -> None:
     test = """
         import os, subprocess, sys

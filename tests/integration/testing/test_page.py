@@ -11,6 +11,9 @@ import pytest
 
 from tests.integration.testing.conftest import RunPytest
 
+#: Many processes.
+pytestmark = pytest.mark.slow
+
 _TOP: Final = Path(__file__).parents[3]
 _BLOCKS: Final = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
