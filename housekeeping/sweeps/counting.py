@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from housekeeping.foundation.errors import DeclarationError
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import Counts, Outcome
 from housekeeping.sweeps.passes import Settled
@@ -24,9 +25,16 @@ def in_order(sweep: Sweep, counts: Counts) -> Counts:
 
 
 def added(before: Counts, settled: Settled) -> Counts:
-    """The counts with those of a batch."""
+    """The counts with those of a batch.
+
+    Raises:
+      DeclarationError: When the batch has a count that the sweep does not declare.
+    """
     counts = dict(before)
     for name, value in settled.counts.items():
+        if name not in counts:
+            declared = ", ".join(before) or "none"
+            raise DeclarationError(f"{name!r} is counted, but not among the sweep's counts ({declared}); add it there")
         counts[name] = counts[name] + value if isinstance(value, int) and not isinstance(value, bool) else value
     if "batches" in counts:
         counts["batches"] += any(settled.counts.values())  # one that changed something

@@ -93,7 +93,7 @@ def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
     """Look at a worker: three index probes and a bounded count.
 
     A table that is missing or must not be read, or another store that does not answer, is an alarm of this
-    worker, and hides no other.
+    worker, and hides no other. A disabled worker has no use for them.
     """
     last = last_run(sweep)
     waiting, first = None, None
@@ -105,7 +105,8 @@ def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
     except (ProgrammingError, HousekeepingError) as error:
         if isinstance(error, DatabaseUnavailable):
             raise
-        rings.append(Alarm("unseen", f"what waits cannot be seen: {one_line(error)}"))
+        if sweep.enabled:
+            rings.append(Alarm("unseen", f"what waits cannot be seen: {one_line(error)}"))
     switch = switch_of(sweep.name)
     return Overview(
         sweep.name,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.testing.outcomes import NOTHING_TO_DO, last_run, run_to_the_end, totals
+from housekeeping.testing.outcomes import last_run, nothing_to_do, run_to_the_end, totals
 from housekeeping.testing.tables import Outside, Tables
 
 #: pytest shows the line of the test, not those of this module.
@@ -48,7 +48,7 @@ def assert_idempotent(
         run_to_the_end(sweep, argument, now)
         settled, seen = totals(sweep, before), outside() if outside else None
         if not tables.differences("at_first") and seen == seen_before:
-            raise AssertionError(f"{sweep.name} {NOTHING_TO_DO}")
+            raise AssertionError(nothing_to_do(sweep, before))
         tables.keep("after_the_first")
         between = last_run()
         run_to_the_end(sweep, argument, now)

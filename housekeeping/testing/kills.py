@@ -14,7 +14,7 @@ from housekeeping.foundation.redis_client import shared_redis
 from housekeeping.sweeps import ledger
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.own_tables import NOW, Run
-from housekeeping.testing.outcomes import NOTHING_TO_DO, last_run, run_as, run_to_the_end, totals
+from housekeeping.testing.outcomes import last_run, nothing_to_do, run_as, run_to_the_end, totals
 from housekeeping.testing.points import Ended, in_a_process
 from housekeeping.testing.tables import Outside, Tables
 
@@ -96,7 +96,7 @@ class _Trials:
         ended = self._run(None)
         self.settled, self.seen = totals(self.sweep, self.since), self._look_outside()
         if not self.tables.differences("at_first") and self.seen == before:
-            raise AssertionError(f"{self.sweep.name} {NOTHING_TO_DO}")
+            raise AssertionError(nothing_to_do(self.sweep, self.since))
         self.tables.keep("at_last")
         return ended.points
 

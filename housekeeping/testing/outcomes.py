@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final
 from uuid import uuid4
@@ -16,8 +17,6 @@ from housekeeping.sweeps.run import perform
 from housekeeping.testing.clock import ManualClock
 
 _MOST_RUNS: Final = 1_000  # a sweep that is cut short by its limits so often does not get anywhere
-
-NOTHING_TO_DO: Final = "changed nothing, which proves nothing; put stale rows into its tables first"
 
 #: pytest shows the line of the test, not those of this module.
 __tracebackhide__: Final = True
@@ -58,8 +57,22 @@ def last_run() -> int:
     return newest or 0
 
 
+def nothing_to_do(sweep: Sweep, since: int) -> str:
+    """Why runs that changed nothing, those after row `since` of the ledger, prove nothing, and the way out."""
+    failed = _summed(sweep, since, ["failed"])["failed"]
+    if failed:
+        why = f": {failed:,} rows could not be settled; the log of a perform(sweep) says why"
+    else:
+        why = "; put stale rows into its tables first"
+    return f"{sweep.name} changed nothing, which proves nothing{why}"
+
+
 def totals(sweep: Sweep, since: int) -> dict[str, int]:
     """What the ledger counts as settled, all runs of the sweep after row `since` together."""
+    return _summed(sweep, since, sweep.settles)
+
+
+def _summed(sweep: Sweep, since: int, names: Iterable[str]) -> dict[str, int]:
     rows: Any = Run.select(Run.counts).where((Run.worker == sweep.name) & (Run.id > since)).tuples()
     found = [counts for (counts,) in rows]
-    return {name: sum(counts.get(name, 0) for counts in found) for name in sweep.settles}
+    return {name: sum(counts.get(name, 0) for counts in found) for name in names}

@@ -140,6 +140,18 @@ def test_the_page_of_the_archive_does_what_it_says(reader: Reader) -> None:
     assert archived(reader) == [4, 5, 6, 7, 8, 9, 10]
 
 
+def test_the_page_of_carts_with_items_does_what_it_says(reader: Reader) -> None:
+    reader.read("own-sweep-dependents")
+
+    assert reader.rows("SELECT id FROM cart ORDER BY id") == [(1,), (2,)]
+    assert reader.rows("SELECT cart_id, sku FROM cart_item ORDER BY cart_id, sku") == [
+        (1, "hat"),
+        (1, "shoe"),
+        (2, "hat"),
+        (2, "shoe"),
+    ]
+
+
 def test_no_entry_is_lost_or_left_wherever_the_archiving_process_is_killed(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,10 @@ def test_a_table_that_is_not_there_is_this_worker_s_alarm(postgres: Database) ->
     ]
 
 
+def test_a_table_that_is_not_there_is_no_alarm_of_a_disabled_worker(postgres: Database) -> None:
+    assert overview(dataclasses.replace(sweep, enabled=False), _NOW, _UTC).alarms == []
+
+
 def test_a_disabled_worker_has_no_next_tick(statuses: type[UserStatus]) -> None:
     seen = overview(dataclasses.replace(sweep, enabled=False), _NOW, ZoneInfo("UTC"))
 

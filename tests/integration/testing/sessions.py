@@ -30,6 +30,12 @@ class Note(BaseModel):
     session = ForeignKeyField(Session, on_delete="CASCADE")
 
 
+#: Sessions with notes are not deleted any more.
+NO_CASCADE: Final = (
+    "ALTER TABLE note DROP CONSTRAINT note_session_id_fkey, ADD FOREIGN KEY (session_id) REFERENCES session (id)"
+)
+
+
 def fill(stale: int = 3, kept: int = 2) -> None:
     """Sessions that have expired, and some that expire later; each with a note."""
     for n in range(stale + kept):

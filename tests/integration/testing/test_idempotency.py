@@ -11,6 +11,7 @@ from housekeeping.foundation.db import Database, database
 from housekeeping.foundation.errors import Refused
 from housekeeping.testing import assert_idempotent
 from tests.integration.testing.sessions import (
+    NO_CASCADE,
     NOW,
     Count,
     Note,
@@ -50,6 +51,13 @@ def test_what_is_to_be_ignored_is(sessions: type[Session]) -> None:
 def test_a_first_run_that_finds_nothing_proves_nothing(sessions: type[Session]) -> None:
     with pytest.raises(AssertionError, match="changed nothing, which proves nothing; put stale rows into its tables"):
         assert_idempotent(sweep(), now=NOW - timedelta(days=1))
+
+
+def test_rows_that_could_not_be_settled_are_told_from_no_rows_at_all(sessions: type[Session]) -> None:
+    database.execute_sql(NO_CASCADE)
+
+    with pytest.raises(AssertionError, match="changed nothing, which proves nothing: 3 rows could not be settled"):
+        assert_idempotent(sweep(), now=NOW)
 
 
 def test_a_run_that_fails_says_why(sessions: type[Session]) -> None:

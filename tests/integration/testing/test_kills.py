@@ -19,6 +19,7 @@ from housekeeping.sweeps.declaration import LeaseTerms
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.testing import assert_survives_kill
 from tests.integration.testing.sessions import (
+    NO_CASCADE,
     NOW,
     Note,
     Session,
@@ -31,6 +32,9 @@ from tests.integration.testing.sessions import (
     replaced_in,
     sweep,
 )
+
+#: Many processes.
+pytestmark = pytest.mark.slow
 
 
 def test_a_run_is_killed_between_any_two_statements_and_the_tables_are_as_before(sessions: type[Session]) -> None:
@@ -134,6 +138,15 @@ def test_a_sweep_that_never_ends_alike_says_so_and_names_the_way_out(
 def test_nothing_to_do_proves_nothing(sessions: type[Session]) -> None:
     with pytest.raises(AssertionError, match="changed nothing, which proves nothing"):
         assert_survives_kill(sweep(), now=NOW - timedelta(days=1))
+
+
+def test_rows_that_could_not_be_settled_prove_nothing_and_are_told(
+    sessions: type[Session], housekeeping_database: Database
+) -> None:
+    housekeeping_database.execute_sql(NO_CASCADE)
+
+    with pytest.raises(AssertionError, match="changed nothing, which proves nothing: 3 rows could not be settled"):
+        assert_survives_kill(sweep(), now=NOW)
 
 
 def test_tables_of_every_kind_are_put_back_as_they_were(housekeeping_database: Database) -> None:
