@@ -158,6 +158,8 @@ class Settings(BaseSettings):
         dict[str, ObjectStoreSettings], NoDecode, json_object('location, such as {"uploads": "s3://bucket/prefix"}')
     ] = {}
     repositories_root: Path | None = None
+    #: Whether there are the built-in workers of the documents; off for who has only sweeps of one's own.
+    built_in: bool = True
     #: Modules with sweeps of one's own.
     sweeps: Annotated[tuple[str, ...], NoDecode, MODULES] = ()
     workers: Annotated[

@@ -35,7 +35,8 @@ def families(settings: Settings, own: Sequence[Sweep] = ()) -> tuple[Family, ...
       SettingsError: When a module is not found, cannot be imported, or has no sweeps.
       DeclarationError: When two sweeps have the same name.
     """
-    built_in = [family_of(module) for module in BUILT_IN]
+    # The ledger is there in any case, and so is the worker that keeps it small.
+    built_in = [family_of(module) for module in BUILT_IN if settings.built_in or module is _old_runs]
     return each_once([*built_in, *imported(settings.sweeps), declared_by("install", own)])
 
 

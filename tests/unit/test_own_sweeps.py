@@ -218,3 +218,7 @@ def test_a_model_of_another_database_is_refused() -> None:
 
     with pytest.raises(DeclarationError, match="Elsewhere should be derived from housekeeping.BaseModel"):
         Sweep(name="shop.x", stale=lambda now: Elsewhere.expires_at <= now, order=(Elsewhere.token,), action=Delete())
+
+
+def test_without_the_built_in_workers_the_one_that_keeps_the_ledger_small_stays() -> None:
+    assert list(configured_sweeps(Settings.load(built_in=False))) == ["housekeeping.old_runs"]
