@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-import json
 import logging
+import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,35 +13,13 @@ import pytest
 import structlog
 
 from housekeeping.foundation import logs
-
-#: What was logged so far, each line read as JSON.
-Lines = Callable[[], list[dict[str, Any]]]
+from housekeeping.foundation.secrets import masked
+from tests.unit.foundation.conftest import Lines
 
 
 class _Unshowable:
     def __repr__(self) -> str:
         raise RuntimeError("no")
-
-
-@pytest.fixture
-def root_as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level, showwarning = root.handlers[:], root.level, warnings.showwarning
-    yield
-    root.handlers[:], warnings.showwarning = handlers, showwarning
-    root.setLevel(level)
-    logging.captureWarnings(False)
-    structlog.contextvars.clear_contextvars()
-
-
-@pytest.fixture
-def lines(root_as_before: None, capsys: pytest.CaptureFixture[str]) -> Lines:
-    logs.configure("INFO", "json")
-    return lambda: [json.loads(line, parse_constant=_refuse) for line in capsys.readouterr().err.splitlines()]
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def test_a_line_has_the_fields_that_monitoring_reads(lines: Lines) -> None:
@@ -90,6 +69,13 @@ def test_any_value_makes_one_line_of_json(lines: Lines, value: Any, shown: Any) 
 
     (line,) = lines()
     assert line["value"] == shown
+
+
+@pytest.mark.parametrize(
+    "text", ["api_key=x", "secret :x", '{"password":"x"}', "redis://:x@host", "TOKEN = 'x y'", "signature\n=\nx"]
+)
+def test_no_text_that_holds_a_secret_is_taken_for_one_that_does_not(text: str) -> None:
+    assert logs.presentable(text) == masked(text) != text
 
 
 def test_a_value_that_holds_itself_makes_one_line(lines: Lines) -> None:
@@ -184,6 +170,25 @@ def test_readable_lines_mask_passwords_in_tracebacks_too(
     shown = capsys.readouterr().err
     assert "hunter2" not in shown
     assert re.search(r"\[error +\] Failed +\[x\] url=redis://:\*\*\*@host\nTraceback", shown)
+
+
+@contextmanager
+def _stderr_that_nobody_reads() -> Iterator[None]:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", buffering=1) as stderr, redirect_stderr(stderr):
+        yield
+        # What is left in its buffer would fail once more when it is closed.
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), writing)
+
+
+def test_a_line_that_stderr_does_not_take_stops_no_work(root_as_before: None) -> None:
+    with _stderr_that_nobody_reads():
+        logs.configure("INFO", "json")
+
+        logs.logger("x").info("Said")
+        logs.log_each("x", logging.INFO, "Said", [{"id": 1}])
 
 
 def test_in_an_application_with_logging_of_its_own_the_fields_arrive_as_extra(
