@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,7 +14,7 @@ from housekeeping.foundation.errors import RedisUnavailable
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.redis_client import reaching_redis
 from housekeeping.foundation.steering import SkipEnqueue, failing_the_message
-from housekeeping.middleware.deduplication_enqueueing import EnqueueingWithKeys, dispatch_arguments
+from housekeeping.middleware.deduplication_enqueueing import AT_ONCE, EnqueueingWithKeys, alike, dispatch_arguments
 from housekeeping.middleware.deduplication_keys import DeduplicationKeys, Step, text
 from housekeeping.middleware.deduplication_steps import refuse_duplicate
 
@@ -36,16 +37,23 @@ def take_together(
       redis.RedisError: The same, when none has a key.
     """
     dispatch: Any = broker.scripts["dispatch"]
+    commands = list(_commands(messages, steps if enqueueing else [None] * len(messages)))
     with failing_the_message() if any(steps) else nullcontext(), broker.client.pipeline(transaction=True) as pipeline:
-        for number, (message, step) in enumerate(zip(messages, steps, strict=True)):
+        for number, command in enumerate(commands):
+            message, step = command[0]
             # The broker's maintenance once for all of them.
             given = dispatch_arguments(broker, message.queue_name, message, maintenance=number == 0)
             if enqueueing is None or step is None:
                 dispatch(keys=[broker.namespace], args=given, client=pipeline)
-            else:
+            elif alike(step) is None:
                 enqueueing.enqueue(step, given, pipeline)
+            else:
+                bodies = [given[-1], *(message.encode() for message, _ in command[1:])]
+                enqueueing.enqueue_many([step for _, step in command if step], given, bodies, pipeline)
         answers = pipeline.execute()
-    return _refused(steps, answers)
+    return _refused(
+        steps, (holder for answer in answers for holder in (answer if isinstance(answer, list) else [answer]))
+    )
 
 
 def take_with_keys_elsewhere(
@@ -70,6 +78,19 @@ def take_with_keys_elsewhere(
         send([messages[number] for number in left])
         _confirm(keys, (step for number in left if (step := steps[number]) is not None))
     return skips
+
+
+def _commands(messages: Messages, steps: Steps) -> Iterator[list[tuple[Message[Any], Step | None]]]:
+    """What goes into one command each, in order: claims that are alike together, anything else by itself."""
+
+    def of_command(each: tuple[Message[Any], Step | None]) -> object:
+        message, step = each
+        together = alike(step) if step is not None else None
+        return None if together is None else (message.queue_name, together)
+
+    for together, some in itertools.groupby(zip(messages, steps, strict=True), of_command):
+        while command := list(itertools.islice(some, 1 if together is None else AT_ONCE)):
+            yield command
 
 
 def _confirm(keys: DeduplicationKeys, steps: Iterable[Step]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import redis
@@ -14,6 +15,8 @@ from redis.connection import ConnectionPool
 from housekeeping.middleware import deduplication_scripts as scripts
 from housekeeping.middleware.deduplication_keys import DeduplicationKeys, Kind, Step, text
 
+#: Messages a script: bounds what is on Lua's stack at a time, far below the 8000 it has room for.
+AT_ONCE: Final = 250
 _STEPS: Final[tuple[Kind, ...]] = ("claim", "hold_on", "release")
 
 
@@ -31,6 +34,7 @@ class EnqueueingWithKeys:
         self._scripts: dict[Kind, Any] = {
             kind: broker.client.register_script(scripts.with_enqueueing(texts[kind], text(dispatch))) for kind in _STEPS
         }
+        self._many: Any = broker.client.register_script(scripts.with_enqueueing_many(text(dispatch)))
 
     def enqueue(self, step: Step, dispatched: list[Any], pipeline: Pipeline | None = None) -> Any:
         """Take the step, and put the message into the queue unless another holds its key; one round trip.
@@ -47,6 +51,29 @@ class EnqueueingWithKeys:
             args=[int(step.once), len(arguments), *arguments, *dispatched],
             client=pipeline,
         )
+
+    def enqueue_many(
+        self, steps: Sequence[Step], dispatched: list[Any], bodies: Sequence[bytes], pipeline: Pipeline
+    ) -> Any:
+        """The same for new messages of one queue, as one command in the pipeline, which answers for each.
+
+        Parameters:
+          steps: Claims that differ in key and message id alone, see `alike`; at most `AT_ONCE`. The messages' copies
+            have the messages' ids.
+          dispatched: What the first is enqueued with; the others likewise.
+          bodies: All of theirs.
+        """
+        _, *shared = steps[0].arguments()
+        keys, args = [self._namespace], [int(steps[0].once), len(shared), *shared, *dispatched[:-2]]
+        for step, body in zip(steps, bodies, strict=True):
+            keys.append(self._prefix + step.key)
+            args += (step.message_id, body)
+        return self._many(keys=keys, args=args, client=pipeline)
+
+
+def alike(step: Step) -> tuple[object, ...] | None:
+    """What is equal for claims that can be taken together; None when it is no claim."""
+    return (step.once, step.ttl, step.more) if step.kind == "claim" else None
 
 
 def dispatch_arguments(

@@ -133,7 +133,61 @@ if waits() then redis.call("hset", KEYS[1], "queued", copy) end
 return ""
 """
 
+#: The same for many messages of one queue, whose claims differ in key and message id alone. KEYS: the broker's name
+#: space, the key of each. ARGV: whether a copy that waits already is enough, how many arguments of the step they
+#: share, those, what `dispatch` is given before the copy; then id and body of each, whose copy has the same id. Returns
+#: for each what one would get. A key that is free needs no step; copies come into the queue together, at the end.
+WITH_ENQUEUEING_MANY: Final = """
+local copies, entries = {}, {}
+local function collect(copy, body)
+    copies[#copies + 1] = copy
+    entries[#entries + 1] = copy
+    entries[#entries + 1] = body
+end
+local function one(KEYS, ARGV) %(one)s end
+local function dispatch(KEYS, ARGV) %(dispatch)s end
+local last = 2 + tonumber(ARGV[2])
+local shared, given = {unpack(ARGV, 3, last)}, {unpack(ARGV, last + 1, last + 8)}
+local ttl, state, tick = shared[1], shared[2], shared[7]
+local queue = KEYS[1] .. ":" .. given[3]
+local asked, holders = {}, {}
+for n = 2, #KEYS do asked[n - 1] = ARGV[last + 2 * n + 5] end
+local queued = redis.call("hmget", queue .. ".msgs", unpack(asked))
+for n = 2, #KEYS do
+    local key, message_id, body = KEYS[n], asked[n - 1], ARGV[last + 2 * n + 6]
+    local holder = ""
+    if redis.call("exists", key) == 1 then
+        local alone = {ARGV[1], ARGV[2] + 1, message_id, unpack(shared)}
+        for i = 1, #given do alone[#alone + 1] = given[i] end
+        alone[#alone + 1] = message_id
+        alone[#alone + 1] = body
+        holder = one({key, KEYS[1]}, alone)
+    elseif not queued[n - 1] then
+        redis.call("hset", key, "id", message_id, "state", state, "queued", message_id)
+        if tick ~= "" then redis.call("hset", key, "tick", tick) end
+        redis.call("pexpire", key, ttl)
+        collect(message_id, body)
+    end
+    holders[n - 1] = holder
+end
+if #copies > 0 then
+    given[9], given[10] = entries[1], entries[2]
+    dispatch({KEYS[1]}, given)
+    if #copies > 1 then
+        redis.call("hset", queue .. ".msgs", unpack(entries, 3))
+        redis.call("rpush", queue, unpack(copies, 2))
+    end
+end
+return holders
+"""
+
 
 def with_enqueueing(step: str, dispatch: str) -> str:
     """The step's script and the broker's own for enqueueing, as one."""
     return WITH_ENQUEUEING % {"step": step, "dispatch": dispatch}
+
+
+def with_enqueueing_many(dispatch: str) -> str:
+    """The same for the claims of many messages; where a key is not free, it is the script for one that decides."""
+    one = with_enqueueing(CLAIM, "collect(ARGV[9], ARGV[10])")
+    return WITH_ENQUEUEING_MANY % {"one": one, "dispatch": dispatch}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
 from dramatiq import Actor
-from peewee import JOIN, SQL, Select, fn
+from peewee import JOIN, SQL, Select, Value, fn
 
+from housekeeping.foundation.db import database
 from housekeeping.foundation.redis_client import reaching_redis
 from housekeeping.foundation.replicas import read_database
 from housekeeping.middleware.bulk import enqueue_many
@@ -17,6 +18,8 @@ from housekeeping.sweeps.passes import Backlog, PassPlan, Position, Reading, Set
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus
 
 _SAMPLES: Final = 5
+#: Where a statement takes what is known only when it is carried out.
+_AFTER, _UNTIL, _LIMIT = (Value(place, converter=False, unpack=False) for place in ("after", "until", "limit"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class PendingProjects:
     batch_size: int
     max_projects: int
     name: str = "projects"
+    search: _Search = field(default_factory=lambda: _Search(), init=False, repr=False, compare=False)
 
     def take(self, step: Step) -> _Enqueued:
         """Enqueue a batch; repeated, it finds its messages waiting and adds none.
@@ -87,7 +91,7 @@ class PendingProjects:
         """
         begun = _Round.of(step)
         size = min(self.batch_size, self.max_projects - begun.projects)
-        found = pending_projects(begun.last, begun.until, size + 1)
+        found = self.search.projects(begun.last, begun.until, size + 1)
         projects = found[:size]
         duplicates = 0
         if projects:
@@ -98,7 +102,7 @@ class PendingProjects:
         after = _Round(step.run_id, last, begun.began_after, begun.wrapped, begun.projects + len(projects))
         left = len(found) > size
         if not left and not begun.wrapped and begun.began_after is not None:
-            left = bool(pending_projects(None, begun.began_after, 1))
+            left = bool(self.search.projects(None, begun.began_after, 1))
             after = _Round(step.run_id, None, begun.began_after, True, after.projects)
         return _Enqueued(projects, duplicates, after, left)
 
@@ -140,10 +144,28 @@ def pending_projects(after: int | None, until: int | None, limit: int) -> list[i
       after: Only those after this one.
       until: Only those up to this one.
     """
-    query: Any = _each_project(after, until).limit(limit)
-    # A project that a replica does not know of yet is met by the next run; one that is done by now costs its cleanup
-    # a look.
-    return [project for (project,) in query.tuples().execute(read_database())]
+    return _Search().projects(after, until, limit)
+
+
+class _Search:
+    """`pending_projects`, its statements put together once: that takes longer than to carry one out."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[bool, bool], tuple[str, list[Any]]] = {}
+
+    def projects(self, after: int | None, until: int | None, limit: int) -> list[int]:
+        form = (after is not None, until is not None)
+        if form not in self._made:
+            some = _each_project(_AFTER if form[0] else None, _UNTIL if form[1] else None).limit(_LIMIT).alias("some")
+            # A SELECT from it, not a WITH: what may write is preceded by a question whether the server is there.
+            query = Select((some,), (some.c.project_id,))
+            self._made[form] = database.get_sql_context().sql(query).query()
+        text, places = self._made[form]
+        values = {"after": after, "until": until, "limit": limit}
+        # A project that a replica does not know of yet is met by the next run; one that is done by now costs its
+        # cleanup a look.
+        cursor = read_database().execute_sql(text, [values.get(place, place) for place in places])
+        return [project for (project,) in cursor.fetchall()]
 
 
 def count_pending_projects(limit: int) -> int:
@@ -153,7 +175,7 @@ def count_pending_projects(limit: int) -> int:
     return number
 
 
-def _each_project(after: int | None, until: int | None) -> Any:
+def _each_project(after: Any, until: Any) -> Any:
     """A loose index scan: from each project to the next, past all rows of the same one."""
     first = _next_project(Deletion.alias("first"), None if after is None else lambda project: project > after, until)
     # In a FROM of its own, because a part of a UNION may have no LIMIT.
@@ -167,7 +189,7 @@ def _each_project(after: int | None, until: int | None) -> Any:
     return found.select_from(found.c.project_id)
 
 
-def _next_project(table: Any, beyond: Callable[[Any], Any] | None, until: int | None) -> Any:
+def _next_project(table: Any, beyond: Callable[[Any], Any] | None, until: Any) -> Any:
     query = table.select(table.project_id).where(table.status == DeletionStatus.pending)
     if beyond is not None:
         query = query.where(beyond(table.project_id))

@@ -29,14 +29,17 @@ _KEPT: Final = timedelta(hours=24)
 #: KEYS: the hash, then a claim for each entry. ARGV: token, ms a claim is kept, and how much of that is left when
 #: its owner is taken for dead; then field and value of each entry. Returns the places of those now claimed.
 _CLAIM: Final = """
-local claimed = {}
-for n = 2, #KEYS do
-  local holder = redis.call("get", KEYS[n])
+local fields, claimed = {}, {}
+for n = 1, #KEYS - 1 do fields[n] = ARGV[2 * n + 2] end
+local holders = redis.call("mget", unpack(KEYS, 2))
+local values = redis.call("hmget", KEYS[1], unpack(fields))
+for n = 1, #fields do
+  local holder = holders[n]
   local free = not holder or holder == "" or holder == ARGV[1]
-  if not free then free = redis.call("pttl", KEYS[n]) < tonumber(ARGV[3]) end
-  if free and redis.call("hget", KEYS[1], ARGV[2 * n]) == ARGV[2 * n + 1] then
-    redis.call("set", KEYS[n], ARGV[1], "px", ARGV[2])
-    claimed[#claimed + 1] = n - 2
+  if not free then free = redis.call("pttl", KEYS[n + 1]) < tonumber(ARGV[3]) end
+  if free and values[n] == ARGV[2 * n + 3] then
+    redis.call("set", KEYS[n + 1], ARGV[1], "px", ARGV[2])
+    claimed[#claimed + 1] = n - 1
   end
 end
 return claimed
@@ -44,25 +47,28 @@ return claimed
 #: KEYS as above. ARGV: token, ms a claim is kept; then field, value and "1" if the object is gone, of each entry.
 #: Returns for each: 0 kept, 1 removed, 2 it was gone, 3 it was changed, 4 the claim is no longer ours.
 _SETTLE: Final = """
-local ends = {}
-for n = 2, #KEYS do
-  local at = 3 * (n - 1)
-  if redis.call("get", KEYS[n]) ~= ARGV[1] then
-    ends[n - 1] = 4
-  elseif ARGV[at + 2] == "0" then
-    redis.call("set", KEYS[n], "", "px", ARGV[2])
-    ends[n - 1] = 0
+local fields, ends, over, removed = {}, {}, {}, {}
+for n = 1, #KEYS - 1 do fields[n] = ARGV[3 * n] end
+local holders = redis.call("mget", unpack(KEYS, 2))
+local values = redis.call("hmget", KEYS[1], unpack(fields))
+for n = 1, #fields do
+  if holders[n] ~= ARGV[1] then
+    ends[n] = 4
+  elseif ARGV[3 * n + 2] == "0" then
+    redis.call("set", KEYS[n + 1], "", "px", ARGV[2])
+    ends[n] = 0
   else
-    local value = redis.call("hget", KEYS[1], ARGV[at])
-    redis.call("del", KEYS[n])
-    if value == ARGV[at + 1] then
-      redis.call("hdel", KEYS[1], ARGV[at])
-      ends[n - 1] = 1
+    over[#over + 1] = KEYS[n + 1]
+    if values[n] == ARGV[3 * n + 1] then
+      removed[#removed + 1] = fields[n]
+      ends[n] = 1
     else
-      ends[n - 1] = value and 3 or 2
+      ends[n] = values[n] and 3 or 2
     end
   end
 end
+if #over > 0 then redis.call("del", unpack(over)) end
+if #removed > 0 then redis.call("hdel", KEYS[1], unpack(removed)) end
 return ends
 """
 #: KEYS: the hash, the claim. ARGV: field.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -14,6 +15,9 @@ KEY = "pending_direct_uploads"  # workers.md, 100
 #: The last second datetime knows, 9999-12-31 23:59:59: later ones are no times, milliseconds perhaps.
 _LAST_SECOND: Final = 253_402_300_799
 _DIGITS: Final = 12
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +100,9 @@ def refuse_wrong_path(path: str) -> None:
         raise UploadRefused(f"the path {path!r} climbs out of its store")
     if "" in parts or "." in parts:
         raise UploadRefused(f"the path {path!r} has an empty part or one that is '.'")
-    if any(ord(character) < 32 or ord(character) == 127 for character in path):
+    if _CONTROL.search(path):
         raise UploadRefused(f"the path {path!r} holds control characters")
-    if any("\ud800" <= character <= "\udfff" for character in path):
+    if _SURROGATE.search(path):
         raise UploadRefused(f"the path {path!r} cannot be written as UTF-8")
 
 

@@ -20,7 +20,7 @@ from housekeeping.workers.object_storage.judgement import judge, stale_before
 
 logger = named_logger(__name__)
 
-#: Entries that are claimed, deleted and removed together: what S3 deletes in a request.
+#: Entries that are claimed, deleted and removed together: what S3 deletes in a request. Lua's stack has room for 8000.
 _TOGETHER: Final = 1000
 #: Added to the longest run, and then its claims are free for others: its last request, and what a machine stands still.
 _GRACE: Final = timedelta(minutes=2)
@@ -151,8 +151,9 @@ class PendingUploadsPass:
         if not claimed:
             return
         deleted = deletion.delete(list(claimed), time_is_up)
+        are_gone = set(deleted.gone)
         gone = [claimed[path] for path in deleted.gone]
-        kept = [entry for path, entry in claimed.items() if path not in set(deleted.gone)]
+        kept = [entry for path, entry in claimed.items() if path not in are_gone]
         ends = self._claims.settle(gone, kept)
         taken.removed += ends.removed
         for path, refusal in deleted.refused.items():
