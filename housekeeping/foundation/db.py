@@ -47,6 +47,8 @@ _CONNECTION: Final = {
 }
 
 _IN_TRANSACTION: Final = (TRANSACTION_STATUS_INTRANS, TRANSACTION_STATUS_INERROR)
+#: What peewee notes of a thread's blocks, and forgets with its connection.
+_WITHIN: Final = ("ctx", "transactions", "commit_callbacks")
 
 
 class _Transaction(_transaction):
@@ -73,7 +75,7 @@ class _Transaction(_transaction):
     def _leave_nothing_open(self) -> None:
         if self.db.in_transaction():
             return  # the outer one ends it
-        self.db._was_unsaid()
+        self.db._take_unsaid()
         if self.db.is_closed():
             return
         if self.db.connection().info.transaction_status in _IN_TRANSACTION:
@@ -81,8 +83,8 @@ class _Transaction(_transaction):
 
 
 class _OfThread(threading.local):
-    #: That a transaction was begun of which the server has not heard.
-    unsaid = False
+    #: The BEGIN of a transaction that the server has not heard of; empty: there is none.
+    unsaid = ""
 
 
 class Database(PostgresqlDatabase):
@@ -92,10 +94,13 @@ class Database(PostgresqlDatabase):
     replaced and the step done again. Within a transaction the error is raised: what it did so far
     is lost with the connection, and only its caller can begin again.
 
-    A transaction begins with its first statement, in one message to the server: a round trip less.
+    A transaction begins with its first statement, in one message to the server: a round trip less. So what goes past
+    `execute_sql` takes `connection()` or `cursor()` within the transaction, not before it.
     """
 
     _state: Any  # peewee's own, of the thread
+    _adapter: Any
+    _isolation_level: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._of_thread = _OfThread()
@@ -104,13 +109,29 @@ class Database(PostgresqlDatabase):
     def transaction(self, *args: Any, **kwargs: Any) -> Any:
         return _Transaction(self, *args, **kwargs)
 
-    def begin(self, *args: Any, **kwargs: Any) -> None:
+    def connect(self, reuse_if_open: bool = False) -> bool:
+        # The blocks that a thread is within are its code's, and do not end with a connection, as peewee has it.
+        within = {name: getattr(self._state, name) for name in _WITHIN}
+        try:
+            connected: bool = super().connect(reuse_if_open)
+        finally:
+            vars(self._state).update(within)
+        return connected
+
+    def close(self) -> bool:
+        closed: bool = super().close()
+        self._take_unsaid()
+        return closed
+
+    def begin(self, isolation_level: int | str | None = None) -> None:
         with waiting_for("database"):
-            self.connect(reuse_if_open=True)  # before the transaction is noted: a new connection has none
-        self._of_thread.unsaid = True
+            self.connect(reuse_if_open=True)
+        level = isolation_level or self._isolation_level
+        kind = f" ISOLATION LEVEL {self._adapter.isolation_level_str(level)}" if level else ""
+        self._of_thread.unsaid = f"BEGIN{kind}"
 
     def commit(self) -> None:
-        if self._was_unsaid():
+        if self._take_unsaid():
             return
         with waiting_for("database"):
             super().commit()
@@ -128,10 +149,9 @@ class Database(PostgresqlDatabase):
             return self._execute_sql(sql, params)
 
     def _execute_sql(self, sql: str, params: Any) -> Any:
+        if begin := self._take_unsaid():
+            return self._begun(begin, f"{begin}; {sql}", params)
         if self.in_transaction():
-            if self._was_unsaid():
-                # Nothing of it has been committed, whatever became of it: it may be done again.
-                return self._on_a_live_connection(lambda: super(Database, self).execute_sql(f"BEGIN; {sql}", params))
             return super().execute_sql(sql, params)
         if sql.startswith("SELECT"):
             return self._on_a_live_connection(lambda: super(Database, self).execute_sql(sql, params))
@@ -141,16 +161,27 @@ class Database(PostgresqlDatabase):
 
     def _say_begin(self) -> None:
         """For who goes past `execute_sql`."""
-        if self.in_transaction() and self._was_unsaid():
+        if begin := self._take_unsaid():
             with waiting_for("database"):
-                self._on_a_live_connection(lambda: super(Database, self).execute_sql("BEGIN"))
+                self._begun(begin, begin)
 
-    def _was_unsaid(self) -> bool:
-        unsaid, self._of_thread.unsaid = self._of_thread.unsaid, False
+    def _begun(self, begin: str, sql: str, params: Any = None) -> Any:
+        """Carry out what a transaction begins with: nothing of it has been committed, so it may be done again."""
+        try:
+            return self._on_a_live_connection(lambda: super(Database, self).execute_sql(sql, params))
+        except BaseException:
+            # Nothing was begun where the driver refuses a statement, or the server its syntax: the next one must not
+            # be a transaction of its own.
+            if self.is_closed() or self._state.conn.info.transaction_status not in _IN_TRANSACTION:
+                self._of_thread.unsaid = begin
+            raise
+
+    def _take_unsaid(self) -> str:
+        unsaid, self._of_thread.unsaid = self._of_thread.unsaid, ""
         return unsaid
 
     def rollback(self) -> None:
-        if self._was_unsaid():
+        if self._take_unsaid():
             return
         try:
             super().rollback()
@@ -166,12 +197,8 @@ class Database(PostgresqlDatabase):
             # A statement that failed where a transaction begins leaves a connection that is well.
             if self.is_closed() or not self._state.conn.closed:
                 raise
-            begun, self._state.transactions = self._state.transactions, []
-            try:
-                self.close()
-                self.connect()
-            finally:
-                self._state.transactions = begun
+            self._state.closed = True  # peewee's own `close` refuses within a transaction
+            self.connect()
             return step()
 
 

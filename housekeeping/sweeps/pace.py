@@ -60,14 +60,14 @@ class Pace:
         size = min(self._adapted[place], self._most or self._own[place])
         if size == walk.batch_size:
             return walk
+        if isinstance(walk, Resizable):
+            return walk.resized(size)  # asked each time: it may be this very pass, with another size by now
         if (place, size) not in self._resized:
             self._resized[place, size] = self._with_batches_of(size, walk)
         return self._resized[place, size]
 
     @staticmethod
     def _with_batches_of(size: int, walk: Pass) -> Pass:
-        if isinstance(walk, Resizable):
-            return walk.resized(size)
         kind: Any = walk
         if not dataclasses.is_dataclass(kind) or all(each.name != "batch_size" for each in dataclasses.fields(kind)):
             return walk

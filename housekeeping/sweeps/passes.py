@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
+from uuid import UUID
+
+from peewee import BinaryUUIDField, BlobField, DateTimeField
 
 #: Where a walk has got to, for the pass that made it: values JSON can hold, or that `as_cursor` makes so.
 Position = tuple[Any, ...]
@@ -186,8 +189,23 @@ def as_cursor(position: Position | None) -> list[Any] | None:
     """A position in a form JSON can hold and PostgreSQL reads back as it was."""
     if position is None:
         return None
-    plain = (int, float, str, bool, type(None))
-    return [
-        value if isinstance(value, plain) else value.isoformat() if isinstance(value, datetime) else str(value)
-        for value in position
-    ]
+    return [_plain(value) for value in position]
+
+
+def from_cursor(column: Any, value: Any) -> Any:
+    """A value of a position as its column takes it, also one that comes out of the ledger's JSON as text."""
+    if not isinstance(value, str):
+        return value
+    if isinstance(column, BinaryUUIDField):
+        return UUID(value)
+    if isinstance(column, BlobField):
+        return bytes.fromhex(value)
+    return datetime.fromisoformat(value) if isinstance(column, DateTimeField) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, int | float | str | None):
+        return value
+    if isinstance(value, bytes | memoryview):
+        return value.hex()
+    return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -9,16 +9,15 @@ from datetime import datetime
 from typing import Any, Final
 
 from blinker import NamedSignal
-from peewee import CTE, SQL, DateTimeField, Expression, Field, Model, ModelSelect, Query, Select, Tuple, Value, fn
+from peewee import CTE, SQL, Expression, Field, Model, ModelSelect, Query, Select, Tuple, Value, fn
 
 from housekeeping.foundation import events
 from housekeeping.foundation.db import database
-from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.foundation.errors import DeclarationError
+from housekeeping.foundation.logs import log_each
 from housekeeping.foundation.prepared import Place, Prepared, Statements
-from housekeeping.sweeps.actions import Action
-from housekeeping.sweeps.passes import Backlog, PassPlan, Position, Reading, Settled, Step, as_cursor
-
-logger = named_logger(__name__)
+from housekeeping.sweeps.actions import Action, Write
+from housekeeping.sweeps.passes import Backlog, PassPlan, Position, Reading, Settled, Step, as_cursor, from_cursor
 
 _SAMPLES: Final = 5
 
@@ -140,6 +139,7 @@ class TablePass:
         # keeps it from choosing the index: with old statistics, all that is stale would be looked through for each row.
         still_stale = fn.COALESCE(self.stale(step.now), False)
         write = self.action.write(self, step, self.among(picked) & still_stale)
+        self._refuse_other_counts(write)
         changed, *others = write.ctes
         totals = [Select((other,), [fn.COUNT(SQL("*"))]) for other in others]
         order = [getattr(picked.c, column.column_name) for column in self.order]
@@ -157,9 +157,8 @@ class TablePass:
         width = len(self.order) + len(self.columns)
         read = [self.read(row) for row in rows]
         changed = [self.record(each) for each, row in zip(read, rows, strict=True) if row[width]]
-        others = rows[0][width + 1 :] if rows else [0] * (len(self.action.counted_as) - 1)
         return Settled(
-            dict(zip(self.action.counted_as, (len(changed), *others), strict=True)),
+            self._counted((len(changed), *rows[0][width + 1 :]) if rows else ()),
             read[-1][: len(self.order)] if read else step.after,
             len(rows) < self.batch_size,
             rows=changed,
@@ -167,11 +166,24 @@ class TablePass:
 
     def _in_all(self, step: Step, rows: list[tuple[Any, ...]]) -> Settled:
         if not rows:
-            return Settled(dict.fromkeys(self.action.counted_as, 0), step.after)
+            return Settled(self._counted(()), step.after)
         width = len(self.order)
         picked, *counts = rows[0][width:]
         position = tuple(column.python_value(value) for column, value in zip(self.order, rows[0], strict=False))
-        return Settled(dict(zip(self.action.counted_as, counts, strict=True)), position, picked < self.batch_size)
+        return Settled(self._counted(counts), position, picked < self.batch_size)
+
+    def _counted(self, numbers: Sequence[int]) -> dict[str, int]:
+        """The counts of a step, nought for those of which its statement has no number."""
+        names = self.action.counted_as
+        return {**dict.fromkeys(names, 0), **dict(zip(names, numbers, strict=False))}
+
+    def _refuse_other_counts(self, write: Write) -> None:
+        names = tuple(self.action.counted_as)[: len(write.ctes)]
+        if tuple(write.counts) != names or len(names) != len(write.ctes):
+            raise DeclarationError(
+                f"{self.name}: the counts of its action's Write are {', '.join(write.counts) or 'none'}; they should "
+                f"be one for each statement, as counted_as begins: {', '.join(names)}"
+            )
 
     def somebody_is_told(self) -> bool:
         """Whether the records themselves are wanted: by a line for each, or by a subscriber of the event."""
@@ -180,10 +192,10 @@ class TablePass:
 
     def committed(self, step: Step, settled: Settled) -> None:
         if self.line is not None:
-            for row in settled.rows:
-                values = {name: row[key] for name, key in self.line.fields.items()}
-                logger.log(self.line.level, self.line.event, **values, **self.line.constants)
-        if self.sends is not None:
+            fields, constants = self.line.fields.items(), self.line.constants
+            each = [{**{name: row[key] for name, key in fields}, **constants} for row in settled.rows]
+            log_each(__name__, self.line.level, self.line.event, each)
+        if self.sends is not None and self.sends[0].receivers:
             event, keys = self.sends
             named = keys if isinstance(keys, Mapping) else dict(zip(keys, keys, strict=True))
             rows = [{name: row[key] for name, key in named.items()} for row in settled.rows]
@@ -256,7 +268,7 @@ class TablePass:
     def _bound(self, position: Position) -> tuple[Any, ...]:
         """A position as the database takes it; of one that is yet to be filled in, the places."""
         return tuple(
-            value if isinstance(value, Place) else column.db_value(_read(column, value))
+            value if isinstance(value, Place) else column.db_value(from_cursor(column, value))
             for column, value in zip(self.order, position, strict=True)
         )
 
@@ -276,8 +288,3 @@ class TablePass:
         named = {column.name: value for column, value in zip(self.order, row, strict=False)}
         further = row[len(self.order) : len(self.order) + len(self.columns)]
         return named | dict(zip(self.columns, further, strict=True))
-
-
-def _read(column: Any, value: Any) -> Any:
-    """A value of a position as the column takes it: a time comes out of the ledger's JSON as text."""
-    return datetime.fromisoformat(value) if isinstance(column, DateTimeField) and isinstance(value, str) else value

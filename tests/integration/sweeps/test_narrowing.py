@@ -203,7 +203,10 @@ def test_every_pass_of_ours_can_take_smaller_steps(postgres: Database, sweep: Sw
     narrow = [pace.sized(place, each).batch_size for place, each in enumerate(passes)]
     pace.heed(None)
     wide = [pace.sized(place, each).batch_size for place, each in enumerate(passes)]
+    pace.heed(Switched(sweep.name, "narrow", batch_size=2))
+    once_more = [pace.sized(place, each).batch_size for place, each in enumerate(passes)]
 
     # The children of a parent are sent together, however many they are.
     assert narrow == [3 if isinstance(each, EnqueueChildren) else 2 for each in passes]
     assert wide == own
+    assert once_more == narrow
