@@ -63,7 +63,10 @@ class DeadLetters(Middleware):
     def after_nack(self, broker: Broker, message: MessageProxy) -> None:
         metrics.DEAD_LETTERS.add(message.actor_name)
         actor = broker.actors.get(message.actor_name)
-        if not isinstance(broker, RedisBroker) or actor is None or "periodic" not in actor.options:
+        if not isinstance(broker, RedisBroker) or actor is None:
+            return
+        # A part of a sweep is sent at each tick of the sweep's own actor.
+        if "periodic" not in actor.options and getattr(actor.options.get("sweep"), "schedule", None) is None:
             return
         dead = f"{broker.namespace}:{q_name(message.queue_name)}.XQ"
         keep_the_last: Any = broker.client.register_script(_KEEP_THE_LAST)

@@ -136,5 +136,8 @@ class Retries(dramatiq.middleware.Retries):
     @staticmethod
     def _period(broker: Broker, message: Message[Any] | MessageProxy) -> timedelta | None:
         """How far apart the actor's ticks are at this time; null when it has no schedule."""
-        cron = broker.get_actor(message.actor_name).options.get("periodic")
+        options = broker.get_actor(message.actor_name).options
+        cron = options.get("periodic")
+        if cron is None and (spec := getattr(options.get("sweep"), "schedule", None)):
+            cron = Cron(spec)  # a part of a sweep is sent at each tick of the sweep's own actor
         return cron.period(datetime.now(UTC)) if isinstance(cron, Cron) else None

@@ -1,7 +1,7 @@
 """A sweep whose work is divided between several runs at the same time.
 
-All of them walk in the same order, and each takes the next rows that no other has locked: a part that dies leaves
-nothing undone, because the others pass by where it was.
+All of them walk in the same order, and each takes the next rows that no other has locked. What a part that died had in
+hand is passed over by the others; a later run, which begins at the front, settles it.
 """
 
 from __future__ import annotations

@@ -155,7 +155,10 @@ class TablePass:
 
     def _each(self, step: Step, rows: list[tuple[Any, ...]]) -> Settled:
         width = len(self.order) + len(self.columns)
-        read = [self.read(row) for row in rows]
+        columns = (*self.order, *self.columns.values())
+        # Column by column, because to find out for each value how it is read takes as long as a log line.
+        values = zip(columns, zip(*rows, strict=True), strict=False)
+        read = list(zip(*([column.python_value(each) for each in found] for column, found in values), strict=True))
         changed = [self.record(each) for each, row in zip(read, rows, strict=True) if row[width]]
         return Settled(
             self._counted((len(changed), *rows[0][width + 1 :]) if rows else ()),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from datetime import timedelta
+from typing import Any
 
 import dramatiq
 import pytest
 from dramatiq import Worker
+from dramatiq.brokers.redis import RedisBroker
+from peewee import ModelSelect
 
 from housekeeping.brokers import message_broker
 from housekeeping.foundation.db import Database
@@ -21,6 +25,7 @@ from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
+from tests.integration.middleware.applications import eventually
 
 NAME = sweep.name
 IN_FOUR = WorkerSettings(parts=4, batch_size=10)
@@ -53,6 +58,26 @@ def test_the_parts_of_a_message_settle_each_row_once_between_them(
     assert {(run.worker, run.outcome) for run in runs} == {(NAME, "done")}
     assert sum(run.counts["deleted_rows"] for run in runs) == 3000
     assert UserStatus.select().count() == 0
+
+
+def _is(query: ModelSelect[Any], number: int) -> bool:
+    return int(query.count()) == number
+
+
+def test_parts_that_fail_tick_after_tick_have_one_retry_waiting_each(broker: dramatiq.Broker) -> None:
+    # There is no table of statuses.
+    assert isinstance(broker, RedisBroker)
+    for ticks in (1, 2, 3):
+        broker.get_actor(NAME).send_with_options(trigger="schedule")
+        worker = Worker(broker, worker_timeout=100, worker_threads=4)
+        worker.start()
+        failed = Run.select().where(Run.outcome == "failed")
+        eventually(functools.partial(_is, failed, 4 * ticks))
+        worker.stop()  # waits for what follows a failed message
+
+    waiting = broker.client.hlen(f"{broker.namespace}:cronjob.DQ.msgs")
+    broker.close()
+    assert waiting == 4
 
 
 def test_each_part_has_a_lease_of_its_own() -> None:
