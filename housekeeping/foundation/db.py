@@ -228,8 +228,16 @@ def reaching_postgres() -> Iterator[None]:
 
 def one_line(error: BaseException) -> str:
     """The first line of the error's text, passwords masked; its type's name when it has none."""
+    if isinstance(error, KeyError):
+        return typed_line(error)  # its text is the key alone
     text = str(error).strip()
     return masked(text.splitlines()[0]) if text else type(error).__name__
+
+
+def typed_line(error: BaseException) -> str:
+    """The error's type, and the first line of its text, passwords masked."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {masked(text.splitlines()[0])}" if text else type(error).__name__
 
 
 def sqlstate(error: PeeweeException) -> str | None:

@@ -13,7 +13,7 @@ from datetime import timedelta
 from dramatiq.errors import Retry
 from dramatiq.middleware import MiddlewareError, SkipMessage
 
-from housekeeping.foundation.db import one_line
+from housekeeping.foundation.db import typed_line
 from housekeeping.foundation.errors import DeclarationError, RedisUnavailable
 from housekeeping.foundation.redis_client import reaching_redis
 
@@ -84,4 +84,4 @@ def failing_the_message() -> Iterator[None]:
     except RedisUnavailable as error:
         raise StoreUnavailable(str(error)) from error
     except Exception as error:
-        raise Unprotected(f"{type(error).__name__}: {one_line(error)}") from error
+        raise Unprotected(typed_line(error)) from error

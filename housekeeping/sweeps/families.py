@@ -11,7 +11,7 @@ from typing import Any, Final
 from peewee import Model
 
 from housekeeping.foundation.clock import SYSTEM_CLOCK
-from housekeeping.foundation.db import one_line
+from housekeeping.foundation.db import typed_line
 from housekeeping.foundation.errors import DeclarationError, SettingsError
 from housekeeping.foundation.settings import PREFIX, Settings
 from housekeeping.sweeps.actions import Delete, Transition
@@ -112,7 +112,7 @@ def imported(names: Iterable[str]) -> Iterator[Family]:
             if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
                 said = f"names {name!r}, which is not found; it should be a module that can be imported from here"
                 raise SettingsError(f"{PREFIX}SWEEPS {said}") from None
-            said = f"{name} cannot be imported: {type(error).__name__}: {one_line(error)}"
+            said = f"{name} cannot be imported: {typed_line(error)}"
             raise SettingsError(f"{PREFIX}SWEEPS: {said} (housekeeping --debug shows where)") from error
         yield family_of(module)
 

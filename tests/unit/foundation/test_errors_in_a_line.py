@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from housekeeping.foundation.db import one_line, typed_line
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "typed"),
+    [
+        (ValueError("first\nsecond"), "first", "ValueError: first"),
+        (ValueError(), "ValueError", "ValueError"),
+        (KeyError("sku"), "KeyError: 'sku'", "KeyError: 'sku'"),
+        (
+            ValueError("postgresql://me:hunter2@host"),
+            "postgresql://me:***@host",
+            "ValueError: postgresql://me:***@host",
+        ),
+    ],
+)
+def test_an_error_is_told_in_one_line_that_says_what_it_was(error: Exception, line: str, typed: str) -> None:
+    assert (one_line(error), typed_line(error)) == (line, typed)
