@@ -17,6 +17,9 @@ from tests.acceptance.conftest import Command
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.hands import Hands, installed
 
+#: Many processes.
+pytestmark = pytest.mark.slow
+
 #: By its name, so that the traceback has it only where it says what it says.
 SAID: Final = "no answer from amqp://me:hunter2@host/ \x1b[31mred"
 

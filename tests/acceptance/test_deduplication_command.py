@@ -16,6 +16,9 @@ from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplicated import declared, executed, keys
 from tests.integration.middleware.hands import Hands, installed
 
+#: Many processes.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:

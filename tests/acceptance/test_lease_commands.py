@@ -13,6 +13,9 @@ from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.sweeps.own_tables import Lease
 from tests.acceptance.conftest import Command
 
+#: Many processes.
+pytestmark = pytest.mark.slow
+
 TTL = timedelta(minutes=10)
 KEY = "報告/夜"
 REDIS_AWAY = {"REDIS_URL": "unix:///nowhere/redis.sock"}

@@ -21,6 +21,9 @@ MODULE: Final = f"""
 from peewee import TextField
 from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
 
+#: Many processes.
+pytestmark = pytest.mark.slow
+
 class UserSession(BaseModel):
     token = TextField(primary_key=True)
     expires_at = UtcDateTimeField()

@@ -9,6 +9,9 @@ import pytest
 from housekeeping.sweeps.own_tables import Run
 from tests.acceptance.conftest import Command
 
+#: Many processes.
+pytestmark = pytest.mark.slow
+
 WORKER = "user_status_cleanup.batch"
 AT = datetime(2026, 11, 20, 3, tzinfo=UTC)
 

@@ -215,7 +215,7 @@ def test_a_deletion_with_a_fault_of_its_own_fails_the_run_and_marks_nothing(
     add_deletions(2)
 
     assert perform(project_cleanup, 1).outcome == "failed"
-    assert (len(pending()), last_run().error) == (2, "'storage-1'")
+    assert (len(pending()), last_run().error) == (2, "KeyError: 'storage-1'")
 
 
 @pytest.mark.parametrize(("failures", "rings"), [(2, []), (3, ["failed_runs"])])

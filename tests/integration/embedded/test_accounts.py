@@ -23,6 +23,9 @@ from tests.integration.embedded.observing import (
     traces,
 )
 
+#: Many processes.
+pytestmark = pytest.mark.slow
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user; all other tests are then one's")
 
 

@@ -31,6 +31,9 @@ from tests.integration.metrics.pages import (
     shows,
 )
 
+#: Many processes.
+pytestmark = pytest.mark.slow
+
 HOUSEKEEPING = [sys.executable, "-m", "housekeeping"]
 
 

@@ -22,6 +22,9 @@ from tests.acceptance.queues import Queues
 from tests.integration.metrics.pages import STATUSES, Page, due_statuses, metered, read, shows
 from tests.integration.metrics.promql import faults
 
+#: Many processes.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 MONITORING = ROOT / "monitoring"
 #: Said by a scheduler, whose own test scrapes it.
