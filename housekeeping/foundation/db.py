@@ -27,8 +27,16 @@ from housekeeping.foundation.timings import waiting_for
 
 T = TypeVar("T")
 
+
+class _Handle(DatabaseProxy):
+    """Begins transactions as the database behind it does: peewee's proxy passes that by and begins plain ones."""
+
+    def transaction(self, *args: Any, **kwargs: Any) -> Any:
+        return self.obj.transaction(*args, **kwargs)
+
+
 #: Initialised once, by whoever composes the application (`housekeeping.app`, `install`, or a test).
-database: Final = DatabaseProxy()
+database: Final = _Handle()
 
 #: What libpq leaves to chance. Statements and waits are bounded so that a sick database costs a run its
 #: batch, not its worker thread; all three are far above a healthy batch and below the shortest default

@@ -274,6 +274,8 @@ class Postgres:
         transaction.locks = set()
 
     def _take(self, transaction: Transaction, place: Place, mode: Mode) -> None:
+        if not transaction.open:
+            return  # the server ended it before its task heard the answer; what has ended holds nothing
         held = self._locks.setdefault(place, {})
         if held.get(transaction) != "update":
             held[transaction] = mode

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from dramatiq.middleware import Shutdown
@@ -30,11 +31,15 @@ def servers() -> Iterator[embedded.Servers]:
 
 @pytest.fixture
 def restartable(servers: embedded.Servers) -> Iterator[Database]:
-    connected = connect_to(servers.database_url)
-    connected.execute_sql("CREATE TABLE IF NOT EXISTS notes (text text)")
-    connected.execute_sql("TRUNCATE notes")
-    yield connected
-    connected.close()
+    """A handle on that server, reached as the library's code reaches its own: by the proxy."""
+    proxy: Any = database
+    before = proxy.obj
+    proxy.initialize(connect_to(servers.database_url))
+    proxy.execute_sql("CREATE TABLE IF NOT EXISTS notes (text text)")
+    proxy.execute_sql("TRUNCATE notes")
+    yield proxy
+    proxy.close()
+    proxy.initialize(before)
 
 
 def _notes(connected: Database) -> list[str]:
