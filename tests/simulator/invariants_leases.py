@@ -9,22 +9,37 @@ from tests.simulator.workload import LEASES
 
 
 def nobody_runs_without_its_lease(stage: Stage) -> Iterator[str]:
-    """L5: a run begins only after Redis has put its own message's token into the key, once for each run."""
-    taken: dict[tuple[str, str], set[bytes]] = {}
-    for when, where, what, *details in stage.events("key", "reads", "run began"):
+    """L5: a run begins only after Redis has put its own message's token into the key, once for each run.
+
+    A sweep's run tells its token by its epoch. It may be gone from the key by then: where Redis lost the mark of being
+    at work, another delivery of the message takes it for a dead attempt's. In the database only the later one commits.
+    """
+    obtained: dict[bytes, str] = {}  # token -> the process that put it into the key
+    freed: set[bytes] = set()
+    holders: dict[tuple[str, int], bytes] = {}
+    for when, where, what, *details in stage.events("key", "epoch taken", "reads", "run began"):
         if what == "key":
             key, before, after = details
             if not key.startswith("sim:lease:"):
                 continue
-            for token in (before, after):
-                if token is not None:
-                    mine = taken.setdefault((where, _message_of(token)), set())
-                    (mine.add if token == after else mine.discard)(token)
+            if before is not None:
+                freed.add(before)
+            if after is not None:
+                obtained[after] = where
+                freed.discard(after)
+        elif what == "epoch taken":
+            key, epoch, holder = details
+            holders[key, epoch] = holder.encode()
         elif details[0] in LEASES:
-            mine = taken.get((where, details[2]), set())
+            if what == "run began":
+                its = {holders.get((details[0], details[3]), b"")}
+            else:
+                its = {token for token in obtained if _message_of(token) == details[2]} - freed
+            mine = {token for token in its if obtained.get(token) == where}
             if not mine:
                 yield f"message {details[2]} of {details[0]} began at {when} in {where} and had not taken its lease"
-            mine.clear()
+            for token in mine:
+                del obtained[token]
 
 
 def each_acquisition_has_a_higher_epoch(stage: Stage) -> Iterator[str]:

@@ -51,17 +51,28 @@ def nothing_is_left_at_the_end(stage: Stage) -> Iterator[str]:
 
 
 def a_run_that_ends_well_has_passed_over_nothing(stage: Stage) -> Iterator[str]:
-    """F3: with the runs it went on from, a run has settled all that was stale when the first of them began."""
+    """F3: a run has settled all that was stale when the walk to its end began at the front.
+
+    A run that begins at a place is of the walk that got there, and of the latest one if several did. That need not be
+    the walk of the run before it: while one that died is not yet taken for dead, the next begins at the front, and
+    when that one breaks off as well, the first one's place may be gone on from. After a run that ended as done the
+    next begins at the front.
+    """
     if stage.clock_stepped("worker"):
         return  # what is stale depends on the clock of the process
-    began: dict[int, float] = {}
-    first_of: dict[str, float] = {}
+    began: dict[int, float] = {}  # run -> when its walk began at the front
+    reached: dict[tuple[str, str], float] = {}  # worker and place -> likewise, of the latest walk that got there
     settled: dict[str, set[int]] = {table: set() for table in SWEEPS}
     excused: dict[str, set[int]] = {table: set() for table in SWEEPS}
-    for when, _, what, worker, run_id, *more in stage.events("run began", "settled", "passed over", "run ended"):
+    kinds = ("run began", "settled", "passed over", "committed by", "run ended")
+    for when, _, what, worker, run_id, *more in stage.events(*kinds):
         if what == "run began":
-            first_of[worker] = first_of.get(worker, float(when)) if more[2] is not None else float(when)
-            began[run_id] = first_of[worker]
+            # At a place where no walk stands, it has passed over what is before it.
+            began[run_id] = float(when) if more[2] is None else reached.get((worker, str(more[2])), float(when))
+        elif what == "committed by":
+            if more[1] is not None:  # a row that counts missed ticks has no place
+                place = worker, str(more[1])
+                reached[place] = max(began[run_id], reached.get(place, 0.0))
         elif what == "settled":
             settled[worker] |= set(more[0])
         elif what == "passed over":
@@ -71,6 +82,7 @@ def a_run_that_ends_well_has_passed_over_nothing(stage: Stage) -> Iterator[str]:
                 stale = row["stale_at"] <= began[run_id] - 1
                 if stale and key not in settled[worker] | excused[worker]:
                     yield f"run {run_id} of {worker} ended as done, row {key} was stale and is not settled"
+            reached = {place: since for place, since in reached.items() if place[0] != worker}
 
 
 def a_completed_sweep_does_not_run_again(stage: Stage) -> Iterator[str]:

@@ -137,23 +137,24 @@ def a_dropped_duplicate_is_served(stage: Stage) -> Iterator[str]:
 
 
 def a_completed_message_does_not_run_again(stage: Stage) -> Iterator[str]:
-    """I1: unless Redis lost it, or the second delivery was stopped after it had asked.
+    """I1: unless Redis lost it, or the second delivery had asked before: its first one was stopped, or lost its mark.
 
     A process killed between the return and the record executes it once more; then it was not completed.
     """
     completed: dict[str, float] = {}
     asked: dict[tuple[str, str], float] = {}
-    stopped: dict[str, float] = {}
-    for when, where, what, *details in stage.events("completed", "delivered", "reads", "fault"):
+    deliveries: set[bytes] = set()
+    for when, where, what, *details in stage.events("completed", "key", "reads"):
         if what == "completed":
             completed.setdefault(details[0], when)
-        elif what == "delivered":
-            asked[where, details[1]] = when
-        elif what == "fault":
-            if details[0].startswith("pause"):
-                stopped[where] = when
+        elif what == "key":
+            key, _, token = details
+            # A delivery may make its mark again; it asked when it made it first.
+            if key.startswith("sim:running:") and token is not None and token not in deliveries:
+                deliveries.add(token)
+                asked[where, token.decode().partition(":")[0]] = when
         elif details[2] in completed and not stage.emptied_between(completed[details[2]], when):
-            if stopped.get(where, 0.0) < asked[where, details[2]]:
+            if completed[details[2]] <= asked.get((where, details[2]), float(when)):
                 yield f"{details[2]} of {details[0]} was executed again at {when} by {where}"
 
 
