@@ -7,6 +7,7 @@ each test in schemas and under a key prefix of its own; nothing else of them is 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell lets what it starts in the background pass over Ctrl-C, and so would the processes that tests interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Where this tree is not the one that is installed, as in a copy of it.
     if not config.pluginmanager.is_registered(plugin):
         config.pluginmanager.register(plugin, "housekeeping")

@@ -15,14 +15,14 @@ from housekeeping.sweeps.own_tables import Run
 from tests.acceptance.conftest import Command
 from tests.acceptance.processes import eventually, started
 
+#: Many processes.
+pytestmark = pytest.mark.slow
+
 PROGRAM: Final = str(Path(sys.executable).with_name("housekeeping"))
 SWEEP: Final = "shop.expired_sessions"
 MODULE: Final = f"""
 from peewee import TextField
 from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
-
-#: Many processes.
-pytestmark = pytest.mark.slow
 
 class UserSession(BaseModel):
     token = TextField(primary_key=True)
