@@ -16,6 +16,7 @@ import psycopg2
 import pytest
 
 from housekeeping.embedded.binaries import find_postgres
+from housekeeping.embedded.copies import runnable_postgres
 from housekeeping.embedded.postgres import data_folder, release_shared_memory
 from housekeeping.embedded.processes import kill_group, spawn, stop_all_in, unprivileged_account
 
@@ -47,6 +48,10 @@ class Standby:
         if self._account is not None:
             for each in (folder, data.parent):
                 os.chown(each, self._account.uid, self._account.gid)
+            # The programs may lie where that account cannot go: in somebody's home, or a folder of CI's.
+            self._program = runnable_postgres(self._program, self._account, folder)
+            if backup.parent != self._program.parent:
+                backup = Path(shutil.copy(backup, self._program.parent))
         self._run([backup, "-D", data, "-d", primary, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"])
         self.start()
 
