@@ -52,7 +52,9 @@ class Standby:
             self._program = runnable_postgres(self._program, self._account, folder)
             if backup.parent != self._program.parent:
                 backup = Path(shutil.copy(backup, self._program.parent))
-        self._run([backup, "-D", data, "-d", primary, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"])
+        # The slot keeps what the replica has not received: else a checkpoint before it streams may remove its log.
+        slot = ["--create-slot", f"--slot={folder.name.replace('-', '_').lower()}"]
+        self._run([backup, "-D", data, "-d", primary, *slot, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"])
         self.start()
 
     @property
