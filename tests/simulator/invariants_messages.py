@@ -52,7 +52,7 @@ def at_most_one_message_of_a_key_is_live(stage: Stage) -> Iterator[str]:
             excused |= {message_id for there in lives.values() for message_id in there}
             lives.clear()
         elif what == "queued":
-            _, message_id, copy, actor, args = details
+            queue, message_id, copy, actor, args = details
             if actor not in _UNTIL_EXECUTED or message_id in completed:
                 continue  # a copy that a stopped process had: it will be found done, and is not live
             key, body = (actor, args), stage.redis.messages[copy.encode()]
@@ -71,8 +71,12 @@ def at_most_one_message_of_a_key_is_live(stage: Stage) -> Iterator[str]:
                     yield f"{message_id} of {key} was enqueued at {when} while {other.message_id} was live"
             life.over = False
             life.runs_in = None if life.runs_in == where else life.runs_in
+            # Its time counts from when it was due (D4), not from when a worker came to see that.
+            due = not queue.endswith(".DQ.msgs") and any(
+                "eta" in stage.redis.messages[before.encode()]["options"] for before in life.copies
+            )
             life.copies.add(copy)
-            if not life.put_back:
+            if not life.put_back and not due:
                 # One that waits its turn, because its dead first delivery seems to run still, is no sign of life.
                 life.sign_at = max(when, body["options"].get("eta", 0) / 1000)
             of_copy[copy] = (key, message_id)

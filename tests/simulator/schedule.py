@@ -90,7 +90,10 @@ def play(seed: int) -> tuple[Stage, list[str]]:
         world.note("faults end")
         if set(SCHEDULED) & set(cast.names):
             awake = max(process.paused_until for process in world.processes if process.alive)
-            world.run(max(world.now, awake) + _QUIET_S)
+            undisturbed = max(world.now, awake)
+            world.run(undisturbed + _QUIET_S)
+            while _behind(stage, undisturbed) and world.now < undisturbed + _DRAIN_S:
+                world.run(world.now + 10.0)
         for process in [each for each in world.processes if each.alive and each.name.startswith("scheduler")]:
             process.at_death.clear()
             world.kill(process)
@@ -105,6 +108,19 @@ def play(seed: int) -> tuple[Stage, list[str]]:
         return stage, [f"everything ends: {stuck}"]
     finally:
         world.end()
+
+
+def _behind(stage: Stage, since: float) -> bool:
+    """Whether the scheduled sweep had no turn yet at a run that is whole and undisturbed: others waited before it."""
+    if "swept" not in stage.postgres.committed or stage.clock_stepped("scheduler"):
+        return False
+    whole: set[int] = set()
+    for when, _, what, worker, run_id, *more in stage.events("run began", "run ended"):
+        if worker == "swept" and what == "run began" and when >= since and more[2] is None:
+            whole.add(run_id)
+        elif run_id in whole and what == "run ended" and more[1] == "done":
+            return False
+    return True
 
 
 def _quiet(stage: Stage) -> bool:

@@ -48,7 +48,7 @@ class Stage:
 
     def clock_stepped(self, kind: str) -> bool:
         """Whether the clock of a process of this kind stepped, ``worker`` or ``scheduler``."""
-        return any(where.startswith(kind) and fault == "clock step" for _, where, _, fault, *_ in self.of("fault"))
+        return any(where.startswith(kind) and fault == "clock step" for _, where, _, fault, *_ in self.events("fault"))
 
     def struck(self, *kinds: str) -> bool:
         """Whether a fault of one of these kinds struck at all."""
