@@ -33,7 +33,7 @@ from housekeeping.sweeps.call import Call, CallPass
 from housekeeping.sweeps.declaration import Alarms, LeaseTerms, Sweep
 from housekeeping.sweeps.findings import Finding
 from housekeeping.sweeps.gates import Gates
-from housekeeping.sweeps.ledger import HEARTBEAT
+from housekeeping.sweeps.ledger import HEARTBEAT, at_work
 from housekeeping.sweeps.passes import (
     Backlog,
     Failure,
@@ -92,6 +92,7 @@ __all__ = [
     "UtcDateTimeField",
     "Write",
     "actor_named",
+    "at_work",
     "database",
     "identify",
     "insist",

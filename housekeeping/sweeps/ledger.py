@@ -285,6 +285,13 @@ def holder_is_gone(worker: str, key: str, token: str) -> bool:
     return not Run.select(Run.id).where((Run.worker == worker) & (Run.epoch == lease[0]) & alive).exists()
 
 
+def at_work(worker: str) -> frozenset[int]:
+    """The worker's runs whose rows are open: `begin` has closed those that were dead then."""
+    with database.atomic():
+        found: Any = Run.select(Run.id).where((Run.worker == worker) & Run.outcome.is_null()).tuples()
+        return frozenset(run_id for (run_id,) in found)
+
+
 def is_unfinished(message_id: str) -> bool:
     """Whether an attempt at this message is still open: at work, or dead."""
     return bool(Run.select(Run.id).where((Run.message_id == message_id) & Run.outcome.is_null()).exists())

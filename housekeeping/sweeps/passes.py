@@ -25,6 +25,8 @@ class Step:
       argument: What the run is about, for a worker that takes an argument.
       time_is_up: Whether a step that consists of many outside effects should end early.
       only: Just these positions, for finding the one that cannot be settled.
+      check: To be called right before an effect outside that cannot be taken back; gives a sign of life. Raises
+        `LeaseLost` or `RunTakenOver` where another run may have begun because this one was taken for dead.
     """
 
     worker: str
@@ -34,6 +36,7 @@ class Step:
     argument: Any = None
     time_is_up: Callable[[], bool] = lambda: False
     only: Sequence[Position] | None = None
+    check: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)

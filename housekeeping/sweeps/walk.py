@@ -130,7 +130,9 @@ class Walk:
         return state.verdict
 
     def _batch(self, walk: Pass, state: _State) -> _State:
-        step = Step(self.sweep.name, self.run_id, self.now, state.after, self.argument, time_is_up=self._time_is_up)
+        step = Step(
+            self.sweep.name, self.run_id, self.now, state.after, self.argument, self._time_is_up, check=self._check
+        )
         taken = walk.take(step)
         try:
             settled, state = self._settled(walk, step, taken, state)
@@ -269,13 +271,17 @@ class Walk:
 
     def _time_is_up(self) -> bool:
         """Asked between outside effects, which may take long: also the moment to give a sign of life."""
+        self._check()
+        return self.stopping.is_set() or self._pace.paused or self.budget.exceeded()
+
+    def _check(self) -> None:
+        """Give a sign of life when it is time; who slept for so long that it is taken for dead learns it here."""
         if self.lease is not None:
             self.lease[0].check()
         if time.monotonic() - self._beat_at > ledger.HEARTBEAT.total_seconds():
             with database.atomic():
                 self._pace.heed(ledger.beat(self.run_id))
             self._beat_at = time.monotonic()
-        return self.stopping.is_set() or self._pace.paused or self.budget.exceeded()
 
     def _fence(self) -> tuple[str, int] | None:
         return None if self.lease is None else (self.lease[0].key, self.lease[1])

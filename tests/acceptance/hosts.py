@@ -19,6 +19,7 @@ import pytest
 import redis
 
 from housekeeping.embedded.binaries import find_postgres, find_redis
+from housekeeping.embedded.copies import runnable_postgres, runnable_program
 from housekeeping.embedded.postgres import data_folder
 from housekeeping.embedded.processes import spawn, unprivileged_account
 from tests.acceptance.processes import eventually
@@ -108,7 +109,11 @@ def servers(address: str) -> Iterator[Urls]:
     for each in (folder, data_folder(folder).parent):
         if account is not None:
             os.chown(each, account.uid, account.gid)
-    log, data, postgres = folder / "log", data_folder(folder), find_postgres().path
+    log, data, postgres, redis_server = folder / "log", data_folder(folder), find_postgres().path, find_redis().path
+    if account is not None:
+        # They may lie where that account cannot go: in somebody's home, or a folder of CI's.
+        postgres = runnable_postgres(postgres, account, folder)
+        redis_server = runnable_program(redis_server, account, folder)
 
     def run(*command: str | Path) -> subprocess.Popen[bytes]:
         return spawn(list(command), account, folder, log)
@@ -125,9 +130,7 @@ def servers(address: str) -> Iterator[Urls]:
         _ended_with(stack, run(postgres, "-D", data, *options), signal.SIGQUIT)
         _ended_with(
             stack,
-            run(
-                find_redis().path, "--bind", address, "--port", str(redis_port), "--protected-mode", "no", "--save", ""
-            ),
+            run(redis_server, "--bind", address, "--port", str(redis_port), "--protected-mode", "no", "--save", ""),
             signal.SIGTERM,
         )
         urls = Urls(f"postgresql://postgres@{address}:{database_port}/postgres", f"redis://{address}:{redis_port}/0")

@@ -11,7 +11,6 @@ import pytest
 from tests.chaos.conftest import MakeTrial
 from tests.chaos.families import BUILDS, FIVE, REFS, UPLOADS, Family
 from tests.chaos.figures import Figures
-from tests.chaos.trial import LEASE_TTL_S
 from tests.chaos.verdicts import Undisturbed, drain, verdict
 
 #: A point, which time it is reached, and who reaches it.
@@ -28,8 +27,8 @@ _LEASED: Final = (REFS, BUILDS)
 def kill_at(make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures) -> KillAt:
     """Kill a worker at each point, a round of work for each, and let another one, which is killed next, take over."""
 
-    def kill(*points: Point, taken_over: bool = True, ticking: bool = False) -> list[str]:
-        trial = make_trial(FIVE, lease_ttl_s=LEASE_TTL_S if ticking else _NO_RUN_IS_CUT_SHORT_S)
+    def kill(*points: Point, taken_over: bool = True) -> list[str]:
+        trial = make_trial(FIVE, lease_ttl_s=_NO_RUN_IS_CUT_SHORT_S)
         worker = trial.worker()
         wrong: list[str] = []
         for round, (point, nth, families) in enumerate(points, 1):
@@ -41,7 +40,7 @@ def kill_at(make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures) -
             killed_at = time.time()
             figures.faults[f"SIGKILL at: {point}"] += 1
             worker = trial.worker()
-            drain(trial, worker, expected=undisturbed, ticking=ticking)
+            drain(trial, worker, expected=undisturbed, ticking=False)
             for family in families:
                 at = trial.recorder.taken_over_at(family.actor, killed_at)
                 if at is not None and taken_over:
@@ -65,9 +64,8 @@ def test_runs_killed_within_a_batch_end_as_if_they_had_not_been(kill_at: KillAt)
 
 
 @pytest.mark.long
-def test_uploads_whose_run_was_killed_while_it_deleted_them_are_deleted_by_a_later_run(kill_at: KillAt) -> None:
-    # Nobody knows whether a run that claimed them is dead or slow, until it can only be dead.
-    assert kill_at(("external", 1, [UPLOADS]), ticking=True) == []
+def test_uploads_whose_run_was_killed_while_it_deleted_them_are_taken_over_with_its_claims(kill_at: KillAt) -> None:
+    assert kill_at(("external", 1, [UPLOADS])) == []
 
 
 @pytest.mark.long

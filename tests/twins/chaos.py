@@ -122,7 +122,7 @@ TWINS: Final = [
     Twin(
         "F3",
         "chaos_leaves_claims_to_the_dead",
-        f"{_KILLS}test_uploads_whose_run_was_killed_while_it_deleted_them_are_deleted_by_a_later_run",
+        f"{_KILLS}test_uploads_whose_run_was_killed_while_it_deleted_them_are_taken_over_with_its_claims",
         _leaves_claims_to_the_dead,
         in_processes=True,
     ),

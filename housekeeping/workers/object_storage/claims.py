@@ -12,7 +12,7 @@ completed; after it, the object is lost, and `Claims.settle` says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
@@ -27,17 +27,25 @@ from housekeeping.workers.object_storage.entries import Entry
 _KEPT: Final = timedelta(hours=24)
 
 #: KEYS: the hash, then a claim for each entry. ARGV: token, ms a claim is kept, and how much of that is left when
-#: its owner is taken for dead; then field and value of each entry. Returns the places of those now claimed.
+#: its owner is taken for dead; the runs at work; then field and value of each entry. Returns the places of those now
+#: claimed. The claim of an earlier run that is no longer at work is free: it begins no deletion and commits nothing.
 _CLAIM: Final = """
+local function run(token) return tonumber(string.match(token, "^(%d+):")) end
+local at_work, ours = {}, run(ARGV[1])
+for id in string.gmatch(ARGV[4], "%d+") do at_work[tonumber(id)] = true end
 local fields, claimed = {}, {}
-for n = 1, #KEYS - 1 do fields[n] = ARGV[2 * n + 2] end
+for n = 1, #KEYS - 1 do fields[n] = ARGV[2 * n + 3] end
 local holders = redis.call("mget", unpack(KEYS, 2))
 local values = redis.call("hmget", KEYS[1], unpack(fields))
 for n = 1, #fields do
   local holder = holders[n]
   local free = not holder or holder == "" or holder == ARGV[1]
-  if not free then free = redis.call("pttl", KEYS[n + 1]) < tonumber(ARGV[3]) end
-  if free and values[n] == ARGV[2 * n + 3] then
+  if not free then
+    local theirs = run(holder)
+    free = (ours and theirs and theirs < ours and not at_work[theirs])
+      or redis.call("pttl", KEYS[n + 1]) < tonumber(ARGV[3])
+  end
+  if free and values[n] == ARGV[2 * n + 4] then
     redis.call("set", KEYS[n + 1], ARGV[1], "px", ARGV[2])
     claimed[#claimed + 1] = n - 1
   end
@@ -102,11 +110,14 @@ class Claims:
     """The claims of one run.
 
     Parameters:
-      lasts: After that time the run is taken for dead, and another may take its claims over.
+      lasts: After that time the run is taken for dead, and any other may take its claims over.
+      run_id: The run's in the ledger; null: it has none, and takes over by time only.
+      at_work: The runs that are; the claims of other runs before this one are taken over at once.
     """
 
-    def __init__(self, lasts: timedelta) -> None:
-        self._token = uuid4().hex
+    def __init__(self, lasts: timedelta, run_id: int | None = None, at_work: Collection[int] = ()) -> None:
+        self._token = uuid4().hex if run_id is None else f"{run_id}:{uuid4().hex}"
+        self._at_work = " ".join(map(str, at_work))
         self._dead_below = _ms(_KEPT - lasts)
         self._claim: Any = shared_redis.get().register_script(_CLAIM)
         self._settle: Any = shared_redis.get().register_script(_SETTLE)
@@ -119,7 +130,9 @@ class Claims:
         """
         words = [word for entry in chosen for word in (entry.field, entry.value)]
         with reaching_redis():
-            places = self._claim(keys=_keys(chosen), args=[self._token, _ms(_KEPT), self._dead_below, *words])
+            places = self._claim(
+                keys=_keys(chosen), args=[self._token, _ms(_KEPT), self._dead_below, self._at_work, *words]
+            )
         return [chosen[place] for place in places]
 
     def settle(self, deleted: Sequence[Entry], kept: Sequence[Entry]) -> Ends:

@@ -46,25 +46,30 @@ class Deletion:
         self._refusals = 0
         self._still_there()
 
-    def delete(self, paths: Sequence[str], time_is_up: Callable[[], bool]) -> Deleted:
+    def delete(self, paths: Sequence[str], time_is_up: Callable[[], bool], check: Callable[[], None]) -> Deleted:
         """Delete the objects, in bulk where the store can, else and if that fails each on its own.
 
         Never raises for a store: what it would not do is in the answer, or in `away`.
+
+        Parameters:
+          time_is_up: Asked between requests, whether to leave the rest.
+          check: Called before each request; what it raises ends the deletion.
         """
         try:
-            if self._in_bulk(paths):
+            if self._in_bulk(paths, check):
                 return Deleted(list(paths))
         except ObjectStoreUnavailable as error:
             self._set_aside(error)
             return Deleted()
         found = Deleted()
         for some in _parts(paths, _AT_ONCE):
+            check()
             self._each(some, found)
             if self.away is not None or (some[-1] != paths[-1] and time_is_up()):
                 break
         return found
 
-    def _in_bulk(self, paths: Sequence[str]) -> bool:
+    def _in_bulk(self, paths: Sequence[str], check: Callable[[], None]) -> bool:
         """Delete all in one go; False when some may be left, or this store has no such request."""
         size = BULK.get(self.store.address.scheme)
         if size is None or len(paths) == 1:
@@ -72,13 +77,14 @@ class Deletion:
         import obstore
 
         client = self.store.client()
-        try:
-            for some in _parts(paths, size):
+        for some in _parts(paths, size):
+            check()
+            try:
                 obstore.delete(client, [self.store.address.key(path) for path in some])
-        except Exception:
-            # One error for all of them, which names one: which are left shows only if each is asked for.
-            self.store.look()
-            return False
+            except Exception:
+                # One error for all of them, which names one: which are left shows only if each is asked for.
+                self.store.look()
+                return False
         self._any_deleted = True
         return True
 

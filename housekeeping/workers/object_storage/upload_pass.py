@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -11,6 +11,7 @@ from typing import Any, Final
 from housekeeping.foundation import events
 from housekeeping.foundation.errors import ObjectStoreUnavailable
 from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.sweeps import at_work
 from housekeeping.sweeps.passes import Backlog, Failure, PassPlan, Settled, Step
 from housekeeping.workers.object_storage import pending_uploads, stores, survey
 from housekeeping.workers.object_storage.claims import Claims
@@ -86,7 +87,7 @@ class PendingUploadsPass:
         taken = _Taken()
         if self._claims is None:
             taken.total = pending_uploads.count()
-            self._claims = Claims(self._longest + _GRACE)
+            self._claims = Claims(self._longest + _GRACE, step.run_id, at_work(step.worker))
         first_fresh = stale_before(step.now, self._stale_after)
         taken.cursor, page = pending_uploads.page(step.after[0] if step.after else 0, self.batch_size, first_fresh)
         judged = judge(page, first_fresh, stores.configured)
@@ -98,7 +99,7 @@ class PendingUploadsPass:
             for start in range(0, len(entries), _TOGETHER)
         ]
         for number, (location, entries) in enumerate(parts, 1):
-            self._delete(taken, location, entries, step.time_is_up)
+            self._delete(taken, location, entries, step)
             if number < len(parts) and (not taken.complete or step.time_is_up()):
                 taken.complete = False
                 break
@@ -135,7 +136,7 @@ class PendingUploadsPass:
     def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
         return survey.plan(self.name, now, self._stale_after, limit)
 
-    def _delete(self, taken: _Taken, location: str, stale: Sequence[Entry], time_is_up: Callable[[], bool]) -> None:
+    def _delete(self, taken: _Taken, location: str, stale: Sequence[Entry], step: Step) -> None:
         """Claim some entries of a location, delete their objects, remove the entries whose objects are gone."""
         assert self._claims is not None
         deletion = self._deletions.get(location)
@@ -150,7 +151,7 @@ class PendingUploadsPass:
         claimed = {entry.path: entry for entry in self._claims.take(new)}
         if not claimed:
             return
-        deleted = deletion.delete(list(claimed), time_is_up)
+        deleted = deletion.delete(list(claimed), step.time_is_up, step.check)
         are_gone = set(deleted.gone)
         gone = [claimed[path] for path in deleted.gone]
         kept = [entry for path, entry in claimed.items() if path not in are_gone]
