@@ -9,7 +9,7 @@ import pkgutil
 import tests.twins
 from tests.twins import Twin
 
-_NO_LISTS = ("registry", "running", "startup")
+_NO_LISTS = ("planting", "registry", "running", "startup")
 
 
 @functools.cache

@@ -9,20 +9,31 @@ from typing import Any
 
 import pytest
 import redis
+from dramatiq.brokers.redis import RedisBroker
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.foundation import events
 from housekeeping.foundation.db import Database
+from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps import actors
+from housekeeping.sweeps.actor import register
 from housekeeping.workers.batched_git_ref_updates.git_program import GitProgram
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.surroundings import surroundings
+from housekeeping.workers.batched_git_ref_updates.worker import SWEEPS
 from tests.integration.batched_git_ref_updates.repositories import MakeRepository, made
+from tests.integration.middleware.applications import close_all, installed
 
 #: Adds rows whose ref is an SQL expression that may use n, from 1 on; returns nothing.
 AddDeletions = Callable[..., None]
 #: The refs of the rows that are still pending, in order of id.
 Pending = Callable[[], list[str]]
+#: Adds a row for each of these refs.
+AddRefs = Callable[..., None]
+#: The log records of an event.
+Lines = Callable[[str], list[Any]]
+#: The plans of the very statements a function sends.
+Explained = Callable[[Callable[[], Any]], list[str]]
 
 
 class Watched:
@@ -69,7 +80,7 @@ def add_deletions(deletions: type[Deletion], admin: Connection) -> AddDeletions:
 
 
 @pytest.fixture
-def add_refs(deletions: type[Deletion]) -> Callable[..., None]:
+def add_refs(deletions: type[Deletion]) -> AddRefs:
     """Adds a row for each of these refs of project 1."""
 
     def add(*refs: str, project_id: int = 1) -> None:
@@ -122,7 +133,43 @@ def told() -> Iterator[list[dict[str, Any]]]:
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[Any]]:
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     """The log records of an event, from info level on."""
     caplog.set_level(logging.INFO)
     return lambda event: [record for record in caplog.records if record.getMessage() == event]
+
+
+@pytest.fixture
+def broker(settings: Settings, deletions: type[Deletion], redis_client: redis.Redis) -> Iterator[RedisBroker]:
+    """The application's broker with this family's actors."""
+    broker = installed(settings.model_copy(update={"database_url": None}))
+    for sweep in SWEEPS:
+        register(broker, sweep)
+    yield broker
+    close_all()
+
+
+@pytest.fixture
+def explained(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> Explained:
+    """The plans of the very statements a function sends."""
+
+    def explain(function: Callable[[], Any]) -> list[str]:
+        sent: list[tuple[str, Any]] = []
+        execute_sql = Database.execute_sql
+
+        def note(self: Database, sql: str, params: Any = None) -> Any:
+            sent.append((sql, params))
+            return execute_sql(self, sql, params)
+
+        with monkeypatch.context() as noting:
+            noting.setattr(Database, "execute_sql", note)
+            with postgres.atomic() as undone:
+                function()
+                undone.rollback()
+        return [
+            "\n".join(row[0] for row in postgres.execute_sql(f"EXPLAIN ANALYZE {sql}", params))
+            for sql, params in sent
+            if sql.startswith(("SELECT", "WITH", "UPDATE"))
+        ]
+
+    return explain

@@ -12,9 +12,9 @@ import pytest
 from housekeeping.sweeps.run import perform
 from housekeeping.workers.batched_git_ref_updates.git_program import GitProgram
 from housekeeping.workers.batched_git_ref_updates.surroundings import surroundings
+from tests.integration.batched_git_ref_updates.cleaned import SMALL
 from tests.integration.batched_git_ref_updates.conftest import AddDeletions, Pending
 from tests.integration.batched_git_ref_updates.repositories import Bare, MakeRepository
-from tests.integration.batched_git_ref_updates.test_project_cleanup import SMALL
 
 LIVE = ["refs/heads/live", "refs/tags/live"]
 #: Makes the program do this, in shell, at its third batch of five refs, and what git does at all others.

@@ -20,9 +20,9 @@ from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletio
 from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
 from housekeeping.workers.batched_git_ref_updates.surroundings import surroundings
 from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
+from tests.integration.batched_git_ref_updates.cleaned import SMALL
 from tests.integration.batched_git_ref_updates.conftest import AddDeletions, Pending, Watched
 from tests.integration.batched_git_ref_updates.repositories import MakeRepository
-from tests.integration.batched_git_ref_updates.test_project_cleanup import SMALL
 
 
 def test_without_a_root_the_run_fails_in_one_line_and_the_plan_works(

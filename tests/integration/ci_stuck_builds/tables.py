@@ -18,6 +18,9 @@ HOUR_AGO: Final = f"{NOW} - interval '1 hour'"
 #: One microsecond older than an hour, the finest difference the column knows.
 STALE: Final = f"{HOUR_AGO} - interval '1 microsecond'"
 
+#: The counts of a run of `drop_canceling` that found nothing.
+NOTHING_DROPPED: Final = {"dropped": 0, "doomed": 0, "failed": 0, "out_of_time": False}
+
 GITLAB_SHAPED: Final = """
 CREATE SEQUENCE ci_builds_id_seq;
 CREATE TABLE p_ci_builds (

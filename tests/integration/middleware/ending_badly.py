@@ -1,0 +1,68 @@
+"""A worker that owes one more run, and whose run comes to a bad end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+from dramatiq import Actor, MessageProxy
+from dramatiq.brokers.redis import RedisBroker
+
+from tests.integration.middleware.deduplicated import declared, executed
+from tests.integration.middleware.deduplicated_faults import Where, elsewhere, exchanges
+from tests.integration.middleware.hands import Hands
+
+ONCE: Final = executed(if_deduplicated="reschedule_once")
+
+
+def run_all(hands: Hands) -> int:
+    """Run what waits, until nothing does; how many."""
+    for number in range(10):
+        message = hands.fetch()
+        if message is None:
+            return number
+        hands.run(message)
+    raise AssertionError("there is no end to it")
+
+
+class EndingBadly:
+    """A worker whose first run is met by a duplicate; then its exchange of this number with Redis goes wrong."""
+
+    def __init__(self, broker: RedisBroker, hands: Hands) -> None:
+        self.reads: list[str] = []
+        self.completed = False  # what a sweep finds in its ledger when its message is delivered again
+        self.in_hand: bytes = b""
+        self._broker = broker
+        self._hands = hands
+        self._end: Callable[[], None] | None = None
+        self.work: Actor[..., Any] = declared(broker, [], self._function, **ONCE)
+        self.work.send()
+        run_all(hands)
+
+    def _function(self) -> None:
+        if self.completed:
+            return
+        self.reads.append("read")
+        if self._end is not None:
+            end, self._end = self._end, None
+            elsewhere(self.work.send)()
+            self.reads.clear()
+            end()
+
+    def end(self, number: int, where: Where, fault: Callable[[], None], times: int = 1) -> MessageProxy:
+        """Run a message to such an end."""
+        self.work.send()
+        message = self._hands.fetch()
+        assert message is not None
+        self.in_hand = message.encode()
+        with exchanges() as made, pytest.MonkeyPatch.context() as patch:
+            patch.setattr("housekeeping.foundation.redis_client.time.sleep", lambda _: None)
+
+            def arrange() -> None:
+                for more in range(times):
+                    made.at(made.made + number + more, where, fault)
+
+            self._end = arrange
+            self._hands.run(message)
+        return message

@@ -1,0 +1,109 @@
+"""Faults of dead letters (semantics.md, R6; of R1, the last retry and how many are kept)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from housekeeping.dead_letters import letters, on_redis
+from housekeeping.foundation import printable
+from housekeeping.middleware import dead_letters, retries
+from tests.twins import Twin
+from tests.twins.planting import in_text, instead
+
+_FOLDER: Final = "tests/integration/middleware/"
+_RETRIES: Final = f"{_FOLDER}test_retries.py::"
+_LOOKING: Final = "tests/integration/dead_letters/test_looking.py::"
+_REQUEUEING: Final = "tests/integration/dead_letters/test_requeueing.py::"
+_COMMAND: Final = "tests/acceptance/test_dead_letters_command.py::"
+
+
+def _count_no_retry(patch: pytest.MonkeyPatch) -> None:
+    after = retries.Retries.after_process_message
+
+    def after_process_message(self: Any, broker: Any, message: Any, **outcome: Any) -> None:
+        message.options["retries"] = message.options.get("retries", 0) - 1
+        after(self, broker, message, **outcome)
+
+    patch.setattr(retries.Retries, "after_process_message", after_process_message)
+
+
+def _leave_out_what_cannot_be_read(patch: pytest.MonkeyPatch) -> None:
+    newest = on_redis.RedisDeadLetters.newest
+    patch.setattr(
+        on_redis.RedisDeadLetters, "newest", lambda self, limit: [each for each in newest(self, limit) if each.message]
+    )
+
+
+def _requeue_those_there_are(patch: pytest.MonkeyPatch) -> None:
+    def found(store: Any, ids: Any) -> list[Any]:
+        return [letter for letter in store.find(set(ids)).values() if letter.message]
+
+    patch.setattr(letters, "found", found)
+
+
+TWINS: Final[list[Twin]] = [
+    Twin(
+        "R1",
+        "retries_without_end",
+        f"{_RETRIES}test_after_the_last_retry_comes_the_dead_letter",
+        _count_no_retry,
+    ),
+    Twin(
+        "R1",
+        "keeps_an_eleventh_dead_letter",
+        f"{_RETRIES}test_only_the_last_ten_dead_letters_of_a_scheduled_actor_are_kept",
+        instead(dead_letters, "KEPT", 11),
+    ),
+    Twin(
+        "R6",
+        "forgets_the_last_error",
+        f"{_LOOKING}test_a_dead_letter_says_what_it_died_of",
+        instead(dead_letters.DeadLetters, "before_nack", lambda self, broker, message: None),
+    ),
+    Twin(
+        "R6",
+        "lists_only_what_it_can_read",
+        f"{_LOOKING}test_what_nothing_can_read_is_listed_by_the_brokers_id_with_the_reason",
+        _leave_out_what_cannot_be_read,
+    ),
+    Twin(
+        "R6",
+        "lives_on_where_it_died",
+        f"{_REQUEUEING}test_a_requeued_message_begins_a_new_life_as_the_same_message",
+        instead(letters, "_OLD_LIFE", frozenset()),
+    ),
+    Twin(
+        "R6",
+        "requeues_a_duplicate",
+        f"{_REQUEUEING}test_a_duplicate_of_a_live_message_stays_a_dead_letter",
+        instead(letters, "as_new", lambda message: message),
+    ),
+    Twin(
+        "R6",
+        "does_half_of_what_it_was_asked",
+        f"{_REQUEUEING}test_with_one_wrong_id_nothing_is_done_to_any",
+        _requeue_those_there_are,
+    ),
+    Twin(
+        "R6",
+        "copies_instead_of_moving",
+        f"{_REQUEUEING}test_of_two_operators_at_once_one_requeues",
+        in_text(on_redis, "_MOVE", 'redis.call("zrem", KEYS[1], ARGV[1]) == 0', 'ARGV[1] == ""'),
+    ),
+    Twin(
+        "R6",
+        "asks_again_as_if_for_another",
+        f"{_REQUEUEING}test_an_answer_that_was_lost_once_doubles_nothing",
+        in_text(on_redis, "_MOVE", 'redis.call("hexists", KEYS[4], ARGV[2])', "0"),
+    ),
+    Twin(
+        "R6",
+        "lets_a_message_speak_to_the_terminal",
+        f"{_COMMAND}test_one_is_shown_whole_without_its_secrets_and_without_obeying_it",
+        instead(printable, "_visible", lambda character: character),
+        in_processes=True,
+        slow=True,
+    ),
+]

@@ -1,0 +1,105 @@
+"""Faults of taking a key and enqueueing its message in one step, alone or in bulk (semantics.md, D3, D6, D10; F5)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from tests.twins import Twin
+from tests.twins.planting import in_script, instead_at
+
+_FOLDER: Final = "tests/integration/middleware/"
+_ENQUEUEING: Final = f"{_FOLDER}test_deduplication_enqueueing.py::"
+_BULK: Final = f"{_FOLDER}test_bulk.py::"
+
+
+def _publishes_without_a_transaction(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockingChannel, "tx_select", lambda self: None)
+    patch.setattr(BlockingChannel, "tx_commit", lambda self: None)
+
+
+def _left_one_by_one(bulk: Any) -> list[Any]:
+    left = [(place, message) for place, message in enumerate(bulk._messages) if place not in bulk._skips]
+    for _ in left:
+        bulk._broker.client.ping()
+    return left
+
+
+_TAKE_TURNS: Final = instead_at("housekeeping.middleware.deduplication.share_redis", lambda broker, keys: False)
+
+TWINS: Final[list[Twin]] = [
+    Twin(
+        "D3",
+        "takes_arguments_as_they_are_written",
+        f"{_BULK}test_a_call_that_waits_already_is_dropped_and_marked",
+        instead_at("housekeeping.middleware.deduplication_steps.digest", lambda actor, *call: repr(call)),
+    ),
+    Twin(
+        "D6",
+        "takes_the_key_before_the_enqueueing",
+        f"{_ENQUEUEING}test_wherever_a_sender_dies_message_and_key_are_both_there_or_neither",
+        _TAKE_TURNS,
+    ),
+    Twin(
+        "D6",
+        "takes_the_keys_before_the_bulk",
+        f"{_FOLDER}test_bulk_faults.py::test_wherever_a_sender_of_many_dies_all_are_there_with_their_keys_or_none",
+        _TAKE_TURNS,
+    ),
+    Twin(
+        "D6",
+        "enqueues_what_is_there_already",
+        f"{_ENQUEUEING}test_a_message_without_a_key_is_enqueued_once_though_its_answer_is_lost",
+        in_script("WITH_ENQUEUEING", 'if redis.call("hexists", messages, copy) == 1 then return "" end', ""),
+    ),
+    Twin(
+        "D6",
+        "enqueues_a_second_copy",
+        f"{_ENQUEUEING}test_a_message_that_is_enqueued_again_because_its_answer_was_lost_is_there_once",
+        in_script("WITH_ENQUEUEING", 'if ARGV[1] == "1" and waits() then', "if false then"),
+    ),
+    Twin(
+        "D6",
+        "loses_what_is_requeued",
+        f"{_ENQUEUEING}test_a_message_that_left_its_queue_for_the_dead_letters_may_be_enqueued_again",
+        in_script(
+            "WITH_ENQUEUEING", 'if queued and redis.call("hexists", messages, queued) == 1 then', "if queued then"
+        ),
+    ),
+    Twin(
+        "D6",
+        "reserves_for_the_whole_ttl",
+        f"{_ENQUEUEING}test_a_key_on_another_redis_is_reserved_for_seconds_only_when_its_message_never_came",
+        instead_at("housekeeping.middleware.deduplication_keys.RESERVED_FOR", timedelta(hours=1)),
+    ),
+    Twin(
+        "D10",
+        "asks_for_each_of_many",
+        f"{_BULK}test_a_thousand_messages_cost_as_many_round_trips_as_one",
+        instead_at("housekeeping.middleware.bulk._Bulk._left", _left_one_by_one),
+    ),
+    Twin(
+        "D10",
+        "sends_many_to_rabbitmq_one_by_one",
+        "tests/integration/rabbitmq/test_bulk_sending.py"
+        "::test_rabbitmq_takes_a_thousand_messages_in_as_many_round_trips_as_one",
+        instead_at("housekeeping.middleware.bulk._kind_of_bulk", lambda broker: None),
+    ),
+    Twin(
+        "D6",
+        "sends_many_to_rabbitmq_without_a_transaction",
+        "tests/integration/rabbitmq/test_bulk_sending.py::test_a_bulk_whose_connection_breaks_half_way_leaves_no_message",
+        _publishes_without_a_transaction,
+    ),
+    Twin(
+        "F5",
+        "leaves_a_key_without_a_message",
+        f"{_ENQUEUEING}test_a_scheduler_killed_once_its_message_was_sent_leaves_it_and_nothing_else",
+        _TAKE_TURNS,
+        in_processes=True,
+        slow=True,
+    ),
+]

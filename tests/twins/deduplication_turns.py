@@ -1,0 +1,109 @@
+"""Faults of taking turns: redeliveries, runs that wait, and the one more run (semantics.md, D7, D8; scenario F6)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+from dramatiq import Message
+
+from tests.twins import Twin
+from tests.twins.deduplication import ANOTHER_HOLDS_IT
+from tests.twins.planting import in_script, instead_at
+from tests.twins.shutdown import give_up_after_three_tries
+
+_FOLDER: Final = "tests/integration/middleware/"
+_KEYS: Final = f"{_FOLDER}test_deduplication_keys.py::"
+_TURNS: Final = f"{_FOLDER}test_deduplication_turns.py::"
+_ONE_MORE: Final = f"{_FOLDER}test_deduplication_one_more_run.py::"
+_TWO_SERVERS: Final = f"{_FOLDER}test_deduplication_two_servers.py::"
+
+
+def _marks_what_it_was_given(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Message, "copy", lambda self, **given: self if not given else _copy(self, **given))
+
+
+_copy: Final[Any] = Message.copy
+
+_ASKS: Final = 'if ARGV[4] == "1" and running then redis.call("hset", KEYS[1], "again", "1") end'
+
+TWINS: Final[list[Twin]] = [
+    Twin(
+        "D7",
+        "takes_itself_for_a_duplicate",
+        f"{_TURNS}test_a_redelivery_of_the_holder_runs",
+        in_script("START", ANOTHER_HOLDS_IT, "if holder then"),
+    ),
+    Twin(
+        "D7",
+        "runs_beside_the_one_that_runs",
+        f"{_TURNS}test_a_message_that_lost_its_key_waits_for_the_one_that_runs",
+        in_script("START", ANOTHER_HOLDS_IT, "if false then"),
+    ),
+    Twin(
+        "D8",
+        "asks_for_no_further_run",
+        f"{_TURNS}test_duplicates_that_arrive_while_the_holder_runs_make_one_more_run",
+        in_script("CLAIM", _ASKS, ""),
+    ),
+    Twin(
+        "D8",
+        "runs_again_for_a_duplicate_of_one_that_waits",
+        f"{_TURNS}test_a_duplicate_of_one_that_waits_makes_no_further_run",
+        in_script("CLAIM", "and running then", "then"),
+    ),
+    Twin(
+        "D8",
+        "forgets_the_further_run_with_the_answer",
+        f"{_KEYS}test_a_run_that_is_wanted_is_owed_until_its_message_takes_the_key_over",
+        in_script("RELEASE", 'redis.call("pexpire", KEYS[1], ARGV[2])', 'redis.call("del", KEYS[1])'),
+    ),
+    Twin(
+        "D8",
+        "gives_up_after_three_tries",
+        f"{_ONE_MORE}test_the_one_more_run_is_made_however_long_redis_is_away",
+        give_up_after_three_tries,
+    ),
+    Twin(
+        "D8",
+        "takes_a_lost_key_for_a_free_one",
+        f"{_ONE_MORE}test_the_one_more_run_is_made_though_redis_came_back_empty",
+        in_script("RELEASE", 'ARGV[4] ~= "" and 2 or 0', "0"),
+    ),
+    Twin(
+        "D8",
+        "takes_what_was_put_back_for_a_retry",
+        f"{_ONE_MORE}test_a_run_that_is_put_back_owes_the_one_more_run_after_it",
+        in_script("HOLD_ON", 'ARGV[5] == "1" and redis.call', "false and redis.call"),
+    ),
+    Twin(
+        "D8",
+        "takes_the_key_over_before_the_message_is_there",
+        f"{_TWO_SERVERS}test_the_one_more_run_is_owed_until_its_message_is_on_the_other_server",
+        in_script("CLAIM", 'if ARGV[3] == "reserved" then return "" end', ""),
+    ),
+    Twin(
+        "D8",
+        "never_takes_the_key_over",
+        f"{_TWO_SERVERS}test_the_one_more_run_is_made_where_keys_and_queue_are_on_different_servers",
+        in_script("CONFIRM", "run and run == ARGV[4]", "false"),
+    ),
+    Twin(
+        "D8",
+        "believes_the_marks_of_a_failed_try",
+        f"{_TWO_SERVERS}test_a_message_that_could_not_be_sent_is_sent_as_new_the_next_time",
+        _marks_what_it_was_given,
+    ),
+    Twin(
+        "D4",
+        "keeps_what_it_reserved_for_a_refused_message",
+        f"{_TWO_SERVERS}test_a_key_on_another_server_is_free_at_once_when_its_message_is_refused",
+        instead_at("housekeeping.middleware.deduplication.Deduplication._not_enqueued", lambda self: None),
+    ),
+    Twin(
+        "F6",
+        "lets_a_duplicate_of_the_last_batch_go",
+        f"{_ONE_MORE}test_whenever_a_duplicate_arrives_some_run_starts_its_reading_after_it",
+        in_script("CLAIM", _ASKS, ""),
+    ),
+]

@@ -1,0 +1,145 @@
+"""Faults of epochs and the fence (semantics.md, L3)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+import pytest
+
+from housekeeping.foundation import epochs, leases
+from housekeeping.foundation.db import database
+from housekeeping.foundation.errors import LeaseLost
+from housekeeping.foundation.leases import ExclusiveLease
+from housekeeping.sweeps import schema
+from housekeeping.workers.old_runs import worker as own_worker
+from tests.twins import Twin
+from tests.twins.planting import instead
+
+_FENCES: Final = "tests/integration/foundation/test_fences.py::"
+_EPOCHS: Final = "tests/integration/foundation/test_epochs.py::"
+_LOST: Final = "tests/integration/middleware/test_lost_leases.py::"
+
+
+def _looks_without_locking(patch: pytest.MonkeyPatch) -> None:
+    def check(key: str, epoch: int, connection: Any = None) -> None:
+        query = f'SELECT 1 FROM "{epochs.Lease._meta.schema}".leases WHERE key = %s AND epoch = %s'
+        if database.execute_sql(query, (key, epoch)).fetchone() is None:
+            raise LeaseLost("passed on")
+
+    patch.setattr(leases, "check_epoch", check)
+
+
+def _numbers_all_alike(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(leases, "take_epoch", lambda key, token: 1)
+
+
+def _begins_again_with_each_row(patch: pytest.MonkeyPatch) -> None:
+    def next_epoch(key: str, token: str) -> int:
+        query = f"""
+            INSERT INTO "{epochs.Lease._meta.schema}".leases (key, epoch, holder, used_at) VALUES (%s, 1, %s, now())
+            ON CONFLICT (key) DO UPDATE SET epoch = leases.epoch + 1, holder = EXCLUDED.holder RETURNING epoch
+        """
+        epoch: int = database.execute_sql(query, (key, token)).fetchone()[0]
+        return epoch
+
+    patch.setattr(epochs, "next_epoch", next_epoch)
+
+
+def _draws_before_it_may_begin(patch: pytest.MonkeyPatch) -> None:
+    def next_epoch(key: str, token: str) -> int:
+        query = f"""
+            INSERT INTO "{epochs.Lease._meta.schema}".leases (key, holder, used_at) VALUES (%s, %s, now())
+            ON CONFLICT (key) DO UPDATE SET epoch = EXCLUDED.epoch, holder = EXCLUDED.holder RETURNING epoch
+        """
+        epoch: int = database.execute_sql(query, (key, token)).fetchone()[0]
+        return epoch
+
+    patch.setattr(epochs, "next_epoch", next_epoch)
+
+
+def _takes_a_forgotten_row_for_its_own(patch: pytest.MonkeyPatch) -> None:
+    fetched = epochs._fetched
+    patch.setattr(epochs, "_fetched", lambda *given: fetched(*given) or (False,))
+
+
+def _keeps_a_refused_lease(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ExclusiveLease, "_give_back", lambda self: None)
+
+
+TWINS: Final[list[Twin]] = [
+    Twin(
+        "L3",
+        "lets_everyone_through_the_fence",
+        _FENCES + "test_a_holder_that_slept_commits_nothing_once_another_has_begun",
+        instead(leases, "check_epoch", lambda key, epoch, connection=None: None),
+    ),
+    Twin(
+        "L3",
+        "lets_actors_through_the_fence",
+        _LOST + "test_an_actor_that_slept_commits_nothing_once_another_has_begun",
+        instead(leases, "check_epoch", lambda key, epoch, connection=None: None),
+    ),
+    Twin(
+        "L3",
+        "looks_without_locking",
+        _FENCES + "test_the_next_epoch_waits_for_a_fenced_transaction_to_end",
+        _looks_without_locking,
+    ),
+    Twin(
+        "L3",
+        "numbers_all_alike",
+        _LOST + "test_each_run_of_an_actor_has_a_higher_epoch_and_may_commit",
+        _numbers_all_alike,
+    ),
+    Twin(
+        "L3",
+        "takes_a_late_epoch_for_good",
+        _FENCES + "test_a_lease_that_ended_while_its_epoch_was_taken_is_none",
+        instead(leases, "surely_until", lambda since, ttl_s: float("inf")),
+    ),
+    Twin(
+        "L3",
+        "keeps_a_refused_lease",
+        _FENCES + "test_a_lease_whose_epoch_is_refused_is_given_back",
+        _keeps_a_refused_lease,
+    ),
+    Twin(
+        "L3",
+        "begins_again_with_each_row",
+        _EPOCHS + "test_an_epoch_is_higher_than_those_before_it_though_its_row_was_forgotten",
+        _begins_again_with_each_row,
+    ),
+    Twin(
+        "L3",
+        "draws_before_it_may_begin",
+        _EPOCHS + "test_an_epoch_is_drawn_only_when_nobody_else_can_begin",
+        _draws_before_it_may_begin,
+        slow=True,
+    ),
+    Twin(
+        "L3",
+        "trusts_the_sequence_alone",
+        _EPOCHS + "test_an_epoch_is_higher_than_one_that_was_counted_on_without_the_sequence",
+        _draws_before_it_may_begin,
+    ),
+    Twin(
+        "L3",
+        "begins_at_one_after_an_upgrade",
+        _EPOCHS + "test_epochs_of_an_upgraded_database_go_on_above_all_there_were",
+        instead(schema, "MIGRATIONS", (*schema.MIGRATIONS[:2], schema.MIGRATIONS[2].split("SELECT setval")[0])),
+    ),
+    Twin(
+        "L3",
+        "takes_a_forgotten_row_for_its_own",
+        _EPOCHS + "test_a_holder_whose_row_was_forgotten_commits_nothing",
+        _takes_a_forgotten_row_for_its_own,
+    ),
+    Twin(
+        "L3",
+        "forgets_too_early",
+        "tests/integration/old_runs/test_worker.py"
+        "::test_leases_that_nobody_used_for_30_days_go_and_those_of_open_runs_stay",
+        instead(own_worker, "LEASES_KEPT_FOR", timedelta(days=29)),
+    ),
+]

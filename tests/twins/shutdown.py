@@ -1,0 +1,110 @@
+"""Faults of stopping (semantics.md, R5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+
+from housekeeping.foundation import interruption
+from housekeeping.foundation.errors import RedisUnavailable
+from housekeeping.foundation.redis_client import insist
+from housekeeping.middleware import deduplication, patience, retries, statements
+from housekeeping.middleware.arguments import UnusableArguments
+from housekeeping.middleware.run_log import RunLog
+from housekeeping.middleware.shutdown import ShutdownNotifications
+from tests.twins import Twin
+from tests.twins.planting import in_text, instead
+
+_FOLDER: Final = "tests/integration/middleware/"
+_FOLLOW_UPS: Final = f"{_FOLDER}test_follow_ups.py::"
+_SHUTDOWN: Final = f"{_FOLDER}test_shutdown.py::"
+_STATEMENTS: Final = f"{_FOLDER}test_statements.py::"
+
+
+class _Never(Exception):
+    """An error that nobody raises."""
+
+
+def _never_leave(patch: pytest.MonkeyPatch) -> None:
+    def run(self: Any, inside: Any, function: Callable[[], Any]) -> Any:
+        self._inside[inside.thread_id] = inside
+        return function()
+
+    patch.setattr(ShutdownNotifications, "_run", run)
+    patch.setattr(interruption, "_leave", lambda thread_id: None)
+
+
+def _call_being_put_back_an_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(patience, "PutBack", _Never)
+    patch.setattr(patience, "Shutdown", _Never)
+
+
+def give_up_after_three_tries(patch: pytest.MonkeyPatch) -> None:
+    """Plant an end of the patience with Redis: of a worker that stops, and of one that does not."""
+
+    def give_up(step: Any, **options: Any) -> Any:
+        try:
+            return insist(step, **options)
+        except RedisUnavailable as error:
+            raise UnusableArguments(str(error)) from error
+
+    patch.setattr(deduplication, "insist", give_up)
+
+
+TWINS: Final[list[Twin]] = [
+    Twin(
+        "R5",
+        "takes_a_shutdown_for_a_failure",
+        f"{_SHUTDOWN}test_an_actor_is_interrupted_after_the_grace_and_put_back",
+        instead(retries, "Shutdown", _Never),
+    ),
+    Twin(
+        "R5",
+        "tells_of_a_failure_that_is_none",
+        f"{_FOLLOW_UPS}test_a_message_that_goes_back_to_the_queue_has_no_callback_yet",
+        _call_being_put_back_an_end,
+    ),
+    Twin(
+        "R5",
+        "interrupts_what_comes_after_the_actor",
+        f"{_SHUTDOWN}test_a_thread_in_its_after_hooks_is_never_interrupted",
+        _never_leave,
+    ),
+    Twin(
+        "R5",
+        "waits_for_the_statement",
+        f"{_STATEMENTS}test_an_actor_that_takes_the_cancelled_statement_for_its_own_error_is_put_back_too",
+        instead(statements, "_cancel", lambda connection: False),
+        slow=True,
+    ),
+    Twin(
+        "R5",
+        "cancels_the_statements_of_others",
+        f"{_STATEMENTS}test_only_statements_within_an_actor_are_cancelled",
+        in_text(statements, "_CANCEL", "pid = %s", "pid IS DISTINCT FROM -%s AND query LIKE 'DO %%pg_sleep%%'"),
+    ),
+    Twin(
+        "R5",
+        "cancels_a_commit",
+        f"{_STATEMENTS}test_a_commit_is_not_cancelled",
+        in_text(statements, "_CANCEL", "(commit|end)", "nothing"),
+    ),
+    Twin(
+        "R5",
+        "does_not_tell_a_sweep_to_stop",
+        "tests/acceptance/test_worker_process.py::test_a_sweep_told_to_stop_goes_on_where_it_stopped",
+        instead(RunLog, "before_worker_shutdown", lambda self, broker, worker: None),
+        in_processes=True,
+        slow=True,
+    ),
+    Twin(
+        "R5",
+        "gives_up_when_it_is_told_to_stop",
+        "tests/acceptance/test_shutdown_without_redis.py"
+        "::test_a_worker_that_cannot_give_back_a_key_stops_in_time_and_its_message_is_delivered_again",
+        give_up_after_three_tries,
+        in_processes=True,
+    ),
+]

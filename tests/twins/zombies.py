@@ -1,0 +1,131 @@
+"""Faults of sweeps that lose their lease, wake up late or die (semantics.md, L2, L3, L5; scenarios F1 to F4)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from housekeeping.foundation.errors import RedisUnavailable
+from housekeeping.foundation.leases import ExclusiveLease
+from housekeeping.sweeps import held_leases, ledger, run, run_lease
+from housekeeping.sweeps.own_tables import Run
+from tests.twins import Twin
+from tests.twins.planting import instead
+
+_ZOMBIES: Final = "tests/integration/sweeps/test_zombies.py::"
+_RUNS: Final = "tests/integration/sweeps/test_run.py::"
+_BY_HAND: Final = "tests/integration/sweeps/test_held_leases.py::"
+
+
+def _interrupts_nobody(patch: pytest.MonkeyPatch) -> None:
+    keep = ExclusiveLease.keep
+    patch.setattr(ExclusiveLease, "keep", lambda self, *, interrupting=False: keep(self))
+
+
+def _commits_without_its_epoch(patch: pytest.MonkeyPatch) -> None:
+    write = ledger._write
+    patch.setattr(ledger, "_write", lambda run_id, lease, **columns: write(run_id, None, **columns))
+
+
+def _takes_silence_for_free(patch: pytest.MonkeyPatch) -> None:
+    try_obtain = ExclusiveLease.try_obtain
+
+    def obtain(self: ExclusiveLease) -> str | None:
+        try:
+            return try_obtain(self)
+        except RedisUnavailable:
+            return "unprotected"
+
+    patch.setattr(ExclusiveLease, "try_obtain", obtain)
+    patch.setattr(ExclusiveLease, "cancel", lambda self: True)
+
+
+def _reports_the_end_as_a_failure(patch: pytest.MonkeyPatch) -> None:
+    def broken_off(self: Any, outcome: Any, reason: str, error: BaseException) -> Any:
+        ledger.fail(self.run_id, outcome, reason, str(error), {})
+        return outcome, reason, error
+
+    patch.setattr(run._Performance, "_broken_off", broken_off)
+
+
+def _counts_what_it_had_in_hand_again(patch: pytest.MonkeyPatch) -> None:
+    broken_off = run._Performance._broken_off
+
+    def again(self: Any, *given: Any) -> Any:
+        end = broken_off(self, *given)
+        self.counts["deleted_rows"] += 10
+        Run.update(counts=self.counts).where(Run.id == self.run_id).execute()
+        return end
+
+    patch.setattr(run._Performance, "_broken_off", again)
+
+
+def _leaves_dead_attempts_open(patch: pytest.MonkeyPatch) -> None:
+    begin = ledger.begin
+    patch.setattr(ledger, "begin", lambda worker, **given: begin(worker, **{**given, "message_id": None}))
+
+
+TWINS: Final[list[Twin]] = [
+    Twin(
+        "L2",
+        "lets_a_batch_hang",
+        _ZOMBIES + "test_a_sweep_that_hangs_in_a_batch_is_interrupted_when_its_lease_is_lost",
+        _interrupts_nobody,
+        slow=True,
+    ),
+    Twin(
+        "L3",
+        "commits_without_its_epoch",
+        _ZOMBIES + "test_a_zombie_that_wakes_in_the_middle_of_a_batch_commits_nothing_of_it",
+        _commits_without_its_epoch,
+    ),
+    Twin(
+        "L3",
+        "releases_by_hand_without_raising_the_epoch",
+        _BY_HAND + "test_the_holder_is_harmless_before_redis_lets_go",
+        instead(held_leases, "_raise_epoch", lambda key, seen: None),
+    ),
+    Twin(
+        "L5",
+        "runs_a_sweep_although_redis_is_silent",
+        _RUNS + "test_nothing_runs_unprotected_while_redis_is_away",
+        _takes_silence_for_free,
+    ),
+    Twin(
+        "F1",
+        "lets_a_zombie_commit",
+        _ZOMBIES + "test_a_zombie_that_wakes_in_the_middle_of_a_batch_commits_nothing_of_it",
+        _commits_without_its_epoch,
+    ),
+    Twin(
+        "F2",
+        "doubles_effects_when_redis_forgets",
+        _ZOMBIES + "test_when_redis_loses_its_keys_attempts_double_and_effects_do_not",
+        _commits_without_its_epoch,
+    ),
+    Twin(
+        "F3",
+        "lets_a_dead_attempt_keep_its_lease",
+        _ZOMBIES + "test_the_lease_of_an_attempt_that_died_before_its_row_is_taken_over_by_its_own_message",
+        instead(run_lease, "_is_of", lambda message_id, owner: False),
+    ),
+    Twin(
+        "F4",
+        "counts_what_it_had_in_hand_again",
+        _ZOMBIES + "test_a_batch_whose_commit_was_not_answered_is_counted_once",
+        _counts_what_it_had_in_hand_again,
+    ),
+    Twin(
+        "F4",
+        "leaves_dead_attempts_open",
+        _ZOMBIES + "test_a_run_whose_first_commit_was_not_answered_leaves_a_row_that_its_retry_closes",
+        _leaves_dead_attempts_open,
+    ),
+    Twin(
+        "F4",
+        "calls_a_run_failed_that_was_done",
+        _ZOMBIES + "test_a_run_that_ended_before_it_lost_its_lease_is_done",
+        _reports_the_end_as_a_failure,
+    ),
+]
