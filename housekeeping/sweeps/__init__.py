@@ -14,6 +14,7 @@ from housekeeping.foundation.errors import (
     ObjectNotDeleted,
     ObjectStoreUnavailable,
     RecordChanged,
+    RedisUnavailable,
     SettingsError,
     UploadBeingDeleted,
     UploadRefused,
@@ -33,6 +34,7 @@ from housekeeping.sweeps.call import Call, CallPass
 from housekeeping.sweeps.declaration import Alarms, LeaseTerms, Sweep
 from housekeeping.sweeps.findings import Finding
 from housekeeping.sweeps.gates import Gates
+from housekeeping.sweeps.halves import in_halves
 from housekeeping.sweeps.ledger import HEARTBEAT, at_work
 from housekeeping.sweeps.passes import (
     Backlog,
@@ -78,6 +80,7 @@ __all__ = [
     "Reading",
     "RecordChanged",
     "RecordLine",
+    "RedisUnavailable",
     "RunResult",
     "Settings",
     "SettingsError",
@@ -95,6 +98,7 @@ __all__ = [
     "at_work",
     "database",
     "identify",
+    "in_halves",
     "insist",
     "key_of",
     "logger",

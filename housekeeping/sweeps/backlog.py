@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.passes import Backlog
 
-__all__ = ["Backlog", "backlog", "oldest"]
+__all__ = ["Backlog", "backlog", "first_of", "oldest"]
 
 
 def backlog(sweep: Sweep, now: datetime, limit: int) -> Backlog:
@@ -21,5 +22,13 @@ def backlog(sweep: Sweep, now: datetime, limit: int) -> Backlog:
 
 def oldest(sweep: Sweep, now: datetime) -> Any:
     """What the oldest stale record is known by, usually its time (an index probe a pass); None when none is stale."""
-    found = [value for each in sweep.walks() if (value := each.oldest(now)) is not None]
-    return min(found) if found else None
+    return first_of(each.oldest(now) for each in sweep.walks())
+
+
+def first_of(values: Iterable[Any], least: Callable[[list[Any]], Any] = min) -> Any:
+    """The least of what passes are known by, nulls left out; null when there is none.
+
+    Passes in the order of other things, one of times and one of ids, cannot be compared: then the first one's.
+    """
+    there = [value for value in values if value is not None]
+    return least([value for value in there if type(value) is type(there[0])]) if there else None

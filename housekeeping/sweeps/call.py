@@ -6,18 +6,15 @@ import dataclasses
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
-from peewee import DataError, Expression, IntegrityError, InternalError
+from peewee import Expression
 
 from housekeeping.foundation.db import database
 from housekeeping.sweeps.actions import Delete, Transition, Write
+from housekeeping.sweeps.halves import in_halves
 from housekeeping.sweeps.passes import Failure, Position, Settled, Step
 from housekeeping.sweeps.table_pass import TablePass
-
-#: What a single row can cause; anything else concerns the whole run. So does a server that became read-only: the
-#: ledger's statement fails then, too, and nothing of the batch is counted.
-_ROW_ERRORS: Final = (IntegrityError, DataError, InternalError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,22 +131,13 @@ class CallPass(TablePass):
         counts: dict[str, Any] = {self.action.counted_as[0]: 0}
         changed: list[dict[str, Any]] = []
         failures = [failure for position, failure in taken.failures if self._is_about(step, position)]
-        parts = [[position for position in taken.called if self._is_about(step, position)]]
-        while parts:
-            part = parts.pop()
-            if not part:
-                continue
-            try:
-                with database.atomic():
-                    settled = super().settle(dataclasses.replace(step, only=part))
-            except _ROW_ERRORS as error:
-                if len(part) == 1:
-                    failures.append(Failure(self.describe(part[0]), error))
-                middle = len(part) // 2
-                parts += [part[middle:], part[:middle]] if middle else []
-            else:
-                counts = {name: counts.get(name, 0) + number for name, number in settled.counts.items()}
-                changed += settled.rows
+        change = super().settle
+        called = [position for position in taken.called if self._is_about(step, position)]
+        written, refused = in_halves(called, lambda part: change(dataclasses.replace(step, only=part)))
+        for settled in written:
+            counts = {name: counts.get(name, 0) + number for name, number in settled.counts.items()}
+            changed += settled.rows
+        failures += [Failure(self.describe(position), error) for position, error in refused]
         exhausted = taken.complete and not taken.left
         return Settled(counts, taken.position, exhausted, rows=changed, failures=failures)
 

@@ -31,7 +31,7 @@ SILENCE: Final = 3 * HEARTBEAT
 #: Runs that a worker's history is told by.
 HISTORY: Final = 50
 #: Ways to end early at which nothing is wrong with the place: the next run goes on there.
-_STOPPED: Final = ("shutdown", "paused", "gate")
+STOPPED: Final = ("shutdown", "paused", "gate")
 
 #: What operators say of the run's worker, in the statement that writes the run's row: it costs no round trip.
 _SAID: Final = Switch.select(fn.JSONB_BUILD_ARRAY(Switch.state, Switch.batch_size, Switch.max_runtime_s)).where(
@@ -135,7 +135,7 @@ def _stopped_at(last: tuple[Outcome, str | None, Cursor | None, Counts], resume:
     outcome, reason, cursor, _ = last
     if resume == "never":
         return None
-    interrupted = outcome in ("lost", "lost_lease", "failed") or (outcome == "partial" and reason in _STOPPED)
+    interrupted = outcome in ("lost", "lost_lease", "failed") or (outcome == "partial" and reason in STOPPED)
     cut_short = resume == "cut_short" and outcome == "partial"
     return cursor if interrupted or cut_short else None
 
@@ -161,6 +161,17 @@ def beat(run_id: int) -> Switched | None:
       RunTakenOver: When another run took this one for dead.
     """
     return _write(run_id, None, heartbeat_at=NOW)
+
+
+def check(run_id: int) -> None:
+    """Ask whether the run still counts; one round trip.
+
+    Raises:
+      RunTakenOver: When another run took this one for dead.
+    """
+    still_open = _writes.of(Run._meta.schema, "open", lambda: Run.select(Run.id).where(_open(Place(0))))
+    if not still_open.rows(run_id):
+        raise _taken_over(run_id)
 
 
 def finish(
@@ -189,7 +200,7 @@ def finish(
     )
 
 
-#: How rows of runs are written, by the columns: put together once for each schema.
+#: How rows of runs are written, by the columns, and looked at: put together once for each schema.
 _writes: Final = Statements()
 
 
@@ -200,15 +211,23 @@ def _write(run_id: int, lease: tuple[str, int] | None, **columns: Any) -> Switch
     values = [Run._meta.fields[name].db_value(value) for name, value in given.items()]
     for worker, said in statement.rows(run_id, *(lease or (None, None)), *values):
         return None if said is None else _as_switch(worker, *said)
-    if lease is not None and Run.select(Run.id).where((Run.id == run_id) & Run.outcome.is_null()).exists():
+    if lease is not None and Run.select(Run.id).where(_open(run_id)).exists():
         raise LeaseLost(f"lease {lease[0]!r} has been taken by another holder since epoch {lease[1]}")
-    raise RunTakenOver(f"run {run_id} was taken for dead and has been taken over")
+    raise _taken_over(run_id)
+
+
+def _taken_over(run_id: int) -> RunTakenOver:
+    return RunTakenOver(f"run {run_id} was taken for dead and has been taken over")
+
+
+def _open(run_id: Any) -> Any:
+    return (Run.id == run_id) & Run.outcome.is_null()
 
 
 def _writing(columns: dict[str, Any], given: dict[str, Any], lease: tuple[str, int] | None) -> Query:
     """Write these columns of an open run; the places are its id, key and epoch of its lease, and those given."""
     run_id, key, epoch = Place(0), Place(1), Place(2)
-    ours = (Run.id == run_id) & Run.outcome.is_null()
+    ours = _open(run_id)
     if lease is not None:
         # FOR SHARE: a new holder's epoch waits for this batch to end, so that none commits behind its back.
         held = Lease.select(Lease.key).where((Lease.key == key) & (Lease.epoch == epoch)).for_update("FOR SHARE")  # type: ignore[arg-type]
@@ -237,7 +256,7 @@ def fail(run_id: int, outcome: Outcome, reason: str, error: str | None, extra: C
             finished_at=NOW,
             heartbeat_at=NOW,
             counts=Run.counts.concat(extra),
-        ).where((Run.id == run_id) & Run.outcome.is_null()).execute()
+        ).where(_open(run_id)).execute()
         row: Any = Run.select(Run.outcome, Run.reason, Run.counts).where(Run.id == run_id).tuples().get()
     return Closed(*row)
 
@@ -287,9 +306,8 @@ def holder_is_gone(worker: str, key: str, token: str) -> bool:
 
 def at_work(worker: str) -> frozenset[int]:
     """The worker's runs whose rows are open: `begin` has closed those that were dead then."""
-    with database.atomic():
-        found: Any = Run.select(Run.id).where((Run.worker == worker) & Run.outcome.is_null()).tuples()
-        return frozenset(run_id for (run_id,) in found)
+    found: Any = Run.select(Run.id).where((Run.worker == worker) & Run.outcome.is_null()).tuples()
+    return frozenset(run_id for (run_id,) in found)
 
 
 def is_unfinished(message_id: str) -> bool:

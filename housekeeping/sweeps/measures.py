@@ -11,7 +11,7 @@ from housekeeping.foundation import metrics
 from housekeeping.foundation.cron import Cron
 from housekeeping.foundation.timings import Waited
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger import Outcome
+from housekeeping.sweeps.ledger import STOPPED, Outcome
 from housekeeping.sweeps.passes import Backlog
 from housekeeping.sweeps.results import RunResult
 
@@ -52,7 +52,7 @@ def ended(sweep: Sweep, result: RunResult, waited: Waited) -> None:
             metrics.LAST_RUN_ROWS.set(number, sweep.name, name)
     metrics.LAST_RUN_DURATION.set(result.duration_s, sweep.name)
     metrics.LAST_RUN.set(now, sweep.name)
-    if result.outcome == "done" or (result.outcome == "partial" and result.reason != "shutdown"):
+    if result.outcome == "done" or (result.outcome == "partial" and result.reason not in STOPPED):
         metrics.LAST_SUCCESS.set(now, sweep.name)
 
 

@@ -14,6 +14,7 @@ from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import DatabaseUnavailable, HousekeepingError
 from housekeeping.sweeps.alarms import (
     LOOK_AT,
+    UNSEEN,
     Alarm,
     of_a_run,
     of_silence,
@@ -24,6 +25,7 @@ from housekeeping.sweeps.alarms import (
 from housekeeping.sweeps.backlog import Backlog, backlog, oldest
 from housekeeping.sweeps.counting import in_order
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.ledger import STOPPED
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.passes import as_cursor
 from housekeeping.sweeps.rates import Rates, last_ended, rates
@@ -106,7 +108,7 @@ def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
         if isinstance(error, DatabaseUnavailable):
             raise
         if sweep.enabled:
-            rings.append(Alarm("unseen", f"what waits cannot be seen: {one_line(error)}"))
+            rings.append(Alarm("unseen", f"{UNSEEN}: {one_line(error)}"))
     switch = switch_of(sweep.name)
     return Overview(
         sweep.name,
@@ -142,7 +144,7 @@ def _alarms(
 
 
 def _last_success(sweep: Sweep) -> datetime | None:
-    well = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason.not_in(("shutdown", "gate", "paused"))))
+    well = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason.not_in(STOPPED)))
     last = Run.select(Run.finished_at).where((Run.worker == sweep.name) & well).order_by(Run.id.desc()).limit(1).first()
     return None if last is None else last.finished_at
 

@@ -25,7 +25,7 @@ class Step:
       argument: What the run is about, for a worker that takes an argument.
       time_is_up: Whether a step that consists of many outside effects should end early.
       only: Just these positions, for finding the one that cannot be settled.
-      check: To be called right before an effect outside that cannot be taken back; gives a sign of life. Raises
+      check: To be called right before an effect outside that cannot be taken back; one look at the ledger. Raises
         `LeaseLost` or `RunTakenOver` where another run may have begun because this one was taken for dead.
     """
 

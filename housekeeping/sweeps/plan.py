@@ -13,6 +13,7 @@ from peewee import PeeweeException, ProgrammingError
 from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock
 from housekeeping.foundation.db import database, one_line, reaching_postgres
 from housekeeping.foundation.errors import HousekeepingError
+from housekeeping.sweeps.backlog import first_of
 from housekeeping.sweeps.counting import initial_counts
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.passes import Backlog, PassPlan, as_cursor
@@ -59,12 +60,12 @@ class Plan:
     @property
     def oldest(self) -> Any:
         """What the oldest record is known by, usually its time; null when there is none."""
-        return min((each.oldest for each, _ in self.passes if each.oldest is not None), default=None)
+        return first_of(each.oldest for each, _ in self.passes)
 
     @property
     def newest(self) -> Any:
         """The same of the newest."""
-        return max((each.newest for each, _ in self.passes if each.newest is not None), default=None)
+        return first_of((each.newest for each, _ in self.passes), max)
 
     def as_json(self) -> dict[str, Any]:
         """The object of ``housekeeping plan --json``."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from housekeeping.sweeps.breaker import settled_by
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.own_tables import Run
 
@@ -76,14 +77,13 @@ def pace(runs: list[Ended]) -> float | None:
 
 
 def _read(sweep: Sweep, row: Any) -> Ended:
-    settled = sum(int(row.counts.get(name) or 0) for name in sweep.settles)
     return Ended(
         row.id,
         row.outcome,
         row.reason,
         row.started_at,
         row.finished_at,
-        settled,
+        settled_by(row.counts, sweep.settles),
         row.backlog,
         row.backlog_exact,
     )

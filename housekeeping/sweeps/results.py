@@ -54,7 +54,7 @@ class RunResult:
     def raise_for_failure(self) -> None:
         """Raise what broke the run off, so that its message is retried; nothing when it ended well.
 
-        A run that was taken over is not tried again: the one that took over does its work. Nor is one that its
+        A run that was taken over raises nothing here: its actor puts the message back. Nor does one that its
         breaker stopped: until somebody confirms it, each retry would be stopped as well, and the next tick asks anew.
         """
         if self.error is None or isinstance(self.error, RunTakenOver | BreakerTripped):

@@ -58,12 +58,6 @@ def switch_of(worker: str) -> Switched | None:
     return None if row is None else _read(row)
 
 
-def is_paused(worker: str) -> bool:
-    """Whether the worker is paused now."""
-    there = switch_of(worker)
-    return there is not None and there.state == "paused"
-
-
 def switch(to: Switched) -> None:
     """Put this in force, in place of what was; recorded among the changes in the same transaction."""
     values: dict[str, Any] = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
-from peewee import DataError, IntegrityError, InternalError, OperationalError
+from peewee import OperationalError
 
 from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock, RunBudget
 from housekeeping.foundation.db import database, one_line, sqlstate
@@ -22,6 +22,7 @@ from housekeeping.sweeps import ledger
 from housekeeping.sweeps.counting import added, flagged, initial_counts
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.gates import Gatekeeper
+from housekeeping.sweeps.halves import ROW_ERRORS
 from housekeeping.sweeps.ledger import Counts, Cursor, Outcome
 from housekeeping.sweeps.pace import Pace
 from housekeeping.sweeps.passes import (
@@ -39,9 +40,6 @@ from housekeeping.sweeps.vitals import Vitals, table_name
 
 logger = named_logger(__name__)
 
-#: What a single row can cause (a constraint, a trigger that raises, a value out of range). Anything
-#: else (a lost connection, a lock or statement timeout, a missing right) concerns the whole run.
-_ROW_ERRORS: Final = (IntegrityError, DataError, InternalError)
 #: Class of PostgreSQL's codes for a transaction that can write nothing: it has come to a read-only server, after a
 #: failover perhaps. The driver takes that for an internal error.
 _NO_WRITING: Final = "25"
@@ -136,7 +134,7 @@ class Walk:
         taken = walk.take(step)
         try:
             settled, state = self._settled(walk, step, taken, state)
-        except _ROW_ERRORS as error:
+        except ROW_ERRORS as error:
             if not isinstance(walk, Divisible) or (sqlstate(error) or "").startswith(_NO_WRITING):
                 raise
             return self._around_what_fails(walk, step, taken, state, error)
@@ -235,7 +233,7 @@ class Walk:
             some = replace(step, only=part)
             try:
                 state = self._part(walk, some, state, functools.partial(walk.settle, some, taken))
-            except _ROW_ERRORS as part_error:
+            except ROW_ERRORS as part_error:
                 if len(part) > 1:
                     middle = len(part) // 2
                     parts += [part[middle:], part[:middle]]
@@ -255,7 +253,7 @@ class Walk:
             return self._part(
                 walk, step, state, lambda: rescue(step, error) or Settled(failures=[Failure(record, error)])
             )
-        except _ROW_ERRORS as again:
+        except ROW_ERRORS as again:
             given_up = Settled(failures=[Failure(record, again)])
             return self._part(walk, step, state, lambda: given_up)
 
@@ -271,17 +269,19 @@ class Walk:
 
     def _time_is_up(self) -> bool:
         """Asked between outside effects, which may take long: also the moment to give a sign of life."""
-        self._check()
-        return self.stopping.is_set() or self._pace.paused or self.budget.exceeded()
-
-    def _check(self) -> None:
-        """Give a sign of life when it is time; who slept for so long that it is taken for dead learns it here."""
         if self.lease is not None:
             self.lease[0].check()
         if time.monotonic() - self._beat_at > ledger.HEARTBEAT.total_seconds():
             with database.atomic():
                 self._pace.heed(ledger.beat(self.run_id))
             self._beat_at = time.monotonic()
+        return self.stopping.is_set() or self._pace.paused or self.budget.exceeded()
+
+    def _check(self) -> None:
+        """Ask the ledger, whatever our own clock says: it stands still while a machine is paused."""
+        if self.lease is not None:
+            self.lease[0].check()
+        ledger.check(self.run_id)
 
     def _fence(self) -> tuple[str, int] | None:
         return None if self.lease is None else (self.lease[0].key, self.lease[1])

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from peewee import SQL, DataError, IntegrityError, InternalError, Select, Tuple, fn
+from peewee import SQL, Select, Tuple, fn
 
 from housekeeping.foundation import events
 from housekeeping.foundation.db import database
 from housekeeping.foundation.events import refs_deleted
 from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.sweeps import in_halves
 from housekeeping.sweeps.ledger import HEARTBEAT
 from housekeeping.sweeps.passes import Backlog, Failure, PassPlan, Reading, Settled, Step
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus, machine
@@ -25,8 +26,6 @@ from housekeeping.workers.batched_git_ref_updates.surroundings import Surroundin
 logger = named_logger(__name__)
 
 _SAMPLES: Final = 5
-#: What a single row can cause; anything else concerns the whole run.
-_ROW_ERRORS: Final = (IntegrityError, DataError, InternalError)
 
 #: A row's id and its ref.
 Row = tuple[int, str]
@@ -143,21 +142,11 @@ class PendingDeletions:
 
     def _mark(self, step: Step, project_id: int, rows: Sequence[Row]) -> tuple[list[dict[str, Any]], list[Failure]]:
         """Mark the rows, in halves should the database refuse one; returns those marked, and those refused."""
-        marked: list[dict[str, Any]] = []
-        failures: list[Failure] = []
-        parts = [rows] if rows else []
-        while parts:
-            part = parts.pop()
-            try:
-                with database.atomic():
-                    marked += [_record(project_id, row) for row in mark_processed(project_id, part, step.now)]
-            except _ROW_ERRORS as error:
-                if len(part) == 1:
-                    failures.append(Failure(_record(project_id, part[0]), error))
-                    continue
-                middle = len(part) // 2
-                parts += [part[middle:], part[:middle]]
-        return marked, failures
+        marked, refused = in_halves(rows, lambda part: mark_processed(project_id, part, step.now))
+        return (
+            [_record(project_id, row) for part in marked for row in part],
+            [Failure(_record(project_id, row), error) for row, error in refused],
+        )
 
     def committed(self, step: Step, settled: Settled) -> None:
         if isinstance(settled, _Marked):

@@ -12,7 +12,8 @@ completed; after it, the object is lost, and `Claims.settle` says so.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
@@ -27,13 +28,14 @@ from housekeeping.workers.object_storage.entries import Entry
 _KEPT: Final = timedelta(hours=24)
 
 #: KEYS: the hash, then a claim for each entry. ARGV: token, ms a claim is kept, and how much of that is left when
-#: its owner is taken for dead; the runs at work; then field and value of each entry. Returns the places of those now
-#: claimed. The claim of an earlier run that is no longer at work is free: it begins no deletion and commits nothing.
+#: its owner is taken for dead; the runs at work, or "unknown"; then field and value of each entry. Returns the places
+#: of those now claimed, and the earlier runs in whose hands others are, where it is unknown whether they are at work.
+#: The claim of one that is not is free: it looks before it begins a deletion, and commits nothing.
 _CLAIM: Final = """
 local function run(token) return tonumber(string.match(token, "^(%d+):")) end
-local at_work, ours = {}, run(ARGV[1])
+local ours, unknown, at_work = run(ARGV[1]), ARGV[4] == "unknown", {}
 for id in string.gmatch(ARGV[4], "%d+") do at_work[tonumber(id)] = true end
-local fields, claimed = {}, {}
+local fields, claimed, held = {}, {}, {}
 for n = 1, #KEYS - 1 do fields[n] = ARGV[2 * n + 3] end
 local holders = redis.call("mget", unpack(KEYS, 2))
 local values = redis.call("hmget", KEYS[1], unpack(fields))
@@ -42,32 +44,37 @@ for n = 1, #fields do
   local free = not holder or holder == "" or holder == ARGV[1]
   if not free then
     local theirs = run(holder)
-    free = (ours and theirs and theirs < ours and not at_work[theirs])
-      or redis.call("pttl", KEYS[n + 1]) < tonumber(ARGV[3])
+    local earlier = ours and theirs and theirs < ours
+    if earlier and unknown then held[#held + 1] = theirs end
+    free = earlier and not unknown and not at_work[theirs] or redis.call("pttl", KEYS[n + 1]) < tonumber(ARGV[3])
   end
   if free and values[n] == ARGV[2 * n + 4] then
     redis.call("set", KEYS[n + 1], ARGV[1], "px", ARGV[2])
     claimed[#claimed + 1] = n - 1
   end
 end
-return claimed
+return {claimed, held}
 """
-#: KEYS as above. ARGV: token, ms a claim is kept; then field, value and "1" if the object is gone, of each entry.
-#: Returns for each: 0 kept, 1 removed, 2 it was gone, 3 it was changed, 4 the claim is no longer ours.
+#: KEYS as above. ARGV: token, ms a claim is kept, "1" if it was asked before and the answer was lost; then field, value
+#: and "1" if the object is gone, of each entry. Returns for each: 0 kept, 1 removed, 2 it was gone, 3 it was changed,
+#: 4 the claim is no longer ours.
 _SETTLE: Final = """
 local fields, ends, over, removed = {}, {}, {}, {}
-for n = 1, #KEYS - 1 do fields[n] = ARGV[3 * n] end
+for n = 1, #KEYS - 1 do fields[n] = ARGV[3 * n + 1] end
 local holders = redis.call("mget", unpack(KEYS, 2))
 local values = redis.call("hmget", KEYS[1], unpack(fields))
 for n = 1, #fields do
-  if holders[n] ~= ARGV[1] then
+  local gone = ARGV[3 * n + 3] == "1"
+  if gone and ARGV[3] == "1" and not holders[n] and not values[n] then
+    ends[n] = 1 -- by the first try: another run would have left its claim, or taken this one for dead
+  elseif holders[n] ~= ARGV[1] then
     ends[n] = 4
-  elseif ARGV[3 * n + 2] == "0" then
+  elseif not gone then
     redis.call("set", KEYS[n + 1], "", "px", ARGV[2])
     ends[n] = 0
   else
     over[#over + 1] = KEYS[n + 1]
-    if values[n] == ARGV[3 * n + 1] then
+    if values[n] == ARGV[3 * n + 2] then
       removed[#removed + 1] = fields[n]
       ends[n] = 1
     else
@@ -110,14 +117,16 @@ class Claims:
     """The claims of one run.
 
     Parameters:
-      lasts: After that time the run is taken for dead, and any other may take its claims over.
+      lasts: After that time any other run may take its claims over, whatever the ledger says.
       run_id: The run's in the ledger; null: it has none, and takes over by time only.
-      at_work: The runs that are; the claims of other runs before this one are taken over at once.
+      at_work: Asks for the runs that are; the claims of other runs before this one are taken over at once.
     """
 
-    def __init__(self, lasts: timedelta, run_id: int | None = None, at_work: Collection[int] = ()) -> None:
+    def __init__(
+        self, lasts: timedelta, run_id: int | None = None, at_work: Callable[[], Collection[int]] = tuple
+    ) -> None:
         self._token = uuid4().hex if run_id is None else f"{run_id}:{uuid4().hex}"
-        self._at_work = " ".join(map(str, at_work))
+        self._at_work = at_work
         self._dead_below = _ms(_KEPT - lasts)
         self._claim: Any = shared_redis.get().register_script(_CLAIM)
         self._settle: Any = shared_redis.get().register_script(_SETTLE)
@@ -126,14 +135,20 @@ class Claims:
         """Those that are still there with the same value, and that no other run has claimed; one round trip.
 
         Raises:
-          RedisUnavailable: Some may be claimed nevertheless, until this run is taken for dead.
+          RedisUnavailable: Some may be claimed nevertheless, until this run has ended.
         """
-        words = [word for entry in chosen for word in (entry.field, entry.value)]
-        with reaching_redis():
-            places = self._claim(
-                keys=_keys(chosen), args=[self._token, _ms(_KEPT), self._dead_below, self._at_work, *words]
-            )
+        places, held = self._claimed(chosen, "unknown")
+        if held:
+            # Asked only now: a run claims when its row is committed, so that one at work is seen here.
+            places, _ = self._claimed(chosen, " ".join(map(str, self._at_work())))
         return [chosen[place] for place in places]
+
+    def _claimed(self, chosen: Sequence[Entry], at_work: str) -> tuple[list[int], list[int]]:
+        words = [word for entry in chosen for word in (entry.field, entry.value)]
+        terms = (self._token, _ms(_KEPT), self._dead_below, at_work)
+        with reaching_redis():
+            places, held = self._claim(keys=_keys(chosen), args=[*terms, *words])
+        return places, held
 
     def settle(self, deleted: Sequence[Entry], kept: Sequence[Entry]) -> Ends:
         """Remove the entries whose objects are gone, if unchanged, and give up the others; one round trip.
@@ -145,7 +160,13 @@ class Claims:
         words: list[bytes] = []
         for place, entry in enumerate(claimed):
             words += (entry.field, entry.value, b"1" if place < len(deleted) else b"0")
-        codes = insist(lambda: self._settle(keys=_keys(claimed), args=[self._token, _ms(_KEPT), *words]))
+        tries = itertools.count()
+
+        def settle() -> Any:
+            again = b"1" if next(tries) else b"0"
+            return self._settle(keys=_keys(claimed), args=[self._token, _ms(_KEPT), again, *words])
+
+        codes = insist(settle)
         ends = Ends()
         for entry, code in zip(deleted, codes, strict=False):
             if code == _REMOVED:

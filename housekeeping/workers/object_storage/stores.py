@@ -25,10 +25,10 @@ _CONNECTION: Final = frozenset(
     http2_keep_alive_interval http2_keep_alive_timeout http2_keep_alive_while_idle http2_only pool_idle_timeout
     pool_max_idle_per_host proxy_ca_certificate proxy_excludes proxy_url timeout user_agent""".split()
 )
-#: obstore's own are 30 s and 10 retries within 3 minutes: one request could use up a run. These end within 30 s, so
-#: that a request and a look at the store stay below the minute after which a silent run is taken for dead.
+#: obstore's own are 30 s and 10 retries within 3 minutes: one request could use up a run. These end within 25 s:
+#: a request and a look at the store stay below the minute after which a silent run is taken for dead.
 _CLIENT: Final = {"connect_timeout": "5s", "timeout": "15s"}
-_RETRY: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=15)}
+_RETRY: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
 
 _SECRET: Final = ("secret", "token", "key", "password", "sas", "credential", "signature")
 _LONGEST_TEXT: Final = 300

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from housekeeping.foundation import events
-from housekeeping.foundation.errors import ObjectStoreUnavailable
+from housekeeping.foundation.errors import ObjectStoreUnavailable, RedisUnavailable
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.sweeps import at_work
 from housekeeping.sweeps.passes import Backlog, Failure, PassPlan, Settled, Step
@@ -23,7 +23,8 @@ logger = named_logger(__name__)
 
 #: Entries that are claimed, deleted and removed together: what S3 deletes in a request. Lua's stack has room for 8000.
 _TOGETHER: Final = 1000
-#: Added to the longest run, and then its claims are free for others: its last request, and what a machine stands still.
+#: Added to the longest run, and then its claims are free for others whatever the ledger says: its last request, and
+#: what a machine stands still.
 _GRACE: Final = timedelta(minutes=2)
 #: What failed is not tried again in the same run; when there are more than this, one may be counted twice.
 _REMEMBERED: Final = 100_000
@@ -87,7 +88,7 @@ class PendingUploadsPass:
         taken = _Taken()
         if self._claims is None:
             taken.total = pending_uploads.count()
-            self._claims = Claims(self._longest + _GRACE, step.run_id, at_work(step.worker))
+            self._claims = Claims(self._longest + _GRACE, step.run_id, lambda: at_work(step.worker))
         first_fresh = stale_before(step.now, self._stale_after)
         taken.cursor, page = pending_uploads.page(step.after[0] if step.after else 0, self.batch_size, first_fresh)
         judged = judge(page, first_fresh, stores.configured)
@@ -99,7 +100,14 @@ class PendingUploadsPass:
             for start in range(0, len(entries), _TOGETHER)
         ]
         for number, (location, entries) in enumerate(parts, 1):
-            self._delete(taken, location, entries, step)
+            try:
+                self._delete(taken, location, entries, step)
+            except RedisUnavailable:
+                if not (taken.removed or taken.failures):
+                    raise
+                # What is removed is counted first; the next step meets the same error.
+                taken.complete = False
+                break
             if number < len(parts) and (not taken.complete or step.time_is_up()):
                 taken.complete = False
                 break

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from housekeeping.foundation.db import Database
 from housekeeping.sweeps.own_tables import Switch, SwitchChange
-from housekeeping.sweeps.switches import Switched, is_paused, resume, switch, switch_of, switched
+from housekeeping.sweeps.switches import Switched, resume, switch, switch_of, switched
 
 LATER = datetime.now(UTC) + timedelta(hours=2)
 
@@ -23,9 +23,9 @@ def test_a_later_word_takes_the_place_of_the_earlier_one(postgres: Database) -> 
     switch(Switched("w", "narrow", batch_size=10))
     switch(Switched("w", "paused", "enough"))
 
-    assert is_paused("w")
+    there = switched()["w"]
     assert Switch.select().count() == 1
-    assert (switched()["w"].batch_size, switched()["w"].reason) == (None, "enough")
+    assert (there.state, there.batch_size, there.reason) == ("paused", None, "enough")
 
 
 def test_every_word_is_recorded_the_end_too(postgres: Database) -> None:

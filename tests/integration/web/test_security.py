@@ -8,7 +8,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.switches import is_paused
+from housekeeping.sweeps.switches import switched
 from housekeeping.web import security
 from housekeeping.web.application import create_app
 from tests.integration.web.conftest import TOKEN, WORKER, LogIn, form_token
@@ -34,7 +34,7 @@ def test_to_change_something_takes_the_token_on_loopback_too(client: FlaskClient
     refused = client.post(PAUSE, data={"form_token": form_token(client.get("/login"))})
 
     assert (refused.status_code, refused.location) == (302, "/login?next=/")
-    assert not is_paused(WORKER)
+    assert WORKER not in switched()
 
 
 def addresses_that_change() -> list[str]:
@@ -87,7 +87,7 @@ def test_a_wrong_token_opens_nothing(client: FlaskClient) -> None:
     refused = client.post("/login", data={"token": TOKEN[:-1], "form_token": word})
 
     assert refused.status_code == 401
-    assert client.post(PAUSE, data={"form_token": word}).status_code == 302 and not is_paused(WORKER)
+    assert client.post(PAUSE, data={"form_token": word}).status_code == 302 and WORKER not in switched()
 
 
 def test_a_form_of_another_page_changes_nothing(client: FlaskClient, log_in: LogIn) -> None:
@@ -99,14 +99,40 @@ def test_a_form_of_another_page_changes_nothing(client: FlaskClient, log_in: Log
     elsewhere = client.post(PAUSE, data={"form_token": word}, headers={"Origin": "https://evil.example"})
 
     assert [refused.status_code for refused in (without, wrong, elsewhere)] == [403, 403, 403]
-    assert not is_paused(WORKER)
+    assert WORKER not in switched()
+
+
+def test_behind_a_proxy_that_speaks_tls_forms_of_our_own_pages_are_taken(
+    make_app: Callable[[bool], Flask],
+) -> None:
+    client = make_app(False).test_client()
+    ours = {"Host": "hk.example", "Origin": "https://hk.example"}
+    word = form_token(client.get("/login", headers={"Host": "hk.example"}))
+
+    entered = client.post("/login", data={"token": TOKEN, "form_token": word}, headers=ours)
+
+    assert entered.status_code == 302
+
+
+@pytest.mark.parametrize(
+    "origin", ["null", "https://evil.example", "https://hk.example:444", "https://hk.example@evil"]
+)
+def test_behind_a_proxy_forms_of_other_pages_are_refused(make_app: Callable[[bool], Flask], origin: str) -> None:
+    client = make_app(False).test_client()
+    word = form_token(client.get("/login", headers={"Host": "hk.example"}))
+
+    refused = client.post(
+        "/login", data={"token": TOKEN, "form_token": word}, headers={"Host": "hk.example", "Origin": origin}
+    )
+
+    assert refused.status_code == 403
 
 
 def test_a_program_may_use_the_token_as_a_bearer(client: FlaskClient) -> None:
     wrong = client.post(PAUSE, headers={"Authorization": "Bearer nonsense"})
     right = client.post(PAUSE, headers={"Authorization": f"Bearer {TOKEN}"})
 
-    assert (wrong.status_code, right.status_code, is_paused(WORKER)) == (401, 303, True)
+    assert (wrong.status_code, right.status_code, WORKER in switched()) == (401, 303, True)
 
 
 def test_a_name_elsewhere_that_leads_here_is_refused(client: FlaskClient) -> None:
@@ -135,7 +161,10 @@ def test_who_guesses_is_told_to_wait_at_once_and_keeps_nobody_else_out(
     assert (form.status_code, right.status_code, slept) == (429, 200, [])
 
 
-@pytest.mark.parametrize("following", ["https://evil.example", "//evil.example", "/\\evil.example"])
+@pytest.mark.parametrize(
+    "following",
+    ["https://evil.example", "//evil.example", "/\\evil.example", "/\t/evil.example", "/\n/evil.example", "/a\r\nb: c"],
+)
 def test_logging_in_leads_to_no_other_site(client: FlaskClient, following: str) -> None:
     word = form_token(client.get("/login"))
 
