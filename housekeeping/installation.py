@@ -54,11 +54,11 @@ def install(
     if workers or sweeps:
         settings.require_database_url()
     declared = configured_sweeps(settings, sweeps) if workers else only(settings, sweeps)
+    harden(broker)  # first: what follows takes hold of the broker's own `enqueue`
     _arrange(broker, standard_middleware(client, settings, broker.middleware))
     shared_redis.use(client, settings.namespace)
     if settings.database_url is not None:
         use_database(settings)
-    harden(broker)
     return {name: register(broker, sweep) for name, sweep in declared.items()}
 
 

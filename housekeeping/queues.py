@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from housekeeping.brokers import require_pika
 from housekeeping.foundation.redis_client import reaching_redis, redis_client
 from housekeeping.foundation.settings import Settings
 
@@ -30,9 +31,11 @@ def queue_lengths(settings: Settings, names: list[str]) -> dict[str, QueueLength
     Raises:
       RedisUnavailable: When Redis does not answer.
       BrokerUnavailable: When RabbitMQ does not answer.
+      SettingsError: When RabbitMQ's client is not installed.
     """
     if settings.on_rabbitmq:
-        from housekeeping.brokers.rabbitmq_queues import lengths  # needs pika
+        require_pika()
+        from housekeeping.brokers.rabbitmq_queues import lengths
 
         return {name: QueueLengths(*numbers) for name, numbers in lengths(settings, names).items()}
     client = redis_client(settings.broker_url or settings.require_redis_url())
@@ -52,6 +55,7 @@ def reach_broker(settings: Settings) -> None:
     Raises:
       RedisUnavailable: When Redis does not answer.
       BrokerUnavailable: When RabbitMQ does not answer.
+      SettingsError: When RabbitMQ's client is not installed.
     """
     urls = {settings.require_redis_url()} | ({settings.broker_url} if not settings.on_rabbitmq else set())
     with reaching_redis():

@@ -19,10 +19,7 @@ _LEVELS: Final = {"debug", "info", "warning", "error", "exception"}
 _ELSEWHERE: Final = ("workers", "embedded", "cli")
 #: What a line says where the code has no literal at that place.
 _SAID: Final[dict[str, tuple[str, ...]]] = {
-    "f'{what} cannot be enqueued yet'": (
-        "A message cannot be enqueued yet",
-        "The end of a group cannot be enqueued yet",
-    ),
+    "not_yet": ("A message cannot be enqueued yet", "A group's end cannot be counted yet"),
     "what": ("Completion could not be recorded", "Mark of being at work stays until it expires"),
     "otherwise": ("Could not ask the ledger", "Could not count the backlog"),
     "self.sweep.starts_with": (),  # on the worker's page

@@ -10,7 +10,7 @@ from housekeeping.brokers.redis import SoundRedisBroker, redis_broker
 from housekeeping.foundation.errors import SettingsError
 from housekeeping.foundation.settings import Settings
 
-__all__ = ["SoundRedisBroker", "harden", "message_broker", "redis_broker"]
+__all__ = ["SoundRedisBroker", "harden", "message_broker", "redis_broker", "require_pika"]
 
 
 def message_broker(settings: Settings) -> Broker:
@@ -22,22 +22,31 @@ def message_broker(settings: Settings) -> Broker:
     if not settings.on_rabbitmq:
         return redis_broker(settings)
     settings.require_redis_url()
-    if importlib.util.find_spec("pika") is None:
-        raise SettingsError(
-            "HOUSEKEEPING_BROKER_URL names RabbitMQ, whose client pika is not installed: "
-            "pip install 'housekeeping[rabbitmq]'"
-        )
+    require_pika()
     from housekeeping.brokers.rabbitmq_settings import rabbitmq_broker
 
     return rabbitmq_broker(settings)
 
 
+def require_pika() -> None:
+    """Return when RabbitMQ's client is there.
+
+    Raises:
+      SettingsError: When it is not installed.
+    """
+    if importlib.util.find_spec("pika") is None:
+        raise SettingsError(
+            "HOUSEKEEPING_BROKER_URL names RabbitMQ, whose client pika is not installed: "
+            "pip install 'housekeeping[rabbitmq]'"
+        )
+
+
 def harden(broker: Broker) -> None:
-    """Give an application's own broker what the library's have, where it is Dramatiq's own class, unchanged.
+    """Give an application's own broker what the library's have, where its class is Dramatiq's own.
 
     Its parameters stay as they were given, but for maintenance on Redis and confirmed sends on RabbitMQ.
 
-    Note: A subclass keeps its own ways: what it overrides may be just what would be replaced.
+    Note: A subclass keeps its own ways, but for the maintenance: what it overrides may be just what would be replaced.
     """
     SoundRedisBroker.adopt(broker)
     if importlib.util.find_spec("pika") is not None:

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import pika
 from dramatiq import Broker, Consumer, Message
-from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from dramatiq.brokers.rabbitmq import DEAD_MESSAGE_TTL, RabbitmqBroker
 from dramatiq.common import current_millis, dq_name, q_name, xq_name
 from dramatiq.errors import ConnectionClosed
 from pika.exceptions import AMQPChannelError, AMQPError, ChannelClosedByBroker, UnroutableError
@@ -46,6 +46,8 @@ class SoundRabbitmqBroker(RabbitmqBroker):
       prefix: Stands before the name of every queue, so that applications share a RabbitMQ without meeting.
     """
 
+    _dead_message_ttl_ms: int = DEAD_MESSAGE_TTL_MS
+
     def __init__(self, *, prefix: str = "", **parameters: Any) -> None:
         super().__init__(**{"confirm_delivery": True, **parameters})
         self._prepare(prefix)
@@ -68,6 +70,8 @@ class SoundRabbitmqBroker(RabbitmqBroker):
             broker.__class__ = SoundRabbitmqBroker
             broker.confirm_delivery = True
             broker._prepare("")  # type: ignore[attr-defined]
+            # From the environment, where that says one: the queues that are there have it already.
+            broker._dead_message_ttl_ms = DEAD_MESSAGE_TTL  # type: ignore[attr-defined]
 
     @property
     def consumer_class(self) -> type[SoundConsumer]:
@@ -197,7 +201,7 @@ class SoundRabbitmqBroker(RabbitmqBroker):
         return self._declare(dq_name(queue_name), self._build_queue_arguments(queue_name))
 
     def _declare_xq_queue(self, queue_name: str) -> Any:
-        return self._declare(xq_name(queue_name), {"x-message-ttl": DEAD_MESSAGE_TTL_MS})
+        return self._declare(xq_name(queue_name), {"x-message-ttl": self._dead_message_ttl_ms})
 
     def _declare(self, queue_name: str, arguments: dict[str, Any]) -> Any:
         return self.channel.queue_declare(queue=self.physical(queue_name), durable=True, arguments=arguments)

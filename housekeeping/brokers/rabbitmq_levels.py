@@ -34,8 +34,9 @@ def level_for(message: Message[Any]) -> Level | None:
     eta = message.options.get("eta")
     if message.queue_name == q_name(message.queue_name) or not isinstance(eta, int | float):
         return None
-    left = (eta - current_millis()) / 1000
-    return max((level for level in LEVELS if level.seconds < left), key=lambda level: level.seconds, default=None)
+    left_ms = eta - current_millis()  # not divided: a huge one would be no float
+    passed = (level for level in LEVELS if level.seconds * 1000 < left_ms)
+    return max(passed, key=lambda level: level.seconds, default=None)
 
 
 def level_queue(delay_queue: str, level: Level) -> str:

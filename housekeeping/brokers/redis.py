@@ -44,7 +44,10 @@ class SoundRedisBroker(RedisBroker):
 
     @staticmethod
     def adopt(broker: Broker) -> None:
-        """Make a Redis broker of Dramatiq's own class one of these, with its parameters; any other stays as it is."""
+        """Make a Redis broker of Dramatiq's own class one of these, with its parameters.
+
+        A subclass gets the maintenance only, any other broker nothing.
+        """
         if isinstance(broker, RedisBroker) and broker.maintenance_chance == DEFAULT_MAINTENANCE_CHANCE:
             broker.maintenance_chance = MAINTENANCE_SCALE
         if type(broker) is RedisBroker:

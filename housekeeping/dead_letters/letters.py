@@ -6,14 +6,17 @@ import dataclasses
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, Literal, Protocol
 
 from dramatiq import Broker, Message
 from dramatiq.errors import DecodeError
+from dramatiq.middleware import MiddlewareError
 
+from housekeeping.brokers.bodies import wrong_type
 from housekeeping.foundation.db import one_line
-from housekeeping.foundation.errors import DeadLetterRefused
+from housekeeping.foundation.errors import DeadLetterRefused, RedisUnavailable
+from housekeeping.foundation.steering import SkipEnqueue, StoreUnavailable
 from housekeeping.middleware.deduplication_options import as_new
 
 #: What belongs to the life that is over. A `tick` stays: what is done now is another attempt at that tick, and its
@@ -21,7 +24,10 @@ from housekeeping.middleware.deduplication_options import as_new
 _OLD_LIFE: Final = frozenset(
     {"retries", "traceback", "requeue_timestamp", "redis_message_id", "eta", "claim", "scheduled_at", "duplicate_of"}
 )
-_TYPES: Final = {"actor_name": str, "message_id": str, "message_timestamp": int, "kwargs": dict, "options": dict}
+
+
+#: In the place of a time of death that the broker does not say.
+NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +57,8 @@ class DeadLetter:
             message: Message[Any] = Message.decode(body)
         except (DecodeError, RecursionError) as error:
             return cls(broker_id, queue, died_at, body, None, one_line(error.__cause__ or error))
-        wrong = [name for name, kind in _TYPES.items() if not isinstance(getattr(message, name), kind)]
-        if wrong:
-            return cls(broker_id, queue, died_at, body, None, f"its {wrong[0]} is {getattr(message, wrong[0])!r}")
+        if wrong := wrong_type(message):
+            return cls(broker_id, queue, died_at, body, None, wrong)
         return cls(broker_id, queue, died_at, body, message)
 
     @property
@@ -76,9 +81,9 @@ class DeadLetter:
     @property
     def error(self) -> str | None:
         """Why it cannot be read, or the line of the traceback that says what went wrong."""
-        if self.unreadable or not self.traceback:
+        lines = (self.traceback or "").strip().splitlines()
+        if not lines:
             return self.unreadable or None
-        lines = self.traceback.strip().splitlines()
         # Not simply the last line: the text of an error may have several, and the first one says most.
         frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
         after = lines[frames[-1] + 1 :] if frames else lines
@@ -135,6 +140,23 @@ class DeadLetterStore(Protocol):
         Raises:
           DeadLetterRefused: When it cannot be read.
         """
+
+
+def turned_away(broker: Broker, letter: DeadLetter, message: Message[Any]) -> Requeued | None:
+    """Run the hooks before an enqueueing; what became of the letter where they keep its message out.
+
+    Raises:
+      RedisUnavailable: When a hook cannot say without Redis, which does not answer.
+    """
+    try:
+        broker.emit_before("enqueue", message, None)
+    except SkipEnqueue as skip:
+        return Requeued(letter.id, "duplicate", skip.duplicate_of)
+    except StoreUnavailable as error:
+        raise RedisUnavailable(str(error)) from error
+    except MiddlewareError as error:
+        return Requeued(letter.id, "refused", one_line(error))
+    return None
 
 
 def found(store: DeadLetterStore, ids: Sequence[str]) -> list[DeadLetter]:

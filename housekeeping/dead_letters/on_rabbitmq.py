@@ -6,19 +6,15 @@ import hashlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 from dramatiq.common import xq_name
 from dramatiq.errors import ConnectionClosed
-from dramatiq.middleware import MiddlewareError
 from pika.exceptions import AMQPError
 
-from housekeeping.dead_letters.letters import DeadLetter, Requeued
+from housekeeping.dead_letters.letters import NEVER, DeadLetter, Requeued, turned_away
 from housekeeping.foundation.db import one_line
-from housekeeping.foundation.errors import BrokerUnavailable, RedisUnavailable
-from housekeeping.foundation.steering import SkipEnqueue, StoreUnavailable
-
-_NEVER: Final = datetime.min.replace(tzinfo=UTC)
+from housekeeping.foundation.errors import BrokerUnavailable
 
 
 class RabbitmqDeadLetters:
@@ -42,7 +38,7 @@ class RabbitmqDeadLetters:
         with self._channel() as channel:
             letters = [letter for queue in self._queues() for _, letter in self._taken(channel, queue)]
         # Of one second, the last one in its queue.
-        return sorted(reversed(letters), key=lambda letter: letter.died_at or _NEVER, reverse=True)[:limit]
+        return sorted(reversed(letters), key=lambda letter: letter.died_at or NEVER, reverse=True)[:limit]
 
     def find(self, ids: Collection[str]) -> dict[str, DeadLetter]:
         found: dict[str, DeadLetter] = {}
@@ -51,13 +47,15 @@ class RabbitmqDeadLetters:
                 for _, letter in self._taken(channel, queue):
                     for name in {letter.id, letter.broker_id} & set(ids):
                         other = found.get(name)
-                        if other is None or (letter.died_at or _NEVER) >= (other.died_at or _NEVER):
+                        if other is None or (letter.died_at or NEVER) >= (other.died_at or NEVER):
                             found[name] = letter
         return found
 
     def requeue(self, letter: DeadLetter) -> Requeued:
         message = letter.revived(self._broker)
         with self._channel() as channel:
+            # Asked for anew: what goes to a queue that somebody has deleted is dropped without a word.
+            self._broker.queues_pending.add(message.queue_name)
             self._broker.declare_queue(message.queue_name, ensure=True)
             # Together, when it is committed: taken from the dead letters and put into the queue.
             channel.tx_select()
@@ -66,17 +64,10 @@ class RabbitmqDeadLetters:
             )
             if tag is None:
                 return Requeued(letter.id, "gone")
-            try:
-                self._broker.emit_before("enqueue", message, None)
-            except SkipEnqueue as skip:
-                return Requeued(letter.id, "duplicate", skip.duplicate_of)
-            except StoreUnavailable as error:
-                raise RedisUnavailable(str(error)) from error
-            except MiddlewareError as error:
-                return Requeued(letter.id, "refused", one_line(error))
-            channel.basic_publish(
-                "", self._broker.physical(message.queue_name), message.encode(), self._broker.properties()
-            )
+            if outcome := turned_away(self._broker, letter, message):
+                return outcome
+            properties = self._broker.properties(priority=message.options.get("broker_priority"))
+            channel.basic_publish("", self._broker.physical(message.queue_name), message.encode(), properties)
             channel.basic_ack(tag)
             channel.tx_commit()
             self._broker.emit_after("enqueue", message, None)
@@ -91,7 +82,7 @@ class RabbitmqDeadLetters:
 
     def _taken(self, channel: Any, queue: str) -> Iterator[tuple[int, DeadLetter]]:
         """Each dead letter of the queue, the oldest first, taken until the channel is closed."""
-        self._broker.declare_queue(queue, ensure=True)
+        self._broker._declare_xq_queue(queue)  # somebody may have deleted it
         name = self._broker.physical(xq_name(queue))
         while (got := channel.basic_get(name))[0] is not None:
             method, properties, body = got
@@ -103,12 +94,14 @@ class RabbitmqDeadLetters:
     @contextmanager
     def _channel(self) -> Iterator[Any]:
         try:
-            channel = self._broker.connection.channel()
+            # The one of before may be lost: while its thread has nothing to do, nobody answers its heartbeats.
+            channel = self._broker._insist(lambda: self._broker.connection.channel())
             try:
                 yield channel
             finally:
                 with suppress(AMQPError):
                     channel.close()
-        except (AMQPError, ConnectionClosed, OSError) as error:
+        except (AMQPError, ConnectionClosed, OSError, AssertionError) as error:  # the last one as in reaching_rabbitmq
             del self._broker.connection
-            raise BrokerUnavailable(f"RabbitMQ did not answer: {one_line(error)}") from error
+            said = one_line(error).removeprefix("RabbitMQ: ")
+            raise BrokerUnavailable(f"RabbitMQ did not answer: {said}") from error

@@ -11,16 +11,12 @@ from typing import Any, Final
 from uuid import uuid4
 
 from dramatiq.brokers.redis import RedisBroker
-from dramatiq.middleware import MiddlewareError
 
-from housekeeping.dead_letters.letters import DeadLetter, Requeued
-from housekeeping.foundation.db import one_line
-from housekeeping.foundation.errors import HousekeepingError, RedisUnavailable
+from housekeeping.dead_letters.letters import NEVER, DeadLetter, Requeued, turned_away
+from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.redis_client import insist, reaching_redis
-from housekeeping.foundation.steering import SkipEnqueue, StoreUnavailable
 
 _SUFFIX: Final = ".XQ"
-_NEVER: Final = datetime.min.replace(tzinfo=UTC)
 _PAGE: Final = 100  # letters read in one round trip
 _OPERATOR_S: Final = 30  # how long one requeue may keep others waiting, should its process die
 
@@ -83,7 +79,7 @@ class RedisDeadLetters:
                         continue
                     letter = stored.read()
                     for name in {letter.id, letter.broker_id} & sought:
-                        found[name] = max(letter, found.get(name, letter), key=lambda each: each.died_at or _NEVER)
+                        found[name] = max(letter, found.get(name, letter), key=lambda each: each.died_at or NEVER)
                         sought.discard(name)  # the next one of this queue is older
                     if not sought:
                         break
@@ -109,14 +105,8 @@ class RedisDeadLetters:
         redis_id = str(uuid4())
         message = letter.revived(self._broker).copy(options={"redis_message_id": redis_id})
         # What the broker's `enqueue` does, with a script of our own in the middle.
-        try:
-            self._broker.emit_before("enqueue", message, None)
-        except SkipEnqueue as skip:
-            return Requeued(letter.id, "duplicate", skip.duplicate_of)
-        except StoreUnavailable as error:
-            raise RedisUnavailable(str(error)) from error
-        except MiddlewareError as error:
-            return Requeued(letter.id, "refused", one_line(error))
+        if outcome := turned_away(self._broker, letter, message):
+            return outcome
         dead, queue = self._key(letter.queue), f"{self._broker.namespace}:{message.queue_name}"
         arguments = [letter.broker_id, redis_id, message.encode()]
         if not insist(lambda: self._move(keys=[dead, f"{dead}.msgs", queue, f"{queue}.msgs"], args=arguments)):

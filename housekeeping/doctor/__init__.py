@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 
 import redis
 from peewee import PeeweeException
@@ -20,7 +19,7 @@ Examination = Callable[[Settings, dict[str, Sweep]], Iterator[Finding]]
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
-    """Look at every part; a part that cannot be looked at is a finding itself, and hides no other.
+    """Look at every part; one that cannot be looked at is a finding itself, and hides those that stand on it only.
 
     Parameters:
       sweeps: The workers by name; those that are disabled are not looked at.
@@ -47,8 +46,3 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         except (HousekeepingError, PeeweeException, redis.RedisError, OSError) as error:
             unreachable.add(area)
             yield Finding("error", area, "connection", one_line(error), "everything below it cannot be looked at")
-
-
-def now() -> datetime:
-    """This machine's time."""
-    return datetime.now(UTC)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dramatiq.brokers.redis import MAINTENANCE_SCALE, RedisBroker
+from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers import message_broker
 from housekeeping.foundation.settings import Settings
@@ -30,9 +30,6 @@ def _defaults(settings: Settings) -> Finding:
     broker = message_broker(settings)
     if not isinstance(broker, RedisBroker):
         return Finding("fine", "broker", "defaults", "RabbitMQ: confirmed sends, one message a thread is fetched")
-    if broker.maintenance_chance < MAINTENANCE_SCALE:
-        text = "messages of killed workers are looked for by chance only: they come back after minutes"
-        return Finding("warning", "broker", "defaults", text, "let housekeeping.install set maintenance_chance")
     back_s, kept_d = broker.heartbeat_timeout // 1000, broker.dead_message_ttl // 86_400_000
     text = f"a killed worker's messages come back after {back_s} s, dead letters are kept for {kept_d} days"
     return Finding("fine", "broker", "defaults", text)

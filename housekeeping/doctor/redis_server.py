@@ -56,8 +56,8 @@ def _memory(client: redis.Redis, info: dict[str, Any]) -> Iterator[Finding]:
 def _persistence(info: dict[str, Any]) -> Iterator[Finding]:
     if info.get("aof_enabled"):
         yield Finding("fine", "redis", "persistence", "append-only file")
-    elif info.get("rdb_last_save_time") and info.get("rdb_saves", 1):
-        text = "snapshots only: messages enqueued since the last one are lost with the server"
+    else:
+        text = "snapshots at most: messages enqueued since the last one, or all, are lost with the server"
         yield Finding(
             "warning", "redis", "persistence", text, "CONFIG SET appendonly yes; ticks come again by themselves"
         )

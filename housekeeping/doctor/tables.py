@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from peewee import ProgrammingError
+
 from housekeeping.doctor.rights import grants, missing_rights
-from housekeeping.foundation.db import database
+from housekeeping.foundation.db import database, one_line
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.findings import Finding
@@ -28,7 +30,12 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
 
 def _table(worker: str, name: str, model: Any, needed: tuple[str, ...]) -> Iterator[Finding]:
     table = _name(model)
-    oid = database.execute_sql("SELECT to_regclass(%s)::oid", (table,)).fetchone()[0]
+    try:
+        oid = database.execute_sql("SELECT to_regclass(%s)::oid", (table,)).fetchone()[0]
+    except ProgrammingError as error:  # it may not be looked for in its schema
+        way_out = f'GRANT USAGE ON SCHEMA "{model._meta.schema}" TO current_user'
+        yield Finding("error", worker, f"rights on {name}", one_line(error), way_out)
+        return
     if oid is None:
         way_out = f'name yours in HOUSEKEEPING_WORKERS["{worker}"]["tables"], or disable the worker'
         yield Finding("error", worker, f"table {name}", f"{table} is not in this database", way_out)
@@ -44,7 +51,8 @@ def _table(worker: str, name: str, model: Any, needed: tuple[str, ...]) -> Itera
 
 def _vacuum(worker: str, name: str, table: str, oid: int) -> Iterator[Finding]:
     row = database.execute_sql(
-        "SELECT n_live_tup, n_dead_tup, coalesce('autovacuum_enabled=false' = ANY (reloptions), false), "
+        "SELECT n_live_tup, n_dead_tup, EXISTS (SELECT FROM pg_options_to_table(reloptions) "
+        "WHERE option_name = 'autovacuum_enabled' AND NOT option_value::bool), "
         "EXISTS (SELECT FROM pg_stat_progress_vacuum AS p WHERE p.relid = c.oid) "
         "FROM pg_class AS c LEFT JOIN pg_stat_all_tables AS s ON s.relid = c.oid WHERE c.oid = %s",
         (oid,),

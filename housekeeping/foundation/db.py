@@ -238,14 +238,22 @@ def one_line(error: BaseException) -> str:
     """The first line of the error's text, passwords masked; its type's name when it has none."""
     if isinstance(error, KeyError):
         return typed_line(error)  # its text is the key alone
-    text = str(error).strip()
-    return masked(text.splitlines()[0]) if text else type(error).__name__
+    return _first_line(error) or type(error).__name__
 
 
 def typed_line(error: BaseException) -> str:
     """The error's type, and the first line of its text, passwords masked."""
+    line = _first_line(error)
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+def _first_line(error: BaseException) -> str:
     text = str(error).strip()
-    return f"{type(error).__name__}: {masked(text.splitlines()[0])}" if text else type(error).__name__
+    if not text:
+        return ""
+    # Written out as `printable` does: PostgreSQL takes neither, and the line is to stand in the ledger.
+    storable = text.splitlines()[0].replace("\0", r"\x00").encode(errors="backslashreplace").decode()
+    return masked(storable)
 
 
 def sqlstate(error: PeeweeException) -> str | None:

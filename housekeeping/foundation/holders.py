@@ -14,7 +14,7 @@ from uuid import uuid4
 from housekeeping.foundation.context import current_message
 
 #: The milliseconds it was made at, what makes it unique, machine:process, and for a run its worker and message.
-_TOKEN: Final = re.compile(r"(?P<ms>\d+)-[0-9a-f]{32}(?: (?P<process>\S*) (?P<worker>\S*) (?P<message_id>\S*))?")
+_TOKEN: Final = re.compile(r"(?P<ms>\d{1,15})-[0-9a-f]{32}(?: (?P<process>\S*) (?P<worker>\S*) (?P<message_id>\S*))?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,24 @@ class LeaseStore(Protocol):
         """Until it expires; None when nobody holds it."""
 
 
+def give_back(store: LeaseStore, key: str, token: str) -> bool:
+    """Free a lease at the end of its run, in up to three tries; False when the token no longer held it.
+
+    One that is gone after a try without an answer counts as given back: by that try, as far as anybody can tell.
+
+    Raises:
+      RedisUnavailable: No try got an answer; unless one took effect, others wait until the ttl is over.
+    """
+    tries = 0
+
+    def release() -> bool:
+        nonlocal tries
+        tries += 1
+        return store.release(key, token) or tries > 1
+
+    return insist(release)
+
+
 class RedisLeaseStore:
     """Leases as Redis keys, one round trip for each call.
 

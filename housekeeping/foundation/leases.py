@@ -29,6 +29,7 @@ from housekeeping.foundation.holders import holder_of, new_token
 from housekeeping.foundation.interruption import LostLease, interrupter, retract
 from housekeeping.foundation.lease_store import LeaseStore as LeaseStore
 from housekeeping.foundation.lease_store import RedisLeaseStore as RedisLeaseStore
+from housekeeping.foundation.lease_store import give_back
 from housekeeping.foundation.redis_client import shared_redis
 from housekeeping.foundation.renewal import Kept, elapsed, renewals, surely_until
 
@@ -190,7 +191,7 @@ class ExclusiveLease:
         return self._token is not None and self._ours() and self._store.renew(self.key, self._token, self.ttl)
 
     def cancel(self) -> bool:
-        """Give it back; False when it was no longer ours."""
+        """Give it back, in up to three tries; False when it was no longer ours."""
         token, self._token, self._epoch = self._token, None, None
         lost = self._kept is not None and self._kept.lost
         if self._kept is not None:
@@ -200,7 +201,7 @@ class ExclusiveLease:
                 retract(LostLease)
         if token is None or not self._ours():
             return False
-        ours = self._store.release(self.key, token)
+        ours = give_back(self._store, self.key, token)
         if lost or not ours:
             metrics.LEASES_LOST.add(holder_of(token).worker or "")
         return ours

@@ -13,6 +13,7 @@ import psycopg2
 from psycopg2.extensions import parse_dsn
 from pydantic import AfterValidator, BeforeValidator
 
+_AMQP: Final = ("amqp://", "amqps://")
 _ESCAPES: Final = "in a user or password, / is written %2F, : %3A, @ %40"
 
 
@@ -38,6 +39,13 @@ def _well_formed(url: str) -> bool:
         return parts.port != 0 and parts.netloc.count("@") < 2
     except ValueError:
         return False
+
+
+def _well_formed_each(urls: str) -> bool:
+    """RabbitMQ's may be several, one a node, with semicolons between them."""
+    if not urls.startswith(_AMQP):
+        return _well_formed(urls)
+    return all(url.startswith(_AMQP) and url not in _AMQP and _well_formed(url) for url in urls.split(";"))
 
 
 def _well_formed_for_libpq(url: str) -> bool:
@@ -121,7 +129,7 @@ REDIS: Final = _url("redis://:password@host:6379/0", "redis", "rediss", "unix", 
 BROKER: Final = _url(
     "redis://:password@host:6379/0 or amqp://user:password@host:5672/vhost",
     *("redis", "rediss", "unix", "amqp", "amqps"),
-    well_formed=_well_formed,
+    well_formed=_well_formed_each,
 )
 SENTRY: Final = _url("https://key@host/1", "http", "https", well_formed=_well_formed)
 STORE: Final = _url(

@@ -53,8 +53,10 @@ class Stderr(logging.StreamHandler[TextIO]):
     def handleError(self, record: logging.LogRecord) -> None:
         # What a library logged with arguments that do not fit; the traceback logging would print is no log line.
         error = traceback.format_exception_only(*sys.exc_info()[:2])[-1].strip()
+        # What is no text may fail again at being made one, in the midst of whoever logged it.
+        line = record.msg if isinstance(record.msg, str) else f"<{type(record.msg).__name__}>"
         logging.getLogger("housekeeping.foundation.logs").error(
-            "A log line could not be written", extra={"line": str(record.msg), "of": record.name, "error": error}
+            "A log line could not be written", extra={"line": line, "of": record.name, "error": error}
         )
 
 

@@ -77,7 +77,8 @@ def standard_middleware(client: redis.Redis, settings: Settings, theirs: Sequenc
         # Sees no message; anywhere would do.
         Prefetch(),
         Metrics(),
-        # Closes a broken connection last, after all that may still use it.
+        # After Schedule, so its after hook runs first: outcomes are written on a sound connection, and in no
+        # transaction that an actor left open.
         Connections(),
         # Before deduplication: a redelivery of a completed message must not take its key again.
         idempotency,

@@ -10,7 +10,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 import redis
-from dramatiq import Actor, Broker, Message, MessageProxy, Middleware, Worker
+from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.errors import BrokerConnectionError
 from dramatiq.middleware import MiddlewareError
@@ -145,9 +145,6 @@ class Deduplication(Middleware):
             except RedisUnavailable as error:
                 self._thread.unconfirmed = reserved
                 logger.warning("Key may be free before its message has ended", key=reserved.key, error=str(error))
-
-    def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
-        metrics.hand_over()  # what was dropped while the application was imported
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         self._thread.forget_run()  # what an interrupted hook may have left

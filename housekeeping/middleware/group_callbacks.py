@@ -8,7 +8,7 @@ import dramatiq.middleware
 from dramatiq import Broker, Message, MessageProxy
 from dramatiq.rate_limits.backends import RedisBackend
 
-from housekeeping.middleware.patience import enqueue_at_last, patient, patiently
+from housekeeping.middleware.patience import patient, patiently
 
 #: KEYS: how many are awaited, as Dramatiq's barrier keeps it; which messages were counted, and what they were told.
 #: ARGV: the message id, the ttl in ms. Returns whether it is the last one; the same however often it is asked.
@@ -28,7 +28,7 @@ def counted(given: dramatiq.middleware.GroupCallbacks) -> dramatiq.middleware.Gr
     """The application's own callbacks of groups, made so that nothing is lost or counted twice where that can be."""
     backend = given.rate_limiter_backend
     if type(given) is dramatiq.middleware.GroupCallbacks and isinstance(backend, RedisBackend):
-        return GroupCallbacks(given, backend)
+        given = GroupCallbacks(given, backend)
     return patient(given)
 
 
@@ -55,9 +55,10 @@ class GroupCallbacks(dramatiq.middleware.GroupCallbacks):
         callbacks = message.options.get("group_completion_callbacks")
         if exception is not None or message.failed or not (group and callbacks):
             return
-        if patiently(lambda: self._is_last(group, message.message_id), "The end of a group"):
+        if patiently(lambda: self._is_last(group, message.message_id), "A group's end cannot be counted yet"):
             for callback in callbacks:
-                enqueue_at_last(broker, Message(**callback))
+                broker.enqueue(Message(**callback))
 
     def _is_last(self, group: str, message_id: str) -> bool:
-        return bool(self._count(keys=[group, f"{group}@counted"], args=[message_id, self.barrier_ttl]))
+        # By its braces the second key is in the first one's slot of a cluster; a script's keys have to be in one.
+        return bool(self._count(keys=[group, f"{{{group}}}@counted"], args=[message_id, self.barrier_ttl]))

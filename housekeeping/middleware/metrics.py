@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.server
 import importlib.util
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dramatiq import Broker, Middleware, Worker
 
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 logger = named_logger(__name__)
 
+_OF_ACTORS: Final = (
+    *(metrics.DEDUPLICATED, metrics.RETRIES, metrics.DEAD_LETTERS),
+    *(metrics.LEASES_REQUESTED, metrics.LEASES_HELD, metrics.LEASES_LOST),
+)
+
 
 class Metrics(Middleware):
     """Middleware that makes each actor's metrics known before the first message, for who counts increases.
@@ -31,9 +36,7 @@ class Metrics(Middleware):
 
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
         for name, actor in broker.actors.items():
-            for counter in (metrics.DEDUPLICATED, metrics.RETRIES, metrics.DEAD_LETTERS):
-                counter.add(name, number=0)
-            for counter in (metrics.LEASES_REQUESTED, metrics.LEASES_HELD, metrics.LEASES_LOST):
+            for counter in _OF_ACTORS:
                 counter.add(name, number=0)
             sweep, cron = actor.options.get("sweep"), actor.options.get("periodic")
             if sweep is not None:

@@ -11,6 +11,7 @@ import redis
 from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 from dramatiq.errors import BrokerConnectionError
 from dramatiq.middleware import Interrupt, Shutdown
+from redis.exceptions import ClusterCrossSlotError, NoPermissionError
 
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import RedisUnavailable
@@ -26,9 +27,11 @@ M = TypeVar("M", bound=Middleware)
 _PAUSE_S: Final = 1.0  # between two tries while the broker is away
 #: What it looks like when Redis or RabbitMQ is away; the last one is a name that cannot be looked up.
 _AWAY: Final = (redis.RedisError, BrokerConnectionError, StoreUnavailable, RedisUnavailable, OSError)
+#: What Redis answers to who asks for something that it will never do: no waiting mends it.
+_REFUSED: Final = (redis.DataError, NoPermissionError, ClusterCrossSlotError)
 
 
-def patiently(step: Callable[[], T], what: str) -> T:
+def patiently(step: Callable[[], T], not_yet: str) -> T:
     """Do a step that may be repeated, and while the broker is away do it again.
 
     In a hook after the actor an error would be swallowed by Dramatiq, and the message acknowledged: lost. Waiting
@@ -36,13 +39,18 @@ def patiently(step: Callable[[], T], what: str) -> T:
     has not acknowledged it, and the broker delivers it again.
 
     Parameters:
-      what: What cannot be done yet, for the log.
+      not_yet: What the log says for as long as it cannot be done.
+
+    Raises:
+      redis.RedisError: Redis is there and refuses it.
     """
     while True:
         try:
             return step()
+        except _REFUSED:
+            raise
         except _AWAY as error:
-            _wait(what, one_line(error))
+            _wait(not_yet, one_line(error))
         except Interrupt:
             # Meant for the actor, which is done. It may have come after the step was done; then it is done
             # twice, which is better than not at all, and an idempotent actor executes its message once.
@@ -52,12 +60,12 @@ def patiently(step: Callable[[], T], what: str) -> T:
 def enqueue_at_last(broker: Broker, message: Message[Any] | MessageProxy, delay: int | None = None) -> None:
     """Enqueue, and while the broker is away try again."""
     # The very same message each time: another would be a duplicate of what the first try has reserved.
-    patiently(lambda: broker.enqueue(message, delay=delay), "A message")  # type: ignore[arg-type]
+    patiently(lambda: broker.enqueue(message, delay=delay), "A message cannot be enqueued yet")  # type: ignore[arg-type]
 
 
-def _wait(what: str, reason: str) -> None:
+def _wait(not_yet: str, reason: str) -> None:
     try:
-        logger.warning(f"{what} cannot be enqueued yet", error=reason)
+        logger.warning(not_yet, error=reason)
         time.sleep(_PAUSE_S)
     except Interrupt:
         return
@@ -118,9 +126,10 @@ def patient(middleware: M) -> M:
             return
         try:
             hook(PatientBroker(broker), message, result=result, exception=exception)
-        except Exception:
+        except Exception as error:
             if exception is None:
                 message.fail()  # Dramatiq would acknowledge it; a failed one has its retry already
+                message.stuff_exception(error)  # what it died of, for the dead letter
             raise
 
     middleware.after_process_message = with_patience  # type: ignore[method-assign]

@@ -106,6 +106,8 @@ class Retries(dramatiq.middleware.Retries):
         scheduled = self._period(broker, message) is not None
         if scheduled and self._another_waits(self._mark(broker, message), message.message_id, delay):
             logger.warning("Not retried: a retry of this actor waits already", job_status="retry_waits")
+            # Else idempotency would take a redelivery for an old attempt of the retry that is not made, and drop it.
+            message.options["retries"] -= 1
             return
         enqueue_at_last(broker, message, int(delay.total_seconds() * 1000))
         metrics.RETRIES.add(message.actor_name)

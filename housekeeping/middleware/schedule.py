@@ -122,6 +122,7 @@ class Schedule(Middleware):
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
+        self._outcomes.hand_on()
         tick = tick_of(message)
         if tick is None or isinstance(exception, PutBack | Shutdown):
             return
@@ -137,8 +138,10 @@ class Schedule(Middleware):
             self._outcomes.record(name, "failed", one_line(exception), tick, message_id)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
+        self._outcomes.hand_on()
         # Dramatiq calls this hook while it handles the SkipMessage, and does not pass it on.
-        self.tick_skipped(message, str(sys.exception() or "skipped"))
+        skip = sys.exception()
+        self.tick_skipped(message, "skipped" if skip is None else one_line(skip))
 
     def is_due(self, actor: Actor[..., Any], cron: Cron, now: datetime) -> bool:
         """Whether the actor's latest tick is still to be sent; asked by periodiq once a minute. Never raises."""
@@ -201,9 +204,10 @@ class Schedule(Middleware):
           SkipEnqueue: When the tick was sent before, or is just being sent.
           StoreUnavailable: When Redis is away; a claim it may have made all the same ends by itself.
         """
-        actor = broker.get_actor(message.actor_name)
-        cron = actor.options.get("periodic")
-        if not sent_by_scheduler(message) or not isinstance(cron, Cron):
+        # Of another service, or of another release: there is no such actor here.
+        actor = broker.actors.get(message.actor_name)
+        cron = None if actor is None else actor.options.get("periodic")
+        if actor is None or not isinstance(cron, Cron) or not sent_by_scheduler(message):
             return message
         tick = cron.latest(datetime.fromisoformat(message.options["scheduled_at"]))
         token = uuid4().hex

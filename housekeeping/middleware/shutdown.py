@@ -106,11 +106,15 @@ class ShutdownNotifications(dramatiq.middleware.ShutdownNotifications):
                     logger.warning("Actor is interrupted for the shutdown of its process", thread_id=inside.thread_id)
         return within
 
+    def _is_within(self, thread_id: int) -> bool:
+        inside = self._inside.get(thread_id)
+        return inside is not None and not inside.left
+
     def _interruptible(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if current_message.get() is None:
-                return function(*args, **kwargs)  # called as a plain function, not by a worker
+            if current_message.get() is None or self._is_within(threading.get_ident()):
+                return function(*args, **kwargs)  # called as a plain function, by no worker or by another actor
             at_once = getattr(self._at_once, "wanted", False)
             inside = _Inside(threading.get_ident(), at_once, statement_of_this_thread())
             return interruptibly(self._run, inside, lambda: function(*args, **kwargs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
@@ -224,12 +225,13 @@ class TickMemory:
         return bool(ours), bool(noted)
 
     def notes(self) -> list[Note]:
-        """What the ledger is yet to be told, gaps first."""
+        """What the ledger is yet to be told, gaps first; what is no note of ours is passed over."""
         found: Any = self._client.hgetall(self._notes)
         notes = []
         for field, value in found.items():
-            kind, seconds, worker = _text(field).split(":", 2)
-            notes.append(Note(kind.partition(".")[0], moment(seconds), worker, _text(value), _text(field)))
+            with suppress(ValueError, OverflowError):
+                kind, seconds, worker = _text(field).split(":", 2)
+                notes.append(Note(kind.partition(".")[0], moment(seconds), worker, _text(value), _text(field)))
         return sorted(notes, key=lambda note: (note.kind != "gap", note.tick))
 
     def note(self, worker: str, tick: datetime, row: dict[str, Any]) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 import redis
 from dramatiq import Actor, Message, MessageProxy
-from peewee import PeeweeException, fn
+from peewee import DataError, IntegrityError, PeeweeException, fn
 
 from housekeeping.foundation import metrics
 from housekeeping.foundation.cron import Cron
-from housekeeping.foundation.db import database, one_line
+from housekeeping.foundation.db import database, one_line, typed_line
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.middleware.tick_memory import Note, TickMemory, moment
 from housekeeping.sweeps import ledger
@@ -26,6 +27,8 @@ _KEPT: Final = 1000  # rows kept in memory while database and Redis are away; th
 _COUNTED: Final = 600_000  # missed ticks are counted up to here, a year of minutes and more: a second's work
 _MINUTE: Final = timedelta(minutes=1)
 _UNLESS_ANY: Final = "unless_any"  # in a note: the row is not to be written when its message has one
+#: What is wrong with this one note; any other error is the database's, and all notes wait.
+_UNWRITABLE: Final = (DataError, IntegrityError, ValueError, TypeError, KeyError, AttributeError)
 
 
 def tick_of(message: Message[Any] | MessageProxy) -> datetime | None:
@@ -46,7 +49,7 @@ class TickOutcomes:
     """Writes rows for ticks that have no run of a sweep; nothing without a database.
 
     A row that cannot be written, because the database is away, is noted in Redis and written by the next scheduler
-    that wakes up; in memory while Redis is away as well.
+    that wakes up. While Redis is away as well it is kept in memory, until the end of the process's next message.
     """
 
     def __init__(self, memory: TickMemory) -> None:
@@ -79,18 +82,38 @@ class TickOutcomes:
         except PeeweeException as error:
             self._keep(worker, tick, {**row, _UNLESS_ANY: True}, error)
 
+    def hand_on(self) -> None:
+        """Note what is kept in memory, for a scheduler to write, if Redis is back; costs nothing where nothing is."""
+        with suppress(redis.RedisError):
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        while self._unwritten:
+            try:
+                kept = self._unwritten.popleft()  # at once: other threads do so beside this one
+            except IndexError:
+                return
+            try:
+                self._memory.note(**kept)
+            except redis.RedisError:
+                self._unwritten.appendleft(kept)
+                raise
+
     def flush(self, schedules: dict[str, Cron]) -> None:
         """Write what is noted, and what could not be noted.
 
         Raises:
           redis.RedisError: Redis did not answer; nothing is lost.
         """
-        while self._unwritten:
-            self._memory.note(**self._unwritten[0])
-            self._unwritten.popleft()
+        self._hand_on()
         for note in self._memory.notes():
             try:
                 self._write(note, schedules)
+            except _UNWRITABLE as error:
+                # It costs itself only, and stays: a newer release may know what it says.
+                logger.error(
+                    "Outcome of a tick cannot be recorded", worker=note.worker, note=note.field, error=typed_line(error)
+                )
             except PeeweeException as error:
                 logger.error("Outcome of a tick could not be recorded yet", worker=note.worker, error=one_line(error))
                 return
@@ -211,8 +234,7 @@ def ended_well(message_id: str) -> bool:
     if database.obj is None:
         return False
     try:
-        well = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason != "shutdown"))
-        return bool(Run.select(Run.id).where((Run.message_id == message_id) & well).exists())
+        return ledger.completed(message_id)
     except PeeweeException as error:
         logger.error("The ledger could not be asked", message_id=message_id, error=one_line(error))
         return False

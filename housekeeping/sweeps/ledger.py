@@ -96,7 +96,7 @@ def begin(
             (Run.worker == worker) & Run.outcome.is_null() & dead
         ).execute()
         # Not before: that waits for an earlier attempt that is just committing its last batch.
-        if message_id is not None and _completed(message_id):
+        if message_id is not None and completed(message_id):
             transaction.rollback()
             return None
         last = _last_runs(worker)
@@ -114,7 +114,8 @@ def _alone_with(message_id: str) -> None:
     database.execute_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"housekeeping run {message_id}",))
 
 
-def _completed(message_id: str) -> bool:
+def completed(message_id: str) -> bool:
+    """Whether a run of the message has ended well, so that no other is to begin."""
     ended_well = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason != "shutdown"))
     return bool(Run.select(Run.id).where((Run.message_id == message_id) & ended_well).exists())
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -37,6 +38,12 @@ def of_queue(queue: str, **options: object) -> bytes:
     return Message(queue_name=queue, actor_name="good", args=(), kwargs={}, options=dict(options)).encode()
 
 
+def with_part(name: str, part: object) -> bytes:
+    """A message all right but for this part."""
+    good = json.loads(of_queue("default", redis_message_id="poison"))
+    return json.dumps({**good, name: part}).encode()
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -44,6 +51,12 @@ def of_queue(queue: str, **options: object) -> bytes:
         b'{"queue_name": "default"}',
         b"[]",
         of_queue("default"),
+        with_part("options", []),
+        with_part("actor_name", ["good"]),
+        with_part("message_id", {}),
+        with_part("message_id", ["a"]),
+        with_part("message_timestamp", "now"),
+        with_part("kwargs", []),
     ],
 )
 def test_an_unreadable_message_costs_itself_only(  # B3

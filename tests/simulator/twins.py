@@ -191,13 +191,13 @@ def cursor_before_the_batch() -> None:
 
 def completion_not_recorded_in_the_ledger() -> None:
     """A redelivery of a completed sweep begins another run."""
-    ledger._completed = lambda message_id: False
+    ledger.completed = lambda message_id: False
 
 
 def retry_lost_while_redis_is_away() -> None:
     """A retry is tried once, and its message acknowledged in any case."""
 
-    def once(step: Callable[[], Any], what: str) -> Any:
+    def once(step: Callable[[], Any], not_yet: str) -> Any:
         try:
             return step()
         except patience._AWAY:

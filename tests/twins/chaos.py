@@ -32,11 +32,11 @@ def _takes_what_was_begun_for_done(patch: pytest.MonkeyPatch) -> None:
     def begun(message_id: str) -> bool:
         return bool(Run.select(Run.id).where(Run.message_id == message_id).exists())
 
-    patch.setattr(ledger, "_completed", begun)
+    patch.setattr(ledger, "completed", begun)
 
 
 def _runs_again_what_is_done(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger, "_completed", lambda message_id: False)
+    patch.setattr(ledger, "completed", lambda message_id: False)
 
 
 def _counts_what_it_was_told(patch: pytest.MonkeyPatch) -> None:

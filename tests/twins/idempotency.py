@@ -28,7 +28,7 @@ def _records_no_completion(patch: pytest.MonkeyPatch) -> None:
 
 
 def _asks_no_ledger(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger, "_completed", lambda message_id: False)
+    patch.setattr(ledger, "completed", lambda message_id: False)
 
 
 def _lets_a_second_delivery_in(patch: pytest.MonkeyPatch) -> None:

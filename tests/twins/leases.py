@@ -11,6 +11,7 @@ import pytest
 
 from housekeeping.foundation import interruption, lease_store, leases
 from housekeeping.foundation.holders import Holder
+from housekeeping.foundation.redis_client import insist
 from housekeeping.foundation.renewal import Kept
 from housekeeping.foundation.steering import PutBack, StoreUnavailable
 from housekeeping.middleware import exclusive_lease
@@ -18,6 +19,7 @@ from tests.twins import Twin
 from tests.twins.planting import instead
 
 _LEASES: Final = "tests/integration/foundation/test_leases.py::"
+_GIVEN_BACK: Final = "tests/integration/foundation/test_leases_given_back.py::"
 _ACTORS: Final = "tests/integration/middleware/test_exclusive_lease.py::"
 _LOST: Final = "tests/integration/middleware/test_lost_leases.py::"
 
@@ -108,6 +110,18 @@ TWINS: Final[list[Twin]] = [
         "takes_held_elsewhere_for_an_error",
         _ACTORS + "test_a_message_is_skipped_while_another_holds_the_lease",
         instead(exclusive_lease, "Skip", StoreUnavailable),
+    ),
+    Twin(
+        "L4",
+        "gives_back_with_one_try",
+        _GIVEN_BACK + "test_a_lease_is_given_back_although_redis_answers_only_the_third_time",
+        instead(leases, "give_back", lambda store, key, token: store.release(key, token)),
+    ),
+    Twin(
+        "L4",
+        "takes_what_it_gave_back_for_lost",
+        _GIVEN_BACK + "test_a_lease_that_was_given_back_without_an_answer_is_left_to_its_next_holder",
+        instead(leases, "give_back", lambda store, key, token: insist(lambda: store.release(key, token))),
     ),
     Twin(
         "L5",

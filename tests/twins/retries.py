@@ -119,6 +119,12 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "R4",
+        "waits_for_what_is_refused",
+        f"{_FOLLOW_UPS}test_a_count_that_redis_does_not_allow_makes_a_dead_letter_not_a_thread_that_waits_for_ever",
+        instead(patience, "_REFUSED", ()),
+    ),
+    Twin(
+        "R4",
         "does_not_yield_to_the_one_that_waits",
         f"{_STORMS}test_retries_of_until_executing_that_come_due_together_make_one_run",
         instead(deduplication_options, "_WAITED_FOR", ("redis_message_id",)),

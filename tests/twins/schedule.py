@@ -104,6 +104,10 @@ def _keeps_outcomes_to_itself(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TickMemory, "note", lambda *args: None)
 
 
+def _keeps_what_neither_took_until_it_is_a_scheduler(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tick_outcomes.TickOutcomes, "hand_on", lambda *args: None)
+
+
 def _leaves_all_to_the_sweep(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tick_outcomes.TickOutcomes, "make_sure", lambda *args: None)
 
@@ -202,6 +206,13 @@ TWINS: Final[list[Twin]] = [
         f"{_MIDDLEWARE}/test_schedule_database_away.py"
         "::test_an_outcome_the_database_could_not_take_is_written_by_the_next_scheduler",
         _keeps_outcomes_to_itself,
+    ),
+    Twin(
+        "S5",
+        "keeps_what_neither_database_nor_redis_could_take",
+        f"{_MIDDLEWARE}/test_schedule_database_away.py"
+        "::test_an_outcome_that_neither_database_nor_redis_could_take_is_handed_on_with_the_workers_next_message",
+        _keeps_what_neither_took_until_it_is_a_scheduler,
     ),
     Twin(
         "S5",

@@ -74,6 +74,13 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "R5",
+        "forgets_the_actor_that_called_another",
+        f"{_SHUTDOWN}test_an_actor_that_has_called_another_one_as_a_function_is_interrupted_all_the_same",
+        instead(ShutdownNotifications, "_is_within", lambda self, thread_id: False),
+        slow=True,
+    ),
+    Twin(
+        "R5",
         "waits_for_the_statement",
         f"{_STATEMENTS}test_an_actor_that_takes_the_cancelled_statement_for_its_own_error_is_put_back_too",
         instead(statements, "_cancel", lambda connection: False),

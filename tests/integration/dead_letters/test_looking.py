@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import dramatiq
@@ -11,7 +12,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.common import current_millis
 
-from housekeeping.dead_letters import RedisDeadLetters, dead_letters_of, on_redis
+from housekeeping.dead_letters import RedisDeadLetters, dead_letters_of, on_redis, requeue
 from housekeeping.foundation.errors import Refused
 from tests.integration.dead_letters.conftest import Doomed
 from tests.integration.middleware.applications import eventually, working
@@ -126,11 +127,11 @@ def test_letters_are_found_by_message_id_and_by_the_id_of_the_broker(  # R6
         (b'{"queue_name": "default"}', "'args'"),
         (
             b'{"queue_name":"default","actor_name":5,"args":[],"kwargs":{},"options":{},"message_id":"x"}',
-            "actor_name is 5",
+            "its actor_name is of type int",
         ),
         (
             b'{"queue_name":"default","actor_name":"a","args":[],"kwargs":{},"options":7,"message_id":"x"}',
-            "options is 7",
+            "its options is of type int",
         ),
         (b"[" * 100_000, ""),
     ],
@@ -145,6 +146,29 @@ def test_what_nothing_can_read_is_listed_by_the_brokers_id_with_the_reason(  # R
     assert (letter.id, letter.message, letter.body) == ("5-5", None, body)
     assert letter.unreadable and why in letter.unreadable
     assert letter.error == letter.unreadable
+
+
+def test_what_cannot_be_read_shows_no_secret_of_its_arguments(  # R6
+    broker: RedisBroker, store: RedisDeadLetters
+) -> None:
+    arguments = ["redis://:hunter2@host/0", {"password": "hunter2"}]
+    bury(broker, json.dumps({**Message("default", "a", (), {}, {}).asdict(), "kwargs": arguments}).encode())
+
+    [letter] = store.newest(10)
+    with pytest.raises(Refused) as refused:
+        requeue(store, ["5-5"])
+
+    assert letter.unreadable == "its kwargs is of type list"
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("traceback", ["", "\n"])
+def test_a_letter_with_nothing_in_its_traceback_is_listed_beside_the_others(  # R6
+    broker: RedisBroker, store: RedisDeadLetters, traceback: str
+) -> None:
+    bury(broker, Message("default", "a", (), {}, {"traceback": traceback}, message_id="empty").encode())
+
+    assert [(letter.id, letter.error) for letter in store.newest(10)] == [("empty", None)]
 
 
 def test_the_dead_letters_of_another_kind_of_broker_are_refused_in_words() -> None:

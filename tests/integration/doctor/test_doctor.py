@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 
 import psycopg2
@@ -66,6 +67,21 @@ def test_a_table_that_is_not_there_is_an_error_with_the_setting_that_names_it(fo
     assert missing.way_out is not None and '["tables"]' in missing.way_out
 
 
+@pytest.mark.parametrize("off", ["off", "false", "no", "0"])
+def test_a_table_that_autovacuum_leaves_alone_is_told(found: Found, postgres: Database, off: str) -> None:
+    postgres.execute_sql(f"ALTER TABLE ci_builds SET (autovacuum_enabled = {off})")
+
+    (told,) = [each for each in found("warning") if each.subject == "autovacuum on ci_builds"]
+
+    assert "is off" in told.text
+
+
+def test_a_table_with_other_options_is_none_that_autovacuum_leaves_alone(found: Found, postgres: Database) -> None:
+    postgres.execute_sql("ALTER TABLE ci_builds SET (autovacuum_enabled = on, fillfactor = 90)")
+
+    assert [each for each in found("warning") if each.subject == "autovacuum on ci_builds"] == []
+
+
 def test_a_missing_schema_is_an_error_and_hides_nothing_else(
     found: Found, settings: Settings, admin: Connection
 ) -> None:
@@ -125,12 +141,39 @@ def test_an_append_only_redis_is_fine() -> None:
     assert [each.level for each in _persistence({"aof_enabled": 1})] == ["fine"]
 
 
+@pytest.mark.parametrize("information", [{"rdb_saves": 0}, {"rdb_saves": 3}, {}])
+def test_a_redis_without_an_append_only_file_is_told_to_lose_messages(information: dict[str, object]) -> None:
+    (finding,) = _persistence({"aof_enabled": 0, "rdb_last_save_time": 1, **information})
+
+    assert (finding.level, "lost with the server" in finding.text) == ("warning", True)
+
+
 def test_a_redis_that_is_away_is_one_error_and_hides_nothing_else(complete: Settings, tables: None) -> None:
     away = complete.model_copy(update={"redis_url": "redis://127.0.0.1:1"})
 
     found = list(doctor.examine(away, configured_sweeps(away)))
 
     assert [(each.area, each.subject) for each in found if each.level == "error"] == [("redis", "connection")]
+
+
+def test_a_client_of_rabbitmq_that_is_not_installed_is_a_finding_and_hides_nothing_else(
+    complete: Settings, tables: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("housekeeping.brokers.rabbitmq")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pika", None)
+    on_rabbitmq = complete.model_copy(update={"broker_url": "amqp://127.0.0.1:1"})
+
+    found = list(doctor.examine(on_rabbitmq, configured_sweeps(on_rabbitmq)))
+
+    assert [(each.area, each.text) for each in found if each.level == "error"] == [
+        (
+            "broker",
+            "HOUSEKEEPING_BROKER_URL names RabbitMQ, whose client pika is not installed: "
+            "pip install 'housekeeping[rabbitmq]'",
+        )
+    ]
+    assert ("postgres", "connection") in [(each.area, each.subject) for each in found]
 
 
 def test_looking_changes_nothing(found: Found, settings: Settings, statements: list[str]) -> None:

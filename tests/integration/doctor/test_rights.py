@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from psycopg2.extensions import connection as Connection
 
+from housekeeping.doctor import examine
 from housekeeping.doctor.rights import grants, missing_rights, needed_rights
 from housekeeping.foundation.db import Database
 from housekeeping.foundation.settings import Settings
@@ -81,6 +82,33 @@ def test_a_right_that_was_taken_away_is_missing(role: str, settings: Settings, a
     assert before == []
     assert missing_rights("ci_builds", needed["ci_builds"]) == [needed["ci_builds"][1]]
     assert missing_rights("user_statuses", needed["user_statuses"]) == ["DELETE"]
+
+
+@pytest.fixture
+def elsewhere(complete: Settings) -> Iterator[Settings]:
+    """One worker's table is in a schema that is named in the settings."""
+    given = complete.model_dump(exclude={"workers"})
+    table = f"{complete.namespace}.user_statuses"
+    yield Settings.load(**given, workers={"user_status_cleanup.batch": {"table": table}})
+    configured_sweeps(complete)
+
+
+def test_a_schema_that_may_not_be_used_is_told_and_hides_no_other_table(
+    role: str, elsewhere: Settings, admin: Connection
+) -> None:
+    sweeps = configured_sweeps(elsewhere)
+    with admin.cursor() as cursor:
+        cursor.execute(f"REVOKE USAGE ON SCHEMA {elsewhere.namespace} FROM {role}")
+
+    told = [each for each in examine(elsewhere, sweeps) if each.level == "error"]
+
+    way_out = f'GRANT USAGE ON SCHEMA "{elsewhere.namespace}" TO current_user'
+    assert (told[0].area, told[0].subject, told[0].way_out) == (
+        "user_status_cleanup.batch",
+        "rights on user_statuses",
+        way_out,
+    )
+    assert {each.subject for each in told[1:]} >= {"table ci_builds", "table bulk_imports"}
 
 
 def _stale(root: Path) -> None:

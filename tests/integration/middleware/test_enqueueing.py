@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import dramatiq
@@ -11,7 +12,7 @@ from dramatiq.brokers.redis import RedisBroker
 from housekeeping import embedded
 from housekeeping.foundation.settings import Settings
 from housekeeping.foundation.steering import SkipEnqueue
-from tests.integration.middleware.applications import close_all, installed, queued
+from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
 
 
 class Refusing(Middleware):
@@ -38,6 +39,27 @@ def test_the_sender_of_a_dropped_message_gets_it_back_marked(broker: RedisBroker
 
     assert (message.args, message.options["duplicate_of"]) == ((1,), "the other")
     assert queued(broker) == []
+
+
+def test_a_message_for_an_actor_of_another_service_is_enqueued(broker: RedisBroker) -> None:
+    broker.enqueue(Message("default", "elsewhere", (1,), {}, {}))
+
+    assert [(message.actor_name, message.args) for message in queued(broker)] == [("elsewhere", (1,))]
+
+
+def test_a_delayed_message_whose_actor_is_gone_by_then_dies_and_holds_up_no_other(
+    settings: Settings, redis_client: redis.Redis
+) -> None:
+    former, newer = (installed(settings.model_copy(update={"database_url": None})) for _ in range(2))
+    ran = threading.Event()
+    dramatiq.actor(broker=former, actor_name="gone")(lambda: None).send_with_options(delay=1)
+    work = dramatiq.actor(broker=newer, actor_name="work")(ran.set)
+    work.send_with_options(delay=2)
+
+    with working(newer):
+        assert ran.wait(timeout=20)
+        eventually(lambda: [message.actor_name for message in queued(newer, "default.XQ")] == ["gone"])
+    close_all()
 
 
 def test_a_group_with_a_dropped_message_sends_the_others(broker: RedisBroker) -> None:  # D2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from dramatiq import Actor
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Callbacks, GroupCallbacks
 from dramatiq.rate_limits.backends import RedisBackend
+from redis.crc import key_slot
 
 from housekeeping import embedded
 from housekeeping.brokers import redis_broker
@@ -20,6 +22,7 @@ from housekeeping.foundation.redis_client import shared_redis
 from housekeeping.foundation.settings import Settings
 from housekeeping.foundation.steering import PutBack
 from housekeeping.installation import install
+from housekeeping.middleware import patience
 from tests.integration.middleware import applications
 from tests.integration.middleware.applications import eventually, queued, working
 from tests.integration.middleware.hands import Hands, delivered_again
@@ -34,16 +37,42 @@ def closing() -> Iterator[None]:
     applications.close_all()
 
 
-@pytest.fixture
-def grouped(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:
-    """An application's broker with Dramatiq's callbacks of groups."""
+@contextmanager
+def counting_by(client: redis.Redis, settings: Settings) -> Iterator[RedisBroker]:
+    """An application's broker with Dramatiq's callbacks of groups, which are counted by this client."""
     without = settings.model_copy(update={"database_url": None})
     broker = redis_broker(without)
-    broker.add_middleware(GroupCallbacks(RedisBackend(client=broker.client), barrier_ttl=60_000))
+    broker.add_middleware(GroupCallbacks(RedisBackend(client=client), barrier_ttl=60_000))
     install(broker, without, workers=False)
-    yield broker
-    for client in (broker.client, shared_redis.get()):
-        client.connection_pool.disconnect()
+    try:
+        yield broker
+    finally:
+        for each in (broker.client, shared_redis.get()):
+            each.connection_pool.disconnect()
+
+
+@pytest.fixture
+def grouped(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:
+    with counting_by(redis_client, settings) as broker:
+        yield broker
+
+
+@pytest.fixture
+def refused(settings: Settings) -> Iterator[RedisBroker]:
+    """As `grouped`, counted by a user of Redis who may not run scripts."""
+    with embedded.start(postgres=False) as servers, redis.Redis.from_url(servers.redis_url) as allowed:
+        allowed.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "+@all", "-@scripting")
+        with (
+            redis.Redis.from_url(servers.redis_url, username="limited", password="secret") as limited,
+            counting_by(limited, settings.model_copy(update={"redis_url": servers.redis_url})) as broker,
+        ):
+            yield broker
+
+
+@pytest.fixture
+def never_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails a test that waits for the broker to come back."""
+    monkeypatch.setattr(patience, "_wait", lambda not_yet, reason: pytest.fail(f"{not_yet}: {reason}"))
 
 
 def piped(first: Actor[..., Any], then: Actor[..., Any]) -> None:
@@ -170,7 +199,73 @@ def test_a_result_that_no_message_can_carry_makes_a_dead_letter_not_a_lost_pipel
     hands.run()
 
     assert queued(broker) == []
-    assert [message.actor_name for message in queued(broker, "default.XQ")] == ["first"]
+    [dead] = queued(broker, "default.XQ")
+    assert dead.actor_name == "first"
+    assert "TypeError" in dead.options["traceback"], "R6: it says what it died of"
+
+
+def test_a_group_whose_callback_cannot_be_sent_makes_a_dead_letter_not_a_lost_callback(  # R4
+    grouped: RedisBroker,
+) -> None:
+    member = dramatiq.actor(broker=grouped, actor_name="member")(lambda: None)
+    over = dramatiq.actor(broker=grouped, actor_name="over")(lambda: None)
+    group = dramatiq.group([member.message()], broker=grouped)
+    group.add_completion_callback(over.message_with_options(idempotency_key="of an actor that is not idempotent"))
+    group.run()
+
+    Hands(grouped).run()
+
+    [dead] = queued(grouped, "default.XQ")
+    assert dead.actor_name == "member"
+    assert "idempotency_key needs" in dead.options["traceback"]
+
+
+def test_a_count_that_redis_does_not_allow_makes_a_dead_letter_not_a_thread_that_waits_for_ever(  # R4
+    refused: RedisBroker, never_waiting: None
+) -> None:
+    member = dramatiq.actor(broker=refused, actor_name="member")(lambda: None)
+    group = dramatiq.group([member.message()], broker=refused)
+    group.add_completion_callback(member.message())
+    group.run()
+
+    Hands(refused).run()
+
+    [dead] = queued(refused, "default.XQ")
+    assert "NoPermissionError" in dead.options["traceback"]
+
+
+def test_a_group_by_what_is_no_name_makes_a_dead_letter_not_a_thread_that_waits_for_ever(  # R4
+    grouped: RedisBroker, never_waiting: None
+) -> None:
+    member = dramatiq.actor(broker=grouped, actor_name="member")(lambda: None)
+    callbacks = [member.message().asdict()]
+    member.send_with_options(group_completion_uuid={"no": "text"}, group_completion_callbacks=callbacks)
+
+    Hands(grouped).run()
+
+    [dead] = queued(grouped, "default.XQ")
+    assert "DataError" in dead.options["traceback"]
+
+
+def test_what_is_kept_of_a_group_is_in_one_slot_of_a_cluster(
+    grouped: RedisBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = dramatiq.actor(broker=grouped, actor_name="member")(lambda: None)
+    group = dramatiq.group([member.message()], broker=grouped)
+    group.add_completion_callback(member.message())
+    group.run()
+    [callbacks] = [each for each in grouped.middleware if isinstance(each, GroupCallbacks)]
+    counting: Any = callbacks
+    count, slots = counting._count, list[int]()
+
+    def noted(keys: list[str], args: list[Any]) -> Any:
+        slots.extend(key_slot(key.encode()) for key in keys)
+        return count(keys=keys, args=args)
+
+    monkeypatch.setattr(counting, "_count", noted)
+    Hands(grouped).run()
+
+    assert len(slots) == 2 and len(set(slots)) == 1
 
 
 def test_an_applications_own_callbacks_keep_their_kind(settings: Settings, redis_client: redis.Redis) -> None:  # R4

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import dramatiq
 import pytest
 import redis
+from dramatiq.middleware import SkipMessage
 from peewee import OperationalError
 
 from housekeeping.foundation.db import Database, connect_to, database
 from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.foundation.settings import Settings
+from housekeeping.middleware.tick_memory import TickMemory
 from housekeeping.sweeps import ledger
 from housekeeping.sweeps.actor import register
 from housekeeping.sweeps.declaration import LeaseTerms
 from housekeeping.workers.user_status_cleanup.worker import sweep
-from tests.integration.middleware.applications import at, close_all, installed, rows, wake_up
+from tests.integration.middleware.applications import at, close_all, installed, rows, scheduler, wake_up
 from tests.integration.middleware.hands import Hands
 from tests.integration.middleware.ticking import Account
 
@@ -74,6 +78,70 @@ def test_a_tick_that_was_skipped_and_could_not_be_recorded_is_tried_again(own: S
     assert rows(sweep.name) == [("skipped", "lease_held", at(10), {})]
 
 
+def test_an_outcome_that_neither_database_nor_redis_could_take_is_handed_on_with_the_workers_next_message(
+    own: Settings,
+) -> None:
+    worker = scheduler(own)
+    other = dramatiq.actor(broker=worker, actor_name="other")(lambda: None)
+    wake_up(scheduler(own), at(10))
+    hands = Hands(worker)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger, "record", _database_away)
+        patch.setattr(TickMemory, "note", _redis_away)
+        hands.run()
+        other.send()
+        hands.run()
+
+    other.send()
+    hands.run()
+    wake_up(scheduler(own), at(10, 1))
+
+    assert rows("swept") == [("done", None, at(10), {})]
+
+
+@pytest.mark.parametrize("text", ["caf\udce9", "a\0b"], ids=["undecodable", "nul"])
+@pytest.mark.parametrize(("kind", "outcome"), [(ValueError, "failed"), (SkipMessage, "skipped")])
+def test_a_tick_that_ends_with_a_text_the_database_cannot_take_has_its_outcome(
+    own: Settings, text: str, kind: type[Exception], outcome: str
+) -> None:
+    account = Account(own, "0 * * * *", max_retries=0)
+    account.failures = iter([kind(text)])
+    wake_up(account.process(), at(10))
+
+    account.work_off()
+
+    assert [(row[0], row[2]) for row in rows("swept")] == [(outcome, at(10))]
+
+
+@pytest.mark.parametrize(
+    ("field", "row"),
+    [
+        ("nothing that we know", {}),
+        ("row.1:no time:swept", {}),
+        ("row.1:1:swept", {}),
+        ("row.1:1:swept", None),
+        ("row.1:1:swept", {"outcome": "failed", "reason": "caf\udce9", "message_id": "1"}),
+        ("row.1:1:swept", {"outcome": "failed", "reason": "x", "message_id": "1", "of_a_newer_release": 1}),
+    ],
+    ids=["no_note", "no_time", "no_row", "null", "undecodable", "newer"],
+)
+def test_a_note_that_cannot_be_written_costs_itself_only(
+    own: Settings, redis_client: redis.Redis, field: str, row: object
+) -> None:
+    account = Account(own, "0 * * * *")
+    wake_up(account.process(), at(10))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger, "record", _database_away)
+        account.work_off()
+    redis_client.hset(f"{own.namespace}:tick_notes", field, json.dumps(row))
+
+    wake_up(account.process(), at(11))
+    account.work_off()
+
+    assert rows("swept") == [("done", None, at(10), {}), ("done", None, at(11), {})]
+    assert redis_client.hkeys(f"{own.namespace}:tick_notes") == [field.encode()], "another release may know it"
+
+
 def test_a_sweep_that_failed_and_said_so_has_one_row(own: Settings) -> None:
     # Its table is not there.
     broker = installed(own)
@@ -87,3 +155,7 @@ def test_a_sweep_that_failed_and_said_so_has_one_row(own: Settings) -> None:
 
 def _database_away(*args: Any, **kwargs: Any) -> None:
     raise OperationalError("the server closed the connection")
+
+
+def _redis_away(*args: Any, **kwargs: Any) -> None:
+    raise redis.ConnectionError("connection closed by server")

@@ -13,6 +13,7 @@ import redis
 
 from housekeeping.foundation.settings import Settings
 from housekeeping.middleware import idempotency
+from tests.integration.middleware.applications import queued
 from tests.integration.middleware.endless import LONG_ENOUGH_S, Endless
 from tests.integration.middleware.hands import Hands, delivered_again
 
@@ -88,6 +89,32 @@ def test_a_mark_that_redis_lost_is_made_again_while_its_run_lives(
     hands.run(first)
 
     assert runs == ["began", "ended"]
+
+
+def test_a_tick_that_is_not_retried_beside_another_ones_retry_runs_when_it_is_delivered_again(
+    broker: Any, hands: Hands
+) -> None:
+    # I1, S5: its process may have been killed before it could say what became of the tick
+    runs: list[str] = []
+
+    def work() -> None:
+        runs.append("run")
+        raise RuntimeError("disk full")
+
+    once: Any = {"schedule": "* * * * *", "idempotent": True, "deduplicate": None}
+    actor = dramatiq.actor(broker=broker, actor_name="work", **once)(work)
+    actor.send()
+    hands.run()
+    actor.send()
+    fetched = hands.fetch()
+    assert fetched is not None
+    again = delivered_again(fetched)  # as it was before its run, which counts its retries
+
+    hands.run(fetched)
+    hands.run(again)
+
+    assert runs == ["run", "run", "run"]
+    assert len(queued(broker, "default.DQ")) == 1
 
 
 class WatchedLock:

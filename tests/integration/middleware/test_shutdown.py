@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import dramatiq
@@ -26,11 +26,12 @@ def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroke
 class Endless:
     """An actor that runs until it is interrupted or let go."""
 
-    def __init__(self, broker: RedisBroker, **options: Any) -> None:
+    def __init__(self, broker: RedisBroker, first: Callable[[], object] = lambda: None, **options: Any) -> None:
         self.began, self.may_end, self.interrupted = threading.Event(), threading.Event(), threading.Event()
 
         @dramatiq.actor(broker=broker, max_retries=0, **{"actor_name": "endless", **options})
         def endless() -> None:
+            first()
             self.began.set()
             try:
                 while not self.may_end.wait(0.01):
@@ -110,6 +111,22 @@ def test_a_thread_in_its_after_hooks_is_never_interrupted(broker: RedisBroker) -
 
     assert hook.ended.is_set()
     assert queued(broker) == []
+
+
+@pytest.mark.parametrize(("grace_s", "at_once"), [(1.0, False), (600.0, True)], ids=["after_the_grace", "at_once"])
+def test_an_actor_that_has_called_another_one_as_a_function_is_interrupted_all_the_same(  # R5
+    settings: Settings, redis_client: redis.Redis, grace_s: float, at_once: bool
+) -> None:
+    broker = installed(settings.model_copy(update={"database_url": None, "grace_s": grace_s}))
+    other = dramatiq.actor(broker=broker, actor_name="other")(lambda: None)
+    endless = Endless(broker, first=other, notify_shutdown=at_once)
+    worker = started(broker, endless)
+
+    threading.Timer(PATIENCE_S, endless.may_end.set).start()
+    worker.stop(timeout=2 * PATIENCE_S * 1000)
+    close_all()
+
+    assert endless.interrupted.is_set()
 
 
 def test_an_actor_called_as_a_function_is_not_interrupted(broker: RedisBroker) -> None:

@@ -41,10 +41,11 @@ def test_an_unreadable_message_costs_itself_only(  # B3
     costs_itself_only(broker, body, caplog)
 
 
+@pytest.mark.parametrize(("name", "part"), [("options", []), ("actor_name", ["good"]), ("message_id", {})])
 def test_a_message_that_decodes_and_cannot_be_taken_costs_itself_only(  # B3
-    broker: Any, caplog: pytest.LogCaptureFixture
+    broker: Any, name: str, part: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    costs_itself_only(broker, of_queue("default", options=[]), caplog)
+    costs_itself_only(broker, of_queue("default", **{name: part}), caplog)
 
 
 def test_a_message_of_another_queue_costs_itself_only(broker: Any, caplog: pytest.LogCaptureFixture) -> None:  # B3
@@ -169,6 +170,13 @@ def test_a_level_ends_before_its_messages_are_due(left_s: int, level_s: int | No
     level = rabbitmq_levels.level_for(message)
 
     assert (level.seconds if level else None) == level_s
+
+
+@pytest.mark.parametrize("eta", [10**400, float("inf")], ids=["huge", "infinite"])
+def test_a_message_that_is_never_due_waits_in_the_longest_level(eta: float) -> None:  # B3
+    message: Message[Any] = Message("default.DQ", "work", (), {}, {"eta": eta})
+
+    assert rabbitmq_levels.level_for(message) == LEVELS[-1]
 
 
 def test_a_dead_letter_says_what_it_died_of(broker: Any) -> None:  # R6

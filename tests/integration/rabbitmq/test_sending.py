@@ -3,11 +3,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import dramatiq
 import pytest
+import redis
 from dramatiq import Message, Middleware
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.errors import ConnectionClosed
@@ -15,7 +16,9 @@ from dramatiq.errors import ConnectionClosed
 from housekeeping.brokers import harden, message_broker, rabbitmq
 from housekeeping.brokers.rabbitmq import QueueDeclaredOtherwise, SoundRabbitmqBroker
 from housekeeping.brokers.rabbitmq_consumer import let_go
+from housekeeping.foundation.redis_client import shared_redis
 from housekeeping.foundation.settings import Settings
+from housekeeping.installation import install
 from housekeeping.queues import queue_lengths
 from tests.integration.middleware.applications import queued
 from tests.integration.rabbitmq.conftest import cut
@@ -25,7 +28,9 @@ from tests.rabbitmq_server import free_ports
 FORKING = """
 import os, dramatiq
 from housekeeping.brokers import harden, message_broker
+from housekeeping.foundation.redis_client import shared_redis
 from housekeeping.foundation.settings import Settings
+from housekeeping.installation import install
 
 broker = message_broker(Settings.load())
 work = dramatiq.actor(broker=broker, actor_name="work")(lambda who: None)
@@ -37,6 +42,22 @@ if not os.fork():
 assert os.wait()[1] == 0
 work.send("parent, after")
 broker.close()
+"""
+
+
+HARDENING = """
+import sys, dramatiq
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from housekeeping.brokers import harden
+from tests.rabbitmq_look import remove
+
+url, queue = sys.argv[1:]
+for hardened in (False, True):
+    broker = RabbitmqBroker(url=url, middleware=[])
+    if hardened:
+        harden(broker)
+    dramatiq.actor(broker=broker, actor_name="work", queue_name=queue)(lambda: None).send()
+remove(broker)
 """
 
 
@@ -195,6 +216,50 @@ def test_an_applications_own_broker_is_hardened_where_it_stands(amqp_url: str, s
     assert isinstance(own, SoundRabbitmqBroker)
     assert [message.queue_name for message in queued(hardened, queue)] == [queue]
     remove(hardened)
+
+
+def test_dead_letters_of_an_applications_own_broker_are_kept_for_as_long_as_it_has_said(
+    amqp_url: str, settings: Settings, environment: dict[str, str]
+) -> None:
+    program = [sys.executable, "-c", HARDENING, amqp_url, f"{settings.namespace}_own"]
+    a_day = environment | {"dramatiq_dead_message_ttl": "86400000"}
+
+    ended = subprocess.run(program, env=a_day, capture_output=True, text=True, timeout=60)
+
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.fixture
+def own(amqp_url: str, settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
+    """An application's own broker with the library on it."""
+    own: Any = RabbitmqBroker(url=amqp_url, middleware=[])
+    install(own, settings.model_copy(update={"database_url": None}), workers=False)
+    yield own
+    remove(own)
+    shared_redis.get().close()
+
+
+def test_the_hooks_of_an_installed_broker_of_ones_own_see_a_message_once_too(own: Any, settings: Settings) -> None:
+    queue = f"{settings.namespace}_own"
+    work = dramatiq.actor(broker=own, actor_name="work", queue_name=queue)(lambda: None)
+    work.send()
+    counting = Counting(lambda: cut(own.connection))
+    own.add_middleware(counting)
+
+    message = work.send()
+
+    assert counting.before == counting.after == [message.message_id]
+    assert len(queued(own, queue)) == 2
+
+
+def test_a_far_message_of_an_installed_broker_of_ones_own_waits_in_rabbitmq(own: Any, settings: Settings) -> None:
+    queue = f"{settings.namespace}_own"
+    work = dramatiq.actor(broker=own, actor_name="work", queue_name=queue)(lambda: None)
+
+    work.send_with_options(delay=3_600_000)
+
+    assert own.channel.queue_declare(f"{queue}.DQ", passive=True).method.message_count == 0
+    assert len(queued(own, f"{queue}.DQ")) == 1, "in a queue of its length of time"
 
 
 def test_lengths_are_those_of_the_queues_and_none_of_a_queue_that_is_not_there(broker: Any, settings: Settings) -> None:

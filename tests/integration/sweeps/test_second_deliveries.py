@@ -26,7 +26,7 @@ def test_no_run_of_a_message_begins_once_it_is_completed_though_a_delivery_slept
     postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asleep, awake = threading.Event(), threading.Event()
-    completed = ledger._completed
+    completed = ledger.completed
 
     def asked_by_the_sleeper(message_id: str) -> bool:
         answer = completed(message_id)
@@ -41,7 +41,7 @@ def test_no_run_of_a_message_begins_once_it_is_completed_though_a_delivery_slept
         finally:
             postgres.close()
 
-    monkeypatch.setattr(ledger, "_completed", asked_by_the_sleeper)
+    monkeypatch.setattr(ledger, "completed", asked_by_the_sleeper)
     postgres.execute_sql("SET lock_timeout = '100ms'")
     with ThreadPoolExecutor(1) as another:
         sleeper = another.submit(sleep)

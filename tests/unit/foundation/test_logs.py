@@ -124,6 +124,20 @@ def test_a_line_whose_arguments_do_not_fit_is_reported_as_a_line(lines: Lines) -
     assert (line["event"], line["of"], line["line"]) == ("A log line could not be written", "theirs", "%d rows")
 
 
+class _Unsayable:
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+def test_what_cannot_be_made_a_text_is_reported_as_a_line_and_hurts_nobody(lines: Lines) -> None:
+    unsayable = logging.LogRecord("theirs", logging.INFO, __file__, 1, _Unsayable(), (), None)
+
+    logging.getLogger().handlers[0].handle(unsayable)
+
+    (line,) = lines()
+    assert (line["event"], line["line"]) == ("A log line could not be written", "<_Unsayable>")
+
+
 def test_empty_lines_are_left_out(lines: Lines) -> None:
     logging.getLogger("periodiq").info("")
 

@@ -53,6 +53,9 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
         ("REDIS_URL", "localhost:6379", "a URL such as redis://"),
         ("REDIS_URL", "redis://host:99999/0", "a URL such as redis://"),
         ("BROKER_URL", "http://host", "a URL such as redis://"),
+        ("BROKER_URL", "amqp://one/;", "a URL such as redis://"),
+        ("BROKER_URL", "amqp://one/;two", "a URL such as redis://"),
+        ("BROKER_URL", "amqp://one/;redis://two", "a URL such as redis://"),
         ("SENTRY_DSN", "x", "a URL such as https://"),
         ("NAMESPACE", "{x}", "at most 64 letters, digits and the signs _ . -"),
         ("SCHEMA", "Foo", "a plain PostgreSQL name: small letters, digits and _"),
@@ -103,6 +106,20 @@ def test_a_wrong_value_for_a_worker_is_refused_with_its_place(
 
     assert line.startswith(f'HOUSEKEEPING_WORKERS["{_WORKER}"]["{key}"] is ')
     assert line.endswith(f"; it should be {should}")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "amqp://me:pass@one:5672;amqp://me:pass@two:5672",
+        "amqps://me:pass@one:5671/v;amqp://me:pass@two:5672/v?heartbeat=5",
+        "redis://:half;half@host:6379/0",
+    ],
+)
+def test_the_nodes_of_a_broker_may_be_several(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("HOUSEKEEPING_BROKER_URL", value)
+
+    assert Settings.load().broker_url == value
 
 
 def test_an_unknown_key_of_a_worker_is_refused_with_the_one_that_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +209,7 @@ def test_lines_of_others_in_the_file_may_be_anything(folder: Path) -> None:
         ("REDIS_URL", "redis://me:hun@hunter2@host"),
         ("REDIS_URL", "host=h password=hunter2"),
         ("BROKER_URL", "http://me:hunter2@host"),
+        ("BROKER_URL", "amqp://me:pass@one/;amqp://me:hunter2/x@two:5672/v"),
         ("SENTRY_DSN", "ftp://me:hunter2@host"),
         ("WORKERS", '{"x": "postgresql://me:hunter2@host/db"}'),
         ("OBJECT_STORES", '{"uploads": {"url": "ftp://me:hunter2@host"}}'),
