@@ -94,8 +94,7 @@ def _servers() -> tuple[redis.Redis, str]:
 
 
 def _holder(lease: HeldLease) -> str:
-    held_by = " ".join(filter(None, (lease.worker, lease.process and f"on {lease.process}")))
-    return in_one_line(held_by, _KEY_WIDTH) or "unknown"
+    return in_one_line(lease.holder, _KEY_WIDTH)
 
 
 def _length(seconds: float | None) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import TextIOWrapper
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 from peewee import PeeweeException
@@ -41,12 +43,21 @@ First steps:
 Exit status: 0 done, partial or skipped; 1 failed; 2 wrong usage, settings or schema."""
 
 
+#: What a group without a command raises, to show its help; click has it from 8.2 on.
+_HELP: Final = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
+
 class _Group(click.Group):
     """Turns what goes wrong into one line; a traceback only when it is asked for."""
 
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        with _usage_in_one_line():
+            return super().make_context(*args, **more)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _usage_in_one_line():
+                return super().invoke(ctx)
         except HousekeepingError as error:
             if ctx.params.get("debug"):
                 raise
@@ -60,6 +71,18 @@ class _Group(click.Group):
                 raise
             who = "PostgreSQL says" if isinstance(error, PeeweeException) else type(error).__name__
             _end(f"{who}: {one_line(error)} (housekeeping --debug shows where)", 1)
+
+
+@contextmanager
+def _usage_in_one_line() -> Iterator[None]:
+    """What was mistyped, and the way out; click itself takes four lines for it."""
+    try:
+        yield
+    except click.UsageError as error:
+        if isinstance(error, _HELP):
+            raise
+        said = " ".join(error.format_message().split()).rstrip(".")
+        _end(f"{said} ({error.ctx.command_path} --help)" if error.ctx else said, error.exit_code)
 
 
 def _end(line: str, exit_code: int) -> NoReturn:

@@ -16,14 +16,18 @@ def past_moment(text: str, now: datetime) -> datetime:
     """A moment such as ``2026-11-20T03:00``, or ``03:00`` for the last time it was that late; UTC unless it says.
 
     Raises:
-      WrongArgument: When it is none.
+      WrongArgument: When it is none, or more than ten years away.
     """
     try:
         if re.fullmatch(r"\d{1,2}:\d{2}", text):
             hour, minute = (int(part) for part in text.split(":"))
             today = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
             return today if today <= now else today - timedelta(days=1)
-        return _aware(text)
+        moment = _aware(text)
+        # No schedule can be asked about the first or the last year that there is.
+        if abs(moment - now) > _LONGEST:
+            raise ValueError
+        return moment
     except (ValueError, OverflowError):
         raise WrongArgument(f"{text!r} is no time; it should be such as 2026-11-20T03:00 or 03:00") from None
 

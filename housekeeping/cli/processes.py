@@ -14,6 +14,7 @@ import periodiq
 from housekeeping.cli.composition import workers_on_database
 from housekeeping.cli.metrics_pages import serve_this_process, shared_by_processes
 from housekeeping.foundation.db import database
+from housekeeping.foundation.errors import WrongArgument
 from housekeeping.foundation.settings import Settings
 from housekeeping.queues import reach_broker
 
@@ -28,7 +29,7 @@ def _ready(queues: tuple[str, ...] = ()) -> Settings:
     known = sorted({sweep.queue for sweep in sweeps.values()})
     for queue in queues:
         if queue not in known:
-            raise click.BadParameter(f"there is no queue {queue!r}; the queues are {', '.join(known)}")
+            raise WrongArgument(f"there is no queue {queue!r}; the queues are {', '.join(known)}")
     settings.require_redis_url()
     # Not to be carried into those processes.
     database.close()
@@ -49,8 +50,8 @@ def worker(processes: int, threads: int, queues: tuple[str, ...]) -> None:
     reach_broker(settings)
     arguments = [_APPLICATION, "--skip-logging", "--processes", str(processes), "--threads", str(threads)]
     arguments += ["--worker-shutdown-timeout", str(int((settings.grace_s + _PUT_BACK_S) * 1000))]
-    for queue in queues:
-        arguments += ["--queues", queue]
+    if queues:
+        arguments += ["--queues", *queues]  # once: of several Dramatiq takes the last
     with shared_by_processes(settings):
         sys.exit(dramatiq.cli.main(dramatiq.cli.make_argument_parser().parse_args(arguments)))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
 import click
 
@@ -11,10 +12,17 @@ from housekeeping.cli.composition import chosen, workers_on_database
 from housekeeping.cli.moments import past_moment
 from housekeeping.cli.tables import counts, length, moment, out, progress, show, table
 from housekeeping.foundation.db import reaching_postgres
+from housekeeping.foundation.errors import RedisUnavailable
+from housekeeping.foundation.redis_client import reaching_redis, redis_client
+from housekeeping.foundation.settings import Settings
+from housekeeping.middleware.tick_memory import TickMemory
 from housekeeping.sweeps.counting import in_order
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.why import Answer
+from housekeeping.sweeps.why import Answer, WasSent
 from housekeeping.sweeps.why import why as ask
+
+#: Redis remembers 1500 ticks of each worker: of one that comes every minute, a little over a day.
+_REMEMBERED: Final = timedelta(hours=24)
 
 
 @click.command(short_help="Say what became of a tick, and the reason.")
@@ -36,11 +44,27 @@ def why(name: str, tick: str | None, as_json: bool) -> None:
     settings, sweeps = workers_on_database()
     sweep = chosen(sweeps, name)
     with progress("looking"), reaching_postgres():
-        answer = ask(sweep, asked, now, settings.timezone)
+        answer = ask(sweep, asked, now, settings.timezone, _was_sent(settings, name, now))
     if as_json:
         click.echo(json.dumps(answer.as_json(), default=lambda value: value.isoformat()))
         return
     _show(answer, sweep)
+
+
+def _was_sent(settings: Settings, name: str, now: datetime) -> WasSent:
+    """By what Redis remembers, which the scheduler claims and settles each tick in."""
+
+    def asked(tick: datetime) -> bool | None:
+        if settings.redis_url is None or now - tick > _REMEMBERED:
+            return None
+        try:
+            with reaching_redis():
+                seen = TickMemory(redis_client(settings.redis_url), settings.namespace).look(name, tick)
+        except RedisUnavailable:
+            return None
+        return seen.settled or seen.being_sent
+
+    return asked
 
 
 def _show(answer: Answer, sweep: Sweep) -> None:

@@ -100,10 +100,9 @@ def _rate(an_hour: float | None) -> str:
 
 
 def _lease_line(lease: HeldLease) -> str:
-    by = " ".join(filter(None, (lease.worker, lease.process and f"on {lease.process}"))) or "unknown"
     since = "" if lease.held_for_s is None else f" for {length(lease.held_for_s)}"
     free = "Redis has lost it" if lease.remaining_s is None else f"free in {length(lease.remaining_s)} unless renewed"
-    return f"lease {lease.key}: held by {by}{since}, {free}"
+    return f"lease {lease.key}: held by {lease.holder}{since}, {free}"
 
 
 def _switch_line(switch: Switched) -> str:

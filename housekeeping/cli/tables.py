@@ -33,8 +33,10 @@ def _console(width: int | None) -> Console:
     return _Printing(width=width, highlight=False, markup=False, emoji=False)
 
 
-#: For what a person reads; logs and progress go to stderr.
-out: Final = _console(None if sys.stdout.isatty() or "COLUMNS" in os.environ else _NO_LIMIT)
+#: For what a person reads; logs and progress go to stderr. A process whose output is closed has none.
+out: Final = _console(
+    None if (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ else _NO_LIMIT
+)
 
 
 def table(*columns: str, title: str | None = None) -> Table:
@@ -96,8 +98,14 @@ def length(seconds: float | None) -> str:
 
 def counts(given: dict[str, Any]) -> str:
     """Counts in one line; what is nothing is left out."""
-    shown = [f"{name} {value:,}" if not isinstance(value, bool) else name for name, value in given.items() if value]
-    return ", ".join(shown) or "nothing to do"
+    return ", ".join(_count(name, value) for name, value in given.items() if value) or "nothing to do"
+
+
+def _count(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return name
+    # A pass of one's own may count by what is no number.
+    return f"{name} {value:,}" if isinstance(value, int | float) else f"{name} {value}"
 
 
 def moment(value: datetime | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:

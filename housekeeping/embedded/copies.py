@@ -62,7 +62,7 @@ def _runs(program: Path, account: Account) -> bool:
             extra_groups=[],
             timeout=_VERSION_SECONDS,
         )
-    except OSError:
+    except (OSError, subprocess.TimeoutExpired):
         return False
     return told.returncode == 0
 

@@ -98,10 +98,9 @@ def _keep(line: Line) -> None:
     plan = line.receive()
     os.chdir("/")
     parents = [Path(parent) for parent in plan["parents"]]
-    clear_leftovers(parents)
-
     servers: dict[str, Server] = {}
     try:
+        clear_leftovers(parents)
         account = unprivileged_account()
         folder = folders.make(parents, account)
     except (EmbeddedServerError, OSError) as error:

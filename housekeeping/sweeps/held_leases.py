@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import redis
@@ -40,6 +40,7 @@ class HeldLease:
       epoch: Null: it was taken while there was no database.
       run_id: The open run that holds it; null for plain actors and application code.
       silent_for_s: How long ago that run last gave a sign of life.
+      token: What is this holder's alone; not for showing.
     """
 
     key: str
@@ -51,10 +52,16 @@ class HeldLease:
     epoch: int | None = None
     run_id: int | None = None
     silent_for_s: float | None = None
+    token: str = field(default="", repr=False)
+
+    @property
+    def holder(self) -> str:
+        """Worker and process in words."""
+        return " ".join(filter(None, (self.worker, self.process and f"on {self.process}"))) or "unknown"
 
     def as_json(self) -> dict[str, Any]:
-        """As values by name."""
-        return asdict(self)
+        """As values by name, without the token."""
+        return {name: value for name, value in asdict(self).items() if name != "token"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +96,14 @@ def held_leases(client: redis.Redis | None, namespace: str) -> list[HeldLease]:
     return sorted(found, key=lambda each: each.key)
 
 
-def release_lease(client: redis.Redis, namespace: str, key: str) -> HeldLease:
+def release_lease(client: redis.Redis, namespace: str, key: str, expected: str | None = None) -> HeldLease:
     """Take a lease from its holder, so that the next one may begin; returns what it was.
 
     First its epoch is raised: from then on a holder that still lives, or only sleeps, commits nothing more, and its
     run ends as ``lost_lease``. Then Redis lets go of it, unless somebody else holds it by now.
+
+    Parameters:
+      expected: The token of the holder that is meant; null: whoever holds it.
 
     Raises:
       UnknownLease: When there is none of this key.
@@ -102,10 +112,14 @@ def release_lease(client: redis.Redis, namespace: str, key: str) -> HeldLease:
       HousekeepingError: When a transaction of the holder is open, or another holder has begun; nothing was done.
     """
     store = RedisLeaseStore(client, namespace)
-    token, left = store.owner(key), store.remaining(key)
+    # First: the epoch of one who begins after this look is another one, and is not raised.
     epoch = None if database.obj is None else _known([key]).get(key)
+    token, left = store.owner(key), store.remaining(key)
     if token is None and (epoch is None or epoch.run_id is None):
         raise UnknownLease(f"nobody holds a lease {key!r}; housekeeping leases list shows those that are held")
+    holder = token if token is not None or epoch is None else epoch.token
+    if expected is not None and holder != expected:
+        raise _another_holder(key)
     if epoch is not None:
         _raise_epoch(key, epoch.epoch)
     if token is None:
@@ -135,7 +149,11 @@ def _raise_epoch(key: str, seen: int) -> None:
             "PostgreSQL ends one that stands still within a minute"
         ) from error
     if raised == 0:
-        raise HousekeepingError(f"lease {key!r}: another holder has begun meanwhile; nothing was released")
+        raise _another_holder(key)
+
+
+def _another_holder(key: str) -> HousekeepingError:
+    return HousekeepingError(f"lease {key!r}: another holder has begun meanwhile; nothing was released")
 
 
 def _scanned(client: redis.Redis, namespace: str) -> Iterator[tuple[str, str, int]]:
@@ -149,14 +167,21 @@ def _scanned(client: redis.Redis, namespace: str) -> Iterator[tuple[str, str, in
                 for name in page:
                     pipeline.get(name)
                     pipeline.pttl(name)
-                answers = iter(pipeline.execute())
+                answers = iter(pipeline.execute(raise_on_error=False))
             for name, token, left in zip(page, answers, answers, strict=True):
+                if isinstance(token, redis.ResponseError) and str(token).startswith("WRONGTYPE"):
+                    continue  # not ours, and no reason to show nothing of what is
+                for answer in (token, left):
+                    if isinstance(answer, redis.RedisError):
+                        raise answer
                 if token is not None and left >= 0:
                     yield _text(name).removeprefix(prefix), _text(token), left
 
 
 def _known(keys: list[str]) -> dict[str, _Epoch]:
     """What the database knows of these leases, and of all whose run is open."""
+    # PostgreSQL has no text with a null character in it.
+    keys = [key for key in keys if "\0" not in key]
     open_runs = Run.outcome.is_null() & Run.epoch.is_null(False)
     silent = fn.EXTRACT(NodeList((SQL("EPOCH FROM"), NOW - Run.heartbeat_at)))
     with reaching_postgres():
@@ -186,8 +211,9 @@ def _held(key: str, token: str, remaining_s: float | None, epoch: _Epoch | None)
         epoch.epoch if epoch else None,
         epoch.run_id if epoch else None,
         round(epoch.silent_for_s, 1) if epoch and epoch.silent_for_s is not None else None,
+        token,
     )
 
 
 def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, tzinfo
 from typing import Any, Final
 
-from peewee import fn
+from peewee import SQL, fn
 
 from housekeeping.foundation.cron import Cron
 from housekeeping.sweeps.declaration import Sweep
@@ -39,6 +40,9 @@ REASONS: Final = {
     "retry_waits": "a retry of this worker waited already and does the same work",
 }
 
+#: Whether a scheduler has sent the message of a tick; null: that is not known.
+WasSent = Callable[[datetime], bool | None]
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -59,7 +63,8 @@ class Answer:
 
     Attributes:
       tick: The tick in question, UTC; null when the worker has no schedule.
-      outcome: That of the last attempt, or ``missed``, ``not_a_tick``, ``not_yet``, ``waiting``, ``unknown``.
+      outcome: That of the last attempt, or ``missed``, ``not_a_tick``, ``not_yet``, ``waiting``, ``not_sent``,
+        ``unknown``.
       meaning: The reason in words, with the way out where there is one.
       attempts: Rows of the ledger for this tick, oldest first; a hundred at most.
     """
@@ -75,13 +80,16 @@ class Answer:
         return asdict(self)
 
 
-def why(sweep: Sweep, tick: datetime | None, now: datetime, zone: tzinfo) -> Answer:
+def why(
+    sweep: Sweep, tick: datetime | None, now: datetime, zone: tzinfo, was_sent: WasSent = lambda tick: None
+) -> Answer:
     """Say what became of a worker's tick.
 
     Parameters:
       tick: The nominal time, any moment of its minute; null: the latest, or the last run of a worker without schedule.
       now: The current time.
       zone: Whose clock the schedule is read on.
+      was_sent: Asked about a tick of which the ledger says nothing.
     """
     name = sweep.name
     cron = Cron(sweep.schedule, zone) if sweep.schedule else None
@@ -95,29 +103,40 @@ def why(sweep: Sweep, tick: datetime | None, now: datetime, zone: tzinfo) -> Ans
     if attempts:
         last = attempts[-1]
         return Answer(name, tick, last.outcome, _meaning(name, last), attempts)
-    if tick > now:
-        return Answer(name, tick, "not_yet", "this tick is still to come", [])
-    gap = _gap_around(name, tick)
-    if gap is not None:
-        return Answer(name, tick, "missed", REASONS["no_scheduler"], [gap])
     if cron is not None and cron.latest(tick) != tick:
         nearest = f"the ticks around it are {cron.latest(tick):%Y-%m-%d %H:%M} and {cron.next(tick):%Y-%m-%d %H:%M} UTC"
         return Answer(name, tick, "not_a_tick", f"{sweep.schedule!r} does not fire at this minute; {nearest}", [])
-    return Answer(name, tick, *_without_a_row(sweep, tick, now), [])
+    gap = _gap_around(name, tick, cron)
+    if gap is not None:
+        return Answer(name, tick, "missed", REASONS["no_scheduler"], [gap])
+    return Answer(name, tick, *_without_a_row(sweep, tick, now, was_sent), [])
 
 
-def _without_a_row(sweep: Sweep, tick: datetime, now: datetime) -> tuple[str, str]:
+def _without_a_row(sweep: Sweep, tick: datetime, now: datetime, was_sent: WasSent) -> tuple[str, str]:
     if not sweep.enabled:
         return "unknown", REASONS["disabled"]
     if sweep.schedule is None:
         return "unknown", "this worker has no schedule: it runs when it is enqueued or run by hand"
+    if tick > now:
+        return "not_yet", "this tick is still to come"
+    sent = was_sent(tick)
+    if sent:
+        return "waiting", (
+            "it was sent, and no worker has taken it: is `housekeeping worker` alive, and for this queue? "
+            "Look at the queues in `housekeeping status` (the tick before a first start of a scheduler counts as sent)"
+        )
     if now - tick < _SOON:
         return "waiting", "it is being sent, or waits in the queue; look again in a minute"
+    if sent is not None:
+        return "not_sent", (
+            "no scheduler has sent it: is the process `housekeeping scheduler` alive? "
+            "The next one to start makes up the latest tick (HOUSEKEEPING_CATCH_UP), and records the others as missed"
+        )
     first = Run.select(fn.MIN(Run.started_at)).where(Run.worker == sweep.name).scalar()
-    if first is None or tick < first:
+    if first is not None and tick < first:
         return "unknown", "the ledger does not reach back so far: old runs are removed after 30 days"
-    return "waiting", (
-        "it was not recorded: its message waits in the queue, or no scheduler has run since. "
+    return "unknown", (
+        "it was not recorded: no scheduler has sent it, or its message waits in the queue. "
         "Look at the queues in `housekeeping status`; are `housekeeping worker` and `housekeeping scheduler` alive?"
     )
 
@@ -144,12 +163,16 @@ def _attempt(run: Any) -> Attempt:
     return Attempt(run.id, outcome, run.reason, run.started_at, run.finished_at, run.counts, run.error)
 
 
-def _gap_around(worker: str, tick: datetime) -> Attempt | None:
-    """The row that says that this tick was missed with others: the next one recorded, if it counts a gap."""
+def _gap_around(worker: str, tick: datetime, cron: Cron | None) -> Attempt | None:
+    """The row that says that this tick was missed with others: the next one recorded, if its gap reaches so far."""
     after = (Run.worker == worker) & (Run.tick > tick)
-    silent = (Run.heartbeat_at < NOW - SILENCE).alias("silent")
-    run = Run.select(Run, silent).where(after).order_by(Run.tick, Run.id).limit(1).first()
-    return _attempt(run) if run is not None and run.outcome == "missed" else None
+    run = Run.select(Run, SQL("false").alias("silent")).where(after).order_by(Run.tick, Run.id).limit(1).first()
+    if run is None or run.outcome != "missed":
+        return None
+    missed = run.counts.get("missed", 0)
+    if cron is not None and cron.count(tick, run.tick, missed) >= missed:
+        return None  # it begins after this tick
+    return _attempt(run)
 
 
 def _meaning(worker: str, attempt: Attempt) -> str:

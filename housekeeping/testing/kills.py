@@ -33,9 +33,10 @@ def assert_survives_kill(
 ) -> list[str]:
     """Kill a run by SIGKILL at each point, let its message be delivered again, and compare with an undisturbed run.
 
-    A point is each statement, Redis command, written file, started program and request: between any two of them the
-    run is killed, each time in a process of its own, over the rows that are in the tables now. About 0.1 s a point;
-    a few batches of a few rows are enough. The dead run's silence and the ttl of its lease are over at once.
+    A point is each statement, Redis command, file written by Python, started program and request by `http.client`:
+    between any two of them the run is killed, each time in a process of its own, over the rows that are in the tables
+    now. About 0.1 s a point; a few batches of a few rows are enough. The dead run's silence and the ttl of its lease
+    are over at once.
 
     ::
 
@@ -54,7 +55,8 @@ def assert_survives_kill(
       AssertionError: With the point and the first rows that differ. Also when there was nothing to do.
       Refused: When a table has more than 10,000 rows, or a transaction of the test is open.
 
-    Note: What the killed process keeps in memory, a list in the test too, is gone with it.
+    Note: What the killed process keeps in memory, a list in the test too, is gone with it. What a compiled library
+      sends or writes, obstore for one, is no point: the returned ones show what was.
     """
     with Tables(sweep) as tables:
         tables.keep("at_first")

@@ -134,13 +134,15 @@ def housekeeping_redis(housekeeping_settings: Settings) -> Iterator[redis.Redis]
 
     namespace = housekeeping_settings.namespace
     client = redis_client(housekeeping_settings.require_redis_url())
+    # Not shared_redis.namespace, which would ask the environment where nobody has said.
+    before = shared_redis.client, shared_redis._namespace
     shared_redis.use(client, namespace)
     yield client
     keys = list(client.scan_iter(match=f"{namespace}:*", count=1000))
     if keys:
         client.delete(*keys)
     client.close()
-    shared_redis.client = None
+    shared_redis.client, shared_redis._namespace = before
 
 
 @pytest.fixture
@@ -167,6 +169,7 @@ def housekeeping_broker(
     from housekeeping.foundation.redis_client import redis_client, shared_redis
     from housekeeping.sweeps import actors
 
+    theirs = list(actors._actors.values())  # of an application in this process
     client = redis_client(housekeeping_settings.require_redis_url())
     broker = RedisBroker(client=client, namespace=f"{housekeeping_settings.namespace}:broker")
     housekeeping.install(broker, housekeeping_settings, workers=False, sweeps=housekeeping_sweeps)
@@ -175,6 +178,8 @@ def housekeeping_broker(
     database.initialize(housekeeping_database)
     yield broker
     actors.forget_all()
+    for actor in theirs:
+        actors.remember(actor)
     for each in (client, installed):
         each.connection_pool.disconnect()
 

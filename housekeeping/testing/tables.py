@@ -170,10 +170,7 @@ class Tables:
 
     def changed_rows(self, copy: str, model: type[Model], ignoring: Sequence[str] = ()) -> int:
         """How many rows of the model's table, partitions included, were changed or removed since."""
-        parts = (
-            "SELECT to_regclass(%(name)s)::text UNION SELECT relid::text FROM pg_partition_tree(to_regclass(%(name)s))"
-        )
-        names = {name for (name,) in self.run(parts, {"name": table_name(model)})}
+        names = {name for (name,) in self.run(_PARTS, {"name": table_name(model)})}
         return sum(len(each.gone) for each in self.differences(copy, ignoring) if each.table in names)
 
     def __enter__(self) -> Self:

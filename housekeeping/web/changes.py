@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from flask import Flask, abort, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
@@ -20,9 +21,9 @@ from housekeeping.sweeps.held_leases import HeldLease, release_lease
 from housekeeping.sweeps.switches import Switched
 from housekeeping.web.facts import Observatory
 
-_LONGEST_REASON = 200  # characters
-_LARGEST_BATCH = 10_000  # as on the command line
-_SAID_BY = "dashboard"
+_LONGEST_REASON: Final = 200  # characters
+_LARGEST_BATCH: Final = 10_000  # as on the command line
+_SAID_BY: Final = "dashboard"
 
 
 def add_changes(app: Flask, observatory: Observatory) -> None:
@@ -39,10 +40,12 @@ def add_changes(app: Flask, observatory: Observatory) -> None:
         key = request.args.get("key", "")
         held = _lease(observatory, key)
         # A program names the key alone; a person has looked at a holder, and means that one.
-        if (said := request.form.get("seen")) is not None and said != _seen(held):
+        meant = request.form.get("seen")
+        if meant is not None and meant != _seen(held):
             abort(409, "another holder has begun since you looked; nothing was released")
         settings = observatory.settings
-        release_lease(redis_client(settings.require_redis_url()), settings.namespace, key)
+        client = redis_client(settings.require_redis_url())
+        release_lease(client, settings.namespace, key, expected=None if meant is None else held.token)
         observatory.forget()
         flash(f"The lease {in_one_line(key, 100)} was released.")
         return redirect(url_for("front"), 303)
@@ -88,7 +91,8 @@ def _add_switches(app: Flask, observatory: Observatory) -> None:
 
 
 def _reason() -> str | None:
-    return request.form.get("reason", "").strip()[:_LONGEST_REASON] or None
+    # PostgreSQL has no text with a null character in it.
+    return in_one_line(request.form.get("reason", "").strip(), _LONGEST_REASON) or None
 
 
 def _until() -> datetime | None:
@@ -112,5 +116,4 @@ def _lease(observatory: Observatory, key: str) -> HeldLease:
 
 def _seen(lease: HeldLease) -> str:
     """One word for this holder, which is another one for the next."""
-    holder = (lease.process, lease.worker, lease.message_id, lease.epoch, lease.run_id)
-    return hashlib.sha256(repr(holder).encode()).hexdigest()[:16]
+    return hashlib.sha256(lease.token.encode()).hexdigest()[:16]

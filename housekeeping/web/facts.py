@@ -23,6 +23,7 @@ from housekeeping.sweeps.own_tables import Run, SwitchChange
 from housekeeping.sweeps.rates import Ended, last_ended
 
 _FRESH_S: Final = 2.0  # a backlog is counted no more often than that
+_PATIENCE_S: Final = 1.0  # that a page waits for another's look, before it shows what was seen last
 RUNS: Final = 50  # of a worker, in charts and lists
 
 
@@ -57,22 +58,50 @@ class Observatory:
     def __init__(self, settings: Settings, sweeps: dict[str, Sweep]) -> None:
         self.settings = settings
         self.sweeps = sweeps
-        self._lock = threading.Lock()
+        self._looking = threading.Lock()  # held as long as a database may take: never waited for by who has changed
+        self._lock = threading.Lock()  # of the fields below
         self._seen: Facts | None = None
-        self._seen_at = -_FRESH_S
+        self._fresh_since: float | None = None
+        self._changes = 0
 
     def look(self) -> Facts:
-        """The facts, not older than two seconds; never raises for what is away."""
-        with self._lock:
-            if self._seen is None or time.monotonic() - self._seen_at >= _FRESH_S:
-                self._seen = self._look()
-                self._seen_at = time.monotonic()
-            return self._seen
+        """The facts, not older than two seconds, or while another's look takes long the last there are.
+
+        Never raises for what is away.
+        """
+        fresh, last = self._known()
+        if fresh is not None:
+            return fresh
+        if not self._looking.acquire(timeout=-1 if last is None else _PATIENCE_S):
+            assert last is not None
+            return last
+        try:
+            # Another may just have looked.
+            return self._known()[0] or self._look_anew()
+        finally:
+            self._looking.release()
 
     def forget(self) -> None:
-        """Look anew at the next question: something was changed."""
+        """Look anew at the next question: something was changed. Waits for no look."""
         with self._lock:
-            self._seen = None
+            self._fresh_since = None
+            self._changes += 1
+
+    def _known(self) -> tuple[Facts | None, Facts | None]:
+        """What was seen if that is fresh, and what was seen last."""
+        with self._lock:
+            fresh = self._fresh_since is not None and time.monotonic() - self._fresh_since < _FRESH_S
+            return self._seen if fresh else None, self._seen
+
+    def _look_anew(self) -> Facts:
+        with self._lock:
+            changes = self._changes
+        seen = self._look()
+        with self._lock:
+            self._seen = seen
+            # What was changed while it looked, it may not have seen.
+            self._fresh_since = time.monotonic() if changes == self._changes else None
+        return seen
 
     def leases(self) -> list[HeldLease]:
         """Who holds what, asked now.

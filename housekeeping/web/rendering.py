@@ -13,7 +13,6 @@ from markupsafe import Markup, escape
 
 from housekeeping.cli.tables import counts, length, moment
 from housekeeping.foundation.printable import printable
-from housekeeping.sweeps.held_leases import HeldLease
 from housekeeping.web import charts
 from housekeeping.web.alarm_help import topic, what_to_do
 
@@ -25,7 +24,6 @@ def prepare(app: Flask) -> None:
     app.jinja_env.finalize = _visible
     app.jinja_env.filters |= _FILTERS | {
         "ago": _ago,
-        "holder": _holder,
         "as_json": _as_json,
         "length_of": len,
         "foldable": _foldable,
@@ -56,10 +54,6 @@ def _ago(value: Any, now: datetime | None = None) -> str:
         return "-"
     passed = (now or datetime.now(UTC)) - value
     return f"{length(passed.total_seconds())} ago" if passed >= timedelta() else f"in {length(-passed.total_seconds())}"
-
-
-def _holder(lease: HeldLease) -> str:
-    return " ".join(filter(None, (lease.worker, lease.process and f"on {lease.process}"))) or "unknown"
 
 
 def _as_json(value: Any) -> str:

@@ -88,7 +88,8 @@ def protect(app: Flask, token: str, *, open_to_read: bool) -> None:
         session.clear()
         session["entered"] = True
         # A path of ours, not an address elsewhere that only looks like one.
-        ours = following.startswith("/") and not following.startswith(("//", "/\\"))
+        # A tab or a line end would be taken out on the way, and what is left be another address.
+        ours = following.isprintable() and following.startswith("/") and not following.startswith(("//", "/\\"))
         return redirect(following if ours else "/")
 
     @app.post("/logout")
@@ -113,7 +114,8 @@ def _refuse_forms_of_others() -> None:
     origin = request.headers.get("Origin")
     if not known or not hmac.compare_digest(sent.encode(), known.encode()):
         abort(403, "this form is too old, or was not ours: go back and load the page again")
-    if origin not in (None, request.host_url.rstrip("/")):
+    # Without the scheme: behind a proxy that speaks TLS ours is another one.
+    if origin is not None and origin.partition("://")[2] != request.host:
         abort(403, "this form was sent from another page")
 
 

@@ -20,6 +20,12 @@ WORKER = "user_status_cleanup.batch"
     [
         (["run", "nope"], {}, 2, "there is no worker 'nope'; the workers are user_status_cleanup.batch, "),
         (["run", WORKER, "7"], {}, 2, "takes no argument"),
+        (["lst"], {}, 2, "No such command 'lst'"),
+        (["--nope"], {}, 2, "No such option"),
+        (["plan"], {}, 2, "Missing argument 'NAME' (python -m housekeeping plan --help)"),
+        (["leases", "lst"], {}, 2, "No such command 'lst'"),
+        (["worker", "-t", "many"], {}, 2, "'many' is not a valid integer range (python -m housekeeping worker --help)"),
+        (["list", "x"], {}, 2, "Got unexpected extra argument (x) (python -m housekeeping list --help)"),
         (["status"], {}, 2, "is not in this database; run: housekeeping init"),
         (["scheduler"], {}, 2, "is not in this database; run: housekeeping init"),
         (["plan", WORKER], {}, 2, 'relation "user_statuses" does not exist; name yours in HOUSEKEEPING_WORKERS'),
@@ -48,6 +54,13 @@ def test_a_wrong_database_name_is_said_in_one_line(command: Command, settings: S
 
     assert (finished.returncode, finished.stdout, finished.stderr.count("\n")) == (1, "", 1)
     assert 'database "no_such_database" does not exist' in finished.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["leases"]])
+def test_a_group_without_a_command_shows_its_help(command: Command, arguments: list[str]) -> None:
+    finished = command(*arguments)
+
+    assert "Commands:" in finished.stdout + finished.stderr
 
 
 def test_a_traceback_is_shown_only_when_asked_for(command: Command) -> None:
@@ -91,6 +104,14 @@ def test_list_works_without_a_database(command: Command) -> None:
     (shown,) = [line for line in finished.stdout.splitlines() if line.startswith(WORKER)]
     assert shown.split()[1:6] == ["*"] * 5
     assert shown.split()[-1] == "unknown"
+
+
+def test_with_its_output_closed_a_command_works_on(environment: dict[str, str], tmp_path: Path) -> None:
+    command = ["sh", "-c", 'exec "$0" -m housekeeping list >&-', sys.executable]
+
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60)
+
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_list_shows_what_the_settings_say(command: Command, made: None) -> None:

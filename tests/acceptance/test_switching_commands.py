@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
+import redis
 
+from housekeeping.foundation.settings import Settings
+from housekeeping.middleware.tick_memory import TickMemory
 from housekeeping.sweeps.own_tables import Run
 from tests.acceptance.conftest import Command
 
@@ -95,3 +98,21 @@ def test_why_answers_for_the_latest_tick_in_words_and_for_programs(made: None, c
         "the worker is paused: housekeeping resume housekeeping.old_runs",
     ]
     assert (facts["outcome"], facts["attempts"][0]["reason"]) == ("skipped", "paused")
+
+
+def test_why_tells_a_tick_that_was_sent_from_one_that_was_not(
+    made: None, command: Command, settings: Settings, redis_client: redis.Redis
+) -> None:
+    tick = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=5)
+    asked = ("why", WORKER, tick.isoformat())
+
+    not_sent = command(*asked).stdout
+    TickMemory(redis_client, settings.namespace).settle(WORKER, tick, "t", "sent", last_missed=tick, noting=False)
+    sent = command(*asked).stdout
+    nobody_knows = command(*asked, REDIS_URL="redis://localhost:1/0").stdout
+
+    assert [said.partition("UTC: ")[2].split()[0] for said in (not_sent, sent, nobody_knows)] == [
+        "not_sent",
+        "waiting",
+        "unknown",
+    ]

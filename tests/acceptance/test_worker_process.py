@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,16 @@ def test_an_actor_that_outlasts_the_grace_is_put_back(trial: Trial, tmp_path: Pa
         eventually(lambda: trial.runs("slow") == 2, second)
         assert second.terminate() == 0
     assert trial.messages() == []
+
+
+def test_of_several_queues_that_are_named_each_is_served(
+    environment: dict[str, str], made: None, queues: Queues, tmp_path: Path
+) -> None:
+    queues.put("cronjob", STATUS_CLEANUP)
+    command = [sys.executable, "-m", "housekeeping", "worker", "-t", "1", "-Q", "cronjob", "-Q", "git_refs"]
+
+    with started(command, environment, tmp_path / "log") as worker:
+        eventually(lambda: Run.select().where(Run.outcome == "done").exists(), worker, patience_s=15)
 
 
 def test_a_sweep_told_to_stop_goes_on_where_it_stopped(  # R5

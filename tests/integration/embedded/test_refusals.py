@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from housekeeping import embedded
+from housekeeping.embedded import copies, keeper
 from housekeeping.embedded.binaries import find_postgres, find_redis
+from housekeeping.embedded.processes import Account
 from housekeeping.foundation.errors import EmbeddedServerError, SettingsError
 from tests.integration.embedded.observing import fake_program
 
@@ -94,3 +98,29 @@ def test_the_note_of_a_dead_predecessor_that_it_was_ready_is_not_believed(progra
 
     with pytest.raises(EmbeddedServerError, match="PostgreSQL ended at once"):
         embedded.start(redis=False)
+
+
+@pytest.mark.parametrize("error", [EmbeddedServerError("there is no user nobody"), PermissionError("not yours")])
+def test_what_keeps_leftovers_from_being_cleared_is_answered_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    line = Mock()
+    line.receive.return_value = {"parents": [str(tmp_path)], "postgres": None, "redis": None}
+    monkeypatch.chdir(tmp_path)  # the keeper goes to /
+    monkeypatch.setattr(keeper, "clear_leftovers", Mock(side_effect=error))
+
+    keeper._keep(line)
+
+    line.answer.assert_called_once_with(error=f"cannot start embedded servers: {error}")
+
+
+def test_a_program_that_hangs_is_taken_for_one_that_the_account_cannot_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "redis-server"
+    program.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(copies, "_VERSION_SECONDS", 0.1)
+    account = Account("self", os.geteuid(), os.getegid())
+
+    assert copies.runnable_program(program, account, tmp_path) == tmp_path / "programs" / "redis-server"

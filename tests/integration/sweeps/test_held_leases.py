@@ -85,6 +85,20 @@ def test_the_leases_of_application_code_are_listed_too(
     ]
 
 
+def test_keys_that_others_wrote_keep_no_lease_from_being_listed(
+    listed: List, run_at_work: ledger.Attempt, redis_client: redis.Redis, settings: Settings
+) -> None:
+    prefix = f"{settings.namespace}:lease:".encode()
+    redis_client.set(prefix + b"\xff", b"\xfe", ex=60)
+    redis_client.set(prefix + b"\0", "x", ex=60)
+    redis_client.hset((prefix + b"hash").decode(), "field", "value")
+    redis_client.expire((prefix + b"hash").decode(), 60)
+
+    held = listed()
+
+    assert sorted(each.key for each in held) == ["\0", "\\xff", KEY]
+
+
 def test_a_lease_that_redis_has_lost_is_listed_while_its_run_is_open(
     listed: List, run_at_work: ledger.Attempt, redis_client: redis.Redis, settings: Settings
 ) -> None:
@@ -154,6 +168,37 @@ def test_a_successor_that_begins_meanwhile_is_left_alone(
 
     assert successors[0].renew()
     assert (Lease.get().epoch, successors[0]._epoch) == (2, 2)
+
+
+def test_the_successor_of_a_holder_that_was_meant_keeps_its_lease(
+    listed: List, run_at_work: ledger.Attempt, redis_client: redis.Redis, settings: Settings
+) -> None:
+    [meant] = listed()
+    redis_client.delete(f"{settings.namespace}:lease:{KEY}")
+    successor = ExclusiveLease(KEY, TTL)
+    successor.try_obtain()
+
+    with pytest.raises(HousekeepingError, match="another holder has begun meanwhile; nothing was released"):
+        release_lease(redis_client, settings.namespace, KEY, expected=meant.token)
+
+    assert successor.renew()
+    assert (Lease.get().epoch, successor._epoch) == (2, 2)
+
+
+def test_two_holders_in_one_process_without_a_database_are_told_apart(
+    listed: List, redis_client: redis.Redis, settings: Settings
+) -> None:
+    lease, successor = ExclusiveLease(KEY, TTL), ExclusiveLease(KEY, TTL)
+    lease.try_obtain()
+    [meant] = listed()
+    lease.cancel()
+    successor.try_obtain()
+
+    with pytest.raises(HousekeepingError, match="another holder has begun meanwhile"):
+        release_lease(redis_client, settings.namespace, KEY, expected=meant.token)
+
+    assert successor.exists()
+    assert meant.token and meant.token not in str(meant) and "token" not in meant.as_json()
 
 
 def test_a_lease_that_only_its_open_run_knows_of_can_be_released(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -40,8 +41,8 @@ def recorded(postgres: Database) -> Recorded:
     return record
 
 
-def asked(sweep: Sweep, tick: datetime | None = None) -> Answer:
-    return why(sweep, tick, NOW, UTC)
+def asked(sweep: Sweep, tick: datetime | None = None, sent: bool | None = None) -> Answer:
+    return why(sweep, tick, NOW, UTC, lambda tick: sent)
 
 
 def test_without_a_tick_it_answers_for_the_latest_one(sweep: Sweep, recorded: Recorded) -> None:
@@ -90,6 +91,19 @@ def test_a_tick_within_a_gap_that_was_recorded_as_one_row_was_missed(sweep: Swee
     assert "no scheduler ran" in answer.meaning
 
 
+@pytest.mark.parametrize(("hours", "outcome"), [(0, "missed"), (7, "missed"), (8, "unknown")])
+def test_a_gap_reaches_back_as_far_as_it_counts(sweep: Sweep, recorded: Recorded, hours: int, outcome: str) -> None:
+    recorded(LAST - timedelta(hours=1), "missed", "no_scheduler", counts={"missed": 8})
+
+    assert asked(sweep, LAST - timedelta(hours=1 + hours)).outcome == outcome
+
+
+def test_a_tick_before_a_gap_that_was_sent_waits(sweep: Sweep, recorded: Recorded) -> None:
+    recorded(LAST - timedelta(hours=1), "missed", "no_scheduler", counts={"missed": 2})
+
+    assert asked(sweep, LAST - timedelta(hours=3), sent=True).outcome == "waiting"
+
+
 def test_a_tick_before_one_that_was_done_was_not_missed_with_a_later_gap(sweep: Sweep, recorded: Recorded) -> None:
     recorded(LAST - timedelta(hours=9), "done")
     recorded(LAST - timedelta(hours=1), "missed", "no_scheduler", counts={"missed": 8})
@@ -106,8 +120,28 @@ def test_a_minute_at_which_the_schedule_does_not_fire_is_told_from_one_that_was_
     assert "2026-11-20 10:45 and 2026-11-20 11:45 UTC" in answer.meaning
 
 
+@pytest.mark.parametrize(
+    "minute", [datetime(2026, 11, 20, 10, 40, tzinfo=UTC), datetime(2026, 11, 20, 12, 40, tzinfo=UTC)]
+)
+def test_a_minute_without_a_tick_was_not_missed_and_is_not_to_come(
+    sweep: Sweep, recorded: Recorded, minute: datetime
+) -> None:
+    recorded(LAST, "missed", "no_scheduler", counts={"missed": 8})
+
+    assert asked(sweep, minute).outcome == "not_a_tick"
+
+
 def test_a_tick_to_come_is_not_yet(sweep: Sweep, recorded: Recorded) -> None:
     assert asked(sweep, datetime(2026, 11, 20, 12, 45, tzinfo=UTC)).outcome == "not_yet"
+
+
+@pytest.mark.parametrize(("change", "said"), [({"schedule": None}, "no schedule"), ({"enabled": False}, "disabled")])
+def test_nothing_is_still_to_come_of_a_worker_that_no_schedule_sends(
+    sweep: Sweep, recorded: Recorded, change: dict[str, Any], said: str
+) -> None:
+    answer = asked(replace(sweep, **change), datetime(2026, 11, 20, 12, 45, tzinfo=UTC))
+
+    assert answer.outcome == "unknown" and said in answer.meaning
 
 
 def test_a_run_at_work_and_one_that_fell_silent_are_told_apart(sweep: Sweep, recorded: Recorded) -> None:
@@ -118,9 +152,40 @@ def test_a_run_at_work_and_one_that_fell_silent_are_told_apart(sweep: Sweep, rec
     assert (silent, asked(sweep).outcome) == ("silent", "running")
 
 
-def test_a_recent_tick_without_a_row_waits(sweep: Sweep, recorded: Recorded) -> None:
+@pytest.mark.parametrize(
+    ("sent", "outcome", "said"),
+    [
+        (True, "waiting", "no worker has taken it"),
+        (False, "not_sent", "no scheduler has sent it"),
+        (None, "unknown", "no scheduler has sent it, or its message waits in the queue"),
+    ],
+)
+def test_of_a_tick_without_a_row_it_is_said_whether_it_was_sent(
+    sweep: Sweep, recorded: Recorded, sent: bool | None, outcome: str, said: str
+) -> None:
     recorded(LAST - timedelta(hours=1), "done")
 
-    answer = asked(sweep, LAST)
+    answer = asked(sweep, LAST, sent)
 
-    assert answer.outcome == "waiting" and "housekeeping scheduler" in answer.meaning
+    assert answer.outcome == outcome and said in answer.meaning
+
+
+@pytest.mark.parametrize("sent", [False, None])
+def test_a_tick_of_this_moment_is_given_time_to_be_sent(sweep: Sweep, recorded: Recorded, sent: bool | None) -> None:
+    answer = asked(replace(sweep, schedule="59 11 * * *"), LAST.replace(minute=59), sent)
+
+    assert answer.outcome == "waiting" and "look again in a minute" in answer.meaning
+
+
+def test_where_nothing_ever_ran_the_ledger_is_not_said_to_be_too_short(sweep: Sweep, recorded: Recorded) -> None:
+    answer = asked(sweep)
+
+    assert answer.outcome == "unknown" and "30 days" not in answer.meaning
+
+
+def test_a_tick_before_all_that_the_ledger_has_is_unknown(sweep: Sweep, recorded: Recorded) -> None:
+    recorded(LAST, "done", started_at=LAST)
+
+    answer = asked(sweep, LAST - timedelta(hours=1))
+
+    assert answer.outcome == "unknown" and "does not reach back so far" in answer.meaning

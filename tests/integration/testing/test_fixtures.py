@@ -77,6 +77,31 @@ def test_each_test_has_what_is_its_own_and_nothing_of_the_machine(run_pytest: Ru
     assert status == 0 and "5 passed" in said, said
 
 
+def test_an_application_in_the_same_process_keeps_its_redis_and_its_actors(run_pytest: RunPytest) -> None:
+    test = """
+        import dramatiq
+        from dramatiq.brokers.stub import StubBroker
+        from housekeeping.foundation.redis_client import shared_redis
+        from housekeeping.sweeps import actors
+
+        theirs = object()
+        actor = dramatiq.actor(lambda: None, actor_name="theirs", broker=StubBroker())
+        shared_redis.use(theirs, "theirs")
+        actors.remember(actor)
+
+        def test_of_the_kit(housekeeping_broker):
+            assert shared_redis.get() is not theirs
+
+        def test_of_the_application():
+            assert (shared_redis.get(), shared_redis.namespace) == (theirs, "theirs")
+            assert actors.actor_named("theirs") is actor
+        """
+
+    status, said = run_pytest(_file(test))
+
+    assert status == 0, said
+
+
 def test_nothing_is_left_on_the_servers(
     run_pytest: RunPytest, housekeeping_postgres_url: str, housekeeping_redis_url: str
 ) -> None:

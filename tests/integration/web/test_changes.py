@@ -40,6 +40,14 @@ def test_a_worker_is_narrowed_by_a_form_and_its_page_says_to_what(client: FlaskC
     assert ">Resume</button>" in page and ">Pause</button>" in page
 
 
+def test_a_reason_with_what_a_database_does_not_take_is_kept_in_words(client: FlaskClient, word: str) -> None:
+    done = client.post(f"{PATH}/pause", data={"form_token": word, "reason": " a\0b\nc "})
+
+    said = switch_of(WORKER)
+    assert done.status_code == 303 and said is not None
+    assert said.reason == "a\\x00b\\nc"
+
+
 @pytest.mark.parametrize("number", ["0", "-1", "10001", "1e3", "x", "１０", "9" * 5000])
 def test_a_number_that_cannot_be_is_refused_in_words(client: FlaskClient, word: str, number: str) -> None:
     refused = client.post(f"{PATH}/narrow", data={"form_token": word, "batch_size": number})

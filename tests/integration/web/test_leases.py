@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -10,7 +11,9 @@ import redis
 from flask.testing import FlaskClient
 
 from housekeeping.foundation.leases import ExclusiveLease
+from housekeeping.sweeps.held_leases import HeldLease, release_lease
 from housekeeping.sweeps.own_tables import Lease
+from housekeeping.web import changes
 from tests.integration.web.conftest import LogIn, form_token
 
 TTL = timedelta(minutes=10)
@@ -69,6 +72,25 @@ def test_a_holder_that_came_after_the_look_keeps_its_lease(
 
     assert refused.status_code == 409 and next_one.exists()
     assert "another holder has begun since you looked" in refused.get_data(as_text=True)
+
+
+def test_a_holder_that_comes_with_the_click_keeps_its_lease(
+    client: FlaskClient, log_in: LogIn, held: ExclusiveLease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_in(client)
+    asked = client.get(ADDRESS)
+    next_one = ExclusiveLease(HOSTILE, TTL, worker="reports")
+
+    def late(*given: Any, **named: Any) -> HeldLease:
+        held.cancel()
+        next_one.try_obtain()
+        return release_lease(*given, **named)
+
+    monkeypatch.setattr(changes, "release_lease", late)
+    refused = client.post(ADDRESS, data={"form_token": form_token(asked), "seen": seen(asked.get_data(as_text=True))})
+
+    assert refused.status_code >= 400 and next_one.exists()
+    assert "another holder has begun" in refused.get_data(as_text=True)
 
 
 def test_a_lease_that_is_given_back_is_said_to_be(client: FlaskClient, log_in: LogIn, held: ExclusiveLease) -> None:

@@ -49,6 +49,12 @@ def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
         past_moment(text, NOW)
 
 
+@pytest.mark.parametrize("text", ["0001-01-01T00:00", "9999-12-31T23:59", "2016-11-20T12:00"])
+def test_a_moment_further_away_than_ten_years_is_refused(text: str) -> None:
+    with pytest.raises(WrongArgument, match="it should be such as"):
+        past_moment(text, NOW)
+
+
 @pytest.mark.parametrize("text", ["0s", "2026-11-20T12:00", "2020-01-01T00:00"])
 def test_an_end_that_is_past_is_refused(text: str) -> None:
     with pytest.raises(WrongArgument, match="is past"):

@@ -32,3 +32,7 @@ def test_counts_are_shown_in_one_line_without_what_is_nothing() -> None:
         "deleted_rows 21,200, batches 212, out_of_time"
     )
     assert counts({"deleted_rows": 0, "out_of_time": False}) == "nothing to do"
+
+
+def test_a_count_that_is_no_number_is_shown_as_it_is() -> None:
+    assert counts({"last": "2026-11", "rate": 1234.5, "of": ["a"]}) == "last 2026-11, rate 1,234.5, of ['a']"
