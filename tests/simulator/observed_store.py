@@ -28,10 +28,11 @@ _DONE: Final = f"{NAMESPACE}:done:".encode()
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who put a token into a key."""
+    """Who put a token into a key, at work with which message, and since when."""
 
     process: Process
     message_id: str | None
+    since: float
 
 
 class ObservedStore(RedisStore):
@@ -129,7 +130,7 @@ class ObservedStore(RedisStore):
         task = self._world.current
         self._world.note("key", key.decode(), before, after)
         if after is not None and task is not None:
-            self._owners.setdefault(key + after, Owner(task.process, task.message_id))
+            self._owners.setdefault(key + after, Owner(task.process, task.message_id, task.since))
         if before is not None and not self._may(key, before):
             self._note_theft(key, before, after)
 
@@ -156,8 +157,8 @@ class ObservedStore(RedisStore):
             message_id, _, run = token.partition(b"/")
             same = task.message_id is None or task.message_id.encode() == message_id
             # A message moves from the process that sent it to the one that runs it. A run is its own; but a process
-            # that was stopped may be either of two that are at work with the same message (I2).
-            stopped = owner.process.paused_until > self._world.now or task.process.paused_until >= task.since
+            # that was stopped since it was given the message may be either of two that are at work with it (I2).
+            stopped = owner.process.paused_until >= owner.since or task.process.paused_until >= task.since
             return same and (not run or stopped)
         return False
 
