@@ -48,9 +48,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in long]
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand the figures of a process among several to the one that sums up."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        figures = session.config.stash[_FIGURES]
+        output["chaos"] = {**vars(figures), "faults": dict(figures.faults)}  # what may be sent on has plain types
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    told = getattr(node, "workeroutput", {}).get("chaos")
+    if told is not None:
+        node.config.stash[_FIGURES].add(Figures(**told))
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     figures = config.stash[_FIGURES]
-    if not figures.faults:
+    if not figures.faults or hasattr(config, "workeroutput"):
         return
     terminalreporter.section("chaos")
     terminalreporter.write_line(figures.as_text())

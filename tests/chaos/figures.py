@@ -35,6 +35,17 @@ class Figures:
     commits: int = 0
     seeds: list[int] = field(default_factory=list)
 
+    def add(self, others: Figures) -> None:
+        """Count those of another process, too."""
+        self.faults.update(others.faults)
+        for settings, seconds in others.takeovers.items():
+            self.takeovers.setdefault(settings, []).extend(seconds)
+        self.settled += others.settled
+        self.lost += others.lost
+        self.doubled += others.doubled
+        self.commits += others.commits
+        self.seeds += others.seeds
+
     def taken_over(self, settings: str, seconds: float) -> None:
         """Note how long it took."""
         self.takeovers.setdefault(settings, []).append(seconds)
