@@ -37,12 +37,18 @@ _EFFECTS: Final = """
 SELECT xid::text, tbl, coalesce(old->>'id', old->>'user_id') FROM audit
 WHERE tbl NOT IN ('runs', 'leases') AND (op = 'DELETE' OR (op = 'UPDATE' AND old->>'status' <> new->>'status'))
 """
-#: What runs wrote of their batches; closing a row that broke off counts nothing new and is none of these.
+#: What runs wrote of their batches. Closing the row of a run that broke off, as failed, lost or cut short by a shutdown,
+#: is none of these: it counts nothing new, but may write `failed` for the first time.
 _BATCHES: Final = """
 SELECT xid::text, (new->>'id')::bigint, (new->>'epoch')::bigint FROM audit
 WHERE tbl = 'runs' AND op = 'UPDATE' AND old->>'outcome' IS NULL
-  AND ((old->'counts', old->'cursor') IS DISTINCT FROM (new->'counts', new->'cursor')
-       OR new->>'outcome' IN ('done', 'partial'))
+  AND CASE
+        WHEN new->>'outcome' IS NULL THEN
+          (old->'counts', old->'cursor') IS DISTINCT FROM (new->'counts', new->'cursor')
+        WHEN new->>'outcome' = 'partial' AND new->>'reason' = 'shutdown' THEN
+          ((old->'counts') - 'failed', old->'cursor') IS DISTINCT FROM ((new->'counts') - 'failed', new->'cursor')
+        ELSE new->>'outcome' IN ('done', 'partial')
+      END
 ORDER BY pg_xact_commit_timestamp(xid), seq
 """
 _BEGUN: Final = "SELECT xid::text, (new->>'id')::bigint FROM audit WHERE tbl = 'runs' AND op = 'INSERT'"

@@ -1,0 +1,56 @@
+"""What the suite takes for a batch, told from how a row is closed whose run broke off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from housekeeping.foundation.db import database
+from housekeeping.foundation.settings import Settings
+from housekeeping.installation import use_database
+from housekeeping.sweeps import ledger
+from tests.chaos.conftest import MakeTrial
+from tests.chaos.families import BUILDS
+from tests.chaos.trial import Trial
+
+KEY = "ci/stuck_builds/drop_canceling"
+
+
+@pytest.fixture
+def trial(make_trial: MakeTrial) -> Iterator[Trial]:
+    """A trial whose ledger this process writes."""
+    made: Trial = make_trial([BUILDS])
+    url, schema = made.environment["HOUSEKEEPING_DATABASE_URL"], made.own_schema
+    use_database(Settings.load(database_url=url, schema_name=schema))
+    yield made
+    database.close()
+
+
+def begun() -> ledger.Attempt:
+    attempt = ledger.begin(BUILDS.actor, message_id=None, tick=None, trigger="cli", lease=(KEY, "somebody"))
+    assert attempt is not None
+    return attempt
+
+
+@pytest.mark.parametrize("outcome", ["lost_lease", "failed", "partial"])
+def test_a_run_that_breaks_off_before_its_first_batch_has_committed_none(trial: Trial, outcome: ledger.Outcome) -> None:
+    early, late = begun(), begun()
+    with database.atomic():
+        ledger.advance(late.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, (KEY, late.epoch or 0))
+
+    ledger.fail(early.run_id, outcome, "shutdown" if outcome == "partial" else "lease_lost", None, {"failed": 0})
+
+    assert trial.recorder.complaints() == []
+
+
+def test_a_batch_after_one_with_a_higher_epoch_is_complained_of(trial: Trial) -> None:
+    early, late = begun(), begun()
+    with database.atomic():
+        ledger.advance(late.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, (KEY, late.epoch or 0))
+
+    with database.atomic():  # by a run that does not look at its epoch
+        ledger.advance(early.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, None)
+
+    [complaint] = trial.recorder.complaints()
+    assert f"run {early.run_id} with epoch {early.epoch} of {KEY} committed after epoch {late.epoch}" in complaint
