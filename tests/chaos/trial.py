@@ -183,6 +183,22 @@ class Trial:
         bodies = sum(client.hlen(key) for key in client.scan_iter(match=f"{own}*.msgs", count=1000))
         return int(bodies)
 
+    def whereabouts(self) -> list[str]:
+        """Of each message that waits, where it is and what it has been through."""
+        client: Any = self.place.redis_client
+        own = f"{self._name}:broker:"
+        told = []
+        for key in client.scan_iter(match=f"{own}*.msgs", count=1000):
+            for body in client.hvals(key):
+                message = json.loads(body)
+                options = {name: message["options"].get(name) for name in ("retries", "eta", "redis_message_id")}
+                traceback = (message["options"].get("traceback") or "").strip().splitlines()[-1:]
+                queue = key.decode().removeprefix(own)
+                told.append(f"{queue}: {message['actor_name']}{message['args']} {options} {traceback}")
+        for key in client.scan_iter(match=f"{own}__acks__*", count=1000):
+            told.append(f"{key.decode().removeprefix(own)}: {client.scard(key)} in hand")
+        return told
+
     def keys(self, pattern: str) -> list[str]:
         """Our keys in Redis that match, the namespace left out."""
         found = self.place.redis_client.scan_iter(match=f"{self._name}:{pattern}", count=1000)

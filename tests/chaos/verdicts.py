@@ -50,7 +50,10 @@ def drain(
     while (waiting := trial.waiting) or unsettled(trial, expected):
         if time.monotonic() > deadline:
             complaints = "\n".join(line for process in processes for line in _complaints(process))
-            raise AssertionError(f"{waiting} wait, not settled: {unsettled(trial, expected)}; the logs:\n{complaints}")
+            there = "\n".join(trial.whereabouts())
+            raise AssertionError(
+                f"{waiting} wait, not settled: {unsettled(trial, expected)}; where:\n{there}\nthe logs:\n{complaints}"
+            )
         if ticking and time.monotonic() > next_tick and not waiting:
             trial.tick()
             next_tick = time.monotonic() + _BETWEEN_TICKS_S
