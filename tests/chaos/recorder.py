@@ -37,8 +37,8 @@ _EFFECTS: Final = """
 SELECT xid::text, tbl, coalesce(old->>'id', old->>'user_id') FROM audit
 WHERE tbl NOT IN ('runs', 'leases') AND (op = 'DELETE' OR (op = 'UPDATE' AND old->>'status' <> new->>'status'))
 """
-#: What runs wrote of their batches. Closing the row of a run that broke off, as failed, lost or cut short by a shutdown,
-#: is none of these: it counts nothing new, but may write `failed` for the first time.
+#: What runs wrote of their batches. Closing the row of a run that broke off, as failed, lost or cut short by a
+#: shutdown, is none of these: it counts nothing new, but may write `failed` for the first time.
 _BATCHES: Final = """
 SELECT xid::text, (new->>'id')::bigint, (new->>'epoch')::bigint FROM audit
 WHERE tbl = 'runs' AND op = 'UPDATE' AND old->>'outcome' IS NULL
