@@ -132,7 +132,9 @@ class Claims:
         self._settle: Any = shared_redis.get().register_script(_SETTLE)
 
     def take(self, chosen: Sequence[Entry]) -> list[Entry]:
-        """Those that are still there with the same value, and that no other run has claimed; one round trip.
+        """Those that are still there with the same value, and that no other run at work has claimed.
+
+        One round trip; one more, and a question to the ledger, where it meets another run's claims.
 
         Raises:
           RedisUnavailable: Some may be claimed nevertheless, until this run has ended.
