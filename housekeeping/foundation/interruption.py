@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from dramatiq.threading import Interrupt, raise_thread_exception
+
+from housekeeping.foundation.safe_points import at_safe_point
 
 T = TypeVar("T")
 
@@ -32,18 +35,23 @@ class _Section:
 
     Attributes:
       sent: What it has been told to end by; null: nothing.
+      raised: That this is on its way, and not only waiting for a point where the thread may be ended.
       heard: That this was raised in it.
       shut: That it is `undisturbed` now.
     """
 
     def __init__(self) -> None:
         self.sent: type[Interrupt] | None = None
+        self.raised = False
         self.heard = False
         self.shut = False
 
 
 #: Turns of a loop until an exception that this very thread was sent has arrived: it needs one.
 _AT_LATEST: Final = 1000
+#: How long to wait before another look at a thread that could not be interrupted; each time longer, up to a limit.
+_FIRST_PAUSE_S: Final = 0.001
+_LONGEST_PAUSE_S: Final = 0.05
 
 _lock: Final = threading.Lock()
 _sections: Final[dict[int, _Section]] = {}  # by the thread that is inside
@@ -113,16 +121,40 @@ def interrupt(thread_id: int, kind: type[Interrupt]) -> bool:
 
     Once is enough: a second one could come while the first is being dealt with.
 
-    Note: It waits for a call into C to return: a statement, a sleep, a wait for another program.
+    Note: It waits for a call into C to return: a statement, a sleep, a wait for another program. It also waits
+      while the thread takes or releases a lock, or imports something, see `safe_points`.
     """
     with _lock:
         section = _sections.get(thread_id)
         if section is None or section.sent is not None:
             return False
-        section.sent = kind
-        if not section.shut:
-            raise_thread_exception(thread_id, kind)
+        section.sent, section.raised = kind, False
+        if not section.shut and not _raise(section, thread_id):
+            threading.Thread(target=_raise_later, args=(section, thread_id), name="interrupt", daemon=True).start()
         return True
+
+
+def _raise(section: _Section, thread_id: int) -> bool:
+    """Raise what was sent, if the thread is where it may be; with the lock held."""
+    if not at_safe_point(thread_id, globals()):
+        return False
+    section.raised = True
+    raise_thread_exception(thread_id, section.sent)
+    return True
+
+
+def _raise_later(section: _Section, thread_id: int) -> None:
+    """Raise what was sent once the thread is where it may be, unless it has left, or has heard of it, by then."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        with _lock:
+            waits = section.sent is not None and not section.raised and not section.heard
+            if not waits or _sections.get(thread_id) is not section:
+                return
+            if not section.shut and _raise(section, thread_id):
+                return
 
 
 def interrupter(kind: type[Interrupt]) -> Callable[[], bool]:

@@ -29,6 +29,13 @@ class Stderr(logging.StreamHandler[TextIO]):
         # periodiq spaces its banner with empty lines.
         return record.msg != "" and bool(super().filter(record))
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        # Not under the lock, as the base class: only `write` needs it.
+        passed = self.filter(record)
+        if passed:
+            self.emit(record)
+        return passed
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
@@ -39,16 +46,16 @@ class Stderr(logging.StreamHandler[TextIO]):
 
     def write(self, lines: Iterable[str]) -> None:
         """Write lines in few pieces, none of them broken in two; what stderr refuses is lost, and never raises."""
-        self.acquire()
-        try:
-            for piece in _pieces(lines):
-                self.stream.write(piece)
-            self.flush()
-        except Exception:
-            # A full disk, a reader that is gone: there is no other place to say so, and the work goes on.
-            return
-        finally:
-            self.release()
+        assert self.lock is not None
+        # Not `acquire` and `release`: an interrupt between one of them and the `try` leaves the lock taken for ever.
+        with self.lock:
+            try:
+                for piece in _pieces(lines):
+                    self.stream.write(piece)
+                self.stream.flush()
+            except Exception:
+                # A full disk, a reader that is gone: there is no other place to say so, and the work goes on.
+                return
 
     def handleError(self, record: logging.LogRecord) -> None:
         # What a library logged with arguments that do not fit; the traceback logging would print is no log line.

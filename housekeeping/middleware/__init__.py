@@ -30,6 +30,7 @@ from housekeeping.middleware.retries import Retries
 from housekeeping.middleware.run_log import RunLog
 from housekeeping.middleware.schedule import Schedule
 from housekeeping.middleware.shutdown import ShutdownNotifications
+from housekeeping.middleware.time_limit import within_actors
 from housekeeping.middleware.traces import Traces
 
 logger = named_logger(__name__)
@@ -99,7 +100,7 @@ def standard_middleware(client: redis.Redis, settings: Settings, theirs: Sequenc
         *after,
         # Last: their after hooks run first, so that nothing interrupts another one half way
         # (it did: a hook then ran twice, and a retry that waited for Redis was lost).
-        _given(theirs, TimeLimit) or TimeLimit(),
+        within_actors(_given(theirs, TimeLimit) or TimeLimit()),
         ShutdownNotifications(timedelta(seconds=settings.grace_s), shutdown is not None and shutdown.notify_shutdown),
     ]
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
+import signal
+import sys
+
 from tests.chaos.shortened import shorten_if_asked
 
 shorten_if_asked()
@@ -12,3 +16,5 @@ from tests.chaos import points  # noqa: E402
 __all__ = ["actors", "broker"]
 
 points.install(broker)
+# Asked by the suite when it waits in vain: where each thread is, on the stderr that Dramatiq has not replaced.
+faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)

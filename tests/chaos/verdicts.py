@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Sequence
 from typing import Any, Final
+
+import psutil
 
 from tests.acceptance.processes import Process
 from tests.chaos.families import STALE, State
@@ -49,7 +52,7 @@ def drain(
     deadline, next_tick = time.monotonic() + patience_s, time.monotonic() + _BETWEEN_TICKS_S
     while (waiting := trial.waiting) or unsettled(trial, expected):
         if time.monotonic() > deadline:
-            complaints = "\n".join(line for process in processes for line in _complaints(process))
+            complaints = "\n".join(line for process in processes for line in [*_complaints(process), *_stacks(process)])
             there = "\n".join(trial.whereabouts())
             raise AssertionError(
                 f"{waiting} wait, not settled: {unsettled(trial, expected)}; where:\n{there}\nthe logs:\n{complaints}"
@@ -64,6 +67,17 @@ def _complaints(process: Process) -> list[str]:
     """The last lines of a process that are more than information."""
     lines = [line for line in process.text().splitlines() if '"level": "info"' not in line]
     return [line[:_LONGEST_LINE] for line in lines[-_LINES:]]
+
+
+def _stacks(process: Process) -> list[str]:
+    """Where each thread of a worker is."""
+    if process.running.poll() is not None:
+        return [f"process {process.running.pid} has ended with {process.running.returncode}"]
+    before = len(process.text())
+    for child in psutil.Process(process.running.pid).children():
+        child.send_signal(signal.SIGUSR1)
+    time.sleep(1)  # nothing says when they have been written, and this test has failed already
+    return process.text()[before:].splitlines()
 
 
 def unsettled(trial: Trial, expected: Undisturbed | None) -> list[str]:

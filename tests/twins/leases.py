@@ -89,6 +89,12 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "L2",
+        "interrupts_whoever_takes_a_lock",
+        "tests/unit/foundation/test_safe_points.py::test_a_thread_interrupted_while_it_waits_for_a_lock_leaves_it_free",
+        instead(interruption, "at_safe_point", lambda thread_id, outside: True),
+    ),
+    Twin(
+        "L2",
         "begins_without_its_lease",
         _LOST + "test_an_actor_whose_lease_was_lost_before_it_began_does_not_begin",
         _begins_without_its_lease,

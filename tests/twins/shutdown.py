@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
+from dramatiq.threading import raise_thread_exception
 
 from housekeeping.foundation import interruption
 from housekeeping.foundation.errors import RedisUnavailable
 from housekeeping.foundation.redis_client import insist
-from housekeeping.middleware import deduplication, patience, retries, statements
+from housekeeping.middleware import deduplication, patience, retries, statements, time_limit
 from housekeeping.middleware.arguments import UnusableArguments
 from housekeeping.middleware.run_log import RunLog
 from housekeeping.middleware.shutdown import ShutdownNotifications
@@ -71,6 +72,14 @@ TWINS: Final[list[Twin]] = [
         "interrupts_what_comes_after_the_actor",
         f"{_SHUTDOWN}test_a_thread_in_its_after_hooks_is_never_interrupted",
         _never_leave,
+    ),
+    Twin(
+        "R5",
+        "raises_time_limits_anywhere",
+        "tests/unit/middleware/test_time_limit.py"
+        "::test_outside_of_an_actor_nothing_is_interrupted_and_the_next_one_is_not_either",
+        # An error that a test notices, unlike an interrupt.
+        instead(time_limit, "interrupt", lambda thread_id, kind: raise_thread_exception(thread_id, AssertionError)),
     ),
     Twin(
         "R5",

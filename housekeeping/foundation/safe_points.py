@@ -1,0 +1,38 @@
+"""Where another thread may be ended by an exception: not where a lock of the whole process would stay taken."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+#: Functions in Python that take or release a lock for whoever calls them. One that is interrupted leaves the lock
+#: taken, and all threads wait for it for ever: before Python 3.13, that of a log handler among them.
+_OF_LOCKS: Final = frozenset(
+    {"__enter__", "__exit__", "acquire", "release"}  # of `threading`, of contexts, and of whoever imitates them
+    | {"_acquire_restore", "_release_save"}  # of `threading.Condition`
+    | {"_acquireLock", "_releaseLock"}  # of `logging`
+)
+#: They take one in the midst of their functions.
+_WITH_LOCKS: Final = frozenset({"importlib._bootstrap", "importlib._bootstrap_external"})
+
+
+def at_safe_point(thread_id: int, outside: Mapping[str, Any]) -> bool:
+    """Whether an exception raised in the thread right now leaves no lock behind that others wait for.
+
+    True for a thread that is no more. The answer holds as long as the caller keeps the interpreter to itself: what it
+    does next, it must do at once.
+
+    Parameters:
+      outside: The globals of a module; what the thread is inside of is looked at up to the first of its functions.
+    """
+    frame = sys._current_frames().get(thread_id)
+    if frame is None or frame.f_globals is outside:
+        return True
+    if frame.f_code.co_name in _OF_LOCKS:
+        return False
+    while frame is not None and frame.f_globals is not outside:
+        if frame.f_globals.get("__name__") in _WITH_LOCKS:
+            return False
+        frame = frame.f_back
+    return True

@@ -1,0 +1,167 @@
+"""No interrupt leaves a lock behind that is taken for ever."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from io import StringIO
+from typing import Any
+
+import pytest
+from dramatiq.threading import raise_thread_exception
+
+from housekeeping.foundation import interruption
+from housekeeping.foundation.interruption import LostLease, interrupt, interruptibly
+from housekeeping.foundation.stderr import Stderr
+
+PATIENCE_S = 20
+
+
+class Guarded:
+    """A lock in Python, as those of `logging` and `threading` are."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+class Told(threading.Thread):
+    """Does something endlessly inside of `interruptibly`, until it is interrupted."""
+
+    def __init__(self, step: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self.interrupted = False
+        self._step = step
+
+    def run(self) -> None:
+        try:
+            interruptibly(self._endlessly)
+        except LostLease:
+            self.interrupted = True
+
+    def _endlessly(self) -> None:
+        while True:
+            self._step()
+            time.sleep(0.001)  # where it may be interrupted
+
+    def waits_in(self, *functions: str) -> bool:
+        """Whether what it does at this moment is one of these functions."""
+        assert self.ident is not None
+        return sys._current_frames()[self.ident].f_code.co_name in functions
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def is_free(lock: Any) -> bool:
+    taken: bool = lock.acquire(timeout=1)
+    if taken:
+        lock.release()
+    return taken
+
+
+def told_while_it_waits(step: Callable[[], object], lock: AbstractContextManager[Any], *functions: str) -> Told:
+    """A thread that was interrupted while it waited for a lock that it then got, in one of these functions."""
+    told = Told(step)
+    with lock:
+        told.start()
+        until(lambda: told.waits_in(*functions))
+        assert interrupt(told.ident or 0, LostLease) is True
+    told.join(PATIENCE_S)
+    assert not told.is_alive()
+    return told
+
+
+@pytest.fixture
+def handler() -> Iterator[logging.Handler]:
+    """Of the logger ``locked``, and of Python's own."""
+    own = logging.StreamHandler(StringIO())
+    logging.getLogger("locked").addHandler(own)
+    yield own
+    logging.getLogger("locked").removeHandler(own)
+
+
+def test_a_thread_interrupted_while_it_waits_for_a_lock_leaves_it_free() -> None:
+    guarded = Guarded()
+
+    def step() -> None:
+        with guarded:
+            pass
+
+    assert told_while_it_waits(step, guarded.lock, "__enter__").interrupted
+    assert is_free(guarded.lock)
+
+
+def test_a_thread_interrupted_while_it_waits_to_log_lets_the_others_log(
+    handler: logging.Handler,
+) -> None:
+    lock: Any = handler.lock
+    step = lambda: logging.getLogger("locked").warning("a line")  # noqa: E731
+
+    # From Python 3.13 on it waits in `handle`, where a lock cannot be left behind.
+    assert told_while_it_waits(step, lock, "acquire", "handle").interrupted
+    assert is_free(lock)
+
+
+def test_what_others_raise_in_a_thread_leaves_our_own_handler_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    # `TimeLimit` of an application's own broker, a debugger, another library: they look at nothing before.
+    monkeypatch.setattr(sys, "stderr", StringIO())
+    own: Any = Stderr()
+    told = Told(lambda: own.write(["a line"]))
+    with own.lock:
+        told.start()
+        until(lambda: told.waits_in("write"))
+        raise_thread_exception(told.ident or 0, LostLease)
+    told.join(PATIENCE_S)
+
+    assert (told.interrupted, is_free(own.lock)) == (True, True)
+
+
+def test_an_interrupt_that_has_to_wait_comes_when_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+
+    def at_the_third_look(thread_id: int, outside: object) -> bool:
+        looked.append(thread_id)
+        return len(looked) == 3
+
+    monkeypatch.setattr(interruption, "at_safe_point", at_the_third_look)
+    told = Told(lambda: time.sleep(0.001))
+    told.start()
+    until(lambda: interrupt(told.ident or 0, LostLease))
+    told.join(PATIENCE_S)
+
+    assert (told.interrupted, looked) == (True, [told.ident] * 3)
+
+
+def test_an_interrupt_that_had_to_wait_does_not_come_after_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = threading.Event()
+
+    def never(thread_id: int, outside: object) -> bool:
+        waiting.set()
+        return False
+
+    monkeypatch.setattr(interruption, "at_safe_point", never)
+    before = set(threading.enumerate())
+
+    def section() -> str:
+        assert interrupt(threading.get_ident(), LostLease) is True
+        assert waiting.wait(PATIENCE_S)
+        return "left"
+
+    assert interruptibly(section) == "left"
+    monkeypatch.setattr(interruption, "at_safe_point", lambda thread_id, outside: True)
+    until(lambda: set(threading.enumerate()) <= before)  # whoever looks again has given up
+    assert interruptibly(lambda: "undisturbed") == "undisturbed"

@@ -1,0 +1,67 @@
+"""A time limit ends an actor's own function, once, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from dramatiq.middleware import TimeLimit, TimeLimitExceeded
+
+from housekeeping.foundation.interruption import interruptibly, undisturbed
+from housekeeping.middleware.time_limit import within_actors
+
+HERE = threading.get_ident
+
+
+@pytest.fixture
+def limits() -> Any:
+    return within_actors(TimeLimit()).manager
+
+
+def test_what_runs_for_too_long_is_interrupted(limits: Any) -> None:
+    limits.add_timeout(HERE(), 0)
+
+    with pytest.raises(TimeLimitExceeded):
+        interruptibly(limits.interrupt_late)
+
+
+def test_what_has_time_left_goes_on(limits: Any) -> None:
+    limits.add_timeout(HERE(), 60_000)
+
+    interruptibly(limits.interrupt_late)
+
+
+def test_outside_of_an_actor_nothing_is_interrupted_and_the_next_one_is_not_either(limits: Any) -> None:
+    limits.add_timeout(HERE(), 0)
+
+    limits.interrupt_late()  # in a hook, or while a message is acknowledged
+
+    interruptibly(limits.interrupt_late)
+
+
+def test_a_message_that_has_ended_has_no_limit_any_more(limits: Any) -> None:
+    limits.add_timeout(HERE(), 0)
+    limits.remove_timeout(HERE())
+
+    interruptibly(limits.interrupt_late)
+
+
+def test_what_closes_a_run_comes_to_its_end(limits: Any) -> None:
+    done: list[str] = []
+
+    def closing() -> None:
+        limits.interrupt_late()
+        done.append("closed")
+
+    limits.add_timeout(HERE(), 0)
+    with pytest.raises(TimeLimitExceeded):
+        interruptibly(lambda: undisturbed(closing))
+
+    assert done == ["closed"]
+
+
+def test_an_interval_stays_as_the_application_has_set_it() -> None:
+    manager: Any = within_actors(TimeLimit(interval=250)).manager
+
+    assert manager._interval_s == 0.25
