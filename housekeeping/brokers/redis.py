@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,8 @@ class SoundRedisBroker(RedisBroker):
 
     After a lost connection Dramatiq's own forgets the delayed messages it had in memory, retries among them, and
     those whose delivery was lost on the way: they stay with its process, which does nothing with them until
-    it ends. Here they go back to the queue when the connection is made anew.
+    it ends. Here they go back to the queue when the connection is made anew. And once a minute, because Redis may
+    carry out what was asked of it after the asker has given up: when it has stood still, or the network has.
 
     A message that cannot be read goes to the dead letters as it is, with an error line; there it is known by its
     id in Redis. Dramatiq's own consumer breaks off at it, and leaves behind what it fetched together with it.
@@ -63,12 +65,20 @@ class SoundRedisBroker(RedisBroker):
         if queue_name != q_name(queue_name):
             self.in_hand.pop(queue_name, None)  # delayed messages were in the memory of the consumer before
         with _connected():
-            mine: Any = self.client.smembers(self._taken(queue_name))
-            strays = {redis_id.decode() for redis_id in mine} - self.in_hand[queue_name]
-            if strays:
-                logger.warning("Messages left behind go back to the queue", queue=queue_name, messages=len(strays))
-                self.do_requeue(queue_name, *strays)
+            self.requeue_strays(queue_name)
         return super().consume(queue_name, prefetch, timeout)
+
+    def requeue_strays(self, queue_name: str) -> None:
+        """Put back what Redis has given to this process, and nobody in it has.
+
+        To be called by the one thread that fetches from this queue, while it has nothing that it has not handed out.
+        """
+        # Asked before looking at what is in hand: what is acknowledged meanwhile is not put back by Redis.
+        mine: Any = self.client.smembers(self._taken(queue_name))
+        strays = {redis_id.decode() for redis_id in mine} - self.in_hand[queue_name]
+        if strays:
+            logger.warning("Messages left behind go back to the queue", queue=queue_name, messages=len(strays))
+            self.do_requeue(queue_name, *strays)
 
     def do_fetch(self, queue_name: str, count: int) -> list[bytes | None]:
         """Take up to `count` messages from the queue for this process; called by Dramatiq's consumer."""
@@ -107,9 +117,13 @@ class _Consumer(_RedisConsumer):
     def __init__(self, broker: SoundRedisBroker, queue_name: str, prefetch: int, timeout: int) -> None:
         super().__init__(broker, queue_name, prefetch, timeout)
         self._freed = threading.Event()
+        self._looks_at = _next_look()
 
     def __next__(self) -> MessageProxy | None:
         with _connected():
+            if not self.message_cache and time.monotonic() >= self._looks_at:
+                self.broker.requeue_strays(self.queue_name)
+                self._looks_at = _next_look()
             if not self.message_cache and self.outstanding_message_count >= self.prefetch:
                 self._wait_for_a_free_hand()
                 return None
@@ -149,6 +163,11 @@ class _Consumer(_RedisConsumer):
     def _let_go(self, message: MessageProxy) -> None:
         self._freed.set()
         self.broker.in_hand[self.queue_name].discard(message.options["redis_message_id"])
+
+
+def _next_look() -> float:
+    """When to look for strays again: they wait no longer than the messages of a killed worker."""
+    return time.monotonic() + HEARTBEAT_TIMEOUT_MS / 1000
 
 
 @contextmanager

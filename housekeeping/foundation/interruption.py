@@ -122,7 +122,7 @@ def interrupt(thread_id: int, kind: type[Interrupt]) -> bool:
     Once is enough: a second one could come while the first is being dealt with.
 
     Note: It waits for a call into C to return: a statement, a sleep, a wait for another program. It also waits
-      while the thread takes or releases a lock, or imports something, see `safe_points`.
+      while the thread takes or releases a lock, imports something or writes to a pipe, see `safe_points`.
     """
     with _lock:
         section = _sections.get(thread_id)

@@ -13,8 +13,9 @@ _OF_LOCKS: Final = frozenset(
     | {"_acquire_restore", "_release_save"}  # of `threading.Condition`
     | {"_acquireLock", "_releaseLock"}  # of `logging`
 )
-#: They take one in the midst of their functions.
-_WITH_LOCKS: Final = frozenset({"importlib._bootstrap", "importlib._bootstrap_external"})
+#: In the midst of their functions: the import system takes one, and a message on Dramatiq's log pipe that is broken off
+#: makes all that follow it unreadable.
+_NOT_WITHIN: Final = frozenset({"importlib._bootstrap", "importlib._bootstrap_external", "multiprocessing.connection"})
 
 
 def at_safe_point(thread_id: int, outside: Mapping[str, Any]) -> bool:
@@ -32,7 +33,7 @@ def at_safe_point(thread_id: int, outside: Mapping[str, Any]) -> bool:
     if frame.f_code.co_name in _OF_LOCKS:
         return False
     while frame is not None and frame.f_globals is not outside:
-        if frame.f_globals.get("__name__") in _WITH_LOCKS:
+        if frame.f_globals.get("__name__") in _NOT_WITHIN:
             return False
         frame = frame.f_back
     return True

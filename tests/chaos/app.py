@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import signal
-import sys
 
 from tests.chaos.shortened import shorten_if_asked
 
@@ -17,4 +16,4 @@ __all__ = ["actors", "broker"]
 
 points.install(broker)
 # Asked by the suite when it waits in vain: where each thread is, on the stderr that Dramatiq has not replaced.
-faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)
+faulthandler.register(signal.SIGUSR1, file=2)

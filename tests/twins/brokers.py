@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import pytest
 from dramatiq import Message
-from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers import rabbitmq, rabbitmq_consumer, redis
 from housekeeping.brokers.rabbitmq import SoundRabbitmqBroker
@@ -15,8 +15,10 @@ from housekeeping.brokers.redis import SoundRedisBroker
 from housekeeping.dead_letters.on_rabbitmq import RabbitmqDeadLetters
 from housekeeping.middleware.prefetch import Prefetch
 from tests.twins import Twin
+from tests.twins.planting import instead
 
 _REDIS: Final = "tests/integration/test_brokers.py::"
+_LOST: Final = "tests/integration/test_lost_deliveries.py::"
 _SENDING: Final = "tests/integration/rabbitmq/test_sending.py::"
 _DELIVERY: Final = "tests/integration/rabbitmq/test_delivery.py::"
 _DEAD: Final = "tests/integration/rabbitmq/test_dead_letters.py::"
@@ -35,7 +37,7 @@ def _leaves_an_own_broker_as_it_is(patch: pytest.MonkeyPatch) -> None:
 
 
 def _requeues_no_strays(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SoundRedisBroker, "consume", RedisBroker.consume)
+    patch.setattr(SoundRedisBroker, "requeue_strays", lambda self, queue_name: None)
 
 
 def _takes_two_a_thread(patch: pytest.MonkeyPatch) -> None:
@@ -111,8 +113,15 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "B1",
         "leaves_lost_deliveries_with_their_process",
-        _REDIS + "test_a_delivery_that_was_lost_on_the_way_is_made_again",
+        _LOST + "test_a_delivery_that_was_lost_on_the_way_is_made_again",
         _requeues_no_strays,
+        slow=True,
+    ),
+    Twin(
+        "B1",
+        "looks_for_strays_when_it_connects_only",
+        _LOST + "test_a_delivery_that_redis_makes_after_its_asker_has_given_up_is_made_again",
+        instead(redis, "_next_look", lambda: math.inf),
         slow=True,
     ),
     Twin(

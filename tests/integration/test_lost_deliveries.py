@@ -1,0 +1,168 @@
+"""What a lost connection to Redis leaves behind is not lost: messages in memory, and deliveries on their way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.brokers import SoundRedisBroker
+from housekeeping.foundation.settings import Settings
+from tests.integration.middleware.applications import PATIENCE_S, close_all, eventually, installed, working
+
+
+@pytest.fixture
+def broker_url() -> None:
+    """Redis, whatever carries the other tests' messages: `tests/integration/rabbitmq` has RabbitMQ's."""
+
+
+@pytest.fixture
+def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:
+    yield installed(settings.model_copy(update={"database_url": None}))
+    close_all()
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Queues whose connection is lost at the next look for messages, once; after that look, with ``+``."""
+    monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.05)
+    queues: set[str] = set()
+    fetch = SoundRedisBroker.do_fetch
+
+    def fetch_unless_cut(broker: SoundRedisBroker, queue: str, count: int) -> list[bytes | None]:
+        if queue in queues:
+            queues.discard(queue)
+            raise redis.ConnectionError("connection lost")
+        fetched: list[bytes | None] = fetch(broker, queue, count)
+        if fetched and f"{queue}+" in queues:
+            queues.discard(f"{queue}+")
+            raise redis.TimeoutError("the answer did not come")
+        return fetched
+
+    monkeypatch.setattr(SoundRedisBroker, "do_fetch", fetch_unless_cut)
+    return queues
+
+
+def taken(broker: RedisBroker, queue: str) -> int:
+    return int(broker.client.scard(f"{broker.namespace}:__acks__.{broker.broker_id}.{queue}"))
+
+
+def test_a_delayed_message_in_memory_outlives_a_lost_connection(broker: RedisBroker, cut: set[str]) -> None:  # R4
+    ran = threading.Event()
+
+    @dramatiq.actor(broker=broker)
+    def later() -> None:
+        ran.set()
+
+    with working(broker):
+        later.send_with_options(delay=1000)
+        eventually(lambda: taken(broker, "default.DQ"))
+        cut.add("default.DQ")
+        assert ran.wait(PATIENCE_S)
+
+    assert not cut
+
+
+def test_delayed_messages_outlive_a_redis_that_is_away_when_they_come_due(  # R4
+    broker: RedisBroker, cut: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+
+    @dramatiq.actor(broker=broker)
+    def later(number: int) -> None:
+        ran.append(number)
+
+    failures = {"enqueue": 1, "requeue": 1}
+
+    def failing_once(command: str) -> Callable[..., Any]:
+        do = broker._dispatch(command)
+
+        def act(*arguments: Any) -> Any:
+            if failures[command]:
+                failures[command] -= 1
+                raise redis.TimeoutError("no answer")
+            return do(*arguments)
+
+        return act
+
+    for number, delay in ((1, 500), (2, 3_600_000), (3, 700)):
+        later.send_with_options(args=(number,), delay=delay)
+    for command in failures:
+        monkeypatch.setattr(broker, f"do_{command}", failing_once(command), raising=False)
+    with working(broker):
+        eventually(lambda: len(ran) == 2)
+
+    assert (sorted(ran), failures) == ([1, 3], {"enqueue": 0, "requeue": 0})
+
+
+def test_a_delivery_that_was_lost_on_the_way_is_made_again(broker: RedisBroker, cut: set[str]) -> None:  # B1
+    ran = threading.Event()
+
+    @dramatiq.actor(broker=broker)
+    def work() -> None:
+        ran.set()
+
+    cut.add("default+")
+    work.send()
+    with working(broker):
+        assert ran.wait(PATIENCE_S)
+
+    assert not cut
+
+
+def test_a_delivery_that_redis_makes_after_its_asker_has_given_up_is_made_again(  # B1
+    broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[Any] = []
+    ran = threading.Event()
+
+    @dramatiq.actor(broker=broker)
+    def work() -> None:
+        ran.set()
+
+    def answering_nobody_at_first(queue_name: str, count: int) -> list[Any]:
+        fetched: list[Any] = broker._dispatch("fetch")(queue_name, count)
+        if late or not fetched:
+            return fetched
+        late.extend(fetched)
+        return []
+
+    monkeypatch.setattr(broker, "do_fetch", answering_nobody_at_first, raising=False)
+    monkeypatch.setattr("housekeeping.brokers.redis.HEARTBEAT_TIMEOUT_MS", 500)
+    work.send()
+    with working(broker):
+        assert ran.wait(PATIENCE_S)
+
+    assert (len(late), taken(broker, "default")) == (1, 0)
+
+
+def test_what_is_at_work_is_not_taken_for_left_behind(broker: RedisBroker, cut: set[str]) -> None:  # B1
+    runs: list[str] = []
+    may_end = threading.Event()
+
+    @dramatiq.actor(broker=broker)
+    def long() -> None:
+        runs.append("long")
+        assert may_end.wait(PATIENCE_S)
+
+    @dramatiq.actor(broker=broker)
+    def other() -> None:
+        runs.append("other")
+
+    long.send()
+    with working(broker, threads=2):
+        eventually(lambda: runs)
+        cut.add("default")
+        eventually(lambda: not cut)
+        # Once this one has run, the consumer is back and has looked for what was left behind.
+        other.send()
+        eventually(lambda: "other" in runs)
+        may_end.set()
+        eventually(lambda: not taken(broker, "default"))
+
+    assert runs == ["long", "other"]
