@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -113,6 +113,9 @@ class Database(PostgresqlDatabase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._of_thread = _OfThread()
         super().__init__(*args, **kwargs)
+        # peewee lets one thread connect or close at a time. What it guards is each thread's own, and a server that is
+        # silent would keep all of them waiting, one connect timeout after the other.
+        self._lock = nullcontext()
 
     def transaction(self, *args: Any, **kwargs: Any) -> Any:
         return _Transaction(self, *args, **kwargs)

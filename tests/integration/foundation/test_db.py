@@ -20,6 +20,7 @@ from housekeeping.foundation.settings import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 
 _PID = "SELECT pg_backend_pid()"
+PATIENCE_S = 20
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +181,31 @@ def test_each_thread_has_a_connection_of_its_own(postgres: Database) -> None:
         first, second = (threads.submit(pid) for _ in range(2))
 
     assert first.result() != second.result()
+
+
+def test_a_thread_whose_server_does_not_answer_keeps_no_other_waiting(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle: Any = Database
+    connect, waits, may_go_on = handle._connect, threading.Event(), threading.Event()
+
+    def silent_to_others(connected: Database) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            waits.set()
+            assert may_go_on.wait(PATIENCE_S)
+        return connect(connected)
+
+    monkeypatch.setattr(Database, "_connect", silent_to_others)
+    with ThreadPoolExecutor(1) as another:
+        waiting = another.submit(postgres.connect)
+        assert waits.wait(PATIENCE_S)
+        postgres.close()
+        answered = postgres.execute_sql("SELECT 1").fetchone()
+        unanswered = not waiting.done()
+        may_go_on.set()
+        another.submit(postgres.close).result(PATIENCE_S)
+
+    assert (answered, unanswered) == ((1,), True)
 
 
 @pytest.mark.parametrize("setting", ["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"])
