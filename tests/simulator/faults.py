@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Final, TypeVar
 
@@ -23,6 +24,7 @@ KINDS: Final = (
     "pause in a transaction",
     "lost before",
     "lost after",
+    "late delivery",
     "redis emptied",
     "redis away",
     "postgres away",
@@ -30,8 +32,12 @@ KINDS: Final = (
     "stop",
 )
 _ZOMBIE: Final = "pause in a transaction"
+_LATE: Final = "late delivery"
 _ZOMBIES_CHANCE: Final = 0.05  # there are few points where it can strike
 _PAUSES_S: Final = (2.0, 12.0, 35.0, 65.0, 130.0)  # around the ttls and timeouts there are
+_TIMEOUT_S: Final = 5.0  # of our client for an answer from Redis
+#: How much later than its asker gives up Redis gives messages away; a consumer connects anew after three seconds.
+_LATE_S: Final = (0.1, 2.0, 4.0, 10.0)
 #: Longer than a sweep's lease lives, and shorter than the server bears with a transaction that says nothing.
 _IN_A_TRANSACTION_S: Final = 50.0
 #: Of a scheduler. Dramatiq's broker takes the time from its clients: where the clock of one that works is ahead by more
@@ -69,12 +75,14 @@ class ScriptedFaults:
         self.points += 1
         rng = self._rng
         world.sleep(rng.expovariate(1000.0) if rng.random() >= self._slow else rng.uniform(0.05, 6.0))
-        kind = self._drawn(world, task, store)
+        kind = self._drawn(world, store, name)
         if kind is not None:
             self._strike(kind, world, task, store, name)
             if not task.process.alive:
                 raise Killed
-            if kind == "lost before":
+            if kind == _LATE:
+                self._have_late(world, task, effect)
+            if kind in ("lost before", _LATE):
                 raise self._lost(world, task, store, name)
         if self.away_until[store] > world.now:
             world.sleep(0.01)
@@ -84,7 +92,7 @@ class ScriptedFaults:
             self._strike_after(kind, world, task, store, name)
         return answer
 
-    def _drawn(self, world: World, task: Task, store: str) -> str | None:
+    def _drawn(self, world: World, store: str, name: str) -> str | None:
         if not self.on or not self._left or not self.kinds:
             return None
         zombies = _ZOMBIE in self.kinds and store == "postgres" and world.shared["postgres"].in_transaction()
@@ -94,6 +102,8 @@ class ScriptedFaults:
         if kind == _ZOMBIE and not zombies:
             return None
         if store == "outside" and kind in ("lost before", "lost after"):
+            return None
+        if kind == _LATE and not name.endswith(" fetch"):
             return None
         self._left -= 1
         self.struck[kind] += 1
@@ -133,6 +143,24 @@ class ScriptedFaults:
             self._pause(world, task, self._rng.choice(_PAUSES_S))
         elif kind == "lost after":
             raise self._lost(world, task, store, name)
+
+    def _have_late(self, world: World, task: Task, effect: Callable[[], object]) -> None:
+        """Let the server do it some time after the client has given up."""
+        asker = replace(task, message_id=task.message_id)
+
+        def do() -> None:
+            if self.away_until["redis"] > world.now:
+                return  # its connection is gone
+            late, world.current = world.current, asker
+            try:
+                effect()
+            except redis.RedisError:
+                return  # nobody hears of it
+            finally:
+                world.current = late
+
+        world.sleep(_TIMEOUT_S)
+        world.spawn(Process(task.process.name), _LATE, do, after=self._rng.choice(_LATE_S))
 
     def _pause(self, world: World, task: Task, length: float) -> None:
         process = task.process

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
 from dramatiq.brokers.redis import RedisBroker
 
+from housekeeping.brokers import redis as redis_broker
 from housekeeping.brokers.redis import SoundRedisBroker
 from housekeeping.foundation import lease_store
 from housekeeping.foundation.db import database
@@ -214,6 +216,11 @@ def dead_workers_messages_stay() -> None:
 def strays_are_forgotten() -> None:
     """A delivery that was lost on the way stays with a process that knows nothing of it."""
     SoundRedisBroker.consume = RedisBroker.consume  # type: ignore[method-assign]
+
+
+def strays_are_looked_for_when_connecting_only() -> None:
+    """What Redis gives away after its asker has connected anew stays with that process."""
+    redis_broker._next_look = lambda: math.inf
 
 
 def tick_sent_by_every_scheduler() -> None:
