@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
+import importlib
 import logging
+import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from io import StringIO
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +22,7 @@ from dramatiq.threading import raise_thread_exception
 
 from housekeeping.foundation import interruption
 from housekeeping.foundation.interruption import LostLease, interrupt, interruptibly
+from housekeeping.foundation.safe_points import at_safe_point
 from housekeeping.foundation.stderr import Stderr
 
 PATIENCE_S = 20
@@ -85,6 +92,15 @@ def told_while_it_waits(step: Callable[[], object], lock: AbstractContextManager
     return told
 
 
+def fill(pipe: Connection) -> None:
+    """Write messages until there is no room for another."""
+    os.set_blocking(pipe.fileno(), False)
+    with suppress(BlockingIOError):
+        while True:
+            pipe.send_bytes(b"x")
+    os.set_blocking(pipe.fileno(), True)
+
+
 @pytest.fixture
 def handler() -> Iterator[logging.Handler]:
     """Of the logger ``locked``, and of Python's own."""
@@ -92,6 +108,19 @@ def handler() -> Iterator[logging.Handler]:
     logging.getLogger("locked").addHandler(own)
     yield own
     logging.getLogger("locked").removeHandler(own)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The threads of which it was asked whether they can be interrupted now."""
+    asked: list[int] = []
+
+    def noting(thread_id: int, outside: Mapping[str, Any]) -> bool:
+        asked.append(thread_id)
+        return at_safe_point(thread_id, outside)
+
+    monkeypatch.setattr(interruption, "at_safe_point", noting)
+    return asked
 
 
 def test_a_thread_interrupted_while_it_waits_for_a_lock_leaves_it_free() -> None:
@@ -128,6 +157,51 @@ def test_what_others_raise_in_a_thread_leaves_our_own_handler_free(monkeypatch: 
     told.join(PATIENCE_S)
 
     assert (told.interrupted, is_free(own.lock)) == (True, True)
+
+
+def test_a_message_on_a_pipe_is_written_whole_and_the_interrupt_comes_after_it(looks: list[int]) -> None:
+    # Dramatiq's workers log through one; a long line is written in two steps.
+    reading, writing = Pipe(duplex=False)
+    with reading, writing:
+        fill(writing)
+        line = b"x" * 20_000
+        told = Told(lambda: writing.send_bytes(line))
+        told.start()
+        until(lambda: told.waits_in("_send"))
+        assert interrupt(told.ident or 0, LostLease) is True
+        until(lambda: len(looks) > 2)
+        read = []
+        while told.is_alive() or reading.poll():
+            if reading.poll(0.05):
+                read.append(reading.recv_bytes())
+
+        assert (told.interrupted, set(read)) == (True, {b"x", line})
+
+
+def test_an_import_comes_to_its_end_and_can_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: list[int]
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text(
+        "import builtins\n"
+        "builtins.import_begins.set()\n"
+        "while not builtins.import_may_end.wait(0.001): pass\n"
+        "done = True\n"
+    )
+    begins, may_end = threading.Event(), threading.Event()
+    monkeypatch.setattr(builtins, "import_begins", begins, raising=False)
+    monkeypatch.setattr(builtins, "import_may_end", may_end, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    told = Told(lambda: importlib.import_module("slow_to_import"))
+
+    told.start()
+    assert begins.wait(PATIENCE_S)
+    assert interrupt(told.ident or 0, LostLease) is True
+    until(lambda: len(looks) > 2)
+    may_end.set()
+    told.join(PATIENCE_S)
+
+    assert told.interrupted
+    assert sys.modules.pop("slow_to_import").done
 
 
 def test_an_interrupt_that_has_to_wait_comes_when_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
