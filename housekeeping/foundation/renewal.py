@@ -149,7 +149,12 @@ class _Round:
 
     def _run(self) -> None:
         while True:
-            self._act(self._next())
+            kept = self._next()
+            try:
+                self._act(kept)
+            except Exception:
+                # Whoever was to be told that it is lost could not be: the others must be all the same.
+                logger.exception("Could not renew %s", kept.name)
 
     def _next(self) -> Kept:
         with self._changed:

@@ -174,6 +174,23 @@ def test_an_error_of_one_does_not_end_the_renewal_of_others(caplog: pytest.LogCa
     renewals.stop(good)
 
 
+def test_a_holder_that_cannot_be_told_keeps_no_other_from_being_told(caplog: pytest.LogCaptureFixture) -> None:
+    renewals, tried, told = Renewals(), threading.Event(), threading.Event()
+
+    def too_many_threads() -> None:
+        tried.set()
+        raise RuntimeError("can't start new thread")
+
+    bad = renewals.keep("bad", lambda: True, TTL, elapsed() - 2 * TTL.total_seconds(), on_lost=too_many_threads)
+    assert tried.wait(PATIENCE_S)
+    late = renewals.keep("late", lambda: True, TTL, elapsed() - 2 * TTL.total_seconds(), on_lost=told.set)
+
+    assert told.wait(PATIENCE_S)
+    assert "Could not renew bad" in caplog.text
+    renewals.stop(bad)
+    renewals.stop(late)
+
+
 def test_a_process_that_was_stopped_past_its_ttl_knows_that_it_lost() -> None:
     # L2, L3: it asks nobody, and its own thread may not have run yet
     with subprocess.Popen(
