@@ -96,17 +96,23 @@ def a_completed_sweep_does_not_run_again(stage: Stage) -> Iterator[str]:
 
 
 def a_dead_run_is_taken_over_in_time(stage: Stage) -> Iterator[str]:
-    """F3: after a kill within a run, another one begins within two ttls of a minute, faults permitting."""
+    """F3: after a kill within a run, another one begins within two ttls of a minute, faults permitting.
+
+    Counted from the last kill of a process that had its message: an attempt that dies before it begins is another.
+    """
     if set(stage.faults.struck) - {"kill before", "kill after"}:
         return  # others may keep it from beginning
     open_runs: dict[int, tuple[str, str]] = {}
     waited: dict[str, float] = {}
     deaths = [when for when, *_ in stage.of("killed")]
-    for when, where, what, *details in stage.events("run began", "run ended", "killed"):
-        if what == "run began":
+    for when, where, what, *details in stage.events("run began", "run ended", "killed", "interrupted"):
+        if what == "interrupted":
+            if details[0] in waited and details[-1] == "Killed":
+                waited[details[0]] = when
+        elif what == "run began":
             worker, run_id, *_ = details
-            if worker in waited and when - waited.pop(worker) > 130 + 20 * len(deaths):
-                yield f"{worker} was taken over only after {when - deaths[0]} s"
+            if worker in waited and (after := when - waited.pop(worker)) > 130 + 20 * len(deaths):
+                yield f"{worker} was taken over only after {after} s"
             open_runs[run_id] = (worker, where)
         elif what == "run ended":
             open_runs.pop(details[1], None)
