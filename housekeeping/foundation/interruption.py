@@ -121,8 +121,9 @@ def interrupt(thread_id: int, kind: type[Interrupt]) -> bool:
 
     Once is enough: a second one could come while the first is being dealt with.
 
-    Note: It waits for a call into C to return: a statement, a sleep, a wait for another program. It also waits
-      while the thread takes or releases a lock, imports something or writes to a pipe, see `safe_points`.
+    Note: It waits for a call into C to return: a statement, a sleep, a wait for another program. It also
+      waits while the thread takes or releases a lock of Python's own modules, imports something or writes to a
+      pipe, see `safe_points`.
     """
     with _lock:
         section = _sections.get(thread_id)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any, Final
 
-#: Functions in Python that take or release a lock for whoever calls them. One that is interrupted leaves the lock
-#: taken, and all threads wait for it for ever: before Python 3.13, that of a log handler among them.
+#: Functions that take or release a lock for whoever calls them, in Python's own modules. One that is interrupted leaves
+#: the lock taken, and all threads wait for it for ever: before Python 3.13, that of a log handler among them.
 _OF_LOCKS: Final = frozenset(
-    {"__enter__", "__exit__", "acquire", "release"}  # of `threading`, of contexts, and of whoever imitates them
+    {"__enter__", "__exit__", "acquire", "release"}
     | {"_acquire_restore", "_release_save"}  # of `threading.Condition`
     | {"_acquireLock", "_releaseLock"}  # of `logging`
 )
+#: Not in others: what they call `acquire` may wait for something else, and for as long as it likes.
+_OWN: Final = frozenset({"asyncio", "concurrent", "logging", "multiprocessing", "queue", "threading"})
 #: In the midst of their functions: the import system takes one, and a message on Dramatiq's log pipe that is broken off
 #: makes all that follow it unreadable.
 _NOT_WITHIN: Final = frozenset({"importlib._bootstrap", "importlib._bootstrap_external", "multiprocessing.connection"})
@@ -30,10 +33,14 @@ def at_safe_point(thread_id: int, outside: Mapping[str, Any]) -> bool:
     frame = sys._current_frames().get(thread_id)
     if frame is None or frame.f_globals is outside:
         return True
-    if frame.f_code.co_name in _OF_LOCKS:
+    if frame.f_code.co_name in _OF_LOCKS and _module(frame).partition(".")[0] in _OWN:
         return False
     while frame is not None and frame.f_globals is not outside:
-        if frame.f_globals.get("__name__") in _NOT_WITHIN:
+        if _module(frame) in _NOT_WITHIN:
             return False
         frame = frame.f_back
     return True
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))

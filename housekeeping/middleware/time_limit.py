@@ -8,7 +8,6 @@ from typing import Any
 
 from dramatiq.middleware import TimeLimit
 from dramatiq.middleware.time_limit import TimeLimitExceeded
-from dramatiq.threading import is_gevent_active
 
 from housekeeping.foundation.interruption import interrupt
 from housekeeping.foundation.logs import logger as named_logger
@@ -24,8 +23,8 @@ def within_actors(limits: TimeLimit) -> TimeLimit:
     taken, for which all other threads then wait for ever. Limits, options and the interval stay as they are.
     """
     manager: Any = limits.manager
-    if not is_gevent_active():
-        limits.manager = _Deadlines(manager.interval)  # type: ignore[assignment]
+    if isinstance(manager, threading.Thread):  # gevent has no use for one, and neither have ours
+        limits.manager = _Deadlines(manager.interval)  # type: ignore[attr-defined,assignment]
     return limits
 
 
@@ -68,4 +67,7 @@ class _Deadlines:
     def _run(self) -> None:
         while True:
             time.sleep(self._interval_s)
-            self.interrupt_late()
+            try:
+                self.interrupt_late()
+            except Exception:
+                logger.exception("Time limits could not be looked at")

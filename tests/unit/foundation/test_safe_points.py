@@ -28,19 +28,6 @@ from housekeeping.foundation.stderr import Stderr
 PATIENCE_S = 20
 
 
-class Guarded:
-    """A lock in Python, as those of `logging` and `threading` are."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self.lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.lock.release()
-
-
 class Told(threading.Thread):
     """Does something endlessly inside of `interruptibly`, until it is interrupted."""
 
@@ -124,14 +111,30 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_thread_interrupted_while_it_waits_for_a_lock_leaves_it_free() -> None:
-    guarded = Guarded()
+    lock = threading.Lock()
+    condition = threading.Condition(lock)
 
     def step() -> None:
-        with guarded:
+        with condition:
             pass
 
-    assert told_while_it_waits(step, guarded.lock, "__enter__").interrupted
-    assert is_free(guarded.lock)
+    assert told_while_it_waits(step, lock, "__enter__").interrupted
+    assert is_free(lock)
+
+
+def test_what_others_call_acquire_is_interrupted_although_it_goes_on_for_ever() -> None:
+    # As redis-py's lock does, which asks again and again.
+    def acquire() -> None:
+        while True:
+            time.sleep(0.001)
+
+    told = Told(acquire)
+    told.start()
+    until(lambda: told.waits_in("acquire"))
+    assert interrupt(told.ident or 0, LostLease) is True
+    told.join(PATIENCE_S)
+
+    assert told.interrupted
 
 
 def test_a_thread_interrupted_while_it_waits_to_log_lets_the_others_log(

@@ -65,3 +65,11 @@ def test_an_interval_stays_as_the_application_has_set_it() -> None:
     manager: Any = within_actors(TimeLimit(interval=250)).manager
 
     assert manager._interval_s == 0.25
+
+
+def test_limits_that_are_ours_already_stay_as_they_are() -> None:
+    # An application whose broker is put together twice, or that shares its middleware between two.
+    limits = within_actors(TimeLimit())
+    manager = limits.manager
+
+    assert within_actors(limits).manager is manager
