@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from threading import Thread
 from typing import Any
 
 from dramatiq.middleware import TimeLimit
@@ -23,7 +24,7 @@ def within_actors(limits: TimeLimit) -> TimeLimit:
     taken, for which all other threads then wait for ever. Limits, options and the interval stay as they are.
     """
     manager: Any = limits.manager
-    if isinstance(manager, threading.Thread):  # gevent has no use for one, and neither have ours
+    if isinstance(manager, Thread):  # gevent has no use for one, and neither have ours
         limits.manager = _Deadlines(manager.interval)  # type: ignore[attr-defined,assignment]
     return limits
 

@@ -90,7 +90,7 @@ def play(seed: int) -> tuple[Stage, list[str]]:
         world.note("faults end")
         if set(SCHEDULED) & set(cast.names):
             awake = max(process.paused_until for process in world.processes if process.alive)
-            undisturbed = max(world.now, awake)
+            undisturbed = max(world.now, awake, *stage.faults.away_until.values())  # a server may still be away
             world.run(undisturbed + _QUIET_S)
             while _behind(stage, undisturbed) and world.now < undisturbed + _DRAIN_S:
                 world.run(world.now + 10.0)
