@@ -99,10 +99,11 @@ def begin(
         if message_id is not None and completed(message_id):
             transaction.rollback()
             return None
+        # With the row, in one transaction: a lease whose holder stands in the ledger has a run there. Before the runs
+        # are looked at: it waits for a holder that is just committing its last batch, and may end as done by that.
+        epoch = None if lease is None else next_epoch(*lease)
         last = _last_runs(worker)
         cursor = _stopped_at(last[0], resume) if last else None
-        # With the row, in one transaction: a lease whose holder stands in the ledger has a run there.
-        epoch = None if lease is None else next_epoch(*lease)
         run_id, started_at = _insert(
             worker=worker, message_id=message_id, tick=tick, trigger=trigger, epoch=epoch, cursor=cursor
         )

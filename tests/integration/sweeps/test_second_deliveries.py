@@ -81,6 +81,37 @@ def test_no_run_of_a_message_begins_that_waited_for_the_commit_that_completed_it
     assert second.result(PATIENCE_S) is None
 
 
+def test_a_run_that_waited_for_the_last_one_to_be_done_begins_at_the_front(
+    postgres: Database, admin: Connection
+) -> None:
+    # Not where one before that had been interrupted: what has become due there meanwhile would wait for the next run.
+    place = {"pass": "rows", "after": [3]}
+
+    def of(message_id: str) -> Attempt:
+        begun = ledger.begin(
+            "worker", message_id=message_id, tick=None, trigger="enqueue", lease=("worker", f"token of {message_id}")
+        )
+        assert begun is not None and begun.epoch is not None
+        return begun
+
+    def third() -> Attempt:
+        try:
+            return of("third")
+        finally:
+            postgres.close()
+
+    interrupted = of("first")
+    ledger.finish(interrupted.run_id, "failed", None, counts={}, cursor=place)
+    last = of("second")
+    with ThreadPoolExecutor(1) as another, postgres.atomic():
+        assert last.epoch is not None
+        ledger.finish(last.run_id, "done", None, counts={}, cursor=None, lease=("worker", last.epoch))
+        waiting = another.submit(third)
+        await_waiting(admin)
+
+    assert (last.cursor, waiting.result(PATIENCE_S).cursor) == (place, None)
+
+
 def await_waiting(admin: Connection) -> None:
     """Until a session waits for the end of another's transaction."""
     deadline = time.monotonic() + PATIENCE_S
