@@ -17,8 +17,8 @@ from housekeeping.middleware.prefetch import Prefetch
 from tests.twins import Twin
 from tests.twins.planting import instead
 
-_REDIS: Final = "tests/integration/test_brokers.py::"
-_LOST: Final = "tests/integration/test_lost_deliveries.py::"
+_REDIS: Final = "tests/integration/redis_broker/test_brokers.py::"
+_LOST: Final = "tests/integration/redis_broker/test_lost_deliveries.py::"
 _SENDING: Final = "tests/integration/rabbitmq/test_sending.py::"
 _DELIVERY: Final = "tests/integration/rabbitmq/test_delivery.py::"
 _DEAD: Final = "tests/integration/rabbitmq/test_dead_letters.py::"

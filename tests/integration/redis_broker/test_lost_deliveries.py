@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import dramatiq
@@ -12,19 +12,7 @@ import redis
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers import SoundRedisBroker
-from housekeeping.foundation.settings import Settings
-from tests.integration.middleware.applications import PATIENCE_S, close_all, eventually, installed, working
-
-
-@pytest.fixture
-def broker_url() -> None:
-    """Redis, whatever carries the other tests' messages: `tests/integration/rabbitmq` has RabbitMQ's."""
-
-
-@pytest.fixture
-def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:
-    yield installed(settings.model_copy(update={"database_url": None}))
-    close_all()
+from tests.integration.middleware.applications import PATIENCE_S, eventually, working
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator
 
 import dramatiq
 import pytest
@@ -14,18 +13,7 @@ from dramatiq.brokers.redis import MAINTENANCE_SCALE, RedisBroker
 from housekeeping.foundation.redis_client import shared_redis
 from housekeeping.foundation.settings import Settings
 from housekeeping.installation import install
-from tests.integration.middleware.applications import PATIENCE_S, close_all, eventually, installed, working
-
-
-@pytest.fixture
-def broker_url() -> None:
-    """Redis, whatever carries the other tests' messages: `tests/integration/rabbitmq` has RabbitMQ's."""
-
-
-@pytest.fixture
-def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:
-    yield installed(settings.model_copy(update={"database_url": None}))
-    close_all()
+from tests.integration.middleware.applications import PATIENCE_S, eventually, installed, working
 
 
 def put(broker: RedisBroker, redis_id: str, body: bytes) -> None:
