@@ -22,6 +22,7 @@ from peewee import (
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_INTRANS, parse_dsn
 
 from housekeeping.foundation.errors import DatabaseUnavailable, SettingsError
+from housekeeping.foundation.extreme_times import read_extreme_times
 from housekeeping.foundation.secrets import masked
 from housekeeping.foundation.timings import waiting_for
 
@@ -42,7 +43,7 @@ database: Final = _Handle()
 #: batch, not its worker thread; all three are far above a healthy batch and below the shortest default
 #: lease (10 minutes). The URL's own ``options`` come later and win.
 _SESSION: Final = (
-    "-c timezone=UTC -c statement_timeout=60s -c lock_timeout=10s -c idle_in_transaction_session_timeout=60s -c jit=off"
+    "-c timezone=UTC -c statement_timeout=30s -c lock_timeout=10s -c idle_in_transaction_session_timeout=60s -c jit=off"
 )
 #: A server that vanished without a word is noticed after a minute, not after the eleven of the system's defaults.
 _CONNECTION: Final = {
@@ -119,6 +120,11 @@ class Database(PostgresqlDatabase):
 
     def transaction(self, *args: Any, **kwargs: Any) -> Any:
         return _Transaction(self, *args, **kwargs)
+
+    def _connect(self) -> Any:
+        connection = super()._connect()  # type: ignore[misc]  # not in the stubs
+        read_extreme_times(connection)
+        return connection
 
     def connect(self, reuse_if_open: bool = False) -> bool:
         # The blocks that a thread is within are its code's, and do not end with a connection, as peewee has it.

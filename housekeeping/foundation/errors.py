@@ -24,6 +24,8 @@
     ├── UploadBeingDeleted       the object an upload would write to is just being deleted
     ├── IllegalEvent             a record's state does not allow the event
     ├── RecordChanged            a record was changed or deleted by others while it was to be moved
+    ├── RowNotChanged            a row was left as it was by a trigger, a rule or a policy
+    ├── SameErrorRepeated        so many rows in a row failed with the same error that the run ended
     └── RunTakenOver             another run took this one for dead and goes on in its place
 
 What a *middleware* raises to steer a message is not in this tree: Dramatiq gives
@@ -128,6 +130,14 @@ class UploadBeingDeleted(HousekeepingError):
 
 class IllegalEvent(HousekeepingError):
     """A record's state does not allow the event; nothing was changed."""
+
+
+class RowNotChanged(HousekeepingError):
+    """PostgreSQL left a row as it was, without an error; the others of its batch were changed."""
+
+
+class SameErrorRepeated(HousekeepingError):
+    """Too many rows in a row failed with the same error; the run ended, and the next one continues after them."""
 
 
 class RecordChanged(HousekeepingError):

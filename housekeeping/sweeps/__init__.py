@@ -34,10 +34,10 @@ from housekeeping.sweeps.call import Call, CallPass
 from housekeeping.sweeps.declaration import Alarms, LeaseTerms, Sweep
 from housekeeping.sweeps.findings import Finding
 from housekeeping.sweeps.gates import Gates
-from housekeeping.sweeps.halves import in_halves
 from housekeeping.sweeps.ledger import HEARTBEAT, at_work
 from housekeeping.sweeps.passes import (
     Backlog,
+    Divisible,
     Failure,
     Pass,
     PassPlan,
@@ -64,6 +64,7 @@ __all__ = [
     "Clock",
     "DeclarationError",
     "Delete",
+    "Divisible",
     "Failure",
     "Finding",
     "Gates",
@@ -98,7 +99,6 @@ __all__ = [
     "at_work",
     "database",
     "identify",
-    "in_halves",
     "insist",
     "key_of",
     "logger",

@@ -43,6 +43,14 @@ class Action(Protocol):
         """Another way for the one row of `step.only` that could not be changed so; None: there is none."""
 
 
+def allowed_by(action: Any) -> Expression | None:
+    """Return which rows the action can change, of those that are stale; None: all of them."""
+    if isinstance(action, Transition):
+        allowed: Expression = action.machine.field.in_(action.machine.sources(action.event))
+        return allowed
+    return allowed_by(action.then) if hasattr(action, "then") else None
+
+
 @dataclass(frozen=True, slots=True)
 class Delete:
     """Delete the rows.

@@ -12,9 +12,8 @@ from peewee import Expression
 
 from housekeeping.foundation.db import database
 from housekeeping.sweeps.actions import Delete, Transition, Write
-from housekeeping.sweeps.halves import in_halves
 from housekeeping.sweeps.passes import Failure, Position, Settled, Step
-from housekeeping.sweeps.table_pass import TablePass
+from housekeeping.sweeps.table_pass import TablePass, text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +73,14 @@ class _Taken:
     Attributes:
       called: Those the function has succeeded for.
       failures: Those it has failed for.
-      position: The last of all these; null: the front.
+      position: The last of all these; None: the front.
+      end, exhausted: Where the stage stands after the whole batch, and whether nothing is left then.
       complete: Whether these are all that the step has taken.
-      left: Whether more may follow.
     """
 
     position: Position | None
-    left: bool
+    end: Position | None
+    exhausted: bool
     complete: bool = True
     called: list[Position] = field(default_factory=list)
     failures: list[tuple[Position, Failure]] = field(default_factory=list)
@@ -98,9 +98,11 @@ class CallPass(TablePass):
         Raises:
           Exception: What says that the other side cannot be reached, when nothing else is to be written first.
         """
-        query: Any = self.rows(step).select(self.model).for_update(skip_locked=True)
+        texts = [column.cast("text").alias(text_of(column)) for column in self.as_text]
+        query: Any = self.rows(step).select(self.model, *texts).for_update(skip_locked=True)
         rows = list(query.execute(database))
-        taken = _Taken(step.after, left=len(rows) >= self.batch_size)
+        last = self._position(rows[-1]) if rows else None
+        taken = _Taken(step.after, *self.stands_after(step, last, len(rows)))
         waiting = [rows] if self.action.whole_batch and rows else [[row] for row in rows]
         while waiting:
             some = waiting.pop(0)
@@ -109,7 +111,7 @@ class CallPass(TablePass):
                 self.action.function(some if self.action.whole_batch else some[0])
             except Exception as error:
                 if self.action.is_away(error):
-                    if taken.position == step.after:
+                    if not (taken.called or taken.failures):
                         raise
                     # What has succeeded is written first; the next step meets the same error.
                     taken.complete = False
@@ -127,23 +129,32 @@ class CallPass(TablePass):
         return taken
 
     def settle(self, step: Step, taken: _Taken) -> Settled:  # type: ignore[override]
-        """Change the rows that were called for and are still stale, in halves should the database refuse one."""
-        counts: dict[str, Any] = {self.action.counted_as[0]: 0}
-        changed: list[dict[str, Any]] = []
-        failures = [failure for position, failure in taken.failures if self._is_about(step, position)]
-        change = super().settle
+        """Change the rows that were called for and are still stale."""
         called = [position for position in taken.called if self._is_about(step, position)]
-        written, refused = in_halves(called, lambda part: change(dataclasses.replace(step, only=part)))
-        for settled in written:
-            counts = {name: counts.get(name, 0) + number for name, number in settled.counts.items()}
-            changed += settled.rows
-        failures += [Failure(self.describe(position), error) for position, error in refused]
-        exhausted = taken.complete and not taken.left
-        return Settled(counts, taken.position, exhausted, rows=changed, failures=failures)
+        failures = [failure for position, failure in taken.failures if self._is_about(step, position)]
+        changed = super().settle(dataclasses.replace(step, only=called)) if called else Settled(self._counted(()))
+        end = self.after_all(step, taken, ())
+        return dataclasses.replace(
+            changed, position=end.position, exhausted=end.exhausted, failures=[*failures, *changed.failures]
+        )
+
+    def positions(self, step: Step, taken: _Taken | None = None) -> list[Position]:
+        if taken is None:
+            return super().positions(step)
+        return [*taken.called, *(position for position, _ in taken.failures)]
+
+    def after_all(self, step: Step, taken: _Taken, positions: Sequence[Position]) -> Settled:
+        if not taken.complete:
+            return Settled({}, taken.position, exhausted=False)
+        return Settled({}, taken.end, taken.exhausted)
 
     def _position(self, row: Any) -> Position:
         # Not by attribute, which would read what a foreign key refers to.
-        return tuple(row.__data__[column.name] for column in self.order)
+        as_text = {id(column) for column in self.as_text}
+        return tuple(
+            getattr(row, text_of(column)) if id(column) in as_text else row.__data__[column.name]
+            for column in self.order
+        )
 
     def _is_about(self, step: Step, position: Position) -> bool:
         # A batch that failed only at its commit is written again in parts.

@@ -39,7 +39,7 @@ def added(before: Counts, settled: Settled) -> Counts:
     if "batches" in counts:
         counts["batches"] += any(settled.counts.values())  # one that changed something
     if settled.failures:
-        counts["failed"] = counts.get("failed", 0) + len(settled.failures)
+        counts["failed"] = counts.get("failed", 0) + sum(failure.rows for failure in settled.failures)
     return counts
 
 

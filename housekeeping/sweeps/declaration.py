@@ -16,7 +16,7 @@ from housekeeping.foundation.errors import DeclarationError, SettingsError
 from housekeeping.foundation.identity import identify
 from housekeeping.foundation.leases import SHORTEST_TTL
 from housekeeping.foundation.settings import WorkerSettings
-from housekeeping.sweeps.actions import Action
+from housekeeping.sweeps.actions import Action, allowed_by
 from housekeeping.sweeps.breaker import Breaker
 from housekeeping.sweeps.call import Call, CallPass
 from housekeeping.sweeps.gates import Gates
@@ -223,10 +223,11 @@ class Sweep:
         if self.passes is not None:
             return tuple(self.passes(self))
         assert self.stale is not None and self.action is not None
-        stale, length = self.stale, self.stale_after or timedelta()
+        stale, length, allowed = self.stale, self.stale_after or timedelta(), allowed_by(self.action)
         one: dict[str, Any] = {
             "name": "rows",
-            "stale": lambda now: stale(now - length),
+            # Rows that the action leaves as they are would be met by each run, and counted by each plan.
+            "stale": lambda now: stale(now - length) if allowed is None else stale(now - length) & allowed,
             "order": self.order,
             "action": self.action,
             "batch_size": self.batch_size,

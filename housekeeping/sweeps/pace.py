@@ -15,6 +15,8 @@ from housekeeping.sweeps.table_pass import TablePass
 
 #: A batch that adapts is a tenth of its full size at the least, and grows by a tenth at a time.
 _PARTS: Final = 10
+#: How long a batch should take after one has timed out, where no target is set.
+_SHRUNK_TARGET: Final = timedelta(seconds=2)
 
 
 class Pace:
@@ -46,6 +48,7 @@ class Pace:
         self._heeds_pause = heeds_pause
         self._most: int | None = None
         self._resized: dict[tuple[int, int], Pass] = {}  # a pass keeps what it has put together for its batches
+        self._shrunk: set[int] = set()
         self.paused = False
 
     def heed(self, said: Switched | None) -> None:
@@ -82,7 +85,7 @@ class Pace:
         Parameters:
           took: Told the seconds as well.
         """
-        adapts = self._target is not None and isinstance(walk, TablePass)
+        adapts = isinstance(walk, TablePass) and (self._target is not None or place in self._shrunk)
         if not adapts and took is None:
             yield
             return
@@ -91,9 +94,9 @@ class Pace:
         seconds = self._clock.monotonic() - began
         if took is not None:
             took(seconds)
-        if self._target is None or not adapts:
+        if not adapts:
             return
-        if seconds > self._target.total_seconds():
+        if seconds > (self._target or _SHRUNK_TARGET).total_seconds():
             self.ease(place)
         else:
             grown = self._adapted[place] + max(1, self._own[place] // _PARTS)
@@ -101,6 +104,11 @@ class Pace:
 
     def ease(self, place: int) -> None:
         """Halve the next batch of the pass of this number, where batches adapt."""
-        if self._target is not None:
-            least = max(1, self._own[place] // _PARTS)
+        if self._target is not None or place in self._shrunk:
+            least = min(self._adapted[place], max(1, self._own[place] // _PARTS))
             self._adapted[place] = max(least, self._adapted[place] // 2)
+
+    def shrink(self, place: int, size: int) -> None:
+        """Take batches of at most `size` records from the pass of this number, until they succeed and grow again."""
+        self._adapted[place] = min(self._adapted[place], size)
+        self._shrunk.add(place)

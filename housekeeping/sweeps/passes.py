@@ -6,9 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
-from uuid import UUID
-
-from peewee import BinaryUUIDField, BlobField, DateTimeField
 
 #: Where a walk has got to, for the pass that made it: values JSON can hold, or that `as_cursor` makes so.
 Position = tuple[Any, ...]
@@ -21,7 +18,8 @@ class Step:
     Attributes:
       worker, run_id: Whose it is.
       now: The time the run began; staleness is measured against it.
-      after: Where the step before ended; null: the front.
+      after: Where the step before ended; None: the front.
+      until: The last position of the stage, which a resumed run has begun after; None: to the end.
       argument: What the run is about, for a worker that takes an argument.
       time_is_up: Whether a step that consists of many outside effects should end early.
       only: Just these positions, for finding the one that cannot be settled.
@@ -33,6 +31,7 @@ class Step:
     run_id: int | None
     now: datetime
     after: Position | None = None
+    until: Position | None = None
     argument: Any = None
     time_is_up: Callable[[], bool] = lambda: False
     only: Sequence[Position] | None = None
@@ -41,10 +40,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One record that could not be settled; the others were."""
+    """A record that could not be settled; the others were.
+
+    Attributes:
+      rows: How many records it stands for, where they are not known one by one.
+    """
 
     record: dict[str, Any]
     error: BaseException
+    rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +148,20 @@ class Pass(Protocol):
 
 
 @runtime_checkable
-class Divisible(Protocol):
-    """A pass whose step can be taken apart, to find the one record that makes it fail."""
+class Divisible(Pass, Protocol):
+    """A stage whose batch can be bisected, to find the records that make it fail.
 
-    def positions(self, step: Step) -> list[Position]:
-        """The records of the step, one by one."""
+    Its `settle` is given parts of the batch as `step.only`, with all that was taken.
+    """
+
+    def positions(self, step: Step, taken: Any) -> list[Position]:
+        """Return the records of the batch, one by one."""
+
+    def after_all(self, step: Step, taken: Any, positions: Sequence[Position]) -> Settled:
+        """Return where the stage stands once these records are dealt with; it counts nothing."""
 
     def rescue(self, step: Step, error: BaseException) -> Settled | None:
-        """Another way to settle the single record of `step.only`, in a transaction of its own; None: there is none."""
+        """Settle the single record of `step.only` another way, in a transaction of its own; None: there is none."""
 
     def describe(self, position: Position) -> dict[str, Any]:
         """The record, for the log and the error tracker."""
@@ -193,17 +203,6 @@ def as_cursor(position: Position | None) -> list[Any] | None:
     if position is None:
         return None
     return [_plain(value) for value in position]
-
-
-def from_cursor(column: Any, value: Any) -> Any:
-    """A value of a position as its column takes it, also one that comes out of the ledger's JSON as text."""
-    if not isinstance(value, str):
-        return value
-    if isinstance(column, BinaryUUIDField):
-        return UUID(value)
-    if isinstance(column, BlobField):
-        return bytes.fromhex(value)
-    return datetime.fromisoformat(value) if isinstance(column, DateTimeField) else value
 
 
 def _plain(value: Any) -> Any:

@@ -9,17 +9,37 @@ from datetime import datetime
 from typing import Any, Final
 
 from blinker import NamedSignal
-from peewee import CTE, SQL, Expression, Field, Model, ModelSelect, Query, Select, Tuple, Value, fn
+from peewee import (
+    CTE,
+    SQL,
+    DateTimeField,
+    Expression,
+    Field,
+    IntegerField,
+    Model,
+    ModelSelect,
+    Query,
+    Select,
+    Tuple,
+    Value,
+    fn,
+)
 
 from housekeeping.foundation import events
 from housekeeping.foundation.db import database
-from housekeeping.foundation.errors import DeclarationError
+from housekeeping.foundation.errors import DeclarationError, RowNotChanged
 from housekeeping.foundation.logs import log_each
 from housekeeping.foundation.prepared import Place, Prepared, Statements
 from housekeeping.sweeps.actions import Action, Write
-from housekeeping.sweeps.passes import Backlog, PassPlan, Position, Reading, Settled, Step, as_cursor, from_cursor
+from housekeeping.sweeps.nulls import may_be_null
+from housekeeping.sweeps.passes import Backlog, Failure, PassPlan, Position, Reading, Settled, Step
 
 _SAMPLES: Final = 5
+_NOT_CHANGED: Final = (
+    "PostgreSQL left the row as it was, without an error; a trigger, a rule or a policy prevents the change"
+)
+#: The position before the rows whose first order column is NULL; they come last.
+_BEFORE_NULLS: Final[Position] = (None,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +65,13 @@ class TablePass:
 
     Attributes:
       stale: The one predicate, given the time the run began; run, plan and backlog all use it.
-      order: The columns the walk follows, ending with the primary key, so that it can go on after any row. None of
-        them may be null in a stale row, but for those of `nullable`.
+      order: The columns the walk follows, ending with the primary key, so that it can go on after any row. Rows with
+        NULL in one of them come last.
       action: What is done with the stale rows of a batch.
       columns: Further columns to read, by the key a record has for them, for events and log lines.
       sends: The event sent with the changed records of each batch, and which keys of the record it carries; a mapping
         where the event calls them otherwise (event's key -> record's).
       line: The log line for each changed record; null: none.
-      nullable: Columns of the order, but the first, that may be null in a stale row; such rows come last.
     """
 
     name: str
@@ -63,7 +82,6 @@ class TablePass:
     columns: Mapping[str, Any] = field(default_factory=dict)
     sends: tuple[NamedSignal, tuple[str, ...] | Mapping[str, str]] | None = None
     line: RecordLine | None = None
-    nullable: tuple[Any, ...] = ()
     statements: Statements = field(default_factory=Statements, init=False, repr=False, compare=False)
 
     @property
@@ -78,13 +96,42 @@ class TablePass:
         meta: Any = self.model._meta
         return tuple(meta.get_primary_keys())
 
+    @property
+    def as_text(self) -> list[Any]:
+        """The order columns whose values a position has as PostgreSQL writes them; integers are read as they are.
+
+        What the driver makes of a value may be another one: it knows no infinity, no year before 1, no months.
+        """
+        return [column for column in self.order if not isinstance(column, IntegerField)]
+
+    def position_of(self, row: Sequence[Any]) -> Position:
+        """Return the position of a row of `rows`, as the driver has it."""
+        texts = iter(row[len(self.order) + len(self.columns) :])
+        as_text = {id(column) for column in self.as_text}
+        return tuple(
+            next(texts) if id(column) in as_text else value for column, value in zip(self.order, row, strict=False)
+        )
+
+    def stands_after(self, step: Step, last: Position | None, number: int) -> tuple[Position | None, bool]:
+        """Return the position after a batch of `number` rows that ends with `last`, and whether none is left."""
+        position = last or step.after
+        if number >= self.batch_size:
+            return position, False
+        beyond = step.after is None or step.after[0] is None or (step.until is not None and step.until[0] is not None)
+        if beyond or not self._may_be_null(step.now, self.order[0]):
+            return position, True
+        return _BEFORE_NULLS, False
+
     def rows(self, step: Step) -> ModelSelect[Any]:
-        """The rows a step takes, by the order columns, then the further ones; unlocked."""
-        query = self.model.select(*self.order, *self.columns.values()).where(self.stale(step.now))
+        """Select the rows of a step: the order columns, the further ones, then what `position_of` needs; unlocked."""
+        texts = [column.cast("text").alias(text_of(column)) for column in self.as_text]
+        query = self.model.select(*self.order, *self.columns.values(), *texts).where(self.stale(step.now))
         if step.only is not None:
             return query.where(self.is_one_of(step.only)).order_by(*self.order)
         if step.after is not None:
-            query = query.where(self._comes_after(step.after))
+            query = query.where(self._comes_after(step.now, step.after))
+        if step.until is not None:
+            query = query.where(self._comes_until(step.now, step.until))
         return query.order_by(*self.order).limit(self.batch_size)
 
     def picked(self, step: Step) -> CTE:
@@ -123,10 +170,11 @@ class TablePass:
         """
         if step.only is not None:
             return Prepared(make(step)).rows()
-        after = None if step.after is None else self._bound(step.after)
+        after = step.after
         shape = None if after is None else tuple(value is None for value in after)
         blank = None if after is None else tuple(v if v is None else Place(n) for n, v in enumerate(after))
-        statement = self.statements.of(self.purpose(step), (form, shape), lambda: make(replace(step, after=blank)))
+        form = (form, shape, step.until)
+        statement = self.statements.of(self.purpose(step), form, lambda: make(replace(step, after=blank)))
         return statement.rows(*after or ())
 
     def purpose(self, step: Step) -> Hashable:
@@ -143,37 +191,45 @@ class TablePass:
         changed, *others = write.ctes
         totals = [Select((other,), [fn.COUNT(SQL("*"))]) for other in others]
         order = [getattr(picked.c, column.column_name) for column in self.order]
+        texts = [getattr(picked.c, text_of(column)) for column in self.as_text]
         if not told:
             numbers = [Select((each,), [fn.COUNT(SQL("*"))]) for each in (picked, changed)]
-            last = Select((picked,), (*order, *numbers, *totals)).order_by(*(column.desc() for column in order))
-            return last.limit(1).with_cte(picked, *write.ctes)
-        read = [*order, *(getattr(picked.c, column.column_name) for column in self.columns.values())]
+            last = Select((picked,), (*order, *texts, *numbers, *totals))
+            return last.order_by(*(column.desc() for column in order)).limit(1).with_cte(picked, *write.ctes)
+        read = [*order, *(getattr(picked.c, column.column_name) for column in self.columns.values()), *texts]
         key = [getattr(picked.c, column.column_name) for column in self.key]
         done = Select((changed,), [getattr(changed.c, column.column_name) for column in self.key])
         flag = key[0].in_(done) if len(key) == 1 else Tuple(*key).in_(done)
         return Select((picked,), (*read, flag, *totals)).order_by(*order).with_cte(picked, *write.ctes)
 
     def _each(self, step: Step, rows: list[tuple[Any, ...]]) -> Settled:
-        width = len(self.order) + len(self.columns)
+        flag = len(self.order) + len(self.columns) + len(self.as_text)
         columns = (*self.order, *self.columns.values())
         # Column by column, because to find out for each value how it is read takes as long as a log line.
         values = zip(columns, zip(*rows, strict=True), strict=False)
-        read = list(zip(*([column.python_value(each) for each in found] for column, found in values), strict=True))
-        changed = [self.record(each) for each, row in zip(read, rows, strict=True) if row[width]]
+        read = zip(*([column.python_value(each) for each in found] for column, found in values), strict=True)
+        changed = [self.record(each) for each, row in zip(read, rows, strict=True) if row[flag]]
+        kept = [self.describe(self.position_of(row)) for row in rows if not row[flag]]
+        position, exhausted = self.stands_after(step, self.position_of(rows[-1]) if rows else None, len(rows))
         return Settled(
-            self._counted((len(changed), *rows[0][width + 1 :]) if rows else ()),
-            read[-1][: len(self.order)] if read else step.after,
-            len(rows) < self.batch_size,
+            self._counted((len(changed), *rows[0][flag + 1 :]) if rows else ()),
+            position,
+            exhausted,
             rows=changed,
+            failures=[Failure(record, RowNotChanged(_NOT_CHANGED)) for record in kept],
         )
 
     def _in_all(self, step: Step, rows: list[tuple[Any, ...]]) -> Settled:
         if not rows:
-            return Settled(self._counted(()), step.after)
+            return Settled(self._counted(()), *self.stands_after(step, None, 0))
+        row = rows[0]
         width = len(self.order)
-        picked, *counts = rows[0][width:]
-        position = tuple(column.python_value(value) for column, value in zip(self.order, rows[0], strict=False))
-        return Settled(self._counted(counts), position, picked < self.batch_size)
+        after_texts = width + len(self.as_text)
+        picked, *counts = row[after_texts:]
+        last = self.position_of((*row[:width], *[None] * len(self.columns), *row[width:after_texts]))
+        kept = picked - counts[0]
+        failures = [Failure({"rows": kept}, RowNotChanged(_NOT_CHANGED), kept)] if kept else []
+        return Settled(self._counted(counts), *self.stands_after(step, last, picked), failures=failures)
 
     def _counted(self, numbers: Sequence[int]) -> dict[str, int]:
         """The counts of a step, nought for those of which its statement has no number."""
@@ -204,16 +260,19 @@ class TablePass:
             rows = [{name: row[key] for name, key in named.items()} for row in settled.rows]
             events.send(event, rows, worker=step.worker, run_id=step.run_id)
 
-    def positions(self, step: Step) -> list[Position]:
-        found: Any = self.rows(step).for_update(skip_locked=True).tuples()
-        return [tuple(row[: len(self.order)]) for row in found]
+    def positions(self, step: Step, taken: Any = None) -> list[Position]:
+        found = Prepared(self.rows(step).for_update(skip_locked=True)).rows()
+        return [self.position_of(row) for row in found]
+
+    def after_all(self, step: Step, taken: Any, positions: Sequence[Position]) -> Settled:
+        last = positions[-1] if positions else None
+        return Settled({}, *self.stands_after(step, last, len(positions)))
 
     def rescue(self, step: Step, error: BaseException) -> Settled | None:
         return self.action.rescue(self, step, error)
 
     def describe(self, position: Position) -> dict[str, Any]:
-        names = [column.name for column in self.order]
-        return dict(zip(names, as_cursor(position) or [], strict=True))
+        return {column.name: _in_words(column, value) for column, value in zip(self.order, position, strict=True)}
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
         stale = self.model.select(SQL("1")).where(self.stale(now)).limit(limit + 1)
@@ -242,38 +301,48 @@ class TablePass:
 
     def is_one_of(self, positions: Sequence[Position]) -> Expression:
         """That a row of the table is the one at one of these positions."""
-        keys = [position[-len(self.key) :] for position in positions]
+        keys = [_literals(position[-len(self.key) :]) for position in positions]
         if len(self.key) == 1:
             found: Expression = self.key[0].in_([key for (key,) in keys])
         else:
             found = Tuple(*self.key).in_([Tuple(*key) for key in keys])
         return found
 
-    def _comes_after(self, position: Position) -> Expression:
-        values = self._bound(position)
-        if not self.nullable:
-            after: Expression = Tuple(*self.order) > Tuple(*values)
+    def _may_be_null(self, now: datetime, column: Field) -> bool:
+        return may_be_null(column, self.stale(now))
+
+    def _comes_after(self, now: datetime, position: Position) -> Expression:
+        """That a row comes after the position, among those whose first order column is NULL where its is, or is not."""
+        first, *others = self.order
+        after: Expression
+        if len(position) < len(self.order):  # before the NULLs; not by ==, which a place to be filled in overloads
+            after = first.is_null()
             return after
-        values = tuple(v if v is None or isinstance(v, Place) else Value(v, converter=False) for v in values)
-        # A comparison of whole rows knows nothing of nulls. The first column once more, for the index.
+        values = _literals(position)
+        if not any(self._may_be_null(now, column) for column in others):
+            after = Tuple(*self.order) > Tuple(*values)
+            if position[0] is None:
+                after = first.is_null() & (Tuple(*others) > Tuple(*values[1:]))
+            return after
+        # A comparison of whole rows knows nothing of NULL. The first column once more, for the index.
         later: Any = None
         for column, value in reversed(list(zip(self.order, values, strict=True))):
             same = column.is_null() if value is None else column == value
             later = same & later if later is not None else None
             if value is not None:
                 greater = column > value
-                if any(column is each for each in self.nullable):
+                if column is not first and self._may_be_null(now, column):
                     greater |= column.is_null()
                 later = greater if later is None else greater | later
-        after = (self.order[0] >= values[0]) & later
+        after = later if position[0] is None else (first >= values[0]) & later
         return after
 
-    def _bound(self, position: Position) -> tuple[Any, ...]:
-        """A position as the database takes it; of one that is yet to be filled in, the places."""
-        return tuple(
-            value if isinstance(value, Place) else column.db_value(from_cursor(column, value))
-            for column, value in zip(self.order, position, strict=True)
-        )
+    def _comes_until(self, now: datetime, position: Position) -> Expression:
+        """That a row does not come after the position."""
+        after: Any = self._comes_after(now, position)
+        value = _literals(position)[0]
+        until: Expression = ~after if value is None else (self.order[0] <= value) & ~after
+        return until
 
     def _edge(self, now: datetime, order: tuple[Any, ...]) -> Any:
         first: Any = self.model.select(self.order[0]).where(self.stale(now)).order_by(*order).limit(1).tuples()
@@ -291,3 +360,23 @@ class TablePass:
         named = {column.name: value for column, value in zip(self.order, row, strict=False)}
         further = row[len(self.order) : len(self.order) + len(self.columns)]
         return named | dict(zip(self.columns, further, strict=True))
+
+
+def text_of(column: Any) -> str:
+    """Return the name under which `TablePass.rows` has a column as PostgreSQL writes it."""
+    return f"position_of_{column.column_name}"
+
+
+def _literals(position: Position) -> list[Any]:
+    """Return the values of a position as PostgreSQL is to read them: no column of the model converts them."""
+    return [v if v is None or isinstance(v, Place) else Value(v, converter=False, unpack=False) for v in position]
+
+
+def _in_words(column: Any, value: Any) -> Any:
+    """Return a value of a position for people: times in ISO 8601, anything else as PostgreSQL writes it."""
+    if not isinstance(column, DateTimeField) or not isinstance(value, str):
+        return value
+    try:
+        return column.python_value(datetime.fromisoformat(value)).isoformat()
+    except ValueError:
+        return value  # infinity, or a year that Python does not have

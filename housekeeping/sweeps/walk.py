@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Callable
@@ -10,19 +9,27 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
-from peewee import OperationalError
+from peewee import OperationalError, PeeweeException
 
 from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock, RunBudget
 from housekeeping.foundation.db import database, one_line, sqlstate
+from housekeeping.foundation.errors import HousekeepingError, SameErrorRepeated
 from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.reports import report
 from housekeeping.foundation.spans import spanned
 from housekeeping.sweeps import ledger
+from housekeeping.sweeps.bisection import (
+    MOST_FAILURES,
+    Bisection,
+    FailureStreak,
+    is_row_error,
+    is_timeout,
+    shorten_timeouts,
+)
 from housekeeping.sweeps.counting import added, flagged, initial_counts
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.gates import Gatekeeper
-from housekeeping.sweeps.halves import ROW_ERRORS
 from housekeeping.sweeps.ledger import Counts, Cursor, Outcome
 from housekeeping.sweeps.pace import Pace
 from housekeeping.sweeps.passes import (
@@ -36,13 +43,11 @@ from housekeeping.sweeps.passes import (
     as_cursor,
 )
 from housekeeping.sweeps.switches import Switched
+from housekeeping.sweeps.table_pass import TablePass
 from housekeeping.sweeps.vitals import Vitals, table_name
 
 logger = named_logger(__name__)
 
-#: Class of PostgreSQL's codes for a transaction that can write nothing: it has come to a read-only server, after a
-#: failover perhaps. The driver takes that for an internal error.
-_NO_WRITING: Final = "25"
 #: PostgreSQL's own word that the same transaction may well succeed: serialization failure, deadlock.
 _TRY_AGAIN: Final = ("40001", "40P01")
 _TRIES: Final = 4
@@ -52,11 +57,20 @@ _PAUSED: Final[Verdict] = ("partial", "paused")
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Where a run stands: what it has counted, and the place it goes on from."""
+    """Where a run stands.
+
+    Attributes:
+      counts: What it has counted.
+      place: The number of the stage.
+      after: The position in that stage; None: its front.
+      until: Where a resumed run ends, having come to the end and started again at the front: stage and position.
+      verdict: How it ends; None while it continues.
+    """
 
     counts: Counts
-    place: int = 0  # the number of the pass
+    place: int = 0
     after: Position | None = None
+    until: tuple[int, Position | None] | None = None
     verdict: Verdict | None = None
 
 
@@ -100,6 +114,9 @@ class Walk:
         self._pace.heed(self.switch)
         readings = [each.readings(self.now) for each in self.passes if isinstance(each, Explainable)]
         tables = sorted({table_name(reading.model) for some in readings for reading in some})
+        self._streak = FailureStreak()
+        self._hopeless: str | None = None
+        self._left: tuple[_State, SameErrorRepeated] | None = None
         self._gates = Gatekeeper(self.sweep.gates, tables, self.budget, self.stopping.wait, self.vitals)
 
     def go(self) -> Verdict:
@@ -113,7 +130,7 @@ class Walk:
           peewee.PeeweeException: The database failed the batch in hand; those before it stay.
           BaseException: What a pass says was unreachable, once the rest is settled; all batches stay.
         """
-        state = self._from_cursor()
+        self._began = state = self._from_cursor()
         while state.verdict is None:
             if self.lease is not None:
                 self.lease[0].check()
@@ -129,20 +146,51 @@ class Walk:
 
     def _batch(self, walk: Pass, state: _State) -> _State:
         step = Step(
-            self.sweep.name, self.run_id, self.now, state.after, self.argument, self._time_is_up, check=self._check
+            self.sweep.name,
+            self.run_id,
+            self.now,
+            state.after,
+            self._ends_at(state),
+            self.argument,
+            self._time_is_up,
+            check=self._check,
         )
         taken = walk.take(step)
         try:
-            settled, state = self._settled(walk, step, taken, state)
-        except ROW_ERRORS as error:
-            if not isinstance(walk, Divisible) or (sqlstate(error) or "").startswith(_NO_WRITING):
+            settled, state = self._settled(lambda: walk.settle(step, taken), state, self._written)
+        except (PeeweeException, HousekeepingError) as error:
+            if not isinstance(walk, Divisible) or not is_row_error(error):
                 raise
-            return self._around_what_fails(walk, step, taken, state, error)
+            return self._bisected(walk, step, taken, state, error)
         self._committed(walk, step, settled, state)
-        if state.verdict is not None and self._fails(state.verdict, settled):
-            assert settled.unreachable is not None
-            raise settled.unreachable
+        return self._after(settled, state)
+
+    def _after(self, settled: Settled, state: _State) -> _State:
+        """Return the state after a batch; leave its stage where the same error keeps every row from changing.
+
+        Raises:
+          BaseException: What the run could not do, when this was its last batch.
+        """
+        if state.verdict is None and self._hopeless is not None and not settled.exhausted:
+            return self._leave_stage(state)
+        self._hopeless = None
+        if state.verdict is not None and (error := self._failure(state.verdict, settled)) is not None:
+            raise error
         return state
+
+    def _leave_stage(self, state: _State) -> _State:
+        """Continue with the next stage; the run ends as failed, and the next one continues behind these rows."""
+        if self._left is None:
+            words = f"{MOST_FAILURES} rows in a row failed with the same error: {self._hopeless}"
+            self._left = state, SameErrorRepeated(words)
+        self._hopeless = None
+        self._streak.succeeded()
+        settled, state = self._settled(lambda: Settled(position=state.after), state, self._written)
+        return self._after(settled, state)
+
+    def _ends_at(self, state: _State) -> Position | None:
+        """Return where the stage ends for a resumed run on its second way; None: at its end."""
+        return state.until[1] if state.until is not None and state.until[0] == state.place else None
 
     def _held(self) -> Verdict | None:
         """Wait for the gates before a batch; how the run ends here, None to go on."""
@@ -161,13 +209,15 @@ class Walk:
         return verdict
 
     @spanned("housekeeping.batch")
-    def _settled(self, walk: Pass, step: Step, taken: Any, state: _State) -> tuple[Settled, _State]:
-        """A batch and its counts in one transaction; begun again when PostgreSQL chose it as a deadlock's victim."""
+    def _settled(
+        self, settle: Callable[[], Settled], state: _State, write: Callable[[_State, Settled], _State]
+    ) -> tuple[Settled, _State]:
+        """Commit what `settle` does together with its counts; try again when PostgreSQL broke a deadlock by it."""
         for tries_left in reversed(range(_TRIES)):
             try:
                 with database.atomic():
-                    settled = walk.settle(step, taken)
-                    return settled, self._written(state, settled)
+                    settled = settle()
+                    return settled, write(state, settled)
             except OperationalError as error:
                 if sqlstate(error) not in _TRY_AGAIN or not tries_left:
                     raise
@@ -176,40 +226,60 @@ class Walk:
 
     def _written(self, before: _State, settled: Settled) -> _State:
         """Count a batch, and close the run if it was the last, in the batch's transaction."""
-        counts = added(before.counts, settled)
-        state = _State(counts, before.place, settled.position)
-        if settled.exhausted and before.place + 1 < len(self.passes):
-            state = _State(counts, before.place + 1, None)
-        verdict = self._verdict(before, settled)
+        state = replace(self._following(before, settled), counts=added(before.counts, settled))
+        verdict = self._verdict(state, settled)
         cursor = self._as_cursor(state)
         if verdict is None:
-            self._pace.heed(ledger.advance(self.run_id, counts, cursor, self._fence()))
+            self._pace.heed(ledger.advance(self.run_id, state.counts, cursor, self._fence()))
             if not self._pace.paused:
                 return state
             verdict = _PAUSED
-        counts = flagged(counts, verdict)
-        state = replace(state, counts=counts)
-        if self._fails(verdict, settled):
+        counts = flagged(state.counts, verdict)
+        state = replace(state, counts=counts, verdict=verdict)
+        if self._failure(verdict, settled) is not None:
             # The row stays open for the error, which closes it as failed.
-            ledger.advance(self.run_id, counts, cursor, self._fence())
-            return replace(state, verdict=verdict)
-        ledger.finish(self.run_id, *verdict, counts=counts, cursor=cursor, lease=self._fence())
-        return replace(state, verdict=verdict)
+            ledger.advance(self.run_id, counts, self._as_cursor(self._left[0] if self._left else state), self._fence())
+        else:
+            ledger.finish(self.run_id, *verdict, counts=counts, cursor=cursor, lease=self._fence())
+        return state
 
-    def _verdict(self, before: _State, settled: Settled) -> Verdict | None:
+    def _following(self, before: _State, settled: Settled) -> _State:
+        """Return where the run goes on after a batch; its verdict is ``done`` where nothing is left.
+
+        A resumed run that comes to the end starts again at the front, and ends where it began.
+        """
+        if not settled.exhausted:
+            return replace(before, after=settled.position)
+        until = before.until
+        last = len(self.passes) - 1 if until is None else until[0] - (until[1] is None)
+        if before.place < last:
+            return replace(before, place=before.place + 1, after=None)
+        began = self._began
+        resumed = (began.place, began.after) != (0, None)
+        if resumed and until is None and self._left is None and self._goes_to_the_front():
+            return replace(before, place=0, after=None, until=(began.place, began.after))
+        return replace(before, after=settled.position, verdict=("done", None))
+
+    def _goes_to_the_front(self) -> bool:
+        """Return whether all stages know where to end on a second way; others take care of that themselves."""
+        return all(isinstance(each, TablePass) for each in self.passes)
+
+    def _verdict(self, state: _State, settled: Settled) -> Verdict | None:
         if settled.stop is not None:
             return "partial", settled.stop
-        if settled.exhausted and before.place + 1 == len(self.passes):
-            return "done", None
+        if state.verdict is not None:
+            return state.verdict
         if self.stopping.is_set():
             return "partial", "shutdown"
         if self.budget.exceeded():
             return "partial", "out_of_time"
         return None
 
-    def _fails(self, verdict: Verdict, settled: Settled) -> bool:
-        # To be stopped is not to fail: the next run meets what is unreachable.
-        return settled.unreachable is not None and verdict not in (("partial", "shutdown"), _PAUSED)
+    def _failure(self, verdict: Verdict, settled: Settled) -> BaseException | None:
+        """Return the error that a run with this verdict ends with instead; None for a run that was stopped."""
+        if verdict in (("partial", "shutdown"), _PAUSED):
+            return None  # the next run meets what is unreachable
+        return settled.unreachable or (self._left[1] if self._left else None)
 
     def _committed(self, walk: Pass, step: Step, settled: Settled, state: _State) -> None:
         self.counts = state.counts
@@ -220,62 +290,114 @@ class Walk:
         walk.committed(step, settled)
         if self.on_batch is not None:
             self.on_batch(self.counts)
+        if isinstance(walk, TablePass):
+            self._note_failures(settled)
 
-    def _around_what_fails(self, walk: Pass, step: Step, taken: Any, state: _State, error: Exception) -> _State:
-        """Settle a batch in halves, until what fails is alone; that record costs itself only."""
-        assert isinstance(walk, Divisible)
-        logger.warning("A batch failed and is taken apart", error=one_line(error))
-        with database.atomic():
-            positions = walk.positions(step)
-        parts = [positions] if positions else []
-        while parts:
-            part = parts.pop()
-            some = replace(step, only=part)
-            try:
-                state = self._part(walk, some, state, functools.partial(walk.settle, some, taken))
-            except ROW_ERRORS as part_error:
-                if len(part) > 1:
-                    middle = len(part) // 2
-                    parts += [part[middle:], part[:middle]]
-                else:
-                    state = self._single(walk, some, state, part_error)
-        rest = Settled({}, positions[-1] if positions else step.after, len(positions) < walk.batch_size)
-        with database.atomic():
-            state = self._written(state, rest)
-        self._committed(walk, step, rest, state)
-        return state
+    def _note_failures(self, settled: Settled) -> None:
+        if any(settled.counts.values()):
+            self._streak.succeeded()
+            return
+        for failure in settled.failures:
+            if self._streak.failed(failure.error, failure.rows):
+                self._hopeless = one_line(failure.error)
 
-    def _single(self, walk: Pass, step: Step, state: _State, error: Exception) -> _State:
-        """The record that failed is settled another way, or given up and counted."""
-        assert isinstance(walk, Divisible) and step.only is not None
-        record, rescue = walk.describe(step.only[0]), walk.rescue
+    def _bisected(self, walk: Divisible, step: Step, taken: Any, state: _State, error: Exception) -> _State:
+        """Process a batch that failed in parts, until each row that fails is alone; such a row costs only itself."""
+        logger.warning("A batch failed and is bisected", error=one_line(error))
+        with database.atomic():
+            positions = walk.positions(step, taken)
+        bisection = Bisection(positions, error)
+        end = walk.after_all(step, taken, positions)
         try:
-            return self._part(
-                walk, step, state, lambda: rescue(step, error) or Settled(failures=[Failure(record, error)])
-            )
-        except ROW_ERRORS as again:
-            given_up = Settled(failures=[Failure(record, again)])
-            return self._part(walk, step, state, lambda: given_up)
+            while (part := bisection.next()) is not None:
+                if self._must_stop() or bisection.took_too_long():
+                    return self._ended_within(state)
+                state = self._part(walk, replace(step, only=part), taken, state, bisection)
+                if self._hopeless is not None:
+                    break
+        except PeeweeException as again:
+            if is_timeout(again):
+                self._pass_by(end, state)  # the next run must not begin with a batch that cannot be processed
+            raise
+        if self._hopeless is not None and part is not None and not bisection.timed_out:
+            end = Settled(position=part[-1], exhausted=False)  # those behind it were not tried
+        if bisection.timed_out:
+            self._pace.shrink(state.place, bisection.part_size)
+        settled, state = self._settled(lambda: end, state, self._written)
+        self._committed(walk, step, settled, state)
+        return self._after(settled, state)
 
-    def _part(self, walk: Pass, step: Step, state: _State, settle: Callable[[], Settled]) -> _State:
-        """Settle part of a batch in a transaction of its own; the position stays before the batch."""
-        with database.atomic():
-            settled = settle()
-            counts = added(state.counts, settled)
-            ledger.advance(self.run_id, counts, self._as_cursor(state), self._fence())
-        state = replace(state, counts=counts)
+    def _part(self, walk: Divisible, step: Step, taken: Any, state: _State, bisection: Bisection[Position]) -> _State:
+        """Process a part of a batch in a transaction of its own; the position stays before the batch."""
+        assert step.only is not None
+
+        def settle() -> Settled:
+            if bisection.timed_out:
+                shorten_timeouts(len(step.only or ()))
+            return walk.settle(step, taken)
+
+        try:
+            settled, state = self._settled(settle, state, self._counted)
+        except (PeeweeException, HousekeepingError) as error:
+            if not bisection.failed(step.only, error):
+                return state
+            settled, state = self._single(walk, step, state, error)
+        else:
+            bisection.succeeded()
         self._committed(walk, step, settled, state)
         return state
 
-    def _time_is_up(self) -> bool:
-        """Asked between outside effects, which may take long: also the moment to give a sign of life."""
+    def _single(self, walk: Divisible, step: Step, state: _State, error: Exception) -> tuple[Settled, _State]:
+        """Settle the row that failed another way, or give it up and count it."""
+        assert step.only is not None
+        record = walk.describe(step.only[0])
+
+        def rescue() -> Settled:
+            if is_timeout(error):
+                shorten_timeouts(1)
+            return walk.rescue(step, error) or Settled(failures=[Failure(record, error)])
+
+        try:
+            return self._settled(rescue, state, self._counted)
+        except (PeeweeException, HousekeepingError) as again:
+            if not is_row_error(again):
+                raise
+            given_up = Settled(failures=[Failure(record, again)])
+            return self._settled(lambda: given_up, state, self._counted)
+
+    def _counted(self, before: _State, settled: Settled) -> _State:
+        """Count a part of a batch, in the part's transaction."""
+        state = replace(before, counts=added(before.counts, settled))
+        ledger.advance(self.run_id, state.counts, self._as_cursor(state), self._fence())
+        return state
+
+    def _ended_within(self, state: _State) -> _State:
+        """End the run within a batch that is being bisected; the next run begins with what is left of it."""
+        verdict: Verdict = ("partial", "shutdown") if self.stopping.is_set() else ("partial", "out_of_time")
+        verdict = self._ended_between(state, _PAUSED if self._pace.paused else verdict)
+        return replace(state, counts=self.counts, verdict=verdict)
+
+    def _pass_by(self, end: Settled, state: _State) -> None:
+        """Move the cursor behind a batch, as far as the database can be reached."""
+        try:
+            with database.atomic():
+                self._counted(self._following(state, end), Settled())
+        except (PeeweeException, HousekeepingError) as error:
+            logger.warning("Cursor could not be moved past the batch", error=one_line(error))
+
+    def _must_stop(self) -> bool:
+        """Return whether the run ends at once; also the moment to say that it is alive."""
         if self.lease is not None:
             self.lease[0].check()
         if time.monotonic() - self._beat_at > ledger.HEARTBEAT.total_seconds():
             with database.atomic():
                 self._pace.heed(ledger.beat(self.run_id))
             self._beat_at = time.monotonic()
-        return self.stopping.is_set() or self._pace.paused or self.budget.exceeded()
+        return self.stopping.is_set() or self._pace.paused
+
+    def _time_is_up(self) -> bool:
+        """Return whether to take no new work; asked between outside effects, which may take long."""
+        return self._must_stop() or self.budget.exceeded()
 
     def _check(self) -> None:
         """Ask the ledger, whatever our own clock says: it stands still while a machine is paused."""

@@ -161,11 +161,11 @@ def completed_before_it_ran() -> None:
 def counts_outside_the_transaction() -> None:
     """A batch's counts and cursor are written after its commit."""
 
-    def settled(self: Walk, walk: Any, step: Any, taken: Any, state: Any) -> Any:
+    def settled(self: Walk, settle: Any, state: Any, write: Any) -> Any:
         with database.atomic():
-            done = walk.settle(step, taken)
+            done = settle()
         with database.atomic():
-            return done, self._written(state, done)
+            return done, write(state, done)
 
     Walk._settled = settled  # type: ignore[method-assign]
 
@@ -176,17 +176,17 @@ def cursor_before_the_batch() -> None:
     class Undone(Exception):
         pass
 
-    def settled(self: Walk, walk: Any, step: Any, taken: Any, state: Any) -> Any:
+    def settled(self: Walk, settle: Any, state: Any, write: Any) -> Any:
         try:
             with database.atomic():
-                done = walk.settle(step, taken)
+                done = settle()
                 raise Undone
         except Undone:
             pass
         with database.atomic():
-            after = self._written(state, done)
+            after = write(state, done)
         with database.atomic():
-            return walk.settle(step, taken), after
+            return settle(), after
 
     Walk._settled = settled  # type: ignore[method-assign]
 

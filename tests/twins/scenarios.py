@@ -11,7 +11,7 @@ import pytest
 from peewee import OperationalError
 
 from housekeeping.foundation import db
-from housekeeping.sweeps import ledger, walk
+from housekeeping.sweeps import bisection, ledger, walk
 from housekeeping.workers.batched_git_ref_updates import cleanup
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import Fate, RefDeletion, RefDeletionFailed, RefsRefused
 from housekeeping.workers.object_storage.deletion import Deletion
@@ -42,7 +42,7 @@ def _starts_over(patch: pytest.MonkeyPatch) -> None:
 
 
 def _blames_rows_for_the_server(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(walk, "_NO_WRITING", "no such class")
+    patch.setattr(bisection, "_CANNOT_WRITE", "no such class")
 
 
 def _waits_as_long_as_it_takes(patch: pytest.MonkeyPatch) -> None:
@@ -52,9 +52,9 @@ def _waits_as_long_as_it_takes(patch: pytest.MonkeyPatch) -> None:
 def _counts_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
     settled = walk.Walk._settled
 
-    def settle(self: walk.Walk, a_pass: Any, step: Any, taken: Any, state: Any) -> Any:
+    def settle(self: walk.Walk, change: Any, state: Any, write: Any) -> Any:
         try:
-            return settled(self, a_pass, step, taken, state)
+            return settled(self, change, state, write)
         except OperationalError:
             ledger.advance(self.run_id, {**state.counts, "deleted_rows": 30}, None, None)
             raise

@@ -15,9 +15,8 @@ from housekeeping.foundation import events
 from housekeeping.foundation.db import database
 from housekeeping.foundation.events import refs_deleted
 from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.sweeps import in_halves
 from housekeeping.sweeps.ledger import HEARTBEAT
-from housekeeping.sweeps.passes import Backlog, Failure, PassPlan, Reading, Settled, Step
+from housekeeping.sweeps.passes import Backlog, Failure, PassPlan, Position, Reading, Settled, Step
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus, machine
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletionFailed, RefsRefused, delete_refs
 from housekeeping.workers.batched_git_ref_updates.ref_names import is_ref_name
@@ -51,6 +50,16 @@ class _Page:
 
     def __len__(self) -> int:
         return len(self.deleted) + len(self.invalid) + len(self.refused)
+
+    def only(self, rows: Sequence[Position]) -> _Page:
+        """Return the page with these of its rows."""
+        some = set(rows)
+        return replace(
+            self,
+            deleted=[row for row in self.deleted if row in some],
+            invalid=[row for row in self.invalid if row in some],
+            refused=[(row, refused) for row, refused in self.refused if row in some],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,29 +133,39 @@ class PendingDeletions:
     def settle(self, step: Step, taken: _Page) -> Settled:
         """Mark the rows that are still pending and unchanged; those locked elsewhere are left for the next run."""
         project_id = int(step.argument)
-        _, handled = step.after or (None, 0)
-        handled += len(taken)
-        pending = pending_among(project_id, [row for row, _ in taken.refused])
-        failures = [Failure(_record(project_id, row), refused) for row, refused in taken.refused if row in pending]
-        deleted, refused_marks = self._mark(step, project_id, taken.deleted)
-        invalid, refused_too = self._mark(step, project_id, taken.invalid)
+        page = taken if step.only is None else taken.only(step.only)
+        pending = pending_among(project_id, [row for row, _ in page.refused])
+        failures = [Failure(_record(project_id, row), refused) for row, refused in page.refused if row in pending]
+        deleted, invalid = (self._marked(step, project_id, rows) for rows in (page.deleted, page.invalid))
+        end = self.after_all(step, taken, ())
         return _Marked(
             counts={"total_deletes": len(deleted), "invalid": len(invalid)},
-            position=(taken.last, handled),
-            exhausted=not taken.left,
-            stop="limit" if taken.left and handled >= self.max_deletes else None,
+            position=end.position,
+            exhausted=end.exhausted,
+            stop=end.stop,
             rows=deleted,
-            failures=[*failures, *refused_marks, *refused_too],
+            failures=failures,
             invalid=invalid,
         )
 
-    def _mark(self, step: Step, project_id: int, rows: Sequence[Row]) -> tuple[list[dict[str, Any]], list[Failure]]:
-        """Mark the rows, in halves should the database refuse one; returns those marked, and those refused."""
-        marked, refused = in_halves(rows, lambda part: mark_processed(project_id, part, step.now))
-        return (
-            [_record(project_id, row) for part in marked for row in part],
-            [Failure(_record(project_id, row), error) for row, error in refused],
-        )
+    def _marked(self, step: Step, project_id: int, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        marked = mark_processed(project_id, rows, step.now) if rows else []
+        return [_record(project_id, row) for row in marked]
+
+    def positions(self, step: Step, taken: _Page) -> list[Position]:
+        return [*taken.deleted, *taken.invalid, *(row for row, _ in taken.refused)]
+
+    def after_all(self, step: Step, taken: _Page, positions: Sequence[Position]) -> Settled:
+        _, handled = step.after or (None, 0)
+        handled += len(taken)
+        full = taken.left and handled >= self.max_deletes
+        return Settled({}, (taken.last, handled), not taken.left, stop="limit" if full else None)
+
+    def rescue(self, step: Step, error: BaseException) -> None:
+        """There is no other way to mark a row."""
+
+    def describe(self, position: Position) -> dict[str, Any]:
+        return {"id": position[0], "ref": position[1]}
 
     def committed(self, step: Step, settled: Settled) -> None:
         if isinstance(settled, _Marked):

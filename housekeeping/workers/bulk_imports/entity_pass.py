@@ -31,13 +31,12 @@ class EntityPass(TablePass):
     def settle(self, step: Step, taken: Any = None) -> Settled:
         found = self.carried_out(step, "lock", lambda step: self.rows(step).for_update(skip_locked=True))
         if not found:
-            return Settled(position=step.after)
+            return Settled({}, *self.stands_after(step, None, 0))
         entities, trackers = self._time_out(step, [row[1] for row in found])
         changed = [row for row in found if row[1] in entities] if self.somebody_is_told() else []
         return Settled(
             {self.action.counted_as[0]: len(entities), TRACKERS_COUNTED_AS: trackers},
-            self.read(found[-1])[: len(self.order)],
-            len(found) < self.batch_size,
+            *self.stands_after(step, self.position_of(found[-1]), len(found)),
             rows=[self.record(self.read(row)) for row in changed],
         )
 

@@ -55,7 +55,6 @@ def stuck_builds(
         name=status.value,
         stale=lambda now: Build.in_status(status) & outdated(now - length),
         order=(Build.created_at, Build.project_id, *key),  # document 6, 備考
-        nullable=(Build.project_id,),
         action=Drop(status, reason),
         batch_size=sweep.batch_size,
         columns={

@@ -64,8 +64,8 @@ class Build(BaseModel):
     id = BigAutoField()
     type = TextField()
     status = TextField()
-    created_at = NaiveUtcDateTimeField()
-    updated_at = NaiveUtcDateTimeField()
+    created_at = NaiveUtcDateTimeField(null=True)
+    updated_at = NaiveUtcDateTimeField(null=True)
     finished_at = NaiveUtcDateTimeField(null=True)
     #: When a delayed job is to begin; with a time zone, other than the times above.
     scheduled_at = UtcDateTimeField(null=True)

@@ -138,4 +138,4 @@ def test_the_cursor_is_the_place_before_the_change(tables: Tables, last_run: Any
 
     perform(sweep, clock=clock)
 
-    assert last_run().cursor == {"pass": "entities", "after": ["2025-12-30T03:00:00+00:00", 3]}
+    assert last_run().cursor == {"pass": "entities", "after": ["2025-12-30 03:00:00+00", 3]}

@@ -209,8 +209,8 @@ def test_the_run_stops_once_its_time_is_over_and_the_next_goes_on_there(tables: 
 
     assert (first.outcome, first.reason) == ("partial", "out_of_time")
     assert first.counts == NOTHING | {"timed_out_imports": 30, "out_of_time": True}
-    assert second.counts == NOTHING | {"timed_out_imports": 70, "timed_out_entities": 5}
-    assert third.counts == NOTHING | {"timed_out_imports": 1}
+    assert second.counts == NOTHING | {"timed_out_imports": 71, "timed_out_entities": 5}, "and what came before it"
+    assert third.counts == NOTHING
 
 
 def test_events_are_sent_after_the_commit_once_a_batch(tables: Tables, clock: ManualClock) -> None:

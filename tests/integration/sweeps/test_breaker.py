@@ -191,7 +191,7 @@ def test_where_an_interrupted_run_stopped_is_kept_over_a_tripped_breaker(
     add_statuses(1, LONG_DUE, first_id=1000)
     gone_on = perform(dataclasses.replace(first, breaker=Breaker(None)))
 
-    assert (tripped.reason, gone_on.counts["deleted_rows"]) == ("breaker", 20)
+    assert (tripped.reason, gone_on.counts["deleted_rows"]) == ("breaker", 21)
 
 
 def history_of_ten(worker: str) -> None:

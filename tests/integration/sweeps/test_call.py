@@ -126,7 +126,7 @@ def test_time_is_asked_between_calls_and_the_next_run_does_the_rest(clock: Manua
     assert (second.outcome, second.counts["moved_rows"], asked) == ("done", 2, [1, 2, 3, 4])
 
 
-def test_a_run_that_was_stopped_is_gone_on_from_and_does_not_call_again_for_what_has_failed(
+def test_a_resumed_run_tries_a_row_that_has_failed_after_all_others(
     clock: ManualClock,
 ) -> None:
     add(6)
@@ -139,7 +139,7 @@ def test_a_run_that_was_stopped_is_gone_on_from_and_does_not_call_again_for_what
     second = perform(sweep(outside, batch_size=2), clock=clock)
 
     assert (first.outcome, first.reason, first.counts["moved_rows"]) == ("partial", "shutdown", 2), "heard after a call"
-    assert (second.outcome, outside.asked) == ("done", [1, 2, 3, 4, 5, 6])
+    assert (second.outcome, outside.asked) == ("done", [1, 2, 3, 4, 5, 6, 1])
 
 
 def test_a_whole_batch_is_one_call(clock: ManualClock) -> None:

@@ -63,7 +63,7 @@ def test_a_pause_ends_a_run_at_work_after_its_batch_and_the_next_goes_on_there(
         False,
     )
     assert (skipped.outcome, skipped.reason) == ("skipped", "paused")
-    assert (next_one.outcome, next_one.counts["deleted_rows"]) == ("done", 30)
+    assert (next_one.outcome, next_one.counts["deleted_rows"]) == ("done", 31)
 
 
 def test_the_message_of_a_run_that_a_pause_ended_is_done(add_statuses: AddStatuses) -> None:

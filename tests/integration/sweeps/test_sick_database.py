@@ -134,7 +134,7 @@ def test_every_session_of_ours_has_limits_that_end_a_batch_before_its_run_looks_
         for name in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
     ]
 
-    assert limits == ["1min", "10s", "1min"]
+    assert limits == ["30s", "10s", "1min"]
 
 
 def test_a_ledger_whose_row_is_locked_is_closed_by_the_next_run(

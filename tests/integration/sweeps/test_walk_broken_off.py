@@ -27,11 +27,14 @@ def test_a_shutdown_ends_the_run_after_its_batch_and_the_next_goes_on_there(
 
     first = perform(SMALL, stopping=stopping, on_batch=lambda counts: stopping.set())
     add_statuses(1, "now() - interval '2 hours'", first_id=1000)
-    second = perform(SMALL)
+    left: list[bool] = []
+    second = perform(SMALL, on_batch=lambda counts: left.append(UserStatus.get_or_none(user_id=1000) is not None))
+    add_statuses(1, "now() - interval '2 hours'", first_id=1000)
     third = perform(SMALL)
 
     assert (first.outcome, first.reason, first.counts["deleted_rows"]) == ("partial", "shutdown", 20)
-    assert (second.outcome, second.counts["deleted_rows"]) == ("done", 30)
+    assert (second.outcome, second.counts["deleted_rows"]) == ("done", 31)
+    assert left == [True, True, True, True, False], "what became due before the cursor comes last"
     assert third.counts["deleted_rows"] == 1, "a run after one that ended well starts at the front again"
 
 
