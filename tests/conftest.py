@@ -21,6 +21,7 @@ from housekeeping import embedded
 from housekeeping.foundation.db import Database
 from housekeeping.foundation.settings import PREFIX, Settings
 from housekeeping.testing import ManualClock, plugin
+from tests.database_times import DatabaseTimes
 from tests.rabbitmq_server import amqp_url as amqp_url
 from tests.twins import running
 from tests.twins.running import pytest_collection_modifyitems as pytest_collection_modifyitems
@@ -90,6 +91,14 @@ def admin(urls: Urls) -> Iterator[Connection]:
     admin.autocommit = True
     yield admin
     admin.close()
+
+
+@pytest.fixture
+def times(admin: Connection) -> DatabaseTimes:
+    """The database's times; the first is that of the fixture."""
+    times = DatabaseTimes(admin)
+    times.note()
+    return times
 
 
 @pytest.fixture

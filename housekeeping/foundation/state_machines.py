@@ -90,7 +90,7 @@ class StateMachine:
         On a conflict the record is read again and the event tried again, up to three times.
 
         Parameters:
-          changes: Further columns to set, column -> value.
+          changes: Further columns to set, column -> value; `statement_time(column)` is the time of the change.
           version: The table's ``lock_version`` column, for optimistic locking; the status alone decides without it.
           along: What changes with the record, in the same transaction; when it raises, nothing is changed.
 
@@ -112,14 +112,15 @@ class StateMachine:
             if version is not None:
                 unchanged &= version == getattr(record, version.name)
                 values[version] = (getattr(record, version.name) or 0) + 1
+            update: Any = type(record).update(values).where(unchanged).returning(*values)
             with database.atomic():
-                moved = type(record).update(values).where(unchanged).execute()
-                if moved == 1 and along is not None:
+                written = next(iter(update.tuples().execute()), None)
+                if written is not None and along is not None:
                     along()
-            if moved == 1:
-                for column, value in values.items():
+            if written is not None:
+                for column, value in zip(values, written, strict=True):
                     # Not by setattr: with `only_save_dirty`, a later save() must not write again what is saved.
-                    record.__data__[column.name] = column.python_value(value)
+                    record.__data__[column.name] = value
                 return
             _read_again(record)
             now = getattr(record, name)

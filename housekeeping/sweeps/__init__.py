@@ -27,6 +27,7 @@ from housekeeping.foundation.redis_client import insist, reaching_redis, shared_
 from housekeeping.foundation.secrets import masked
 from housekeeping.foundation.settings import PREFIX, ObjectStoreSettings, Settings
 from housekeeping.foundation.state_machines import StateMachine
+from housekeeping.foundation.statement_time import StatementTime, statement_time
 from housekeeping.sweeps.actions import Action, Delete, Transition, Write
 from housekeeping.sweeps.actors import actor_named
 from housekeeping.sweeps.breaker import Breaker
@@ -87,6 +88,7 @@ __all__ = [
     "SettingsError",
     "Settled",
     "StateMachine",
+    "StatementTime",
     "Step",
     "Sweep",
     "TablePass",
@@ -107,4 +109,5 @@ __all__ = [
     "perform",
     "reaching_redis",
     "shared_redis",
+    "statement_time",
 ]

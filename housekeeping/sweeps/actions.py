@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from peewee import CTE, Expression, fn
 
 from housekeeping.foundation.state_machines import StateMachine
+from housekeeping.foundation.statement_time import STATEMENT_TIME, StatementTime, all_as_stored
 from housekeeping.sweeps.passes import Settled, Step
 
 if TYPE_CHECKING:
@@ -79,13 +79,14 @@ class Transition:
 
     Attributes:
       rows_counted_as: The name of the count of moved rows.
-      changes: Further columns to set, given the time the run began.
+      changes: Further columns to set, given the time of the change: SQL for the database's time of the statement. Use
+        it as it is, or add a `timedelta`; it has none of the methods of a `datetime`.
     """
 
     machine: StateMachine
     event: str
     rows_counted_as: str = "moved_rows"
-    changes: Callable[[datetime], Mapping[Any, Any]] = lambda now: {}
+    changes: Callable[[StatementTime], Mapping[Any, Any]] = lambda now: {}
 
     @property
     def counted_as(self) -> Sequence[str]:
@@ -93,8 +94,9 @@ class Transition:
 
     def write(self, table: TablePass, step: Step, chosen: Expression) -> Write:
         state = self.machine.field
+        changes = all_as_stored(table.model, self.changes(STATEMENT_TIME))
         update: Any = (
-            table.model.update({state: self.machine.target(self.event), **self.changes(step.now)})
+            table.model.update({state: self.machine.target(self.event), **changes})
             # COALESCE: not to choose an index by (see `TablePass.settle`).
             .where(chosen & fn.COALESCE(state.in_(self.machine.sources(self.event)), False))
             .returning(*table.key)

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from peewee import Model
 
-from housekeeping.foundation.clock import SYSTEM_CLOCK
-from housekeeping.foundation.db import typed_line
+from housekeeping.foundation.db import one_line, typed_line
 from housekeeping.foundation.errors import DeclarationError, SettingsError
 from housekeeping.foundation.settings import PREFIX, Settings
+from housekeeping.foundation.statement_time import STATEMENT_TIME
 from housekeeping.sweeps.actions import Delete, Transition
 from housekeeping.sweeps.call import Call
 from housekeeping.sweeps.declaration import Sweep
@@ -92,9 +92,19 @@ def rights_for(table: TablePass) -> tuple[str, ...]:
         # A row is locked by the right to update one column of it.
         return "SELECT", "DELETE", f"UPDATE ({table.order[0].column_name})"
     if isinstance(action, Transition):
-        columns = (action.machine.field, *action.changes(SYSTEM_CLOCK.now()))
+        columns = (action.machine.field, *_changed_by(action))
         return "SELECT", f"UPDATE ({', '.join(getattr(each, 'column_name', each) for each in columns)})"
     return ("SELECT",)
+
+
+def _changed_by(action: Transition) -> Iterable[Any]:
+    try:
+        return action.changes(STATEMENT_TIME)
+    except (AttributeError, TypeError) as error:
+        raise DeclarationError(
+            f"Transition to {action.event!r}: its `changes` fails: {one_line(error)}; `now` is the time in SQL, to be "
+            "used as it is or with a timedelta added"
+        ) from error
 
 
 def imported(names: Iterable[str]) -> Iterator[Family]:

@@ -15,6 +15,7 @@ from housekeeping.foundation import events
 from housekeeping.foundation.db import database
 from housekeeping.foundation.events import refs_deleted
 from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.foundation.statement_time import statement_time
 from housekeeping.sweeps.ledger import HEARTBEAT
 from housekeeping.sweeps.passes import Backlog, Failure, PassPlan, Position, Reading, Settled, Step
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus, machine
@@ -136,7 +137,7 @@ class PendingDeletions:
         page = taken if step.only is None else taken.only(step.only)
         pending = pending_among(project_id, [row for row, _ in page.refused])
         failures = [Failure(_record(project_id, row), refused) for row, refused in page.refused if row in pending]
-        deleted, invalid = (self._marked(step, project_id, rows) for rows in (page.deleted, page.invalid))
+        deleted, invalid = (_marked(project_id, rows) for rows in (page.deleted, page.invalid))
         end = self.after_all(step, taken, ())
         return _Marked(
             counts={"total_deletes": len(deleted), "invalid": len(invalid)},
@@ -147,10 +148,6 @@ class PendingDeletions:
             failures=failures,
             invalid=invalid,
         )
-
-    def _marked(self, step: Step, project_id: int, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        marked = mark_processed(project_id, rows, step.now) if rows else []
-        return [_record(project_id, row) for row in marked]
 
     def positions(self, step: Step, taken: _Page) -> list[Position]:
         return [*taken.deleted, *taken.invalid, *(row for row, _ in taken.refused)]
@@ -211,11 +208,13 @@ def pending_among(project_id: int, rows: Sequence[Row]) -> set[Row]:
     return set(_unchanged(project_id, rows).tuples()) if rows else set()
 
 
-def mark_processed(project_id: int, rows: Sequence[Row], now: datetime) -> list[Row]:
+def mark_processed(project_id: int, rows: Sequence[Row]) -> list[Row]:
     """Mark those of the rows that are still pending and not locked, in one statement; returns them."""
     picked = _unchanged(project_id, rows).for_update(skip_locked=True).cte("picked", materialized=True)
     query: Any = (
-        Deletion.update({Deletion.status: machine.target("process"), Deletion.updated_at: now})
+        Deletion.update(
+            {Deletion.status: machine.target("process"), Deletion.updated_at: statement_time(Deletion.updated_at)}
+        )
         # Project and ids once more, for the index; the ref because an id is not unique in a partitioned table.
         .where(
             (Deletion.project_id == project_id)
@@ -256,6 +255,10 @@ def _unchanged(project_id: int, rows: Sequence[Row]) -> Any:
     ids, refs = zip(*rows, strict=True)
     same = Deletion.id.in_(ids) & Deletion.ref.in_(sorted(set(refs)))
     return Deletion.select(Deletion.id, Deletion.ref).where(_pending_of(project_id) & same)
+
+
+def _marked(project_id: int, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [_record(project_id, row) for row in mark_processed(project_id, rows)] if rows else []
 
 
 def _record(project_id: int, row: Row) -> dict[str, Any]:

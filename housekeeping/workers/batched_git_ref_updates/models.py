@@ -10,6 +10,7 @@ from peewee import SQL, BigAutoField, BigIntegerField, CharField, SmallIntegerFi
 
 from housekeeping.foundation.db import BaseModel, UtcDateTimeField
 from housekeeping.foundation.state_machines import StateMachine
+from housekeeping.foundation.statement_time import statement_time
 
 LONGEST_REF: Final = 1024  # characters; workers.md, 58
 
@@ -37,11 +38,14 @@ class Deletion(BaseModel):
     def process(self, now: datetime | None = None) -> None:
         """Mark this row processed: its ref is gone.
 
+        Parameters:
+          now: The time of the change; the database's unless given.
+
         Raises:
           IllegalEvent: When it is processed already; nothing is changed.
           RecordChanged: When the row is gone.
         """
-        machine.fire(self, "process", {Deletion.updated_at: now or datetime.now(UTC)})
+        machine.fire(self, "process", {Deletion.updated_at: now or statement_time(Deletion.updated_at)})
 
 
 #: The life of a row of ``batched_git_ref_updates_deletions``.

@@ -10,6 +10,7 @@ from peewee import CTE, SQL, Expression, Function, IntegrityError, Query, Select
 
 from housekeeping.foundation.db import database
 from housekeeping.foundation.prepared import Place
+from housekeeping.foundation.statement_time import statement_time
 from housekeeping.sweeps.passes import Backlog, PassPlan, Reading, Settled, Step
 from housekeeping.sweeps.table_pass import TablePass
 from housekeeping.workers.bulk_imports.models import BulkImportEntity, BulkImportTracker
@@ -60,7 +61,10 @@ class EntityPass(TablePass):
         there, mine, ours, left_out = _compared(locked)
         entity, tracker = BulkImportEntity.machine, BulkImportTracker.machine
         update: Any = BulkImportEntity.update(
-            {BulkImportEntity.status: entity.target(EVENT), BulkImportEntity.updated_at: now}
+            {
+                BulkImportEntity.status: entity.target(EVENT),
+                BulkImportEntity.updated_at: statement_time(BulkImportEntity.updated_at),
+            }
         )
         # What is changed is stale at the moment it is changed: the predicate once more, as compare-and-set. COALESCE
         # keeps it from choosing the index: with old statistics, all that is stale would be looked through each time.
@@ -70,7 +74,10 @@ class EntityPass(TablePass):
         moved_ids = Select((moved,), (moved.c.id,))
         # Of a moved entity, all that this finds are locked; the ids once more, so that the index on them is used.
         follow: Any = BulkImportTracker.update(
-            {BulkImportTracker.status: tracker.target(EVENT), BulkImportTracker.updated_at: now}
+            {
+                BulkImportTracker.status: tracker.target(EVENT),
+                BulkImportTracker.updated_at: statement_time(BulkImportTracker.updated_at),
+            }
         ).where(_is_open(locked) & BulkImportTracker.bulk_import_entity.in_(moved_ids))
         followed: CTE = follow.returning(BulkImportTracker.id).cte("followed")
         ids = fn.COALESCE(fn.ARRAY_AGG(moved.c.id), SQL("'{}'"))

@@ -22,6 +22,7 @@ from peewee import (
 from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock
 from housekeeping.foundation.db import BaseModel, UtcDateTimeField
 from housekeeping.foundation.state_machines import StateMachine
+from housekeeping.foundation.statement_time import statement_time
 from housekeeping.workers.bulk_imports.states import (
     IMPORT_ENDS,
     IMPORT_EVENTS,
@@ -37,6 +38,8 @@ from housekeeping.workers.bulk_imports.states import (
 class Moving(BaseModel):
     """A record with a state. Each event is a method, which sets `updated_at` too and is saved when it returns.
 
+    `updated_at` becomes the database's time of the change, or the time of a `clock` that is given.
+
     Raises (every event):
       IllegalEvent: When the record's state does not allow it.
       RecordChanged: When the record was changed by others meanwhile, or is gone.
@@ -51,29 +54,29 @@ class Moving(BaseModel):
         # So that save() of another column does not write an old status over a newer one.
         only_save_dirty = True
 
-    def start(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def start(self, *, clock: Clock | None = None) -> None:
         """Its work begins."""
         self._fire("start", clock)
 
-    def finish(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def finish(self, *, clock: Clock | None = None) -> None:
         """Its work is complete."""
         self._fire("finish", clock)
 
-    def fail(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def fail(self, *, clock: Clock | None = None) -> None:
         """Its work could not be done; from any state."""
         self._fire("fail", clock)
 
-    def cancel(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def cancel(self, *, clock: Clock | None = None) -> None:
         """It is not wanted any more; from any state."""
         self._fire("cancel", clock)
 
-    def cleanup_stale(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def cleanup_stale(self, *, clock: Clock | None = None) -> None:
         """Its work stands still and is given up."""
         self._fire("cleanup_stale", clock)
 
-    def _fire(self, event: str, clock: Clock) -> None:
+    def _fire(self, event: str, clock: Clock | None) -> None:
         model = type(self)
-        model.machine.fire(self, event, {model.updated_at: clock.now()})
+        model.machine.fire(self, event, {model.updated_at: clock.now() if clock else statement_time(model.updated_at)})
 
     if TYPE_CHECKING:
         updated_at: UtcDateTimeField
@@ -136,12 +139,12 @@ class BulkImportEntity(Moving):
         """That an entity was last changed before this time, and has not come to an end; its import has no say in it."""
         return (cls.updated_at < before) & cls.status.in_(cls.machine.sources("cleanup_stale"))
 
-    def cleanup_stale(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def cleanup_stale(self, *, clock: Clock | None = None) -> None:
         """It stands still and is given up, with all its trackers that are not at an end: all of them change or none.
 
         One transaction. Waits for trackers that another session holds, as long as ``lock_timeout`` says.
         """
-        event, at = "cleanup_stale", clock.now()
+        event, at = "cleanup_stale", clock.now() if clock else statement_time(BulkImportEntity.updated_at)
         trackers = BulkImportTracker.machine
         take_along = BulkImportTracker.update(
             {BulkImportTracker.status: trackers.target(event), BulkImportTracker.updated_at: at}
@@ -171,15 +174,15 @@ class BulkImportTracker(Moving):
         table_name = "bulk_import_trackers"
         indexes = ((("bulk_import_entity", "relation"), True),)
 
-    def enqueue(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def enqueue(self, *, clock: Clock | None = None) -> None:
         """Its work waits to begin."""
         self._fire("enqueue", clock)
 
-    def retry(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def retry(self, *, clock: Clock | None = None) -> None:
         """Its work, having begun, waits to begin once more."""
         self._fire("retry", clock)
 
-    def skip(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def skip(self, *, clock: Clock | None = None) -> None:
         """Its work is not needed; from any state."""
         self._fire("skip", clock)
 

@@ -22,6 +22,7 @@ from housekeeping.workers.ci_stuck_builds.models import (
     BuildStatus,
     FailureReason,
     doomed_at,
+    ended_at,
     machine,
     version,
     version_after_doom,
@@ -132,8 +133,7 @@ class Drop:
                 {
                     Build.status: machine.target("drop"),
                     Build.failure_reason: self.reason,
-                    Build.finished_at: step.now,
-                    Build.updated_at: step.now,
+                    **ended_at(),
                     Build.lock_version: version() + 1,
                 }
             )
@@ -151,7 +151,7 @@ class Drop:
             key = row[len(table.order) - len(table.key) : len(table.order)]
             same = [column == value for column, value in zip(table.key, key, strict=True)]
             doom = {Build.status: machine.target("doom"), Build.lock_version: version_after_doom()}
-            doomed = Build.update({**doom, **doomed_at(step.now)}).where(*same, Build.in_status(self.status)).execute()
+            doomed = Build.update({**doom, **doomed_at()}).where(*same, Build.in_status(self.status)).execute()
             if doomed == 0:
                 return Settled(failures=[Failure(record, error)])
             return Settled({"doomed": doomed}, rescued=[Failure(record, error)])

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from peewee import SQL, BigAutoField, BigIntegerField, Expression, IntegerField, ModelSelect, TextField, fn
 
-from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock
+from housekeeping.foundation.clock import Clock
 from housekeeping.foundation.db import BaseModel, UtcDateTimeField
 from housekeeping.foundation.identity import identify
 from housekeeping.foundation.naive_time import NaiveUtcDateTimeField
 from housekeeping.foundation.state_machines import StateMachine
+from housekeeping.foundation.statement_time import statement_time
 
 #: The one kind of row these workers touch; others of the table (bridges, external statuses) are not builds.
 BUILD_TYPE: Final = "Ci::Build"
@@ -99,13 +100,14 @@ class Build(BaseModel):
         """That a row is a build in this status."""
         return (cls.type == BUILD_TYPE) & (cls.status == status.value)
 
-    def drop(self, reason: FailureReason | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def drop(self, reason: FailureReason | None = None, *, clock: Clock | None = None) -> None:
         """Fail the build, unless it has ended.
 
         A build that was changed since it was read is read again and the drop tried again at once, up to 3 times.
 
         Parameters:
           reason: Null: unknown failure.
+          clock: Decides the times it sets; the database's time of the change unless given.
 
         Raises:
           IllegalEvent: When it has ended (success, failed, canceled, skipped); nothing is changed.
@@ -114,11 +116,10 @@ class Build(BaseModel):
         Note: Sends no event; whoever drops a single build knows of it.
         """
         identify(type(self))
-        now = clock.now()
-        changes = {Build.failure_reason: reason, Build.finished_at: now, Build.updated_at: now}
+        changes = {Build.failure_reason: reason, **ended_at(clock.now() if clock else None)}
         machine.fire(self, "drop", changes, version=Build.lock_version)
 
-    def doom(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def doom(self, *, clock: Clock | None = None) -> None:
         """Fail a build that cannot be dropped, for damaged data, whatever its ``lock_version``, unless it has ended.
 
         Raises:
@@ -126,7 +127,7 @@ class Build(BaseModel):
         """
         identify(type(self))
         version = (self.lock_version or 0) % _LARGEST_INTEGER + 1
-        machine.fire(self, "doom", {**doomed_at(clock.now()), Build.lock_version: version})
+        machine.fire(self, "doom", {**doomed_at(clock.now() if clock else None), Build.lock_version: version})
 
 
 #: From here a build may still fail; the others are its ends.
@@ -148,13 +149,14 @@ machine: Final = StateMachine(
 )
 
 
-def doomed_at(now: datetime) -> dict[Any, Any]:
+def ended_at(now: datetime | None = None) -> dict[Any, Any]:
+    """Return the times of a build that ends now, column -> value; by the database's clock unless a time is given."""
+    return {column: now or statement_time(column) for column in (Build.finished_at, Build.updated_at)}
+
+
+def doomed_at(now: datetime | None = None) -> dict[Any, Any]:
     """What is set in a doomed build beside its status and version."""
-    return {
-        Build.failure_reason: FailureReason.DATA_INTEGRITY_FAILURE,
-        Build.finished_at: now,
-        Build.updated_at: now,
-    }
+    return {Build.failure_reason: FailureReason.DATA_INTEGRITY_FAILURE, **ended_at(now)}
 
 
 def version_after_doom() -> Expression:

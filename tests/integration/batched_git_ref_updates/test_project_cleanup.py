@@ -10,28 +10,31 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.foundation.leases import ExclusiveLease
+from housekeeping.foundation.settings import WorkerSettings
 from housekeeping.sweeps.run import perform
 from housekeeping.testing import ManualClock
 from housekeeping.workers.batched_git_ref_updates import cleanup
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.worker import MAX_RUNTIME, project_cleanup
+from tests.database_times import DatabaseTimes
 from tests.integration.batched_git_ref_updates.cleaned import NONE, SMALL
 from tests.integration.batched_git_ref_updates.conftest import AddDeletions, AddRefs, Pending, Watched
 from tests.integration.batched_git_ref_updates.repositories import MakeRepository
 
 
 def test_the_refs_are_deleted_and_their_rows_processed(
-    repository: MakeRepository, add_refs: AddRefs, clock: ManualClock
+    repository: MakeRepository, add_refs: AddRefs, times: DatabaseTimes
 ) -> None:
     # 概要: the refs asked for go, the rows say so, with updated_at.
     bare = repository("refs/heads/a", "refs/tags/b", "refs/heads/kept")
     add_refs("refs/heads/a", "refs/tags/b")
 
-    result = perform(project_cleanup, 1, clock=clock)
+    result = perform(project_cleanup.configured(WorkerSettings(page_size=1)), 1, on_batch=times.note)
 
     assert (result.outcome, result.counts) == ("done", {**NONE, "total_deletes": 2})
     assert bare.refs() == ["refs/heads/kept"]
-    assert [(row.status, row.updated_at) for row in Deletion.select()] == [(2, clock.now())] * 2
+    rows = Deletion.select().order_by(Deletion.id)
+    assert [(row.status, times.batch_of(row.updated_at)) for row in rows] == [(2, 0), (2, 1)]
 
 
 def test_other_projects_and_processed_rows_are_left_alone(

@@ -71,7 +71,7 @@ def test_a_projects_rows_are_read_and_marked_by_index(
 
     (first,) = explained(lambda: pending_rows(7, None, 1001))
     (later,) = explained(lambda: pending_rows(7, rows[-1][0], 1001))
-    (marked,) = explained(lambda: mark_processed(7, rows, clock.now()))
+    (marked,) = explained(lambda: mark_processed(7, rows))
 
     assert INDEX in first and INDEX in later
     assert "Rows Removed by Filter" not in first + later

@@ -19,6 +19,7 @@ from housekeeping.workers.batched_git_ref_updates.cleanup import pending_rows
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, machine
 from housekeeping.workers.batched_git_ref_updates.scheduling import pending_projects
 from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
+from tests.database_times import DatabaseTimes
 from tests.integration.batched_git_ref_updates.conftest import Explained
 from tests.integration.batched_git_ref_updates.repositories import MakeRepository
 from tests.integration.middleware.applications import close_all, installed, queued
@@ -67,7 +68,7 @@ def test_partitioned_tables_in_a_session_that_is_not_in_utc_are_cleaned_the_same
     settings: Settings,
     repository: MakeRepository,
     admin: Connection,
-    clock: ManualClock,
+    times: DatabaseTimes,
     redis_client: redis.Redis,
 ) -> None:
     # workers.md, 58: prefix p_, partitioned by partition_id; the same id may be in two partitions.
@@ -84,7 +85,8 @@ def test_partitioned_tables_in_a_session_that_is_not_in_utc_are_cleaned_the_same
     register(broker, project_cleanup)
 
     scheduled = perform(cleanup_scheduler)
-    result = perform(project_cleanup, 1, clock=clock)
+    times.note()
+    result = perform(project_cleanup, 1)
 
     assert database.execute_sql("SHOW timezone").fetchone()[0] == "Asia/Tokyo"
     assert scheduled.counts == {"total_projects": 2, "enqueued": 2, "deduplicated": 0}
@@ -93,7 +95,8 @@ def test_partitioned_tables_in_a_session_that_is_not_in_utc_are_cleaned_the_same
     assert bare.refs() == ["refs/heads/kept", "refs/heads/locked"]
     with admin.cursor() as cursor:
         cursor.execute(
-            f"SELECT id, partition_id, status, updated_at = '2026-01-01 00:00:00+00' FROM {table} ORDER BY id, ref"
+            f"SELECT id, partition_id, status, updated_at BETWEEN %s AND now() FROM {table} ORDER BY id, ref",
+            (times.noted[-1],),
         )
         assert cursor.fetchall() == [
             (1, 1, 2, True),
@@ -129,6 +132,15 @@ def test_a_single_record_can_be_processed_once(deletions: type[Deletion], clock:
     with pytest.raises(IllegalEvent, match="processed: process is allowed from pending only"):
         record.process(clock.now())
     assert (machine.events, machine.sources("process"), machine.target("process")) == (["process"], [1], 2)
+
+
+def test_single_record_has_the_databases_time_of_its_change(deletions: type[Deletion], times: DatabaseTimes) -> None:
+    record = Deletion.create(project_id=1, ref="refs/heads/a")
+
+    record.process()
+    times.note()
+
+    assert (times.batch_of(record.updated_at), Deletion.get().updated_at) == (0, record.updated_at)
 
 
 def test_a_ref_of_1024_characters_fits_and_a_longer_one_does_not(deletions: type[Deletion]) -> None:

@@ -15,6 +15,7 @@ from housekeeping.sweeps.results import RunResult
 from housekeeping.sweeps.run import perform
 from housekeeping.testing import ManualClock
 from housekeeping.workers.bulk_imports.worker import sweep
+from tests.database_times import DatabaseTimes
 from tests.integration.bulk_imports.conftest import EACH, STALE, Tables, heard
 from tests.integration.conftest import Locked
 
@@ -236,6 +237,24 @@ def test_the_batch_never_exceeds_its_size_under_a_nested_loop(
         *((10, 0, 0), (20, 0, 0), (30, 0, 0), (35, 0, 0)),
         *((35, 10, 20), (35, 20, 40), (35, 30, 60), (35, 35, 70)),
     ]
+
+
+def test_imports_entities_and_trackers_have_the_time_of_their_batch(tables: Tables, times: DatabaseTimes) -> None:
+    tables.add_imports(2)
+    tables.add_entities(2)
+    tables.add_trackers(EACH, "1, 3")
+    small = dataclasses.replace(SMALL, batch_size=1, options={"page_size": 1, "log_records": True})
+
+    perform(small, on_batch=times.note)
+
+    changed = [
+        tables.do(f"SELECT updated_at FROM {table} WHERE status = {timeout} ORDER BY id")
+        for table, timeout in (("bulk_imports", 3), ("bulk_import_entities", 3))
+    ]
+    batches = [[times.batch_of(at) for (at,) in rows] for rows in changed]
+    assert [len(set(each)) for each in batches] == [2, 2] and None not in batches[0] + batches[1]
+    unlike = "FROM bulk_import_trackers JOIN bulk_import_entities AS entity ON entity.id = bulk_import_entity_id "
+    assert tables.do(f"SELECT count(*) {unlike} WHERE bulk_import_trackers.updated_at = entity.updated_at") == [(4,)]
 
 
 def test_a_tracker_without_times_changes_like_any_other(tables: Tables, clock: ManualClock) -> None:

@@ -16,7 +16,8 @@ from housekeeping.foundation.settings import WorkerSettings
 from housekeeping.sweeps.run import perform
 from housekeeping.testing import ManualClock
 from housekeeping.workers.bulk_imports.worker import MAX_RUNTIME, MODELS, sweep
-from tests.integration.bulk_imports.conftest import EACH, FRESH, LIMIT, NOW, STALE, Tables, heard
+from tests.database_times import DatabaseTimes
+from tests.integration.bulk_imports.conftest import EACH, FRESH, LIMIT, STALE, Tables, heard
 from tests.integration.conftest import Locked
 
 #: Small pages, so that few rows make several batches.
@@ -88,7 +89,9 @@ def test_a_stale_import_takes_no_fresh_entity_along_nor_the_reverse(tables: Tabl
     assert (tables.imports(), tables.entities()) == ({1: 3, 2: 1}, {1: 1, 2: 3})
 
 
-def test_every_change_sets_updated_at_and_nothing_else(tables: Tables, clock: ManualClock) -> None:
+def test_every_change_sets_updated_at_and_nothing_else(
+    tables: Tables, clock: ManualClock, times: DatabaseTimes
+) -> None:
     # 出力仕様: the status column; workers.md, 65: every change sets updated_at.
     tables.add_imports(1)
     tables.add_entities(1)
@@ -99,7 +102,8 @@ def test_every_change_sets_updated_at_and_nothing_else(tables: Tables, clock: Ma
     perform(sweep, clock=clock)
 
     assert [tables.do(query) for query in look] == before
-    changed = [tables.do(f"SELECT updated_at = {NOW} FROM {table} ORDER BY id") for table in MODELS]
+    since = f"updated_at BETWEEN '{times.noted[0]}' AND now()"
+    changed = [tables.do(f"SELECT {since} FROM {table} ORDER BY id") for table in MODELS]
     assert changed == [[(True,), (False,)], [(True,)], [(True,), (False,)]], "what was finished has not changed"
 
 

@@ -15,6 +15,7 @@ from housekeeping.sweeps.walk import Walk
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.ci_stuck_builds.worker import LONGEST_RUN, drop_canceling
+from tests.database_times import DatabaseTimes
 from tests.integration.ci_stuck_builds.tables import STALE, AddBuilds, Refuse, by_status, lines
 
 #: Refuses to be dropped, not to be doomed.
@@ -23,14 +24,14 @@ UNTOUCHABLE = "OLD.id"
 SMALL = dataclasses.replace(drop_canceling, batch_size=10)
 
 
-def test_a_build_that_cannot_be_dropped_is_doomed(
-    either: type[Build], add_builds: AddBuilds, refuse: Refuse, clock: ManualClock
+def test_a_build_that_cannot_be_dropped_is_doomed_at_the_time_of_its_part(
+    either: type[Build], add_builds: AddBuilds, refuse: Refuse, clock: ManualClock, times: DatabaseTimes
 ) -> None:
     # StandardError: doom!で代替処理
     add_builds(3, "canceling", STALE, STALE)
     refuse(f"{UNDROPPABLE} = 2")
 
-    result = perform(drop_canceling, clock=clock)
+    result = perform(drop_canceling, clock=clock, on_batch=times.note)
 
     assert (result.outcome, result.counts) == (
         "done",
@@ -38,7 +39,9 @@ def test_a_build_that_cannot_be_dropped_is_doomed(
     )
     doomed = Build.get(Build.id == 2)
     assert (doomed.status, doomed.failure_reason, doomed.lock_version) == ("failed", 12, 4)
-    assert (doomed.finished_at, doomed.updated_at) == (clock.now(), clock.now())
+    assert doomed.finished_at == doomed.updated_at
+    # 1 in the first part, 2 in the next, 3 in the last.
+    assert [times.batch_of(each.updated_at) for each in Build.select().order_by(Build.id)] == [0, 1, 2]
 
 
 def test_the_error_of_a_doomed_build_is_reported_and_logged_with_the_build(

@@ -18,6 +18,7 @@ from housekeeping.sweeps.run import perform
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.ci_stuck_builds.worker import BATCH_SIZE, drop_canceling
+from tests.database_times import DatabaseTimes
 from tests.integration.ci_stuck_builds.tables import HOUR_AGO, NOTHING_DROPPED, NOW, STALE, AddBuilds, by_status, lines
 
 
@@ -37,18 +38,21 @@ def test_only_builds_created_and_updated_more_than_an_hour_ago_are_dropped(
     assert by_status() == {"failed": [1], "canceling": [2, 3, 4, 5]}
 
 
-def test_a_dropped_build_has_failed_with_its_reason_and_its_times(
-    either: type[Build], add_builds: AddBuilds, clock: ManualClock
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_dropped_build_has_failed_with_its_reason_at_the_time_of_its_batch(
+    either: type[Build], add_builds: AddBuilds, clock: ManualClock, postgres: Database, times: DatabaseTimes, zone: str
 ) -> None:
     # 出力データ, データベース操作仕様: UPDATE status, failure_reason.
-    add_builds(1, "canceling", STALE, STALE)
+    add_builds(2, "canceling", STALE, STALE)
+    postgres.execute_sql(f"SET TIME ZONE '{zone}'")
 
-    perform(drop_canceling, clock=clock)
+    perform(dataclasses.replace(drop_canceling, batch_size=1), clock=clock, on_batch=times.note)
 
-    build = Build.get(Build.id == 1)
-    assert (build.status, build.failure_reason, build.lock_version) == ("failed", 3, 4)
-    assert (build.finished_at, build.updated_at) == (clock.now(), clock.now())
-    assert build.created_at == clock.now() - timedelta(hours=1, microseconds=1)
+    builds = list(Build.select().order_by(Build.id))
+    assert [(each.status, each.failure_reason, each.lock_version) for each in builds] == [("failed", 3, 4)] * 2
+    assert [times.batch_of(each.finished_at) for each in builds] == [0, 1]
+    assert [each.updated_at for each in builds] == [each.finished_at for each in builds]
+    assert builds[0].created_at == clock.now() - timedelta(hours=1, microseconds=1)
 
 
 def test_no_other_status_or_type_is_touched(either: type[Build], add_builds: AddBuilds, clock: ManualClock) -> None:

@@ -12,6 +12,7 @@ from housekeeping.foundation.db import Database
 from housekeeping.foundation.errors import IllegalEvent, RecordChanged
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build, BuildStatus, FailureReason, machine
+from tests.database_times import DatabaseTimes
 from tests.integration.ci_stuck_builds.tables import STALE, AddBuilds
 
 ENDED = ["success", "failed", "canceled", "skipped"]
@@ -31,6 +32,20 @@ def test_a_build_that_has_not_ended_can_be_dropped(
     assert build.__data__ == again.__data__
     assert (again.status, again.failure_reason, again.lock_version) == (BuildStatus.FAILED, 2, 4)
     assert (again.finished_at, again.updated_at) == (clock.now(), clock.now())
+
+
+@pytest.mark.parametrize("event", ["drop", "doom"])
+def test_single_build_has_the_databases_time_of_its_change(
+    either: type[Build], add_builds: AddBuilds, times: DatabaseTimes, event: str
+) -> None:
+    add_builds(1, "running", STALE, STALE)
+    build = Build.get(Build.id == 1)
+
+    getattr(build, event)()
+    times.note()
+
+    assert (times.batch_of(build.finished_at), build.updated_at) == (0, build.finished_at)
+    assert build.__data__ == Build.get(Build.id == 1).__data__
 
 
 @pytest.mark.parametrize("event", ["drop", "doom"])
