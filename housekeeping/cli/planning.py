@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from housekeeping.cli.composition import argument_of, chosen, reading_tables, workers_on_database
+from housekeeping.cli.status import clock_line
 from housekeeping.cli.tables import length, out, progress, show, table
 from housekeeping.foundation.printable import in_one_line
 from housekeeping.sweeps.confirmation import named, plan_id
@@ -40,6 +41,8 @@ def plan(name: str, argument: str | None, as_json: bool) -> None:
         click.echo(json.dumps({**planned.as_json(), "plan_id": known_as}))
         return
     _show(planned)
+    if planned.clock_skew is not None and planned.clock_skew.exceeded:
+        out.print(clock_line(planned.clock_skew), soft_wrap=True)
     out.print(
         f"\nplan id {known_as}: for an hour it lets a run go on that its breaker stops, "
         f"housekeeping run {named(sweep.name, about)} --confirm {known_as}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import click
@@ -11,6 +11,7 @@ import click
 from housekeeping.cli.composition import chosen, workers_on_database
 from housekeeping.cli.moments import past_moment
 from housekeeping.cli.tables import counts, length, moment, out, progress, show, table
+from housekeeping.foundation.clock_skew import database_now
 from housekeeping.foundation.db import reaching_postgres
 from housekeeping.foundation.errors import RedisUnavailable
 from housekeeping.foundation.redis_client import reaching_redis, redis_client
@@ -39,11 +40,11 @@ def why(name: str, tick: str | None, as_json: bool) -> None:
     housekeeping why user_status_cleanup.batch
     housekeeping why bulk_imports.stale_import 2026-11-20T04:00
     """
-    now = datetime.now(UTC)
-    asked = None if tick is None else past_moment(tick, now)
     settings, sweeps = workers_on_database()
     sweep = chosen(sweeps, name)
     with progress("looking"), reaching_postgres():
+        now = database_now()
+        asked = None if tick is None else past_moment(tick, now)
         answer = ask(sweep, asked, now, settings.timezone, _was_sent(settings, name, now))
     if as_json:
         click.echo(json.dumps(answer.as_json(), default=lambda value: value.isoformat()))

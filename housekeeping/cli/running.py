@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from types import FrameType
 from typing import Any
 
@@ -17,7 +16,8 @@ import click
 from housekeeping.cli.composition import argument_of, chosen, missing_table, workers_on_database
 from housekeeping.cli.tables import counts, length, progress, show, table
 from housekeeping.foundation import reports
-from housekeeping.foundation.db import one_line
+from housekeeping.foundation.clock_skew import database_now
+from housekeeping.foundation.db import one_line, reaching_postgres
 from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.printable import printable
 from housekeeping.sweeps.confirmation import Confirmation, confirmed
@@ -33,7 +33,9 @@ from housekeeping.sweeps.run import perform
 @click.argument("argument", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the result object, and nothing else, on stdout.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
-@click.option("--force", is_flag=True, help="Run although the worker is paused or disabled.")
+@click.option(
+    "--force", is_flag=True, help="Run although the worker is paused or disabled, or this machine's clock is wrong."
+)
 @click.option("--confirm", "plan_id", help="Touch far more than usual: the id of a plan that said so.")
 @click.pass_context
 def run(
@@ -54,6 +56,9 @@ def run(
     at "housekeeping plan NAME", and if that is what you want, run it with --confirm and the plan's id: it is good for
     an hour, for this worker and argument, and for a tenth more records than the plan counted.
 
+    A run does not start where this machine's clock is over a minute from the database's; --force overrides that, too:
+    what is stale is decided by the database's clock anyway.
+
     Exit status: 0 when the outcome is done, partial or skipped; 1 when it failed.
     """
     settings, sweeps = workers_on_database(with_schema=False)
@@ -61,7 +66,7 @@ def run(
     if settings.sentry_dsn is not None:
         reports.report_to_sentry(settings.sentry_dsn)
     about = argument_of(sweep, argument)
-    confirmation = None if plan_id is None else confirmed(plan_id, sweep.name, about, datetime.now(UTC))
+    confirmation = None if plan_id is None else _confirmed(plan_id, sweep, about)
     result = _dry_run(sweep, about) if dry_run else _perform(sweep, about, force, confirmation)
     if as_json:
         click.echo(json.dumps(result.as_json()))
@@ -71,6 +76,11 @@ def run(
         if result.error is not None and context.find_root().params.get("debug"):
             raise result.error
         _explain(result, sweep)
+
+
+def _confirmed(plan_id: str, sweep: Sweep, argument: Any) -> Confirmation:
+    with reaching_postgres():
+        return confirmed(plan_id, sweep.name, argument, database_now())
 
 
 def _perform(sweep: Sweep, argument: Any, force: bool, confirmation: Confirmation | None) -> RunResult:

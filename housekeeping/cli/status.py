@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 import click
@@ -13,6 +13,7 @@ from rich.text import Text
 from housekeeping.cli.composition import workers_on_database
 from housekeeping.cli.switching import in_words
 from housekeeping.cli.tables import counts, length, moment, out, progress, show, table
+from housekeeping.foundation.clock_skew import ClockSkew, read_database_clock
 from housekeeping.foundation.db import reaching_postgres
 from housekeeping.foundation.errors import BrokerUnavailable, RedisUnavailable
 from housekeeping.foundation.printable import in_one_line
@@ -41,14 +42,16 @@ def status(as_json: bool) -> None:
     or no schema.
     """
     settings, sweeps = workers_on_database()
-    now = datetime.now(UTC)
     with progress("looking"):
         with reaching_postgres():
+            clock = read_database_clock()
+            now = clock.server_at
             overviews = [overview(sweep, now, settings.timezone) for sweep in sweeps.values()]
         queues, leases, unreachable = _redis(settings, sorted({sweep.queue for sweep in sweeps.values()}))
     if as_json:
         facts = {
             "now": now.isoformat(),
+            "clock_skew_s": clock.seconds,
             "workers": [each.as_json() for each in overviews],
             "queues": {name: lengths.as_json() for name, lengths in queues.items()},
             "leases": [each.as_json() for each in leases],
@@ -69,10 +72,17 @@ def status(as_json: bool) -> None:
     for each_overview in overviews:
         if each_overview.switch is not None:
             out.print(_switch_line(each_overview.switch), style="yellow", soft_wrap=True)
+    if clock.exceeded:
+        out.print(clock_line(clock), soft_wrap=True)
     for each_overview in overviews:
         for alarm in each_overview.alarms:
             text = f" {each_overview.worker}: {in_one_line(str(alarm), _WIDTH)} ({alarm.name})"
             out.print(Text.assemble(("ALARM", "bold red"), text), soft_wrap=True)
+
+
+def clock_line(clock: ClockSkew) -> Text:
+    """Return the alert that this machine's clock is far from the database's."""
+    return Text.assemble(("ALARM", "bold red"), f" {clock} (clock)")
 
 
 def workers_table(overviews: list[Overview], now: datetime) -> Table:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import getpass
 import socket
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import click
 
 from housekeeping.cli.composition import chosen, workers_on_database
 from housekeeping.cli.moments import coming_moment
 from housekeeping.cli.tables import length, moment
+from housekeeping.foundation.clock_skew import database_now
 from housekeeping.foundation.db import reaching_postgres
 from housekeeping.foundation.errors import WrongArgument
 from housekeeping.sweeps import switches
@@ -98,8 +99,9 @@ def _switch(
     batch_size: int | None = None,
     max_runtime: timedelta | None = None,
 ) -> None:
-    ends = None if until is None else coming_moment(until, datetime.now(UTC))
     _, sweeps = workers_on_database()
+    with reaching_postgres():
+        ends = None if until is None else coming_moment(until, database_now())
     for sweep in _chosen(sweeps, name, every):
         said = Switched(sweep.name, state, reason, ends, said_by=_who(), batch_size=batch_size, max_runtime=max_runtime)
         with reaching_postgres():

@@ -7,7 +7,7 @@ from typing import Any
 
 from peewee import Field, Index, PeeweeException
 
-from housekeeping.foundation.clock import SYSTEM_CLOCK
+from housekeeping.foundation.clock_skew import database_now
 from housekeeping.foundation.db import database, one_line
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
@@ -18,11 +18,12 @@ from housekeeping.sweeps.vitals import table_name
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Each statement of each enabled worker."""
+    now = database_now()
     for sweep in sweeps.values():
         try:
             for walk in sweep.walks():
                 if isinstance(walk, Explainable):
-                    for reading in walk.readings(SYSTEM_CLOCK.now()):
+                    for reading in walk.readings(now):
                         yield _judged(sweep.name, reading)
         except PeeweeException as error:
             # A table that is missing, or may not be read, was a finding before.

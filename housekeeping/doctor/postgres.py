@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
+from housekeeping.foundation.clock import SYSTEM_CLOCK
+from housekeeping.foundation.clock_skew import ClockSkew
 from housekeeping.foundation.db import database, reaching_postgres
 from housekeeping.foundation.errors import SchemaMissing
 from housekeeping.foundation.settings import Settings
@@ -14,22 +16,21 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.findings import Finding
 
 OLDEST: Final = 130000  # PostgreSQL 13, the oldest that is tested against
-#: Apart by more than this, what is stale is judged by a wrong time: staleness is measured against this machine's.
-MOST_APART: Final = timedelta(seconds=5)
 #: An open transaction of this age keeps rows that were deleted since from being cleaned.
 LONG: Final = timedelta(minutes=10)
 _SHOWN: Final = 5
+_NTP: Final = "let both follow the same time servers (NTP)"
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Connection, schema, session settings, clock, long transactions."""
     with reaching_postgres():
-        before = datetime.now(UTC)
+        before = SYSTEM_CLOCK.now()
         version, number, in_recovery, read_only, at, user = _row(
             "SELECT current_setting('server_version'), current_setting('server_version_num')::int, "
             "pg_is_in_recovery(), current_setting('default_transaction_read_only'), clock_timestamp(), current_user"
         )
-        after = datetime.now(UTC)
+        skew = ClockSkew.between(before, at, SYSTEM_CLOCK.now())
     yield Finding("fine", "postgres", "connection", f"PostgreSQL {version} as {user}")
     if number < OLDEST:
         yield Finding(
@@ -39,7 +40,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         what = "a replica" if in_recovery else "read-only"
         yield Finding("error", "postgres", "writing", f"this server is {what}", "name the primary")
     yield from _schema()
-    yield from _clock(at, before, after)
+    yield from _clock(skew)
     yield from _session()
     yield from _long_transactions()
 
@@ -53,11 +54,11 @@ def _schema() -> Iterator[Finding]:
         yield Finding("fine", "postgres", "schema", "the library's own tables are there and as new as this code")
 
 
-def _clock(at: datetime, before: datetime, after: datetime) -> Iterator[Finding]:
-    apart = max(before - at, at - after, timedelta())
-    if apart > MOST_APART:
-        text = f"this machine and PostgreSQL are {apart.total_seconds():.1f} s apart"
-        yield Finding("warning", "postgres", "clock", text, "let both follow the same time servers (NTP)")
+def _clock(skew: ClockSkew) -> Iterator[Finding]:
+    if skew.refused:
+        yield Finding("error", "postgres", "clock", f"no run starts on this machine: {skew}", _NTP)
+    elif skew.exceeded:
+        yield Finding("warning", "postgres", "clock", str(skew), _NTP)
     else:
         yield Finding("fine", "postgres", "clock", "within 5 s of this machine's")
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import redis
 
+from housekeeping.foundation.clock import SYSTEM_CLOCK
+from housekeeping.foundation.clock_skew import ClockSkew
 from housekeeping.foundation.redis_client import reaching_redis, redis_client
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.findings import Finding
 
 OLDEST: Final = (6, 0)
-MOST_APART: Final = timedelta(seconds=5)  # only shown: nothing we do compares the two clocks
 _LOOKED_AT: Final = 1000  # keys
 _SHARED: Final = "pending_direct_uploads"  # the one key outside of the namespace; workers.md, 100
 
@@ -23,9 +24,9 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Connection, version, what it does when memory is full or it restarts, who else is there, its clock."""
     client = redis_client(settings.require_redis_url())
     with reaching_redis():
-        before = datetime.now(UTC)
+        before = SYSTEM_CLOCK.now()
         seconds, micro = _any(client.time())
-        after = datetime.now(UTC)
+        after = SYSTEM_CLOCK.now()
         info: dict[str, Any] = _any(client.info())
     version = str(info.get("valkey_version") or info.get("redis_version") or "?")
     name = "Valkey" if "valkey_version" in info else "Redis"
@@ -36,9 +37,9 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     yield from _persistence(info)
     yield from _company(client, settings.namespace)
     at = datetime.fromtimestamp(seconds + micro / 1_000_000, UTC)
-    apart = max(before - at, at - after, timedelta())
-    if apart > MOST_APART:
-        text = f"this machine and Redis are {apart.total_seconds():.1f} s apart"
+    skew = ClockSkew.between(before, at, after)
+    if skew.exceeded:
+        text = f"this machine and Redis are {abs(skew.seconds):,.1f} s apart"
         yield Finding("warning", "redis", "clock", text, "let both follow the same time servers (NTP)")
 
 

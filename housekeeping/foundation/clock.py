@@ -30,6 +30,24 @@ class SystemClock:
 SYSTEM_CLOCK: Final[Clock] = SystemClock()
 
 
+class ServerClock:
+    """A server's clock, read once; from then on its time passes by this machine's monotonic clock.
+
+    Parameters:
+      now: The server's time at this moment.
+    """
+
+    def __init__(self, now: datetime) -> None:
+        self._read = now
+        self._read_at = self.monotonic()
+
+    def now(self) -> datetime:
+        return self._read + timedelta(seconds=self.monotonic() - self._read_at)
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
 class RunBudget:
     """How long one run may go on, counted from the moment the budget is made.
 

@@ -18,6 +18,7 @@
     ├── ObjectStoreUnavailable   an object store, its bucket or its folder was not to be reached
     ├── EmbeddedServerError      a server from a wheel did not start
     ├── BreakerTripped           a run would have touched far more records than runs before it
+    ├── ClocksDiffer             this machine's clock is over a minute from the database's
     ├── LeaseHeld                somebody else holds the lease
     ├── LeaseLost                the lease was ours and is no longer
     ├── ObjectNotDeleted         a store refused to delete one object
@@ -106,6 +107,10 @@ class EmbeddedServerError(HousekeepingError):
 
 class BreakerTripped(HousekeepingError):
     """A run would have touched far more records than runs before it; it stopped before the first change."""
+
+
+class ClocksDiffer(HousekeepingError):
+    """This machine's clock is over a minute from the database's; the run stopped before the first change."""
 
 
 class LeaseHeld(HousekeepingError):

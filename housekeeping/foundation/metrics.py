@@ -170,6 +170,11 @@ OLDEST: Final = Gauge(
 )
 ALARM: Final = Gauge("housekeeping_alarm", "Whether the last run's end set the alarm off.", ("worker", "alarm"))
 ALARM_LIMIT: Final = Gauge("housekeeping_alarm_limit", "What must not be exceeded, by settings.", ("worker", "alarm"))
+CLOCK_SKEW: Final = Gauge(
+    "housekeeping_clock_skew_seconds",
+    "How far this machine's clock was ahead of the database's when the last run began; negative: behind.",
+    _WORKER,
+)
 LEASES_REQUESTED: Final = Counter("housekeeping_leases_requested_total", "Leases asked for.", _WORKER)
 LEASES_HELD: Final = Counter("housekeeping_leases_held_total", "Leases that were held elsewhere.", _WORKER)
 LEASES_LOST: Final = Counter("housekeeping_leases_lost_total", "Leases lost while they were held.", _WORKER)

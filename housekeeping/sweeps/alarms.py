@@ -10,11 +10,13 @@ from typing import Any, Final
 from peewee import PeeweeException
 
 from housekeeping.foundation.clock import Clock
+from housekeeping.foundation.clock_skew import TOLERATED
 from housekeeping.foundation.db import database, one_line
 from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.sweeps import measures
 from housekeeping.sweeps.backlog import Backlog, backlog, oldest
+from housekeeping.sweeps.counting import CLOCK_SKEW
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.results import RunResult
@@ -32,7 +34,7 @@ class Alarm:
     """One thing that rings.
 
     Attributes:
-      name: Which alarm: ``longest_run``, ``backlog``, ``failed_rows``, ``most_…`` with a count's name,
+      name: Which alarm: ``longest_run``, ``backlog``, ``failed_rows``, ``clock``, ``most_…`` with a count's name,
         ``failed_runs``, ``last_run``, ``overdue`` or ``unseen``.
       text: What it is, for a person.
       limit, value: What it must not exceed, and what it is; null where it is no number.
@@ -59,6 +61,10 @@ def of_a_run(sweep: Sweep, duration_s: float, counts: Mapping[str, Any]) -> Iter
         yield Alarm("longest_run", f"the last run took {duration_s:.0f} s, over {most_s:.0f} s", most_s, duration_s)
     if failed := counts.get("failed"):
         yield Alarm("failed_rows", f"{failed:,} rows could not be settled", 0, failed)
+    if (ahead_s := counts.get(CLOCK_SKEW)) is not None:
+        tolerated_s, side = TOLERATED.total_seconds(), "ahead of" if ahead_s > 0 else "behind"
+        text = f"the clock of the last run's machine was {abs(ahead_s):,.1f} s {side} the database's; check NTP"
+        yield Alarm("clock", text, tolerated_s, abs(ahead_s))
     for name, most in sweep.alarms.most.items():
         if (counted := counts.get(name, 0)) > most:
             yield Alarm(f"most_{name}", f"the last run counted {counted:,} {name}, over {most:,}", most, counted)

@@ -15,7 +15,7 @@ from housekeeping.foundation.errors import PlanRefused
 from housekeeping.sweeps.passes import Backlog
 
 VALID: Final = timedelta(hours=1)  # what was planned earlier is no longer what would be done
-_AHEAD: Final = timedelta(minutes=5)  # another machine's clock may be
+_AHEAD: Final = timedelta(minutes=5)  # another server's clock may be, before a failover
 #: A confirmed run may meet so many times the records of its plan: more than that nobody has seen.
 MARGIN: Final = 1.1
 #: When it was made (s), how many records, whether they are all, whose it is, a checksum: 15 bytes, 24 letters.
@@ -69,7 +69,7 @@ def confirmed(given: str, worker: str, argument: Any, now: datetime) -> Confirma
     if age > VALID:
         raise PlanRefused(f"plan {given} is over an hour old ({age.total_seconds() / 60:.0f} min); {again}")
     if age < -_AHEAD:
-        raise PlanRefused(f"plan {given} was made in the future, by this machine's clock; {again}")
+        raise PlanRefused(f"plan {given} was made in the future, by the database's clock; {again}")
     return Confirmation(given.strip().lower(), rows, bool(exact))
 
 

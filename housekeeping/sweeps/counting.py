@@ -9,6 +9,8 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import Counts, Outcome
 from housekeeping.sweeps.passes import Settled
 
+#: Seconds this machine's clock was ahead of the database's, in the counts of a run that started beyond the tolerance.
+CLOCK_SKEW: Final = "clock_skew_s"
 #: Counts that say that time ran out, by whichever name the worker's document gives it.
 _TIME_FLAGS: Final = ("out_of_time", "execution_timeout")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from peewee import InterfaceError, OperationalError, PeeweeException, ProgrammingError
 
 from housekeeping.foundation.db import one_line
-from housekeeping.foundation.errors import DatabaseUnavailable, HousekeepingError
+from housekeeping.foundation.errors import ClocksDiffer, DatabaseUnavailable, HousekeepingError
 from housekeeping.sweeps import schema
 
 
@@ -16,6 +16,8 @@ def is_unreachable(error: BaseException) -> bool:
 
 def reason_of(error: BaseException) -> str:
     """The error as the ledger and the logs have it: one line, and where it came from."""
+    if isinstance(error, ClocksDiffer):
+        return "clock"
     place = "database: " if isinstance(error, PeeweeException) else ""
     return f"{place}{one_line(error)}"
 

@@ -9,6 +9,8 @@ from typing import Any, Final, Literal
 
 from peewee import Query, fn
 
+from housekeeping.foundation.clock import SYSTEM_CLOCK
+from housekeeping.foundation.clock_skew import ClockSkew
 from housekeeping.foundation.db import database
 from housekeeping.foundation.epochs import next_epoch
 from housekeeping.foundation.errors import LeaseLost, RunTakenOver
@@ -30,6 +32,8 @@ HEARTBEAT: Final = timedelta(seconds=20)
 SILENCE: Final = 3 * HEARTBEAT
 #: Runs that a worker's history is told by.
 HISTORY: Final = 50
+#: Reasons of runs that were stopped before their first change.
+REFUSED: Final = ("breaker", "clock")
 #: Ways to end early at which nothing is wrong with the place: the next run goes on there.
 STOPPED: Final = ("shutdown", "paused", "gate")
 
@@ -50,13 +54,15 @@ class Attempt:
       epoch: Of its lease; null: it has none.
       history: The counts of the worker's last runs that began and ended, the newest first; those that a breaker
         stopped are left out, because they say nothing of how much is usual.
+      clock_skew: How far this machine's clock is from the database's.
     """
 
     run_id: int
     started_at: datetime
     cursor: Cursor | None
     epoch: int | None
-    history: Sequence[Counts] = ()
+    history: Sequence[Counts]
+    clock_skew: ClockSkew
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +110,12 @@ def begin(
         epoch = None if lease is None else next_epoch(*lease)
         last = _last_runs(worker)
         cursor = _stopped_at(last[0], resume) if last else None
+        before = SYSTEM_CLOCK.now()
         run_id, started_at = _insert(
             worker=worker, message_id=message_id, tick=tick, trigger=trigger, epoch=epoch, cursor=cursor
         )
-        return Attempt(run_id, started_at, cursor, epoch, [counts for *_, counts in last])
+        skew = ClockSkew.between(before, started_at, SYSTEM_CLOCK.now())
+        return Attempt(run_id, started_at, cursor, epoch, [counts for *_, counts in last], skew)
 
 
 def _alone_with(message_id: str) -> None:
@@ -122,7 +130,7 @@ def completed(message_id: str) -> bool:
 
 
 def _last_runs(worker: str) -> list[tuple[Outcome, str | None, Cursor | None, Counts]]:
-    told = Run.reason.is_null() | (Run.reason != "breaker")
+    told = Run.reason.is_null() | Run.reason.not_in(REFUSED)
     rows: Any = (
         Run.select(Run.outcome, Run.reason, Run.cursor, Run.counts)
         .where((Run.worker == worker) & ~(Run.outcome.in_(("skipped", "missed"))) & told)

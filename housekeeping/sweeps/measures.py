@@ -8,8 +8,10 @@ from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, get_args
 
 from housekeeping.foundation import metrics
+from housekeeping.foundation.clock_skew import TOLERATED
 from housekeeping.foundation.cron import Cron
 from housekeeping.foundation.timings import Waited
+from housekeeping.sweeps.counting import CLOCK_SKEW
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import STOPPED, Outcome
 from housekeeping.sweeps.passes import Backlog
@@ -35,6 +37,11 @@ def awaits(sweep: Sweep, cron: Cron | None) -> None:
         metrics.ALARM_LIMIT.set(limit, sweep.name, alarm)
 
 
+def clock_skew(sweep: Sweep, ahead_s: float) -> None:
+    """Set the metric of how far this machine's clock is ahead of the database's."""
+    metrics.CLOCK_SKEW.set(ahead_s, sweep.name)
+
+
 def ended(sweep: Sweep, result: RunResult, waited: Waited) -> None:
     """Count a run, whatever became of it."""
     now = time.time()
@@ -47,7 +54,7 @@ def ended(sweep: Sweep, result: RunResult, waited: Waited) -> None:
     metrics.REDIS_TIME.add(sweep.name, number=waited.redis_s)
     for name in dict.fromkeys((*_counted(sweep), *result.counts)):
         number = result.counts.get(name, 0)  # what this run did not count, one before it may have
-        if _is_number(number):
+        if name != CLOCK_SKEW and _is_number(number):
             metrics.ROWS.add(sweep.name, name, number=number)
             metrics.LAST_RUN_ROWS.set(number, sweep.name, name)
     metrics.LAST_RUN_DURATION.set(result.duration_s, sweep.name)
@@ -94,7 +101,7 @@ def _counted(sweep: Sweep) -> Iterator[str]:
 
 
 def _of_a_runs_end(sweep: Sweep) -> Iterator[str]:
-    yield from ("failed_rows", "last_run")
+    yield from ("failed_rows", "last_run", "clock")
     yield from (f"most_{name}" for name in sweep.alarms.most)
     if sweep.alarms.longest_run is not None:
         yield "longest_run"
@@ -109,6 +116,7 @@ def _of_a_runs_end(sweep: Sweep) -> Iterator[str]:
 def _limits(sweep: Sweep, cron: Cron | None) -> Iterator[tuple[str, float]]:
     alarms = sweep.alarms
     yield "failed_rows", 0
+    yield "clock", TOLERATED.total_seconds()
     yield from ((f"most_{name}", most) for name, most in alarms.most.items())
     if alarms.longest_run is not None:
         yield "longest_run", alarms.longest_run.total_seconds()

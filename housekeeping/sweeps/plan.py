@@ -11,6 +11,7 @@ from typing import Any, Final
 from peewee import PeeweeException, ProgrammingError
 
 from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock
+from housekeeping.foundation.clock_skew import ClockSkew, read_database_clock
 from housekeeping.foundation.db import database, one_line, reaching_postgres
 from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.sweeps.backlog import first_of
@@ -30,6 +31,7 @@ class Plan:
 
     Attributes:
       passes: What each pass would do, with the number of batches.
+      clock_skew: How far this machine's clock is from the database's; null: not measured.
       pace: Records a second, by the worker's own last runs; null: it has no history to tell by.
     """
 
@@ -37,6 +39,7 @@ class Plan:
     now: datetime
     passes: list[tuple[PassPlan, int]]
     pace: float | None = None
+    clock_skew: ClockSkew | None = None
 
     @property
     def stale(self) -> Backlog:
@@ -79,6 +82,7 @@ class Plan:
             "records_per_s": _rounded(self.pace),
             "oldest": _plain(self.oldest),
             "newest": _plain(self.newest),
+            "clock_skew_s": None if self.clock_skew is None else self.clock_skew.seconds,
             "passes": [
                 {
                     "pass": each.name,
@@ -95,26 +99,31 @@ class Plan:
         }
 
 
-def plan(sweep: Sweep, argument: Any = None, *, clock: Clock = SYSTEM_CLOCK, limit: int = COUNT_LIMIT) -> Plan:
+def plan(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None, limit: int = COUNT_LIMIT) -> Plan:
     """Look, and change nothing: one read-only transaction, no row in the ledger, no lease.
+
+    Parameters:
+      clock: Decides what is stale, for tests; the database's clock unless given.
 
     Raises:
       DatabaseUnavailable: When PostgreSQL does not answer.
     """
-    now = clock.now()
     with reaching_postgres(), _snapshot():
+        skew = read_database_clock()
+        now = clock.now() if clock else skew.server_at
         found = [(each.plan(now, limit, argument), each.batch_size) for each in sweep.walks()]
     passes = [(planned, -(-planned.stale.rows // size)) for planned, size in found]
-    return Plan(sweep.name, now, passes, _pace(sweep))
+    return Plan(sweep.name, now, passes, _pace(sweep), skew)
 
 
-def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock = SYSTEM_CLOCK) -> RunResult:
+def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None) -> RunResult:
     """The plan in the form of a run's result: what would be counted if time were no limit; never raises."""
-    started, now, counts = clock.monotonic(), clock.now(), initial_counts(sweep)
+    meter = clock or SYSTEM_CLOCK
+    started, now, counts = meter.monotonic(), meter.now(), initial_counts(sweep)
     try:
         planned = plan(sweep, argument, clock=clock)
     except (HousekeepingError, PeeweeException) as error:
-        spent = clock.monotonic() - started
+        spent = meter.monotonic() - started
         return RunResult(sweep.name, "failed", one_line(error), None, now, spent, counts, dry_run=True, error=error)
     for each, batches in planned.passes:
         for name, number in each.counts.items():
@@ -122,7 +131,7 @@ def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock = SYSTEM_CLOCK) 
         if "batches" in counts:
             counts["batches"] += batches
     reason = None if planned.stale.exact else "counted_up_to_limit"
-    return RunResult(sweep.name, "done", reason, None, planned.now, clock.monotonic() - started, counts, dry_run=True)
+    return RunResult(sweep.name, "done", reason, None, planned.now, meter.monotonic() - started, counts, dry_run=True)
 
 
 def _pace(sweep: Sweep) -> float | None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NoReturn
 
 import structlog
 from dramatiq.middleware import Shutdown
 from peewee import PeeweeException
 
-from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock, RunBudget
+from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock, RunBudget, ServerClock
+from housekeeping.foundation.clock_skew import ClockSkew
 from housekeeping.foundation.context import MessageContext, current_message
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import (
     BreakerTripped,
+    ClocksDiffer,
     LeaseLost,
     RunTakenOver,
     SchemaMissing,
@@ -30,7 +32,7 @@ from housekeeping.sweeps import ledger, measures
 from housekeeping.sweeps.alarms import ring
 from housekeeping.sweeps.breaker import check, settled_by
 from housekeeping.sweeps.confirmation import Confirmation
-from housekeeping.sweeps.counting import initial_counts
+from housekeeping.sweeps.counting import CLOCK_SKEW, initial_counts
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.failures import is_unreachable, reason_of, told_apart
 from housekeeping.sweeps.ledger import Counts, Outcome, Resume, Trigger
@@ -63,7 +65,7 @@ def perform(
     sweep: Sweep,
     argument: Any = None,
     *,
-    clock: Clock = SYSTEM_CLOCK,
+    clock: Clock | None = None,
     force: bool = False,
     on_batch: Callable[[Counts], None] | None = None,
     stopping: threading.Event | None = None,
@@ -76,7 +78,8 @@ def perform(
 
     Parameters:
       argument: What the run is about, for a worker that takes an argument.
-      force: Run although the worker is paused or switched off.
+      clock: Decides what is stale, for tests; the database's clock unless given.
+      force: Run although the worker is paused or switched off, or this machine's clock is wrong.
       on_batch: Told the counts after each committed batch.
       stopping: Ends the run after the batch in hand once it is set; the message's own unless given.
       confirmation: A person's word that it may touch far more than usual.
@@ -94,21 +97,22 @@ class _Performance:
         self,
         sweep: Sweep,
         argument: Any,
-        clock: Clock,
+        clock: Clock | None,
         message: MessageContext | None,
         on_batch: Callable[[Counts], None] | None,
         stopping: threading.Event | None,
     ) -> None:
         self.sweep = sweep
         self.argument = argument
-        self.clock = clock
+        self.given_clock = clock
+        self.clock = clock or SYSTEM_CLOCK
         self.on_batch = on_batch
         self.message_id = message.message_id if message else None
         self.tick = message.tick if message else None
         self.trigger: Trigger = message.trigger if message else "cli"
         self.stopping = stopping or (message.stopping if message else threading.Event())
         self.run_id: int | None = None
-        self.started_at = clock.now()
+        self.started_at = self.clock.now()
         self.counts = initial_counts(sweep)
         self.again_after: timedelta | None = None
         self.force = False
@@ -203,15 +207,16 @@ class _Performance:
         )
         if attempt is None:
             raise _Ended("skipped", "already_done", recorded=False)
-        self.run_id, self.started_at = attempt.run_id, attempt.started_at
+        self._recorded_as(attempt.run_id, attempt.started_at)
         structlog.contextvars.bind_contextvars(run_id=self.run_id)
         logger.info("Run started", trigger=self.trigger, tick=self.tick, resumed=attempt.cursor is not None)
         if self.sweep.starts_with is not None:
             logger.info(self.sweep.starts_with)
+        self._compare_clocks(attempt.clock_skew)
         walk = Walk(
             self.sweep,
             attempt.run_id,
-            self.clock.now(),
+            self.given_clock.now() if self.given_clock else attempt.started_at,
             budget,
             self.stopping,
             attempt.cursor,
@@ -223,6 +228,7 @@ class _Performance:
             self.clock,
             self.vitals,
         )
+        walk.counts |= self.counts
         settled = [settled_by(counts, self.sweep.settles) for counts in attempt.history] if self.sweep.settles else []
         check(self.sweep, settled, walk.passes, walk.now, self.argument, self.confirmation)
         if self.confirmation is not None:
@@ -231,6 +237,22 @@ class _Performance:
             return walk.go()
         finally:
             self.counts = walk.counts
+
+    def _recorded_as(self, run_id: int, started_at: datetime) -> None:
+        """Note the run's row; from here on the database's clock decides, unless another one is given."""
+        self.run_id, self.started_at = run_id, started_at
+        if self.given_clock is None:
+            self.clock = ServerClock(started_at)
+
+    def _compare_clocks(self, skew: ClockSkew) -> None:
+        """Refuse to run on a machine whose clock is far from the database's, unless forced."""
+        measures.clock_skew(self.sweep, skew.seconds)
+        if not skew.exceeded:
+            return
+        self.counts[CLOCK_SKEW] = skew.seconds
+        if skew.refused and not self.force:
+            raise ClocksDiffer(f"clocks differ, nothing was changed: {skew}")
+        logger.warning("Clocks differ", ahead_s=skew.seconds, text=str(skew))
 
     def _resume(self) -> Resume:
         # A cursor says nothing to a run about another argument.
@@ -241,12 +263,13 @@ class _Performance:
     def _record(self, outcome: Outcome, reason: str) -> PeeweeException | None:
         """Write a row of a run that did not begin; returns what kept the database from taking it."""
         try:
-            self.run_id, self.started_at = ledger.record(
+            row = ledger.record(
                 self.sweep.name, outcome, reason, message_id=self.message_id, tick=self.tick, trigger=self.trigger
             )
         except PeeweeException as error:
             logger.error("Could not record the run", outcome=outcome, error=one_line(error))
             return error
+        self._recorded_as(*row)
         return None
 
     def _broken_off(self, outcome: Outcome, reason: str, error: BaseException) -> _End:
@@ -256,7 +279,7 @@ class _Performance:
                 self._record(outcome, reason)
             return outcome, reason, error
         try:
-            extra = {"failed": self.counts["failed"]} if "failed" in self.counts else {}
+            extra: Counts = {name: self.counts[name] for name in ("failed", CLOCK_SKEW) if name in self.counts}
             closed = ledger.fail(self.run_id, outcome, reason, one_line(error), extra)
         except PeeweeException as again:
             logger.error("Could not close the run", outcome=outcome, error=one_line(again))

@@ -37,6 +37,8 @@ REASONS: Final = {
     "the next run goes on where it stopped",
     "breaker": "it would have touched far more records than runs before it, and stopped before the first: "
     "housekeeping plan NAME",
+    "clock": "this machine's clock was over a minute from the database's; check NTP on both. Its retries come by "
+    "themselves; in a hurry: housekeeping run NAME --force",
     "retry_waits": "a retry of this worker waited already and does the same work",
 }
 

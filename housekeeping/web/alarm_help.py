@@ -30,6 +30,11 @@ ALARMS: Final = {
         "Some records could not be settled; all others were.",
         "The log names each with the reason: A record could not be settled. The next run tries them again.",
     ),
+    "clock": Help(
+        "The clock of the machine of the last run is over 5 s from the database's. Over a minute, no run starts there.",
+        "Check NTP on that machine and on the database's (chronyc tracking, timedatectl). What is stale is decided by "
+        "the database's clock; schedules fire by the scheduler's.",
+    ),
     "most_…": Help(
         "One run counted unusually many of something.",
         "Look whether something is wrong with what makes them (CI runners, say) and pause the worker while you do.",

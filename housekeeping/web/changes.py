@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from flask import Flask, abort, flash, redirect, render_template, request, url_for
@@ -11,6 +11,7 @@ from werkzeug.wrappers import Response
 
 from housekeeping.cli.moments import coming_moment
 from housekeeping.cli.switching import in_words
+from housekeeping.foundation.clock_skew import database_now
 from housekeeping.foundation.db import reaching_postgres
 from housekeeping.foundation.errors import WrongArgument
 from housekeeping.foundation.printable import in_one_line
@@ -97,7 +98,10 @@ def _reason() -> str | None:
 
 def _until() -> datetime | None:
     until = request.form.get("until", "").strip()
-    return coming_moment(until, datetime.now(UTC)) if until else None
+    if not until:
+        return None
+    with reaching_postgres():
+        return coming_moment(until, database_now())
 
 
 def _number(name: str, most: int) -> int | None:

@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from peewee import PeeweeException
 
+from housekeeping.foundation.clock import SYSTEM_CLOCK
+from housekeeping.foundation.clock_skew import ClockSkew, read_database_clock
 from housekeeping.foundation.db import one_line, reaching_postgres
 from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.redis_client import redis_client
@@ -36,6 +38,7 @@ class Facts:
       runs: The last runs of each, oldest first.
       leases_whole: False: only what the database knows of leases, because Redis was away.
       trouble: What could not be asked, in one line each.
+      clock: The database's clock beside this machine's; null: it could not be asked.
     """
 
     at: datetime
@@ -45,6 +48,7 @@ class Facts:
     leases: Sequence[HeldLease]
     leases_whole: bool
     trouble: list[str]
+    clock: ClockSkew | None = None
 
     @property
     def dead(self) -> int:
@@ -113,9 +117,11 @@ class Observatory:
         return held_leases(redis_client(self.settings.require_redis_url()), self.settings.namespace)
 
     def _look(self) -> Facts:
-        facts = Facts(datetime.now(UTC), {}, {}, {}, [], False, [])
+        facts = Facts(SYSTEM_CLOCK.now(), {}, {}, {}, [], False, [])
         try:
             with reaching_postgres():
+                clock = read_database_clock()
+                facts = replace(facts, at=clock.server_at, clock=clock)
                 for name, sweep in self.sweeps.items():
                     seen, runs = overview(sweep, facts.at, self.settings.timezone), last_ended(sweep, RUNS)
                     facts.overviews[name], facts.runs[name] = seen, runs

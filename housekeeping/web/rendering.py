@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from flask import Flask
 from markupsafe import Markup, escape
 
 from housekeeping.cli.tables import counts, length, moment
+from housekeeping.foundation.clock import SYSTEM_CLOCK
 from housekeeping.foundation.printable import printable
 from housekeeping.web import charts
 from housekeeping.web.alarm_help import topic, what_to_do
@@ -52,7 +53,7 @@ def _ago(value: Any, now: datetime | None = None) -> str:
         value = datetime.fromisoformat(value)
     if not isinstance(value, datetime):
         return "-"
-    passed = (now or datetime.now(UTC)) - value
+    passed = (now or SYSTEM_CLOCK.now()) - value
     return f"{length(passed.total_seconds())} ago" if passed >= timedelta() else f"in {length(-passed.total_seconds())}"
 
 

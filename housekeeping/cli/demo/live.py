@@ -6,7 +6,6 @@ import subprocess
 import threading
 import time
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from typing import Final
 
 from rich.console import Group
@@ -20,6 +19,7 @@ from housekeeping.cli.demo.scenes import Counted, compared, counted
 from housekeeping.cli.demo.stage import Stage
 from housekeeping.cli.status import workers_table
 from housekeeping.cli.tables import out
+from housekeeping.foundation.clock_skew import database_now
 from housekeeping.installation import install
 from housekeeping.sweeps.overview import overview
 from housekeeping.sweeps.own_tables import Run
@@ -57,7 +57,7 @@ def watch(stage: Stage, processes: dict[str, subprocess.Popen[bytes]], told: thr
 
 
 def _picture(stage: Stage, before: Counted) -> Group:
-    now = datetime.now(UTC)
+    now = database_now()
     return Group(
         workers_table([overview(sweep, now, stage.settings.timezone) for sweep in stage.sweeps.values()], now),
         compared(before, counted()),

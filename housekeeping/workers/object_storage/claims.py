@@ -91,10 +91,12 @@ _COMPLETE: Final = """
 if redis.call("exists", KEYS[2]) == 1 then return 0 end
 return redis.call("hdel", KEYS[1], ARGV[1])
 """
-#: KEYS: the hash, the claim. ARGV: field, value.
+#: KEYS: the hash, the claim. ARGV: field, value; empty: the time in Redis.
 _PREPARE: Final = """
 if redis.call("exists", KEYS[2]) == 1 then return 0 end
-redis.call("hset", KEYS[1], ARGV[1], ARGV[2])
+local value = ARGV[2]
+if value == "" then value = redis.call("time")[1] end
+redis.call("hset", KEYS[1], ARGV[1], value)
 return 1
 """
 _REMOVED, _GONE, _CHANGED = 1, 2, 3
@@ -179,14 +181,14 @@ class Claims:
         return ends
 
 
-def prepare(field: bytes, value: int) -> None:
-    """Write an entry.
+def prepare(field: bytes, value: int | None) -> None:
+    """Write an entry, with the time in Redis unless a value is given.
 
     Raises:
       UploadBeingDeleted: When the entry that is there is claimed.
       RedisUnavailable: When Redis does not answer.
     """
-    if not _run(_PREPARE, field, str(value)):
+    if not _run(_PREPARE, field, "" if value is None else str(value)):
         raise UploadBeingDeleted(f"the stale upload {field.decode(errors='replace')!r} is just being deleted")
 
 

@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock
+from housekeeping.foundation.clock import Clock
 from housekeeping.foundation.redis_client import reaching_redis, shared_redis
 from housekeeping.workers.object_storage import claims, entries
 from housekeeping.workers.object_storage.entries import Entry, PendingUpload, field_of
@@ -48,8 +48,11 @@ return {found[1], kept}
 """
 
 
-def prepare(location: str, path: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+def prepare(location: str, path: str, *, clock: Clock | None = None) -> None:
     """Note that an upload begins now; once more for the same path begins it anew.
+
+    Parameters:
+      clock: Decides when it began; the clock of Redis unless given, so that no application server's clock matters.
 
     Raises:
       UploadRefused: When the path is empty or absolute or climbs out, or the location holds a colon.
@@ -57,7 +60,7 @@ def prepare(location: str, path: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
     """
     entries.refuse_wrong_location(location)
     entries.refuse_wrong_path(path)
-    claims.prepare(field_of(location, path), int(clock.now().timestamp()))
+    claims.prepare(field_of(location, path), int(clock.now().timestamp()) if clock else None)
 
 
 def complete(location: str, path: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 
+from housekeeping.foundation.clock import SystemClock
 from housekeeping.foundation.errors import RedisUnavailable, UploadRefused
 from housekeeping.foundation.redis_client import redis_client as make_redis_client
 from housekeeping.foundation.redis_client import shared_redis
@@ -32,6 +33,19 @@ def test_an_entry_is_location_and_path_and_whole_epoch_seconds(pending: redis.Re
     pending_uploads.prepare("artifacts", "ab/cd:ef/g h", clock=clock)
 
     assert pending.hgetall(entries.KEY) == {b"artifacts:ab/cd:ef/g h": b"1767225600"}
+
+
+def test_upload_is_prepared_by_the_clock_of_redis_not_of_the_application(
+    pending: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SystemClock, "now", lambda self: datetime.now(UTC) - timedelta(days=2))
+    before: Any = pending.time()
+
+    pending_uploads.prepare("artifacts", "a")
+
+    after: Any = pending.time()
+    stored: Any = pending.hget(entries.KEY, "artifacts:a")
+    assert before[0] <= int(stored) <= after[0]
 
 
 def test_preparing_again_begins_anew(pending: redis.Redis) -> None:

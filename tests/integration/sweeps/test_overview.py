@@ -247,7 +247,9 @@ def test_rates_an_hour_are_those_of_the_last_runs(statuses: type[UserStatus]) ->
 
 
 def test_every_alarm_that_rings_is_explained_on_the_page_and_in_the_documentation(statuses: type[UserStatus]) -> None:
-    _ended("failed", error="gone", counts={"failed": 1, "deleted_rows": 9}, seconds_ago=400, took_s=999)
+    _ended(
+        "failed", error="gone", counts={"failed": 1, "deleted_rows": 9, "clock_skew_s": 6}, seconds_ago=400, took_s=999
+    )
     statuses.drop_table()
     limits = dataclasses.replace(sweep.alarms, most={"deleted_rows": 5}, failed_runs=1)
 
@@ -255,5 +257,5 @@ def test_every_alarm_that_rings_is_explained_on_the_page_and_in_the_documentatio
 
     documented = re.findall(r"^\| `(\w+…?)`", _ALARMS_PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     topics = {alarm_help.topic(alarm.name) for alarm in rings}
-    assert topics == {"longest_run", "failed_rows", "most_…", "failed_runs", "last_run", "overdue", "unseen"}
+    assert topics == {"longest_run", "failed_rows", "most_…", "failed_runs", "last_run", "overdue", "unseen", "clock"}
     assert topics | {"backlog"} <= set(documented) == set(alarm_help.ALARMS)

@@ -9,10 +9,12 @@ import pytest
 from flask.testing import FlaskClient
 from psycopg2.extensions import connection as Connection
 
+from housekeeping.foundation.clock import SystemClock
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.own_tables import Run, SwitchChange
 from housekeeping.sweeps.run import perform
 from housekeeping.sweeps.switches import Switched, switch
+from housekeeping.web import facts
 from housekeeping.web.alarm_help import ALARMS, topic
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.web.conftest import WORKER, LogIn, form_token
@@ -45,6 +47,32 @@ def test_text_from_the_database_is_never_markup(client: FlaskClient, column: str
 
     assert not any(bad in page for page in pages for bad in ("<script>alert", "\u202e"))
     assert "&lt;script&gt;" in pages[1] and "&lt;script&gt;" in pages[2]
+
+
+@pytest.mark.parametrize("path", ["/", f"/workers/{WORKER}", f"/workers/{WORKER}/plan"])
+def test_pages_show_by_how_much_the_clocks_differ(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    before = client.get(path).get_data(as_text=True)
+    monkeypatch.setattr(SystemClock, "now", lambda self: datetime.now(UTC) + timedelta(days=2))
+    monkeypatch.setattr(facts, "_FRESH_S", 0)
+
+    page = client.get(path).get_data(as_text=True)
+
+    assert "check NTP" not in before
+    assert 'href="/alarms#clock"' in page and " s ahead of the database; check NTP" in page
+
+
+def test_ages_on_the_first_page_are_by_the_databases_clock(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SystemClock, "now", lambda self: datetime.now(UTC) + timedelta(days=2))
+    perform(sweep, force=True)
+
+    page = client.get("/").get_data(as_text=True)
+
+    assert re.search(r'<span class="hint">[\d.]+ m?s ago</span>', page) is not None
+    assert "No alarm rings" not in page
 
 
 def test_a_failed_run_is_an_alarm_on_the_first_page(client: FlaskClient) -> None:

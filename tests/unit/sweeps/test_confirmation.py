@@ -41,7 +41,7 @@ def test_a_tenth_more_is_confirmed_with_it_or_all_there_are_where_nobody_counted
         (ID, "v", None, 0, "is not of v; make one by: housekeeping plan v"),
         (ID, "w", 7, 0, "is not of w 7; make one by: housekeeping plan w 7"),
         (ID, "w", None, 3601, "is over an hour old (60 min)"),
-        (ID, "w", None, -301, "was made in the future, by this machine's clock"),
+        (ID, "w", None, -301, "was made in the future, by the database's clock"),
     ],
 )
 def test_a_wrong_an_old_and_a_foreign_id_are_refused_in_one_line(

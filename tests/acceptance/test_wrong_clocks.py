@@ -1,0 +1,94 @@
+"""Commands on a machine whose clock is two days from the database's: processes with shifted clocks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.own_tables import Run
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.acceptance.conftest import Command
+
+WORKER = "user_status_cleanup.batch"
+DAY_S = 86_400
+#: Runs the command line on a machine whose clock is so many seconds ahead.
+Shifted = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def shifted(environment: dict[str, str], command: Command) -> Shifted:
+    def run(ahead_s: float, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment["PYTHONPATH"] = str(Path(__file__).with_name("shifted_clock"))
+        environment["TEST_CLOCK_AHEAD_S"] = str(ahead_s)
+        return command(*arguments)
+
+    return run
+
+
+@pytest.fixture
+def statuses(add: Callable[[int], None], admin: Connection, settings: Settings) -> None:
+    """Three due statuses, and two that are due tomorrow."""
+    add(3)
+    with admin.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {settings.namespace}.user_statuses (user_id, clear_status_at) "
+            "SELECT n, now() + interval '1 day' FROM generate_series(10, 11) AS n"
+        )
+
+
+@pytest.mark.parametrize("ahead_s", [2 * DAY_S, -2 * DAY_S])
+def test_run_on_a_machine_with_a_wrong_clock_exits_with_1_and_one_line(
+    statuses: None, shifted: Shifted, ahead_s: int
+) -> None:
+    finished = shifted(ahead_s, "run", WORKER)
+
+    line = finished.stderr.splitlines()[-1]
+    assert finished.returncode == 1
+    assert line.startswith(f"housekeeping: {WORKER} failed: clocks differ, nothing was changed: this machine (")
+    assert "check NTP on this machine and on the database's" in line and "Traceback" not in finished.stderr
+    assert UserStatus.select().count() == 5
+    assert [(run.outcome, run.reason) for run in Run.select()] == [("failed", "clock")]
+
+
+def test_forced_run_with_a_clock_ahead_leaves_what_is_due_tomorrow(statuses: None, shifted: Shifted) -> None:
+    finished = shifted(2 * DAY_S, "run", WORKER, "--force", "--json")
+
+    assert json.loads(finished.stdout)["counts"]["deleted_rows"] == 3
+    assert UserStatus.select().count() == 2
+
+
+def test_plan_status_and_doctor_work_and_show_the_difference(statuses: None, shifted: Shifted) -> None:
+    planned, status = (shifted(2 * DAY_S, *words, "--json") for words in (("plan", WORKER), ("status",)))
+    shown = [shifted(2 * DAY_S, *words).stdout for words in (("plan", WORKER), ("status",))]
+    doctor = json.loads(shifted(2 * DAY_S, "doctor", "--json").stdout)
+
+    assert json.loads(planned.stdout)["stale_rows"] == 3
+    [worker] = [each for each in json.loads(status.stdout)["workers"] if each["worker"] == WORKER]
+    assert worker["backlog"] == 3
+    for said in (planned, status):
+        assert abs(json.loads(said.stdout)["clock_skew_s"] - 2 * DAY_S) < 5
+    assert all("ALARM this machine (" in text and "(clock)" in text for text in shown)
+    clocks = {(each["area"], each["level"]) for each in doctor["findings"] if each["subject"] == "clock"}
+    assert clocks == {("postgres", "error"), ("redis", "warning")}
+
+
+def test_pause_with_a_length_lasts_as_long_by_the_databases_clock(statuses: None, shifted: Shifted) -> None:
+    paused = shifted(-2 * DAY_S, "pause", WORKER, "--until", "2h")
+    run = shifted(0, "run", WORKER, "--json")
+
+    assert paused.returncode == 0
+    assert json.loads(run.stdout)["reason"] == "paused"
+
+
+def test_plan_of_another_machine_confirms_a_forced_run(statuses: None, shifted: Shifted) -> None:
+    plan_id = json.loads(shifted(0, "plan", WORKER, "--json").stdout)["plan_id"]
+
+    finished = shifted(2 * DAY_S, "run", WORKER, "--force", "--json", "--confirm", plan_id)
+
+    assert json.loads(finished.stdout)["counts"]["confirmed"] is True
