@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 from typing import Any, Final
 
@@ -40,6 +41,11 @@ if redis.call("hexists", KEYS[1], ARGV[1]) == 1 then redis.call("hset", KEYS[1],
 """
 
 
+class _OfThread(threading.local):
+    #: The id of the message at work and how many retries it had used up when it began.
+    attempt: tuple[str, int | None] = ("", None)
+
+
 class DeadLetters(Middleware):
     """Middleware for messages that die.
 
@@ -47,10 +53,21 @@ class DeadLetters(Middleware):
     error of the one before, or with none. The last 10 of each scheduled actor are kept, because they are all the same
     work; those of other actors stay as long as the broker keeps them.
 
+    Its number of retries is that of the retries that were made: Dramatiq has counted one more by then.
+
     Note: RabbitMQ cannot take a dead letter out by its number; there all are kept as long as the broker keeps them.
     """
 
+    def __init__(self) -> None:
+        self._thread = _OfThread()
+
+    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        self._thread.attempt = (message.message_id, message.options.get("retries"))
+
     def before_nack(self, broker: Broker, message: MessageProxy) -> None:
+        message_id, retries = self._thread.attempt
+        if message_id == message.message_id and "retries" in message.options:
+            message.options["retries"] = retries or 0
         error = message._exception
         redis_id = message.options.get("redis_message_id")
         if error is not None:

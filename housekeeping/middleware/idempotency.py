@@ -63,6 +63,7 @@ class _Begun:
     Attributes:
       keys: Those of the scripts.
       retry: The number of the retry that it is.
+      enqueued_as: The number of the retry as which its message was enqueued again; 0: it was not, or is no retry.
       sure_until: Until when its mark cannot have expired, by `elapsed`.
     """
 
@@ -71,6 +72,7 @@ class _Begun:
     keys: list[str]
     retry: int
     sure_until: float
+    enqueued_as: int = 0
     kept: Kept | None = None
     over: bool = False
     renewing: threading.Lock = field(default_factory=threading.Lock)
@@ -141,6 +143,9 @@ class Idempotency(Middleware):
         actor = broker.actors.get(message.actor_name)
         if actor is not None and "idempotency_key" in message.options and not actor.options.get("idempotent"):
             raise InvalidOption(f"{actor.actor_name}: idempotency_key needs an actor with idempotent=True")
+        begun = self._thread.begun
+        if begun is not None and begun.token.startswith(f"{message.message_id}:"):
+            begun.enqueued_as = _retry_number(message)
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         self._forget()  # what an interrupted hook may have left
@@ -191,7 +196,8 @@ class Idempotency(Middleware):
         if begun is None:
             return
         option = broker.get_actor(message.actor_name).options.get("idempotency") or {}
-        retry = 0 if completed or message.failed else _retry_number(message)
+        # Not the number in the message: Dramatiq counts a retry that is not made, too, and callbacks get to see that.
+        retry = 0 if completed or message.failed else begun.enqueued_as
         args = [begun.token, _ms(option.get("ttl", DEFAULT_TTL)), int(completed), retry]
         try:
             insist(lambda: self._end(keys=begun.keys, args=args))
@@ -266,7 +272,7 @@ def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _retry_number(message: MessageProxy) -> int:
+def _retry_number(message: Message[Any] | MessageProxy) -> int:
     retries = message.options.get("retries", 0)
     return retries if isinstance(retries, int) else 0
 

@@ -86,7 +86,6 @@ class Retries(dramatiq.middleware.Retries):
         def enqueue(_: Message[Any] | MessageProxy, delay: int | None) -> None:
             self._enqueue(broker, message, exception, delay or 0)
 
-        made = message.options.get("retries")
         try:
             if isinstance(exception, PutBack | Shutdown):
                 delay = exception.delay if isinstance(exception, PutBack) else None
@@ -94,8 +93,6 @@ class Retries(dramatiq.middleware.Retries):
                 return
             patient: Any = PatientBroker(broker, enqueue)
             super().after_process_message(patient, message, exception=exception)
-            if message.failed and "retries" in message.options:
-                message.options["retries"] = made or 0  # Dramatiq has counted one that will not be made
         except Exception:
             # Dramatiq would log this and acknowledge the message. A dead letter can be looked at and requeued.
             message.fail()
@@ -106,8 +103,6 @@ class Retries(dramatiq.middleware.Retries):
         scheduled = self._period(broker, message) is not None
         if scheduled and self._another_waits(self._mark(broker, message), message.message_id, delay):
             logger.warning("Not retried: a retry of this actor waits already", job_status="retry_waits")
-            # Else idempotency would take a redelivery for an old attempt of the retry that is not made, and drop it.
-            message.options["retries"] -= 1
             return
         enqueue_at_last(broker, message, int(delay.total_seconds() * 1000))
         metrics.RETRIES.add(message.actor_name)

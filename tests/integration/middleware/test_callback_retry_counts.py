@@ -1,0 +1,93 @@
+"""Callbacks are told of as many retries as by Dramatiq itself, with and without the library's middleware."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Broker
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.foundation.settings import Settings
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.hands import Hands, delivered_again
+
+#: What a callback saw: its name, and the number of retries in the message it was given.
+Seen = list[tuple[str, int | None]]
+
+
+@pytest.fixture
+def bare(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:
+    """A broker as Dramatiq makes it."""
+    broker = RedisBroker(url=settings.redis_url, namespace=f"{settings.namespace}:bare")
+    yield broker
+    broker.client.connection_pool.disconnect()
+
+
+def seen_by_callbacks(broker: Broker, error: type[Exception], **options: Any) -> Seen:
+    """What the callbacks of an actor that always fails see, until its message is a dead letter."""
+    seen: Seen = []
+
+    def callback(name: str) -> Callable[..., None]:
+        def note(message: dict[str, Any], *_: Any) -> None:
+            seen.append((name, message["options"].get("retries")))
+
+        return note
+
+    for name in ("failed", "exhausted"):
+        dramatiq.actor(broker=broker, actor_name=name)(callback(name))
+
+    @dramatiq.actor(broker=broker, on_failure="failed", on_retry_exhausted="exhausted", **options)
+    def fails() -> None:
+        raise error
+
+    hands = Hands(broker)
+    fails.send()
+    for _ in range(8):
+        while message := hands.fetch():
+            hands.run(message)
+        hands.come_due()
+    return seen
+
+
+@pytest.mark.parametrize("idempotent", [{}, {"idempotent": True, "deduplicate": "until_executed"}])
+@pytest.mark.parametrize("error", [ValueError, KeyError])
+@pytest.mark.parametrize("max_retries", [0, 3])
+def test_callbacks_see_the_retries_that_bare_dramatiq_counts(
+    broker: Any, bare: RedisBroker, max_retries: int, error: type[Exception], idempotent: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {"max_retries": max_retries, "throws": KeyError}
+
+    seen = seen_by_callbacks(broker, error, **options, **idempotent)
+
+    assert seen == seen_by_callbacks(bare, error, **options)
+    assert len(queued(broker, "default.XQ")) == 1
+
+
+def test_failed_tick_beside_a_waiting_retry_counts_its_failure_and_may_be_delivered_again(
+    broker: Any, hands: Hands, runs: list[Any]
+) -> None:
+    seen: list[int] = []
+    dramatiq.actor(broker=broker, actor_name="failed")(lambda message, _: seen.append(message["options"]["retries"]))
+
+    @dramatiq.actor(broker=broker, schedule="* * * * *", idempotent=True, on_failure="failed")
+    def tick() -> None:
+        runs.append(1)
+        raise ValueError
+
+    tick.send()
+    hands.run()
+    hands.run()
+    tick.send()
+    beside = hands.fetch()
+    assert beside is not None
+    again = delivered_again(beside)
+    hands.run(beside)
+    hands.run(again)
+    while message := hands.fetch():
+        hands.run(message)
+
+    assert (len(runs), seen) == (3, [1, 1, 1]), "no retry of it is in the queue, so its redelivery runs"
