@@ -67,6 +67,9 @@ class Deduplication(Middleware):
     ``"if_deduplicated": "reschedule_once"`` a duplicate that arrives while the holder runs makes one more run.
     A key belongs to a message; nobody else frees or renews it.
 
+    With ``rediscovered=True`` a new message takes the key of ``until_executed`` from one that waits for a retry. The
+    old message is dropped when it comes due.
+
     On a Redis broker that shares its Redis with the keys, a key is taken by the script that enqueues its message;
     elsewhere it is reserved for seconds before, and confirmed after.
     """
@@ -174,6 +177,11 @@ class Deduplication(Middleware):
         self._thread.forget_run()
         if state == "elsewhere":
             message.options[STANDING] = SECOND_DELIVERY
+        state, _, superseded_by = state.partition(":")
+        if state == "superseded":
+            logger.info("Superseded retry dropped", job_status="deduplicated", duplicate_of=superseded_by)
+            metrics.count_deduplicated(message.actor_name)
+            raise Skip("deduplicated")
         if state == "waiting":
             logger.info("Message yields to the one that waits with its key", job_status="deduplicated")
             metrics.count_deduplicated(message.actor_name)

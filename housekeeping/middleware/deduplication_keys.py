@@ -20,6 +20,13 @@ KEY_VERSION: Final = "v1"
 #: and queue share a Redis there is no in between.
 RESERVED_FOR: Final = timedelta(seconds=5)
 
+#: Only a retry that is due later than this is superseded; one that is due before the next run of a scheduler that runs
+#: every minute (workers.md, 58) does the work soon enough.
+SUPERSEDED_BEFORE_DUE: Final = timedelta(minutes=1)
+#: How long a superseded message is remembered once dropped. Longer than the broker's heartbeat timeout (60 s), after
+#: which it is delivered again if its worker was killed before the acknowledgement.
+_DROP_REMEMBERED: Final = timedelta(minutes=5)
+
 #: Says what `DeduplicationKeys.start` is to be given as its mark.
 Mark = Callable[[], tuple[str, str] | None]
 Kind = Literal["claim", "hold_on", "release"]
@@ -68,6 +75,7 @@ def claim(
     tick: str = "",
     fresh: bool = False,
     once: bool = False,
+    supersede: bool = False,
     position: str | None = None,
 ) -> Step:
     """Take the key unless another message holds it.
@@ -77,21 +85,35 @@ def claim(
       never_drop: Whether the message is enqueued in any case, without the key if need be.
       after: The message id and run that is over and whose key this one takes over, because it is the one more run.
       tick: The claim by which the scheduler sent it; empty for messages of no tick.
+      supersede: Take the key from a message that waits for a retry, unless the retry is due soon.
       position: What is left to the message that stands for it if it is dropped; null: it carries none.
     """
     left = () if position is None else (position, milliseconds(POSITION_REMEMBERED))
-    return Step("claim", key, message_id, ttl, (int(again), int(never_drop), *after, tick, *left), fresh, once, after)
+    due_later_than = milliseconds(SUPERSEDED_BEFORE_DUE) if supersede else ""
+    more = (int(again), int(never_drop), *after, tick, due_later_than, *left)
+    return Step("claim", key, message_id, ttl, more, fresh, once, after)
 
 
-def hold_on(key: str, message_id: str, run: str, ttl: timedelta, *, still_again: bool = False, tick: str = "") -> Step:
+def hold_on(
+    key: str,
+    message_id: str,
+    run: str,
+    ttl: timedelta,
+    *,
+    still_again: bool = False,
+    tick: str = "",
+    ttl_after_due: timedelta | None = None,
+) -> Step:
     """Keep the key for the message that goes back to the queue; not what another has taken.
 
     Parameters:
       run: The token of its run; empty when it did not run.
       still_again: Whether one more run, if it is wanted, is wanted after the next as well.
       tick: As for `claim`.
+      ttl_after_due: The part of `ttl` after the retry's due time, if a new message may supersede the retry.
     """
-    return Step("hold_on", key, message_id, ttl, (run, int(still_again), tick))
+    retry = "" if ttl_after_due is None else milliseconds(ttl_after_due)
+    return Step("hold_on", key, message_id, ttl, (run, int(still_again), tick, retry))
 
 
 def release(key: str, message_id: str, run: str, ttl: timedelta, *, at_once: bool = False, tick: str = "") -> Step:
@@ -149,6 +171,8 @@ class DeduplicationKeys:
     ) -> str:
         """Begin a run unless another message holds the key; returns ``ours``, or the other's state.
 
+        Returns ``superseded:`` with the id of the new message for a message whose retry was superseded.
+
         Parameters:
           ttl: None frees the key, because it stands for waiting only.
           mark: Another key, and what it says as long as no other delivery of the message is at work; ``elsewhere``
@@ -156,7 +180,8 @@ class DeduplicationKeys:
         """
         with reaching_redis():
             mark_key, says = mark or ("", "")
-            arguments = [message_id, 0 if ttl is None else milliseconds(ttl), run, says]
+            ttl_ms = 0 if ttl is None else milliseconds(ttl)
+            arguments = [message_id, ttl_ms, run, says, milliseconds(_DROP_REMEMBERED)]
             return text(self._start(keys=[self.prefix + key, *([mark_key] if mark else [])], args=arguments))
 
     def renew(self, key: str, run: str, ttl: timedelta) -> bool:

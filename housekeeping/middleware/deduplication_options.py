@@ -53,6 +53,7 @@ class Terms:
     key: KeyOption
     reschedule_once: bool
     including_scheduled: bool
+    supersede_retry: bool
 
 
 def waited_for(message: Message[Any] | MessageProxy) -> bool:
@@ -97,6 +98,8 @@ def terms_of(actor: Actor[..., Any]) -> Terms | None:
         given.get("key"),
         given.get("if_deduplicated") == "reschedule_once",
         given.get("including_scheduled", False),
+        # A retry of until_executing holds no key, so there is nothing to take from it.
+        strategy == "until_executed" and bool(options.get("rediscovered")),
     )
 
 

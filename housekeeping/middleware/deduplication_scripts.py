@@ -7,17 +7,36 @@ from typing import Final
 # A key is a hash. `id`: the message that holds it; `state`: reserved (its sender has not enqueued it yet), waiting or
 # running; `run`: a token of the one delivery that runs; `again`: one more run is wanted after it; `queued`: the id in
 # Redis of the copy that waits, where the broker's queue is on the same Redis; `tick`: of a tick's message, which may
-# come into the queue twice under one id, the claim of the copy that waits.
+# come into the queue twice under one id, the claim of the copy that waits; `retry`: the message waits for a retry that
+# a new message may supersede, and this is the ttl in ms that the key keeps after the retry's due time; `next`: the new
+# message that does so, while its sender enqueues it on another server; `next_left`: down to which ttl of the key.
 
 # The first arguments of all that may go with an enqueueing: message id, ttl in ms, state. Where such a script returns
 # the id of a holder, the message is not to be enqueued.
 
+#: A superseded message is remembered beside the key, because the key may be free by the time its retry comes due.
+_SUPERSEDED: Final = """
+local function mark_of(message_id)
+    return string.gsub(KEYS[1], ":dedup:", ":superseded:", 1) .. ":" .. message_id
+end
+local function retry_due_in()
+    local ttl_after_due = redis.call("hget", KEYS[1], "retry")
+    return ttl_after_due and redis.call("pttl", KEYS[1]) - ttl_after_due or -1
+end
+local function mark_superseded(holder, by)
+    redis.call("set", mark_of(holder), by, "px", math.max(redis.call("pttl", KEYS[1]), 1))
+end
+"""
 #: Further ARGV: whether to ask for one more run of a running holder, whether the message is enqueued in any case;
 #: whose key it takes over, message id and run: of the run that is over and that it is to come after ("": nobody's);
 #: the claim of its tick ("": none). What is only reserved takes over nothing: the run owes it until it is in the queue.
+#: ARGV[9]: supersede a holder whose retry is due later than in so many ms ("": never). What is only reserved supersedes
+#: nothing either, so that the retry is not lost with its sender.
 #: Of a message that carries one, its position and for how long that is remembered in ms: where it is dropped, the
 #: message that stands for it finds the newest one beside the key.
-CLAIM: Final = """
+CLAIM: Final = (
+    _SUPERSEDED
+    + """
 local holder = redis.call("hget", KEYS[1], "id")
 if holder and holder == ARGV[6] and redis.call("hget", KEYS[1], "run") == ARGV[7] then
     if ARGV[3] == "reserved" then return "" end
@@ -25,12 +44,26 @@ if holder and holder == ARGV[6] and redis.call("hget", KEYS[1], "run") == ARGV[7
     holder = false
 end
 local running = redis.call("hget", KEYS[1], "state") == "running"
+if holder and holder ~= ARGV[1] and ARGV[9] ~= "" and retry_due_in() > tonumber(ARGV[9]) then
+    if ARGV[3] == "reserved" then
+        local left, next = redis.call("pttl", KEYS[1]), redis.call("hmget", KEYS[1], "next", "next_left")
+        if not next[1] or next[1] == ARGV[1] or left <= tonumber(next[2]) then
+            redis.call("hset", KEYS[1], "next", ARGV[1], "next_left", left - ARGV[2])
+            return ""
+        end
+        holder = next[1]
+    else
+        mark_superseded(holder, ARGV[1])
+        redis.call("del", KEYS[1])
+        holder = false
+    end
+end
 if holder and holder ~= ARGV[1] then
     if ARGV[5] == "1" then return "" end
     if ARGV[4] == "1" and running then redis.call("hset", KEYS[1], "again", "1") end
-    if ARGV[9] then
+    if ARGV[10] then
         local newest = string.gsub(KEYS[1], ":dedup:", ":position:", 1)
-        if ARGV[9] >= (redis.call("get", newest) or "") then redis.call("set", newest, ARGV[9], "px", ARGV[10]) end
+        if ARGV[10] >= (redis.call("get", newest) or "") then redis.call("set", newest, ARGV[10], "px", ARGV[11]) end
     end
     return holder
 end
@@ -41,9 +74,10 @@ if not running then
 end
 return ""
 """
+)
 #: Further ARGV: the run's token ("": it did not run), whether who asked for one more run still waits for it (a run that
 #: failed is repeated from its beginning and serves them, one that was put back goes on where it stopped), and the claim
-#: of its tick ("": none).
+#: of its tick ("": none); the ttl in ms after its due time, if a new message may supersede it until then ("": never).
 HOLD_ON: Final = """
 local holder = redis.call("hget", KEYS[1], "id")
 if holder and (holder ~= ARGV[1] or (redis.call("hget", KEYS[1], "run") or ARGV[4]) ~= ARGV[4]) then return "" end
@@ -53,6 +87,7 @@ redis.call("del", KEYS[1])
 redis.call("hset", KEYS[1], "id", ARGV[1], "state", ARGV[3])
 if again then redis.call("hset", KEYS[1], "again", "1") end
 if ARGV[6] ~= "" then redis.call("hset", KEYS[1], "tick", ARGV[6]) end
+if ARGV[7] ~= "" then redis.call("hset", KEYS[1], "retry", ARGV[7]) end
 redis.call("pexpire", KEYS[1], ARGV[2])
 return ""
 """
@@ -73,26 +108,52 @@ return 0
 """
 #: ARGV: message id, ttl in ms; whose key it takes over, message id and run ("": nobody's). A worker may have been
 #: quicker than the sender: then there is nothing to confirm.
-CONFIRM: Final = """
-local run = redis.call("hget", KEYS[1], "run")
-if run and run == ARGV[4] and redis.call("hget", KEYS[1], "id") == ARGV[3] then
+CONFIRM: Final = (
+    _SUPERSEDED
+    + """
+local holder = redis.call("hget", KEYS[1], "id")
+if redis.call("hget", KEYS[1], "next") == ARGV[1] then
+    mark_superseded(holder, ARGV[1])
     redis.call("del", KEYS[1])
     redis.call("hset", KEYS[1], "id", ARGV[1], "state", "waiting")
     redis.call("pexpire", KEYS[1], ARGV[2])
     return
 end
-if redis.call("hget", KEYS[1], "id") ~= ARGV[1] then return end
+local run = redis.call("hget", KEYS[1], "run")
+if run and run == ARGV[4] and holder == ARGV[3] then
+    redis.call("del", KEYS[1])
+    redis.call("hset", KEYS[1], "id", ARGV[1], "state", "waiting")
+    redis.call("pexpire", KEYS[1], ARGV[2])
+    return
+end
+if holder ~= ARGV[1] then return end
 if redis.call("hget", KEYS[1], "state") ~= "reserved" then return end
 redis.call("hset", KEYS[1], "state", "waiting")
 redis.call("pexpire", KEYS[1], ARGV[2])
 """
-#: ARGV: message id, ttl in ms (0: the start frees the key), the run's token, and what the mark of the delivery at work
-#: with the message, KEYS[2] if given, says of this one. Returns "ours", the other's state, or "elsewhere": the process
-#: was stopped on its way here, and the message went to another one that has its key by now.
-START: Final = """
+)
+#: ARGV: message id, ttl in ms (0: the start frees the key), the run's token, what the mark of the delivery at work
+#: with the message, KEYS[2] if given, says of this one, and for how long in ms a superseded message that was dropped is
+#: remembered, should it be delivered again. Returns "ours", the other's state, "superseded:" and the id of the message
+#: that did it, or "elsewhere": the process was stopped on its way here, and the message went to another one that has
+#: its key by now. A superseding message may start before its sender has confirmed it.
+START: Final = (
+    _SUPERSEDED
+    + """
 local at_work = KEYS[2] and redis.call("get", KEYS[2])
 if at_work and at_work ~= ARGV[4] then return "elsewhere" end
 local holder = redis.call("hget", KEYS[1], "id")
+if holder ~= ARGV[1] and ARGV[2] ~= "0" then
+    local by = redis.call("get", mark_of(ARGV[1]))
+    if by then
+        redis.call("pexpire", mark_of(ARGV[1]), ARGV[5])
+        return "superseded:" .. by
+    end
+    if holder and redis.call("hget", KEYS[1], "next") == ARGV[1] then
+        mark_superseded(holder, ARGV[1])
+        holder = false
+    end
+end
 if holder and holder ~= ARGV[1] then return redis.call("hget", KEYS[1], "state") end
 local again = redis.call("hget", KEYS[1], "again")
 redis.call("del", KEYS[1])
@@ -102,6 +163,7 @@ if again then redis.call("hset", KEYS[1], "again", "1") end
 redis.call("pexpire", KEYS[1], ARGV[2])
 return "ours"
 """
+)
 #: ARGV: the run's token, ttl in ms.
 RENEW: Final = """
 if redis.call("hget", KEYS[1], "run") ~= ARGV[1] then return 0 end

@@ -124,8 +124,15 @@ def going_on(
             return None
         message.options[STANDING] = CLAIMED
         put_back = run is not None and message.options.get("retries", 0) == run.retries
+        retried = run is not None and not put_back and delay is not None
         return hold_on(
-            key, message.message_id, run.token if run else "", ttl, still_again=put_back, tick=claim_of(message)
+            key,
+            message.message_id,
+            run.token if run else "",
+            ttl,
+            still_again=put_back,
+            tick=claim_of(message),
+            ttl_after_due=terms.ttl if retried and terms.supersede_retry and not waited_for(message) else None,
         )
     if run is not None and delay is None:
         return claiming(key, message, terms, ttl)
@@ -162,6 +169,8 @@ def claiming(
         fresh=fresh,
         # A tick that is sent again takes the place of its first message, which it may make invalid.
         once=fresh and tick_of(message) is None,
+        # A delayed message would do the work later than the retry.
+        supersede=terms.supersede_retry and ttl == terms.ttl,
         position=message.options.get(POSITION),
     )
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import dramatiq.middleware
 import redis
-from dramatiq import Broker, Message, MessageProxy
+from dramatiq import Actor, Broker, Message, MessageProxy
 from dramatiq.errors import Retry
 from dramatiq.middleware import Shutdown
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
@@ -19,7 +19,7 @@ from housekeeping.foundation.cron import Cron
 from housekeeping.foundation.errors import RedisUnavailable
 from housekeeping.foundation.leases import RedisLeaseStore
 from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.foundation.steering import PutBack
+from housekeeping.foundation.steering import InvalidOption, PutBack
 from housekeeping.middleware.arguments import digest
 from housekeeping.middleware.deduplication_options import STANDING, SUPERSEDED
 from housekeeping.middleware.patience import PatientBroker, enqueue_at_last
@@ -27,6 +27,9 @@ from housekeeping.middleware.patience import PatientBroker, enqueue_at_last
 logger = named_logger(__name__)
 
 MAX_RETRIES: Final = 25  # semantics.md, R1
+#: Longest delay before a retry of work that a scheduler rediscovers. No document has a number: work should resume
+#: within minutes after an outage, and 10 minutes is the lease of document 58 (排他制御), the longest wait it has.
+REDISCOVERED_DELAY: Final = timedelta(minutes=10)
 #: The mark of a waiting retry outlives its due time by this long, for a worker that is slow to fetch it.
 _LATE: Final = timedelta(seconds=30)
 
@@ -49,6 +52,11 @@ class Retries(dramatiq.middleware.Retries):
     For an actor with a schedule no delay is longer than its period, and at most one of its messages
     waits for a retry: beside it, a failed one is not tried again, because the next tick does its work.
 
+    For an actor with ``rediscovered=True`` no delay is longer than 10 minutes::
+
+        @dramatiq.actor(idempotent=True, deduplicate="until_executed", rediscovered=True)
+        def clean_up(project_id: int) -> None: ...  # sent every minute for each project that has something to clean
+
     Parameters:
       given: The application's own, whose parameters win where they are not Dramatiq's defaults.
     """
@@ -64,6 +72,15 @@ class Retries(dramatiq.middleware.Retries):
         )
         self._own_delays = (given.min_backoff, given.max_backoff) == (DEFAULT_MIN_BACKOFF, DEFAULT_MAX_BACKOFF)
         self._waiting = RedisLeaseStore(client, namespace, kind="retry")
+
+    @property
+    def actor_options(self) -> set[str]:
+        return {*super().actor_options, "rediscovered"}
+
+    def before_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
+        given = actor.options.get("rediscovered", False)
+        if not isinstance(given, bool):
+            raise InvalidOption(f"{actor.actor_name}: rediscovered is {given!r}; it should be True or False")
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         self.waits_no_longer(broker, message)
@@ -113,11 +130,13 @@ class Retries(dramatiq.middleware.Retries):
         """Ours, unless the exception, the message, the actor or the application says otherwise."""
         if isinstance(exception, Retry) and exception.delay is not None:
             return given
-        options = {**broker.get_actor(message.actor_name).options, **message.options}
+        actor_options = broker.get_actor(message.actor_name).options
+        options = {**actor_options, **message.options}
         if not self._own_delays or "min_backoff" in options or "max_backoff" in options:
             return given
         delay = delay_before(message.options["retries"] - 1)
-        return min(delay, self._period(broker, message) or delay)
+        limit = REDISCOVERED_DELAY if actor_options.get("rediscovered") else delay
+        return min(delay, limit, self._period(broker, message) or delay)
 
     def _another_waits(self, mark: str, message_id: str, delay: timedelta) -> bool:
         try:

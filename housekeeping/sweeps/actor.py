@@ -71,6 +71,7 @@ def _declared(
         idempotent=True,
         feature_category=sweep.feature_category,
         data_consistency=sweep.data_consistency,
+        rediscovered=sweep.rediscovered,
         sweep=sweep,
         **schedule,
         **sweep.actor_options,

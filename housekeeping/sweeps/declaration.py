@@ -138,6 +138,8 @@ class Sweep:
         only an interrupted one is, and each run starts at the front.
       starts_over: Whether a run starts at the front even after an interrupted one.
       starts_with: An info line to be logged when a run begins.
+      rediscovered: Whether a scheduler finds the work again and sends it again. Then a retry waits no longer than 10
+        minutes, and with ``deduplicate="until_executed"`` a new message supersedes one that waits for a retry.
       queue: The Dramatiq queue of its actor.
       alarms: When somebody should look.
       target_batch: How long a batch should take: it gets smaller when it takes longer, and never larger than
@@ -169,6 +171,7 @@ class Sweep:
     goes_round: bool = False
     starts_over: bool = False
     starts_with: str | None = None
+    rediscovered: bool = False
     queue: str = "cronjob"
     alarms: Alarms = Alarms()
     target_batch: timedelta | None = None

@@ -24,6 +24,7 @@ _DEDUP: Final = f"{NAMESPACE}:dedup:".encode()
 _LEASE: Final = f"{NAMESPACE}:lease:".encode()
 _SWEEP_LEASES: Final = tuple(_LEASE + name.encode() for name in SWEEPS)
 _DONE: Final = f"{NAMESPACE}:done:".encode()
+_SUPERSEDED: Final = f"{NAMESPACE}:superseded:".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,8 @@ class ObservedStore(RedisStore):
     def do_set(self, key: bytes, value: bytes, *options: bytes) -> Reply:
         if key.startswith(_DONE):
             self._world.note("completed", key.rpartition(b":")[2].decode())
+        if key.startswith(_SUPERSEDED):
+            self._world.note("superseded", key.rpartition(b":")[2].decode(), value.decode())
         return super().do_set(key, value, *options)
 
     def waiting(self) -> list[dict[str, Any]]:
@@ -155,6 +158,8 @@ class ObservedStore(RedisStore):
             return True
         if key.startswith(_DEDUP):
             message_id, _, run = token.partition(b"/")
+            if not run and self.value(key.replace(_DEDUP, _SUPERSEDED, 1) + b":" + message_id) is not None:
+                return True
             same = task.message_id is None or task.message_id.encode() == message_id
             # A message moves from the process that sent it to the one that runs it. A run is its own; but a process
             # that was stopped since it was given the message may be either of two that are at work with it (I2).

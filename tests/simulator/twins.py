@@ -129,6 +129,23 @@ def retry_dropped_as_its_own_duplicate() -> None:
     _without(deduplication_scripts, "HOLD_ON", ('local holder = redis.call("hget", KEYS[1], "id")', 'return "other"--'))
 
 
+def superseded_retry_forgotten() -> None:
+    """A new message takes the key of a waiting retry, which then runs, too."""
+    _without(deduplication_scripts, "CLAIM", ("mark_superseded(holder, ARGV[1])", ""))
+
+
+def whatever_waits_superseded() -> None:
+    """A new message takes the key of one that waits to start, or runs."""
+    _without(
+        deduplication_scripts,
+        "CLAIM",
+        (
+            'if holder and holder ~= ARGV[1] and ARGV[9] ~= "" and retry_due_in() > tonumber(ARGV[9]) then',
+            "if holder then",
+        ),
+    )
+
+
 def again_mark_not_made() -> None:
     """A duplicate that arrives while its holder runs asks for nothing."""
     _without(deduplication_scripts, "CLAIM", ('redis.call("hset", KEYS[1], "again", "1")', ""))

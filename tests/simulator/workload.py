@@ -39,6 +39,8 @@ ACTORS: Final[dict[str, dict[str, Any]]] = {
         "deduplicate": "until_executed",
         "deduplication": {"ttl": KEY_TTL},
         "max_retries": 2,
+        "rediscovered": True,
+        "min_backoff": 70_000,  # some retries are due soon, others are superseded
     },
     "leased": {
         "idempotent": True,

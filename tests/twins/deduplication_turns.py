@@ -16,11 +16,17 @@ _FOLDER: Final = "tests/integration/middleware/"
 _KEYS: Final = f"{_FOLDER}test_deduplication_keys.py::"
 _TURNS: Final = f"{_FOLDER}test_deduplication_turns.py::"
 _ONE_MORE: Final = f"{_FOLDER}test_deduplication_one_more_run.py::"
+_SUPERSEDED: Final = f"{_FOLDER}test_superseded_retries.py::"
 _TWO_SERVERS: Final = f"{_FOLDER}test_deduplication_two_servers.py::"
 
 
 def _marks_what_it_was_given(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Message, "copy", lambda self, **given: self if not given else _copy(self, **given))
+
+
+def _forgets_what_was_superseded(patch: pytest.MonkeyPatch) -> None:
+    for script in ("CLAIM", "CONFIRM"):
+        in_script(script, "mark_superseded(holder, ARGV[1])", "")(patch)
 
 
 _copy: Final[Any] = Message.copy
@@ -39,6 +45,36 @@ TWINS: Final[list[Twin]] = [
         "runs_beside_the_one_that_runs",
         f"{_TURNS}test_a_message_that_lost_its_key_waits_for_the_one_that_runs",
         in_script("START", ANOTHER_HOLDS_IT, "if false then"),
+    ),
+    Twin(
+        "D7",
+        "leaves_the_key_with_a_retry_hours_away",
+        f"{_SUPERSEDED}test_new_message_supersedes_waiting_retry_and_both_make_one_run",
+        in_script("CLAIM", "retry_due_in() > tonumber(ARGV[9])", "false"),
+    ),
+    Twin(
+        "D7",
+        "forgets_the_superseded_retry",
+        f"{_SUPERSEDED}test_new_message_supersedes_waiting_retry_and_both_make_one_run",
+        _forgets_what_was_superseded,
+    ),
+    Twin(
+        "D1",
+        "supersedes_a_message_that_waits_to_start",
+        f"{_SUPERSEDED}test_message_that_is_not_waiting_for_a_retry_is_not_superseded",
+        in_script("CLAIM", "retry_due_in() > tonumber(ARGV[9])", "true"),
+    ),
+    Twin(
+        "D2",
+        "supersedes_what_others_wait_for",
+        f"{_SUPERSEDED}test_retry_that_others_wait_for_is_not_superseded",
+        instead_at("housekeeping.middleware.deduplication_steps.waited_for", lambda message: False),
+    ),
+    Twin(
+        "D6",
+        "supersedes_before_the_message_is_there",
+        f"{_TWO_SERVERS}test_retry_outlives_a_sender_that_died_before_superseding_it",
+        in_script("CLAIM", 'if ARGV[3] == "reserved" then\n        local left', "if false then\n        local left"),
     ),
     Twin(
         "D8",

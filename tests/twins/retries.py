@@ -15,6 +15,7 @@ from housekeeping.middleware import (
     patience,
     retries,
 )
+from housekeeping.middleware.dead_letters import DeadLetters
 from housekeeping.middleware.idempotency import Idempotency
 from housekeeping.middleware.schedule import Schedule
 from tests.twins import Twin
@@ -62,6 +63,18 @@ TWINS: Final[list[Twin]] = [
         "has_its_own_way_with_delays",
         f"{_RETRIES}test_delays_given_by_the_actor_or_the_exception_win",
         instead(retries.Retries, "_delay", _ignore_what_was_given),
+    ),
+    Twin(
+        "R1",
+        "makes_rediscovered_work_wait_for_hours",
+        f"{_RETRIES}test_late_retry_of_rediscovered_work_waits_ten_minutes",
+        instead(retries, "REDISCOVERED_DELAY", timedelta(hours=6)),
+    ),
+    Twin(
+        "R1",
+        "counts_a_retry_that_was_not_made",
+        f"{_RETRIES}test_after_the_last_retry_comes_the_dead_letter",
+        instead(DeadLetters, "before_process_message", lambda self, broker, message: None),
     ),
     Twin(
         "R2",

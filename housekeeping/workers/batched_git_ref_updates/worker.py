@@ -61,9 +61,10 @@ project_cleanup: Final = Sweep(
     alarms=Alarms(longest_run=LONGEST_RUN, failed_runs=FAILED_RUNS),
     feature_category="gitaly",
     data_consistency="delayed",
-    # The scheduler asks again every minute. A project whose cleanup fails has one message waiting for its retry,
-    # not one more each minute, with 25 retries each.
+    # The scheduler asks again every minute. A project whose cleanup fails has one live message, not one more each
+    # minute, with 25 retries each. A retry due in more than a minute is superseded by the scheduler's next message.
     actor_options={"deduplicate": "until_executed"},
+    rediscovered=True,
 )
 
 cleanup_scheduler: Final = Sweep(

@@ -54,6 +54,8 @@ _CHILD: Final[dict[str, Any]] = {
     "goes_round": True,
     # One waits, from the moment the parent sends it. Only until it starts: a child still at work when its next
     # hour comes must not cost that hour its run. That two run at once is the lease's business.
+    # The parent sends each again every hour.
+    "rediscovered": True,
     "actor_options": {"deduplicate": "until_executing", "deduplication": {"including_scheduled": True}},
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -14,14 +15,18 @@ from housekeeping.foundation.db import Database
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps import actors
 from housekeeping.sweeps.actor import register
+from housekeeping.sweeps.actors import actor_named
 from housekeeping.sweeps.ledger import Counts
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.run import perform
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from housekeeping.workers.batched_git_ref_updates.surroundings import surroundings
 from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
-from tests.integration.batched_git_ref_updates.conftest import AddDeletions
+from tests.integration.batched_git_ref_updates.conftest import AddDeletions, Pending
+from tests.integration.batched_git_ref_updates.repositories import MakeRepository
 from tests.integration.batched_git_ref_updates.scheduled import NONE, drain, enqueued, sized
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
+from tests.integration.middleware.hands import Hands
 
 
 def test_a_run_that_broke_off_is_gone_on_from(
@@ -55,6 +60,37 @@ def test_a_project_whose_cleanup_failed_has_one_message_and_no_more(
     result = perform(cleanup_scheduler)
 
     assert result.counts == {"total_projects": 1, "enqueued": 0, "deduplicated": 1}
+
+
+def test_project_resumes_with_the_first_run_after_an_outage(
+    broker: RedisBroker,
+    add_deletions: AddDeletions,
+    repository: MakeRepository,
+    root: Path,
+    pending: Pending,
+    redis_client: redis.Redis,
+) -> None:
+    # D1, D7: it has failed so often that its retry is a long way off
+    bare = repository("refs/heads/1")
+    add_deletions(1, "'refs/heads/' || n")
+    surroundings.use_root(None)
+    old = actor_named(project_cleanup.name).send_with_options(args=(1,), retries=20)
+    with working(broker):
+        eventually(lambda: len(queued(broker, "git_refs.DQ")) == 1 and not queued(broker, "git_refs"))
+        surroundings.use_root(root)
+
+        result = perform(cleanup_scheduler)
+        eventually(lambda: not queued(broker, "git_refs"))
+
+    hands = Hands(broker, "git_refs")
+    [waiting] = queued(broker, "git_refs.DQ")
+    hands.come_due()
+    hands.run()
+    assert result.counts == {"total_projects": 1, "enqueued": 1, "deduplicated": 0}
+    assert waiting.message_id == old.message_id
+    assert (bare.refs(), pending(), queued(broker, "git_refs.DQ")) == ([], [], [])
+    runs = Run.select().where(Run.worker == project_cleanup.name).order_by(Run.id)
+    assert [run.outcome for run in runs] == ["failed", "done"]
 
 
 def test_the_queue_away_fails_the_run_and_the_next_does_its_work(

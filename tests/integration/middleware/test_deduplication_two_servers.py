@@ -15,7 +15,7 @@ from dramatiq.middleware import MiddlewareError
 from housekeeping import embedded
 from housekeeping.foundation.settings import Settings
 from housekeeping.installation import install
-from tests.integration.middleware.deduplicated import declared, executed, keys
+from tests.integration.middleware.deduplicated import declared, executed, fail, keys
 from tests.integration.middleware.deduplicated_faults import Crash, crash, exchanges, lose_connection
 from tests.integration.middleware.ending_badly import EndingBadly, run_all
 from tests.integration.middleware.hands import Hands, installed
@@ -81,6 +81,27 @@ def test_a_message_that_could_not_be_sent_is_sent_as_new_the_next_time(
     broker.enqueue(message)
 
     assert work.send(7).options.get("duplicate_of") == message.message_id
+
+
+def test_retry_outlives_a_sender_that_died_before_superseding_it(  # D6, R4
+    apart: tuple[RedisBroker, Hands],
+) -> None:
+    broker, hands = apart
+    runs: list[Any] = []
+    work = declared(
+        broker, runs, lambda: fail() if len(runs) == 1 else None, rediscovered=True, min_backoff=3_600_000, **executed()
+    )
+    work.send()
+    hands.run()
+    with exchanges() as made:
+        made.at(1, "after", crash)
+        with pytest.raises(Crash):
+            work.send()
+
+    hands.come_due()
+    hands.run()
+
+    assert runs == [0, 0]
 
 
 def test_a_key_on_another_server_is_free_at_once_when_its_message_is_refused(

@@ -64,14 +64,23 @@ def test_a_late_retry_of_a_scheduled_actor_waits_no_longer_than_its_period(broke
     assert timedelta(seconds=59) < delay < timedelta(seconds=100)
 
 
+def test_late_retry_of_rediscovered_work_waits_ten_minutes(broker: RedisBroker) -> None:  # R1
+    actor = failing(broker, rediscovered=True)
+
+    delay = delay_of_the_retry(broker, lambda: actor.send_with_options(retries=12))
+
+    assert timedelta(seconds=599) < delay < timedelta(minutes=11)
+
+
+@pytest.mark.parametrize("sooner", [{"schedule": "* * * * *"}, {"rediscovered": True}])
 @pytest.mark.parametrize(
     ("options", "error"),
     [({"min_backoff": 3_600_000, "max_backoff": 3_700_000}, None), ({}, dramatiq.Retry(delay=3_700_000))],
 )
 def test_delays_given_by_the_actor_or_the_exception_win(  # R1
-    broker: RedisBroker, options: dict[str, Any], error: Exception | None
+    broker: RedisBroker, options: dict[str, Any], error: Exception | None, sooner: dict[str, Any]
 ) -> None:
-    actor = failing(broker, error, schedule="* * * * *", **options)
+    actor = failing(broker, error, **sooner, **options)
 
     assert delay_of_the_retry(broker, actor.send) > timedelta(minutes=30)
 

@@ -100,5 +100,5 @@ def test_an_idempotent_actor_waits_at_most_once_for_an_hour_unless_it_says_other
     actor = dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda: None)
     plain = dramatiq.actor(broker=broker, actor_name="plain")(lambda: None)
 
-    assert terms_of(actor) == Terms(False, timedelta(hours=1), None, False, False)
+    assert terms_of(actor) == Terms(False, timedelta(hours=1), None, False, False, False)
     assert terms_of(plain) is None
