@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from psycopg2.extensions import connection as Connection
 
+from housekeeping.foundation.db import database
 from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.foundation.settings import WorkerSettings
 from housekeeping.sweeps.run import perform
@@ -169,3 +170,23 @@ def test_the_lease_is_the_projects_own(root: Path, add_deletions: AddDeletions, 
     assert second.outcome == "done"
     assert pending() == ["refs/heads/1"]
     assert (lease.key_for(7), lease.ttl) == ("batched_git_ref_updates/project_cleanup/7", timedelta(minutes=10))
+
+
+def test_row_too_slow_to_mark_fails_alone(
+    repository: MakeRepository, add_deletions: AddDeletions, admin: Connection, pending: Pending
+) -> None:
+    repository()
+    add_deletions(30)
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN IF OLD.id = 3 THEN PERFORM pg_sleep(60); END IF; RETURN NEW; END $$;"
+            "CREATE TRIGGER slow BEFORE UPDATE ON batched_git_ref_updates_deletions "
+            "FOR EACH ROW EXECUTE FUNCTION slow()"
+        )
+    database.execute_sql("SET statement_timeout = '1s'")
+
+    result = perform(SMALL, 1)
+
+    assert (result.outcome, result.counts) == ("done", {**NONE, "total_deletes": 29, "failed": 1})
+    assert pending() == ["refs/heads/3"]

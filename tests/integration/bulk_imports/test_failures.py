@@ -79,7 +79,7 @@ def test_rows_that_can_never_change_do_not_use_up_every_run(tables: Tables) -> N
     tables.refuse("bulk_imports", "OLD.id <= 50")
     short = MAX_RUNTIME / 2
 
-    runs = [perform(SMALL, clock=ManualClock(tick=short)) for _ in range(3)]
+    runs = [perform(SMALL, clock=ManualClock(tick=short)) for _ in range(5)]
 
     assert [run.outcome for run in runs[:2]] == ["failed", "failed"], "20 rows in a row failed alike"
     assert sum(run.counts["timed_out_imports"] for run in runs) == 10
@@ -166,3 +166,23 @@ def test_the_actor_is_retried_25_times_and_takes_no_argument(settings: Settings,
     with pytest.raises(TypeError):
         actor.fn(1)
     database.initialize(None)
+
+
+@pytest.mark.parametrize("table", ["bulk_import_entities", "bulk_import_trackers"])
+def test_entity_too_slow_to_change_fails_alone_with_its_trackers(
+    tables: Tables, clock: ManualClock, table: str
+) -> None:
+    tables.add_entities(15)
+    tables.add_trackers(EACH, "0, 1")
+    slow = "OLD.id" if table == "bulk_import_entities" else "OLD.bulk_import_entity_id"
+    tables.refuse(table, f"{slow} = 8", "PERFORM pg_sleep(60)")
+    database.execute_sql("SET statement_timeout = '1s'")
+
+    result = perform(SMALL, clock=clock)
+
+    assert (result.outcome, result.counts["timed_out_entities"], result.counts["timed_out_trackers"]) == (
+        "done",
+        14,
+        28,
+    )
+    assert (result.counts["failed"], tables.entities()[8], tables.trackers(8)) == (1, 1, [0, 1])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from psycopg2.extensions import connection as Connection
 
+from housekeeping.foundation.db import database
 from housekeeping.sweeps.run import perform
 from housekeeping.sweeps.walk import Walk
 from housekeeping.testing import ManualClock
@@ -223,3 +224,38 @@ def test_a_run_over_30_minutes_rings(builds: type[Build], caplog: pytest.LogCapt
 
     assert at_the_limit == []
     assert [line["alarm"] for line in lines(caplog, "Alarm")] == ["longest_run"]
+
+
+def test_build_too_slow_to_drop_is_doomed(either: type[Build], add_builds: AddBuilds, admin: Connection) -> None:
+    # "any StandardError in drop -> doom", a timeout too.
+    add_builds(30, "canceling", STALE, STALE)
+    _slow_down(admin, f"{UNDROPPABLE} = 4")
+    database.execute_sql("SET statement_timeout = '1s'")
+
+    result = perform(SMALL, clock=ManualClock())
+
+    assert (result.outcome, result.counts) == ("done", {"dropped": 29, "doomed": 1, "failed": 0, "out_of_time": False})
+
+
+def test_build_too_slow_to_change_at_all_fails_alone(
+    either: type[Build], add_builds: AddBuilds, admin: Connection
+) -> None:
+    add_builds(30, "canceling", STALE, STALE)
+    _slow_down(admin, f"{UNTOUCHABLE} = 4")
+    database.execute_sql("SET statement_timeout = '1s'")
+
+    result = perform(SMALL, clock=ManualClock())
+
+    assert (result.outcome, result.counts) == ("done", {"dropped": 29, "doomed": 0, "failed": 1, "out_of_time": False})
+    assert by_status()["canceling"] == [4]
+
+
+def _slow_down(admin: Connection, condition: str) -> None:
+    """Let the change of the builds of a condition take longer than any statement may."""
+    table: Any = Build._meta
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$ BEGIN IF {condition} THEN PERFORM pg_sleep(60); END IF; RETURN NEW; END $$;"
+            f"CREATE TRIGGER slow BEFORE UPDATE ON {table.table_name} FOR EACH ROW EXECUTE FUNCTION slow()"
+        )

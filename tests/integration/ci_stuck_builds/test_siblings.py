@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from housekeeping.foundation.db import database
 from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.run import perform
@@ -98,3 +99,25 @@ def test_each_runs_under_a_lease_of_its_own(builds: type[Build], clock: ManualCl
         result = perform(sweep, clock=clock)
 
     assert (result.outcome, result.reason) == ("skipped", "lease_held")
+
+
+def test_running_builds_without_a_creation_time_are_dropped_too(builds: type[Build], add_builds: AddBuilds) -> None:
+    # Upstream the column may be NULL.
+    with database.atomic():
+        database.execute_sql("ALTER TABLE ci_builds ALTER COLUMN created_at DROP NOT NULL")
+    add_builds(250, "running", "CASE n % 2 WHEN 0 THEN timestamp '2025-01-01' END", STALE)
+
+    result = perform(drop_running, clock=ManualClock())
+
+    assert (result.outcome, result.counts["dropped"]) == ("done", 250)
+
+
+def test_running_builds_at_infinite_and_ancient_times_are_dropped_too(
+    builds: type[Build], add_builds: AddBuilds
+) -> None:
+    times = "(ARRAY['-infinity', '0044-03-15 BC', '2025-01-01'])[1 + n % 3]::timestamp"
+    add_builds(300, "running", times, STALE)
+
+    result = perform(drop_running, clock=ManualClock())
+
+    assert (result.outcome, result.counts["dropped"]) == ("done", 300)
