@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from housekeeping.foundation.errors import ObjectNotDeleted, ObjectStoreUnavailable
 from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.workers.object_storage.local_files import delete_file
 from housekeeping.workers.object_storage.stores import AT_HAND, BULK, ObjectStore
 
 logger = named_logger(__name__)
@@ -116,8 +117,13 @@ class Deletion:
             client = self.store.client()
         except ObjectStoreUnavailable as error:
             return [error] * len(keys)
+        if self.store.address.scheme == "file":
+            # The client would follow a symbolic link out of the folder.
+            return [_answer(delete_file, self.store.address.place, key) for key in keys]
         if self.store.address.scheme in AT_HAND:
-            return [_answer(client, key) for key in keys]
+            import obstore
+
+            return [_answer(obstore.delete, client, key) for key in keys]
         return asyncio.run(_answers_at_once(client, keys))
 
     def _still_there(self) -> bool:
@@ -132,11 +138,9 @@ class Deletion:
         logger.error("Object store is left alone for this run", location=self.store.location, error=str(error))
 
 
-def _answer(client: Any, key: str) -> Exception | None:
-    import obstore
-
+def _answer(delete: Callable[[Any, str], object], store: Any, key: str) -> Exception | None:
     try:
-        obstore.delete(client, key)
+        delete(store, key)
     except Exception as error:
         return error
     return None

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-import obstore
 import pytest
 import redis
 
@@ -22,6 +21,7 @@ from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.run import perform
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage import claims, pending_uploads, stores
+from housekeeping.workers.object_storage.local_files import delete_file
 from housekeeping.workers.object_storage.worker import sweep
 from tests.integration.object_storage.conftest import Configure, Lines, Pending, Prepare, counted
 from tests.integration.object_storage.places import Folder, Place
@@ -77,13 +77,12 @@ def test_a_folder_that_vanishes_in_the_middle_is_not_taken_for_deleted_objects(
     configure(artifacts=folder.settings())
     paths = [f"may/{number}" for number in range(100)]
     prepared(*paths, place=folder)
-    delete = obstore.delete
 
-    def vanish_and_delete(*args: Any) -> None:
+    def vanish_and_delete(root: str, key: str) -> None:
         shutil.rmtree(folder.root, ignore_errors=True)
-        delete(*args)
+        delete_file(root, key)
 
-    monkeypatch.setattr(obstore, "delete", vanish_and_delete)
+    monkeypatch.setattr("housekeeping.workers.object_storage.deletion.delete_file", vanish_and_delete)
 
     result = perform(sweep, clock=clock)
 
