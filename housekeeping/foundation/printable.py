@@ -23,6 +23,17 @@ def in_one_line(text: str, width: int) -> str:
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
+def shortened(text: str, width: int) -> str:
+    """Return the text, its middle left out where it is longer than `width` characters.
+
+    The end is kept because errors that quote a name say what is wrong after it.
+    """
+    if len(text) <= width:
+        return text
+    half = (width - 1) // 2
+    return f"{text[: width - 1 - half]}…{text[-half:]}"
+
+
 def _visible(character: str) -> str:
     if character in _KEPT or character.isprintable():
         return character

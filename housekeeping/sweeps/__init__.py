@@ -23,6 +23,7 @@ from housekeeping.foundation.identity import identify, key_of
 from housekeeping.foundation.logs import logger
 from housekeeping.foundation.naive_time import NaiveUtcDateTimeField
 from housekeeping.foundation.prepared import Place
+from housekeeping.foundation.printable import shortened
 from housekeeping.foundation.redis_client import insist, reaching_redis, shared_redis
 from housekeeping.foundation.secrets import masked
 from housekeeping.foundation.settings import PREFIX, ObjectStoreSettings, Settings
@@ -109,5 +110,6 @@ __all__ = [
     "perform",
     "reaching_redis",
     "shared_redis",
+    "shortened",
     "statement_time",
 ]

@@ -15,17 +15,24 @@ from housekeeping.foundation import events
 from housekeeping.foundation.db import database
 from housekeeping.foundation.events import refs_deleted
 from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.foundation.printable import shortened
 from housekeeping.foundation.statement_time import statement_time
 from housekeeping.sweeps.ledger import HEARTBEAT
 from housekeeping.sweeps.passes import Backlog, Failure, PassPlan, Position, Reading, Settled, Step
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus, machine
-from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletionFailed, RefsRefused, delete_refs
+from housekeeping.workers.batched_git_ref_updates.ref_deletion import (
+    RefDeletionFailed,
+    RefNameTooLong,
+    RefsRefused,
+    delete_refs,
+)
 from housekeeping.workers.batched_git_ref_updates.ref_names import is_ref_name
 from housekeeping.workers.batched_git_ref_updates.surroundings import Surroundings
 
 logger = named_logger(__name__)
 
 _SAMPLES: Final = 5
+_LONGEST_LOGGED: Final = 300  # characters of a ref in a log line
 
 #: A row's id and its ref.
 Row = tuple[int, str]
@@ -37,7 +44,7 @@ class _Page:
 
     Attributes:
       deleted: Rows whose ref git has confirmed to be gone.
-      invalid: Rows whose text is no name of a ref.
+      invalid: Rows whose text is no name of a ref, or of none that the repository can hold.
       refused: Rows whose ref git refuses to delete.
       last: The id of the last row of these; null when there is none.
       left: Whether pending rows follow.
@@ -122,11 +129,16 @@ class PendingDeletions:
             # A page of slow batches must not make its run look dead.
             if step.time_is_up() or time.monotonic() - began > HEARTBEAT.total_seconds():
                 break
+        too_long = {ref for ref, refused in fates.items() if isinstance(refused, RefNameTooLong)}
         known = list(itertools.takewhile(lambda row: row[1] in fates or not is_ref_name(row[1]), page))
         return _Page(
             deleted=[(id, ref) for id, ref in known if ref in fates and fates[ref] is None],
-            invalid=[(id, ref) for id, ref in known if ref not in fates],
-            refused=[((id, ref), refused) for id, ref in known if (refused := fates.get(ref)) is not None],
+            invalid=[(id, ref) for id, ref in known if ref not in fates or ref in too_long],
+            refused=[
+                ((id, ref), refused)
+                for id, ref in known
+                if (refused := fates.get(ref)) is not None and ref not in too_long
+            ],
             last=known[-1][0] if known else after,
             left=left or len(known) < len(page),
         )
@@ -167,7 +179,9 @@ class PendingDeletions:
     def committed(self, step: Step, settled: Settled) -> None:
         if isinstance(settled, _Marked):
             for record in settled.invalid:
-                logger.warning("Not a ref that can be deleted", **record)
+                logger.warning(
+                    "Not a ref that can be deleted", **{**record, "ref": shortened(record["ref"], _LONGEST_LOGGED)}
+                )
         events.send(refs_deleted, settled.rows, worker=step.worker, run_id=step.run_id)
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:

@@ -11,12 +11,19 @@ from datetime import timedelta
 from pathlib import Path, PurePath
 from typing import Final
 
-from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletionFailed, RefsRefused
+from housekeeping.foundation.printable import shortened
+from housekeeping.workers.batched_git_ref_updates.ref_deletion import (
+    RefDeletionFailed,
+    RefNameTooLong,
+    RefsRefused,
+)
 
 #: A batch takes some 5 ms, 150 ms beside 300,000 packed refs; below the minute after which a run is taken for dead.
 TIMEOUT: Final = timedelta(seconds=30)
 
 _LARGEST_ANSWER: Final = 8192  # bytes of what git says that are looked at; the rest is read and dropped
+_LONGEST_LINE: Final = 500  # characters of an error; git quotes a name twice
+_TOO_LONG: Final = b": File name too long"
 #: The configuration of a command wins over the repository's own.
 _CONFIGURATION: Final = (
     "core.hooksPath=/dev/null",
@@ -69,21 +76,34 @@ class GitProgram:
 
         Raises:
           RefsRefused: When git names a ref that it cannot delete, such as a locked one.
+          RefNameTooLong: When the only ref is not there, and its name is too long for a file or git's lock file.
           RefDeletionFailed: When the program is missing, hangs, or cannot use the repository.
         """
         if _gone(repository):
             return
-        status, said = self._ended(Path(repository), b"".join(b"delete %s\0\0" % ref.encode() for ref in refs))
+        orders = b"".join(b"delete %s\0\0" % ref.encode() for ref in refs)
+        # -z: a name ends at a byte that none can hold, so that no name is taken for more than a name.
+        status, said = self._ended(Path(repository), ["update-ref", "--no-deref", "-z", "--stdin"], orders)
         if status == 0 or _gone(repository):
             return
         if len(refs) == 1 and b"' exists; cannot create '" in said:
             # A ref by whose name this one would be a folder, or the other way round: so this one is not there.
             return
-        line = said.decode(errors="replace").strip().partition("\n")[0] or f"it ended with status {status}"
+        line = shortened(said.decode(errors="replace").strip().partition("\n")[0], _LONGEST_LINE)
+        line = line or f"it ended with status {status}"
         packed_refs = os.fsencode(repository) + b"/packed-refs"
         if status < 0 or any(sign in said for sign in (packed_refs, *_NO_REF_AT_FAULT)):
             raise RefDeletionFailed(f"git cannot delete refs of {repository}: {line}")
+        if len(refs) == 1 and _is_too_long(repository, refs[0], said) and not self._has(Path(repository), refs[0]):
+            raise RefNameTooLong(f"git: {line}")
         raise RefsRefused(f"git: {line}")
+
+    def _has(self, repository: Path, ref: str) -> bool:
+        """Return whether the ref is there, packed for example; True if unknown."""
+        name = ref.encode()
+        # The first of those it lists is the ref itself, before any for which it would be a folder.
+        status, said = self._ended(repository, ["for-each-ref", "--count=1", "--format=%(refname)", os.fsdecode(name)])
+        return status != 0 or name in said.splitlines()
 
     def version(self) -> str | None:
         """What the program says of its version; None when it is not there."""
@@ -95,20 +115,19 @@ class GitProgram:
             return None
         return asked.stdout.strip()[:100] or None
 
-    def _ended(self, repository: Path, orders: bytes) -> tuple[int, bytes]:
+    def _ended(self, repository: Path, arguments: Sequence[str], orders: bytes = b"") -> tuple[int, bytes]:
         """Exit status of a git process, and the beginning of what it said."""
         command = [self._program]
         for setting in _CONFIGURATION:
             command += ["-c", setting]
-        # -z: a name ends at a byte that none can hold, so that no name is taken for more than a name.
-        command += ["update-ref", "--no-deref", "-z", "--stdin"]
+        command += arguments
         environment = {"PATH": os.environ.get("PATH", os.defpath), "GIT_DIR": str(repository), **_ENVIRONMENT}
         with tempfile.TemporaryFile() as file:
             file.write(orders)
             file.seek(0)
             try:
                 process = subprocess.Popen(
-                    command, stdin=file, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, cwd="/"
+                    command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, cwd="/"
                 )
             except OSError as error:
                 raise RefDeletionFailed(f"the git program {self._program!r} does not start: {error.strerror}") from None
@@ -124,9 +143,9 @@ class GitProgram:
         timer = threading.Timer(self._timeout.total_seconds(), end)
         timer.daemon = True
         timer.start()
-        assert process.stderr is not None
+        assert process.stdout is not None
         try:
-            with process.stderr as answers:
+            with process.stdout as answers:
                 said = answers.read(_LARGEST_ANSWER)
                 while answers.read(_LARGEST_ANSWER):
                     pass
@@ -139,6 +158,12 @@ class GitProgram:
         if late.is_set():
             raise RefDeletionFailed(f"git did not end within {self._timeout.total_seconds():g} s on {repository}")
         return status, said
+
+
+def _is_too_long(repository: PurePath, ref: str, said: bytes) -> bool:
+    # git cuts what it says at 4096 bytes: of a path as long as that, it never comes to the reason.
+    path = b"%s/./%s.lock" % (os.fsencode(repository), ref.encode())
+    return _TOO_LONG in said or len(path) >= os.pathconf("/", "PC_PATH_MAX")
 
 
 def _gone(repository: PurePath) -> bool:

@@ -16,6 +16,10 @@ class RefsRefused(HousekeepingError):
     """A batch could not be deleted because of some of its refs; none of it is deleted."""
 
 
+class RefNameTooLong(RefsRefused):
+    """The repository can hold no ref of this name, and has none: the name is too long for its files."""
+
+
 class RefDeletionFailed(HousekeepingError):
     """No ref of the repository can be deleted now, or nobody knows whether they were; trying again may help."""
 
@@ -34,6 +38,7 @@ class RefDeletion(Protocol):
 
         Raises:
           RefsRefused: When one of them cannot be deleted.
+          RefNameTooLong: When the only one is too long for the repository, and is not there.
           RefDeletionFailed: When the reason is none of them.
         """
 

@@ -119,7 +119,7 @@ def test_a_ref_that_would_be_a_folder_of_others_is_not_there(
 @pytest.mark.parametrize(
     "name",
     ["HEAD", "main", "refs/", "-d", "--stdin", "refs/heads/a\ndelete refs/heads/kept", "refs/heads/a..b", "", " "]
-    + ["refs/heads/a.lock", "refs/heads/\x01", "refs/../../elsewhere", "refs/heads/" + "x" * 1000 + "~1"],
+    + ["refs/heads/a.lock", "refs/heads/\x01", "refs/../../elsewhere"],
 )
 def test_what_cannot_be_a_ref_is_logged_counted_and_processed(
     watched: Watched, repository: MakeRepository, add_refs: AddRefs, pending: Pending, lines: Lines, name: str
@@ -134,3 +134,74 @@ def test_what_cannot_be_a_ref_is_logged_counted_and_processed(
     assert (watched.batches, pending(), bare.refs()) == ([["refs/heads/a"]], [], ["refs/heads/kept"])
     (line,) = lines("Not a ref that can be deleted")
     assert (line.levelname, line.id, line.project_id, line.ref) == ("WARNING", 1, 1, name)
+
+
+#: The longest part of a path that a file can have, and git's lock file with ".lock" at its end.
+FILE, LOCKED = 255, 250
+
+
+@pytest.mark.parametrize("length", [LOCKED + 1, FILE, FILE + 1, 1000])
+def test_name_too_long_for_a_file_is_invalid_and_processed(
+    repository: MakeRepository, add_refs: AddRefs, pending: Pending, lines: Lines, length: int
+) -> None:
+    bare = repository("refs/heads/a", "refs/heads/kept")
+    add_refs("refs/heads/" + "x" * length, "refs/heads/a")
+
+    result = perform(project_cleanup, 1)
+
+    assert (result.outcome, result.counts) == ("done", {"total_deletes": 1, "invalid": 1, "failed": 0})
+    assert (pending(), bare.refs()) == ([], ["refs/heads/kept"])
+    (line,) = lines("Not a ref that can be deleted")
+    assert line.id == 1 and line.ref.startswith("refs/heads/xxx") and len(line.ref) <= 300
+    assert all(len(line.error) <= 520 for line in lines("A batch of refs was refused and is taken apart"))
+
+
+def test_longest_name_that_git_can_lock_is_deleted(
+    repository: MakeRepository, add_refs: AddRefs, pending: Pending
+) -> None:
+    ref = "refs/heads/" + "x" * LOCKED
+    bare = repository(ref)
+    add_refs(ref)
+
+    assert perform(project_cleanup, 1).counts == {**NONE, "total_deletes": 1}
+    assert (pending(), bare.refs()) == ([], [])
+
+
+@pytest.mark.parametrize("length", [LOCKED + 1, FILE, FILE + 1, 1000])
+def test_packed_ref_too_long_for_git_to_delete_stays_pending(
+    repository: MakeRepository, add_refs: AddRefs, pending: Pending, lines: Lines, length: int
+) -> None:
+    # A clone packs such a ref without a file for it; git lists it and cannot lock it.
+    ref = "refs/heads/" + "x" * length
+    bare = repository()
+    bare.add_many([ref, "refs/heads/a"], packed=True)
+    add_refs(ref, "refs/heads/a")
+
+    assert perform(project_cleanup, 1).counts == {"total_deletes": 1, "invalid": 0, "failed": 1}
+    assert (pending(), bare.refs()) == ([ref], [ref])
+    (line,) = lines("A record could not be settled")
+    assert "File name too long" in line.error and len(line.error) <= 300 and len(line.record["ref"]) <= 300
+
+
+def test_long_name_below_a_packed_ref_of_the_same_beginning_is_invalid(
+    repository: MakeRepository, add_refs: AddRefs, pending: Pending
+) -> None:
+    ref = "refs/heads/" + "x" * 300
+    bare = repository()
+    bare.add_many([f"{ref}/below"], packed=True)
+    add_refs(ref)
+
+    assert perform(project_cleanup, 1).counts["failed"] == 0
+    assert (pending(), bare.refs()) == ([], [f"{ref}/below"])
+
+
+def test_path_too_long_for_the_system_is_invalid_and_processed(
+    repository: MakeRepository, add_refs: AddRefs, pending: Pending
+) -> None:
+    repository("refs/heads/a")
+    # 1024 characters of four bytes each, in parts that a file could have: over PATH_MAX.
+    ref = ("refs/heads/" + ("\U0001f600" * 60 + "/") * 17)[:1024].rstrip("/")
+    add_refs(ref)
+
+    assert perform(project_cleanup, 1).counts == {"total_deletes": 0, "invalid": 1, "failed": 0}
+    assert pending() == []
