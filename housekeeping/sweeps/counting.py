@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from housekeeping.foundation.errors import DeclarationError
@@ -12,7 +13,8 @@ from housekeeping.sweeps.passes import Settled
 #: Seconds this machine's clock was ahead of the database's, in the counts of a run that started beyond the tolerance.
 CLOCK_SKEW: Final = "clock_skew_s"
 #: Counts that say that time ran out, by whichever name the worker's document gives it.
-_TIME_FLAGS: Final = ("out_of_time", "execution_timeout")
+_DOCUMENT_100: Final = "execution_timeout"
+_TIME_FLAGS: Final = ("out_of_time", _DOCUMENT_100)
 
 
 def initial_counts(sweep: Sweep) -> Counts:
@@ -45,6 +47,14 @@ def added(before: Counts, settled: Settled) -> Counts:
     return counts
 
 
-def flagged(counts: Counts, verdict: tuple[Outcome, str | None]) -> Counts:
-    """The counts at the end of a run, with whether its time ran out."""
-    return counts | {flag: verdict == ("partial", "out_of_time") for flag in _TIME_FLAGS if flag in counts}
+def flagged(counts: Counts, verdict: tuple[Outcome, str | None], exceeded: Callable[[], bool]) -> Counts:
+    """The counts at the end of a run, with whether its time ran out.
+
+    Parameters:
+      exceeded: Whether more than the longest time has passed. `execution_timeout` is set then, also when nothing is
+        left (document 100, 処理フロー 4).
+    """
+    flags = {flag: verdict == ("partial", "out_of_time") for flag in _TIME_FLAGS if flag in counts}
+    if _DOCUMENT_100 in flags:
+        flags[_DOCUMENT_100] = flags[_DOCUMENT_100] or exceeded()
+    return counts | flags

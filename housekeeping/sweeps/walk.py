@@ -202,7 +202,7 @@ class Walk:
 
     def _ended_between(self, state: _State, verdict: Verdict) -> Verdict:
         """Close the row outside of a batch, with the place of the last one."""
-        counts = flagged(state.counts, verdict)
+        counts = flagged(state.counts, verdict, self.budget.exceeded)
         with database.atomic():
             ledger.finish(self.run_id, *verdict, counts=counts, cursor=self._as_cursor(state), lease=self._fence())
         self.counts = counts
@@ -234,7 +234,7 @@ class Walk:
             if not self._pace.paused:
                 return state
             verdict = _PAUSED
-        counts = flagged(state.counts, verdict)
+        counts = flagged(state.counts, verdict, self.budget.exceeded)
         state = replace(state, counts=counts, verdict=verdict)
         if self._failure(verdict, settled) is not None:
             # The row stays open for the error, which closes it as failed.

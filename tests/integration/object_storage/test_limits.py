@@ -132,7 +132,7 @@ def test_the_time_is_asked_while_objects_are_deleted_one_by_one(
     assert len(still_pending()) == 68
 
 
-def test_all_done_in_the_last_batch_is_done_however_late(
+def test_late_end_of_the_last_batch_is_done_with_the_timeout_flag(
     folder: Folder, configure: Configure, prepared: Prepare
 ) -> None:
     configure(artifacts=folder.settings())
@@ -140,7 +140,8 @@ def test_all_done_in_the_last_batch_is_done_however_late(
 
     result = perform(sweep, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
 
-    assert (result.outcome, result.counts) == ("done", counted(1, 1))
+    # 処理フロー 4, フローチャート: the time is asked after the last entry, too.
+    assert (result.outcome, result.counts) == ("done", counted(1, 1, timeout=True))
 
 
 def test_a_shutdown_ends_the_run_after_its_batch_and_the_next_goes_on(
