@@ -22,6 +22,7 @@ from housekeeping.foundation.settings import Settings
 from housekeeping.queues import QueueLengths, queue_lengths
 from housekeeping.sweeps.held_leases import HeldLease, held_leases
 from housekeeping.sweeps.overview import Overview, overview
+from housekeeping.sweeps.rejection_store import Standing
 from housekeeping.sweeps.switches import Switched
 
 _WIDTH: Final = 200  # characters of a reason
@@ -30,7 +31,7 @@ _WIDTH: Final = 200  # characters of a reason
 @click.command(short_help="Show how each worker stands.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def status(as_json: bool) -> None:
-    """Show how each worker stands: last run, oldest stale row, backlog, queues, leases, alarms.
+    """Show how each worker stands: last run, oldest stale row, backlog, queues, leases, rejected rows, alarms.
 
     WAITING is how many rows are stale, counted up to a limit. ARRIVED and SETTLED are rows an hour, over the last
     runs; LAST SUCCESS is the last run that did its work. An alarm's name stands at its end: docs/howto/alarms.md says
@@ -75,6 +76,12 @@ def status(as_json: bool) -> None:
     if clock.exceeded:
         out.print(clock_line(clock), soft_wrap=True)
     for each_overview in overviews:
+        for standing in each_overview.rejected:
+            out.print(_rejected_line(each_overview.worker, standing, now), soft_wrap=True)
+        if each_overview.rejected_more:
+            more = f"{each_overview.rejected_more:,} more causes or arguments"
+            out.print(Text.assemble(("REJECTED", "yellow"), f" {each_overview.worker}: {more}"), soft_wrap=True)
+    for each_overview in overviews:
         for alarm in each_overview.alarms:
             text = f" {each_overview.worker}: {in_one_line(str(alarm), _WIDTH)} ({alarm.name})"
             out.print(Text.assemble(("ALARM", "bold red"), text), soft_wrap=True)
@@ -118,6 +125,16 @@ def _lease_line(lease: HeldLease) -> str:
 def _switch_line(switch: Switched) -> str:
     by = f" ({switch.said_by}, {moment(switch.since)} UTC)" if switch.said_by else ""
     return f"{in_words(switch)}{by}"
+
+
+def _rejected_line(worker: str, standing: Standing, now: datetime) -> Text:
+    of = worker if standing.argument is None else f"{worker} {standing.argument}"
+    seen = f"{standing.rows:,} rows, since {_ago(standing.since, now)}, last {_ago(standing.last_at, now)}"
+    if standing.not_before is not None and standing.not_before > now:
+        seen += f", scheduled again in {length((standing.not_before - now).total_seconds())}"
+    sample = json.dumps(standing.sample.get("record"), ensure_ascii=False)
+    text = in_one_line(f"{standing.cause}; for example {sample}", 2 * _WIDTH)
+    return Text.assemble(("REJECTED", "yellow"), f" {of}: {seen}: {text}")
 
 
 def _last_runs_table(overviews: list[Overview], now: datetime) -> Table:

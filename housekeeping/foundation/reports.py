@@ -18,7 +18,7 @@ Hook = Callable[[BaseException, dict[str, Any]], None]
 hooks: Final[list[Hook]] = []
 
 
-def report(error: BaseException, **about: Any) -> None:
+def report(error: BaseException, /, **about: Any) -> None:
     """Hand the error to every hook; never raises."""
     for hook in hooks:
         try:

@@ -15,7 +15,7 @@ from housekeeping.foundation.db import database
 from housekeeping.foundation.epochs import next_epoch
 from housekeeping.foundation.errors import LeaseLost, RunTakenOver
 from housekeeping.foundation.prepared import Place, Statements
-from housekeeping.sweeps.own_tables import NOW, Lease, Run, Switch
+from housekeeping.sweeps.own_tables import NOW, Lease, Rejection, Run, Switch
 from housekeeping.sweeps.switches import Switched
 
 Trigger = Literal["schedule", "enqueue", "cli", "parent"]
@@ -55,6 +55,7 @@ class Attempt:
       history: The counts of the worker's last runs that began and ended, the newest first; those that a breaker
         stopped are left out, because they say nothing of how much is usual.
       clock_skew: How far this machine's clock is from the database's.
+      rejected: Whether records stand rejected since an earlier run of the worker for the same subject.
     """
 
     run_id: int
@@ -63,6 +64,7 @@ class Attempt:
     epoch: int | None
     history: Sequence[Counts]
     clock_skew: ClockSkew
+    rejected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ def begin(
     trigger: Trigger,
     lease: tuple[str, str] | None,
     resume: Resume = "interrupted",
+    subject: str = "",
 ) -> Attempt | None:
     """Open a run's row, after closing those of runs that died; None when this message was already completed.
 
@@ -92,6 +95,7 @@ def begin(
     Parameters:
       lease: The key and the token of the lease the run holds; gives it an epoch.
       resume: Which runs before it the new one goes on from.
+      subject: The run's argument, as `rejections` has it.
     """
     with database.atomic() as transaction:
         if message_id is not None:
@@ -108,14 +112,14 @@ def begin(
         # With the row, in one transaction: a lease whose holder stands in the ledger has a run there. Before the runs
         # are looked at: it waits for a holder that is just committing its last batch, and may end as done by that.
         epoch = None if lease is None else next_epoch(*lease)
-        last = _last_runs(worker)
+        last, rejected = _last_runs(worker, subject)
         cursor = _stopped_at(last[0], resume) if last else None
         before = SYSTEM_CLOCK.now()
         run_id, started_at = _insert(
             worker=worker, message_id=message_id, tick=tick, trigger=trigger, epoch=epoch, cursor=cursor
         )
         skew = ClockSkew.between(before, started_at, SYSTEM_CLOCK.now())
-        return Attempt(run_id, started_at, cursor, epoch, [counts for *_, counts in last], skew)
+        return Attempt(run_id, started_at, cursor, epoch, [counts for *_, counts in last], skew, rejected)
 
 
 def _alone_with(message_id: str) -> None:
@@ -129,16 +133,19 @@ def completed(message_id: str) -> bool:
     return bool(Run.select(Run.id).where((Run.message_id == message_id) & ended_well).exists())
 
 
-def _last_runs(worker: str) -> list[tuple[Outcome, str | None, Cursor | None, Counts]]:
+def _last_runs(worker: str, subject: str) -> tuple[list[tuple[Outcome, str | None, Cursor | None, Counts]], bool]:
+    """Return the worker's last runs, newest first, and whether records of the subject stand rejected since one."""
+    standing = Rejection.select(Rejection.cause).where((Rejection.worker == worker) & (Rejection.subject == subject))
     told = Run.reason.is_null() | Run.reason.not_in(REFUSED)
     rows: Any = (
-        Run.select(Run.outcome, Run.reason, Run.cursor, Run.counts)
+        Run.select(Run.outcome, Run.reason, Run.cursor, Run.counts, fn.EXISTS(standing))
         .where((Run.worker == worker) & ~(Run.outcome.in_(("skipped", "missed"))) & told)
         .order_by(Run.id.desc())
         .limit(HISTORY)
         .tuples()
     )
-    return list(rows)
+    found = list(rows)
+    return [row[:-1] for row in found], bool(found and found[0][-1])
 
 
 def _stopped_at(last: tuple[Outcome, str | None, Cursor | None, Counts], resume: Resume) -> Cursor | None:

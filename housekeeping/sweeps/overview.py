@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -29,6 +29,7 @@ from housekeeping.sweeps.ledger import STOPPED
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.passes import as_cursor
 from housekeeping.sweeps.rates import Rates, last_ended, rates
+from housekeeping.sweeps.rejection_store import Standing, standing
 from housekeeping.sweeps.switches import Switched, switch_of
 
 State = Literal["on", "paused", "narrow", "disabled"]
@@ -47,6 +48,8 @@ class Overview:
       waiting: The stale rows; null when they could not be seen (`alarms` says why).
       oldest: The first order column of the stale row that is first in order; null when none is stale.
       alarms: What rings, in words.
+      rejected: What its last runs could not settle, by argument and cause; the causes with the most rows.
+      rejected_more: How many more causes and arguments there are.
     """
 
     worker: str
@@ -60,6 +63,8 @@ class Overview:
     waiting: Backlog | None
     oldest: Any
     alarms: list[Alarm]
+    rejected: Sequence[Standing] = ()
+    rejected_more: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """One element of ``workers`` in ``housekeeping status --json``."""
@@ -78,6 +83,8 @@ class Overview:
             "arrived_per_hour": self.rates.arrived if self.rates else None,
             "drained_per_hour": self.rates.drained if self.rates else None,
             "alarms": [alarm.as_json() for alarm in self.alarms],
+            "rejected": [each.as_json() for each in self.rejected],
+            "rejected_more": self.rejected_more,
         }
 
 
@@ -110,6 +117,7 @@ def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
         if sweep.enabled:
             rings.append(Alarm("unseen", f"{UNSEEN}: {one_line(error)}"))
     switch = switch_of(sweep.name)
+    rejected, rejected_more = standing(sweep.name)
     return Overview(
         sweep.name,
         state_of(sweep, switch),
@@ -122,6 +130,8 @@ def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
         waiting,
         first,
         [*rings, *_alarms(sweep, switch, last, now, zone)],
+        rejected,
+        rejected_more,
     )
 
 

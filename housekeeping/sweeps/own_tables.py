@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from peewee import SQL, BigAutoField, BigIntegerField, BooleanField, DoubleField, IntegerField, JSONField, TextField
+from peewee import (
+    SQL,
+    BigAutoField,
+    BigIntegerField,
+    BooleanField,
+    CompositeKey,
+    DoubleField,
+    IntegerField,
+    JSONField,
+    TextField,
+)
 
 from housekeeping.foundation.db import BaseModel, UtcDateTimeField
 from housekeeping.foundation.epochs import Lease as Lease
@@ -71,3 +81,48 @@ class SwitchChange(BaseModel):
     class Meta:
         table_name = "switch_changes"
         schema = "housekeeping"
+
+
+class Rejection(BaseModel):
+    """The records that a worker could not settle for one cause, as its last run met them.
+
+    Attributes:
+      subject: The run's argument as text; empty for a worker without one.
+      rows: How many its last run met.
+      times: Runs in a row that rejected every record they met; 0 when the last one settled some.
+      not_before: When a run for the subject is worth scheduling again; None: at any time.
+      position: Where the last run ended, in the form of the ledger's cursor.
+    """
+
+    worker = TextField()
+    subject = TextField()
+    cause = TextField()
+    since = UtcDateTimeField()
+    last_at = UtcDateTimeField()
+    rows = BigIntegerField()
+    times = IntegerField()
+    not_before = UtcDateTimeField(null=True)
+    position = JSONField(null=True)
+    sample = JSONField()
+
+    class Meta:
+        table_name = "rejections"
+        schema = "housekeeping"
+        primary_key = CompositeKey("worker", "subject", "cause")
+
+
+class RejectionReport(BaseModel):
+    """When a cause of a worker's rejections was last sent to the error tracker."""
+
+    worker = TextField()
+    cause = TextField()
+    reported_at = UtcDateTimeField()
+
+    class Meta:
+        table_name = "rejection_reports"
+        schema = "housekeeping"
+        primary_key = CompositeKey("worker", "cause")
+
+
+#: Every model of the library's own tables.
+MODELS: Final = (Run, Lease, Switch, SwitchChange, Rejection, RejectionReport)

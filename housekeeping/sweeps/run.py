@@ -36,6 +36,7 @@ from housekeeping.sweeps.counting import CLOCK_SKEW, initial_counts
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.failures import is_unreachable, reason_of, told_apart
 from housekeeping.sweeps.ledger import Counts, Outcome, Resume, Trigger
+from housekeeping.sweeps.rejection_store import subject_of
 from housekeeping.sweeps.results import RunResult
 from housekeeping.sweeps.run_lease import held, tell_who_holds
 from housekeeping.sweeps.switches import Switched, switch_of
@@ -120,6 +121,9 @@ class _Performance:
         self.vitals: Vitals | None = None
         self.switch: Switched | None = None
         self.interrupt: BaseException | None = None
+        self.walk: Walk | None = None
+        self.saw_everything = False
+        self.rejected_before = False
         self.waited = waited()
 
     def result(self) -> RunResult:
@@ -141,6 +145,7 @@ class _Performance:
                 error=error,
                 again_after=self.again_after,
             )
+            self._close_rejections(outcome)
             self._log(result)
         if self.interrupt is not None:
             raise self.interrupt  # not ours to swallow
@@ -204,16 +209,18 @@ class _Performance:
             trigger=self.trigger,
             lease=(lease[0].key, lease[1]) if lease else None,
             resume=self._resume(),
+            subject=subject_of(self.argument),
         )
         if attempt is None:
             raise _Ended("skipped", "already_done", recorded=False)
         self._recorded_as(attempt.run_id, attempt.started_at)
+        self.rejected_before = attempt.rejected
         structlog.contextvars.bind_contextvars(run_id=self.run_id)
         logger.info("Run started", trigger=self.trigger, tick=self.tick, resumed=attempt.cursor is not None)
         if self.sweep.starts_with is not None:
             logger.info(self.sweep.starts_with)
         self._compare_clocks(attempt.clock_skew)
-        walk = Walk(
+        self.walk = walk = Walk(
             self.sweep,
             attempt.run_id,
             self.given_clock.now() if self.given_clock else attempt.started_at,
@@ -234,7 +241,10 @@ class _Performance:
         if self.confirmation is not None:
             walk.counts["confirmed"] = True
         try:
-            return walk.go()
+            verdict = walk.go()
+            # A run that resumed, or that shares its work with others, has not seen all records.
+            self.saw_everything = verdict[0] == "done" and attempt.cursor is None and self.sweep.parts == 1
+            return verdict
         finally:
             self.counts = walk.counts
 
@@ -292,6 +302,17 @@ class _Performance:
         if outcome == "lost_lease" and closed.outcome == "lost":
             return outcome, "taken_over", RunTakenOver(f"run {self.run_id} has been taken over")
         return outcome, reason, LeaseLost(str(error)) if isinstance(error, LostLease) else error
+
+    def _close_rejections(self, outcome: Outcome) -> None:
+        """Log, record and report what the run rejected, however it ended."""
+        if self.walk is None:
+            return
+        self.walk.rejections.close(
+            whole=self.saw_everything and outcome == "done",
+            settled_any=bool(settled_by(self.counts, self.sweep.settles)),
+            rejected_before=self.rejected_before,
+            position=self.walk.reached,
+        )
 
     def _log(self, result: RunResult) -> None:
         spent = waited().since(self.waited)

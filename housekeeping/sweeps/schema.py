@@ -8,7 +8,7 @@ from peewee import ProgrammingError
 
 from housekeeping.foundation.db import database, reaching_postgres
 from housekeeping.foundation.errors import SchemaMissing
-from housekeeping.sweeps.own_tables import Lease, Run, Switch, SwitchChange
+from housekeeping.sweeps.own_tables import MODELS, Run
 
 #: Applied in order, each once, all in one transaction; a released step is never changed, only followed.
 MIGRATIONS: Final = (
@@ -87,6 +87,33 @@ MIGRATIONS: Final = (
         false
     );
     """,
+    """
+    CREATE TABLE {schema}.rejections (
+        worker text NOT NULL,
+        subject text NOT NULL,
+        cause text NOT NULL,
+        since timestamptz NOT NULL DEFAULT clock_timestamp(),
+        last_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+        rows bigint NOT NULL,
+        times integer NOT NULL DEFAULT 0,
+        not_before timestamptz,
+        position jsonb,
+        sample jsonb NOT NULL DEFAULT '{{}}',
+        PRIMARY KEY (worker, subject, cause)
+    );
+    CREATE INDEX rejections_last_at ON {schema}.rejections (last_at, worker, subject, cause);
+    CREATE INDEX rejections_not_before ON {schema}.rejections (worker, not_before) WHERE not_before IS NOT NULL;
+    COMMENT ON COLUMN {schema}.rejections.subject IS 'argument of the runs; empty for a worker without one';
+    COMMENT ON COLUMN {schema}.rejections.rows IS 'records that the last run rejected for this cause';
+    COMMENT ON COLUMN {schema}.rejections.times IS 'runs in a row that rejected every record they met';
+    CREATE TABLE {schema}.rejection_reports (
+        worker text NOT NULL,
+        cause text NOT NULL,
+        reported_at timestamptz NOT NULL,
+        PRIMARY KEY (worker, cause)
+    );
+    CREATE INDEX rejection_reports_reported_at ON {schema}.rejection_reports (reported_at, worker, cause);
+    """,
 )
 
 #: Held while the schema is made, so that two ``init`` at once make it once: any number will do, if it is ours.
@@ -95,7 +122,7 @@ _ADVISORY_LOCK: Final = 0x686F757365  # "house"
 
 def use_schema(name: str) -> None:
     """Keep the library's own tables in the schema of this name."""
-    for model in (Run, Lease, Switch, SwitchChange):
+    for model in MODELS:
         model._meta.schema = name
 
 

@@ -16,7 +16,7 @@ from housekeeping.foundation.db import database, one_line, sqlstate
 from housekeeping.foundation.errors import HousekeepingError, SameErrorRepeated
 from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.foundation.reports import report
+from housekeeping.foundation.printable import shortened
 from housekeeping.foundation.spans import spanned
 from housekeeping.sweeps import ledger
 from housekeeping.sweeps.bisection import (
@@ -42,6 +42,7 @@ from housekeeping.sweeps.passes import (
     Step,
     as_cursor,
 )
+from housekeeping.sweeps.rejections import Rejections
 from housekeeping.sweeps.switches import Switched
 from housekeeping.sweeps.table_pass import TablePass
 from housekeeping.sweeps.vitals import Vitals, table_name
@@ -51,6 +52,7 @@ logger = named_logger(__name__)
 #: PostgreSQL's own word that the same transaction may well succeed: serialization failure, deadlock.
 _TRY_AGAIN: Final = ("40001", "40P01")
 _TRIES: Final = 4
+_LONGEST_ERROR: Final = 300  # characters of an error in a log line
 Verdict = tuple[Outcome, str | None]
 _PAUSED: Final[Verdict] = ("partial", "paused")
 
@@ -88,6 +90,8 @@ class Walk:
       clock, vitals: What batches are measured by, and where the signs of the gates come from.
       counts: What has been committed so far.
       passes: What it walks through.
+      rejections: The records it could not settle.
+      reached: Where the last committed batch ended.
     """
 
     sweep: Sweep
@@ -107,6 +111,8 @@ class Walk:
 
     def __post_init__(self) -> None:
         self.counts = initial_counts(self.sweep)
+        self.rejections = Rejections(self.sweep.name, self.run_id, self.argument)
+        self.reached: Position | None = None
         self.passes = self.sweep.walks()
         self._beat_at = time.monotonic()
         target, heeds_pause = self.sweep.target_batch, self.heeds_pause
@@ -221,7 +227,7 @@ class Walk:
             except OperationalError as error:
                 if sqlstate(error) not in _TRY_AGAIN or not tries_left:
                     raise
-                logger.warning("A batch is tried again", error=one_line(error))
+                logger.warning("A batch is tried again", error=shortened(one_line(error), _LONGEST_ERROR))
         raise AssertionError("the last try returns or raises")
 
     def _written(self, before: _State, settled: Settled) -> _State:
@@ -283,10 +289,8 @@ class Walk:
 
     def _committed(self, walk: Pass, step: Step, settled: Settled, state: _State) -> None:
         self.counts = state.counts
-        for failure in settled.failures:
-            logger.error("A record could not be settled", record=failure.record, error=one_line(failure.error))
-        for failure in (*settled.failures, *settled.rescued):
-            report(failure.error, worker=self.sweep.name, run_id=self.run_id, **failure.record)
+        self.reached = state.after
+        self.rejections.add(settled)
         walk.committed(step, settled)
         if self.on_batch is not None:
             self.on_batch(self.counts)
@@ -303,7 +307,7 @@ class Walk:
 
     def _bisected(self, walk: Divisible, step: Step, taken: Any, state: _State, error: Exception) -> _State:
         """Process a batch that failed in parts, until each row that fails is alone; such a row costs only itself."""
-        logger.warning("A batch failed and is bisected", error=one_line(error))
+        logger.warning("A batch failed and is bisected", error=shortened(one_line(error), _LONGEST_ERROR))
         with database.atomic():
             positions = walk.positions(step, taken)
         bisection = Bisection(positions, error)

@@ -28,7 +28,8 @@ ALARMS: Final = {
     ),
     "failed_rows": Help(
         "Some records could not be settled; all others were.",
-        "The log names each with the reason: A record could not be settled. The next run tries them again.",
+        "The worker's page shows what is rejected, since when and why; the log has the first 20 of each cause. "
+        "The next run tries them again.",
     ),
     "clock": Help(
         "The clock of the machine of the last run is over 5 s from the database's. Over a minute, no run starts there.",

@@ -9,13 +9,16 @@ from peewee import fn
 
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.own_tables import Lease, Run
+from housekeeping.sweeps.own_tables import Lease, Rejection, RejectionReport, Run
 from housekeeping.sweeps.table_pass import TablePass
 
 SCHEDULE: Final = "20 3 * * *"  # once a day, at a quiet hour and beside the full ones
 KEPT_FOR: Final = timedelta(days=30)  # design.md, State in PostgreSQL
 #: Fixed, because a holder whose row goes is fenced off: only what nobody has used for so long is surely forgotten.
 LEASES_KEPT_FOR: Final = timedelta(days=30)
+#: A rejection that no run has met for so long belongs to records or arguments that are gone.
+REJECTIONS_KEPT_FOR: Final = timedelta(days=30)
+REPORTS_KEPT_FOR: Final = timedelta(days=1)  # they hold a report back for an hour only
 BATCH_SIZE: Final = 1000  # rows a statement; they are small and nobody else holds them
 
 #: None of the application's: the ledger is where the setting for the library's own schema says.
@@ -44,9 +47,23 @@ sweep: Final = Sweep(
             action=Delete(rows_counted_as="deleted_leases"),
             batch_size=sweep.batch_size,
         ),
+        TablePass(
+            name="rejections",
+            stale=lambda now: Rejection.last_at < now - REJECTIONS_KEPT_FOR,
+            order=(Rejection.last_at, Rejection.worker, Rejection.subject, Rejection.cause),
+            action=Delete(rows_counted_as="deleted_rejections"),
+            batch_size=sweep.batch_size,
+        ),
+        TablePass(
+            name="rejection_reports",
+            stale=lambda now: RejectionReport.reported_at < now - REPORTS_KEPT_FOR,
+            order=(RejectionReport.reported_at, RejectionReport.worker, RejectionReport.cause),
+            action=Delete(rows_counted_as="deleted_rejections"),
+            batch_size=sweep.batch_size,
+        ),
     ],
-    counts=("deleted_rows", "deleted_leases", "batches", "out_of_time"),
-    settles=("deleted_rows", "deleted_leases"),
+    counts=("deleted_rows", "deleted_leases", "deleted_rejections", "batches", "out_of_time"),
+    settles=("deleted_rows", "deleted_leases", "deleted_rejections"),
     schedule=SCHEDULE,
     batch_size=BATCH_SIZE,
     max_runtime=timedelta(seconds=60),

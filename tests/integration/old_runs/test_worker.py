@@ -7,7 +7,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.foundation.db import Database
 from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.own_tables import Lease, Run
+from housekeeping.sweeps.own_tables import Lease, Rejection, RejectionReport, Run
 from housekeeping.sweeps.run import perform
 from housekeeping.testing import ManualClock
 from housekeeping.workers.old_runs.worker import sweep
@@ -72,3 +72,20 @@ def test_the_limit_for_runs_says_nothing_of_leases(postgres: Database, admin: Co
     result = perform(replace(sweep, stale_after=timedelta(hours=1)), clock=ManualClock(now))
 
     assert result.counts["deleted_leases"] == 0
+
+
+def test_rejections_not_met_for_30_days_go_and_reports_of_a_day(postgres: Database) -> None:
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    instant = timedelta(microseconds=1)
+    for number, beside in enumerate((-instant, timedelta(), instant)):
+        last_at = now - timedelta(days=30) + beside
+        Rejection.create(
+            worker="x", subject="", cause=str(number), since=last_at, last_at=last_at, rows=1, times=0, sample={}
+        )
+        RejectionReport.create(worker="x", cause=str(number), reported_at=now - timedelta(days=1) + beside)
+
+    result = perform(sweep, clock=ManualClock(now))
+
+    assert result.counts["deleted_rejections"] == 2
+    assert sorted(row.cause for row in Rejection.select()) == ["1", "2"]
+    assert sorted(row.cause for row in RejectionReport.select()) == ["1", "2"]

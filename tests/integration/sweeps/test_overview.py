@@ -15,6 +15,7 @@ from housekeeping.sweeps.ledger import Counts
 from housekeeping.sweeps.overview import overview
 from housekeeping.sweeps.own_tables import Run, Switch
 from housekeeping.sweeps.rates import Rates
+from housekeeping.sweeps.rejection_store import Rejected, record
 from housekeeping.sweeps.switches import Switched, switch, switched
 from housekeeping.web import alarm_help
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -259,3 +260,24 @@ def test_every_alarm_that_rings_is_explained_on_the_page_and_in_the_documentatio
     topics = {alarm_help.topic(alarm.name) for alarm in rings}
     assert topics == {"longest_run", "failed_rows", "most_…", "failed_runs", "last_run", "overdue", "unseen", "clock"}
     assert topics | {"backlog"} <= set(documented) == set(alarm_help.ALARMS)
+
+
+def test_rejected_records_are_shown_by_argument_and_cause_the_most_first(statuses: type[UserStatus]) -> None:
+    for rows in range(1, 13):
+        found = {"the cause": Rejected(rows, {"record": {"id": rows}, "error": "no"})}
+        record(sweep.name, str(rows), found, whole=True, settled_any=False, position=(rows,))
+    record("another.worker", "", {"x": Rejected(99, {})}, whole=True, settled_any=False, position=None)
+
+    shown = overview(sweep, datetime.now(UTC), _UTC).as_json()
+
+    assert [each["rows"] for each in shown["rejected"]] == list(range(12, 2, -1))
+    assert shown["rejected_more"] == 2
+    first = shown["rejected"][0]
+    assert (first["argument"], first["cause"], first["sample"]["record"]) == ("12", "the cause", {"id": 12})
+    assert first["since"] <= first["last_at"] < first["not_before"]
+
+
+def test_worker_without_rejected_records_shows_none(statuses: type[UserStatus]) -> None:
+    shown = overview(sweep, _NOW, _UTC).as_json()
+
+    assert (shown["rejected"], shown["rejected_more"]) == ([], 0)

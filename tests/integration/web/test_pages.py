@@ -11,7 +11,8 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.foundation.clock import SystemClock
 from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.own_tables import Run, SwitchChange
+from housekeeping.sweeps.own_tables import NOW as DATABASE_NOW
+from housekeeping.sweeps.own_tables import Rejection, Run, SwitchChange
 from housekeeping.sweeps.run import perform
 from housekeeping.sweeps.switches import Switched, switch
 from housekeeping.web import facts
@@ -73,6 +74,17 @@ def test_ages_on_the_first_page_are_by_the_databases_clock(
 
     assert re.search(r'<span class="hint">[\d.]+ m?s ago</span>', page) is not None
     assert "No alarm rings" not in page
+
+
+def test_rejected_rows_show_on_the_workers_page_and_are_never_markup(client: FlaskClient) -> None:
+    at = {"since": DATABASE_NOW, "last_at": DATABASE_NOW}
+    sample = {"record": {"id": 7, "name": HOSTILE}, "error": HOSTILE}
+    Rejection.create(worker=WORKER, subject="", cause=f"{HOSTILE} stays", rows=1234, times=0, sample=sample, **at)
+
+    page = client.get(f"/workers/{WORKER}").get_data(as_text=True)
+
+    assert "1,234 since" in page and "stays" in page
+    assert "<script>alert" not in page
 
 
 def test_a_failed_run_is_an_alarm_on_the_first_page(client: FlaskClient) -> None:
