@@ -34,6 +34,7 @@ from housekeeping.sweeps.actors import actor_named
 from housekeeping.sweeps.breaker import Breaker
 from housekeeping.sweeps.call import Call, CallPass
 from housekeeping.sweeps.declaration import Alarms, LeaseTerms, Sweep
+from housekeeping.sweeps.deferral import deferred
 from housekeeping.sweeps.findings import Finding
 from housekeeping.sweeps.gates import Gates
 from housekeeping.sweeps.ledger import HEARTBEAT, at_work
@@ -101,6 +102,7 @@ __all__ = [
     "actor_named",
     "at_work",
     "database",
+    "deferred",
     "identify",
     "insist",
     "key_of",

@@ -15,6 +15,7 @@ from housekeeping.foundation.redis_client import reaching_redis
 from housekeeping.foundation.replicas import read_database
 from housekeeping.middleware.bulk import enqueue_many
 from housekeeping.sweeps.passes import Backlog, PassPlan, Position, Reading, Settled, Step
+from housekeeping.workers.batched_git_ref_updates.deferral import any_deferred, count_deferred, deferred_among
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus
 
 _SAMPLES: Final = 5
@@ -58,7 +59,7 @@ class _Round:
 
 @dataclass(frozen=True, slots=True)
 class _Enqueued:
-    projects: Sequence[int]
+    projects: Sequence[int]  # without those that are deferred
     deduplicated: int
     after: _Round
     left: bool
@@ -69,7 +70,8 @@ class PendingProjects:
     """Enqueues the cleanup of every project with pending deletions, in batches, until there are no more or too many.
 
     It begins after the last project of a run that was cut short, goes on at the front when it has come to the end,
-    and ends where it began: every project is met once a run at most.
+    and ends where it began: every project is met once a run at most. A project whose last cleanup rejected every row
+    is left out until its delay has passed, unless it has new pending rows.
 
     Attributes:
       children: The actor that is sent the projects' ids, asked for when there is something to send.
@@ -81,6 +83,7 @@ class PendingProjects:
     batch_size: int
     max_projects: int
     name: str = "projects"
+    deferral: _Deferral = field(default_factory=lambda: _Deferral(), init=False, repr=False, compare=False)
     search: _Search = field(default_factory=lambda: _Search(), init=False, repr=False, compare=False)
 
     def take(self, step: Step) -> _Enqueued:
@@ -92,13 +95,14 @@ class PendingProjects:
         begun = _Round.of(step)
         size = min(self.batch_size, self.max_projects - begun.projects)
         found = self.search.projects(begun.last, begun.until, size + 1)
-        projects = found[:size]
+        page = found[:size]
+        projects = self.deferral.without_deferred(page)
         duplicates = 0
         if projects:
             with reaching_redis():
                 messages = enqueue_many(self.children(), projects, trigger="parent")
             duplicates = sum("duplicate_of" in message.options for message in messages)
-        last = projects[-1] if projects else begun.last
+        last = page[-1] if page else begun.last
         after = _Round(step.run_id, last, begun.began_after, begun.wrapped, begun.projects + len(projects))
         left = len(found) > size
         if not left and not begun.wrapped and begun.began_after is not None:
@@ -132,9 +136,26 @@ class PendingProjects:
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
         stale = self.backlog(now, limit)
-        samples = [{"project_id": project} for project in pending_projects(None, None, _SAMPLES)]
+        projects = self.deferral.without_deferred(pending_projects(None, None, _SAMPLES))
+        due = stale.rows - (count_deferred() if stale.rows else 0)
         # Which of them wait already is not asked of Redis.
-        return PassPlan(self.name, stale, {"total_projects": min(stale.rows, self.max_projects)}, samples=samples)
+        counts = {"total_projects": max(0, min(due, self.max_projects))}
+        return PassPlan(self.name, stale, counts, samples=[{"project_id": project} for project in projects])
+
+
+class _Deferral:
+    """Leaves out the projects that are to be scheduled later; asks once a run whether there are any."""
+
+    def __init__(self) -> None:
+        self._any: bool | None = None
+
+    def without_deferred(self, projects: Sequence[int]) -> Sequence[int]:
+        if self._any is None:
+            self._any = any_deferred()
+        if not (self._any and projects):
+            return projects
+        deferred = deferred_among(projects)
+        return [project for project in projects if project not in deferred]
 
 
 def pending_projects(after: int | None, until: int | None, limit: int) -> list[int]:
