@@ -35,6 +35,12 @@ def refuse_all(order: Order) -> None:
     raise ValueError(f"no order {order.reference!r}")
 
 
+def refuse_most(order: Order) -> None:
+    """Settle each tenth: a run in which many rows in a row fail alike is ended."""
+    if order.id % 10:
+        refuse_all(order)
+
+
 def standing() -> list[tuple[str, int]]:
     return [(each.cause, each.rows) for each in Rejection.select().order_by(Rejection.cause)]
 
@@ -42,11 +48,11 @@ def standing() -> list[tuple[str, int]]:
 def test_records_of_one_cause_are_one_report_with_samples(clock: ManualClock, reported: list[dict[str, Any]]) -> None:
     add(30)
 
-    result = perform(sweep(refuse_all), clock=clock)
+    result = perform(sweep(refuse_most), clock=clock)
 
-    assert result.counts["failed"] == 30
+    assert result.counts["failed"] == 27
     (report,) = reported
-    assert (report["worker"], report["run_id"], report["rows"]) == ("shop.stuck_orders", result.run_id, 30)
+    assert (report["worker"], report["run_id"], report["rows"]) == ("shop.stuck_orders", result.run_id, 27)
     assert [each["id"] for each in report["samples"]] == [1, 2, 3, 4, 5][:SAMPLES]
     assert report["id"] == 1, "the fields of the first record"
 
@@ -54,11 +60,11 @@ def test_records_of_one_cause_are_one_report_with_samples(clock: ManualClock, re
 def test_first_records_of_a_cause_have_lines_and_the_rest_a_summary(clock: ManualClock, lines: Lines) -> None:
     add(LINES + 5)
 
-    perform(sweep(refuse_all), clock=clock)
+    perform(sweep(refuse_most), clock=clock)
 
-    assert [line.record["id"] for line in lines("A record could not be settled")] == list(range(1, LINES + 1))
+    assert len(lines("A record could not be settled")) == LINES
     (summary,) = lines("More records could not be settled")
-    assert (summary.cause, summary.rows, summary.logged) == ("ValueError: no order …", LINES + 5, LINES)
+    assert (summary.cause, summary.rows, summary.logged) == ("ValueError: no order …", LINES + 3, LINES)
 
 
 def test_same_cause_is_reported_again_after_an_hour(clock: ManualClock, reported: list[dict[str, Any]]) -> None:
@@ -163,18 +169,17 @@ def test_run_that_fails_still_reports_what_it_rejected(clock: ManualClock, repor
 
 
 def test_causes_of_a_run_are_bounded(clock: ManualClock, reported: list[dict[str, Any]]) -> None:
-    count = CAUSES + 10
-    words = ["".join(chr(ord("a") + int(digit)) for digit in f"{number:03}") for number in range(count + 1)]
-    add(count)
+    add(40)
 
-    def refuse_in_its_own_words(order: Order) -> None:
-        raise ValueError(f"{words[order.id]} is wrong")
+    def refuse_most_in_other_words(order: Order) -> None:
+        if order.id % 10:
+            raise ValueError("".join(chr(ord("a") + int(digit)) for digit in f"{order.id:02}"))
 
-    perform(sweep(refuse_in_its_own_words), clock=clock)
+    perform(sweep(refuse_most_in_other_words), clock=clock)
 
     assert len(reported) == CAUSES + 1
-    assert (OTHER_CAUSES, 10) in standing()
-    assert sum(rows for _, rows in standing()) == count
+    assert (OTHER_CAUSES, 36 - CAUSES) in standing()
+    assert sum(rows for _, rows in standing()) == 36
 
 
 def test_long_values_are_shortened_in_lines_and_rows(clock: ManualClock, lines: Lines) -> None:
