@@ -7,9 +7,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
 
-from peewee import DataError, IntegrityError, InternalError, OperationalError, PeeweeException
+from peewee import DataError, IntegrityError, InternalError, OperationalError
 
 from housekeeping.foundation.db import database, sqlstate
+from housekeeping.sweeps.causes import cause_of
+from housekeeping.sweeps.passes import Failure
 
 T = TypeVar("T")
 
@@ -139,21 +141,12 @@ class FailureStreak:
         """Note that a row was processed."""
         self._rows = 0
 
-    def failed(self, error: BaseException, rows: int = 1) -> bool:
+    def failed(self, failure: Failure) -> bool:
         """Note that rows failed, and return whether so many have failed with this error that it is not theirs."""
-        cause = cause_of(error)
-        self._rows = self._rows + rows if cause == self._cause else rows
+        cause = cause_of(failure.error, failure.record)
+        self._rows = self._rows + failure.rows if cause == self._cause else failure.rows
         self._cause = cause
         return self._rows >= MOST_FAILURES
-
-
-def cause_of(error: BaseException) -> str:
-    """Return what errors of the same cause have in common: type, SQLSTATE and constraint."""
-    if not isinstance(error, PeeweeException):
-        return type(error).__name__
-    diagnostics = getattr(getattr(error, "orig", None), "diag", None)
-    constraint = getattr(diagnostics, "constraint_name", None)
-    return " ".join(str(each) for each in (type(error).__name__, sqlstate(error), constraint) if each)
 
 
 def _halves(part: Sequence[T]) -> list[Sequence[T]]:

@@ -85,8 +85,9 @@ class Rejections:
         due = rejection_store.due_for_report(self.worker, list(self._rejected)) if self._rejected else set()
         # A rescued record does not come back, so its report is not held back.
         for group in (*(self._rejected[cause] for cause in self._rejected if cause in due), *self._rescued.values()):
-            about = {**group.samples[0], "worker": self.worker, "run_id": self.run_id}
-            report(group.error, **about, rows=group.rows, samples=group.samples)
+            # A column of the record may have any of these names.
+            about = {"worker": self.worker, "run_id": self.run_id, "rows": group.rows, "samples": group.samples}
+            report(group.error, **{**group.samples[0], **about})
 
     def _record(self, whole: bool, settled_any: bool, position: Position | None) -> None:
         found = {

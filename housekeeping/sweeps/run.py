@@ -242,8 +242,7 @@ class _Performance:
             walk.counts["confirmed"] = True
         try:
             verdict = walk.go()
-            # A run that resumed, or that shares its work with others, has not seen all records.
-            self.saw_everything = verdict[0] == "done" and attempt.cursor is None and self.sweep.parts == 1
+            self.saw_everything = verdict[0] == "done" and walk.saw_everything()
             return verdict
         finally:
             self.counts = walk.counts

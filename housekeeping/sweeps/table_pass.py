@@ -228,7 +228,7 @@ class TablePass:
         picked, *counts = row[after_texts:]
         last = self.position_of((*row[:width], *[None] * len(self.columns), *row[width:after_texts]))
         kept = picked - counts[0]
-        failures = [Failure({"rows": kept}, RowNotChanged(_NOT_CHANGED), kept)] if kept else []
+        failures = [Failure({"stage": self.name}, RowNotChanged(_NOT_CHANGED), kept)] if kept else []
         return Settled(self._counted(counts), *self.stands_after(step, last, picked), failures=failures)
 
     def _counted(self, numbers: Sequence[int]) -> dict[str, int]:

@@ -266,6 +266,11 @@ class Walk:
             return replace(before, place=0, after=None, until=(began.place, began.after))
         return replace(before, after=settled.position, verdict=("done", None))
 
+    def saw_everything(self) -> bool:
+        """Return whether a run that is done has seen all records: from the front, or all around, and alone."""
+        resumed = (self._began.place, self._began.after) != (0, None)
+        return self.sweep.parts == 1 and (not resumed or self._goes_to_the_front())
+
     def _goes_to_the_front(self) -> bool:
         """Return whether all stages know where to end on a second way; others take care of that themselves."""
         return all(isinstance(each, TablePass) for each in self.passes)
@@ -302,7 +307,7 @@ class Walk:
             self._streak.succeeded()
             return
         for failure in settled.failures:
-            if self._streak.failed(failure.error, failure.rows):
+            if self._streak.failed(failure):
                 self._hopeless = one_line(failure.error)
 
     def _bisected(self, walk: Divisible, step: Step, taken: Any, state: _State, error: Exception) -> _State:
