@@ -44,7 +44,7 @@ def plan(name: str, argument: str | None, as_json: bool) -> None:
     if planned.clock_skew is not None and planned.clock_skew.exceeded:
         out.print(clock_line(planned.clock_skew), soft_wrap=True)
     out.print(
-        f"\nplan id {known_as}: for an hour it lets a run go on that its breaker stops, "
+        f"\nplan id {known_as}: for an hour, a run with it may process these rows whatever the breaker's limit, "
         f"housekeeping run {named(sweep.name, about)} --confirm {known_as}",
         soft_wrap=True,
     )

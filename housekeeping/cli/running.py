@@ -36,7 +36,7 @@ from housekeeping.sweeps.run import perform
 @click.option(
     "--force", is_flag=True, help="Run although the worker is paused or disabled, or this machine's clock is wrong."
 )
-@click.option("--confirm", "plan_id", help="Touch far more than usual: the id of a plan that said so.")
+@click.option("--confirm", "plan_id", help="Let the run exceed the breaker's limit: the id of a plan.")
 @click.pass_context
 def run(
     context: click.Context,
@@ -52,9 +52,10 @@ def run(
     The run is the same as a scheduled one: same limits, same ledger. Ctrl-C ends it after the batch
     in hand; what was committed stays. Logs go to stderr. The names are those of "housekeeping list".
 
-    A run that would touch far more than those before it fails before the first change, with the reason "breaker". Look
-    at "housekeeping plan NAME", and if that is what you want, run it with --confirm and the plan's id: it is good for
-    an hour, for this worker and argument, and for a tenth more records than the plan counted.
+    A run that finds far more stale rows than usual goes on and alerts. Where the worker's breaker is set to limit or
+    stop runs, it ends early with the reason "breaker". Look at "housekeeping plan NAME", and if that is what you want,
+    run it with --confirm and the plan's id: it is good for an hour, for this worker and argument, and for a tenth more
+    rows than the plan counted.
 
     A run does not start where this machine's clock is over a minute from the database's; --force overrides that, too:
     what is stale is decided by the database's clock anyway.

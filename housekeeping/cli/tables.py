@@ -102,7 +102,7 @@ def counts(given: dict[str, Any]) -> str:
 
 
 def _count(name: str, value: Any) -> str:
-    if isinstance(value, bool):
+    if isinstance(value, bool | dict):  # the engine's own counts have details, which the alerts show
         return name
     # A pass of one's own may count by what is no number.
     return f"{name} {value:,}" if isinstance(value, int | float) else f"{name} {value}"

@@ -106,7 +106,7 @@ class EmbeddedServerError(HousekeepingError):
 
 
 class BreakerTripped(HousekeepingError):
-    """A run would have touched far more records than runs before it; it stopped before the first change."""
+    """A run found far more stale rows than its breaker allows, and is set to stop then, before the first change."""
 
 
 class ClocksDiffer(HousekeepingError):

@@ -65,6 +65,7 @@ class BreakerSettings(BaseModel):
 
     times_history: Annotated[float, Field(ge=1)] | None = None
     share: Annotated[float, Field(gt=0, le=1)] | None = None
+    action: Literal["alert", "limit", "stop"] = "alert"
 
 
 class WorkerSettings(BaseModel):

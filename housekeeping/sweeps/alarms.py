@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -16,6 +16,7 @@ from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.sweeps import measures
 from housekeeping.sweeps.backlog import Backlog, backlog, oldest
+from housekeeping.sweeps.breaker import in_numbers, is_exceeded
 from housekeeping.sweeps.counting import CLOCK_SKEW
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.own_tables import Run
@@ -27,6 +28,16 @@ logger = named_logger(__name__)
 LOOK_AT: Final = 10_000
 UNSEEN: Final = "what waits cannot be seen"
 _ENDED_BADLY: Final = ("failed", "lost", "lost_lease")
+#: Throttled runs in a row that are no passing trouble.
+THROTTLED_RUNS: Final = 3
+#: Runs looked at for what the last ones say; a few may be at work at the same time.
+_LAST_RUNS: Final = 10
+#: What an operator does about an exceeded breaker, by its action.
+_ADVICE: Final = {
+    "alert": "the run goes on; if these rows should stay: housekeeping pause NAME",
+    "limit": "each run stops there; to process all at once: housekeeping plan NAME, then run --confirm",
+    "stop": "runs stop; to go on: housekeeping plan NAME, then run --confirm",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,7 @@ class Alarm:
 
     Attributes:
       name: Which alarm: ``longest_run``, ``backlog``, ``failed_rows``, ``clock``, ``most_…`` with a count's name,
-        ``failed_runs``, ``last_run``, ``overdue`` or ``unseen``.
+        ``failed_runs``, ``last_run``, ``overdue``, ``unseen``, ``breaker`` or ``throttled``.
       text: What it is, for a person.
       limit, value: What it must not exceed, and what it is; null where it is no number.
     """
@@ -99,6 +110,59 @@ def of_the_last_run(outcome: str | None, why: str | None) -> Iterator[Alarm]:
         yield Alarm("last_run", f"the last run ended as {outcome}: {why}")
 
 
+def of_the_breaker(sweep: Sweep, counts: Mapping[str, Any]) -> Iterator[Alarm]:
+    """That a run exceeded its breaker, by its counts: the numbers, and what to do."""
+    if not is_exceeded(counts):
+        return
+    said = counts["breaker"]
+    stale, allowed = said["stale"], said["allowed"]
+    found = None if stale is None else stale + (not said["exact"])
+    yield Alarm("breaker", f"{in_numbers(said)}; {_ADVICE[said['action']]}".replace("NAME", sweep.name), allowed, found)
+
+
+def of_recent_runs(sweep: Sweep) -> Iterator[Alarm]:
+    """What the last runs show whatever was skipped since: an exceeded breaker, a throttle that stays.
+
+    Raises:
+      peewee.PeeweeException: The ledger cannot be asked.
+    """
+    runs = _recent_runs(sweep)
+    # One that has not counted anything yet says nothing.
+    yield from of_the_breaker(sweep, next((counts for outcome, _, counts in runs if outcome or counts), {}))
+    yield from _of_throttled_runs(runs)
+
+
+def of_the_throttle(sweep: Sweep) -> Iterator[Alarm]:
+    """That the last runs all ended because the database was not well.
+
+    Raises:
+      peewee.PeeweeException: The ledger cannot be asked.
+    """
+    yield from _of_throttled_runs(_recent_runs(sweep))
+
+
+def _recent_runs(sweep: Sweep) -> list[tuple[str | None, str | None, dict[str, Any]]]:
+    """Outcome, reason and counts of the last runs that began, the newest first."""
+    began = (Run.worker == sweep.name) & (Run.outcome.is_null() | Run.outcome.not_in(("skipped", "missed")))
+    began &= Run.reason.is_null() | (Run.reason != "clock")  # such a run has not looked at the rows
+    rows: Any = Run.select(Run.outcome, Run.reason, Run.counts).where(began).order_by(Run.id.desc()).limit(_LAST_RUNS)
+    return list(rows.tuples())
+
+
+def _of_throttled_runs(runs: Sequence[tuple[str | None, str | None, dict[str, Any]]]) -> Iterator[Alarm]:
+    ended = [(reason, counts.get("throttled")) for outcome, reason, counts in runs if outcome][:THROTTLED_RUNS]
+    if len(ended) < THROTTLED_RUNS or any(reason != "gate" for reason, _ in ended) or ended[0][1] is None:
+        return
+    gate, value, limit = (ended[0][1][name] for name in ("gate", "value", "limit"))
+    yield Alarm(
+        "throttled",
+        f"{gate} {value:g} > {limit:g} slowed the last {THROTTLED_RUNS} runs and ended them early; each did a little. "
+        f"Mend that, or set another limit: gates.{gate}",
+        limit,
+        value,
+    )
+
+
 def of_silence(sweep: Sweep, last_at: datetime | None, now: datetime, period_s: float) -> Iterator[Alarm]:
     """That a scheduled worker has not run for too many of its periods; its ticks that were missed are no runs."""
     most = sweep.alarms.overdue
@@ -116,9 +180,11 @@ def ring(sweep: Sweep, result: RunResult, clock: Clock) -> None:
     if result.run_id is None:
         measures.rang(sweep, badly, others="as they were")  # the database is away, nobody can ask
         return
-    rings = [*of_a_run(sweep, result.duration_s, result.counts)]
+    rings = [*of_a_run(sweep, result.duration_s, result.counts), *of_the_breaker(sweep, result.counts)]
     if result.exit_code:
         rings += _asked(lambda: of_the_ledger(sweep), "Could not ask the ledger")
+    if result.reason == "gate":
+        rings += _asked(lambda: of_the_throttle(sweep), "Could not ask the ledger")
     # For a worker that takes an argument, what waits is not what this run left.
     counted = sweep.takes_argument is None and (sweep.settles or sweep.alarms.backlog is not None)
     if result.outcome != "skipped" and counted:

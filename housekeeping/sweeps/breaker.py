@@ -1,29 +1,40 @@
-"""The breaker: a run that would touch far more than runs before it stops before the first change."""
+"""Circuit breaker for a run that finds far more stale rows than usual: it alerts, limits the run or stops it."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, Protocol, get_args
 
-from housekeeping.foundation.db import database
-from housekeeping.foundation.errors import BreakerTripped
+from peewee import PeeweeException
+
+from housekeeping.foundation.db import database, one_line, sqlstate
+from housekeeping.foundation.errors import DeclarationError
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.sweeps.confirmation import Confirmation, named
-from housekeeping.sweeps.ledger import Counts
+from housekeeping.sweeps.ledger import Counts, Outcome, PastRun
 from housekeeping.sweeps.passes import Backlog, Pass
 from housekeeping.sweeps.table_pass import TablePass
 from housekeeping.sweeps.vitals import table_name
 
 logger = named_logger(__name__)
 
+Action = Literal["alert", "limit", "stop"]
+
 #: With fewer runs nobody can say what is usual.
 ENOUGH: Final = 10
-#: Records that never trip it by history: a worker that settled three a day may settle a few thousand after a holiday.
+#: Rows that never exceed the breaker by history: a worker that processed three a day may process a few thousand after
+#: a holiday.
 FLOOR: Final = 10_000
-#: Options that bound what one run settles, however much is stale.
+#: Options that bound what one run processes, however much is stale.
 _AT_MOST: Final = ("max_deletes", "max_projects")
+#: The count before a run takes at most this long, and at most this part of the run's time: the rest is for the rows.
+_COUNT_FOR_AT_MOST: Final = timedelta(seconds=5)
+_PART_OF_RUN: Final = 4
+#: SQLSTATE classes of a server that goes away or is not there: no matter of the count.
+_AWAY: Final = ("08", "57P")
 
 _ROWS: Final = """
 WITH RECURSIVE ours (id) AS (
@@ -33,23 +44,40 @@ WITH RECURSIVE ours (id) AS (
 SELECT CASE WHEN min(reltuples) >= 0 AND sum(reltuples) > 0 THEN sum(reltuples)::bigint END
 FROM ours JOIN pg_class ON pg_class.oid = ours.id WHERE relkind <> 'p'
 """
+#: A shorter timeout of the session stays.
+_TIMEOUT: Final = """
+SELECT set_config('statement_timeout', least(nullif(setting::bigint, 0), %s)::text, true)
+FROM pg_settings WHERE name = 'statement_timeout'
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """How much more than usual is too much; off until there is history. Null switches a limit off.
+    """How much more than usual is too much for one run, and what happens then; off until there is history.
 
     Attributes:
-      times_history: So many times the most that any of the last runs settled, and 10,000 records at the least.
-      share: So much of the tables that the sweep walks, as PostgreSQL's statistics know them: 0.5 is half.
+      times_history: Allowed is this many times the most that any of the last runs processed, and at least 10,000 rows.
+        None: no such limit.
+      share: Allowed is this share of the sweep's tables, by PostgreSQL's statistics: 0.5 is half. None: no such limit.
+      action: ``alert``: the run goes on, and an alert says so. ``limit``: the run processes the allowed number of rows,
+        ends as ``partial: breaker`` and alerts; the next run goes on. ``stop``: the run ends as ``failed: breaker``
+        before the first change.
+
+    Raises:
+      DeclarationError: When there is no such action.
     """
 
     times_history: float | None = 100
     share: float | None = None
+    action: Action = "alert"
+
+    def __post_init__(self) -> None:
+        if self.action not in get_args(Action):
+            raise DeclarationError(f"a breaker's action is {self.action!r}; it should be alert, limit or stop")
 
 
 class Breakable(Protocol):
-    """A sweep, as far as its breaker asks."""
+    """A sweep, as far as its breaker needs it."""
 
     @property
     def name(self) -> str: ...
@@ -60,69 +88,200 @@ class Breakable(Protocol):
     @property
     def options(self) -> Mapping[str, Any]: ...
 
+    @property
+    def max_runtime(self) -> timedelta: ...
+
+    @property
+    def parts(self) -> int: ...
+
+    @property
+    def settles(self) -> Sequence[str]: ...
+
 
 @dataclass(frozen=True, slots=True)
-class _Limit:
-    rows: int
-    words: str
+class RowLimit:
+    """The most rows a run may process.
+
+    Attributes:
+      rows: That number; None: any.
+      expected: How many were stale before the run; None: more than that, or unknown.
+      settles: The counts that are processed rows.
+      exceeded: The count ``breaker`` of a run that reaches the limit with rows left.
+    """
+
+    rows: int | None = None
+    expected: int | None = None
+    settles: Sequence[str] = ()
+    exceeded: Counts = field(default_factory=dict)
+
+    def left(self, counts: Counts) -> int | None:
+        """Return how many rows the next batch may have; None: any number."""
+        return None if self.rows is None else max(1, self.rows - settled_by(counts, self.settles))
+
+    def reached(self, counts: Counts) -> tuple[Outcome, str | None] | None:
+        """Return how a run with these counts ends here; None: it may go on."""
+        rows = settled_by(counts, self.settles)
+        if self.rows is None or rows < self.rows:
+            return None
+        return ("done", None) if rows == self.expected else ("partial", "breaker")
+
+    def noted(self, counts: Counts, reason: str | None) -> Counts:
+        """Return the counts at the end of a run, with the count ``breaker`` where that ended it."""
+        return counts | {"breaker": self.exceeded} if reason == "breaker" else counts
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the breaker says of a run before its first change.
+
+    Attributes:
+      worker: The worker, with its argument, as the command line takes it.
+      action: What a run does that exceeds the breaker.
+      allowed: The most rows one run should process.
+      usual: The most that any run of the history processed.
+      runs: How many runs the history has.
+      stale: The stale rows, counted up to `allowed`; None: they could not be counted.
+      parts: How many runs share the work.
+      settles: The counts that are processed rows.
+    """
+
+    worker: str
+    action: Action
+    allowed: int
+    usual: int
+    runs: int
+    stale: Backlog | None
+    parts: int
+    settles: Sequence[str]
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether more is stale than allowed, as far as could be counted."""
+        return self.stale is None or not self.stale.exact or self.stale.rows > self.allowed
+
+    @property
+    def row_limit(self) -> RowLimit:
+        """The limit of the run itself; of a breaker that does not limit runs, any number of rows."""
+        if self.action != "limit":
+            return RowLimit()
+        if self.exceeded:
+            return RowLimit(max(1, self.allowed // self.parts), None, self.settles, self.as_count())
+        assert self.stale is not None
+        # Rows may become stale while the run is at work.
+        later = dataclasses.replace(self, stale=Backlog(self.allowed, exact=False))
+        return RowLimit(self.allowed, self.stale.rows, self.settles, later.as_count())
+
+    @property
+    def refusal(self) -> str:
+        """The error of a run that the breaker stops: the numbers, and how to go on."""
+        return (
+            f"{in_numbers(self.as_count())}; nothing was changed. To go on: housekeeping plan {self.worker}, "
+            f"then housekeeping run {self.worker} --confirm with the plan's id"
+        )
+
+    def as_count(self) -> Counts:
+        """The count ``breaker`` of a run that exceeds it, as the ledger keeps it."""
+        return {
+            "action": self.action,
+            "stale": None if self.stale is None else self.stale.rows,
+            "exact": self.stale is not None and self.stale.exact,
+            "allowed": self.allowed,
+            "usual": self.usual,
+            "runs": self.runs,
+        }
+
+
+def in_numbers(count: Mapping[str, Any]) -> str:
+    """The count ``breaker`` of a run, in words."""
+    stale, allowed = count["stale"], f"{count['allowed']:,}"
+    if stale is None:
+        found = "the stale rows could not be counted"
+    else:
+        found = f"{stale:,} rows are stale" if count["exact"] else f"more than {stale:,} rows are stale"
+    return f"{found}; the last {count['runs']} runs processed {count['usual']:,} at most, the breaker allows {allowed}"
 
 
 def check(
     sweep: Breakable,
-    settled: Sequence[int],
+    history: Sequence[int],
     passes: Sequence[Pass],
     now: datetime,
     argument: Any = None,
     confirmation: Confirmation | None = None,
-) -> None:
-    """Return when a run may begin; it counts what is stale, and no further than to the limit.
+) -> Verdict | None:
+    """Compare what is stale with what is usual; None when there is nothing to compare with.
+
+    Counts no further than the limit. A count that fails or takes too long is a verdict, too (`Verdict.stale`).
 
     Parameters:
-      settled: How many records each of the last runs settled; fewer than ten are no history.
-      confirmation: A person's word, in place of the limits.
+      history: The rows each of the last runs processed; fewer than ten are no history.
+      confirmation: An operator's confirmation, in place of the limits.
 
     Raises:
-      BreakerTripped: When more is stale than the limits allow; the text has the numbers and the way to go on.
+      peewee.PeeweeException: The database does not answer.
     """
     if confirmation is None:
-        limits = _limits(sweep.breaker, settled, passes)
+        allowed = _allowed(sweep.breaker, history, passes)
     else:
-        most = confirmation.most
+        allowed = confirmation.most
         logger.info("Run is confirmed", plan_id=confirmation.plan_id, rows=confirmation.rows, exact=confirmation.exact)
-        limits = [] if most is None else [_Limit(most, f"and the plan counted {confirmation.rows:,}")]
-    if not limits:
-        return
-    limit = min(limits, key=lambda each: each.rows)
-    if any(sweep.options[name] <= limit.rows for name in _AT_MOST if name in sweep.options):
-        return
-    waiting = Backlog(0)
-    for each in passes:
-        waiting += each.backlog(now, limit.rows, argument)
-    if waiting.exact and waiting.rows <= limit.rows:
-        return
-    about = named(sweep.name, argument)
-    raise BreakerTripped(
-        f"more than {limit.rows:,} records are stale, {limit.words}; nothing was changed. To go on: "
-        f"housekeeping plan {about}, then housekeeping run {about} --confirm with the plan's id"
+    if allowed is None:
+        return None
+    if any(sweep.options[name] <= allowed for name in _AT_MOST if name in sweep.options):
+        return None
+    return Verdict(
+        worker=named(sweep.name, argument),
+        action=sweep.breaker.action,
+        allowed=allowed,
+        usual=max(history, default=0),
+        runs=len(history),
+        stale=_count(passes, now, allowed, argument, min(_COUNT_FOR_AT_MOST, sweep.max_runtime / _PART_OF_RUN)),
+        parts=sweep.parts,
+        settles=sweep.settles,
     )
 
 
-def _limits(breaker: Breaker, settled: Sequence[int], passes: Sequence[Pass]) -> list[_Limit]:
-    if len(settled) < ENOUGH:
+def usual_rows(history: Sequence[PastRun], settles: Sequence[str]) -> list[int]:
+    """Return the rows that each past run processed, as far as they tell what is usual.
+
+    A run that exceeded its breaker counts as what was usual before it: a flood must not become usual while it lasts.
+    Ten of them that ended as ``done`` are the worker's new load, and count as they are.
+    """
+    if not settles:
         return []
-    found = []
+    exceeded = [past for past in history if is_exceeded(past.counts)]
+    grown = sum(past.outcome == "done" for past in exceeded) >= ENOUGH
+    return [
+        int(past.counts["breaker"]["usual"])
+        if is_exceeded(past.counts) and not (grown and past.outcome == "done")
+        else settled_by(past.counts, settles)
+        for past in history
+    ]
+
+
+def is_exceeded(counts: Mapping[str, Any]) -> bool:
+    """Whether the counts are those of a run that exceeded its breaker."""
+    return isinstance(counts.get("breaker"), dict)
+
+
+def settled_by(counts: Counts, settles: Sequence[str]) -> int:
+    """How many records a run took from what was stale, by its counts."""
+    return sum(int(counts.get(name) or 0) for name in settles)
+
+
+def _allowed(breaker: Breaker, history: Sequence[int], passes: Sequence[Pass]) -> int | None:
+    if len(history) < ENOUGH:
+        return None
+    limits = []
     if breaker.times_history is not None:
-        most = max(settled)
-        allowed = max(FLOOR, int(breaker.times_history * most))
-        words = f"and the last {len(settled)} runs settled {most:,} at the most (allowed is {breaker.times_history:g} "
-        found.append(_Limit(allowed, f"{words}times that, {FLOOR:,} at the least)"))
+        limits.append(max(FLOOR, int(breaker.times_history * max(history))))
     if breaker.share is not None and (rows := _rows_of(passes)) is not None:
-        found.append(_Limit(int(breaker.share * rows), f"which is {breaker.share:.0%} of about {rows:,} in all"))
-    return found
+        limits.append(int(breaker.share * rows))
+    return min(limits, default=None)
 
 
 def _rows_of(passes: Sequence[Pass]) -> int | None:
-    """About how many rows the tables have; null when one of them was never analysed."""
+    """About how many rows the tables have; None when one of them was never analyzed."""
     tables = sorted({table_name(each.model) for each in passes if isinstance(each, TablePass)})
     if not tables:
         return None
@@ -130,6 +289,17 @@ def _rows_of(passes: Sequence[Pass]) -> int | None:
     return None if rows is None else int(rows)
 
 
-def settled_by(counts: Counts, settles: Sequence[str]) -> int:
-    """How many records a run took from what was stale, by its counts."""
-    return sum(int(counts.get(name) or 0) for name in settles)
+def _count(passes: Sequence[Pass], now: datetime, limit: int, argument: Any, timeout: timedelta) -> Backlog | None:
+    stale = Backlog(0)
+    try:
+        with database.atomic():
+            database.execute_sql(_TIMEOUT, (round(timeout.total_seconds() * 1000),))
+            for each in passes:
+                stale += each.backlog(now, limit, argument)
+    except PeeweeException as error:
+        state = sqlstate(error)
+        if state is None or state.startswith(_AWAY):
+            raise
+        logger.warning("Breaker could not count the stale rows", error=one_line(error))
+        return None
+    return stale

@@ -32,6 +32,9 @@ MAX_RETRIES: Final = 25
 #: What a name is made of: it stands in addresses, Redis keys and on command lines.
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 
+#: Counts that the engine adds to a run.
+_RESERVED: Final = ("breaker", "clock_skew_s", "confirmed", "throttled")
+
 #: Settings that become fields of the sweep; all others must be among its `options`.
 _LENGTHS: Final = {"max_runtime_s": "max_runtime", "stale_after_s": "stale_after"}
 
@@ -145,7 +148,7 @@ class Sweep:
       target_batch: How long a batch should take: it gets smaller when it takes longer, and never larger than
         `batch_size`; null: batches of one size. Only passes through tables follow it.
       gates: How the database must be for a run to go on.
-      breaker: How much more than usual stops a run before it begins.
+      breaker: How much more than usual is too much for one run, and whether it then alerts, limits or stops the run.
       feature_category, data_consistency: Recorded as actor options.
       actor_options: Further options of its actor.
       partitioned: Models whose tables may be partitioned, and then have a longer primary key than declared: the
@@ -196,6 +199,10 @@ class Sweep:
             object.__setattr__(self, "counts", (*self.action.counted_as, *failed, "batches", "out_of_time"))
         if not self.settles and self.action is not None:
             object.__setattr__(self, "settles", tuple(self.action.counted_as[:1]))
+        if reserved := [name for name in self.counts if name in _RESERVED]:
+            raise DeclarationError(
+                f"{self.name}: the engine itself counts {reserved[0]!r}; give this count another name"
+            )
         if self.batch_size < 1 or self.max_runtime <= timedelta():
             raise DeclarationError(f"{self.name}: batch_size must be at least 1 and max_runtime longer than nothing")
         if self.parts < 1 or (self.parts > 1 and not self.divisible):

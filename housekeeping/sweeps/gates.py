@@ -1,11 +1,11 @@
-"""Gates: while the database is not well a run goes slowly, and stops when that lasts."""
+"""Gates: throttles that slow a run down while the database is not well, and end it early when that lasts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
 from housekeeping.foundation.clock import RunBudget
 from housekeeping.foundation.logs import logger as named_logger
@@ -29,7 +29,8 @@ class Gates:
         a queue of ten means a migration or a hot row, which we would hold up.
       vacuum: Whether a vacuum of the tables shuts. Off: it is the ordinary companion of every cleaning.
       batch_s: Seconds our own batches took since the last look, on average. Off: what is slow differs by table.
-      wait_s: How long a run goes slowly, or waits to begin, before it stops.
+      wait_s: How long a run waits to begin; then, or in the middle, how long it goes slowly before it ends. It always
+        takes one batch.
     """
 
     replication_lag_s: float | None = 30
@@ -98,30 +99,42 @@ class Gatekeeper:
         self._batches.append(seconds)
 
     def hold(self, give_up: Callable[[], bool]) -> Shut | None:
-        """Let the next batch wait as long as it should; returns the gate that makes the run stop, None to go on.
+        """Let the next batch wait as long as it should; returns the gate that makes the run end, None to go on.
 
         Before the first batch it waits for all gates to open. Between batches it only makes pauses, each longer than
-        the one before: what was begun goes on, slowly. Asks at most every two seconds.
+        the one before: what was begun goes on, slowly. Asks at most every two seconds. Called once more after a gate
+        that stayed shut, it begins to count `wait_s` anew.
 
         Parameters:
           give_up: Whether the run must end for another reason; asked while it waits.
         """
         self._look()
+        begun, self._begun = self._begun, True
         while self._shut is not None:
             if self._budget.seen - self._shut_since > self._gates.wait_s:
-                shut = self._shut
-                logger.warning("A gate stays shut", gate=shut.gate, value=shut.value, limit=shut.limit)
-                return shut
+                return self._stays_shut(self._shut, begun)
             if give_up():
                 return self._shut
             self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
             self._wait(self._pause_s)
             self._budget.spent()
             self._look()
-            if self._begun:
+            if begun:
                 break
-        self._begun = True
         return None
+
+    def as_count(self) -> dict[str, Any]:
+        """The count ``throttled`` of a run that a gate ends, as the ledger keeps it; empty when none is shut."""
+        shut = self._shut
+        return {} if shut is None else {"throttled": {"gate": shut.gate, "value": shut.value, "limit": shut.limit}}
+
+    def _stays_shut(self, shut: Shut, begun: bool) -> Shut:
+        self._shut_since = self._budget.seen
+        if begun:
+            logger.warning("A gate stays shut", gate=shut.gate, value=shut.value, limit=shut.limit)
+        else:
+            logger.info("Throttled run works slowly", gate=shut.gate, value=shut.value, limit=shut.limit)
+        return shut
 
     def _look(self) -> None:
         now = self._budget.seen

@@ -36,11 +36,22 @@ HISTORY: Final = 50
 REFUSED: Final = ("breaker", "clock")
 #: Ways to end early at which nothing is wrong with the place: the next run goes on there.
 STOPPED: Final = ("shutdown", "paused", "gate")
+#: The next run goes on where one ended for these reasons. A run that its breaker limited has done its work, but the
+#: next one must not meet the same rows again where they stay stale.
+_GO_ON: Final = (*STOPPED, "breaker")
 
 #: What operators say of the run's worker, in the statement that writes the run's row: it costs no round trip.
 _SAID: Final = Switch.select(fn.JSONB_BUILD_ARRAY(Switch.state, Switch.batch_size, Switch.max_runtime_s)).where(
     (Switch.worker == Run.worker) & (Switch.until.is_null() | (Switch.until > NOW))
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """A run that ended before this one, as far as it tells what is usual."""
+
+    outcome: Outcome
+    counts: Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +63,8 @@ class Attempt:
       started_at: By the database's clock.
       cursor: Where an interrupted run before it stopped; null: start at the front.
       epoch: Of its lease; null: it has none.
-      history: The counts of the worker's last runs that began and ended, the newest first; those that a breaker
-        stopped are left out, because they say nothing of how much is usual.
+      history: The worker's last runs, the newest first, without those that a breaker stopped before their first
+        change.
       clock_skew: How far this machine's clock is from the database's.
       rejected: Whether records stand rejected since an earlier run of the worker for the same subject.
     """
@@ -62,7 +73,7 @@ class Attempt:
     started_at: datetime
     cursor: Cursor | None
     epoch: int | None
-    history: Sequence[Counts]
+    history: Sequence[PastRun]
     clock_skew: ClockSkew
     rejected: bool = False
 
@@ -119,7 +130,8 @@ def begin(
             worker=worker, message_id=message_id, tick=tick, trigger=trigger, epoch=epoch, cursor=cursor
         )
         skew = ClockSkew.between(before, started_at, SYSTEM_CLOCK.now())
-        return Attempt(run_id, started_at, cursor, epoch, [counts for *_, counts in last], skew, rejected)
+        history = [PastRun(outcome, counts) for outcome, *_, counts in last]
+        return Attempt(run_id, started_at, cursor, epoch, history, skew, rejected)
 
 
 def _alone_with(message_id: str) -> None:
@@ -136,7 +148,7 @@ def completed(message_id: str) -> bool:
 def _last_runs(worker: str, subject: str) -> tuple[list[tuple[Outcome, str | None, Cursor | None, Counts]], bool]:
     """Return the worker's last runs, newest first, and whether records of the subject stand rejected since one."""
     standing = Rejection.select(Rejection.cause).where((Rejection.worker == worker) & (Rejection.subject == subject))
-    told = Run.reason.is_null() | Run.reason.not_in(REFUSED)
+    told = Run.reason.is_null() | Run.reason.not_in(REFUSED) | (Run.outcome != "failed")
     rows: Any = (
         Run.select(Run.outcome, Run.reason, Run.cursor, Run.counts, fn.EXISTS(standing))
         .where((Run.worker == worker) & ~(Run.outcome.in_(("skipped", "missed"))) & told)
@@ -152,7 +164,7 @@ def _stopped_at(last: tuple[Outcome, str | None, Cursor | None, Counts], resume:
     outcome, reason, cursor, _ = last
     if resume == "never":
         return None
-    interrupted = outcome in ("lost", "lost_lease", "failed") or (outcome == "partial" and reason in STOPPED)
+    interrupted = outcome in ("lost", "lost_lease", "failed") or (outcome == "partial" and reason in _GO_ON)
     cut_short = resume == "cut_short" and outcome == "partial"
     return cursor if interrupted or cut_short else None
 

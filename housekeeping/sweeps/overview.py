@@ -17,6 +17,7 @@ from housekeeping.sweeps.alarms import (
     UNSEEN,
     Alarm,
     of_a_run,
+    of_recent_runs,
     of_silence,
     of_the_backlog,
     of_the_last_run,
@@ -147,6 +148,7 @@ def _alarms(
     yield from of_a_run(sweep, spent, last["counts"])
     yield from of_the_last_run(last["outcome"], last["error"] or last["reason"])
     yield from of_the_ledger(sweep)
+    yield from of_recent_runs(sweep)
     if sweep.schedule and state_of(sweep, switch) in ("on", "narrow"):
         cron = Cron(sweep.schedule, zone)
         began: Any = Run.select(fn.MAX(Run.started_at)).where((Run.worker == sweep.name) & (Run.outcome != "missed"))

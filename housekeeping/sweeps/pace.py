@@ -58,9 +58,13 @@ class Pace:
         self._most = narrow.batch_size if narrow else None
         self._budget.narrow(narrow.max_runtime if narrow else None)
 
-    def sized(self, place: int, walk: Pass) -> Pass:
-        """The pass of this number with the batch that is due; one that knows no smaller steps stays as it is."""
-        size = min(self._adapted[place], self._most or self._own[place])
+    def sized(self, place: int, walk: Pass, most: int | None = None) -> Pass:
+        """The pass of this number with the batch that is due; one that knows no smaller steps stays as it is.
+
+        Parameters:
+          most: The rows that the breaker still allows; None: any number.
+        """
+        size = min(self._adapted[place], self._most or self._own[place], most or self._own[place])
         if size == walk.batch_size:
             return walk
         if isinstance(walk, Resizable):

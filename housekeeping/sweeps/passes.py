@@ -25,6 +25,8 @@ class Step:
       only: Just these positions, for finding the one that cannot be settled.
       check: To be called right before an effect outside that cannot be taken back; one look at the ledger. Raises
         `LeaseLost` or `RunTakenOver` where another run may have begun because this one was taken for dead.
+      most: The rows that the breaker still allows, for a pass whose batches are not exactly of their size; None: any
+        number.
     """
 
     worker: str
@@ -36,6 +38,7 @@ class Step:
     time_is_up: Callable[[], bool] = lambda: False
     only: Sequence[Position] | None = None
     check: Callable[[], None] = lambda: None
+    most: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

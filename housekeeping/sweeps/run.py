@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
 
@@ -29,13 +29,13 @@ from housekeeping.foundation.replicas import data_consistency_used
 from housekeeping.foundation.reports import report
 from housekeeping.foundation.timings import waited
 from housekeeping.sweeps import ledger, measures
-from housekeeping.sweeps.alarms import ring
-from housekeeping.sweeps.breaker import check, settled_by
+from housekeeping.sweeps.alarms import of_the_breaker, ring
+from housekeeping.sweeps.breaker import check, usual_rows
 from housekeeping.sweeps.confirmation import Confirmation
 from housekeeping.sweeps.counting import CLOCK_SKEW, initial_counts
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.failures import is_unreachable, reason_of, told_apart
-from housekeeping.sweeps.ledger import Counts, Outcome, Resume, Trigger
+from housekeeping.sweeps.ledger import Counts, Outcome, PastRun, Resume, Trigger
 from housekeeping.sweeps.rejection_store import subject_of
 from housekeeping.sweeps.results import RunResult
 from housekeeping.sweeps.run_lease import held, tell_who_holds
@@ -236,8 +236,7 @@ class _Performance:
             self.vitals,
         )
         walk.counts |= self.counts
-        settled = [settled_by(counts, self.sweep.settles) for counts in attempt.history] if self.sweep.settles else []
-        check(self.sweep, settled, walk.passes, walk.now, self.argument, self.confirmation)
+        self._ask_breaker(walk, attempt.history)
         if self.confirmation is not None:
             walk.counts["confirmed"] = True
         try:
@@ -262,6 +261,21 @@ class _Performance:
         if skew.refused and not self.force:
             raise ClocksDiffer(f"clocks differ, nothing was changed: {skew}")
         logger.warning("Clocks differ", ahead_s=skew.seconds, text=str(skew))
+
+    def _ask_breaker(self, walk: Walk, history: Sequence[PastRun]) -> None:
+        """Alert where far more is stale than usual, and let the breaker limit or stop the run where it is set to."""
+        loads = usual_rows(history, self.sweep.settles)
+        verdict = check(self.sweep, loads, walk.passes, walk.now, self.argument, self.confirmation)
+        if verdict is None:
+            return
+        walk.row_limit = verdict.row_limit
+        if not verdict.exceeded:
+            return
+        said = walk.counts["breaker"] = self.counts["breaker"] = verdict.as_count()
+        measures.rang(self.sweep, of_the_breaker(self.sweep, walk.counts), others="as they were")
+        if verdict.action == "stop":
+            raise BreakerTripped(verdict.refusal)
+        logger.warning("Breaker exceeded", action=said["action"], stale=said["stale"], allowed=said["allowed"])
 
     def _resume(self) -> Resume:
         # A cursor says nothing to a run about another argument.
@@ -288,7 +302,9 @@ class _Performance:
                 self._record(outcome, reason)
             return outcome, reason, error
         try:
-            extra: Counts = {name: self.counts[name] for name in ("failed", CLOCK_SKEW) if name in self.counts}
+            extra: Counts = {
+                name: self.counts[name] for name in ("failed", "breaker", CLOCK_SKEW) if name in self.counts
+            }
             closed = ledger.fail(self.run_id, outcome, reason, one_line(error), extra)
         except PeeweeException as again:
             logger.error("Could not close the run", outcome=outcome, error=one_line(again))

@@ -27,6 +27,7 @@ from housekeeping.sweeps.bisection import (
     is_timeout,
     shorten_timeouts,
 )
+from housekeeping.sweeps.breaker import RowLimit
 from housekeeping.sweeps.counting import added, flagged, initial_counts
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.gates import Gatekeeper
@@ -53,6 +54,7 @@ logger = named_logger(__name__)
 _TRY_AGAIN: Final = ("40001", "40P01")
 _TRIES: Final = 4
 _LONGEST_ERROR: Final = 300  # characters of an error in a log line
+_LOCK_TIMEOUT: Final = "55P03"
 Verdict = tuple[Outcome, str | None]
 _PAUSED: Final[Verdict] = ("partial", "paused")
 
@@ -92,6 +94,7 @@ class Walk:
       passes: What it walks through.
       rejections: The records it could not settle.
       reached: Where the last committed batch ended.
+      row_limit: The breaker's limit of this run.
     """
 
     sweep: Sweep
@@ -108,6 +111,7 @@ class Walk:
     clock: Clock = SYSTEM_CLOCK
     vitals: Vitals | None = None
     counts: Counts = field(init=False)
+    row_limit: RowLimit = field(init=False, default_factory=RowLimit)
 
     def __post_init__(self) -> None:
         self.counts = initial_counts(self.sweep)
@@ -137,17 +141,25 @@ class Walk:
           BaseException: What a pass says was unreachable, once the rest is settled; all batches stay.
         """
         self._began = state = self._from_cursor()
+        begun = False
         while state.verdict is None:
             if self.lease is not None:
                 self.lease[0].check()
-            held = self._held()
+            held = self._held(begun)
             if held is not None:
                 return self._ended_between(state, held)
+            begun = True
             if self._gates.is_shut:
                 self._pace.ease(state.place)
-            walk = self._pace.sized(state.place, self.passes[state.place])
-            with self._pace.measured(state.place, walk, self._gates.took if self._gates.measures else None):
-                state = self._batch(walk, state)
+            walk = self._pace.sized(state.place, self.passes[state.place], self.row_limit.left(state.counts))
+            try:
+                with self._pace.measured(state.place, walk, self._gates.took if self._gates.measures else None):
+                    state = self._batch(walk, state)
+            except OperationalError as error:
+                # A throttled run that a queue of locks keeps waiting does not fail: the next one goes on.
+                if not self._gates.is_shut or sqlstate(error) != _LOCK_TIMEOUT:
+                    raise
+                return self._ended_between(state, ("partial", "gate"))
         return state.verdict
 
     def _batch(self, walk: Pass, state: _State) -> _State:
@@ -160,6 +172,7 @@ class Walk:
             self.argument,
             self._time_is_up,
             check=self._check,
+            most=self.row_limit.left(state.counts),
         )
         taken = walk.take(step)
         try:
@@ -198,17 +211,24 @@ class Walk:
         """Return where the stage ends for a resumed run on its second way; None: at its end."""
         return state.until[1] if state.until is not None and state.until[0] == state.place else None
 
-    def _held(self) -> Verdict | None:
-        """Wait for the gates before a batch; how the run ends here, None to go on."""
+    def _held(self, begun: bool) -> Verdict | None:
+        """Wait for the gates before a batch; how the run ends here, None to go on.
+
+        A run always takes its first batch: no throttle may keep the work from moving at all.
+        """
         if self._gates.hold(self._time_is_up) is None:
             return None
         if self.stopping.is_set():
             return "partial", "shutdown"
-        return _PAUSED if self._pace.paused else ("partial", "gate")
+        if self._pace.paused:
+            return _PAUSED
+        return ("partial", "gate") if begun else None
 
     def _ended_between(self, state: _State, verdict: Verdict) -> Verdict:
         """Close the row outside of a batch, with the place of the last one."""
         counts = flagged(state.counts, verdict, self.budget.exceeded)
+        if verdict[1] == "gate":
+            counts |= self._gates.as_count()
         with database.atomic():
             ledger.finish(self.run_id, *verdict, counts=counts, cursor=self._as_cursor(state), lease=self._fence())
         self.counts = counts
@@ -240,7 +260,7 @@ class Walk:
             if not self._pace.paused:
                 return state
             verdict = _PAUSED
-        counts = flagged(state.counts, verdict, self.budget.exceeded)
+        counts = self.row_limit.noted(flagged(state.counts, verdict, self.budget.exceeded), verdict[1])
         state = replace(state, counts=counts, verdict=verdict)
         if self._failure(verdict, settled) is not None:
             # The row stays open for the error, which closes it as failed.
@@ -280,6 +300,8 @@ class Walk:
             return "partial", settled.stop
         if state.verdict is not None:
             return state.verdict
+        if (reached := self.row_limit.reached(state.counts)) is not None:
+            return reached
         if self.stopping.is_set():
             return "partial", "shutdown"
         if self.budget.exceeded():

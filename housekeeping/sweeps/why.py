@@ -34,9 +34,9 @@ REASONS: Final = {
     "taken_over": "it gave no sign of life and another attempt took over; see the next attempt",
     "lease_lost": "another run had taken its lease; what it had not committed was rolled back",
     "gate": "the database was not well and did not become so in time, the log line `A gate stays shut` says how; "
-    "the next run goes on where it stopped",
-    "breaker": "it would have touched far more records than runs before it, and stopped before the first: "
-    "housekeeping plan NAME",
+    "it worked slowly meanwhile, and the next run goes on where it stopped",
+    "breaker": "far more rows were stale than usual; it processed as many as its breaker allows, and the next run "
+    "goes on there. To process all at once: housekeeping plan NAME, then run --confirm",
     "clock": "this machine's clock was over a minute from the database's; check NTP on both. Its retries come by "
     "themselves; in a hurry: housekeeping run NAME --force",
     "retry_waits": "a retry of this worker waited already and does the same work",

@@ -53,6 +53,16 @@ ALARMS: Final = {
         "It has not run for several periods of its schedule.",
         "See that housekeeping scheduler and housekeeping worker are alive, then: housekeeping why NAME.",
     ),
+    "breaker": Help(
+        "Far more rows are stale than usual. By default the run goes on; its breaker may be set to limit or stop it.",
+        "Look at the plan. If these rows should stay, pause the worker. If they should go and the breaker limits or "
+        "stops the runs: housekeeping run NAME --confirm with the plan's id.",
+    ),
+    "throttled": Help(
+        "The last three runs met a database that was not well, worked slowly for a short time and ended.",
+        "Its text names the sign, such as the lag of a standby. Mend that, or remove a standby nobody needs; or set "
+        "another limit under gates in HOUSEKEEPING_WORKERS.",
+    ),
     "unseen": Help(
         "What waits cannot be counted: a table or another store is away, or must not be read.",
         "The text names it; housekeeping doctor says what is missing.",

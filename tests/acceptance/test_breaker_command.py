@@ -18,22 +18,41 @@ def history(made: None) -> None:
         Run.create(worker=WORKER, trigger="cli", started_at=NOW, heartbeat_at=NOW, finished_at=NOW, outcome="done")
 
 
+STOP = json.dumps({WORKER: {"breaker": {"action": "stop"}}})
+
+
+@pytest.mark.slow
+def test_flood_goes_on_by_default_and_status_shows_the_alert(
+    history: None, add: Callable[[int], None], command: Command
+) -> None:
+    add(10_001)
+
+    ran = command("run", WORKER, "--json")
+    shown = command("status")
+    workers = {each["worker"]: each for each in json.loads(command("status", "--json").stdout)["workers"]}
+
+    result = json.loads(ran.stdout)
+    assert (ran.returncode, result["outcome"], result["reason"]) == (0, "done", None)
+    assert (result["counts"]["deleted_rows"], result["counts"]["breaker"]["allowed"]) == (10_001, 10_000)
+    (alarm,) = (each for each in workers[WORKER]["alarms"] if each["name"] == "breaker")
+    assert (alarm["limit"], alarm["value"]) == (10_000, 10_001)
+    assert f"ALARM {WORKER}: more than 10,000 rows are stale; the last 10 runs processed 0 at most" in shown.stdout
+
+
 @pytest.mark.slow
 def test_a_run_that_its_breaker_stops_goes_on_with_the_id_of_a_plan(
     history: None, add: Callable[[int], None], command: Command
 ) -> None:
     add(10_001)
 
-    stopped = command("run", WORKER, "--json")
+    stopped = command("run", WORKER, "--json", WORKERS=STOP)
     shown = command("plan", WORKER)
     plan_id = json.loads(command("plan", WORKER, "--json").stdout)["plan_id"]
-    confirmed = command("run", WORKER, "--json", "--confirm", plan_id)
+    confirmed = command("run", WORKER, "--json", "--confirm", plan_id, WORKERS=STOP)
 
     result = json.loads(stopped.stdout)
     assert (stopped.returncode, result["outcome"], result["reason"]) == (1, "failed", "breaker")
-    assert stopped.stderr.splitlines()[-1].startswith(
-        f"housekeeping: {WORKER} failed: more than 10,000 records are stale"
-    )
+    assert stopped.stderr.splitlines()[-1].startswith(f"housekeeping: {WORKER} failed: more than 10,000 rows are stale")
     assert f"housekeeping run {WORKER} --confirm " in shown.stdout
     result = json.loads(confirmed.stdout)
     assert (confirmed.returncode, result["counts"]["confirmed"]) == (0, True)

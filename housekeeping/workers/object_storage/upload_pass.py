@@ -94,9 +94,10 @@ class PendingUploadsPass:
         judged = judge(page, first_fresh, stores.configured)
         for entry, error in judged.refused:
             self._fail(taken, entry, error)
+        chosen = _first(judged.stale, step.most)
         parts = [
             (location, entries[start : start + _TOGETHER])
-            for location, entries in judged.stale.items()
+            for location, entries in chosen.items()
             for start in range(0, len(entries), _TOGETHER)
         ]
         for number, (location, entries) in enumerate(parts, 1):
@@ -111,6 +112,8 @@ class PendingUploadsPass:
             if number < len(parts) and (not taken.complete or step.time_is_up()):
                 taken.complete = False
                 break
+        if taken.removed and sum(map(len, chosen.values())) < len(judged.entries):
+            taken.complete = False  # the breaker's limit ends within this page
         return taken
 
     def settle(self, step: Step, taken: _Taken) -> Settled:
@@ -184,3 +187,13 @@ class PendingUploadsPass:
     def _unreachable(self) -> ObjectStoreUnavailable | None:
         away = [deletion.away for deletion in self._deletions.values() if deletion.away is not None]
         return ObjectStoreUnavailable("; ".join(map(str, away))) if away else None
+
+
+def _first(stale: dict[str, list[Entry]], most: int | None) -> dict[str, list[Entry]]:
+    """The first entries of a page, as many as the breaker still allows."""
+    if most is None:
+        return stale
+    first: dict[str, list[Entry]] = {}
+    for location, entries in stale.items():
+        first[location] = entries[: max(0, most - sum(map(len, first.values())))]
+    return first

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 
+from housekeeping.sweeps.breaker import Breaker
 from housekeeping.sweeps.ledger import Counts
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.run import perform
@@ -19,6 +20,8 @@ from housekeeping.workers.object_storage import pending_uploads
 from housekeeping.workers.object_storage.worker import MAX_EXEC_DURATION, sweep
 from tests.integration.object_storage.conftest import Configure, Pending, Prepare, counted
 from tests.integration.object_storage.places import Folder
+from tests.integration.sweeps.conftest import low_floor as low_floor
+from tests.integration.sweeps.pacing import past_runs
 
 SECOND = timedelta(seconds=1)
 SMALL = dataclasses.replace(sweep, batch_size=10)
@@ -198,3 +201,18 @@ def test_a_page_costs_four_round_trips_and_the_hash_is_never_read_whole(
     assert 5 <= pages <= 15
     assert commands.count("EVALSHA") <= 2 * pages + 2
     assert {name for name in commands if name not in ("EVAL", "EVALSHA")} <= {"HLEN", "SCRIPT LOAD"}
+
+
+@pytest.mark.usefixtures("low_floor")
+def test_breaker_limit_holds_within_one_page(
+    folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending
+) -> None:
+    # Redis hands over a small hash as one page, whatever the size of a batch.
+    configure(artifacts=folder.settings())
+    prepared(*(f"may/{number}" for number in range(25)))
+    past_runs(10, 0, worker=sweep.name, counted_as="total_deleted_stale_entries")
+    limited = dataclasses.replace(sweep, breaker=Breaker(action="limit"))
+
+    ends = [(perform(limited, clock=ManualClock()).reason, len(still_pending())) for _ in range(3)]
+
+    assert ends == [("breaker", 15), ("breaker", 5), (None, 0)]

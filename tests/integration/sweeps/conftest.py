@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from housekeeping.sweeps import breaker
-from housekeeping.sweeps.own_tables import NOW, Run
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from tests.integration.sweeps.pacing import SMALL
+from tests.integration.sweeps.pacing import past_runs
 
 #: Adds runs that ended before, each of which settled so many.
 History = Callable[..., None]
@@ -17,20 +16,7 @@ History = Callable[..., None]
 
 @pytest.fixture
 def history(statuses: type[UserStatus]) -> History:
-    def add(runs: int, settled: int, outcome: str = "done", reason: str | None = None) -> None:
-        for _ in range(runs):
-            Run.create(
-                worker=SMALL.name,
-                trigger="schedule",
-                started_at=NOW,
-                heartbeat_at=NOW,
-                finished_at=NOW,
-                outcome=outcome,
-                reason=reason,
-                counts={"deleted_rows": settled},
-            )
-
-    return add
+    return past_runs
 
 
 @pytest.fixture

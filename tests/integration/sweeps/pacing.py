@@ -6,9 +6,10 @@ import dataclasses
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from housekeeping.sweeps.ledger import Counts
+from housekeeping.sweeps.own_tables import NOW, Run
 from housekeeping.sweeps.vitals import Signs
 from housekeeping.testing import ManualClock
 from housekeeping.workers.user_status_cleanup.worker import sweep
@@ -66,3 +67,27 @@ class Sizes:
     def __call__(self, counts: Counts) -> None:
         self.seen.append(counts["deleted_rows"] - self._before)
         self._before = counts["deleted_rows"]
+
+
+def past_runs(
+    runs: int,
+    settled: int,
+    outcome: str = "done",
+    reason: str | None = None,
+    *,
+    worker: str = SMALL.name,
+    counted_as: str = "deleted_rows",
+    **counts: Any,
+) -> None:
+    """Add runs that ended before, each of which processed so many rows."""
+    for _ in range(runs):
+        Run.create(
+            worker=worker,
+            trigger="schedule",
+            started_at=NOW,
+            heartbeat_at=NOW,
+            finished_at=NOW,
+            outcome=outcome,
+            reason=reason,
+            counts={counted_as: settled, **counts},
+        )

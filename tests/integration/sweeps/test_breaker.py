@@ -1,22 +1,23 @@
-"""The breaker: a run that would touch far more than runs before it stops before the first change."""
+"""The breaker that is set to stop runs: one that finds far more than usual ends before the first change."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import dramatiq
 import pytest
 from dramatiq.brokers.stub import StubBroker
 
-from housekeeping.foundation.db import database
+from housekeeping.foundation.db import Database, database
 from housekeeping.foundation.errors import BreakerTripped
 from housekeeping.foundation.settings import BreakerSettings, WorkerSettings
 from housekeeping.sweeps import breaker
 from housekeeping.sweeps.actor import register
 from housekeeping.sweeps.breaker import Breaker
+from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import Counts
 from housekeeping.sweeps.overview import overview
 from housekeeping.sweeps.own_tables import NOW, Run
@@ -29,11 +30,13 @@ from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.conftest import History
 from tests.integration.sweeps.pacing import DUE, LONG_DUE, SMALL
 
-WIDE = dataclasses.replace(SMALL, batch_size=5000)
+
+def with_breaker(**limits: Any) -> Sweep:
+    return dataclasses.replace(SMALL, breaker=Breaker(**limits, action="stop"))
 
 
-def with_breaker(**limits: Any) -> Any:
-    return dataclasses.replace(SMALL, breaker=Breaker(**limits))
+STOPPING = with_breaker()
+WIDE = dataclasses.replace(STOPPING, batch_size=5000)
 
 
 def test_ten_thousand_records_trip_no_breaker_and_one_more_does_before_the_first_change(
@@ -50,9 +53,9 @@ def test_ten_thousand_records_trip_no_breaker_and_one_more_does_before_the_first
     assert (tripped.outcome, tripped.reason, tripped.counts["deleted_rows"]) == ("failed", "breaker", 0)
     assert isinstance(tripped.error, BreakerTripped)
     assert str(tripped.error) == (
-        "more than 10,000 records are stale, and the last 10 runs settled 3 at the most (allowed is 100 times that, "
-        f"10,000 at the least); nothing was changed. To go on: housekeeping plan {SMALL.name}, then "
-        f"housekeeping run {SMALL.name} --confirm with the plan's id"
+        "more than 10,000 rows are stale; the last 10 runs processed 3 at most, the breaker allows 10,000; nothing was "
+        f"changed. To go on: housekeeping plan {SMALL.name}, then housekeeping run {SMALL.name} --confirm with the "
+        "plan's id"
     )
     assert (row.outcome, row.reason, row.error) == ("failed", "breaker", str(tripped.error))
     assert (done.outcome, done.counts["deleted_rows"]) == ("done", 10_000)
@@ -78,7 +81,7 @@ def test_fewer_than_ten_runs_are_no_history(
     history(20, 0, "missed", "no_scheduler")
     add_statuses(11, DUE)
 
-    assert perform(SMALL).reason == reason
+    assert perform(STOPPING).reason == reason
 
 
 @pytest.mark.parametrize(("since", "reason"), [(49, None), (50, "breaker")])
@@ -89,7 +92,7 @@ def test_the_last_fifty_runs_are_the_history(
     history(since, 1)
     add_statuses(101, DUE)
 
-    assert perform(SMALL).reason == reason
+    assert perform(STOPPING).reason == reason
 
 
 def test_a_breaker_that_trips_for_hours_does_not_forget_what_was_usual(
@@ -99,7 +102,7 @@ def test_a_breaker_that_trips_for_hours_does_not_forget_what_was_usual(
     history(60, 0, "failed", "breaker")
     add_statuses(500, DUE)
 
-    assert perform(SMALL).outcome == "done"
+    assert perform(STOPPING).outcome == "done"
 
 
 @pytest.mark.parametrize(("due", "reason"), [(50, None), (51, "breaker")])
@@ -114,7 +117,8 @@ def test_more_than_a_share_of_the_table_trips_it(
     result = perform(with_breaker(share=0.5))
 
     assert result.reason == reason
-    assert reason is None or "more than 50 records are stale, which is 50% of about 100 in all;" in str(result.error)
+    assert reason is None or "more than 50 rows are stale;" in str(result.error)
+    assert reason is None or "the breaker allows 50;" in str(result.error)
 
 
 def test_of_a_table_without_statistics_no_share_is_known(add_statuses: AddStatuses, history: History) -> None:
@@ -137,7 +141,7 @@ def test_force_is_no_confirmation(add_statuses: AddStatuses, history: History, l
     history(10, 0)
     add_statuses(11, DUE)
 
-    assert perform(SMALL, force=True).reason == "breaker"
+    assert perform(STOPPING, force=True).reason == "breaker"
 
 
 def test_a_tripped_breaker_is_not_retried_and_rings_until_somebody_looks(
@@ -146,12 +150,12 @@ def test_a_tripped_breaker_is_not_retried_and_rings_until_somebody_looks(
     history(10, 0)
     add_statuses(11, DUE)
 
-    result = perform(SMALL)
+    result = perform(STOPPING)
     result.raise_for_failure()  # which is what makes an actor's message fail
-    seen = overview(SMALL, clock.now(), UTC)
+    seen = overview(STOPPING, clock.now(), UTC)
 
     (alarm,) = (alarm for alarm in seen.alarms if alarm.name == "last_run")
-    assert "more than 10 records are stale" in alarm.text and "--confirm" in alarm.text
+    assert "more than 10 rows are stale" in alarm.text and "--confirm" in alarm.text
     assert result.exit_code == 1
 
 
@@ -163,7 +167,7 @@ def test_the_message_of_a_run_that_its_breaker_stopped_ends_without_an_error(
     broker = StubBroker()
     broker.add_middleware(_Options())
 
-    register(broker, dataclasses.replace(SMALL, schedule=None)).fn()
+    register(broker, dataclasses.replace(STOPPING, schedule=None)).fn()
 
     assert last_run().reason == "breaker"
 
@@ -173,7 +177,8 @@ class _Options(dramatiq.Middleware):
 
     @property
     def actor_options(self) -> set[str]:
-        return {"idempotent", "feature_category", "data_consistency", "sweep", "deduplicate", "deduplication"}
+        known = {"idempotent", "feature_category", "data_consistency", "sweep", "deduplicate", "deduplication"}
+        return known | {"rediscovered"}
 
 
 def test_where_an_interrupted_run_stopped_is_kept_over_a_tripped_breaker(
@@ -189,7 +194,7 @@ def test_where_an_interrupted_run_stopped_is_kept_over_a_tripped_breaker(
     history_of_ten(SMALL.name)
     tripped = perform(first)
     add_statuses(1, LONG_DUE, first_id=1000)
-    gone_on = perform(dataclasses.replace(first, breaker=Breaker(None)))
+    gone_on = perform(dataclasses.replace(first, breaker=Breaker(None, action="stop")))
 
     assert (tripped.reason, gone_on.counts["deleted_rows"]) == ("breaker", 21)
 
@@ -212,7 +217,7 @@ def test_the_breaker_costs_one_bounded_count_and_only_with_a_history(
 
     def sent() -> list[str]:
         before = len(statements)
-        perform(SMALL)
+        perform(STOPPING)
         return statements[before:]
 
     sent()  # the first run of all
@@ -221,7 +226,7 @@ def test_the_breaker_costs_one_bounded_count_and_only_with_a_history(
     with_history = sent()
 
     counting = [sql for sql in with_history if sql.startswith("SELECT COUNT") and '"user_statuses"' in sql]
-    assert len(with_history) == len(without) + 1
+    assert len(with_history) == len(without) + 2, "the count and its own timeout"
     assert len(counting) == 2 and all(" LIMIT " in sql for sql in counting), "before the run, and at its end"
 
 
@@ -232,29 +237,35 @@ class Limited:
     options: dict[str, int]
     name: str = "limited"
     breaker: Breaker = Breaker()
+    max_runtime: timedelta = timedelta(seconds=30)
+    parts: int = 1
+    settles: tuple[str, ...] = ()
 
 
-def test_a_worker_whose_own_limit_is_lower_is_not_stopped(clock: ManualClock) -> None:
+def test_worker_whose_own_limit_is_lower_has_no_breaker(postgres: Database, clock: ManualClock) -> None:
     countless: Any = type("Countless", (), {"backlog": lambda *_: Backlog(10_000, exact=False)})()
 
-    breaker.check(Limited({"max_deletes": 10_000}), [1] * 10, [countless], clock.now(), 7)
+    bounded = breaker.check(Limited({"max_deletes": 10_000}), [1] * 10, [countless], clock.now(), 7)
+    found = breaker.check(Limited({"max_deletes": 10_001}), [1] * 10, [countless], clock.now(), 7)
 
-    with pytest.raises(BreakerTripped, match="housekeeping plan limited 7, then housekeeping run limited 7 --confirm"):
-        breaker.check(Limited({"max_deletes": 10_001}), [1] * 10, [countless], clock.now(), 7)
+    assert bounded is None
+    assert found is not None and found.exceeded
+    assert "housekeeping plan limited 7, then housekeeping run limited 7 --confirm" in found.refusal
 
 
 def test_a_breaker_is_set_by_setting() -> None:
     settings = WorkerSettings(breaker=BreakerSettings(share=0.25))
 
     assert SMALL.configured(settings).breaker == Breaker(times_history=100, share=0.25)
+    assert SMALL.configured(WorkerSettings(breaker=BreakerSettings(action="limit"))).breaker.action == "limit"
     assert SMALL.configured(WorkerSettings(breaker=BreakerSettings(times_history=None))).breaker == Breaker(None, None)
 
 
 def test_why_names_the_way_on(add_statuses: AddStatuses, history: History, low_floor: None) -> None:
     history(10, 0)
     add_statuses(11, DUE)
-    perform(SMALL)
+    perform(STOPPING)
 
-    answer = why(dataclasses.replace(SMALL, schedule=None), None, datetime.now(UTC), UTC)
+    answer = why(dataclasses.replace(STOPPING, schedule=None), None, datetime.now(UTC), UTC)
 
-    assert "more than 10 records are stale" in answer.meaning and "--confirm" in answer.meaning
+    assert "more than 10 rows are stale" in answer.meaning and "--confirm" in answer.meaning

@@ -152,7 +152,7 @@ def test_refused_runs_are_no_history_and_leave_the_cursor(
     attempt = ledger.begin(SMALL.name, message_id=None, tick=None, trigger="cli", lease=None)
 
     assert refused == ["clock"] * 3 and attempt is not None
-    assert [counts["deleted_rows"] for counts in attempt.history] == [5, 7]
+    assert [past.counts["deleted_rows"] for past in attempt.history] == [5, 7]
     assert attempt.cursor == {"pass": SMALL.name, "after": ["2026-01-01", 1]}
 
 

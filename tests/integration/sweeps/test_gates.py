@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Any
 
 import pytest
 
+from housekeeping import Alarms
+from housekeeping.foundation.db import database
 from housekeeping.foundation.settings import GateSettings, WorkerSettings
 from housekeeping.sweeps import vitals
 from housekeeping.sweeps.gates import Gates
 from housekeeping.sweeps.ledger import Counts
+from housekeeping.sweeps.overview import overview
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.run import perform
 from housekeeping.sweeps.vitals import Signs
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage.worker import sweep as uploads
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from tests.integration.conftest import AddStatuses
+from tests.integration.conftest import AddStatuses, Locked
 from tests.integration.sweeps.pacing import DUE, LONG_DUE, SMALL, WELL, Impatient, Told
 
 LONG = dataclasses.replace(SMALL, max_runtime=timedelta(minutes=10))
+LAGGING = Signs(99.0, 0, False)
 WATCHFUL = dataclasses.replace(LONG, gates=Gates(vacuum=True))
 
 
@@ -38,7 +42,7 @@ def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
         (Signs(0.0, 0, True), "vacuum"),
     ],
 )
-def test_a_run_that_finds_a_gate_shut_waits_and_ends_before_its_first_change(
+def test_run_that_starts_throttled_waits_then_works_slowly_and_ends(
     add_statuses: AddStatuses,
     clock: ManualClock,
     last_run: Callable[[], Run],
@@ -46,7 +50,7 @@ def test_a_run_that_finds_a_gate_shut_waits_and_ends_before_its_first_change(
     signs: Signs,
     gate: str,
 ) -> None:
-    add_statuses(5, DUE)
+    add_statuses(1000, DUE)
     stopping = Impatient(clock)
 
     with caplog.at_level("INFO"):
@@ -54,9 +58,70 @@ def test_a_run_that_finds_a_gate_shut_waits_and_ends_before_its_first_change(
 
     assert (result.outcome, result.reason, result.exit_code, result.error) == ("partial", "gate", 0, None)
     assert (last_run().outcome, last_run().reason, last_run().error) == ("partial", "gate", None)
-    assert UserStatus.select().count() == 5
-    assert 10 < sum(stopping.waits) <= 11
+    assert last_run().counts["throttled"]["gate"] == gate
+    assert 10 <= result.counts["deleted_rows"] == 1000 - UserStatus.select().count() <= 120
+    assert 20 < sum(stopping.waits) <= 22, "ten seconds until it begins, and ten in which it is slow"
+    assert [record.__dict__["gate"] for record in logged(caplog, "Throttled run works slowly")] == [gate]
     assert [record.__dict__["gate"] for record in logged(caplog, "A gate stays shut")] == [gate]
+
+
+@pytest.mark.parametrize("wait_s", [0, 3600])
+def test_throttled_run_takes_a_batch_however_long_it_waits(
+    add_statuses: AddStatuses, clock: ManualClock, wait_s: float
+) -> None:
+    add_statuses(1000, DUE)
+    short = dataclasses.replace(SMALL, gates=Gates(wait_s=wait_s))
+
+    result = perform(short, clock=clock, stopping=Impatient(clock), vitals=Told(LAGGING))
+
+    assert result.outcome == "partial"
+    assert result.counts["deleted_rows"] >= 10
+
+
+def test_usual_load_is_done_however_long_a_standby_lags(add_statuses: AddStatuses, clock: ManualClock) -> None:
+    add_statuses(3, DUE)
+
+    result = perform(LONG, clock=clock, stopping=Impatient(clock), vitals=Told(LAGGING))
+
+    assert (result.outcome, result.counts["deleted_rows"]) == ("done", 3)
+
+
+def test_three_throttled_runs_in_a_row_alert_until_one_is_not(
+    add_statuses: AddStatuses, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_statuses(1000, DUE)
+
+    def alerts() -> list[str]:
+        return [alarm.text for alarm in overview(LONG, clock.now(), UTC).alarms if alarm.name == "throttled"]
+
+    seen = []
+    for signs in (LAGGING, LAGGING, LAGGING, WELL):
+        perform(LONG, clock=clock, stopping=Impatient(clock), vitals=Told(signs))
+        seen.append(alerts())
+
+    assert seen[:2] == [[], []] and seen[3] == []
+    assert seen[2] == [
+        "replication_lag_s 99 > 30 slowed the last 3 runs and ended them early; each did a little. Mend that, or set "
+        "another limit: gates.replication_lag_s"
+    ]
+    assert [record.__dict__["alarm"] for record in logged(caplog, "Alarm")] == ["throttled"]
+
+
+def test_throttled_run_that_waits_too_long_for_a_lock_does_not_fail(
+    add_statuses: AddStatuses, clock: ManualClock, locked: Locked
+) -> None:
+    add_statuses(5, DUE)
+    database.execute_sql("SET lock_timeout = '50ms'")
+
+    with locked("LOCK TABLE user_statuses IN ACCESS EXCLUSIVE MODE"):
+        result = perform(
+            dataclasses.replace(LONG, settles=(), alarms=Alarms()),
+            clock=clock,
+            stopping=Impatient(clock),
+            vitals=Told(Signs(0.0, 11, False)),
+        )
+
+    assert (result.outcome, result.reason, result.exit_code) == ("partial", "gate", 0)
 
 
 def test_at_exactly_its_limit_a_gate_is_open(add_statuses: AddStatuses, clock: ManualClock) -> None:
