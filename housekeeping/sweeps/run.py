@@ -30,7 +30,7 @@ from housekeeping.foundation.reports import report
 from housekeeping.foundation.timings import waited
 from housekeeping.sweeps import ledger, measures
 from housekeeping.sweeps.alarms import of_the_breaker, ring
-from housekeeping.sweeps.breaker import check, usual_rows
+from housekeeping.sweeps.breaker import check, settled_by, usual_rows
 from housekeeping.sweeps.confirmation import Confirmation
 from housekeeping.sweeps.counting import CLOCK_SKEW, initial_counts
 from housekeeping.sweeps.declaration import Sweep
