@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from dramatiq import Actor, get_encoder
+from dramatiq import Actor, Message, MessageProxy, get_encoder
 from dramatiq.middleware import MiddlewareError
 
 from housekeeping.foundation.steering import InvalidOption
@@ -79,6 +79,18 @@ def digest(actor: Actor[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any
     except (TypeError, ValueError) as error:
         raise UnusableArguments(f"{actor.actor_name}: its calls cannot be compared: {error}") from None
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def message_digest(actor: Actor[..., Any], message: Message[Any] | MessageProxy, key: KeyOption = None) -> str:
+    """Return the digest of a message's call and of the idempotency key that the application gave it, if any.
+
+    Messages with different idempotency keys have an effect each, so none of them stands for another.
+
+    Raises:
+      UnusableArguments: As `digest`.
+    """
+    about, given = digest(actor, message.args, message.kwargs, key), message.options.get("idempotency_key")
+    return about if given is None else hashlib.sha256(f"{about}:{given}".encode()).hexdigest()[:32]
 
 
 def check_key(actor: Actor[..., Any], option: str, key: object) -> None:

@@ -43,6 +43,7 @@ from housekeeping.middleware.deduplication_steps import (
     claiming,
     copy_id,
     going_on,
+    idempotency_option,
     key_of,
     letting_pass,
     name_key,
@@ -232,7 +233,9 @@ class Deduplication(Middleware):
                 # Who lost the key cannot know whether a duplicate arrived before that: one run too many is harmless.
                 if left == "free" or (left == "lost" and not (run.holds_key and terms.reschedule_once)):
                     return
-                one_more = actor.message(*message.args, **message.kwargs)
+                one_more = actor.message_with_options(
+                    args=message.args, kwargs=message.kwargs, **idempotency_option(message)
+                )
             if not sent:
                 self._thread.one_more = (one_more.message_id, run)
                 try:

@@ -15,7 +15,7 @@ from dramatiq import Actor, Message, MessageProxy
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.renewal import Kept, renewals
 from housekeeping.foundation.steering import SkipEnqueue
-from housekeeping.middleware.arguments import digest
+from housekeeping.middleware.arguments import message_digest
 from housekeeping.middleware.deduplication_keys import Step, claim, hold_on, release
 from housekeeping.middleware.deduplication_options import (
     CLAIMED,
@@ -97,8 +97,13 @@ def key_of(actor: Actor[..., Any], message: Message[Any] | MessageProxy, terms: 
 
 def name_key(actor: Actor[..., Any], message: Message[Any] | MessageProxy, terms: Terms) -> str:
     """Give the message the name of its key, for as long as it lives."""
-    message.options[KEY] = key = f"{actor.actor_name}:{digest(actor, message.args, message.kwargs, terms.key)}"
+    message.options[KEY] = key = f"{actor.actor_name}:{message_digest(actor, message, terms.key)}"
     return key
+
+
+def idempotency_option(message: Message[Any] | MessageProxy) -> dict[str, Any]:
+    """Return the message's idempotency key as an option for another message with the same key."""
+    return {name: message.options[name] for name in ("idempotency_key",) if name in message.options}
 
 
 def copy_id(message: Message[Any]) -> str:

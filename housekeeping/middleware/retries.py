@@ -20,7 +20,7 @@ from housekeeping.foundation.errors import RedisUnavailable
 from housekeeping.foundation.leases import RedisLeaseStore
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.steering import InvalidOption, PutBack
-from housekeeping.middleware.arguments import digest
+from housekeeping.middleware.arguments import message_digest
 from housekeeping.middleware.deduplication_options import STANDING, SUPERSEDED
 from housekeeping.middleware.patience import PatientBroker, enqueue_at_last
 
@@ -147,7 +147,7 @@ class Retries(dramatiq.middleware.Retries):
     @staticmethod
     def _mark(broker: Broker, message: Message[Any] | MessageProxy) -> str:
         """What waits: the actor's work with these arguments; a call with others is no tick's work."""
-        return f"{message.actor_name}:{digest(broker.get_actor(message.actor_name), message.args, message.kwargs)}"
+        return f"{message.actor_name}:{message_digest(broker.get_actor(message.actor_name), message)}"
 
     @staticmethod
     def _period(broker: Broker, message: Message[Any] | MessageProxy) -> timedelta | None:

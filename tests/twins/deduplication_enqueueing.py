@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from housekeeping.middleware.arguments import digest
 from tests.twins import Twin
 from tests.twins.planting import in_script, instead_at
 
@@ -35,7 +36,17 @@ TWINS: Final[list[Twin]] = [
         "D3",
         "takes_arguments_as_they_are_written",
         f"{_BULK}test_a_call_that_waits_already_is_dropped_and_marked",
-        instead_at("housekeeping.middleware.deduplication_steps.digest", lambda actor, *call: repr(call)),
+        instead_at("housekeeping.middleware.arguments.digest", lambda actor, *call: repr(call)),
+    ),
+    Twin(
+        "D3",
+        "ignores_idempotency_keys",
+        f"{_FOLDER}test_deduplication_idempotency_keys.py::"
+        "test_messages_with_different_idempotency_keys_both_have_an_effect",
+        instead_at(
+            "housekeeping.middleware.deduplication_steps.message_digest",
+            lambda actor, message, key: digest(actor, message.args, message.kwargs, key),
+        ),
     ),
     Twin(
         "D6",
