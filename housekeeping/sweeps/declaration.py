@@ -20,7 +20,7 @@ from housekeeping.sweeps.actions import Action, allowed_by
 from housekeeping.sweeps.breaker import Breaker
 from housekeeping.sweeps.call import Call, CallPass
 from housekeeping.sweeps.gates import Gates
-from housekeeping.sweeps.passes import Pass
+from housekeeping.sweeps.passes import Pass, Preflight
 from housekeeping.sweeps.refusals import refuse_form, refuse_walk
 from housekeeping.sweeps.table_pass import TablePass
 
@@ -134,6 +134,9 @@ class Sweep:
         has locked. For a backlog that one run cannot get through; 1: one run.
       stale_after: How old is stale; none: the worker has no use for it.
       lease: The exclusive lease a run needs; none: runs may overlap, and skip each other's rows.
+      before_lease: Work that a run does before it takes its lease, such as enqueuing other workers. A held lease, a
+        tripped breaker, a throttle or an unreachable database does not prevent it; only a paused or disabled worker
+        skips it.
       options: Further settings the worker takes, by their name in ``HOUSEKEEPING_WORKERS``, with their defaults.
       takes_argument: What the one argument of a run is called; none: it takes none.
       read_argument: Makes the argument from a word of the command line; a `ValueError` refuses it.
@@ -168,6 +171,7 @@ class Sweep:
     parts: int = 1
     stale_after: timedelta | None = None
     lease: LeaseTerms | None = None
+    before_lease: Preflight | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     takes_argument: str | None = None
     read_argument: Callable[[str], Any] = str

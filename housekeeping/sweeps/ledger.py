@@ -96,6 +96,7 @@ def begin(
     lease: tuple[str, str] | None,
     resume: Resume = "interrupted",
     subject: str = "",
+    counts: Counts | None = None,
 ) -> Attempt | None:
     """Open a run's row, after closing those of runs that died; None when this message was already completed.
 
@@ -107,6 +108,7 @@ def begin(
       lease: The key and the token of the lease the run holds; gives it an epoch.
       resume: Which runs before it the new one goes on from.
       subject: The run's argument, as `rejections` has it.
+      counts: Counts that the row starts with; None: no counts.
     """
     with database.atomic() as transaction:
         if message_id is not None:
@@ -127,7 +129,13 @@ def begin(
         cursor = _stopped_at(last[0], resume) if last else None
         before = SYSTEM_CLOCK.now()
         run_id, started_at = _insert(
-            worker=worker, message_id=message_id, tick=tick, trigger=trigger, epoch=epoch, cursor=cursor
+            worker=worker,
+            message_id=message_id,
+            tick=tick,
+            trigger=trigger,
+            epoch=epoch,
+            cursor=cursor,
+            counts=counts or {},
         )
         skew = ClockSkew.between(before, started_at, SYSTEM_CLOCK.now())
         history = [PastRun(outcome, counts) for outcome, *_, counts in last]

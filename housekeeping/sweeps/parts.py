@@ -20,7 +20,7 @@ def parts(sweep: Sweep) -> list[tuple[str, Sweep]]:
 
 
 def _part(sweep: Sweep, number: int) -> Sweep:
-    if sweep.lease is None:
-        return sweep
     terms = sweep.lease
-    return dataclasses.replace(sweep, lease=LeaseTerms(f"{terms.key_for(None)}:part-{number}", terms.ttl))
+    lease = None if terms is None else LeaseTerms(f"{terms.key_for(None)}:part-{number}", terms.ttl)
+    # The sweep's own run does the work before the lease, once for all parts.
+    return dataclasses.replace(sweep, lease=lease, before_lease=None)

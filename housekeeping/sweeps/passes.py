@@ -117,6 +117,33 @@ class PassPlan:
     samples: Sequence[dict[str, Any]] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PreflightResult:
+    """Result of a `Preflight`.
+
+    Attributes:
+      counts: Counts of the run, by name.
+      error: What the run fails with once its own work is done, so that its message is retried; None: nothing failed.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict)
+    error: Exception | None = None
+
+
+class Preflight(Protocol):
+    """Work that must not depend on the lease, the breaker, the throttles or the ledger of its run.
+
+    A run does it after it has checked that its worker is not paused or disabled. Every attempt at the run's message
+    does it again, so it must be repeatable.
+    """
+
+    def carry_out(self) -> PreflightResult:
+        """Do the work."""
+
+    def plan(self) -> PassPlan:
+        """Return what `carry_out` would do now, and change nothing."""
+
+
 class Pass(Protocol):
     """One walk through what is stale. The engine owns the loop, the transaction, the counts and the position."""
 

@@ -113,6 +113,8 @@ def plan(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None, limi
         now = clock.now() if clock else skew.server_at
         found = [(each.plan(now, limit, argument), each.batch_size) for each in sweep.walks()]
     passes = [(planned, -(-planned.stale.rows // size)) for planned, size in found]
+    if sweep.before_lease is not None:
+        passes.insert(0, (sweep.before_lease.plan(), 0))
     return Plan(sweep.name, now, passes, _pace(sweep), skew)
 
 

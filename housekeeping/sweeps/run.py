@@ -36,6 +36,7 @@ from housekeeping.sweeps.counting import CLOCK_SKEW, initial_counts
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.failures import is_unreachable, reason_of, told_apart
 from housekeeping.sweeps.ledger import Counts, Outcome, PastRun, Resume, Trigger
+from housekeeping.sweeps.passes import PreflightResult
 from housekeeping.sweeps.rejection_store import subject_of
 from housekeeping.sweeps.results import RunResult
 from housekeeping.sweeps.run_lease import held, tell_who_holds
@@ -115,6 +116,7 @@ class _Performance:
         self.run_id: int | None = None
         self.started_at = self.clock.now()
         self.counts = initial_counts(sweep)
+        self.preflight = PreflightResult()
         self.again_after: timedelta | None = None
         self.force = False
         self.confirmation: Confirmation | None = None
@@ -153,8 +155,7 @@ class _Performance:
 
     def _ended(self, budget: RunBudget) -> _End:
         try:
-            self._refuse_when_off()
-            outcome, reason = interruptibly(self._under_its_lease, budget)
+            outcome, reason = interruptibly(self._after_preflight, budget)
             return outcome, reason, None
         except _Ended as ended:
             unwritten = self._record(ended.outcome, ended.reason) if ended.recorded else None
@@ -164,7 +165,8 @@ class _Performance:
             return ended.outcome, ended.reason, None
         except BreakerTripped as error:
             logger.error("Breaker tripped", error=str(error))
-            return self._broken_off("failed", "breaker", error)
+            outcome, reason, broken = self._broken_off("failed", "breaker", error)
+            return outcome, reason, self.preflight.error or broken
         except (LeaseLost, RunTakenOver, LostLease) as error:
             reason = "taken_over" if isinstance(error, RunTakenOver) else "lease_lost"
             return self._broken_off("lost_lease", reason, error)
@@ -183,6 +185,21 @@ class _Performance:
             report(error, worker=self.sweep.name, run_id=self.run_id, message_id=self.message_id)
             return "failed", reason, error
 
+    def _after_preflight(self, budget: RunBudget) -> tuple[Outcome, str | None]:
+        try:
+            self._refuse_when_off()
+        except PeeweeException:
+            # Whether the worker is paused is unknown; the ledger must not decide over the work before the lease.
+            self._do_before_lease()
+            raise
+        self._do_before_lease()
+        return self._under_its_lease(budget)
+
+    def _do_before_lease(self) -> None:
+        if self.sweep.before_lease is not None:
+            self.preflight = self.sweep.before_lease.carry_out()
+            self.counts |= self.preflight.counts
+
     def _under_its_lease(self, budget: RunBudget) -> tuple[Outcome, str | None]:
         with held(self.sweep, self.argument, self.message_id, self._end_without) as lease:
             return self._walk(budget, lease)
@@ -199,6 +216,8 @@ class _Performance:
         if self.message_id is not None and ledger.is_unfinished(self.message_id):
             # Delivered again sooner than its dead attempt counts as silent: to end here would lose its work.
             raise _Ended("skipped", "lease_held", recorded=False, again_after=ledger.HEARTBEAT)
+        if self.preflight.error is not None:
+            raise self.preflight.error
         raise _Ended("skipped", "lease_held")
 
     def _walk(self, budget: RunBudget, lease: tuple[ExclusiveLease, str] | None) -> tuple[Outcome, str | None]:
@@ -210,6 +229,7 @@ class _Performance:
             lease=(lease[0].key, lease[1]) if lease else None,
             resume=self._resume(),
             subject=subject_of(self.argument),
+            counts=self.preflight.counts,
         )
         if attempt is None:
             raise _Ended("skipped", "already_done", recorded=False)
@@ -234,6 +254,7 @@ class _Performance:
             not self.force,
             self.clock,
             self.vitals,
+            self.preflight,
         )
         walk.counts |= self.counts
         self._ask_breaker(walk, attempt.history)
@@ -287,7 +308,13 @@ class _Performance:
         """Write a row of a run that did not begin; returns what kept the database from taking it."""
         try:
             row = ledger.record(
-                self.sweep.name, outcome, reason, message_id=self.message_id, tick=self.tick, trigger=self.trigger
+                self.sweep.name,
+                outcome,
+                reason,
+                message_id=self.message_id,
+                tick=self.tick,
+                trigger=self.trigger,
+                counts=self.preflight.counts,
             )
         except PeeweeException as error:
             logger.error("Could not record the run", outcome=outcome, error=one_line(error))

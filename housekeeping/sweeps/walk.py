@@ -39,6 +39,7 @@ from housekeeping.sweeps.passes import (
     Failure,
     Pass,
     Position,
+    PreflightResult,
     Settled,
     Step,
     as_cursor,
@@ -57,6 +58,8 @@ _LONGEST_ERROR: Final = 300  # characters of an error in a log line
 _LOCK_TIMEOUT: Final = "55P03"
 Verdict = tuple[Outcome, str | None]
 _PAUSED: Final[Verdict] = ("partial", "paused")
+#: Ends of a run that was told to stop; it does not fail, because the next one meets the same error.
+_STOPPED: Final[tuple[Verdict, ...]] = (("partial", "shutdown"), _PAUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class Walk:
       switch: What operators said of the worker when the run began; each batch hears it anew.
       heeds_pause: False for a run that was forced.
       clock, vitals: What batches are measured by, and where the signs of the gates come from.
+      preflight: What the run did before its lease, with an error to fail with at the end.
       counts: What has been committed so far.
       passes: What it walks through.
       rejections: The records it could not settle.
@@ -110,6 +114,7 @@ class Walk:
     heeds_pause: bool = True
     clock: Clock = SYSTEM_CLOCK
     vitals: Vitals | None = None
+    preflight: PreflightResult = field(default_factory=PreflightResult)
     counts: Counts = field(init=False)
     row_limit: RowLimit = field(init=False, default_factory=RowLimit)
 
@@ -225,13 +230,23 @@ class Walk:
         return ("partial", "gate") if begun else None
 
     def _ended_between(self, state: _State, verdict: Verdict) -> Verdict:
-        """Close the row outside of a batch, with the place of the last one."""
-        counts = flagged(state.counts, verdict, self.budget.exceeded)
+        """Close the row outside of a batch, with the place of the last one.
+
+        Raises:
+          Exception: The preflight's, unless the run was stopped; the row stays open for it.
+        """
+        counts, cursor = flagged(state.counts, verdict, self.budget.exceeded), self._as_cursor(state)
         if verdict[1] == "gate":
             counts |= self._gates.as_count()
+        error = None if verdict in _STOPPED else self.preflight.error
         with database.atomic():
-            ledger.finish(self.run_id, *verdict, counts=counts, cursor=self._as_cursor(state), lease=self._fence())
+            if error is None:
+                ledger.finish(self.run_id, *verdict, counts=counts, cursor=cursor, lease=self._fence())
+            else:
+                ledger.advance(self.run_id, counts, cursor, self._fence())
         self.counts = counts
+        if error is not None:
+            raise error
         return verdict
 
     @spanned("housekeeping.batch")
@@ -310,9 +325,9 @@ class Walk:
 
     def _failure(self, verdict: Verdict, settled: Settled) -> BaseException | None:
         """Return the error that a run with this verdict ends with instead; None for a run that was stopped."""
-        if verdict in (("partial", "shutdown"), _PAUSED):
+        if verdict in _STOPPED:
             return None  # the next run meets what is unreachable
-        return settled.unreachable or (self._left[1] if self._left else None)
+        return settled.unreachable or (self._left[1] if self._left else None) or self.preflight.error
 
     def _committed(self, walk: Pass, step: Step, settled: Settled, state: _State) -> None:
         self.counts = state.counts

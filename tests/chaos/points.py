@@ -26,14 +26,13 @@ from housekeeping.workers.batched_git_ref_updates.cleanup import PendingDeletion
 from housekeeping.workers.batched_git_ref_updates.git_program import GitProgram
 from housekeeping.workers.batched_git_ref_updates.scheduling import PendingProjects
 from housekeeping.workers.bulk_imports.entity_pass import EntityPass
-from housekeeping.workers.ci_stuck_builds.children import EnqueueChildren
 from housekeeping.workers.object_storage.deletion import Deletion
 from housekeeping.workers.object_storage.upload_pass import PendingUploadsPass
 
 FOLDER: Final = "CHAOS_FOLDER"
 GO: Final = "go"
 
-_PASSES: Final = (TablePass, EntityPass, PendingUploadsPass, PendingDeletions, PendingProjects, EnqueueChildren)
+_PASSES: Final = (TablePass, EntityPass, PendingUploadsPass, PendingDeletions, PendingProjects)
 
 
 class Points:

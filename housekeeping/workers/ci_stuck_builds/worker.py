@@ -46,24 +46,25 @@ _COMMON: Final[dict[str, Any]] = {
     "feature_category": "continuous_integration",
     "data_consistency": "always",
     "partitioned": (Build,),
+    # Builds that can neither be dropped nor doomed must not use up every run's time before the others' turn.
+    "goes_round": True,
 }
 _CHILD: Final[dict[str, Any]] = {
     **_COMMON,
     "counts": ("dropped", "doomed", "failed", "out_of_time"),
-    # Builds that can neither be dropped nor doomed must not use up every run's time before the others' turn.
-    "goes_round": True,
-    # One waits, from the moment the parent sends it. Only until it starts: a child still at work when its next
-    # hour comes must not cost that hour its run. That two run at once is the lease's business.
-    # The parent sends each again every hour.
+    # The parent sends each again every hour, so a retry comes within minutes: it stands for the children of later hours.
     "rediscovered": True,
-    "actor_options": {"deduplicate": "until_executing", "deduplication": {"including_scheduled": True}},
+    # One message of a child is live at a time: delayed, queued, running, or waiting for a retry. A child that is still
+    # running when its parent comes again runs once more right after, so that no hour is without its run.
+    "actor_options": {
+        "deduplicate": "until_executed",
+        "deduplication": {"including_scheduled": True, "if_deduplicated": "reschedule_once"},
+    },
 }
 
 stuck_jobs: Final = Sweep(
     name="ci.stuck_jobs",
     passes=lambda sweep: [
-        # First, so that nothing that happens to the pending builds keeps the children from their hour.
-        EnqueueChildren(DELAYS),
         stuck_builds(
             sweep,
             BuildStatus.PENDING,
@@ -75,9 +76,9 @@ stuck_jobs: Final = Sweep(
     counts=("enqueued", "dropped", "doomed", "failed"),
     schedule=SCHEDULE,
     lease=LeaseTerms("ci/stuck_jobs", LEASE_TTL),
+    # Nothing that happens to the parent's own work keeps the children from their hour.
+    before_lease=EnqueueChildren(DELAYS),
     starts_with="Cleaning pending, timed-out builds",
-    # A run that broke off among the builds must not make the next one begin behind the children.
-    starts_over=True,
 )
 
 drop_running: Final = Sweep(

@@ -7,14 +7,19 @@ from typing import Any
 
 import pytest
 import redis
+from dramatiq.brokers.redis import RedisBroker
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.foundation import events
 from housekeeping.foundation.db import Database
 from housekeeping.foundation.identity import forget
+from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps import actors
+from housekeeping.sweeps.actor import register
 from housekeeping.workers.ci_stuck_builds.models import Build
-from tests.integration.ci_stuck_builds.tables import GITLAB_SHAPED, AddBuilds, Refuse
+from housekeeping.workers.ci_stuck_builds.worker import SWEEPS
+from tests.integration.ci_stuck_builds.tables import GITLAB_SHAPED, AddBuilds, Delayed, Refuse
+from tests.integration.middleware.applications import close_all, installed, queued
 
 
 @pytest.fixture
@@ -40,6 +45,23 @@ def gitlab_builds(postgres: Database, bound: None, admin: Connection) -> type[Bu
         cursor.execute(GITLAB_SHAPED)
     Build._meta.set_table_name("p_ci_builds")
     return Build
+
+
+@pytest.fixture
+def broker(settings: Settings, builds: type[Build]) -> Iterator[RedisBroker]:
+    """A broker with the library's middleware and these workers."""
+    # Without the database, whose handle the test has.
+    broker = installed(settings.model_copy(update={"database_url": None}))
+    for sweep in SWEEPS:
+        register(broker, sweep)
+    yield broker
+    close_all()
+
+
+@pytest.fixture
+def delayed(broker: RedisBroker) -> Delayed:
+    """The messages that wait for their time, the first to come due first."""
+    return lambda: sorted(queued(broker, "cronjob.DQ"), key=lambda message: int(message.options["eta"]))
 
 
 @pytest.fixture(params=["builds", "gitlab_builds"])

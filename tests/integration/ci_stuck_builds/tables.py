@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
+from dramatiq import Message
 
 from housekeeping.workers.ci_stuck_builds.models import Build
 
 AddBuilds = Callable[..., None]
 Refuse = Callable[[str], None]
+Delayed = Callable[[], list[Message[Any]]]
 
 #: The manual clock's time as these columns hold it: UTC, without saying so.
 NOW: Final = "timestamp '2026-01-01 00:00:00'"

@@ -23,7 +23,6 @@ from housekeeping.sweeps.run import perform
 from housekeeping.sweeps.switches import Switched, resume, switch
 from housekeeping.testing import ManualClock
 from housekeeping.workers import BUILT_IN
-from housekeeping.workers.ci_stuck_builds.children import EnqueueChildren
 from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.pacing import DUE, LONG_DUE, SMALL, Sizes
 
@@ -206,7 +205,6 @@ def test_every_pass_of_ours_can_take_smaller_steps(postgres: Database, sweep: Sw
     pace.heed(Switched(sweep.name, "narrow", batch_size=2))
     once_more = [pace.sized(place, each).batch_size for place, each in enumerate(passes)]
 
-    # The children of a parent are sent together, however many they are.
-    assert narrow == [3 if isinstance(each, EnqueueChildren) else 2 for each in passes]
+    assert narrow == [2 for each in passes]
     assert wide == own
     assert once_more == narrow
