@@ -33,8 +33,9 @@ _SIGN: Final[dict[Level, tuple[str, str]]] = {
 def doctor(as_json: bool, role: str | None) -> None:
     """Look at everything the workers stand on; say what is wrong and what to do. Changes nothing.
 
-    Connections and versions; the library's own tables; the statements each worker runs, explained against the
-    real tables: whether an index is used, and the CREATE INDEX CONCURRENTLY that is missing; rights, timeouts,
+    Connections and versions; the library's own tables; the columns each worker needs; tables that are only a
+    partition of another; the statements each worker runs, explained against the real tables: whether an index is
+    used, and the CREATE INDEX CONCURRENTLY that is missing; rights, timeouts,
     time zone, long transactions, autovacuum; what Redis does when memory is full or it restarts, and who shares it;
     dead letters; object stores, repositories, git; the clocks.
 

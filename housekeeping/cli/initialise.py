@@ -7,7 +7,9 @@ from typing import Any
 import click
 
 from housekeeping.cli.composition import settings_and_logs
+from housekeeping.doctor import partitions
 from housekeeping.foundation.db import database, reaching_postgres
+from housekeeping.foundation.settings import Settings
 from housekeeping.installation import use_database
 from housekeeping.sweeps import schema
 from housekeeping.workers import configured_sweeps, families
@@ -19,22 +21,28 @@ def init(with_tables: bool) -> None:
     """Make the library's own tables, or bring them up to date. Harmless to repeat.
 
     They live in a schema of their own: "housekeeping", unless HOUSEKEEPING_SCHEMA names another. The
-    application's tables are not touched; with --with-tables those that are missing are made.
+    application's tables are not touched; with --with-tables those that are missing are made. A table that is only a
+    partition of another is told on stderr.
     """
     settings = settings_and_logs()
-    configured_sweeps(settings)
+    sweeps = configured_sweeps(settings)
     use_database(settings)
     steps = schema.init()
     name = settings.schema_name
     done = "is up to date" if not steps else "made" if steps == len(schema.MIGRATIONS) else "upgraded"
     click.echo(f"schema {name}: {done}")
-    if not with_tables:
-        return
     with reaching_postgres():
-        for family in families(settings):
-            for model in family.models.values():
-                meta: Any = model._meta
-                there = model.table_exists()
-                if not there:
-                    database.create_tables([model])
-                click.echo(f"table {meta.table_name}: {'is there' if there else 'made'}")
+        if with_tables:
+            _make_tables(settings)
+        for warning in partitions.examine(settings, {name: each for name, each in sweeps.items() if each.enabled}):
+            click.echo(f"warning: {warning.text}; {warning.way_out}", err=True)
+
+
+def _make_tables(settings: Settings) -> None:
+    for family in families(settings):
+        for model in family.models.values():
+            meta: Any = model._meta
+            there = model.table_exists()
+            if not there:
+                database.create_tables([model])
+            click.echo(f"table {meta.table_name}: {'is there' if there else 'made'}")

@@ -26,7 +26,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
                     for reading in walk.readings(now):
                         yield _judged(sweep.name, reading)
         except PeeweeException as error:
-            # A table that is missing, or may not be read, was a finding before.
+            # A table or column that is missing, or may not be read, was a finding before.
             yield Finding("warning", sweep.name, "indexes", f"could not be looked at: {one_line(error)}")
 
 

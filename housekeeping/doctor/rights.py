@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from housekeeping.foundation.db import database
 from housekeeping.foundation.settings import Settings
@@ -20,6 +20,11 @@ def missing_rights(table: str, needed: tuple[str, ...]) -> list[str]:
     return [right for right in needed if not _has(table, right)]
 
 
+def updated_columns(rights: Iterable[str]) -> set[str]:
+    """Return the columns that these rights name."""
+    return {column for right in rights for column in _parts(right)[1]}
+
+
 def grants(role: str, rights: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     """The statements that give a role these rights."""
     for table, needed in rights.items():
@@ -31,9 +36,13 @@ def _has(table: str, right: str) -> bool:
     if not columns:
         row = database.execute_sql("SELECT has_table_privilege(%s, %s)", (table, kind)).fetchone()
         return bool(row[0])
-    asked = " AND ".join(["has_column_privilege(%s, %s, %s)"] * len(columns))
-    values = [value for column in columns for value in (table, column, kind)]
-    return bool(database.execute_sql(f"SELECT {asked}", values).fetchone()[0])
+    # Of the columns that are there: a missing one is no matter of rights, and PostgreSQL would raise for it.
+    row = database.execute_sql(
+        "SELECT coalesce(bool_and(has_column_privilege(attrelid, attnum, %s)), true) FROM pg_attribute "
+        "WHERE attrelid = to_regclass(%s) AND attname = ANY (%s) AND NOT attisdropped",
+        (kind, table, columns),
+    ).fetchone()
+    return bool(row[0])
 
 
 def _parts(right: str) -> tuple[str, list[str]]:

@@ -17,6 +17,7 @@ from peewee import (
     OperationalError,
     PeeweeException,
     PostgresqlDatabase,
+    ProgrammingError,
     _transaction,
 )
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_INTRANS, parse_dsn
@@ -55,6 +56,8 @@ _CONNECTION: Final = {
     "tcp_user_timeout": "60000",
 }
 
+#: PostgreSQL's code for a column that does not exist.
+_UNDEFINED_COLUMN: Final = "42703"
 _IN_TRANSACTION: Final = (TRANSACTION_STATUS_INTRANS, TRANSACTION_STATUS_INERROR)
 #: What peewee notes of a thread's blocks, and forgets with its connection.
 _WITHIN: Final = ("ctx", "transactions", "commit_callbacks")
@@ -112,6 +115,8 @@ class Database(PostgresqlDatabase):
     _isolation_level: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        #: Statements that named a column which is not there: what is known of the tables may be out of date.
+        self.unknown_columns = 0
         self._of_thread = _OfThread()
         super().__init__(*args, **kwargs)
         # peewee lets one thread connect or close at a time. What it guards is each thread's own, and a server that is
@@ -163,7 +168,12 @@ class Database(PostgresqlDatabase):
 
     def execute_sql(self, sql: str, params: Any = None) -> Any:
         with waiting_for("database"):
-            return self._execute_sql(sql, params)
+            try:
+                return self._execute_sql(sql, params)
+            except ProgrammingError as error:
+                if sqlstate(error) == _UNDEFINED_COLUMN:
+                    self.unknown_columns += 1
+                raise
 
     def _execute_sql(self, sql: str, params: Any) -> Any:
         if begin := self._take_unsaid():

@@ -7,16 +7,8 @@ from typing import Any, Final
 
 from peewee import BigIntegerField, CompositeKey, Field, Model
 
-from housekeeping.foundation.db import database
+from housekeeping.foundation.catalog import forget_table, leave_out_absent, place_of, table_of
 
-_PRIMARY_KEY: Final = """
-SELECT there.table IS NOT NULL, ARRAY(
-    SELECT attname::text FROM pg_index
-    JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey)
-    WHERE indrelid = there.table AND indisprimary
-    ORDER BY array_position(indkey::smallint[], attnum)
-) FROM (SELECT to_regclass(%s) AS table) AS there
-"""
 _COMPOSITE: Final = "__composite_key__"
 
 _lock: Final = threading.RLock()
@@ -29,21 +21,20 @@ _declared: Final[dict[type[Model], Field]] = {}
 def identify(model: type[Model]) -> None:
     """Give the model the primary key that its table has in this database; asks once for each database and table.
 
-    A key column that was not declared, such as ``partition_id``, becomes a field of the model. A table that is not
-    there, or has no primary key, leaves the model as it was declared.
+    A key column that was not declared, such as ``partition_id``, becomes a field of the model; an optional field whose
+    column is absent is left out. A table that is not there, or has no primary key, leaves the model as it was declared.
 
     Raises:
       peewee.PeeweeException: When the database cannot be asked.
     """
-    meta: Any = model._meta
-    place = (database.obj, meta.schema, meta.table_name)
+    place = place_of(model)
     if _identified.get(model) == place:
         return
     with _lock:
-        name = ".".join(f'"{part}"' for part in (meta.schema, meta.table_name) if part)
-        there, columns = database.execute_sql(_PRIMARY_KEY, (name,)).fetchone()
-        _use(model, columns)
-        if there:
+        table = table_of(model)
+        _use(model, list(table.key))
+        leave_out_absent(model)
+        if table.there:
             _identified[model] = place
 
 
@@ -52,6 +43,7 @@ def forget(model: type[Model]) -> None:
     with _lock:
         _identified.pop(model, None)
         _use(model, [])
+        forget_table(model)
 
 
 def key_of(model: type[Model]) -> tuple[Any, ...]:

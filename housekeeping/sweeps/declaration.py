@@ -230,7 +230,7 @@ class Sweep:
         """The passes of a run, in order, on the tables as they are in this database."""
         for model in self.partitioned:
             identify(model)
-        return self.declared()
+        return tuple(each.on_real_columns() if isinstance(each, TablePass) else each for each in self.declared())
 
     def declared(self) -> tuple[Pass, ...]:
         """The passes of a run, in order, on the tables as they were declared; the database is not asked."""

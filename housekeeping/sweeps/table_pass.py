@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from blinker import NamedSignal
 from peewee import (
@@ -26,6 +26,7 @@ from peewee import (
 )
 
 from housekeeping.foundation import events
+from housekeeping.foundation.catalog import is_left_out, leave_out_absent
 from housekeeping.foundation.db import database
 from housekeeping.foundation.errors import DeclarationError, RowNotChanged
 from housekeeping.foundation.logs import log_each
@@ -59,6 +60,11 @@ class RecordLine:
     level: int = logging.INFO
 
 
+def named_keys(keys: tuple[str, ...] | Mapping[str, str]) -> Mapping[str, str]:
+    """Return which key of an event's row has which key of the record."""
+    return keys if isinstance(keys, Mapping) else dict(zip(keys, keys, strict=True))
+
+
 @dataclass(frozen=True, kw_only=True)
 class TablePass:
     """One walk through a table.
@@ -68,7 +74,8 @@ class TablePass:
       order: The columns the walk follows, ending with the primary key, so that it can go on after any row. Rows with
         NULL in one of them come last.
       action: What is done with the stale rows of a batch.
-      columns: Further columns to read, by the key a record has for them, for events and log lines.
+      columns: Further columns to read, by the key a record has for them, for events and log lines. Those that are among
+        the model's ``optional_fields`` are left out where the table does not have them.
       sends: The event sent with the changed records of each batch, and which keys of the record it carries; a mapping
         where the event calls them otherwise (event's key -> record's).
       line: The log line for each changed record; null: none.
@@ -121,6 +128,25 @@ class TablePass:
         if beyond or not self._may_be_null(step.now, self.order[0]):
             return position, True
         return _BEFORE_NULLS, False
+
+    def on_real_columns(self) -> Self:
+        """Return the pass without the optional columns that its table does not have now, in lines and events too.
+
+        Raises:
+          peewee.PeeweeException: When the database cannot be asked.
+        """
+        leave_out_absent(self.model)
+        absent = {key for key, column in self.columns.items() if is_left_out(column)}
+        if not absent:
+            return self
+        line, sends = self.line, self.sends
+        if line is not None:
+            line = replace(line, fields={name: key for name, key in line.fields.items() if key not in absent})
+        if sends is not None:
+            named = {name: key for name, key in named_keys(sends[1]).items() if key not in absent}
+            sends = (sends[0], named)
+        columns = {key: column for key, column in self.columns.items() if key not in absent}
+        return replace(self, columns=columns, line=line, sends=sends)
 
     def rows(self, step: Step) -> ModelSelect[Any]:
         """Select the rows of a step: the order columns, the further ones, then what `position_of` needs; unlocked."""
@@ -256,7 +282,7 @@ class TablePass:
             log_each(__name__, self.line.level, self.line.event, each)
         if self.sends is not None and self.sends[0].receivers:
             event, keys = self.sends
-            named = keys if isinstance(keys, Mapping) else dict(zip(keys, keys, strict=True))
+            named = named_keys(keys)
             rows = [{name: row[key] for name, key in named.items()} for row in settled.rows]
             events.send(event, rows, worker=step.worker, run_id=step.run_id)
 
@@ -286,6 +312,10 @@ class TablePass:
     def readings(self, now: datetime) -> list[Reading]:
         walk = self.rows(Step("", None, now)).for_update(skip_locked=True)
         return [Reading(f"the walk through {self.name}", walk, self.model)]
+
+    def statements_of_a_run(self, now: datetime) -> list[Query]:
+        """Return the statements that change the rows of a batch, for `housekeeping doctor` to look at; none is run."""
+        return [self._statement(Step("", None, now), True)]
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
         stale = self.backlog(now, limit)

@@ -87,7 +87,9 @@ class EntityPass(TablePass):
 
     def record(self, row: tuple[Any, ...]) -> dict[str, Any]:
         record = super().record(row)
-        kind = record["bulk_import_entity_type"]
+        kind = record.get("bulk_import_entity_type")
+        if kind is None:
+            return record
         return record | {"bulk_import_entity_type": kind.name.lower() if isinstance(kind, SourceType) else str(kind)}
 
     def readings(self, now: datetime) -> list[Reading]:

@@ -132,6 +132,8 @@ class BulkImportEntity(Moving):
 
     class Meta:
         table_name = "bulk_import_entities"
+        #: They only label log lines.
+        optional_fields = ("source_type", "source_full_path")
         constraints = (Check("num_nonnulls(namespace_id, project_id, organization_id) = 1"),)
 
     @classmethod

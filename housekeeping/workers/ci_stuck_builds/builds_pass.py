@@ -101,7 +101,7 @@ class BuildPass(TablePass):
     def about(self, record: dict[str, Any]) -> dict[str, Any]:
         """What an error says of its build."""
         further = (column.name for column in self.key if column is not Build.id)
-        return {name: record[name] for name in (*_ABOUT, *further)}
+        return {name: record[name] for name in (*_ABOUT, *further) if name in record}
 
     def committed(self, step: Step, settled: Settled) -> None:
         super().committed(step, settled)

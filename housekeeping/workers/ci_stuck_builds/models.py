@@ -82,6 +82,8 @@ class Build(BaseModel):
 
     class Meta:
         table_name = "ci_builds"
+        #: They only label log lines, error reports and events; upstream has already dropped `stage`.
+        optional_fields = ("runner_id", "name", "stage", "commit_id")
 
     @classmethod
     def select(cls, *fields: Any) -> ModelSelect[Any]:

@@ -11,6 +11,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.foundation.db import Database, connect_to, database
 from housekeeping.foundation.errors import SettingsError
+from housekeeping.foundation.identity import forget
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.plan import dry_run
@@ -109,6 +110,19 @@ def test_partitioned_tables_with_more_columns_and_a_prefix_are_cleaned_alike(
     assert do(by_status.format("p_bulk_imports")) == [(2, 10), (3, 30)]
     assert do(by_status.format("p_bulk_import_entities")) == [(2, 10), (3, 30)]
     assert do(by_status.format("p_bulk_import_trackers")) == [(0, 20), (1, 20), (2, 40), (3, 20), (4, 60)]
+
+
+def test_entities_without_their_labels_are_timed_out(
+    partitioned: Sweep, do: Do, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    do("ALTER TABLE p_bulk_import_entities DROP COLUMN source_type, DROP COLUMN source_full_path")
+
+    result = perform(partitioned, clock=clock)
+
+    forget(BulkImportEntity)
+    lines = [vars(record) for record in caplog.records if record.message == "BulkImports::Entity stale"]
+    assert (result.outcome, result.counts["timed_out_entities"], len(lines)) == ("done", 20, 20)
+    assert all("bulk_import_id" in line and "source_full_path" not in line for line in lines)
 
 
 def test_the_zone_of_the_session_moves_no_limit(partitioned: Sweep, do: Do, clock: ManualClock) -> None:

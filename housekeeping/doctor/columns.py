@@ -1,0 +1,142 @@
+"""Whether each table has the columns that the statements of its workers name, with types that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any, Final
+
+from peewee import Context, Field, FieldAlias, Model, ProgrammingError
+
+from housekeeping.doctor.rights import updated_columns
+from housekeeping.foundation.catalog import Table, is_left_out, optional_fields, table_of
+from housekeeping.foundation.clock import SYSTEM_CLOCK
+from housekeeping.foundation.db import database
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.call import CallPass
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.findings import Finding
+from housekeeping.sweeps.passes import Explainable, Pass
+from housekeeping.sweeps.table_pass import TablePass
+from housekeeping.workers import families
+
+#: Column -> the workers that need it.
+Needed = dict[str, list[str]]
+
+_INTEGERS: Final = {"smallint", "integer", "bigint", "numeric"}
+_TEXTS: Final = {"text", "character varying", "character", "citext"}
+_ZONED: Final = {"timestamp with time zone"}
+_UNZONED: Final = {"timestamp without time zone"}
+#: peewee's name of a field's type -> types of columns that fit; of others nothing is said.
+_FITTING: Final = {
+    **dict.fromkeys(("AUTO", "BIGAUTO", "INT", "BIGINT", "SMALLINT"), _INTEGERS),
+    **dict.fromkeys(("TEXT", "VARCHAR", "CHAR"), _TEXTS),
+    "BOOL": {"boolean"},
+    "DATETIME": _ZONED | _UNZONED | {"date"},
+    "TIMESTAMPTZ": _ZONED,
+    "TIMESTAMP": _UNZONED,
+}
+_KNOWN: Final = set().union(*_FITTING.values())
+
+
+class _Recorder(Context):
+    """Puts a statement together and notes its fields."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.fields: set[Field] = set()
+
+    def sql(self, obj: Any) -> Any:
+        if isinstance(obj, Field):
+            self.fields.add(obj.field if isinstance(obj, FieldAlias) else obj)
+        return super().sql(obj)
+
+
+def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Yield a finding for each column that is missing or of another type, by table."""
+    for model, needed in _needed(settings, sweeps).items():
+        try:
+            table = table_of(model)
+        except ProgrammingError:  # a schema that may not be used; `tables` has a finding of it
+            continue
+        if table.there:
+            yield from _absent(model, needed, table)
+            yield from _of_another_type(model, needed, table)
+
+
+def fields_used(walk: Pass, now: datetime) -> set[Field]:
+    """Return the fields that the statements of a pass name."""
+    recorder = _Recorder(**database.get_context_options())
+    queries = [reading.query for reading in walk.readings(now)] if isinstance(walk, Explainable) else []
+    if isinstance(walk, TablePass):
+        queries += walk.statements_of_a_run(now)
+    for query in queries:
+        recorder.sql(query)
+    if isinstance(walk, CallPass):
+        recorder.fields.update(walk.model._meta.sorted_fields)  # its function is given whole rows
+    return recorder.fields
+
+
+def _needed(settings: Settings, sweeps: dict[str, Sweep]) -> dict[type[Model], Needed]:
+    found: dict[type[Model], Needed] = {}
+
+    def need(model: type[Model], columns: Iterable[str], worker: str) -> None:
+        for column in columns:
+            workers = found.setdefault(model, {}).setdefault(column, [])
+            if worker not in workers:
+                workers.append(worker)
+
+    for sweep in sweeps.values():
+        try:
+            walks = sweep.walks()
+        except ProgrammingError:  # as above
+            walks = sweep.declared()
+        for walk in walks:
+            for field in fields_used(walk, SYSTEM_CLOCK.now()):
+                need(field.model, [field.column_name], sweep.name)
+    for family in families(settings):
+        for name, model in family.models.items():
+            for sweep in family.sweeps:
+                if sweep.name in sweeps:
+                    need(model, updated_columns(family.rights.get(name, ())), sweep.name)
+    return found
+
+
+def _absent(model: type[Model], needed: Needed, table: Table) -> Iterator[Finding]:
+    meta: Any = model._meta
+    name = meta.table_name
+    for column, workers in needed.items():
+        if column not in table.columns:
+            yield Finding(
+                "error",
+                workers[0],
+                f"columns of {name}",
+                f"{name} has no column {column}; needed by {', '.join(workers)}",
+                f'name the table that has it in HOUSEKEEPING_WORKERS["{workers[0]}"]["tables"], or disable '
+                f"{'these workers' if len(workers) > 1 else 'this worker'}",
+            )
+    left_out = [each for each in optional_fields(model) if is_left_out(getattr(model, each))]
+    if left_out:
+        worker = next(iter(needed.values()))[0]
+        text = f"without the optional {', '.join(left_out)}: log lines, events and error reports leave them out"
+        yield Finding("fine", worker, f"columns of {name}", text)
+
+
+def _of_another_type(model: type[Model], needed: Needed, table: Table) -> Iterator[Finding]:
+    meta: Any = model._meta
+    for column, workers in needed.items():
+        there, declared = table.columns.get(column), meta.columns.get(column)
+        fitting = _FITTING.get(getattr(declared, "field_type", ""))
+        if there is None or fitting is None or there not in _KNOWN or there in fitting:
+            continue
+        # Times with and without a zone can be compared; that is wrong only in a session outside of UTC.
+        both_times = there in _ZONED | _UNZONED and fitting <= _ZONED | _UNZONED
+        yield Finding(
+            "warning" if both_times else "error",
+            workers[0],
+            f"columns of {meta.table_name}",
+            f"{meta.table_name}.{column} is {there}, not {' or '.join(sorted(fitting))}; used by {', '.join(workers)}",
+            "keep the sessions in UTC (no timezone in HOUSEKEEPING_DATABASE_URL)"
+            if both_times
+            else f'name the right table in HOUSEKEEPING_WORKERS["{workers[0]}"]["tables"], or disable these workers',
+        )

@@ -1,0 +1,40 @@
+"""Whether a configured table is only a partition of another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from peewee import Model, ProgrammingError
+
+from housekeeping.foundation.catalog import partitioned_table_of
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.findings import Finding
+from housekeeping.workers import families
+
+
+def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Yield a warning for each table of an enabled worker that is a partition."""
+    for family in families(settings):
+        users = [sweep.name for sweep in family.sweeps if sweep.name in sweeps]
+        for name, model in family.models.items():
+            if not users:
+                continue
+            try:
+                parent = partitioned_table_of(model)
+            except ProgrammingError:  # a schema that may not be used; `tables` has a finding of it
+                continue
+            if parent is not None:
+                yield _warning(name, model, parent, users)
+
+
+def _warning(name: str, model: type[Model], parent: str, users: list[str]) -> Finding:
+    meta: Any = model._meta
+    return Finding(
+        "warning",
+        users[0],
+        f"table {name}",
+        f"{meta.table_name} is a partition of {parent}: {', '.join(users)} see only the rows of this partition",
+        f'to clean all rows, set HOUSEKEEPING_WORKERS["{users[0]}"]["tables"] to {{"{name}": "{parent}"}}',
+    )
