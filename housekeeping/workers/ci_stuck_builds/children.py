@@ -40,5 +40,6 @@ class EnqueueChildren:
         return PreflightResult({"enqueued": enqueued}, errors[0] if errors else None)
 
     def plan(self) -> PassPlan:
-        """Return the number of children; those that are still live would not be enqueued again."""
-        return PassPlan("children", Backlog(0), {"enqueued": len(self.delays)})
+        """Return the children and their delays; those that are still live would not be enqueued again."""
+        samples = [{"child": child, "delay_s": delay.total_seconds()} for child, delay in self.delays.items()]
+        return PassPlan("children", Backlog(0), {"enqueued": len(self.delays)}, samples=samples)

@@ -21,6 +21,7 @@ from housekeeping.sweeps import actors
 from housekeeping.sweeps.confirmation import Confirmation
 from housekeeping.sweeps.gates import Gates
 from housekeeping.sweeps.own_tables import Run
+from housekeeping.sweeps.plan import plan
 from housekeeping.sweeps.run import perform
 from housekeeping.sweeps.switches import Switched, switch
 from housekeeping.sweeps.vitals import Signs
@@ -130,6 +131,18 @@ def test_disabled_parent_enqueues_no_child_unless_forced(delayed: Delayed, clock
 
     assert (off.outcome, off.reason, waiting) == ("skipped", "disabled", 0)
     assert (forced.outcome, forced.counts["enqueued"]) == ("done", 3)
+
+
+def test_plan_shows_the_children_and_enqueues_none(delayed: Delayed, clock: ManualClock) -> None:
+    planned = plan(stuck_jobs, clock=clock).as_json()
+
+    assert [each["pass"] for each in planned["passes"]] == ["children", "pending"]
+    assert planned["passes"][0]["samples"] == [
+        {"child": RUNNING, "delay_s": 900.0},
+        {"child": SCHEDULED, "delay_s": 1800.0},
+        {"child": CANCELING, "delay_s": 2700.0},
+    ]
+    assert delayed() == []
 
 
 def test_child_that_cannot_be_enqueued_fails_the_run_after_its_work(
