@@ -52,7 +52,7 @@ _COMMON: Final[dict[str, Any]] = {
 _CHILD: Final[dict[str, Any]] = {
     **_COMMON,
     "counts": ("dropped", "doomed", "failed", "out_of_time"),
-    # The parent sends each again every hour, so a retry comes within minutes: it stands for the children of later hours.
+    # The parent sends each again every hour. A retry comes within minutes: it stands for the children of later hours.
     "rediscovered": True,
     # One message of a child is live at a time: delayed, queued, running, or waiting for a retry. A child that is still
     # running when its parent comes again runs once more right after, so that no hour is without its run.
