@@ -18,6 +18,7 @@ from housekeeping.foundation import events
 from housekeeping.foundation.db import connect_to, database
 from housekeeping.foundation.leases import ExclusiveLease
 from housekeeping.sweeps import actors
+from housekeeping.sweeps.breaker import Breaker
 from housekeeping.sweeps.confirmation import Confirmation
 from housekeeping.sweeps.gates import Gates
 from housekeeping.sweeps.own_tables import Run
@@ -80,7 +81,8 @@ def test_tripped_breaker_still_enqueues_the_children(
 ) -> None:
     add_builds(1, "pending", DAY_OLD, DAY_OLD)
 
-    result = perform(stuck_jobs, clock=clock, confirmation=Confirmation("plan", 0, exact=True))
+    strict = dataclasses.replace(stuck_jobs, breaker=Breaker(action="stop"))
+    result = perform(strict, clock=clock, confirmation=Confirmation("plan", 0, exact=True))
 
     assert (result.outcome, result.reason, result.counts["enqueued"]) == ("failed", "breaker", 3)
     assert (last_run().reason, last_run().counts["enqueued"]) == ("breaker", 3)
@@ -90,8 +92,8 @@ def test_tripped_breaker_still_enqueues_the_children(
 def test_throttled_run_still_enqueues_the_children(
     delayed: Delayed, add_builds: AddBuilds, clock: ManualClock, last_run: LastRun
 ) -> None:
-    add_builds(1, "pending", DAY_OLD, DAY_OLD)
-    watchful = dataclasses.replace(stuck_jobs, gates=Gates(replication_lag_s=30))
+    add_builds(50, "pending", DAY_OLD, DAY_OLD)
+    watchful = dataclasses.replace(stuck_jobs, gates=Gates(replication_lag_s=30), batch_size=1)
 
     result = perform(watchful, clock=clock, stopping=Impatient(clock), vitals=Told(Signs(99.0, 0, False)))
 
