@@ -15,7 +15,6 @@ from peewee import (
     InterfaceError,
     Model,
     OperationalError,
-    PeeweeException,
     PostgresqlDatabase,
     ProgrammingError,
     _transaction,
@@ -24,6 +23,7 @@ from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_I
 
 from housekeeping.foundation.errors import DatabaseUnavailable, SettingsError
 from housekeeping.foundation.extreme_times import read_extreme_times
+from housekeeping.foundation.guarded_connection import GuardedConnection
 from housekeeping.foundation.secrets import masked
 from housekeeping.foundation.timings import waiting_for
 
@@ -47,13 +47,14 @@ _SESSION: Final = (
     "-c timezone=UTC -c statement_timeout=30s -c lock_timeout=10s -c idle_in_transaction_session_timeout=60s -c jit=off"
 )
 #: A server that vanished without a word is noticed after a minute, not after the eleven of the system's defaults.
-_CONNECTION: Final = {
+_CONNECTION: Final[dict[str, Any]] = {
     "application_name": "housekeeping",
     "connect_timeout": "5",
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
     "tcp_user_timeout": "60000",
+    "connection_factory": GuardedConnection,
 }
 
 #: PostgreSQL's code for a column that does not exist.
@@ -275,7 +276,7 @@ def _first_line(error: BaseException) -> str:
     return masked(storable)
 
 
-def sqlstate(error: PeeweeException) -> str | None:
+def sqlstate(error: BaseException) -> str | None:
     """PostgreSQL's five-character code for the error; None when the server had no say in it."""
     code: str | None = getattr(getattr(error, "orig", None), "pgcode", None)
     return code

@@ -27,6 +27,8 @@
     ├── RecordChanged            a record was changed or deleted by others while it was to be moved
     ├── RowNotChanged            a row was left as it was by a trigger, a rule or a policy
     ├── SameErrorRepeated        so many rows in a row failed with the same error that the run ended
+    ├── HandlerFailed            a handler of an event raised within the batch's transaction
+    ├── TransactionEnded         a handler of an event tried to end the batch's transaction, or did
     └── RunTakenOver             another run took this one for dead and goes on in its place
 
 What a *middleware* raises to steer a message is not in this tree: Dramatiq gives
@@ -147,3 +149,11 @@ class SameErrorRepeated(HousekeepingError):
 
 class RecordChanged(HousekeepingError):
     """A record was changed by others each time it was to be moved, or is gone; nothing was changed."""
+
+
+class HandlerFailed(HousekeepingError):
+    """A handler of an event raised within the batch's transaction, which is rolled back."""
+
+
+class TransactionEnded(HousekeepingError):
+    """A handler of an event tried to commit or roll back the batch's transaction, or did so; the run fails."""

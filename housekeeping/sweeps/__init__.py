@@ -38,7 +38,9 @@ from housekeeping.sweeps.deferral import deferred
 from housekeeping.sweeps.findings import Finding
 from housekeeping.sweeps.gates import Gates
 from housekeeping.sweeps.ledger import HEARTBEAT, at_work
+from housekeeping.sweeps.outbox import store as store_in_outbox
 from housekeeping.sweeps.passes import (
+    Announcement,
     Backlog,
     Divisible,
     Failure,
@@ -51,9 +53,10 @@ from housekeeping.sweeps.passes import (
     Settled,
     Step,
 )
+from housekeeping.sweeps.record_line import RecordLine
 from housekeeping.sweeps.results import RunResult
 from housekeeping.sweeps.run import perform
-from housekeeping.sweeps.table_pass import RecordLine, TablePass
+from housekeeping.sweeps.table_pass import TablePass
 
 __all__ = [
     "HEARTBEAT",
@@ -61,6 +64,7 @@ __all__ = [
     "SYSTEM_CLOCK",
     "Action",
     "Alarms",
+    "Announcement",
     "Backlog",
     "BaseModel",
     "Breaker",
@@ -118,4 +122,5 @@ __all__ = [
     "shared_redis",
     "shortened",
     "statement_time",
+    "store_in_outbox",
 ]

@@ -10,13 +10,14 @@ from typing import Final, Generic, TypeVar
 from peewee import DataError, IntegrityError, InternalError, OperationalError
 
 from housekeeping.foundation.db import database, sqlstate
+from housekeeping.foundation.errors import HandlerFailed
 from housekeeping.sweeps.causes import cause_of
 from housekeeping.sweeps.passes import Failure
 
 T = TypeVar("T")
 
-#: What a single row can cause: a constraint, a trigger that raises, a value out of range.
-_ROW_ERRORS: Final = (IntegrityError, DataError, InternalError)
+#: What a single row can cause: a constraint, a trigger or an event's handler that raises, a value out of range.
+_ROW_ERRORS: Final = (IntegrityError, DataError, InternalError, HandlerFailed)
 #: statement_timeout and lock_timeout: a slow trigger, or one that waits for another transaction's lock.
 _TIMEOUTS: Final = ("57014", "55P03")
 #: Class of PostgreSQL's codes for a transaction that cannot write, after a failover perhaps. The driver calls some of

@@ -12,6 +12,7 @@ from peewee import Expression
 
 from housekeeping.foundation.db import database
 from housekeeping.sweeps.actions import Delete, Transition, Write
+from housekeeping.sweeps.failures import comes_from
 from housekeeping.sweeps.passes import Failure, Position, Settled, Step
 from housekeeping.sweeps.table_pass import TablePass, text_of
 
@@ -60,10 +61,7 @@ class Call:
 
     def is_away(self, error: BaseException) -> bool:
         """Whether it says that the other side cannot be reached, itself or by what it comes from."""
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, self.away):
-            cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-        return cause is not None
+        return comes_from(error, self.away)
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from peewee import PeeweeException
 
 from housekeeping.foundation.db import one_line, sqlstate
+from housekeeping.foundation.errors import HandlerFailed
 from housekeeping.foundation.printable import in_one_line, shortened
 
 _LONGEST_CAUSE: Final = 300  # characters
@@ -23,6 +24,8 @@ _OF_ONE_RECORD: Final = re.compile(
 
 def cause_of(error: BaseException, record: Mapping[str, Any]) -> str:
     """Return the error's type and text without the parts that are specific to the record."""
+    if isinstance(error, HandlerFailed) and error.__cause__ is not None:
+        return cause_of(error.__cause__, record)
     kind = type(error).__name__
     if isinstance(error, PeeweeException) and (code := sqlstate(error)):
         kind = f"{kind} {code}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
+from blinker import NamedSignal
 from peewee import Expression, Model
 
 from housekeeping.foundation.cron import Cron
@@ -21,7 +22,7 @@ from housekeeping.sweeps.breaker import Breaker
 from housekeeping.sweeps.call import Call, CallPass
 from housekeeping.sweeps.gates import Gates
 from housekeeping.sweeps.passes import Pass, Preflight
-from housekeeping.sweeps.refusals import refuse_form, refuse_walk
+from housekeeping.sweeps.refusals import refuse_event, refuse_form, refuse_walk
 from housekeeping.sweeps.table_pass import TablePass
 
 DataConsistency = Literal["always", "sticky", "delayed"]
@@ -123,6 +124,8 @@ class Sweep:
       stale: Which rows are stale, given the time the run began, less `stale_after` where that is said.
       order: The columns the walk follows, oldest first, ending with the primary key.
       action: What is done with the stale rows: `Delete`, `Transition`, `Call`, or one's own.
+      event: The event to announce with the changed rows of each batch (see `housekeeping.events`).
+      event_columns: What each row of the event holds: key -> column of the table. The columns of `order` by default.
       passes: In place of those three: makes the passes of a sweep that has several, or of another kind.
       counts: The names of all counts, in the order they are shown.
       settles: Those of the counts that are records taken from what is stale, for rates; none: what waits is not counted
@@ -162,6 +165,8 @@ class Sweep:
     stale: Callable[[datetime], Expression] | None = None
     order: tuple[Any, ...] = ()
     action: Action | None = None
+    event: NamedSignal | None = None
+    event_columns: Mapping[str, Any] = field(default_factory=dict)
     passes: Callable[[Sweep], Sequence[Pass]] | None = None
     counts: tuple[str, ...] = ()
     settles: tuple[str, ...] = ()
@@ -198,6 +203,7 @@ class Sweep:
         if (self.passes is None) == (self.stale is None or self.action is None or not self.order):
             raise DeclarationError(f"{self.name}: give stale, order and action, or passes")
         refuse_form(self.name, self.stale, self.order, self.action)
+        refuse_event(self.name, self.event, self.event_columns, has_passes=self.passes is not None)
         if not self.counts and self.action is not None:
             failed = ("failed",) if isinstance(self.action, Call) else ()
             object.__setattr__(self, "counts", (*self.action.counted_as, *failed, "batches", "out_of_time"))
@@ -246,6 +252,11 @@ class Sweep:
             "action": self.action,
             "batch_size": self.batch_size,
         }
+        if self.event is not None:
+            known = {column.name for column in self.order}
+            named = {key: column.name for key, column in self.event_columns.items()}
+            one["columns"] = {each.name: each for each in self.event_columns.values() if each.name not in known}
+            one["sends"] = self.event, named or tuple(column.name for column in self.order)
         return (CallPass(**one) if isinstance(self.action, Call) else TablePass(**one),)
 
     @property

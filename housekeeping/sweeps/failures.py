@@ -32,3 +32,16 @@ def told_apart(error: Exception) -> Exception:
         except HousekeepingError as missing:
             return missing
     return error
+
+
+def comes_from(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Return whether the error, or one that led to it, is of one of these types."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    # An error object that is raised more than once may have led to itself.
+    while cause is not None and not any(cause is each for each in seen):
+        if isinstance(cause, kinds):
+            return True
+        seen.append(cause)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return False

@@ -124,5 +124,24 @@ class RejectionReport(BaseModel):
         primary_key = CompositeKey("worker", "cause")
 
 
+class OutboxRow(BaseModel):
+    """One row of an event that a handler has yet to be given; deleted once it has been."""
+
+    id = BigAutoField()
+    event = TextField()
+    subscription = TextField()
+    worker = TextField()
+    run_id = BigIntegerField(null=True)
+    contents = JSONField()
+    attempts = IntegerField(default=0)
+    created_at = UtcDateTimeField()
+    due_at = UtcDateTimeField()
+    error = TextField(null=True)
+
+    class Meta:
+        table_name = "outbox"
+        schema = "housekeeping"
+
+
 #: Every model of the library's own tables.
-MODELS: Final = (Run, Lease, Switch, SwitchChange, Rejection, RejectionReport)
+MODELS: Final = (Run, Lease, Switch, SwitchChange, Rejection, RejectionReport, OutboxRow)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
+from blinker import NamedSignal
+
 #: Where a walk has got to, for the pass that made it: values JSON can hold, or that `as_cursor` makes so.
 Position = tuple[Any, ...]
 
@@ -77,6 +79,19 @@ class Settled:
     failures: Sequence[Failure] = ()
     rescued: Sequence[Failure] = ()
     unreachable: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Rows of an event that a batch announces.
+
+    Attributes:
+      in_outbox: Whether the stage has stored them in the outbox itself, before an effect that cannot be rolled back.
+    """
+
+    event: NamedSignal
+    rows: Sequence[dict[str, Any]]
+    in_outbox: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +180,7 @@ class Pass(Protocol):
         """Change the database, within the batch's transaction; nothing outside of it."""
 
     def committed(self, step: Step, settled: Settled) -> None:
-        """Say what was done, after the commit: log lines and events."""
+        """Write the log lines of what was done, after the commit."""
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
         """How many records are stale, looking at no more than `limit` and one."""
@@ -175,6 +190,14 @@ class Pass(Protocol):
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
         """What it would do now, changing nothing."""
+
+
+@runtime_checkable
+class Announcing(Protocol):
+    """A stage whose batches have events."""
+
+    def announcements(self, settled: Settled) -> Sequence[Announcement]:
+        """Return the events of a batch; called within its transaction, once it is settled."""
 
 
 @runtime_checkable

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from blinker import NamedSignal
+
 from housekeeping.foundation.db import database
 from housekeeping.foundation.errors import DeclarationError
 from housekeeping.sweeps.call import Call, CallPass
@@ -18,6 +20,16 @@ def refuse_form(name: str, stale: Any, order: Any, action: Any) -> None:
         raise DeclarationError(f"{name}: order should be a tuple of columns, such as (Session.ends, Session.id)")
     if isinstance(action, type):
         raise DeclarationError(f"{name}: action should be {action.__name__}(), with brackets")
+
+
+def refuse_event(name: str, event: Any, columns: Any, *, has_passes: bool) -> None:
+    """Refuse an event that no batch would announce."""
+    if has_passes and (event is not None or columns):
+        raise DeclarationError(f"{name}: a sweep of passes has no event; give it to each TablePass, as sends")
+    if event is None and columns:
+        raise DeclarationError(f"{name}: event_columns without an event; give event=events.event('shop.order_expired')")
+    if event is not None and not isinstance(event, NamedSignal):
+        raise DeclarationError(f"{name}: event is {event!r}; it should be events.event('shop.order_expired')")
 
 
 def refuse_walk(name: str, table: TablePass) -> None:

@@ -114,6 +114,24 @@ MIGRATIONS: Final = (
     );
     CREATE INDEX rejection_reports_reported_at ON {schema}.rejection_reports (reported_at, worker, cause);
     """,
+    """
+    CREATE TABLE {schema}.outbox (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        event text NOT NULL,
+        subscription text NOT NULL,
+        worker text NOT NULL,
+        run_id bigint,
+        contents json NOT NULL,
+        attempts integer NOT NULL DEFAULT 0,
+        created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+        due_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+        error text
+    );
+    COMMENT ON TABLE {schema}.outbox IS 'rows of events that a handler has yet to be given';
+    COMMENT ON COLUMN {schema}.outbox.attempts IS 'deliveries that were begun';
+    COMMENT ON COLUMN {schema}.outbox.due_at IS 'when it is delivered again, unless it is deleted by then';
+    CREATE INDEX outbox_due ON {schema}.outbox (event, subscription, due_at, id);
+    """,
 )
 
 #: Held while the schema is made, so that two ``init`` at once make it once: any number will do, if it is ours.

@@ -33,7 +33,8 @@ from housekeeping.foundation.logs import log_each
 from housekeeping.foundation.prepared import Place, Prepared, Statements
 from housekeeping.sweeps.actions import Action, Write
 from housekeeping.sweeps.nulls import may_be_null
-from housekeeping.sweeps.passes import Backlog, Failure, PassPlan, Position, Reading, Settled, Step
+from housekeeping.sweeps.passes import Announcement, Backlog, Failure, PassPlan, Position, Reading, Settled, Step
+from housekeeping.sweeps.record_line import RecordLine
 
 _SAMPLES: Final = 5
 _NOT_CHANGED: Final = (
@@ -41,23 +42,6 @@ _NOT_CHANGED: Final = (
 )
 #: The position before the rows whose first order column is NULL; they come last.
 _BEFORE_NULLS: Final[Position] = (None,)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordLine:
-    """A log line for each record that was changed.
-
-    Attributes:
-      event: Its text.
-      fields: Log field -> key of the record (see `TablePass.columns`).
-      constants: Log field -> value.
-      level: One of logging's.
-    """
-
-    event: str
-    fields: Mapping[str, str]
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    level: int = logging.INFO
 
 
 def named_keys(keys: tuple[str, ...] | Mapping[str, str]) -> Mapping[str, str]:
@@ -76,8 +60,8 @@ class TablePass:
       action: What is done with the stale rows of a batch.
       columns: Further columns to read, by the key a record has for them, for events and log lines. Those that are among
         the model's ``optional_fields`` are left out where the table does not have them.
-      sends: The event sent with the changed records of each batch, and which keys of the record it carries; a mapping
-        where the event calls them otherwise (event's key -> record's).
+      sends: The event announced with the changed records of each batch, and which keys of the record it carries; a
+        mapping where the event calls them otherwise (event's key -> record's).
       line: The log line for each changed record; null: none.
     """
 
@@ -271,20 +255,23 @@ class TablePass:
             )
 
     def somebody_is_told(self) -> bool:
-        """Whether the records themselves are wanted: by a line for each, or by a subscriber of the event."""
+        """Whether the records themselves are wanted: by a line for each, or by a listener of the event."""
         written = self.line is not None and logging.getLogger(__name__).isEnabledFor(self.line.level)
-        return written or (self.sends is not None and bool(self.sends[0].receivers))
+        return written or (self.sends is not None and events.has_listeners(self.sends[0]))
 
     def committed(self, step: Step, settled: Settled) -> None:
         if self.line is not None:
             fields, constants = self.line.fields.items(), self.line.constants
             each = [{**{name: row[key] for name, key in fields}, **constants} for row in settled.rows]
             log_each(__name__, self.line.level, self.line.event, each)
-        if self.sends is not None and self.sends[0].receivers:
-            event, keys = self.sends
-            named = named_keys(keys)
-            rows = [{name: row[key] for name, key in named.items()} for row in settled.rows]
-            events.send(event, rows, worker=step.worker, run_id=step.run_id)
+
+    def announcements(self, settled: Settled) -> Sequence[Announcement]:
+        """Return the event of the changed rows, if the stage has one and they were read back."""
+        if self.sends is None or not events.has_listeners(self.sends[0]):
+            return ()
+        event, keys = self.sends
+        named = named_keys(keys)
+        return [Announcement(event, [{name: row[key] for name, key in named.items()} for row in settled.rows])]
 
     def positions(self, step: Step, taken: Any = None) -> list[Position]:
         found = Prepared(self.rows(step).for_update(skip_locked=True)).rows()

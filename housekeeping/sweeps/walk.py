@@ -19,6 +19,7 @@ from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.printable import shortened
 from housekeeping.foundation.spans import spanned
 from housekeeping.sweeps import ledger
+from housekeeping.sweeps.announcing import Announcer
 from housekeeping.sweeps.bisection import (
     MOST_FAILURES,
     Bisection,
@@ -123,6 +124,7 @@ class Walk:
         self.rejections = Rejections(self.sweep.name, self.run_id, self.argument)
         self.reached: Position | None = None
         self.passes = self.sweep.walks()
+        self._announcer = Announcer(self.sweep.name, self.run_id)
         self._beat_at = time.monotonic()
         target, heeds_pause = self.sweep.target_batch, self.heeds_pause
         self._pace = Pace(self.passes, target, self.budget, self.clock, heeds_pause=heeds_pause)
@@ -258,6 +260,7 @@ class Walk:
             try:
                 with database.atomic():
                     settled = settle()
+                    self._announcer.announce(self.passes[state.place], settled)
                     return settled, write(state, settled)
             except OperationalError as error:
                 if sqlstate(error) not in _TRY_AGAIN or not tries_left:
@@ -334,6 +337,7 @@ class Walk:
         self.reached = state.after
         self.rejections.add(settled)
         walk.committed(step, settled)
+        self._announcer.after_commit()
         if self.on_batch is not None:
             self.on_batch(self.counts)
         if isinstance(walk, TablePass):

@@ -9,11 +9,13 @@ from housekeeping.foundation.errors import SettingsError
 from housekeeping.foundation.settings import Settings, WorkerSettings
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.families import Family, declared_by, each_once, family_of, imported
+from housekeeping.sweeps.table_pass import TablePass
 from housekeeping.workers.batched_git_ref_updates import worker as _batched_git_ref_updates
 from housekeeping.workers.bulk_imports import worker as _bulk_imports
 from housekeeping.workers.ci_stuck_builds import worker as _ci_stuck_builds
 from housekeeping.workers.object_storage import worker as _object_storage
 from housekeeping.workers.old_runs import worker as _old_runs
+from housekeeping.workers.outbox import worker as _outbox
 from housekeeping.workers.user_status_cleanup import worker as _user_status_cleanup
 
 #: Every built-in family's module, in the order they are listed. Each has SWEEPS and MODELS (by the table's name in
@@ -25,7 +27,11 @@ BUILT_IN: Final[tuple[Any, ...]] = (
     _batched_git_ref_updates,
     _ci_stuck_builds,
     _old_runs,
+    _outbox,
 )
+
+#: Kept where the other built-in workers are switched off: they look after the library's own tables.
+_MAINTENANCE: Final = (_old_runs, _outbox)
 
 
 def families(settings: Settings, own: Sequence[Sweep] = ()) -> tuple[Family, ...]:
@@ -35,8 +41,7 @@ def families(settings: Settings, own: Sequence[Sweep] = ()) -> tuple[Family, ...
       SettingsError: When a module is not found, cannot be imported, or has no sweeps.
       DeclarationError: When two sweeps have the same name.
     """
-    # The ledger is there in any case, and so is the worker that keeps it small.
-    built_in = [family_of(module) for module in BUILT_IN if settings.built_in or module is _old_runs]
+    built_in = [family_of(module) for module in BUILT_IN if settings.built_in or module in _MAINTENANCE]
     return each_once([*built_in, *imported(settings.sweeps), declared_by("install", own)])
 
 
@@ -62,14 +67,21 @@ def configured_sweeps(settings: Settings, own: Sequence[Sweep] = ()) -> dict[str
 
 
 def only(settings: Settings, own: Sequence[Sweep]) -> dict[str, Sweep]:
-    """An application's own sweeps by name, with what the settings say of them, without any other worker.
+    """An application's own sweeps by name, with what the settings say of them.
+
+    Without any other worker, but for the one that delivers the events of these sweeps.
 
     Raises:
       SettingsError: When ``HOUSEKEEPING_WORKERS`` has a table or key of theirs that there is not, or a wrong value.
       DeclarationError: When two sweeps have the same name.
     """
-    (family,) = each_once([declared_by("install", own)])
-    return _configured(family, settings)
+    found = each_once([declared_by("install", own), *([family_of(_outbox)] if _have_events(own) else [])])
+    return {name: sweep for family in found for name, sweep in _configured(family, settings).items()}
+
+
+def _have_events(sweeps: Sequence[Sweep]) -> bool:
+    tables = [each for sweep in sweeps for each in sweep.declared() if isinstance(each, TablePass)]
+    return any(table.sends is not None for table in tables)
 
 
 def _configured(family: Family, settings: Settings) -> dict[str, Sweep]:

@@ -221,4 +221,4 @@ def test_a_model_of_another_database_is_refused() -> None:
 
 
 def test_without_the_built_in_workers_the_one_that_keeps_the_ledger_small_stays() -> None:
-    assert list(configured_sweeps(Settings.load(built_in=False))) == ["housekeeping.old_runs"]
+    assert list(configured_sweeps(Settings.load(built_in=False))) == ["housekeeping.old_runs", "housekeeping.outbox"]

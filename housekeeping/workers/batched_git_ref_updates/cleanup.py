@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from peewee import SQL, Select, Tuple, fn
 
-from housekeeping.foundation import events
 from housekeeping.foundation.db import database
 from housekeeping.foundation.events import refs_deleted
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.printable import shortened
 from housekeeping.foundation.statement_time import statement_time
+from housekeeping.sweeps import Announcement
 from housekeeping.sweeps.ledger import HEARTBEAT
 from housekeeping.sweeps.passes import Backlog, Failure, PassPlan, Position, Reading, Settled, Step
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus, machine
@@ -182,7 +182,9 @@ class PendingDeletions:
                 logger.warning(
                     "Not a ref that can be deleted", **{**record, "ref": shortened(record["ref"], _LONGEST_LOGGED)}
                 )
-        events.send(refs_deleted, settled.rows, worker=step.worker, run_id=step.run_id)
+
+    def announcements(self, settled: Settled) -> Sequence[Announcement]:
+        return [Announcement(refs_deleted, settled.rows)]
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
         rows = count_pending_rows(argument, limit + 1)

@@ -13,10 +13,12 @@ from housekeeping.foundation import events
 from housekeeping.foundation.db import database, one_line
 from housekeeping.foundation.identity import key_of
 from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.sweeps import Announcement
 from housekeeping.sweeps.actions import Write
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.passes import Failure, Position, Settled, Step
-from housekeeping.sweeps.table_pass import RecordLine, TablePass
+from housekeeping.sweeps.record_line import RecordLine
+from housekeeping.sweeps.table_pass import TablePass
 from housekeeping.workers.ci_stuck_builds.models import (
     Build,
     BuildStatus,
@@ -107,13 +109,15 @@ class BuildPass(TablePass):
         super().committed(step, settled)
         for each in settled.rescued:
             logger.error("Build could not be dropped and is doomed", **each.record, error=one_line(each.error))
+
+    def announcements(self, settled: Settled) -> Sequence[Announcement]:
         reason = FailureReason.DATA_INTEGRITY_FAILURE
         unsent = ("build_name", "build_stage")
         doomed = [
             {**{name: value for name, value in each.record.items() if name not in unsent}, "failure_reason": reason}
             for each in settled.rescued
         ]
-        events.send(events.build_doomed, doomed, worker=step.worker, run_id=step.run_id)
+        return [*super().announcements(settled), Announcement(events.build_doomed, doomed)]
 
 
 @dataclass(frozen=True, slots=True)

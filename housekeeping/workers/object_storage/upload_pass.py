@@ -11,7 +11,7 @@ from typing import Any, Final
 from housekeeping.foundation import events
 from housekeeping.foundation.errors import ObjectStoreUnavailable, RedisUnavailable
 from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.sweeps import at_work
+from housekeeping.sweeps import Announcement, at_work, database, store_in_outbox
 from housekeeping.sweeps.passes import Backlog, Failure, PassPlan, Settled, Step
 from housekeeping.workers.object_storage import pending_uploads, stores, survey
 from housekeeping.workers.object_storage.claims import Claims
@@ -127,7 +127,7 @@ class PendingUploadsPass:
             # Time was up in the middle of the page: the next run begins with it.
             following if taken.complete else step.after,
             exhausted=taken.complete and following is None,
-            rows=[{"location": entry.location, "path": entry.path} for entry in taken.removed],
+            rows=_rows(taken.removed),
             failures=taken.failures,
             unreachable=self._unreachable(),
         )
@@ -136,7 +136,9 @@ class PendingUploadsPass:
         if self._log_records:
             for row in settled.rows:
                 logger.info("Stale upload deleted", **row)
-        events.send(events.upload_deleted, settled.rows, worker=step.worker, run_id=step.run_id)
+
+    def announcements(self, settled: Settled) -> Sequence[Announcement]:
+        return [Announcement(events.upload_deleted, settled.rows, in_outbox=True)]
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
         return survey.backlog(now, self._stale_after, limit)
@@ -166,6 +168,7 @@ class PendingUploadsPass:
         are_gone = set(deleted.gone)
         gone = [claimed[path] for path in deleted.gone]
         kept = [entry for path, entry in claimed.items() if path not in are_gone]
+        _store(gone, step)
         ends = self._claims.settle(gone, kept)
         taken.removed += ends.removed
         for path, refusal in deleted.refused.items():
@@ -197,3 +200,14 @@ def _first(stale: dict[str, list[Entry]], most: int | None) -> dict[str, list[En
     for location, entries in stale.items():
         first[location] = entries[: max(0, most - sum(map(len, first.values())))]
     return first
+
+
+def _store(gone: Sequence[Entry], step: Step) -> None:
+    """Store the event before the entries are removed, by which alone a later run would know of these uploads."""
+    if events.handlers_of(events.upload_deleted).outbox:
+        with database.atomic():
+            store_in_outbox(events.upload_deleted, _rows(gone), worker=step.worker, run_id=step.run_id, claimed=False)
+
+
+def _rows(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    return [{"location": entry.location, "path": entry.path} for entry in entries]

@@ -113,7 +113,7 @@ def test_epochs_of_an_upgraded_database_go_on_above_all_there_were(
             f"INSERT INTO {settings.schema_name}.runs (worker, trigger, epoch) VALUES ('w', 'cli', 50)"
         )
 
-    assert schema.init() == 1
+    assert schema.init() == len(schema.MIGRATIONS) - 2
 
     assert [take_epoch(key, "next") for key in ("k", "another")] == [51, 52]
     assert is_recent("k")

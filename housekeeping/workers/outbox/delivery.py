@@ -1,0 +1,130 @@
+"""The stage that delivers due rows, one claim of one subscription after another."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from peewee import fn
+
+from housekeeping.foundation import events
+from housekeeping.foundation.events import OutboxHandler
+from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.sweeps import outbox
+from housekeeping.sweeps.outbox import Stored
+from housekeeping.sweeps.own_tables import OutboxRow
+from housekeeping.sweeps.passes import Backlog, Failure, PassPlan, Settled, Step
+
+logger = named_logger(__name__)
+
+_SAMPLES: Final = 5
+#: Rows without a handler are counted as far as this.
+_COUNTED: Final = 10_000
+
+
+@dataclass(slots=True)
+class _Claim:
+    """Rows of one claim, by what became of them."""
+
+    no_handler: int = 0
+    delivered: list[Stored] = field(default_factory=list)
+    failed: list[tuple[Stored, BaseException]] = field(default_factory=list)
+    untried: list[Stored] = field(default_factory=list)
+
+
+class OutboxPass:
+    """Deliveries of one run; subscriptions take turns, so that none keeps another waiting."""
+
+    name: Final = "outbox"
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self._turns: deque[tuple[tuple[str, str], OutboxHandler]] | None = None
+
+    def resized(self, batch_size: int) -> OutboxPass:
+        """Return this very stage, because it knows whose turn it is."""
+        self.batch_size = batch_size
+        return self
+
+    def take(self, step: Step) -> _Claim:
+        """Claim rows of the next subscription, and call its handler with them."""
+        claim = _Claim()
+        if self._turns is None:
+            self._turns = deque(events.subscriptions().items())
+            claim.no_handler = self._count_without_handler()
+        if not self._turns:
+            return claim
+        key, handler = self._turns.popleft()
+        rows = outbox.claim(*key, self.batch_size)
+        if len(rows) >= self.batch_size:
+            self._turns.append((key, handler))
+        waiting = deque(outbox.groups(rows))
+        while waiting:
+            group = waiting.popleft()
+            try:
+                outbox.deliver(handler, group)
+            except Exception as error:
+                if len(group) > 1:
+                    waiting.extendleft([row] for row in reversed(group))
+                else:
+                    claim.failed.append((group[0], error))
+            else:
+                claim.delivered += group
+            if waiting and step.time_is_up():
+                claim.untried = [row for group in waiting for row in group]
+                break
+        return claim
+
+    def settle(self, step: Step, taken: _Claim) -> Settled:
+        """Delete the delivered rows, and note why others could not be."""
+        outbox.remove(taken.delivered)
+        outbox.note_failures(taken.failed)
+        outbox.release(taken.untried)
+        return Settled(
+            {"delivered_rows": len(taken.delivered), "no_handler": taken.no_handler},
+            exhausted=not (self._turns or taken.untried),
+            failures=[Failure(_about(row), error) for row, error in taken.failed],
+        )
+
+    def committed(self, step: Step, settled: Settled) -> None: ...
+
+    def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
+        """Count all rows: those whose delivery failed wait as well."""
+        some = OutboxRow.select(OutboxRow.id).limit(limit + 1)
+        rows: int = some.count()
+        return Backlog(min(rows, limit), rows <= limit)
+
+    def oldest(self, now: datetime, argument: Any = None) -> Any:
+        first: Any = OutboxRow.select(OutboxRow.created_at).order_by(OutboxRow.id).limit(1).tuples()
+        return next((at for (at,) in first), None)
+
+    def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
+        due = OutboxRow.select(OutboxRow.id).where(OutboxRow.due_at <= now)
+        rows: int = due.limit(limit + 1).count()
+        newest = OutboxRow.select(fn.MAX(OutboxRow.created_at)).scalar()
+        samples = OutboxRow.select().where(OutboxRow.due_at <= now).order_by(OutboxRow.id).limit(_SAMPLES)
+        return PassPlan(
+            self.name,
+            Backlog(min(rows, limit), rows <= limit),
+            {"delivered_rows": min(rows, limit)},
+            self.oldest(now),
+            newest,
+            [_about(row) for row in samples],
+        )
+
+    def _count_without_handler(self) -> int:
+        found = outbox.without_handler(_COUNTED)
+        for (event, name), rows in found.items():
+            logger.warning("No handler for rows in the outbox", subscribed_to=event, subscription=name, rows=rows)
+        return sum(found.values())
+
+
+def _about(row: Any) -> dict[str, Any]:
+    return {
+        "delivery_id": row.id,
+        "subscribed_to": row.event,
+        "subscription": row.subscription,
+        "attempts": row.attempts,
+    }

@@ -1,0 +1,220 @@
+"""Rows of events that are delivered at least once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from housekeeping import events
+from housekeeping.doctor import outbox as outbox_examination
+from housekeeping.foundation.db import database
+from housekeeping.foundation.errors import DeclarationError
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps import outbox, perform
+from housekeeping.sweeps.own_tables import NOW as DATABASE_NOW
+from housekeeping.sweeps.own_tables import OutboxRow
+from housekeeping.testing import ManualClock
+from housekeeping.workers.outbox.worker import sweep as outbox_sweep
+from tests.integration.events.conftest import On
+from tests.integration.events.orders import NOW, Order, left, orders_expired, sweep
+
+ALL = list(range(1, 11))
+
+
+class Handler:
+    """Notes what it is given; raises for some customers, and for all while it is away."""
+
+    def __init__(self, *refused: str) -> None:
+        self.refused = set(refused)
+        self.away = False
+        self.calls: list[list[dict[str, Any]]] = []
+
+    def __call__(self, rows: list[dict[str, Any]], /, *, worker: str, run_id: int | None) -> None:
+        assert not database.in_transaction()
+        self.calls.append(rows)
+        if self.away or self.refused & {row["customer"] for row in rows}:
+            raise OSError("the mail server refuses")
+
+    @property
+    def taken(self) -> list[int]:
+        calls = [] if self.away else self.calls
+        good = [rows for rows in calls if not self.refused & {row["customer"] for row in rows}]
+        return [row["order_id"] for rows in good for row in rows]
+
+
+def expire_orders() -> Any:
+    return perform(sweep, clock=ManualClock(NOW))
+
+
+def sweep_outbox() -> Any:
+    """Deliver everything, as if an hour and a half had passed."""
+    OutboxRow.update(due_at=DATABASE_NOW - timedelta(seconds=1)).execute()
+    return perform(outbox_sweep)
+
+
+def test_rows_are_delivered_after_the_commit_and_removed(orders: type[Order], on: On) -> None:
+    handler = Handler()
+    on(orders_expired, handler, outbox="mails")
+
+    result = expire_orders()
+
+    assert [len(rows) for rows in handler.calls] == [4, 4, 2]
+    assert (result.counts["deleted_rows"], handler.taken, OutboxRow.select().count()) == (10, ALL, 0)
+    first = handler.calls[0][0]
+    assert (first["customer"], first["expires_at"]) == ("c1", "2026-04-30T14:00:00+00:00")
+    assert len({row["delivery_id"] for rows in handler.calls for row in rows}) == 10
+
+
+def test_failed_delivery_waits_for_the_sweep_and_the_run_goes_on(
+    orders: type[Order], on: On, reported: list[dict[str, Any]]
+) -> None:
+    handler = Handler()
+    handler.away = True
+    on(orders_expired, handler, outbox="mails")
+
+    result = expire_orders()
+    waiting = OutboxRow.select().count()
+    handler.away = False
+    handler.calls.clear()
+    swept = sweep_outbox()
+
+    assert (result.outcome, result.counts["deleted_rows"], left()) == ("done", 10, [11])
+    assert (waiting, len(reported)) == (10, 1), "one call failed; the run left the others to the sweep"
+    assert (handler.taken, OutboxRow.select().count()) == (ALL, 0)
+    assert (swept.outcome, swept.counts["delivered_rows"]) == ("done", 10)
+
+
+def test_refused_row_waits_alone_and_longer_each_time(orders: type[Order], on: On) -> None:
+    handler = Handler("c3")
+    handler.away = True
+    on(orders_expired, handler, outbox="mails")
+    expire_orders()
+    handler.away = False
+    handler.calls.clear()
+
+    delays = []
+    for attempts in range(2, 12):
+        result = sweep_outbox()
+        row: Any = OutboxRow.select(OutboxRow, (OutboxRow.due_at - DATABASE_NOW).alias("delay")).get()
+        delays.append(row.delay.total_seconds() / 60)
+        assert (row.attempts, row.error) == (attempts, "the mail server refuses")
+
+    assert sorted(handler.taken) == [1, 2, 4, 5, 6, 7, 8, 9, 10]
+    assert (result.outcome, result.counts["failed"]) == ("done", 1)
+    least = [min(2 ** (attempts - 1), 60) for attempts in range(2, 12)]
+    assert all(low * 0.98 < delay < low * 1.51 for low, delay in zip(least, delays, strict=True))
+
+
+def test_delivery_id_stays_the_same(orders: type[Order], on: On) -> None:
+    handler = Handler("c1")
+    on(orders_expired, handler, outbox="mails")
+    expire_orders()
+    sweep_outbox()
+
+    seen = {row["delivery_id"] for rows in handler.calls for row in rows if row["customer"] == "c1"}
+
+    assert len(seen) == 1
+
+
+def test_each_subscription_has_its_own_rows(orders: type[Order], on: On) -> None:
+    mails, pipelines = Handler("c1"), Handler()
+    on(orders_expired, mails, outbox="mails")
+    on(orders_expired, pipelines, outbox="pipelines")
+
+    expire_orders()
+    waiting = {(row.subscription, row.contents["customer"]) for row in OutboxRow.select()}
+
+    assert pipelines.taken == ALL
+    assert {name for name, _ in waiting} == {"mails"} and ("mails", "c1") in waiting
+
+
+def test_rows_that_another_process_delivers_are_left_alone(orders: type[Order], on: On, locked: Any) -> None:
+    handler = Handler()
+    handler.away = True
+    on(orders_expired, handler, outbox="mails")
+    expire_orders()
+    handler.away = False
+    handler.calls.clear()
+    OutboxRow.update(due_at=DATABASE_NOW - timedelta(seconds=1)).execute()
+    table = f'"{OutboxRow._meta.schema}".outbox'
+
+    with locked(f"SELECT * FROM {table} WHERE contents ->> 'order_id' IN ('1', '2') FOR UPDATE"):
+        perform(outbox_sweep)
+    perform(outbox_sweep)
+
+    assert [sorted(row["order_id"] for row in rows) for rows in handler.calls] == [[3, 4, 5, 6, 7, 8, 9, 10], [1, 2]]
+
+
+def test_rows_of_a_failed_batch_are_not_stored(orders: type[Order], on: On) -> None:
+    handler = Handler()
+
+    def refuse(connection: Any, rows: list[dict[str, Any]], **about: Any) -> None:
+        if any(row["order_id"] == 2 for row in rows):
+            raise ValueError("not this one")
+
+    on(orders_expired, refuse, within_transaction=True)
+    on(orders_expired, handler, outbox="mails")
+
+    expire_orders()
+
+    assert (sorted(handler.taken), left()) == ([1, 3, 4, 5, 6, 7, 8, 9, 10], [2, 11])
+
+
+def test_rows_without_a_handler_stay_and_are_told_of(
+    orders: type[Order], on: On, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = Handler()
+    handler.away = True
+    events.on(orders_expired, handler, outbox="gone")
+    expire_orders()
+    events.off(orders_expired, handler)
+    OutboxRow.update(due_at=DATABASE_NOW - outbox.OVERDUE - timedelta(seconds=1)).execute()
+
+    result = perform(outbox_sweep)
+    findings = list(outbox_examination.examine(settings, {outbox_sweep.name: outbox_sweep}))
+
+    assert (result.outcome, result.counts["no_handler"], OutboxRow.select().count()) == ("done", 10, 10)
+    assert [vars(record)["alarm"] for record in caplog.records if record.message == "Alarm"] == ["most_no_handler"]
+    (finding,) = findings
+    assert (finding.level, finding.text) == (
+        "error",
+        "10 rows of shop.orders_expired wait for the subscription 'gone', and no process delivers them",
+    )
+
+
+def test_doctor_names_a_subscription_that_keeps_failing(orders: type[Order], on: On, settings: Settings) -> None:
+    examined = {outbox_sweep.name: outbox_sweep}
+    (before,) = outbox_examination.examine(settings, examined)
+    on(orders_expired, Handler("c1"), outbox="mails")
+    expire_orders()
+    OutboxRow.update(attempts=5).where(OutboxRow.error.is_null()).execute()
+    sweep_outbox()
+
+    (finding,) = outbox_examination.examine(settings, examined)
+
+    assert (before.level, finding.level) == ("fine", "warning")
+    assert finding.text == (
+        "1 row of shop.orders_expired could not be delivered to 'mails' for 6 times: the mail server refuses"
+    )
+
+
+def test_claimed_rows_are_released_when_time_is_up(orders: type[Order], on: On) -> None:
+    handler = Handler("c1")
+    on(orders_expired, handler, outbox="mails")
+    expire_orders()
+    OutboxRow.update(due_at=DATABASE_NOW - timedelta(seconds=1), attempts=1).execute()
+    before = OutboxRow.select().count()
+
+    result = perform(outbox_sweep, clock=ManualClock(NOW, tick=timedelta(minutes=1)))
+
+    assert (result.outcome, result.reason) == ("partial", "out_of_time")
+    assert OutboxRow.select().where(OutboxRow.attempts == 1).count() == before
+
+
+def test_second_handler_of_a_subscription_is_refused(on: On) -> None:
+    on(orders_expired, Handler(), outbox="mails")
+
+    with pytest.raises(DeclarationError, match="the subscription 'mails' needs a name and one handler"):
+        events.on(orders_expired, Handler(), outbox="mails")
