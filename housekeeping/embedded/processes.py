@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from housekeeping.foundation.errors import EmbeddedServerError
+from housekeeping.foundation.extras import how_to_install
 
 #: What a process is called that may be stopped when it is found at work in an abandoned folder.
 _SERVER_NAMES: Final = frozenset({"initdb", "postgres", "redis-server", "valkey-server"})
@@ -129,7 +130,9 @@ def stop_all_in(folder: Path, postgres_signal: int = signal.SIGQUIT) -> bool:
     try:
         import psutil
     except ImportError:
-        logger.warning("Cannot look for servers left in %s: psutil is missing (housekeeping[embedded] has it)", folder)
+        logger.warning(
+            "Cannot look for servers left in %s: psutil is not installed: %s", folder, how_to_install("embedded")
+        )
         return False
 
     # One must not wait for the processes themselves: in a container whose first process does not

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from housekeeping.foundation.errors import SettingsError
+from housekeeping.foundation.extras import how_to_install
 from housekeeping.foundation.logs import presentable
 
 logger = logging.getLogger(__name__)
@@ -31,13 +32,13 @@ def report_to_sentry(dsn: str) -> None:
     """Set up Sentry; to be called before the broker is made.
 
     Raises:
-      SettingsError: When the extra ``housekeeping[sentry]`` is not installed.
+      SettingsError: When the extra ``sentry`` is not installed.
     """
     try:
         import sentry_sdk
     except ModuleNotFoundError:
         raise SettingsError(
-            'HOUSEKEEPING_SENTRY_DSN is set, but Sentry\'s library is missing; pip install "housekeeping[sentry]"'
+            f"HOUSEKEEPING_SENTRY_DSN is set, but sentry-sdk is not installed: {how_to_install('sentry')}"
         ) from None
 
     # Local variables hold URLs and rows; texts may quote a URL.

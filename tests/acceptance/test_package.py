@@ -15,6 +15,7 @@ from typing import Final
 
 import pytest
 
+import housekeeping
 from housekeeping.foundation.settings import PREFIX
 
 pytestmark = pytest.mark.slow
@@ -86,6 +87,16 @@ def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Environ
     return environment
 
 
+def test_distribution_has_its_own_name_and_the_command_stays(built: Built, installed: Environment) -> None:
+    done = installed.run("housekeeping", "--version")
+
+    assert built.wheel.name == f"dramatiq_housekeeping-{housekeeping.__version__}-py3-none-any.whl"
+    assert built.sdist.name == f"dramatiq_housekeeping-{housekeeping.__version__}.tar.gz"
+    assert (done.returncode, done.stdout) == (0, f"housekeeping, version {housekeeping.__version__}\n")
+    names = installed.run("python", "-m", "pip", "list", "--format=freeze").stdout.split()
+    assert [name for name in names if "housekeeping" in name] == [f"dramatiq-housekeeping=={housekeeping.__version__}"]
+
+
 def test_the_wheel_has_every_file_of_the_package_and_no_other(built: Built) -> None:
     in_wheel = {name for name in built.files() if ".dist-info/" not in name}
 
@@ -134,8 +145,8 @@ def test_the_process_of_messages_says_in_one_line_what_is_not_set(installed: Env
     [
         (("plan", "user_status_cleanup.batch"), "HOUSEKEEPING_DATABASE_URL is not set"),
         (("worker",), "is not set; it should be a URL such as"),
-        (("demo",), 'pip install "housekeeping[embedded]"'),
-        (("web",), 'pip install "housekeeping[web]"'),
+        (("demo",), "pip install '.[embedded]'"),
+        (("web",), "pip install '.[web]'"),
     ],
 )
 def test_what_is_missing_is_one_line_with_the_way_out(

