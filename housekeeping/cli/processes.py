@@ -15,6 +15,7 @@ from housekeeping.cli.composition import workers_on_database
 from housekeeping.cli.metrics_pages import serve_this_process, shared_by_processes
 from housekeeping.foundation.db import database
 from housekeeping.foundation.errors import WrongArgument
+from housekeeping.foundation.reports import require_sentry
 from housekeeping.foundation.settings import Settings
 from housekeeping.queues import reach_broker
 
@@ -31,6 +32,8 @@ def _ready(queues: tuple[str, ...] = ()) -> Settings:
         if queue not in known:
             raise WrongArgument(f"there is no queue {queue!r}; the queues are {', '.join(known)}")
     settings.require_redis_url()
+    if settings.sentry_dsn is not None:
+        require_sentry()
     # Not to be carried into those processes.
     database.close()
     return settings

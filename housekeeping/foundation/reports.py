@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Callable
 from typing import Any, Final
@@ -28,18 +29,26 @@ def report(error: BaseException, /, **about: Any) -> None:
             logger.exception("An error hook failed: %r", hook)
 
 
+def require_sentry() -> None:
+    """Return when sentry-sdk is installed, without importing it.
+
+    Raises:
+      SettingsError: When it is not installed.
+    """
+    if importlib.util.find_spec("sentry_sdk") is None:
+        raise SettingsError(
+            f"HOUSEKEEPING_SENTRY_DSN is set, but sentry-sdk is not installed: {how_to_install('sentry')}"
+        )
+
+
 def report_to_sentry(dsn: str) -> None:
     """Set up Sentry; to be called before the broker is made.
 
     Raises:
       SettingsError: When the extra ``sentry`` is not installed.
     """
-    try:
-        import sentry_sdk
-    except ModuleNotFoundError:
-        raise SettingsError(
-            f"HOUSEKEEPING_SENTRY_DSN is set, but sentry-sdk is not installed: {how_to_install('sentry')}"
-        ) from None
+    require_sentry()
+    import sentry_sdk
 
     # Local variables hold URLs and rows; texts may quote a URL.
     sentry_sdk.init(
