@@ -19,6 +19,7 @@ from housekeeping.foundation.settings import Settings
 from housekeeping.middleware.tick_memory import TickMemory
 from housekeeping.sweeps.counting import in_order
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.processes import read_processes
 from housekeeping.sweeps.why import Answer, WasSent
 from housekeeping.sweeps.why import why as ask
 
@@ -45,7 +46,9 @@ def why(name: str, tick: str | None, as_json: bool) -> None:
     with progress("looking"), reaching_postgres():
         now = database_now()
         asked = None if tick is None else past_moment(tick, now)
-        answer = ask(sweep, asked, now, settings.timezone, _was_sent(settings, name, now))
+        client = None if settings.redis_url is None else redis_client(settings.redis_url)
+        processes = read_processes(client, settings.namespace, now)
+        answer = ask(sweep, asked, now, settings.timezone, _was_sent(settings, name, now), processes)
     if as_json:
         click.echo(json.dumps(answer.as_json(), default=lambda value: value.isoformat()))
         return
@@ -81,7 +84,7 @@ def _show(answer: Answer, sweep: Sweep) -> None:
         reason = f": {each.reason}" if each.reason and not each.error else ""
         shown.add_row(
             str(each.run_id),
-            f"{each.outcome}{reason}",
+            f"{each}{reason}",
             moment(each.started_at),
             length(took),
             counts(in_order(sweep, each.counts)),

@@ -20,9 +20,13 @@ from housekeeping.foundation.printable import in_one_line
 from housekeeping.foundation.redis_client import redis_client
 from housekeeping.foundation.settings import Settings
 from housekeeping.queues import QueueLengths, queue_lengths
+from housekeeping.sweeps.alarms import Alarm
 from housekeeping.sweeps.held_leases import HeldLease, held_leases
 from housekeeping.sweeps.overview import Overview, overview
+from housekeeping.sweeps.process_alerts import process_alerts
+from housekeeping.sweeps.processes import Processes, read_processes
 from housekeeping.sweeps.rejection_store import Standing
+from housekeeping.sweeps.run_state import outcome_in_words
 from housekeeping.sweeps.switches import Switched
 
 _WIDTH: Final = 200  # characters of a reason
@@ -31,11 +35,14 @@ _WIDTH: Final = 200  # characters of a reason
 @click.command(short_help="Show how each worker stands.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def status(as_json: bool) -> None:
-    """Show how each worker stands: last run, oldest stale row, backlog, queues, leases, rejected rows, alarms.
+    """Show how each worker stands: last run, oldest stale row, backlog, queues, processes, leases, rejections, alarms.
 
     WAITING is how many rows are stale, counted up to a limit. ARRIVED and SETTLED are rows an hour, over the last
     runs; LAST SUCCESS is the last run that did its work. An alarm's name stands at its end: docs/howto/alarms.md says
     what to do about it. Long reasons are cut; --json has the whole of them.
+
+    The processes are the workers and schedulers that are alive, and those that died within a day without being
+    stopped.
 
     Without Redis or RabbitMQ it shows the rest, and says so ("redis" in --json is "ok" or the reason).
 
@@ -49,6 +56,16 @@ def status(as_json: bool) -> None:
             now = clock.server_at
             overviews = [overview(sweep, now, settings.timezone) for sweep in sweeps.values()]
         queues, leases, unreachable = _redis(settings, sorted({sweep.queue for sweep in sweeps.values()}))
+        client = None if settings.redis_url is None else redis_client(settings.redis_url)
+        processes = read_processes(client, settings.namespace, now)
+    alarms = process_alerts(
+        sweeps.values(),
+        processes,
+        {name: lengths.waiting for name, lengths in queues.items()},
+        now,
+        settings.timezone,
+        ever_ran=any(each.last_run for each in overviews),
+    )
     if as_json:
         facts = {
             "now": now.isoformat(),
@@ -57,6 +74,8 @@ def status(as_json: bool) -> None:
             "queues": {name: lengths.as_json() for name, lengths in queues.items()},
             "leases": [each.as_json() for each in leases],
             "redis": unreachable or "ok",
+            "processes": [each.as_json() for each in processes.listed],
+            "alarms": [each.as_json() for each in alarms],
         }
         click.echo(json.dumps(facts))
         return
@@ -68,6 +87,9 @@ def status(as_json: bool) -> None:
         out.print(unreachable, style="yellow", soft_wrap=True)
     else:
         show(_queues_table(queues))
+    if processes.listed:
+        out.print()
+        show(_processes_table(processes, now))
     for each in leases:
         out.print(in_one_line(_lease_line(each), _WIDTH), soft_wrap=True)
     for each_overview in overviews:
@@ -75,6 +97,8 @@ def status(as_json: bool) -> None:
             out.print(_switch_line(each_overview.switch), style="yellow", soft_wrap=True)
     if clock.exceeded:
         out.print(clock_line(clock), soft_wrap=True)
+    for alarm in alarms:
+        out.print(alarm_line(alarm), soft_wrap=True)
     for each_overview in overviews:
         for standing in each_overview.rejected:
             out.print(_rejected_line(each_overview.worker, standing, now), soft_wrap=True)
@@ -90,6 +114,11 @@ def status(as_json: bool) -> None:
 def clock_line(clock: ClockSkew) -> Text:
     """Return the alert that this machine's clock is far from the database's."""
     return Text.assemble(("ALARM", "bold red"), f" {clock} (clock)")
+
+
+def alarm_line(alarm: Alarm) -> Text:
+    """Return an alert of the whole installation as a line."""
+    return Text.assemble(("ALARM", "bold red"), f" {in_one_line(str(alarm), 2 * _WIDTH)} ({alarm.name})")
 
 
 def workers_table(overviews: list[Overview], now: datetime) -> Table:
@@ -145,7 +174,7 @@ def _last_runs_table(overviews: list[Overview], now: datetime) -> Table:
             shown.add_row(each.worker, "never ran", "-", "-", "-", "-")
             continue
         ago = (now - datetime.fromisoformat(last["started_at"])).total_seconds()
-        outcome = last["outcome"] or "running"
+        outcome = outcome_in_words(last["outcome"], last["heartbeat_age_s"])
         # What a failure says is long, and an alarm.
         reason = f": {in_one_line(last['reason'], _WIDTH)}" if last["reason"] and not last["error"] else ""
         shown.add_row(
@@ -163,6 +192,22 @@ def _queues_table(queues: dict[str, QueueLengths]) -> Table:
     shown = table("QUEUE", ">WAITING", ">DELAYED", ">DEAD")
     for name, lengths in queues.items():
         shown.add_row(name, f"{lengths.waiting:,}", f"{lengths.delayed:,}", f"{lengths.dead:,}")
+    return shown
+
+
+def _processes_table(processes: Processes, now: datetime) -> Table:
+    shown = table("PROCESS", "KIND", "STATE", ">BUSY", "VERSION", ">STARTED", ">HEARTBEAT", "QUEUES")
+    for each in processes.listed:
+        shown.add_row(
+            each.name,
+            each.said.kind,
+            each.state,
+            f"{each.said.busy}/{each.said.threads}" if each.said.threads else "-",
+            each.said.version,
+            _ago(each.started_at, now),
+            _ago(each.heartbeat_at, now),
+            ", ".join(each.said.queues) or "-",
+        )
     return shown
 
 

@@ -186,6 +186,16 @@ DEAD_LETTERS: Final = Counter("housekeeping_dead_letters_total", "Messages that 
 TICKS_SENT: Final = Counter("housekeeping_ticks_sent_total", "Ticks whose message was sent.", _WORKER)
 TICKS_MISSED: Final = Counter("housekeeping_ticks_missed_total", "Ticks that nobody sent in time.", _WORKER)
 LAST_TICK: Final = Gauge("housekeeping_last_tick_timestamp_seconds", "When a tick was last sent.", _WORKER)
+_PROCESS: Final = ("kind", "process")
+PROCESS_HEARTBEAT: Final = Gauge(
+    "housekeeping_process_heartbeat_timestamp_seconds",
+    "When a worker or scheduler process last sent a heartbeat.",
+    (*_PROCESS, "queues", "version"),
+)
+PROCESS_THREADS: Final = Gauge("housekeeping_process_threads", "Threads of a process that run messages.", _PROCESS)
+PROCESS_BUSY_THREADS: Final = Gauge(
+    "housekeeping_process_busy_threads", "Threads of a process that ran a message at its last heartbeat.", _PROCESS
+)
 
 #: Every metric of the library.
 ALL: Final = tuple(value for value in list(vars().values()) if isinstance(value, Metric))

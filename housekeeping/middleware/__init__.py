@@ -22,6 +22,7 @@ from housekeeping.middleware.dead_letters import DeadLetters
 from housekeeping.middleware.deduplication import Deduplication
 from housekeeping.middleware.exclusive_lease import ExclusiveLeases
 from housekeeping.middleware.group_callbacks import counted
+from housekeeping.middleware.heartbeats import Heartbeats
 from housekeeping.middleware.idempotency import Idempotency
 from housekeeping.middleware.metrics import Metrics
 from housekeeping.middleware.patience import patient
@@ -77,6 +78,8 @@ def standard_middleware(client: redis.Redis, settings: Settings, theirs: Sequenc
         Schedule(client, namespace, settings.timezone, settings.catch_up),
         # Sees no message; anywhere would do.
         Prefetch(),
+        # Before all that may take long: a thread that waits for a lease or Redis is busy, too.
+        Heartbeats(client, namespace),
         Metrics(),
         # After Schedule, so its after hook runs first: outcomes are written on a sound connection, and in no
         # transaction that an actor left open.

@@ -23,6 +23,7 @@ from housekeeping.foundation.interruption import LostLease
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.steering import InvalidOption, PutBack, Skip, SkipEnqueue, failing_the_message
 from housekeeping.middleware.deduplication_options import RETRY_WAITS
+from housekeeping.middleware.heartbeats import SchedulerHeartbeats
 from housekeeping.middleware.tick_memory import ANY_TOKEN, TickMemory
 from housekeeping.middleware.tick_outcomes import (
     TickOutcomes,
@@ -72,6 +73,7 @@ class Schedule(Middleware):
         self._catch_up = catch_up
         self._memory = TickMemory(client, namespace)
         self._outcomes = TickOutcomes(self._memory)
+        self._heartbeats = SchedulerHeartbeats(client, namespace)
         self._schedules: dict[str, Cron] = {}
         self._away_at: datetime | None = None
         self._flushed_at: datetime | None = None
@@ -145,6 +147,7 @@ class Schedule(Middleware):
 
     def is_due(self, actor: Actor[..., Any], cron: Cron, now: datetime) -> bool:
         """Whether the actor's latest tick is still to be sent; asked by periodiq once a minute. Never raises."""
+        self._heartbeats.wake()
         self._began_after.setdefault(actor.actor_name, _last_before(cron, now))
         if self._away_at == now:
             return False  # each actor's own wait for an answer would add up to more than a minute

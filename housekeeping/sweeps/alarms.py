@@ -46,7 +46,8 @@ class Alarm:
 
     Attributes:
       name: Which alarm: ``longest_run``, ``backlog``, ``failed_rows``, ``clock``, ``most_…`` with a count's name,
-        ``failed_runs``, ``last_run``, ``overdue``, ``unseen``, ``breaker`` or ``throttled``.
+        ``failed_runs``, ``last_run``, ``overdue``, ``unseen``, ``breaker`` or ``throttled``; of the whole
+        installation, ``no_worker`` or ``no_scheduler``.
       text: What it is, for a person.
       limit, value: What it must not exceed, and what it is; null where it is no number.
     """

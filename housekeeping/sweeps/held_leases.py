@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import redis
-from peewee import SQL, InterfaceError, NodeList, OperationalError, fn
+from peewee import InterfaceError, OperationalError
 
 from housekeeping.foundation.db import database, one_line, reaching_postgres, sqlstate
 from housekeeping.foundation.epochs import Lease
@@ -15,7 +15,8 @@ from housekeeping.foundation.errors import DatabaseUnavailable, HousekeepingErro
 from housekeeping.foundation.holders import holder_of
 from housekeeping.foundation.lease_store import RedisLeaseStore
 from housekeeping.foundation.redis_client import reaching_redis
-from housekeeping.sweeps.own_tables import NOW, Run
+from housekeeping.sweeps.own_tables import Run
+from housekeeping.sweeps.run_state import HEARTBEAT_AGE_S
 
 #: What stands in the database as the holder of a lease that was released by hand.
 RELEASED: Final = "released by hand"
@@ -183,9 +184,8 @@ def _known(keys: list[str]) -> dict[str, _Epoch]:
     # PostgreSQL has no text with a null character in it.
     keys = [key for key in keys if "\0" not in key]
     open_runs = Run.outcome.is_null() & Run.epoch.is_null(False)
-    silent = fn.EXTRACT(NodeList((SQL("EPOCH FROM"), NOW - Run.heartbeat_at)))
     with reaching_postgres():
-        rows: Any = Run.select(Run.worker, Run.epoch, Run.id, silent).where(open_runs).tuples()
+        rows: Any = Run.select(Run.worker, Run.epoch, Run.id, HEARTBEAT_AGE_S).where(open_runs).tuples()
         runs = {(worker, epoch): (run_id, float(silent_s)) for worker, epoch, run_id, silent_s in rows}
         leases: Any = (
             Lease.select(Lease.key, Lease.epoch, Lease.holder)

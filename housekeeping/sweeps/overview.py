@@ -31,6 +31,7 @@ from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.passes import as_cursor
 from housekeeping.sweeps.rates import Rates, last_ended, rates
 from housekeeping.sweeps.rejection_store import Standing, standing
+from housekeeping.sweeps.run_state import HEARTBEAT_AGE_S
 from housekeeping.sweeps.switches import Switched, switch_of
 
 State = Literal["on", "paused", "narrow", "disabled"]
@@ -162,8 +163,12 @@ def _last_success(sweep: Sweep) -> datetime | None:
 
 
 def last_run(sweep: Sweep) -> dict[str, Any] | None:
-    """The worker's newest row in the ledger; `outcome` is null while it runs."""
-    run = Run.select().where(Run.worker == sweep.name).order_by(Run.id.desc()).limit(1).first()
+    """Return the worker's newest row in the ledger.
+
+    `outcome` is None while the run is open; `heartbeat_age_s` then says whether it is running or lost.
+    """
+    found = Run.select(Run, HEARTBEAT_AGE_S.alias("heartbeat_age_s")).where(Run.worker == sweep.name)
+    run: Any = found.order_by(Run.id.desc()).limit(1).first()
     if run is None:
         return None
     ended = run.finished_at
@@ -177,4 +182,5 @@ def last_run(sweep: Sweep) -> dict[str, Any] | None:
         "duration_s": round((ended - run.started_at).total_seconds(), 3) if ended else None,
         "counts": in_order(sweep, run.counts),
         "error": run.error,
+        "heartbeat_age_s": None if run.outcome else round(float(run.heartbeat_age_s), 3),
     }

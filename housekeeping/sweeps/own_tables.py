@@ -143,5 +143,25 @@ class OutboxRow(BaseModel):
         schema = "housekeeping"
 
 
+class ProcessRow(BaseModel):
+    """The last heartbeat of a worker or scheduler process."""
+
+    id = TextField(primary_key=True)
+    kind = TextField()
+    host = TextField()
+    pid = IntegerField()
+    queues = JSONField(default=list)
+    threads = IntegerField()
+    busy = IntegerField()
+    version = TextField()
+    started_at = UtcDateTimeField()
+    heartbeat_at = UtcDateTimeField()
+    stopped = BooleanField(default=False)
+
+    class Meta:
+        table_name = "processes"
+        schema = "housekeeping"
+
+
 #: Every model of the library's own tables.
-MODELS: Final = (Run, Lease, Switch, SwitchChange, Rejection, RejectionReport, OutboxRow)
+MODELS: Final = (Run, Lease, Switch, SwitchChange, Rejection, RejectionReport, OutboxRow, ProcessRow)

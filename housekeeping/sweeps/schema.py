@@ -132,6 +132,23 @@ MIGRATIONS: Final = (
     COMMENT ON COLUMN {schema}.outbox.due_at IS 'when it is delivered again, unless it is deleted by then';
     CREATE INDEX outbox_due ON {schema}.outbox (event, subscription, due_at, id);
     """,
+    """
+    CREATE TABLE {schema}.processes (
+        id text PRIMARY KEY,
+        kind text NOT NULL CHECK (kind IN ('worker', 'scheduler')),
+        host text NOT NULL,
+        pid integer NOT NULL,
+        queues jsonb NOT NULL,
+        threads integer NOT NULL,
+        busy integer NOT NULL,
+        version text NOT NULL,
+        started_at timestamptz NOT NULL,
+        heartbeat_at timestamptz NOT NULL,
+        stopped boolean NOT NULL
+    ) WITH (fillfactor = 50);
+    COMMENT ON COLUMN {schema}.processes.stopped IS 'whether it has ended by itself; else it is dead when it is silent';
+    CREATE INDEX processes_heartbeat_at ON {schema}.processes (heartbeat_at, id);
+    """,
 )
 
 #: Held while the schema is made, so that two ``init`` at once make it once: any number will do, if it is ours.

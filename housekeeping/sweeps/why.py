@@ -7,16 +7,23 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, tzinfo
 from typing import Any, Final
 
-from peewee import SQL, fn
+from peewee import fn
 
 from housekeeping.foundation.cron import Cron
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger import SILENCE
-from housekeeping.sweeps.own_tables import NOW, Run
+from housekeeping.sweeps.own_tables import Run
+from housekeeping.sweeps.process_alerts import no_living_scheduler, no_living_worker
+from housekeeping.sweeps.processes import UNKNOWN, Processes
+from housekeeping.sweeps.run_state import HEARTBEAT_AGE_S, is_lost, outcome_in_words
 
 #: A tick is sent within its minute and a worker takes it at once; later than this something keeps it.
 _SOON: Final = timedelta(minutes=2)
 _SHOWN: Final = 100  # attempts at one tick; its retries are 25
+_OPEN: Final = ("running", "silent")  # outcomes of attempts that have not ended
+
+_MADE_UP: Final = (
+    "The next one to start makes up the latest tick (HOUSEKEEPING_CATCH_UP), and records the others as missed"
+)
 
 #: What a recorded reason means, and what to do about it where something can be done.
 REASONS: Final = {
@@ -48,7 +55,11 @@ WasSent = Callable[[datetime], bool | None]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One row of the ledger; `outcome` is ``running`` while it goes on, ``silent`` when it no longer says so."""
+    """One row of the ledger; `outcome` is ``running`` while it goes on, ``silent`` when it no longer says so.
+
+    Attributes:
+      heartbeat_age_s: Of an open run, the age of its last heartbeat in seconds; None: it has ended.
+    """
 
     run_id: int
     outcome: str
@@ -57,6 +68,10 @@ class Attempt:
     finished_at: datetime | None
     counts: dict[str, Any]
     error: str | None
+    heartbeat_age_s: float | None = None
+
+    def __str__(self) -> str:
+        return outcome_in_words(None if self.outcome in _OPEN else self.outcome, self.heartbeat_age_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +98,12 @@ class Answer:
 
 
 def why(
-    sweep: Sweep, tick: datetime | None, now: datetime, zone: tzinfo, was_sent: WasSent = lambda tick: None
+    sweep: Sweep,
+    tick: datetime | None,
+    now: datetime,
+    zone: tzinfo,
+    was_sent: WasSent = lambda tick: None,
+    processes: Processes = UNKNOWN,
 ) -> Answer:
     """Say what became of a worker's tick.
 
@@ -92,6 +112,7 @@ def why(
       now: The current time.
       zone: Whose clock the schedule is read on.
       was_sent: Asked about a tick of which the ledger says nothing.
+      processes: The workers and schedulers that are alive, or were.
     """
     name = sweep.name
     cron = Cron(sweep.schedule, zone) if sweep.schedule else None
@@ -111,10 +132,12 @@ def why(
     gap = _gap_around(name, tick, cron)
     if gap is not None:
         return Answer(name, tick, "missed", REASONS["no_scheduler"], [gap])
-    return Answer(name, tick, *_without_a_row(sweep, tick, now, was_sent), [])
+    return Answer(name, tick, *_without_a_row(sweep, tick, now, was_sent, processes), [])
 
 
-def _without_a_row(sweep: Sweep, tick: datetime, now: datetime, was_sent: WasSent) -> tuple[str, str]:
+def _without_a_row(
+    sweep: Sweep, tick: datetime, now: datetime, was_sent: WasSent, processes: Processes
+) -> tuple[str, str]:
     if not sweep.enabled:
         return "unknown", REASONS["disabled"]
     if sweep.schedule is None:
@@ -122,18 +145,20 @@ def _without_a_row(sweep: Sweep, tick: datetime, now: datetime, was_sent: WasSen
     if tick > now:
         return "not_yet", "this tick is still to come"
     sent = was_sent(tick)
+    no_worker, no_scheduler = no_living_worker(processes, sweep.queue), no_living_scheduler(processes)
+    if sent and no_worker:
+        return "waiting", f"it was sent, but {no_worker}"
     if sent:
         return "waiting", (
             "it was sent, and no worker has taken it: is `housekeeping worker` alive, and for this queue? "
             "Look at the queues in `housekeeping status` (the tick before a first start of a scheduler counts as sent)"
         )
+    if no_scheduler:
+        return "not_sent", f"{no_scheduler}; {_MADE_UP}"
     if now - tick < _SOON:
         return "waiting", "it is being sent, or waits in the queue; look again in a minute"
     if sent is not None:
-        return "not_sent", (
-            "no scheduler has sent it: is the process `housekeeping scheduler` alive? "
-            "The next one to start makes up the latest tick (HOUSEKEEPING_CATCH_UP), and records the others as missed"
-        )
+        return "not_sent", (f"no scheduler has sent it: is the process `housekeeping scheduler` alive? {_MADE_UP}")
     first = Run.select(fn.MIN(Run.started_at)).where(Run.worker == sweep.name).scalar()
     if first is not None and tick < first:
         return "unknown", "the ledger does not reach back so far: old runs are removed after 30 days"
@@ -155,20 +180,25 @@ def _last_run(sweep: Sweep, now: datetime) -> Answer:
 
 
 def _attempts(sweep: Sweep, which: Any) -> list[Attempt]:
-    silent = (Run.heartbeat_at < NOW - SILENCE).alias("silent")
-    rows = Run.select(Run, silent).where((Run.worker == sweep.name) & which).order_by(Run.id).limit(_SHOWN)
+    rows = (
+        Run.select(Run, HEARTBEAT_AGE_S.alias("heartbeat_age_s"))
+        .where((Run.worker == sweep.name) & which)
+        .order_by(Run.id)
+        .limit(_SHOWN)
+    )
     return [_attempt(run) for run in rows]
 
 
 def _attempt(run: Any) -> Attempt:
-    outcome = run.outcome or ("silent" if run.silent else "running")
-    return Attempt(run.id, outcome, run.reason, run.started_at, run.finished_at, run.counts, run.error)
+    age_s = None if run.outcome else round(float(run.heartbeat_age_s), 3)
+    outcome = run.outcome or ("silent" if is_lost(run.outcome, age_s) else "running")
+    return Attempt(run.id, outcome, run.reason, run.started_at, run.finished_at, run.counts, run.error, age_s)
 
 
 def _gap_around(worker: str, tick: datetime, cron: Cron | None) -> Attempt | None:
     """The row that says that this tick was missed with others: the next one recorded, if its gap reaches so far."""
     after = (Run.worker == worker) & (Run.tick > tick)
-    run = Run.select(Run, SQL("false").alias("silent")).where(after).order_by(Run.tick, Run.id).limit(1).first()
+    run = Run.select().where(after).order_by(Run.tick, Run.id).limit(1).first()
     if run is None or run.outcome != "missed":
         return None
     missed = run.counts.get("missed", 0)
@@ -181,7 +211,7 @@ def _meaning(worker: str, attempt: Attempt) -> str:
     if attempt.outcome == "running":
         return "it is at work"
     if attempt.outcome == "silent":
-        return "it gave no sign of life for a minute: its process was killed or hangs; the next attempt takes over"
+        return f"{attempt}: its process was killed or hangs; the next attempt takes over"
     if attempt.outcome == "done":
         return "it did its work to the end"
     if attempt.error:

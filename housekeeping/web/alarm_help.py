@@ -63,6 +63,15 @@ ALARMS: Final = {
         "Its text names the sign, such as the lag of a standby. Mend that, or remove a standby nobody needs; or set "
         "another limit under gates in HOUSEKEEPING_WORKERS.",
     ),
+    "no_worker": Help(
+        "No living worker process serves a queue that has scheduled workers or waiting messages.",
+        "Start housekeeping worker, or see why it ended: its last log lines, the kernel's (out of memory). Nothing is "
+        "lost: messages wait, and those of a killed worker run again.",
+    ),
+    "no_scheduler": Help(
+        "No scheduler has been alive for two periods of the shortest schedule, two minutes at the least.",
+        "Start housekeeping scheduler, or see why it ended. It makes up the latest tick that was missed.",
+    ),
     "unseen": Help(
         "What waits cannot be counted: a table or another store is away, or must not be read.",
         "The text names it; housekeeping doctor says what is missing.",

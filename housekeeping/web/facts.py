@@ -18,11 +18,15 @@ from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.redis_client import redis_client
 from housekeeping.foundation.settings import Settings
 from housekeeping.queues import QueueLengths, queue_lengths
+from housekeeping.sweeps.alarms import Alarm
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.held_leases import HeldLease, held_leases
 from housekeeping.sweeps.overview import Overview, overview
 from housekeeping.sweeps.own_tables import Run, SwitchChange
+from housekeeping.sweeps.process_alerts import process_alerts
+from housekeeping.sweeps.processes import UNKNOWN, Processes, read_processes
 from housekeeping.sweeps.rates import Ended, last_ended
+from housekeeping.sweeps.run_state import HEARTBEAT_AGE_S
 
 _FRESH_S: Final = 2.0  # a backlog is counted no more often than that
 _PATIENCE_S: Final = 1.0  # that a page waits for another's look, before it shows what was seen last
@@ -39,6 +43,8 @@ class Facts:
       leases_whole: False: only what the database knows of leases, because Redis was away.
       trouble: What could not be asked, in one line each.
       clock: The database's clock beside this machine's; null: it could not be asked.
+      processes: Workers and schedulers by their heartbeats.
+      alarms: Those of the whole installation.
     """
 
     at: datetime
@@ -49,6 +55,8 @@ class Facts:
     leases_whole: bool
     trouble: list[str]
     clock: ClockSkew | None = None
+    processes: Processes = UNKNOWN
+    alarms: Sequence[Alarm] = ()
 
     @property
     def dead(self) -> int:
@@ -132,7 +140,22 @@ class Observatory:
             facts = replace(facts, queues=queue_lengths(self.settings, names))
         except HousekeepingError as error:
             facts.trouble.append(f"{one_line(error)}; queues and dead letters are not shown")
-        return self._with_leases(facts)
+        return self._with_leases(self._with_processes(facts))
+
+    def _with_processes(self, facts: Facts) -> Facts:
+        url = self.settings.redis_url
+        client = None if url is None else redis_client(url)
+        processes = read_processes(client, self.settings.namespace, facts.at)
+        alarms = process_alerts(
+            self.sweeps.values(),
+            processes,
+            {name: lengths.waiting for name, lengths in facts.queues.items()},
+            facts.at,
+            self.settings.timezone,
+            # Where the ledger could not be read, nothing is said of what never was.
+            ever_ran=not facts.overviews or any(each.last_run for each in facts.overviews.values()),
+        )
+        return replace(facts, processes=processes, alarms=alarms)
 
     def _with_leases(self, facts: Facts) -> Facts:
         try:
@@ -146,15 +169,19 @@ class Observatory:
             return facts
 
 
+def _rows() -> Any:
+    return Run.select(Run, HEARTBEAT_AGE_S.alias("heartbeat_age_s"))
+
+
 def last_rows(worker: str, number: int = RUNS) -> list[Any]:
     """The worker's newest rows of the ledger, skipped and missed ones too."""
-    rows: Any = Run.select().where(Run.worker == worker).order_by(Run.id.desc()).limit(number)
+    rows: Any = _rows().where(Run.worker == worker).order_by(Run.id.desc()).limit(number)
     return list(rows)
 
 
 def run_row(run_id: int) -> Any:
     """One row of the ledger; None when there is none."""
-    return Run.select().where(Run.id == run_id).first()
+    return _rows().where(Run.id == run_id).first()
 
 
 def attempts_beside(run: Any, number: int = 100) -> list[Any]:
@@ -164,7 +191,7 @@ def attempts_beside(run: Any, number: int = 100) -> list[Any]:
         same |= Run.message_id == run.message_id
     if run.tick is not None:
         same |= Run.tick == run.tick
-    rows: Any = Run.select().where((Run.worker == run.worker) & same).order_by(Run.id).limit(number)
+    rows: Any = _rows().where((Run.worker == run.worker) & same).order_by(Run.id).limit(number)
     return list(rows)
 
 

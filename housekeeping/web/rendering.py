@@ -14,6 +14,7 @@ from markupsafe import Markup, escape
 from housekeeping.cli.tables import counts, length, moment
 from housekeeping.foundation.clock import SYSTEM_CLOCK
 from housekeeping.foundation.printable import printable
+from housekeeping.sweeps.run_state import is_lost, outcome_in_words
 from housekeeping.web import charts
 from housekeeping.web.alarm_help import topic, what_to_do
 
@@ -34,6 +35,8 @@ def prepare(app: Flask) -> None:
         "backlog_chart": charts.backlog_chart,
         "what_to_do": what_to_do,
         "topic": topic,
+        "outcome_in_words": outcome_in_words,
+        "is_lost": is_lost,
     }
 
 

@@ -85,6 +85,7 @@ def test_ours_stand_in_the_place_of_dramatiqs_each_kind_once(broker: RedisBroker
         "AgeLimit",
         "Schedule",
         "Prefetch",
+        "Heartbeats",
         "Metrics",
         "Connections",
         "Idempotency",

@@ -9,7 +9,8 @@ from peewee import fn
 
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.own_tables import Lease, Rejection, RejectionReport, Run
+from housekeeping.sweeps.heartbeats import KEPT_FOR as PROCESSES_KEPT_FOR
+from housekeeping.sweeps.own_tables import Lease, ProcessRow, Rejection, RejectionReport, Run
 from housekeeping.sweeps.table_pass import TablePass
 
 SCHEDULE: Final = "20 3 * * *"  # once a day, at a quiet hour and beside the full ones
@@ -61,9 +62,16 @@ sweep: Final = Sweep(
             action=Delete(rows_counted_as="deleted_rejections"),
             batch_size=sweep.batch_size,
         ),
+        TablePass(
+            name="processes",
+            stale=lambda now: ProcessRow.heartbeat_at < now - PROCESSES_KEPT_FOR,
+            order=(ProcessRow.heartbeat_at, ProcessRow.id),
+            action=Delete(rows_counted_as="deleted_processes"),
+            batch_size=sweep.batch_size,
+        ),
     ],
-    counts=("deleted_rows", "deleted_leases", "deleted_rejections", "batches", "out_of_time"),
-    settles=("deleted_rows", "deleted_leases", "deleted_rejections"),
+    counts=("deleted_rows", "deleted_leases", "deleted_rejections", "deleted_processes", "batches", "out_of_time"),
+    settles=("deleted_rows", "deleted_leases", "deleted_rejections", "deleted_processes"),
     schedule=SCHEDULE,
     batch_size=BATCH_SIZE,
     max_runtime=timedelta(seconds=60),

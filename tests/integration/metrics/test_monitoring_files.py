@@ -51,7 +51,9 @@ def expressions() -> list[str]:
 
 def with_a_schedulers(page: Page) -> Page:
     ticks = {(name, frozenset({("worker", STATUSES)})): 0.0 for name in SCHEDULERS}
-    return Page(page.samples | ticks)
+    labels = {"kind": "scheduler", "process": "a:1", "queues": "", "version": "1"}
+    heartbeat = {(metrics.PROCESS_HEARTBEAT.name, frozenset(labels.items())): 0.0}
+    return Page(page.samples | ticks | heartbeat)
 
 
 def test_dashboard_and_alerts_ask_for_nothing_that_is_not_exported(

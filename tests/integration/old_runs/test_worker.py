@@ -7,7 +7,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.foundation.db import Database
 from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.own_tables import Lease, Rejection, RejectionReport, Run
+from housekeeping.sweeps.own_tables import Lease, ProcessRow, Rejection, RejectionReport, Run
 from housekeeping.sweeps.run import perform
 from housekeeping.testing import ManualClock
 from housekeeping.workers.old_runs.worker import sweep
@@ -89,3 +89,18 @@ def test_rejections_not_met_for_30_days_go_and_reports_of_a_day(postgres: Databa
     assert result.counts["deleted_rejections"] == 2
     assert sorted(row.cause for row in Rejection.select()) == ["1", "2"]
     assert sorted(row.cause for row in RejectionReport.select()) == ["1", "2"]
+
+
+def test_processes_without_a_heartbeat_for_a_day_go(postgres: Database) -> None:
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    limit, instant = now - timedelta(days=1), timedelta(microseconds=1)
+    for heartbeat_at in (limit - instant, limit, limit + instant):
+        said = {"kind": "worker", "host": "a", "pid": 7, "threads": 1, "busy": 0, "version": "1"}
+        times = {"started_at": limit, "heartbeat_at": heartbeat_at}
+        ProcessRow.insert(id=str(heartbeat_at), **said, **times).execute()
+
+    result = perform(sweep, clock=ManualClock(now))
+
+    assert result.counts["deleted_processes"] == 1
+    kept = [row.heartbeat_at for row in ProcessRow.select().order_by(ProcessRow.heartbeat_at)]
+    assert kept == [limit, limit + instant]

@@ -10,7 +10,9 @@ import pytest
 from housekeeping.foundation.db import Database
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.heartbeats import Heartbeat
 from housekeeping.sweeps.own_tables import Run
+from housekeeping.sweeps.processes import Process, Processes
 from housekeeping.sweeps.why import Answer, why
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 
@@ -146,10 +148,11 @@ def test_nothing_is_still_to_come_of_a_worker_that_no_schedule_sends(
 
 def test_a_run_at_work_and_one_that_fell_silent_are_told_apart(sweep: Sweep, recorded: Recorded) -> None:
     recorded(LAST, None, heartbeat_at=datetime.now(UTC) - timedelta(seconds=61))
-    silent = asked(sweep).outcome
+    silent = asked(sweep)
     recorded(LAST, None, heartbeat_at=datetime.now(UTC))
 
-    assert (silent, asked(sweep).outcome) == ("silent", "running")
+    assert (silent.outcome, asked(sweep).outcome) == ("silent", "running")
+    assert silent.meaning.startswith("lost? no heartbeat for 6") and str(silent.attempts[0]) in silent.meaning
 
 
 @pytest.mark.parametrize(
@@ -189,3 +192,34 @@ def test_a_tick_before_all_that_the_ledger_has_is_unknown(sweep: Sweep, recorded
     answer = asked(sweep, LAST - timedelta(hours=1))
 
     assert answer.outcome == "unknown" and "does not reach back so far" in answer.meaning
+
+
+def scheduler(age_s: float) -> Process:
+    said = Heartbeat(kind="scheduler", host="a", pid=7, version="1", up_s=0.0)
+    return Process(said, NOW, NOW - timedelta(seconds=age_s), age_s)
+
+
+@pytest.mark.parametrize("sent", [False, None])
+def test_dead_scheduler_is_named_at_once_with_the_time_of_its_death(
+    sweep: Sweep, recorded: Recorded, sent: bool | None
+) -> None:
+    soon = replace(sweep, schedule="59 11 * * *")
+
+    answer = why(soon, None, NOW, UTC, lambda tick: sent, Processes((scheduler(50),)))
+
+    assert answer.outcome == "not_sent" and "look again" not in answer.meaning
+    assert answer.meaning.startswith("no scheduler is alive since 2026-11-20 11:59:40 UTC (last heartbeat of a:7")
+
+
+def test_living_scheduler_is_given_time_to_send(sweep: Sweep, recorded: Recorded) -> None:
+    soon = replace(sweep, schedule="59 11 * * *")
+
+    answer = why(soon, None, NOW, UTC, lambda tick: False, Processes((scheduler(5),)))
+
+    assert answer.outcome == "waiting" and "look again in a minute" in answer.meaning
+
+
+def test_message_that_no_worker_takes_is_said_to_wait_for_one(sweep: Sweep, recorded: Recorded) -> None:
+    answer = why(sweep, None, NOW, UTC, lambda tick: True, Processes((scheduler(5),)))
+
+    assert answer.outcome == "waiting" and "no worker serves the queue 'cronjob'" in answer.meaning

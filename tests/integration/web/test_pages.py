@@ -11,8 +11,10 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.foundation.clock import SystemClock
 from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps import heartbeats
+from housekeeping.sweeps.heartbeats import Heartbeat
 from housekeeping.sweeps.own_tables import NOW as DATABASE_NOW
-from housekeeping.sweeps.own_tables import Rejection, Run, SwitchChange
+from housekeeping.sweeps.own_tables import ProcessRow, Rejection, Run, SwitchChange
 from housekeeping.sweeps.run import perform
 from housekeeping.sweeps.switches import Switched, switch
 from housekeeping.web import facts
@@ -217,3 +219,17 @@ def test_looks_within_two_seconds_ask_the_database_once(client: FlaskClient, sta
     client.get("/")
 
     assert (asked > 0, len(statements)) == (True, asked)
+
+
+def test_dead_process_and_its_lost_run_show_on_the_first_page(client: FlaskClient, admin: Connection) -> None:
+    said = Heartbeat(kind="worker", host="<b>host", pid=7, queues=["cronjob"], threads=8, version="1", up_s=60.0)
+    heartbeats.write_row("dead", said)
+    heartbeats.write_row("alive", said.model_copy(update={"pid": 8, "queues": ["git_refs"], "busy": 3}))
+    ProcessRow.update(heartbeat_at=NOW - timedelta(hours=1)).where(ProcessRow.id == "dead").execute()
+    recorded(outcome=None, finished_at=None, heartbeat_at=datetime.now(UTC) - timedelta(seconds=90))
+
+    page = client.get("/").get_data(as_text=True)
+
+    assert re.search(r'class="outcome lost"[^>]*>lost\? no heartbeat for \d+ s<', page) is not None
+    assert "&lt;b&gt;host:7" in page and "dead? no heartbeat for" in page and ">3/8<" in page
+    assert 'href="/alarms#no_worker">no_worker</a> no worker serves the queue &#39;cronjob&#39; since' in page

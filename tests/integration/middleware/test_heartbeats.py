@@ -1,0 +1,135 @@
+"""The heartbeats of a worker in this process: what they say, and that no message waits for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Worker
+
+from housekeeping.foundation.settings import Settings
+from housekeeping.middleware import heartbeats as middleware
+from housekeeping.middleware.heartbeats import SchedulerHeartbeats
+from housekeeping.sweeps import heartbeats
+from housekeeping.sweeps.heartbeats import Heartbeat, RedisHeartbeats
+from tests.acceptance.processes import eventually
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeats, "INTERVAL", timedelta(seconds=0.05))
+
+
+@pytest.fixture
+def read(redis_client: redis.Redis, settings: Settings) -> Callable[[], list[Heartbeat]]:
+    return lambda: [each.heartbeat for each in RedisHeartbeats(redis_client, settings.namespace).read()]
+
+
+@contextmanager
+def at_work(broker: Any, **more: Any) -> Iterator[Worker]:
+    worker = Worker(broker, worker_timeout=20, worker_threads=3, **more)
+    broker.emit_after("process_boot")
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+
+
+def test_heartbeat_names_queues_and_counts_busy_threads(broker: Any, read: Callable[[], list[Heartbeat]]) -> None:
+    go_on = threading.Event()
+
+    @dramatiq.actor(broker=broker, queue_name="mails")
+    def hold() -> None:
+        assert go_on.wait(PATIENCE_S)
+
+    @dramatiq.actor(broker=broker, queue_name="elsewhere")
+    def other() -> None: ...
+
+    with at_work(broker, queues={"mails"}):
+        hold.send()
+        hold.send()
+        eventually(lambda: [each.busy for each in read()] == [2])
+        [said] = read()
+        go_on.set()
+        eventually(lambda: [each.busy for each in read()] == [0])
+
+    assert (said.kind, said.queues, said.threads) == ("worker", ["mails"], 3)
+    assert [each.stopped for each in read()] == [True]
+
+
+def test_failed_and_skipped_messages_leave_no_thread_busy(broker: Any, read: Callable[[], list[Heartbeat]]) -> None:
+    @dramatiq.actor(broker=broker, max_retries=0)
+    def fail() -> None:
+        raise RuntimeError
+
+    with at_work(broker) as worker:
+        fail.send()
+        fail.send_with_options(max_age=-1)
+        broker.join("default")
+        worker.join()
+        eventually(lambda: [each.busy for each in read()] == [0])
+
+
+def test_redis_that_is_away_is_logged_once_and_tried_again(
+    broker: Any,
+    read: Callable[[], list[Heartbeat]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    write, tried, away = RedisHeartbeats.write, threading.Semaphore(0), threading.Event()
+    away.set()
+
+    def failing(self: RedisHeartbeats, process_id: str, heartbeat: Heartbeat) -> None:
+        if away.is_set():
+            tried.release()
+            raise redis.ConnectionError("gone")
+        write(self, process_id, heartbeat)
+
+    monkeypatch.setattr(RedisHeartbeats, "write", failing)
+    ran = threading.Event()
+
+    @dramatiq.actor(broker=broker)
+    def run() -> None:
+        ran.set()
+
+    with at_work(broker):
+        assert all(tried.acquire(timeout=PATIENCE_S) for _ in range(3))
+        run.send()
+        assert ran.wait(PATIENCE_S)
+        away.clear()
+        eventually(lambda: len(read()) == 1)
+
+    said = [line.getMessage() for line in caplog.records if line.name == middleware.__name__]
+    assert [sum(text in line for line in said) for text in ("cannot be sent", "sent again")] == [1, 1]
+
+
+def test_process_without_periodiq_is_no_scheduler(
+    redis_client: redis.Redis, settings: Settings, read: Callable[[], list[Heartbeat]]
+) -> None:
+    scheduler = SchedulerHeartbeats(redis_client, settings.namespace)
+
+    scheduler.wake()
+
+    assert scheduler._sender is None
+    assert read() == []
+
+
+def test_scheduler_that_no_longer_wakes_up_sends_no_heartbeat(
+    redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = SchedulerHeartbeats(redis_client, settings.namespace)
+    scheduler.wake()
+    awake = scheduler._while_awake()
+    monkeypatch.setattr(middleware, "_AWAKE", timedelta(0))
+
+    assert (awake, scheduler._while_awake()) == ({}, None)

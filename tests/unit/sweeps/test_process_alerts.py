@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.heartbeats import Heartbeat
+from housekeeping.sweeps.process_alerts import process_alerts
+from housekeeping.sweeps.processes import UNKNOWN, Process, Processes
+
+NOW = datetime(2026, 11, 20, 12, 0, 30, tzinfo=UTC)
+
+
+def sweep(**more: Any) -> Sweep:
+    return Sweep(name="test.alerts", passes=lambda sweep: [], counts=(), **{"schedule": "*/5 * * * *", **more})
+
+
+def process(kind: str, age_s: float = 1.0, **more: Any) -> Process:
+    said = {"kind": kind, "host": "a", "pid": 7, "version": "1", "up_s": 0.0, **more}
+    if kind == "worker":
+        said.setdefault("queues", ["cronjob"])
+    heartbeat = Heartbeat(**said)
+    heartbeat_at = NOW - timedelta(seconds=age_s)
+    return Process(heartbeat, heartbeat_at - timedelta(seconds=heartbeat.up_s), heartbeat_at, age_s)
+
+
+def alerts(*processes: Process, waiting: dict[str, int] | None = None, **more: Any) -> list[str]:
+    every = tuple(sorted(processes, key=lambda each: each.age_s))
+    found = process_alerts([sweep(**more)], Processes(every), waiting or {}, NOW, UTC, ever_ran=True)
+    return [alert.name for alert in found]
+
+
+def test_worker_and_scheduler_alive_raise_no_alert() -> None:
+    assert alerts(process("worker"), process("scheduler")) == []
+
+
+@pytest.mark.parametrize("how", [{"age_s": 31}, {"stopped": True}, {"queues": ["git_refs"]}])
+def test_queue_that_no_living_worker_serves_raises_no_worker(how: dict[str, Any]) -> None:
+    assert alerts(process("worker", **how), process("scheduler")) == ["no_worker"]
+
+
+def test_queue_with_waiting_messages_needs_a_worker_without_a_schedule() -> None:
+    served = process("worker"), process("scheduler")
+
+    assert alerts(*served, waiting={"git_refs": 0}) == []
+    assert alerts(*served, waiting={"git_refs": 1}) == ["no_worker"]
+
+
+@pytest.mark.parametrize(("age_s", "rings"), [(599, []), (600, []), (601, ["no_scheduler"])])
+def test_scheduler_is_missed_after_two_periods(age_s: float, rings: list[str]) -> None:
+    assert alerts(process("worker"), process("scheduler", age_s)) == rings
+
+
+@pytest.mark.parametrize(("age_s", "rings"), [(120, []), (121, ["no_scheduler"])])
+def test_scheduler_is_missed_after_two_minutes_at_the_earliest(age_s: float, rings: list[str]) -> None:
+    assert alerts(process("worker"), process("scheduler", age_s, stopped=True), schedule="* * * * *") == rings
+
+
+@pytest.mark.parametrize(("up_s", "rings"), [(599.0, []), (600.0, ["no_scheduler"])])
+def test_scheduler_that_never_was_is_missed_since_the_first_process(up_s: float, rings: list[str]) -> None:
+    assert alerts(process("worker", up_s=up_s)) == rings
+
+
+def test_one_living_scheduler_is_enough() -> None:
+    assert alerts(process("worker"), process("scheduler", 5_000), process("scheduler", 2)) == []
+
+
+@pytest.mark.parametrize("more", [{"enabled": False}, {"schedule": None}])
+def test_nothing_is_missed_that_nothing_needs(more: dict[str, Any]) -> None:
+    assert alerts(**more) == []
+    assert alerts(process("worker", 5_000), process("scheduler", 5_000), **more) == []
+
+
+def test_nothing_is_said_when_no_store_could_be_read() -> None:
+    assert process_alerts([sweep()], UNKNOWN, {"cronjob": 5}, NOW, UTC, ever_ran=True) == []
+
+
+@pytest.mark.parametrize(
+    ("ever_ran", "text"),
+    [(False, "no worker has run yet"), (True, "no worker or scheduler has sent a heartbeat for a day")],
+)
+def test_installation_without_any_process_says_so_once(ever_ran: bool, text: str) -> None:
+    sweeps = [sweep(), sweep(queue="git_refs")]
+
+    [alert] = process_alerts(sweeps, Processes(), {"mails": 3}, NOW, UTC, ever_ran=ever_ran)
+
+    assert (alert.name, str(alert).partition(":")[0]) == ("no_worker", text)
+
+
+def test_process_killed_again_and_again_does_not_fill_the_list() -> None:
+    dead = [process("worker", 100.0 + n) for n in range(50)]
+    stopped = process("worker", 90, stopped=True)
+
+    listed = Processes((process("scheduler"), stopped, *dead)).listed
+
+    assert [each.alive for each in listed] == [True] + [False] * 10
+    assert stopped not in listed
