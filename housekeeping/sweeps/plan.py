@@ -92,7 +92,7 @@ class Plan:
                     "expected_s": _rounded(self.expected_s(each.stale)),
                     "oldest": _plain(each.oldest),
                     "newest": _plain(each.newest),
-                    "samples": list(each.samples),
+                    "samples": [{name: _plain(value) for name, value in row.items()} for row in each.samples],
                 }
                 for each, batches in self.passes
             ],
