@@ -24,6 +24,7 @@ from housekeeping.cli.planning import plan
 from housekeeping.cli.processes import scheduler, worker
 from housekeeping.cli.reasons import why
 from housekeeping.cli.running import run
+from housekeeping.cli.runs import runs
 from housekeeping.cli.status import status
 from housekeeping.cli.switching import narrow, pause, resume
 from housekeeping.foundation.db import one_line
@@ -113,6 +114,7 @@ for command in (
     worker,
     scheduler,
     status,
+    runs,
     why,
     pause,
     narrow,

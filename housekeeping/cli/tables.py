@@ -83,6 +83,17 @@ def _least_width(what: Table) -> int:
     return width
 
 
+#: A list has room for names of any length from so many columns on, and for names of this length below.
+_WIDE: Final = 120
+_LONG_NAME: Final = 27
+
+
+def fit_name(worker: str) -> str:
+    """Return a worker's name for a list, a long one in two lines where the terminal is narrow."""
+    fits = out.width >= _WIDE or len(worker) <= _LONG_NAME
+    return worker if fits else worker.replace(".", ".\n", 1)
+
+
 def length(seconds: float | None) -> str:
     """A length of time in the unit that fits: ``12 ms``, ``3.4 s``, ``5 min``, ``2 h``, ``3 d``."""
     if seconds is None:

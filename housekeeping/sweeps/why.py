@@ -62,6 +62,7 @@ class Attempt:
     """
 
     run_id: int
+    trigger: str
     outcome: str
     reason: str | None
     started_at: datetime
@@ -83,7 +84,11 @@ class Answer:
       outcome: That of the last attempt, or ``missed``, ``not_a_tick``, ``not_yet``, ``waiting``, ``not_sent``,
         ``unknown``.
       meaning: The reason in words, with the way out where there is one.
-      attempts: Rows of the ledger for this tick, oldest first; a hundred at most.
+      attempts: Rows of the ledger for this tick, or for this run's message, oldest first; a hundred at most.
+      newer_run: The worker's latest run, where it is of no tick and began after this one.
+      run_id: The run in question; None where it is a tick.
+      origin: What started that run, and which lost run it took over from.
+      next_step: What comes after that run.
     """
 
     worker: str
@@ -91,6 +96,10 @@ class Answer:
     outcome: str
     meaning: str
     attempts: list[Attempt]
+    newer_run: Attempt | None = None
+    run_id: int | None = None
+    origin: str | None = None
+    next_step: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The object of ``housekeeping why --json``."""
@@ -125,7 +134,7 @@ def why(
     attempts = _attempts(sweep, Run.tick == tick)
     if attempts:
         last = attempts[-1]
-        return Answer(name, tick, last.outcome, _meaning(name, last), attempts)
+        return Answer(name, tick, last.outcome, meaning_of(name, last), attempts)
     if cron is not None and cron.latest(tick) != tick:
         nearest = f"the ticks around it are {cron.latest(tick):%Y-%m-%d %H:%M} and {cron.next(tick):%Y-%m-%d %H:%M} UTC"
         return Answer(name, tick, "not_a_tick", f"{sweep.schedule!r} does not fire at this minute; {nearest}", [])
@@ -175,7 +184,11 @@ def _last_run(sweep: Sweep, now: datetime) -> Answer:
     if not attempts:
         return Answer(sweep.name, None, "unknown", f"{idle}, and it never ran", [])
     return Answer(
-        sweep.name, None, attempts[-1].outcome, f"{idle}; its last run: {_meaning(sweep.name, attempts[-1])}", attempts
+        sweep.name,
+        None,
+        attempts[-1].outcome,
+        f"{idle}; its last run: {meaning_of(sweep.name, attempts[-1])}",
+        attempts,
     )
 
 
@@ -190,9 +203,12 @@ def _attempts(sweep: Sweep, which: Any) -> list[Attempt]:
 
 
 def _attempt(run: Any) -> Attempt:
+    """Return a row of the ledger, selected with its `heartbeat_age_s`."""
     age_s = None if run.outcome else round(float(run.heartbeat_age_s), 3)
     outcome = run.outcome or ("silent" if is_lost(run.outcome, age_s) else "running")
-    return Attempt(run.id, outcome, run.reason, run.started_at, run.finished_at, run.counts, run.error, age_s)
+    return Attempt(
+        run.id, run.trigger, outcome, run.reason, run.started_at, run.finished_at, run.counts, run.error, age_s
+    )
 
 
 def _gap_around(worker: str, tick: datetime, cron: Cron | None) -> Attempt | None:
@@ -207,13 +223,16 @@ def _gap_around(worker: str, tick: datetime, cron: Cron | None) -> Attempt | Non
     return _attempt(run)
 
 
-def _meaning(worker: str, attempt: Attempt) -> str:
+def meaning_of(worker: str, attempt: Attempt) -> str:
+    """Return what an attempt's outcome and reason mean, with the way out where there is one."""
     if attempt.outcome == "running":
         return "it is at work"
     if attempt.outcome == "silent":
         return f"{attempt}: its process was killed or hangs; the next attempt takes over"
     if attempt.outcome == "done":
         return "it did its work to the end"
+    if (attempt.trigger, attempt.reason) == ("cli", "shutdown"):
+        return "it was interrupted, by Ctrl-C or SIGTERM; the next run resumes where it stopped"
     if attempt.error:
         return f"it failed: {attempt.error}"
     return REASONS.get(attempt.reason or "", attempt.reason or attempt.outcome).replace("NAME", worker)
