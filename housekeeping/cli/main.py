@@ -25,6 +25,7 @@ from housekeeping.cli.processes import scheduler, worker
 from housekeeping.cli.reasons import why
 from housekeeping.cli.running import run
 from housekeeping.cli.runs import runs
+from housekeeping.cli.sending import enqueue
 from housekeeping.cli.status import status
 from housekeeping.cli.switching import narrow, pause, resume
 from housekeeping.foundation.db import one_line
@@ -111,6 +112,7 @@ for command in (
     list_workers,
     plan,
     run,
+    enqueue,
     worker,
     scheduler,
     status,
