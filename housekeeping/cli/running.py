@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+from datetime import UTC, datetime
 from typing import Any
 
 import click
+from dramatiq.middleware import Shutdown
 
 from housekeeping.cli.composition import argument_of, chosen, missing_table, workers_on_database
+from housekeeping.cli.foreground import Abandoned, Foreground
+from housekeeping.cli.stopping import close_run, end_process
 from housekeeping.cli.tables import counts, length, progress, show, table
 from housekeeping.foundation import reports
 from housekeeping.foundation.clock_skew import database_now
 from housekeeping.foundation.db import one_line, reaching_postgres
 from housekeeping.foundation.errors import HousekeepingError
+from housekeeping.foundation.interruption import interruptibly
 from housekeeping.foundation.printable import printable
 from housekeeping.sweeps.confirmation import Confirmation, confirmed
 from housekeeping.sweeps.declaration import Sweep
@@ -49,8 +50,11 @@ def run(
 ) -> None:
     """Run worker NAME once, in the foreground, with progress. A few workers take an ARGUMENT.
 
-    The run is the same as a scheduled one: same limits, same ledger. Ctrl-C ends it after the batch
-    in hand; what was committed stays. Logs go to stderr. The names are those of "housekeeping list".
+    The run is the same as a scheduled one: same limits, same ledger. Logs go to stderr. The names are those of
+    "housekeeping list".
+
+    Ctrl-C or SIGTERM ends it within a second, as partial with the reason "shutdown". A batch that is not committed by
+    then is rolled back, and the next run resumes. A second one ends the process at once.
 
     A run that finds far more stale rows than usual goes on and alerts. Where the worker's breaker is set to limit or
     stop runs, it ends early with the reason "breaker". Look at "housekeeping plan NAME", and if that is what you want,
@@ -60,7 +64,8 @@ def run(
     A run does not start where this machine's clock is over a minute from the database's; --force overrides that, too:
     what is stale is decided by the database's clock anyway.
 
-    Exit status: 0 when the outcome is done, partial or skipped; 1 when it failed.
+    Exit status: 0 when the outcome is done, partial or skipped, also after Ctrl-C; 1 when it failed; 130 after a second
+    Ctrl-C (143 after a second SIGTERM), or where the run could not be recorded as ended.
     """
     settings, sweeps = workers_on_database(with_schema=False)
     sweep = chosen(sweeps, name)
@@ -68,11 +73,15 @@ def run(
         reports.report_to_sentry(settings.sentry_dsn)
     about = argument_of(sweep, argument)
     confirmation = None if plan_id is None else _confirmed(plan_id, sweep, about)
-    result = _dry_run(sweep, about) if dry_run else _perform(sweep, about, force, confirmation)
+    result, ended = (_dry_run(sweep, about), True) if dry_run else _perform(sweep, about, force, confirmation)
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:
         _show(result)
+    if result.reason == "shutdown":
+        _say_interrupted(result)
+    if not ended:
+        end_process(result.exit_code)
     if result.exit_code:
         if result.error is not None and context.find_root().params.get("debug"):
             raise result.error
@@ -84,34 +93,49 @@ def _confirmed(plan_id: str, sweep: Sweep, argument: Any) -> Confirmation:
         return confirmed(plan_id, sweep.name, argument, database_now())
 
 
-def _perform(sweep: Sweep, argument: Any, force: bool, confirmation: Confirmation | None) -> RunResult:
+def _perform(sweep: Sweep, argument: Any, force: bool, confirmation: Confirmation | None) -> tuple[RunResult, bool]:
+    """Return the result, and whether the run's thread has ended."""
+    started_at = datetime.now(UTC)
+    run_ids: list[int] = []
+
     def tell(so_far: Counts) -> None:
         say(f"{sweep.name}: {counts(so_far)}")
 
-    with _stopping_at_signals() as stopping, progress(f"{sweep.name}: looking") as say:
-        return perform(sweep, argument, force=force, on_batch=tell, stopping=stopping, confirmation=confirmation)
+    def work(stopping: threading.Event) -> RunResult:
+        return perform(
+            sweep,
+            argument,
+            force=force,
+            on_batch=tell,
+            stopping=stopping,
+            confirmation=confirmation,
+            on_begin=run_ids.append,
+        )
+
+    try:
+        with progress(f"{sweep.name}: looking") as say:
+            return Foreground(work).result(), True
+    except Abandoned as error:
+        if error.again:
+            end_process(error.exit_code, "ended at once; what was committed stays, and a run a minute later resumes")
+        result = close_run(sweep, run_ids[0] if run_ids else None, started_at)
+        if result is None:
+            end_process(error.exit_code, "interrupted; the run could not be recorded as ended, the next one does that")
+        return result, False
 
 
 def _dry_run(sweep: Sweep, argument: Any) -> RunResult:
-    with progress(f"{sweep.name}: counting"):
-        return make_dry_run(sweep, argument)
-
-
-@contextmanager
-def _stopping_at_signals() -> Iterator[threading.Event]:
-    """Set on the first Ctrl-C or SIGTERM; a second one ends the process as usual."""
-    stopping = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopping.set()
-        signal.signal(number, before[signal.Signals(number)])
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        with progress(f"{sweep.name}: counting"):
+            return Foreground(lambda stopping: interruptibly(make_dry_run, sweep, argument)).result()
+    except (Abandoned, Shutdown):
+        end_process(130, "interrupted")
+
+
+def _say_interrupted(result: RunResult) -> None:
+    committed = counts(result.counts) if any(result.counts.values()) else "nothing"
+    line = f"{result.worker} was interrupted; committed: {committed}; the next run resumes"
+    click.echo(f"housekeeping: {printable(line)}", err=True)
 
 
 def _show(result: RunResult) -> None:

@@ -73,6 +73,7 @@ def perform(
     stopping: threading.Event | None = None,
     confirmation: Confirmation | None = None,
     vitals: Vitals | None = None,
+    on_begin: Callable[[int], None] | None = None,
 ) -> RunResult:
     """Run a sweep once, recorded in the ledger, and say what it did; never raises for a failed run.
 
@@ -83,12 +84,14 @@ def perform(
       clock: Decides what is stale, for tests; the database's clock unless given.
       force: Run although the worker is paused or switched off, or this machine's clock is wrong.
       on_batch: Told the counts after each committed batch.
-      stopping: Ends the run after the batch in hand once it is set; the message's own unless given.
+      stopping: Ends the run after the batch in hand once it is set; the message's own unless given. With one given, a
+        run that `Shutdown` interrupts returns its result, too.
       confirmation: A person's word that it may touch far more than usual.
       vitals: Where the signs of the gates come from; the database's own views unless given.
+      on_begin: Called with the id of the run's row once that is there.
     """
     run = _Performance(sweep, argument, clock, current_message.get(), on_batch, stopping)
-    run.force, run.confirmation, run.vitals = force, confirmation, vitals
+    run.force, run.confirmation, run.vitals, run.on_begin = force, confirmation, vitals, on_begin
     return run.result()
 
 
@@ -112,6 +115,7 @@ class _Performance:
         self.message_id = message.message_id if message else None
         self.tick = message.tick if message else None
         self.trigger: Trigger = message.trigger if message else "cli"
+        self.stopped_by_caller = stopping is not None
         self.stopping = stopping or (message.stopping if message else threading.Event())
         self.run_id: int | None = None
         self.started_at = self.clock.now()
@@ -121,6 +125,7 @@ class _Performance:
         self.force = False
         self.confirmation: Confirmation | None = None
         self.vitals: Vitals | None = None
+        self.on_begin: Callable[[int], None] | None = None
         self.switch: Switched | None = None
         self.interrupt: BaseException | None = None
         self.walk: Walk | None = None
@@ -171,7 +176,8 @@ class _Performance:
             reason = "taken_over" if isinstance(error, RunTakenOver) else "lease_lost"
             return self._broken_off("lost_lease", reason, error)
         except Shutdown as error:
-            self.interrupt = error
+            # A caller that stops the run itself expects the result.
+            self.interrupt = None if self.stopped_by_caller else error
             return self._broken_off("partial", "shutdown", error)
         except BaseException as error:
             outcome, reason, broken = self._broken_off("failed", reason_of(error), error)
@@ -235,6 +241,8 @@ class _Performance:
             raise _Ended("skipped", "already_done", recorded=False)
         self._recorded_as(attempt.run_id, attempt.started_at)
         self.rejected_before = attempt.rejected
+        if self.on_begin is not None:
+            self.on_begin(attempt.run_id)
         structlog.contextvars.bind_contextvars(run_id=self.run_id)
         logger.info("Run started", trigger=self.trigger, tick=self.tick, resumed=attempt.cursor is not None)
         if self.sweep.starts_with is not None:
@@ -332,7 +340,8 @@ class _Performance:
             extra: Counts = {
                 name: self.counts[name] for name in ("failed", "breaker", CLOCK_SKEW) if name in self.counts
             }
-            closed = ledger.fail(self.run_id, outcome, reason, one_line(error), extra)
+            text = None if isinstance(error, Shutdown) else one_line(error)  # to be stopped is no error
+            closed = ledger.fail(self.run_id, outcome, reason, text, extra)
         except PeeweeException as again:
             logger.error("Could not close the run", outcome=outcome, error=one_line(again))
             return outcome, reason, error

@@ -3,18 +3,15 @@ from __future__ import annotations
 import json
 import os
 import pty
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from psycopg2.extensions import connection as Connection
 
-from housekeeping.foundation.settings import Settings
 from tests.acceptance.conftest import Command
 
 WORKER = "user_status_cleanup.batch"
@@ -82,51 +79,6 @@ def test_a_disabled_worker_is_skipped_unless_forced(command: Command, made: None
 
     assert [json.loads(each.stdout)["outcome"] for each in (skipped, forced)] == ["skipped", "done"]
     assert (skipped.returncode, json.loads(skipped.stdout)["reason"]) == (0, "disabled")
-
-
-@pytest.fixture
-def slow_run(
-    environment: dict[str, str], tmp_path: Path, add: Callable[[int], None], admin: Connection, settings: Settings
-) -> Iterator[subprocess.Popen[str]]:
-    """A run of many batches that has begun and waits in its first: another session keeps its commit waiting."""
-    add(500)
-    with admin.cursor() as cursor:
-        cursor.execute(
-            f"CREATE FUNCTION {settings.namespace}.wait() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN OLD; END $$"
-        )
-        cursor.execute(
-            f"CREATE TRIGGER wait BEFORE DELETE ON {settings.namespace}.user_statuses "
-            f"FOR EACH STATEMENT EXECUTE FUNCTION {settings.namespace}.wait()"
-        )
-        cursor.execute("SELECT pg_advisory_lock(4711)")
-    running = subprocess.Popen(
-        [sys.executable, "-m", "housekeeping", "run", WORKER, "--json"],
-        env=environment,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert running.stderr is not None
-    assert "Run started" in running.stderr.readline()
-    yield running
-    running.kill()
-    running.communicate()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_told_to_stop_ends_after_its_batch(
-    slow_run: subprocess.Popen[str], admin: Connection, number: signal.Signals
-) -> None:
-    slow_run.send_signal(number)
-    with admin.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_unlock(4711)")
-    said, _ = slow_run.communicate(timeout=30)
-
-    result = json.loads(said)
-    assert (slow_run.returncode, result["outcome"], result["reason"]) == (0, "partial", "shutdown")
-    assert result["counts"] == {"deleted_rows": 100, "batches": 1, "out_of_time": False}
 
 
 def test_progress_is_shown_on_a_terminal_and_the_result_stays_alone(

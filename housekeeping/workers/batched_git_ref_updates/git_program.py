@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import tempfile
 import threading
@@ -24,6 +25,7 @@ TIMEOUT: Final = timedelta(seconds=30)
 _LARGEST_ANSWER: Final = 8192  # bytes of what git says that are looked at; the rest is read and dropped
 _LONGEST_LINE: Final = 500  # characters of an error; git quotes a name twice
 _TOO_LONG: Final = b": File name too long"
+_PAUSE_MS: Final = 100
 #: The configuration of a command wins over the repository's own.
 _CONFIGURATION: Final = (
     "core.hooksPath=/dev/null",
@@ -127,7 +129,13 @@ class GitProgram:
             file.seek(0)
             try:
                 process = subprocess.Popen(
-                    command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, cwd="/"
+                    command,
+                    stdin=file,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    cwd="/",
+                    process_group=0,  # Ctrl-C in a terminal is for the run, which ends its git itself
                 )
             except OSError as error:
                 raise RefDeletionFailed(f"the git program {self._program!r} does not start: {error.strerror}") from None
@@ -146,9 +154,7 @@ class GitProgram:
         assert process.stdout is not None
         try:
             with process.stdout as answers:
-                said = answers.read(_LARGEST_ANSWER)
-                while answers.read(_LARGEST_ANSWER):
-                    pass
+                said = _read(answers.fileno())
             status = process.wait()
         finally:
             timer.cancel()
@@ -164,6 +170,23 @@ def _is_too_long(repository: PurePath, ref: str, said: bytes) -> bool:
     # git cuts what it says at 4096 bytes: of a path as long as that, it never comes to the reason.
     path = b"%s/./%s.lock" % (os.fsencode(repository), ref.encode())
     return _TOO_LONG in said or len(path) >= os.pathconf("/", "PC_PATH_MAX")
+
+
+def _read(answers: int) -> bytes:
+    """Return the beginning of what git says, when it has said all.
+
+    Waits for short times, because an interrupt of this thread arrives only between two waits.
+    """
+    said = b""
+    waiting = select.poll()
+    waiting.register(answers)
+    while True:
+        if not waiting.poll(_PAUSE_MS):
+            continue
+        part = os.read(answers, _LARGEST_ANSWER)
+        if not part:
+            return said
+        said += part[: _LARGEST_ANSWER - len(said)]
 
 
 def _gone(repository: PurePath) -> bool:

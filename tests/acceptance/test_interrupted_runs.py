@@ -1,0 +1,268 @@
+"""Ctrl-C and SIGTERM end a foreground run, whatever it waits for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.foundation.db import Database
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.own_tables import Run
+from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
+from tests.acceptance.conftest import Command
+from tests.acceptance.processes import eventually
+
+WORKER: Final = "user_status_cleanup.batch"
+CLEANUP: Final = "batched_git_ref_updates.project_cleanup"
+PARCELS: Final = "shop.parcels"
+SIGNALS: Final = [signal.SIGINT, signal.SIGTERM]
+
+#: Two batches are written; then the function under test is called for the fifth row.
+MODULE: Final = """
+import os, pathlib, signal, time
+from peewee import IntegerField
+from housekeeping import BaseModel, Call, Delete, Sweep
+
+class Parcel(BaseModel):
+    id = IntegerField(primary_key=True)
+
+def sleep():
+    time.sleep(3600)
+
+def ask_object_store():
+    import obstore
+    store = obstore.store.S3Store(
+        "bucket",
+        config={"endpoint": os.environ["ENDPOINT"], "access_key_id": "a", "secret_access_key": "b", "region": "c"},
+        client_options={"allow_http": "true", "timeout": "1h"},
+    )
+    obstore.delete(store, ["a"])
+
+def interrupt_the_process():
+    os.kill(os.getpid(), signal.SIGINT)
+
+def send(parcel):
+    if parcel.id == 5:
+        pathlib.Path("called").touch()
+        globals()[os.environ["WAITS_BY"]]()
+
+parcels = Sweep(
+    name="shop.parcels", stale=lambda now: Parcel.id > 0, order=(Parcel.id,), action=Call(send, then=Delete()),
+    batch_size=2, counts=("deleted_rows", "batches"),
+)
+"""
+
+Started = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def running(environment: dict[str, str], tmp_path: Path) -> Iterator[Started]:
+    """Starts ``housekeeping run NAME --json``, killed with the test."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "housekeeping", "run", *arguments, "--json"],
+            env={**environment, **variables},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        begun.append(process)
+        return process
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def parcels(postgres: Database, tmp_path: Path, environment: dict[str, str]) -> None:
+    postgres.execute_sql("CREATE TABLE parcel (id integer PRIMARY KEY)")
+    postgres.execute_sql("INSERT INTO parcel SELECT generate_series(1, 9)")
+    (tmp_path / "shop.py").write_text(MODULE)
+    environment["HOUSEKEEPING_SWEEPS"] = "shop"
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """The address of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
+    """Return the result object and the last line on stderr of a process that was told to stop."""
+    said, logged = process.communicate(timeout=30)
+    assert "Traceback" not in logged
+    return json.loads(said), logged.splitlines()[-1]
+
+
+def assert_closed(**counts: int) -> None:
+    [run] = Run.select()
+    assert (run.outcome, run.reason, run.error) == ("partial", "shutdown", None)
+    assert counts.items() <= run.counts.items()
+
+
+def waiting_for_lock(admin: Connection) -> bool:
+    with admin.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 4712 AND NOT granted")
+        return cursor.fetchone() is not None
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_run_ends_though_its_statement_would_go_on(
+    running: Started,
+    command: Command,
+    add: Callable[[int], None],
+    admin: Connection,
+    settings: Settings,
+    number: signal.Signals,
+) -> None:
+    add(300)
+    with admin.cursor() as cursor:
+        # The second batch waits for a lock that nobody gives back.
+        cursor.execute(
+            f"CREATE FUNCTION {settings.namespace}.wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            f"IF (SELECT count(*) FROM {settings.namespace}.user_statuses) < 300 THEN "
+            "PERFORM pg_advisory_xact_lock(4712); END IF; RETURN NULL; END $$"
+        )
+        cursor.execute(
+            f"CREATE TRIGGER wait BEFORE DELETE ON {settings.namespace}.user_statuses "
+            f"FOR EACH STATEMENT EXECUTE FUNCTION {settings.namespace}.wait()"
+        )
+        cursor.execute("SELECT pg_advisory_lock(4712)")
+    process = running(WORKER)
+    eventually(lambda: waiting_for_lock(admin))
+
+    process.send_signal(number)
+    result, line = ended(process)
+
+    assert (process.returncode, result["outcome"], result["reason"]) == (0, "partial", "shutdown")
+    assert line == (
+        f"housekeeping: {WORKER} was interrupted; committed: deleted_rows 100, batches 1; the next run resumes"
+    )
+    assert_closed(deleted_rows=100)
+    assert not waiting_for_lock(admin), "the server has stopped, too"
+    with admin.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_unlock(4712)")
+    assert json.loads(command("run", WORKER, "--json").stdout)["counts"]["deleted_rows"] == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("waits_by", ["sleep", "ask_object_store"])
+def test_run_ends_though_an_outside_call_would_go_on(
+    running: Started,
+    parcels: None,
+    silent_server: str,
+    command: Command,
+    tmp_path: Path,
+    waits_by: str,
+    number: signal.Signals,
+) -> None:
+    process = running(PARCELS, WAITS_BY=waits_by, ENDPOINT=silent_server)
+    eventually((tmp_path / "called").exists)
+
+    process.send_signal(number)
+    result, line = ended(process)
+
+    assert (process.returncode, result["outcome"], result["reason"]) == (0, "partial", "shutdown")
+    assert "deleted_rows 4, batches 2; the next run resumes" in line
+    assert_closed(deleted_rows=4)
+    explained = command("runs", str(result["run_id"])).stdout
+    assert "result: it was interrupted, by Ctrl-C or SIGTERM" in explained
+
+
+def test_batch_in_progress_is_committed_before_the_run_ends(running: Started, parcels: None) -> None:
+    process = running(PARCELS, WAITS_BY="interrupt_the_process")
+
+    result, _ = ended(process)
+
+    assert (result["outcome"], result["reason"]) == ("partial", "shutdown")
+    assert result["counts"]["deleted_rows"] >= 5, "with the row whose call the signal met"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", SIGNALS)
+def test_second_signal_ends_the_process_at_once(
+    running: Started, parcels: None, tmp_path: Path, number: signal.Signals
+) -> None:
+    process = running(PARCELS, WAITS_BY="sleep")
+    eventually((tmp_path / "called").exists)
+
+    while process.poll() is None:
+        process.send_signal(number)
+    said, logged = process.communicate()
+
+    assert (process.returncode, said) == (128 + number, "")
+    assert logged.splitlines()[-1].startswith("housekeeping: ended at once; what was committed stays")
+
+
+@pytest.mark.slow
+def test_dry_run_ends_though_its_statement_would_go_on(
+    running: Started, add: Callable[[int], None], admin: Connection, settings: Settings
+) -> None:
+    add(1)
+    with admin.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute(f"LOCK TABLE {settings.namespace}.user_statuses")
+    process = running(WORKER, "--dry-run")
+    eventually(lambda: _waits_for_table(admin, settings))
+
+    process.send_signal(signal.SIGINT)
+    said, logged = process.communicate(timeout=30)
+
+    assert (process.returncode, said, logged) == (130, "", "housekeeping: interrupted\n")
+
+
+def _waits_for_table(admin: Connection, settings: Settings) -> bool:
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = %s::regclass",
+            [f"{settings.namespace}.user_statuses"],
+        )
+        return cursor.fetchone() is not None
+
+
+@pytest.mark.slow
+def test_run_ends_its_git_process(
+    running: Started, postgres: Database, environment: dict[str, str], tmp_path: Path
+) -> None:
+    postgres.create_tables([Deletion])
+    Deletion.create(project_id=1, ref="refs/heads/a")
+    (tmp_path / "repositories" / hashed_path(1)).mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    git = tmp_path / "bin/git"
+    git.write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/pid.new && mv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 3600\n"
+    )
+    git.chmod(0o755)
+    process = running(
+        CLEANUP,
+        "1",
+        PATH=f"{tmp_path}/bin:{environment['PATH']}",
+        HOUSEKEEPING_REPOSITORIES_ROOT=str(tmp_path / "repositories"),
+    )
+    eventually((tmp_path / "pid").exists)
+
+    process.send_signal(signal.SIGINT)
+    result, _ = ended(process)
+
+    assert (process.returncode, result["outcome"], result["reason"]) == (0, "partial", "shutdown")
+    assert_closed(failed=0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
