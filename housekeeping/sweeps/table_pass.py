@@ -33,17 +33,7 @@ from housekeeping.foundation.logs import log_each
 from housekeeping.foundation.prepared import Place, Prepared, Statements
 from housekeeping.sweeps.actions import Action, Write
 from housekeeping.sweeps.nulls import may_be_null
-from housekeeping.sweeps.passes import (
-    Announcement,
-    Backlog,
-    Failure,
-    PassPlan,
-    Position,
-    Reading,
-    Settled,
-    Step,
-    as_cursor,
-)
+from housekeeping.sweeps.passes import Announcement, Backlog, Failure, PassPlan, Position, Reading, Settled, Step
 from housekeeping.sweeps.record_line import RecordLine
 
 _SAMPLES: Final = 5
@@ -323,7 +313,7 @@ class TablePass:
             {self.action.counted_as[0]: stale.rows},
             self.oldest(now),
             self._edge(now, tuple(column.desc() for column in self.order)),
-            [self.describe(tuple(as_cursor(row) or ())) for row in samples.tuples()],
+            [self.describe(row) for row in samples.tuples()],
         )
 
     def is_one_of(self, positions: Sequence[Position]) -> Expression:
