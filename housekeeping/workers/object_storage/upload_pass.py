@@ -38,11 +38,13 @@ class _Taken:
       total: How many entries there are in all; null but in the first step of a run.
       cursor: Where the next page begins; 0: there is none.
       complete: Whether there was time for everything on this page.
+      from_front: Whether the front comes after this page: a resumed run has not seen the entries before its beginning.
     """
 
     total: int | None = None
     cursor: int = 0
     complete: bool = True
+    from_front: bool = False
     removed: list[Entry] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
 
@@ -73,6 +75,7 @@ class PendingUploadsPass:
         self._claims: Claims | None = None
         self._deletions: dict[str, Deletion] = {}
         self._failed: set[int] = set()
+        self._resumed = False
 
     def resized(self, batch_size: int) -> PendingUploadsPass:
         """This very pass, because it knows what the run has claimed and what has failed."""
@@ -87,6 +90,7 @@ class PendingUploadsPass:
         """
         taken = _Taken()
         if self._claims is None:
+            self._resumed = step.after is not None
             taken.total = pending_uploads.count()
             self._claims = Claims(self._longest + _GRACE, step.run_id, lambda: at_work(step.worker))
         first_fresh = stale_before(step.now, self._stale_after)
@@ -114,11 +118,14 @@ class PendingUploadsPass:
                 break
         if taken.removed and sum(map(len, chosen.values())) < len(judged.entries):
             taken.complete = False  # the breaker's limit ends within this page
+        if self._resumed and taken.complete and not taken.cursor:
+            # Redis gives entries in no order, so the second way goes through all of them.
+            taken.from_front, self._resumed = True, False
         return taken
 
     def settle(self, step: Step, taken: _Taken) -> Settled:
         """Nothing of its own: the engine counts what was done, in the run's row."""
-        following = (taken.cursor,) if taken.cursor else None
+        following = (taken.cursor,) if taken.cursor or taken.from_front else None
         counts = {"total_deleted_stale_entries": len(taken.removed)}
         if taken.total is not None:
             counts["total_pending_entries"] = taken.total

@@ -164,6 +164,21 @@ def test_a_shutdown_ends_the_run_after_its_batch_and_the_next_goes_on(
     assert first.counts["total_deleted_stale_entries"] + second.counts["total_deleted_stale_entries"] == 2_000
 
 
+def test_resumed_run_that_is_done_has_also_seen_what_lies_before_its_beginning(
+    folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock
+) -> None:
+    configure(artifacts=folder.settings())
+    prepared(*(f"may/{number}" for number in range(2_000)))
+    stopping = threading.Event()
+    perform(SMALL, clock=clock, stopping=stopping, on_batch=lambda counts: stopping.set())
+    # Some of these are among the entries that the first run has passed.
+    prepared(*(f"late/{number}" for number in range(500)))
+
+    resumed = perform(sweep, clock=clock)
+
+    assert (resumed.outcome, pending_uploads.count()) == ("done", 0)
+
+
 def test_each_page_commits_its_counts(
     folder: Folder, configure: Configure, prepared: Prepare, last_run: Callable[[], Run], clock: ManualClock
 ) -> None:

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.foundation.db import database
+from housekeeping.foundation.db import Database, database
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.run import perform
+from housekeeping.testing import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses, Locked
+from tests.integration.sweeps.orders import Order, Outside, add
+from tests.integration.sweeps.orders import sweep as orders_sweep
 from tests.integration.sweeps.walked import DUE, SMALL
 
 #: Makes the deletion of the statuses that the SQL condition holds for do this first, in PL/pgSQL.
@@ -161,3 +164,21 @@ def test_shutdown_during_a_bisection_ends_the_run_before_the_batch(
     assert (stopped.outcome, stopped.reason) == ("partial", "shutdown")
     assert (resumed.outcome, resumed.counts["failed"], _left()) == ("done", 1, [4])
     assert stopped.counts["deleted_rows"] + resumed.counts["deleted_rows"] == 19
+
+
+def test_row_too_slow_to_change_after_its_call_fails_alone(postgres: Database, admin: Connection) -> None:
+    postgres.create_tables([Order])
+    add(12)
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN IF OLD.id = 3 THEN PERFORM pg_sleep(60); END IF; RETURN NEW; END $$;"
+            "CREATE TRIGGER slow BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION slow()"
+        )
+    database.execute_sql("SET statement_timeout = '1s'")
+    outside = Outside()
+
+    result = perform(orders_sweep(outside, batch_size=6), clock=ManualClock())
+
+    assert (result.outcome, result.counts["moved_rows"], result.counts["failed"]) == ("done", 11, 1)
+    assert outside.asked == list(range(1, 13)), "each was called for once"
