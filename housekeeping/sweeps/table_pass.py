@@ -306,14 +306,14 @@ class TablePass:
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
         stale = self.backlog(now, limit)
-        samples: Any = self.model.select(*self.order).where(self.stale(now)).order_by(*self.order).limit(_SAMPLES)
+        samples = Prepared(self.rows(Step("", None, now)).limit(_SAMPLES)).rows()
         return PassPlan(
             self.name,
             stale,
             {self.action.counted_as[0]: stale.rows},
             self.oldest(now),
             self._edge(now, tuple(column.desc() for column in self.order)),
-            [self.describe(row) for row in samples.tuples()],
+            [self.describe(self.position_of(row)) for row in samples],
         )
 
     def is_one_of(self, positions: Sequence[Position]) -> Expression:
