@@ -163,7 +163,8 @@ def _without_a_row(
             "Look at the queues in `housekeeping status` (the tick before a first start of a scheduler counts as sent)"
         )
     if no_scheduler:
-        return "not_sent", f"{no_scheduler}; {_MADE_UP}"
+        # Without Redis, a scheduler may have sent it before it died.
+        return "unknown" if sent is None else "not_sent", f"{no_scheduler}; {_MADE_UP}"
     if now - tick < _SOON:
         return "waiting", "it is being sent, or waits in the queue; look again in a minute"
     if sent is not None:

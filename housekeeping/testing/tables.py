@@ -48,9 +48,22 @@ SELECT
     ARRAY(SELECT quote_ident(tgname) FROM pg_trigger WHERE tgrelid = id AND NOT tgisinternal AND tgenabled = 'O')
 FROM tables JOIN levels USING (id) GROUP BY id ORDER BY max(level), 1
 """
+#: A sweep writes the database's time of each change, which no two runs have in common.
+_COMPARABLE: Final = r"""
+CREATE FUNCTION pg_temp.housekeeping_comparable(contents jsonb, since timestamptz) RETURNS jsonb LANGUAGE sql AS $$
+    SELECT jsonb_object_agg(key, CASE
+        WHEN value #>> '{}' !~ '^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?([+-]\d\d(:\d\d)?)?$' THEN value
+        WHEN (value #>> '{}')::timestamptz BETWEEN since AND clock_timestamp() THEN '"a time during this test"'
+        ELSE value
+    END) FROM jsonb_each(contents)
+$$
+"""
 _DIFFERENCES: Final = """
-WITH kept (contents) AS (SELECT to_jsonb(one) - %(ignoring)s::text[] FROM {copy} AS one),
-found (contents) AS (SELECT to_jsonb(one) - %(ignoring)s::text[] FROM {table} AS one)
+WITH kept (contents) AS (
+    SELECT pg_temp.housekeeping_comparable(to_jsonb(one) - %(ignoring)s::text[], %(since)s) FROM {copy} AS one
+), found (contents) AS (
+    SELECT pg_temp.housekeeping_comparable(to_jsonb(one) - %(ignoring)s::text[], %(since)s) FROM {table} AS one
+)
 SELECT '-', gone.contents::text FROM (SELECT * FROM kept EXCEPT ALL SELECT * FROM found) AS gone
 UNION ALL SELECT '+', come.contents::text FROM (SELECT * FROM found EXCEPT ALL SELECT * FROM kept) AS come
 """
@@ -104,6 +117,8 @@ class Tables:
         walked = [each.model for each in sweep.walks() if isinstance(each, TablePass)]
         self.connection = psycopg2.connect(dbname=database.obj.database, **database.obj.connect_params)
         self.connection.autocommit = True
+        self.run(_COMPARABLE)
+        self._since = self.run("SELECT clock_timestamp()")[0][0]
         own: Any = Run._meta
         found = self.run(_TABLES, {"own": own.schema, "named": [table_name(model) for model in walked]})
         self._tables = [_Table(*row) for row in found]
@@ -158,11 +173,13 @@ class Tables:
         self.run(";\n".join(steps))  # sent together, they are one transaction
 
     def differences(self, copy: str, ignoring: Sequence[str] = ()) -> list[Difference]:
-        """How the tables differ from what was kept, but for the columns to be ignored."""
+        """Return how the tables differ from the copy, without the columns to ignore and the times of changes."""
         found: list[Difference] = []
         for number, table in enumerate(self._tables):
             sql = _DIFFERENCES.format(copy=_copy(copy, number), table=table.name)
-            rows: list[tuple[str, str]] = sorted(self.run(sql, {"ignoring": list(ignoring)}), key=lambda row: row[1])
+            rows: list[tuple[str, str]] = sorted(
+                self.run(sql, {"ignoring": list(ignoring), "since": self._since}), key=lambda row: row[1]
+            )
             if rows:
                 sides = ([row for sign, row in rows if sign == side] for side in "-+")
                 found.append(Difference(table.name, *sides))

@@ -34,10 +34,10 @@ def test_schedules_hold_every_invariant() -> None:
 
 @pytest.mark.slow
 def test_a_broken_twin_is_caught_and_one_that_makes_no_difference_is_reported() -> None:
-    ended = _simulate("--twins", "--only", "again_mark_not_made,missed_ticks_not_recorded", "--schedules", "3")
+    ended = _simulate("--twins", "--only", "key_never_freed,missed_ticks_not_recorded", "--schedules", "3")
 
     assert ended.returncode == 1, ended.stdout + ended.stderr
-    assert "caught within     3 schedules: again_mark_not_made (a_dropped_duplicate_is_served)" in ended.stdout
+    assert "caught within     1 schedules: key_never_freed (a_key_is_free_when_its_message_has_ended)" in ended.stdout
     assert "NOT CAUGHT within 3 schedules: missed_ticks_not_recorded" in ended.stdout
 
 
