@@ -177,9 +177,8 @@ class Tables:
         found: list[Difference] = []
         for number, table in enumerate(self._tables):
             sql = _DIFFERENCES.format(copy=_copy(copy, number), table=table.name)
-            rows: list[tuple[str, str]] = sorted(
-                self.run(sql, {"ignoring": list(ignoring), "since": self._since}), key=lambda row: row[1]
-            )
+            given = {"ignoring": list(ignoring), "since": self._since}
+            rows: list[tuple[str, str]] = sorted(self.run(sql, given), key=lambda row: row[1])
             if rows:
                 sides = ([row for sign, row in rows if sign == side] for side in "-+")
                 found.append(Difference(table.name, *sides))
