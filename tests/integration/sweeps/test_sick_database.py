@@ -177,7 +177,7 @@ def test_a_failover_to_a_server_that_is_read_only_fails_the_run_and_no_row_is_bl
     assert failed_over.reason is not None and failed_over.reason.endswith("in a read-only transaction")
     assert meanwhile.reason is not None and meanwhile.reason.endswith("in a read-only transaction")
     said = [record.message for record in caplog.records]
-    assert "Could not close the run" in said and "A batch failed and is taken apart" not in said
+    assert "Could not close the run" in said and "A batch failed and is bisected" not in said
     assert [about for about in reported if "user_id" in about] == []
     assert _outcomes() == [("lost", "taken_over"), ("done", None)]
     assert (promoted.counts["deleted_rows"], resumed(), _totals()) == (30, True, 50)
