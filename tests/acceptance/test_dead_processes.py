@@ -27,6 +27,8 @@ import housekeeping
 from housekeeping.brokers import message_broker
 from housekeeping.foundation.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 settings = Settings.load()
 broker = message_broker(settings)
 dramatiq.set_broker(broker)

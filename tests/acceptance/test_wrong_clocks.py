@@ -15,6 +15,8 @@ from housekeeping.sweeps.own_tables import Run
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.conftest import Command
 
+pytestmark = pytest.mark.slow
+
 WORKER = "user_status_cleanup.batch"
 DAY_S = 86_400
 #: Runs the command line on a machine whose clock is so many seconds ahead.

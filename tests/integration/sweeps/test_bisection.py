@@ -43,7 +43,7 @@ def _left() -> list[int]:
     return [row.user_id for row in UserStatus.select().order_by(UserStatus.user_id)]
 
 
-@pytest.mark.parametrize("slow", [1, 150, 200, 350])
+@pytest.mark.parametrize("slow", [1, pytest.param(150, marks=pytest.mark.slow), 350])
 def test_row_slower_than_the_statement_timeout_fails_alone(
     add_statuses: AddStatuses, on_delete: Plant, reported: list[dict[str, Any]], slow: int
 ) -> None:

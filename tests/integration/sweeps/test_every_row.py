@@ -89,7 +89,7 @@ def _make(admin: Connection, table: str, draw: random.Random, order: str, key: d
             )
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(15), *(pytest.param(n, marks=pytest.mark.slow) for n in range(15, 40))])
 def test_done_run_leaves_only_rows_that_are_locked_or_rejected(
     postgres: Database, admin: Connection, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:

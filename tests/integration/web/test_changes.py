@@ -121,7 +121,8 @@ def test_without_redis_the_first_page_says_so_and_shows_the_rest(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Lease.create(key="nightly", epoch=7, holder=new_token(WORKER))
-    Run.create(worker=WORKER, trigger="schedule", epoch=7, started_at=NOW, heartbeat_at=NOW)
+    now = datetime.now(UTC)
+    Run.create(worker=WORKER, trigger="schedule", epoch=7, started_at=now, heartbeat_at=now)
     away = redis_client("unix:///nowhere/redis.sock")
     monkeypatch.setattr("housekeeping.web.facts.redis_client", lambda url: away)
     monkeypatch.setattr("housekeeping.queues.redis_client", lambda url: away)
