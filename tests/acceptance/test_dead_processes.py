@@ -19,6 +19,8 @@ from tests.acceptance.conftest import Command
 from tests.acceptance.processes import SCHEDULER, WORKER, eventually, started
 from tests.acceptance.queues import Queues
 
+pytestmark = pytest.mark.slow
+
 STATUSES = "user_status_cleanup.batch"
 HOUSEKEEPING = [sys.executable, "-m", "housekeeping"]
 OWN = """
@@ -26,8 +28,6 @@ import dramatiq
 import housekeeping
 from housekeeping.brokers import message_broker
 from housekeeping.foundation.settings import Settings
-
-pytestmark = pytest.mark.slow
 
 settings = Settings.load()
 broker = message_broker(settings)

@@ -13,6 +13,8 @@ from tests.acceptance.conftest import Command
 from tests.acceptance.processes import WORKER as DRAMATIQ
 from tests.acceptance.processes import eventually, started
 
+pytestmark = pytest.mark.slow
+
 WORKER: Final = "user_status_cleanup.batch"
 CLEANUP: Final = "batched_git_ref_updates.project_cleanup"
 

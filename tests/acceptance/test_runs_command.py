@@ -13,6 +13,8 @@ from housekeeping.sweeps.ledger import SILENCE
 from housekeeping.sweeps.own_tables import NOW, Run
 from tests.acceptance.conftest import Command
 
+pytestmark = pytest.mark.slow
+
 WORKER: Final = "user_status_cleanup.batch"
 UPLOADS: Final = "object_storage.delete_stale_direct_uploads"
 MINUTE: Final = timedelta(minutes=1)
