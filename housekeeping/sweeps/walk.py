@@ -166,7 +166,8 @@ class Walk:
                 # A throttled run that a queue of locks keeps waiting does not fail: the next one goes on.
                 if not self._gates.is_shut or sqlstate(error) != _LOCK_TIMEOUT:
                     raise
-                return self._ended_between(state, ("partial", "gate"))
+                # Parts of the batch may have been committed, and their rows are counted.
+                return self._ended_between(replace(state, counts=self.counts), ("partial", "gate"))
         return state.verdict
 
     def _batch(self, walk: Pass, state: _State) -> _State:

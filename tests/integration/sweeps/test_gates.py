@@ -8,6 +8,7 @@ from datetime import UTC, timedelta
 from typing import Any
 
 import pytest
+from psycopg2.extensions import connection as Connection
 
 from housekeeping import Alarms
 from housekeeping.foundation.db import database
@@ -122,6 +123,27 @@ def test_throttled_run_that_waits_too_long_for_a_lock_does_not_fail(
         )
 
     assert (result.outcome, result.reason, result.exit_code) == ("partial", "gate", 0)
+
+
+def test_throttled_run_that_ends_within_a_bisection_keeps_the_counts_of_its_parts(
+    add_statuses: AddStatuses, admin: Connection, clock: ManualClock, locked: Locked, last_run: Callable[[], Run]
+) -> None:
+    # Each deletion waits for a row that another session holds: two probed rows are given up, the third ends the run.
+    add_statuses(20, DUE)
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE totals (number integer); INSERT INTO totals VALUES (50);"
+            "CREATE FUNCTION count_down() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN UPDATE totals SET number = number - 1; RETURN OLD; END $$;"
+            "CREATE TRIGGER count_down BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION count_down()"
+        )
+    database.execute_sql("SET lock_timeout = '50ms'")
+
+    with locked("UPDATE totals SET number = number"):
+        result = perform(LONG, clock=clock, stopping=Impatient(clock), vitals=Told(LAGGING))
+
+    assert (result.outcome, result.reason, result.counts["failed"]) == ("partial", "gate", 2)
+    assert last_run().counts["failed"] == 2
 
 
 def test_at_exactly_its_limit_a_gate_is_open(add_statuses: AddStatuses, clock: ManualClock) -> None:
