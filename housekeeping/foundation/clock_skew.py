@@ -22,7 +22,7 @@ class ClockSkew:
 
     Attributes:
       server_at: The server's time.
-      ahead: How far this machine is ahead of the server, at the least; negative: behind.
+      ahead: The least that this machine can be ahead of the server; negative: behind.
     """
 
     server_at: datetime

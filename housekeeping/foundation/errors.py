@@ -26,7 +26,7 @@
     ├── IllegalEvent             a record's state does not allow the event
     ├── RecordChanged            a record was changed or deleted by others while it was to be moved
     ├── RowNotChanged            a row was left as it was by a trigger, a rule or a policy
-    ├── SameErrorRepeated        so many rows in a row failed with the same error that the run ended
+    ├── SameErrorRepeated        so many rows in a row failed with the same error that their stage ended
     ├── HandlerFailed            a handler of an event raised within the batch's transaction
     ├── TransactionEnded         a handler of an event tried to end the batch's transaction, or did
     └── RunTakenOver             another run took this one for dead and goes on in its place
@@ -144,7 +144,7 @@ class RowNotChanged(HousekeepingError):
 
 
 class SameErrorRepeated(HousekeepingError):
-    """Too many rows in a row failed with the same error; the run ended, and the next one continues after them."""
+    """Too many rows in a row failed with the same error; their stage ended, and the next run continues behind them."""
 
 
 class RecordChanged(HousekeepingError):

@@ -143,8 +143,8 @@ class Sweep:
       options: Further settings the worker takes, by their name in ``HOUSEKEEPING_WORKERS``, with their defaults.
       takes_argument: What the one argument of a run is called; none: it takes none.
       read_argument: Makes the argument from a word of the command line; a `ValueError` refuses it.
-      goes_round: Whether a run that was cut short by its limits is gone on from, and the walk wraps at the end; else
-        only an interrupted one is, and each run starts at the front.
+      goes_round: Whether the next run resumes after a run that its limits cut short; if not, only after an interrupted
+        run. A run that resumes continues to the end, then processes what lies before its beginning.
       starts_over: Whether a run starts at the front even after an interrupted one.
       starts_with: An info line to be logged when a run begins.
       rediscovered: Whether a scheduler finds the work again and sends it again. Then a retry waits no longer than 10

@@ -102,8 +102,8 @@ class Gatekeeper:
         """Let the next batch wait as long as it should; returns the gate that makes the run end, None to go on.
 
         Before the first batch it waits for all gates to open. Between batches it only makes pauses, each longer than
-        the one before: what was begun goes on, slowly. Asks at most every two seconds. Called once more after a gate
-        that stayed shut, it begins to count `wait_s` anew.
+        the one before: what was begun goes on, slowly. Asks at most every two seconds. A call after a
+        throttled wait starts `wait_s` again.
 
         Parameters:
           give_up: Whether the run must end for another reason; asked while it waits.

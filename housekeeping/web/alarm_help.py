@@ -60,7 +60,7 @@ ALARMS: Final = {
     ),
     "throttled": Help(
         "The last three runs met a database that was not well, worked slowly for a short time and ended.",
-        "Its text names the sign, such as the lag of a standby. Mend that, or remove a standby nobody needs; or set "
+        "Its text names the sign, such as the lag of a standby. Repair it, or remove an unused standby. Or set "
         "another limit under gates in HOUSEKEEPING_WORKERS.",
     ),
     "no_worker": Help(
@@ -69,7 +69,7 @@ ALARMS: Final = {
         "lost: messages wait, and those of a killed worker run again.",
     ),
     "no_scheduler": Help(
-        "No scheduler has been alive for two periods of the shortest schedule, two minutes at the least.",
+        "No scheduler has been alive for two periods of the shortest schedule, and for at least two minutes.",
         "Start housekeeping scheduler, or see why it ended. It makes up the latest tick that was missed.",
     ),
     "unseen": Help(
