@@ -126,6 +126,7 @@ def test_same_error_on_twenty_rows_in_a_row_ends_the_run_and_is_reported_once(
 
     assert (first.outcome, first.counts["failed"], second.counts["failed"]) == ("failed", 20, 20)
     assert last_run().reason == "20 rows in a row failed with the same error: not today"
+    assert [about["rows"] for about in reported if "samples" in about] == [20], "one report, none for the second run"
 
 
 def test_run_after_one_that_ended_on_the_same_error_continues_behind_those_rows(
