@@ -89,7 +89,7 @@ def standard_middleware(client: redis.Redis, settings: Settings, theirs: Sequenc
         # Before deduplication: the position that a message is given goes with its claim to a key, and is left to
         # the message that stands for it.
         DataConsistency(client, namespace, Positions(settings.database_url), Replicas(settings.replica_urls)),
-        Deduplication(client, namespace, idempotency.mark),
+        Deduplication(client, namespace, idempotency.mark, idempotency.completion_key),
         # After both: a message that is dropped anyway must not make others meet a held lease.
         ExclusiveLeases(client, namespace),
         # Their after hooks run before those above: what follows a message is sent before its key and lease are free.

@@ -75,12 +75,19 @@ class Deduplication(Middleware):
     elsewhere it is reserved for seconds before, and confirmed after.
     """
 
-    def __init__(self, client: redis.Redis, namespace: str, mark: Mark = lambda: None) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        namespace: str,
+        mark: Mark = lambda: None,
+        completion_key: Callable[[], str] = lambda: "",
+    ) -> None:
         self.keys = DeduplicationKeys(client, namespace)
         #: Enqueues messages with their keys; None where they do not share a Redis.
         self.together: EnqueueingWithKeys | None = None
         self._thread = OfThread()
         self._mark = mark
+        self._completion_key = completion_key
 
     @property
     def actor_options(self) -> set[str]:
@@ -133,7 +140,8 @@ class Deduplication(Middleware):
         ttl = terms.ttl + timedelta(milliseconds=delay or 0)
         if STANDING in message.options or run is not None:
             with letting_pass(message):
-                self._prepare(going_on(key_of(actor, message, terms), message, terms, run, delay, ttl), message)
+                key, completion = key_of(actor, message, terms), self._completion_key()
+                self._prepare(going_on(key, message, terms, run, delay, ttl, completion), message)
             self._thread.requeued.append(message.message_id)
         elif delay is not None and not terms.including_scheduled:
             message.options[STANDING] = WHEN_DUE

@@ -103,6 +103,7 @@ def hold_on(
     still_again: bool = False,
     tick: str = "",
     ttl_after_due: timedelta | None = None,
+    completion: str = "",
 ) -> Step:
     """Keep the key for the message that goes back to the queue; not what another has taken.
 
@@ -111,9 +112,10 @@ def hold_on(
       still_again: Whether one more run, if it is wanted, is wanted after the next as well.
       tick: As for `claim`.
       ttl_after_due: The part of `ttl` after the retry's due time, if a new message may supersede the retry.
+      completion: The key in Redis of the message's completion; a retry of a completed message takes no key.
     """
     retry = "" if ttl_after_due is None else milliseconds(ttl_after_due)
-    return Step("hold_on", key, message_id, ttl, (run, int(still_again), tick, retry))
+    return Step("hold_on", key, message_id, ttl, (run, int(still_again), tick, retry, completion))
 
 
 def release(key: str, message_id: str, run: str, ttl: timedelta, *, at_once: bool = False, tick: str = "") -> Step:

@@ -77,11 +77,14 @@ return ""
 )
 #: Further ARGV: the run's token ("": it did not run), whether who asked for one more run still waits for it (a run that
 #: failed is repeated from its beginning and serves them, one that was put back goes on where it stopped), and the claim
-#: of its tick ("": none); the ttl in ms after its due time, if a new message may supersede it until then ("": never).
+#: of its tick ("": none); the ttl in ms after its due time, if a new message may supersede it until then ("": never);
+#: for a retry, the key of its message's completion ("": none). A retry whose message another delivery has completed
+#: meanwhile has nothing to do: it returns its own id, as for a message that is in the queue already, and takes no key.
 HOLD_ON: Final = """
 local holder = redis.call("hget", KEYS[1], "id")
 if holder and (holder ~= ARGV[1] or (redis.call("hget", KEYS[1], "run") or ARGV[4]) ~= ARGV[4]) then return "" end
 if not holder and ARGV[4] == "" then return "" end
+if not holder and ARGV[8] ~= "" and redis.call("exists", ARGV[8]) == 1 then return ARGV[1] end
 local again = ARGV[5] == "1" and redis.call("hget", KEYS[1], "again")
 redis.call("del", KEYS[1])
 redis.call("hset", KEYS[1], "id", ARGV[1], "state", ARGV[3])

@@ -118,9 +118,19 @@ def claim_of(message: Message[Any] | MessageProxy) -> str:
 
 
 def going_on(
-    key: str, message: Message[Any], terms: Terms, run: Run | None, delay: int | None, ttl: timedelta
+    key: str,
+    message: Message[Any],
+    terms: Terms,
+    run: Run | None,
+    delay: int | None,
+    ttl: timedelta,
+    completion: str = "",
 ) -> Step | None:
-    """What becomes of the key of a message that the broker has had before: put back, retried, or due."""
+    """Return the step for a message that the broker has had before: put back, retried, or due.
+
+    Parameters:
+      completion: The key in Redis of the message's completion.
+    """
     standing = message.options.get(STANDING)
     if run is None and standing == WHEN_DUE and delay is None:
         return claiming(key, message, terms, ttl)
@@ -138,6 +148,7 @@ def going_on(
             still_again=put_back,
             tick=claim_of(message),
             ttl_after_due=terms.ttl if retried and terms.supersede_retry and not waited_for(message) else None,
+            completion=completion if retried else "",
         )
     if run is not None and delay is None:
         return claiming(key, message, terms, ttl)

@@ -210,6 +210,11 @@ class Idempotency(Middleware):
         begun = self._thread.begun
         return None if begun is None else (begun.keys[1], begun.token)
 
+    def completion_key(self) -> str:
+        """Return the key in Redis of the completion of this thread's delivery; empty if there is none."""
+        begun = self._thread.begun
+        return "" if begun is None else begun.keys[0]
+
     def _unless_taken_over(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:

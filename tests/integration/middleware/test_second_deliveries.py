@@ -182,3 +182,36 @@ def test_a_renewal_that_is_under_way_when_its_message_ends_leaves_no_mark(
     hands.come_due()
     hands.run()
     assert runs == ["run", "run"]
+
+
+def test_retry_of_message_completed_elsewhere_keeps_no_key(
+    broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # D4: its process was cut off, and another one has done its work meanwhile
+    runs: list[int] = []
+
+    def work() -> None:
+        runs.append(len(runs))
+        if runs[-1] == 0:
+            for kind in ("running", "dedup"):
+                redis_client.delete(*redis_client.scan_iter(match=f"{settings.namespace}:{kind}:*", count=1000))
+            assert first is not None
+            second = threading.Thread(target=Hands(broker).run, args=[delivered_again(first)])
+            second.start()
+            second.join(PATIENCE_S)
+            raise RuntimeError("cut off")
+
+    actor = dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate="until_executed")(work)
+    actor.send()
+    first = hands.fetch()
+    hands.run(first)
+    assert runs == [0, 1]
+
+    new = actor.send()
+    assert "duplicate_of" not in new.options
+    hands.run()
+    assert runs == [0, 1, 2]
+    hands.come_due()
+    while (message := hands.fetch()) is not None:
+        hands.run(message)
+    assert runs == [0, 1, 2]
