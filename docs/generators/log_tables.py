@@ -25,6 +25,8 @@ _SAID: Final[dict[str, tuple[str, ...]]] = {
     "self.sweep.starts_with": (),  # on the worker's page
     "self.line.level": (),
 }
+#: The levels of a line that is logged at a level chosen when the program runs.
+_CHOSEN: Final = {"level": ("debug", "info"), "_level(actor)": ("debug", "info")}
 #: What is handed over as a whole: the fields that are always in it.
 _TOGETHER: Final = {"spent.as_fields()": ("db_s", "redis_s")}
 #: In each line of a run or message, by the context it stands in.
@@ -62,8 +64,9 @@ def _lines() -> dict[str, _Line]:
         if path.relative_to(_PACKAGE).parts[0] in _ELSEWHERE:
             continue
         for call in _calls(ast.parse(path.read_text(encoding="utf-8"))):
-            for event in _events(call.args[0], path):
-                found[event].levels.add(_level(call))
+            said = call.args[1] if _level(call) == "log" else call.args[0]
+            for event in _events(said, path):
+                found[event].levels.update(_levels(call))
                 found[event].fields |= set(_fields(call))
     return found
 
@@ -97,6 +100,11 @@ def _events(said: ast.expr, path: Path) -> Iterator[str]:
         raise LookupError(
             f"{path.name} logs {text}, which is no literal: say in docs/generators/log_tables.py what it is"
         )
+
+
+def _levels(call: ast.Call) -> tuple[str, ...]:
+    level = _level(call)
+    return _CHOSEN[ast.unparse(call.args[0])] if level == "log" else (level,)
 
 
 def _level(call: ast.Call) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -24,6 +25,13 @@ from housekeeping.middleware.tick_outcomes import tick_of, writes_its_own
 logger = named_logger(__name__)
 
 _CONSISTENCIES: Final = ("always", "sticky", "delayed")
+#: The library's actor options. An actor without any is the application's own business.
+OPTIONS: Final = frozenset(
+    {
+        *("data_consistency", "deduplicate", "deduplication", "exclusive_lease", "feature_category"),
+        *("idempotency", "idempotent", "periodic", "rediscovered", "schedule", "sweep"),
+    }
+)
 #: Everything a message leaves in the thread's log context, `run_id` by the engine.
 _CONTEXT: Final = ("worker", "message_id", "feature_category", "data_consistency", "run_id")
 
@@ -68,22 +76,24 @@ class RunLog(Middleware):
         current_message.set(MessageContext(message.message_id, trigger, tick, self._stopping, message.actor_name))
         self._name(broker, message)
         self._started.at, self._started.waited = time.monotonic(), waited()
-        if not writes_its_own(broker.get_actor(message.actor_name)):
-            logger.info("Run started", trigger=trigger, tick=tick)
+        actor = broker.get_actor(message.actor_name)
+        if not writes_its_own(actor):
+            logger.log(_level(actor), "Run started", trigger=trigger, tick=tick)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        if not writes_its_own(broker.get_actor(message.actor_name)):
-            self._log_end(broker, message, _outcome(exception))
+        actor = broker.get_actor(message.actor_name)
+        if not writes_its_own(actor):
+            self._log_end(broker, message, _level(actor), _outcome(exception))
         self._forget()
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         # Dramatiq calls this hook while it handles the SkipMessage, and does not pass it on.
-        self._log_end(broker, message, "skipped", reason=str(sys.exception() or ""))
+        self._log_end(broker, message, logging.INFO, "skipped", reason=str(sys.exception() or ""))
         self._forget()
 
-    def _log_end(self, broker: Broker, message: MessageProxy, outcome: str, **more: str) -> None:
+    def _log_end(self, broker: Broker, message: MessageProxy, level: int, outcome: str, **more: str) -> None:
         started_at = getattr(self._started, "at", None)
         if started_at is None:
             # A middleware that stands before this one let the message go no further.
@@ -91,7 +101,8 @@ class RunLog(Middleware):
             started_at, self._started.waited = time.monotonic(), waited()
         duration_s = time.monotonic() - started_at
         spent = waited().since(self._started.waited)
-        logger.info(
+        logger.log(
+            level,
             "Run ended",
             outcome=outcome,
             **more,
@@ -113,6 +124,11 @@ class RunLog(Middleware):
         current_message.set(None)
         self._started.at = None
         structlog.contextvars.unbind_contextvars(*_CONTEXT)
+
+
+def _level(actor: Actor[..., Any]) -> int:
+    """Return the level of an actor's start and end lines: debug if it uses none of the library's options."""
+    return logging.DEBUG if OPTIONS.isdisjoint(actor.options) else logging.INFO
 
 
 def _measure(worker: str, outcome: str, duration_s: float, spent: Waited) -> None:

@@ -10,11 +10,12 @@ import redis
 import structlog
 from dramatiq import Broker, MessageProxy, Middleware
 from dramatiq.brokers.redis import RedisBroker
-from dramatiq.middleware import Shutdown, SkipMessage
+from dramatiq.middleware import Shutdown, SkipMessage, default_middleware
 
 from housekeeping.foundation.context import current_message
 from housekeeping.foundation.errors import DeclarationError
 from housekeeping.foundation.settings import Settings
+from housekeeping.middleware.run_log import OPTIONS
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
 
 
@@ -101,6 +102,42 @@ def test_a_skip_before_ours_is_still_logged_under_its_own_name(
 
     [line] = [vars(record) for record in caplog.records if record.getMessage() == "Run ended"]
     assert (line["worker"], line["outcome"], line["reason"]) == ("work", "skipped", "not today")
+
+
+@pytest.mark.parametrize(
+    ("options", "level"),
+    [
+        ({}, "DEBUG"),
+        ({"max_retries": 3, "time_limit": 60_000, "throws": ValueError}, "DEBUG"),
+        ({"idempotent": True}, "INFO"),
+        ({"feature_category": "books"}, "INFO"),
+        ({"schedule": "0 3 * * *"}, "INFO"),
+    ],
+)
+def test_run_lines_of_an_actor_without_our_options_are_debug(
+    broker: RedisBroker, caplog: pytest.LogCaptureFixture, options: dict[str, Any], level: str
+) -> None:
+    caplog.set_level("DEBUG")
+
+    @dramatiq.actor(broker=broker, **options)
+    def work() -> None: ...
+
+    work.send()
+    with working(broker):
+        eventually(lambda: not queued(broker))
+
+    lines = [record for record in caplog.records if record.getMessage() in ("Run started", "Run ended")]
+    assert [(record.getMessage(), record.levelname) for record in lines] == [
+        ("Run started", level),
+        ("Run ended", level),
+    ]
+
+
+def test_every_actor_option_of_the_library_counts_as_one(broker: RedisBroker) -> None:
+    dramatiqs = {name for kind in default_middleware for name in kind().actor_options}
+
+    # The broker has two of its own.
+    assert broker.actor_options - dramatiqs - {"queue_name", "priority"} == OPTIONS
 
 
 def test_an_unknown_data_consistency_is_refused_with_the_right_ones(broker: RedisBroker) -> None:
