@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg2
 from peewee import (
@@ -304,6 +304,8 @@ class UtcDateTimeField(DateTimeField):
 class BaseModel(Model):
     """Base class of every table."""
 
-    class Meta:
-        database = database
-        legacy_table_names = False
+    if not TYPE_CHECKING:  # a strict type checker would refuse the Meta of every model derived from it
+
+        class Meta:
+            database = database
+            legacy_table_names = False

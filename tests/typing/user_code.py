@@ -80,6 +80,9 @@ class Order(BaseModel):
     state = TextField()
     touched_at = UtcDateTimeField()
 
+    class Meta:
+        table_name = "orders"
+
 
 machine = StateMachine(Order.state, State, {"give_up": ([State.OPEN], State.STUCK)})
 
