@@ -57,6 +57,7 @@ from housekeeping.sweeps.passes import (
 from housekeeping.sweeps.record_line import RecordLine
 from housekeeping.sweeps.results import RunResult
 from housekeeping.sweeps.run import perform
+from housekeeping.sweeps.table_models import model_of
 from housekeeping.sweeps.table_pass import TablePass
 
 __all__ = [
@@ -118,6 +119,7 @@ __all__ = [
     "key_of",
     "logger",
     "masked",
+    "model_of",
     "one_line",
     "perform",
     "reaching_redis",

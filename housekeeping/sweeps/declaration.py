@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
 from blinker import NamedSignal
 from peewee import Expression, Model
@@ -23,7 +23,12 @@ from housekeeping.sweeps.call import Call, CallPass
 from housekeeping.sweeps.gates import Gates
 from housekeeping.sweeps.passes import Pass, Preflight
 from housekeeping.sweeps.refusals import refuse_event, refuse_form, refuse_walk
+from housekeeping.sweeps.table_models import model_of
+from housekeeping.sweeps.table_models.naming import Columns, event_columns_of, keyset_order, predicate_on
 from housekeeping.sweeps.table_pass import TablePass
+
+if TYPE_CHECKING:
+    from housekeeping.sweeps.options import SweepOptions
 
 DataConsistency = Literal["always", "sticky", "delayed"]
 
@@ -231,6 +236,49 @@ class Sweep:
         for each in self.declared():
             if isinstance(each, TablePass):
                 refuse_walk(self.name, each)
+
+    @staticmethod
+    def on(
+        table: object,
+        *,
+        name: str,
+        stale: Callable[[Columns, datetime], Expression],
+        action: Action,
+        order: str | Sequence[str] = (),
+        event_columns: Mapping[str, str] | None = None,
+        **options: Unpack[SweepOptions],
+    ) -> Sweep:
+        """Declare a sweep on a table that Django or SQLAlchemy has declared, with columns by name.
+
+        ::
+
+            expired = Sweep.on(
+                shop.models.Session,
+                name="shop.expired_sessions",
+                stale=lambda row, now: row.expires_at <= now,
+                order="expires_at",
+                action=Delete(),
+            )
+
+        Parameters:
+          table: A Django model, a SQLAlchemy `Table` or mapped class, or a model derived from `BaseModel`.
+          stale: Returns the predicate, given the table's columns as attributes, and the time as for `Sweep.stale`.
+          order: The names of the columns that order the rows. The primary key is appended; by default it is the order.
+          event_columns: What each row of the event holds: key -> column.
+          options: The other fields of `Sweep`.
+
+        Raises:
+          DeclarationError: When the sweep cannot work, or `model_of` refuses the table.
+        """
+        model = model_of(table)
+        return Sweep(
+            name=name,
+            stale=predicate_on(name, model, stale),
+            order=keyset_order(name, model, order),
+            action=action,
+            event_columns=event_columns_of(name, model, event_columns or {}),
+            **options,
+        )
 
     def walks(self) -> tuple[Pass, ...]:
         """The passes of a run, in order, on the tables as they are in this database."""

@@ -18,6 +18,7 @@ from typing import Final
 import pytest
 import redis
 from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import parse_dsn
 
 from housekeeping.foundation.db import Database
 from housekeeping.foundation.settings import Settings
@@ -31,6 +32,18 @@ pytestmark = pytest.mark.slow
 HOWTO: Final = ROOT / "docs/howto"
 _WAREHOUSE: Final = "http://warehouse:8080"
 _REFUSED: Final = "/cancellations/4"
+_DJANGOS_NAMES: Final[dict[str, str]] = {
+    "host": "HOST",
+    "port": "PORT",
+    "dbname": "NAME",
+    "user": "USER",
+    "password": "PASSWORD",
+}
+#: How the page for Django names a reader's own server.
+_DJANGOS_DATABASE: Final = "".join(
+    f'        "{name}": "{value}",\n'
+    for name, value in {"HOST": "host", "NAME": "application", "USER": "user", "PASSWORD": "password"}.items()
+)
 
 
 class Warehouse:
@@ -76,7 +89,14 @@ class Reader(_Reader):
             self.do(block)
 
     def _with_own_servers(self, text: str) -> str:
+        text = text.replace(_DJANGOS_DATABASE, self._djangos_database())
         return super()._with_own_servers(text).replace(_WAREHOUSE, self._warehouse.url)
+
+    def _djangos_database(self) -> str:
+        given = parse_dsn(self._installation.settings.require_database_url())
+        named = {_DJANGOS_NAMES[name]: value for name, value in given.items() if name in _DJANGOS_NAMES}
+        named["OPTIONS"] = {"options": given["options"]}
+        return "".join(f"        {name!r}: {value!r},\n" for name, value in named.items())
 
     def _execute(self, block: Block) -> None:
         module = re.match(r"# (\S+\.py)\n", block.text)
@@ -85,7 +105,7 @@ class Reader(_Reader):
             return
         path = self.folder / module[1]
         path.parent.mkdir(exist_ok=True)
-        path.write_text(block.text)
+        path.write_text(self._with_own_servers(block.text))
 
     def _query(self, block: Block) -> None:
         with self.admin.cursor() as cursor:
@@ -150,6 +170,32 @@ def test_the_page_of_carts_with_items_does_what_it_says(reader: Reader) -> None:
         (2, "hat"),
         (2, "shoe"),
     ]
+
+
+def test_page_for_django_deletes_expired_vouchers(reader: Reader) -> None:
+    reader.read("own-sweep-django")
+
+    assert reader.rows("SELECT code FROM shop_voucher ORDER BY 1") == [(f"voucher {n}",) for n in range(6, 10)]
+
+
+def test_page_for_sqlalchemy_deletes_expired_vouchers(reader: Reader) -> None:
+    reader.read("own-sweep-sqlalchemy")
+
+    assert reader.rows("SELECT count(*) FROM voucher WHERE expires_at <= now()") == [(0,)]
+    assert reader.rows("SELECT count(*) FROM voucher") == [(4,)]
+
+
+def test_page_of_examples_deletes_by_tenant_uuid_and_nullable_time(reader: Reader) -> None:
+    shutil.copytree(ROOT / "docs/examples/own_sweeps", reader.folder / "own_sweeps")
+
+    reader.read("own-sweep-examples")
+
+    kept = (
+        "SELECT tenant_id, round(extract(epoch FROM now() - created_at) / 86400)::int FROM tenant_event ORDER BY 1, 2"
+    )
+    assert reader.rows(kept) == [(1, 1), (2, 1), (2, 10), (3, 1), (3, 10), (3, 40)]
+    assert reader.rows("SELECT count(*), min(expires_at) > now() FROM invitation") == [(2, True)]
+    assert reader.rows("SELECT id FROM device ORDER BY id") == [(1,), (4,)]
 
 
 def test_no_entry_is_lost_or_left_wherever_the_archiving_process_is_killed(

@@ -15,11 +15,13 @@ import dramatiq
 from dramatiq import Actor, Message
 from dramatiq.brokers.stub import StubBroker
 from peewee import BigAutoField, TextField
+from sqlalchemy import Column, Integer, MetaData, Table
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import housekeeping
 from housekeeping import Alarms, BaseModel, Call, Delete, LeaseTerms, StateMachine, Sweep, Transition, UtcDateTimeField
 from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps import Pass, RunResult, perform
+from housekeeping.sweeps import Pass, RunResult, model_of, perform
 from housekeeping.testing import ManualClock, MemoryLeaseStore, assert_idempotent, assert_survives_kill
 
 # -- a broker
@@ -113,6 +115,41 @@ assert_type(stuck_orders.schedule, str | None)
 Sweep(name="old", passes=no_passes, batch_size="many")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 Sweep(name="old", passes=no_passes, action="delete")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 Sweep(name="old", passes=no_passes, batchsize=5)  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
+
+# -- sweeps on tables that are declared elsewhere
+
+
+class Base(DeclarativeBase): ...
+
+
+class Token(Base):
+    __tablename__ = "tokens"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    expires_at: Mapped[datetime]
+
+
+expired_tokens = Sweep.on(
+    Token,
+    name="tokens.expired",
+    stale=lambda row, now: (row.expires_at <= now - timedelta(days=1)) & (row.kind == "bot"),
+    order="expires_at",
+    action=Delete(),
+    schedule="0 * * * *",
+    batch_size=500,
+)
+assert_type(expired_tokens, Sweep)
+Sweep.on(
+    Table("tokens", MetaData(), Column("id", Integer, primary_key=True)),
+    name="tokens.bots",
+    stale=lambda row, now: (row.details["kind"] == "bot") | row.tags.contains("bot") | row.name.startswith("bot"),
+    order=("expires_at", "id"),
+    action=Delete(),
+    event_columns={"token": "id"},
+)
+Sweep.on(Token, name="tokens.all", stale=lambda row, now: True, action=Delete())  # type: ignore[arg-type,return-value] # pyright: ignore[reportArgumentType]
+Sweep.on(Token, name="tokens.old", stale=lambda row, now: row.at < now, action=Delete(), batch_size="many")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+assert_type(model_of(Token), type[Any])
 
 assert_type(perform(stuck_orders), RunResult)
 assert_type(perform(stuck_orders).counts, dict[str, Any])

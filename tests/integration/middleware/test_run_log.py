@@ -114,7 +114,7 @@ def test_a_skip_before_ours_is_still_logged_under_its_own_name(
         ({"schedule": "0 3 * * *"}, "INFO"),
     ],
 )
-def test_run_lines_of_an_actor_without_our_options_are_debug(
+def test_run_lines_of_actor_without_library_options_are_debug(
     broker: RedisBroker, caplog: pytest.LogCaptureFixture, options: dict[str, Any], level: str
 ) -> None:
     caplog.set_level("DEBUG")
@@ -133,7 +133,7 @@ def test_run_lines_of_an_actor_without_our_options_are_debug(
     ]
 
 
-def test_every_actor_option_of_the_library_counts_as_one(broker: RedisBroker) -> None:
+def test_options_lists_every_actor_option_of_the_library(broker: RedisBroker) -> None:
     dramatiqs = {name for kind in default_middleware for name in kind().actor_options}
 
     # The broker has two of its own.

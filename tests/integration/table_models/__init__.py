@@ -1,0 +1,1 @@
+"""Sweeps on tables that Django or SQLAlchemy has declared."""
