@@ -7,7 +7,18 @@ from collections.abc import Callable, Iterator
 import redis
 from peewee import PeeweeException
 
-from housekeeping.doctor import brokers, columns, indexes, outbox, outside, partitions, postgres, redis_server, tables
+from housekeeping.doctor import (
+    brokers,
+    columns,
+    indexes,
+    outbox,
+    outside,
+    partitions,
+    postgres,
+    redis_server,
+    tables,
+    unique_keys,
+)
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.settings import Settings
@@ -31,7 +42,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
             "error", "postgres", "connection", "HOUSEKEEPING_DATABASE_URL is not set", "set it: postgresql://..."
         )
     else:
-        on_postgres = (postgres, tables, partitions, columns, indexes, outbox)
+        on_postgres = (postgres, tables, partitions, columns, unique_keys, indexes, outbox)
         parts += [("postgres", part.examine) for part in on_postgres]
     if settings.redis_url is None:
         yield Finding("error", "redis", "connection", "HOUSEKEEPING_REDIS_URL is not set", "set it: redis://...")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,16 +11,35 @@ from peewee import Field, Model
 
 from housekeeping.foundation.db import database
 
-_TABLE: Final = """SELECT there.id IS NOT NULL, ARRAY(
-    SELECT attname::text FROM pg_index
-    JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey)
-    WHERE indrelid = there.id AND indisprimary
-    ORDER BY array_position(indkey::smallint[], attnum)
-), (
-    SELECT jsonb_object_agg(attname, coalesce(nullif(typbasetype, 0), atttypid)::regtype::text)
-    FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
-    WHERE attrelid = there.id AND attnum > 0 AND NOT attisdropped
-) FROM (SELECT to_regclass(%s) AS id) AS there
+#: The constraints of a view, a foreign table or a parent of inheriting tables do not hold for all of its rows.
+#: PostgreSQL 18 sets attnotnull for a constraint that is NOT VALID, too.
+_TABLE: Final = """WITH there AS (
+    SELECT given.id, pg_class.relkind IN ('r', 'p') AND NOT (
+        pg_class.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits WHERE inhparent = given.id)
+    ) AS enforced
+    FROM (SELECT to_regclass(%s) AS id) AS given LEFT JOIN pg_class ON pg_class.oid = given.id
+), columns AS (
+    SELECT attnum, attname::text AS name, coalesce(nullif(typbasetype, 0), atttypid)::regtype::text AS type,
+        there.enforced AND attnotnull AND NOT EXISTS (
+            SELECT FROM pg_constraint
+            WHERE conrelid = there.id AND contype = 'n' AND NOT convalidated AND conkey = ARRAY[attnum]
+        ) AS not_null
+    FROM there JOIN pg_attribute ON attrelid = there.id JOIN pg_type ON pg_type.oid = atttypid
+    WHERE attnum > 0 AND NOT attisdropped
+), keys AS (
+    SELECT indisprimary, indexrelid, indnkeyatts, (
+        SELECT jsonb_agg(name ORDER BY place)
+        FROM unnest(indkey::smallint[]) WITH ORDINALITY AS one (number, place)
+        JOIN columns ON attnum = number AND not_null AND place <= indnkeyatts
+    ) AS names
+    FROM there JOIN pg_index ON indrelid = there.id
+    WHERE enforced AND indisunique AND indisvalid AND indpred IS NULL
+)
+SELECT id IS NOT NULL, coalesce(enforced, false), (
+    SELECT jsonb_agg(names ORDER BY indisprimary DESC, indnkeyatts, indexrelid)
+    FROM keys WHERE jsonb_array_length(names) = indnkeyatts
+), (SELECT jsonb_object_agg(name, type) FROM columns), (SELECT jsonb_agg(name) FROM columns WHERE not_null)
+FROM there
 """
 _PARTITION_OF: Final = """SELECT pg_partition_root(oid)::regclass::text
 FROM pg_class WHERE oid = to_regclass(%s) AND relispartition
@@ -33,13 +52,22 @@ class Table:
 
     Attributes:
       there: Whether there is such a table.
-      key: Columns of its primary key, in order.
+      enforced: Whether its keys and NOT NULL hold for all its rows. Not so for a view, a foreign table and a parent of
+        inheriting tables; those have no `keys` and no `not_null` here.
+      keys: Columns of the primary key, in order, then those of each unique index over columns that are NOT NULL.
       columns: Column -> type.
+      not_null: The columns in which no row has NULL.
     """
 
     there: bool
-    key: Sequence[str] = ()
+    enforced: bool = False
+    keys: Sequence[tuple[str, ...]] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
+    not_null: frozenset[str] = frozenset()
+
+    def is_unique(self, columns: Iterable[str]) -> bool:
+        """Return whether no two rows can have the same values in these columns."""
+        return any(set(key) <= set(columns) for key in self.keys)
 
 
 _lock: Final = threading.RLock()
@@ -75,8 +103,9 @@ def table_of(model: type[Model]) -> Table:
     place, known = place_of(model), _tables.get(model)
     if known is not None and known[0] == place:
         return known[1]
-    there, key, columns = database.execute_sql(_TABLE, (quoted_name(model),)).fetchone()
-    table = Table(there, key, columns or {})
+    row: Any = database.execute_sql(_TABLE, (quoted_name(model),)).fetchone()
+    there, enforced, keys, columns, not_null = row
+    table = Table(there, enforced, [tuple(key) for key in keys or ()], columns or {}, frozenset(not_null or ()))
     if there:
         _tables[model] = (place, table)
     return table

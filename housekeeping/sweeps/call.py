@@ -156,5 +156,4 @@ class CallPass(TablePass):
 
     def _is_about(self, step: Step, position: Position) -> bool:
         # A batch that failed only at its commit is written again in parts.
-        width = len(self.key)
-        return step.only is None or position[-width:] in [tuple(each)[-width:] for each in step.only]
+        return step.only is None or self.key_values(position) in [self.key_values(each) for each in step.only]

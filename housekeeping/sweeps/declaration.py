@@ -127,7 +127,7 @@ class Sweep:
     Attributes:
       name: The worker's public name: actor, settings, ledger and logs use it.
       stale: Which rows are stale, given the time the run began, less `stale_after` where that is said.
-      order: The columns the walk follows, oldest first, ending with the primary key.
+      order: The columns the walk follows, oldest first, ending with those of the primary key.
       action: What is done with the stale rows: `Delete`, `Transition`, `Call`, or one's own.
       event: The event to announce with the changed rows of each batch (see `housekeeping.events`).
       event_columns: What each row of the event holds: key -> column of the table. The columns of `order` by default.
@@ -162,8 +162,8 @@ class Sweep:
       breaker: How much more than usual is too much for one run, and whether it then alerts, limits or stops the run.
       feature_category, data_consistency: Recorded as actor options.
       actor_options: Further options of its actor.
-      partitioned: Models whose tables may be partitioned, and then have a longer primary key than declared: the
-        database is asked for it before a walk (see `foundation.identity`), so `passes` should take it from there.
+      partitioned: Models that are given the key of their table as their own before a run, for `passes` that take it
+        from there (`key_of`). A sweep whose `order` ends with the columns of the key needs no such thing.
     """
 
     name: str

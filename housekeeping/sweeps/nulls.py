@@ -6,13 +6,22 @@ from typing import Any, Final
 
 from peewee import OP, Expression, Field
 
+from housekeeping.foundation.catalog import Table, table_of
+from housekeeping.foundation.db import database
+
 #: A comparison with NULL is not true, so a row that one of these matches has a value.
 _COMPARISONS: Final = frozenset((OP.EQ, OP.NE, OP.LT, OP.LTE, OP.GT, OP.GTE, OP.IN, OP.BETWEEN, OP.LIKE, OP.ILIKE))
 
 
 def may_be_null(column: Field, predicate: Any) -> bool:
     """Return whether a row that matches `predicate` may have NULL in `column`; True when that cannot be told."""
-    return bool(column.null) and not _excludes_null(predicate, column)
+    return _is_nullable(column) and not _excludes_null(predicate, column)
+
+
+def _is_nullable(column: Field) -> bool:
+    """Return whether the table lets the column be NULL; the model's word counts only where there is no table."""
+    table = table_of(column.model) if database.obj is not None else Table(there=False)
+    return column.column_name not in table.not_null if table.there else bool(column.null)
 
 
 def _excludes_null(predicate: Any, column: Field) -> bool:

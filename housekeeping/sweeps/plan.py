@@ -20,6 +20,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.passes import Backlog, PassPlan, as_cursor
 from housekeeping.sweeps.rates import last_ended, pace
 from housekeeping.sweeps.results import RunResult
+from housekeeping.sweeps.unique_keys import stages_of
 
 #: Counted exactly up to here; beyond it the plan says "at least", so that it never takes minutes.
 COUNT_LIMIT: Final = 1_000_000
@@ -107,11 +108,12 @@ def plan(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None, limi
 
     Raises:
       DatabaseUnavailable: When PostgreSQL does not answer.
+      DeclarationError: When a stage names its rows by columns that are not unique.
     """
     with reaching_postgres(), _snapshot():
         skew = read_database_clock()
         now = clock.now() if clock else skew.server_at
-        found = [(each.plan(now, limit, argument), each.batch_size) for each in sweep.walks()]
+        found = [(each.plan(now, limit, argument), each.batch_size) for each in stages_of(sweep)]
     passes = [(planned, -(-planned.stale.rows // size)) for planned, size in found]
     if sweep.before_lease is not None:
         passes.insert(0, (sweep.before_lease.plan(), 0))

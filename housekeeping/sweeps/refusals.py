@@ -8,6 +8,7 @@ from blinker import NamedSignal
 
 from housekeeping.foundation.db import database
 from housekeeping.foundation.errors import DeclarationError
+from housekeeping.foundation.identity import key_of
 from housekeeping.sweeps.call import Call, CallPass
 from housekeeping.sweeps.table_pass import TablePass
 
@@ -38,8 +39,8 @@ def refuse_walk(name: str, table: TablePass) -> None:
     meta: Any = kind._meta
     if meta.database is not database:
         raise DeclarationError(f"{name}: {kind.__name__} should be derived from housekeeping.BaseModel")
-    key = tuple(column.name for column in table.key)
-    if tuple(column.name for column in table.order[-len(key) :]) != key:
+    key = tuple(column.column_name for column in key_of(kind))
+    if not key or {column.column_name for column in table.order[-len(key) :]} != set(key):
         raise DeclarationError(
             f"{name}: order must end with the primary key ({', '.join(key)}), or rows could be missed"
         )

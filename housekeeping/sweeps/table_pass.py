@@ -29,6 +29,7 @@ from housekeeping.foundation import events
 from housekeeping.foundation.catalog import is_left_out, leave_out_absent
 from housekeeping.foundation.db import database
 from housekeeping.foundation.errors import DeclarationError, RowNotChanged
+from housekeeping.foundation.identity import key_within
 from housekeeping.foundation.logs import log_each
 from housekeeping.foundation.prepared import Place, Prepared, Statements
 from housekeeping.sweeps.actions import Action, Write
@@ -55,8 +56,8 @@ class TablePass:
 
     Attributes:
       stale: The one predicate, given the time the run began; run, plan and backlog all use it.
-      order: The columns the walk follows, ending with the primary key, so that it can go on after any row. Rows with
-        NULL in one of them come last.
+      order: The columns the walk follows, ending with those of the primary key in any order, so that it can go on
+        after any row. Rows with NULL in one of them come last.
       action: What is done with the stale rows of a batch.
       columns: Further columns to read, by the key a record has for them, for events and log lines. Those that are among
         the model's ``optional_fields`` are left out where the table does not have them.
@@ -83,9 +84,17 @@ class TablePass:
 
     @property
     def key(self) -> tuple[Field, ...]:
-        """The columns that identify a row."""
-        meta: Any = self.model._meta
-        return tuple(meta.get_primary_keys())
+        """The columns that identify a row, by the model and its table."""
+        return key_within(self.model, [column.column_name for column in self.order])
+
+    def key_values(self, position: Position) -> Position:
+        """Return the values of `key` in a position, which has those of `order`."""
+        values = {column.column_name: value for column, value in zip(self.order, position, strict=True)}
+        return tuple(values[column.column_name] for column in self.key)
+
+    def is_position(self, position: Position) -> bool:
+        """Return whether a position is one of this stage, as far as can be told: as long as its `order`."""
+        return position == _BEFORE_NULLS or len(position) == len(self.order)
 
     @property
     def as_text(self) -> list[Any]:
@@ -169,6 +178,7 @@ class TablePass:
         """Pick, lock and change the rows in one statement; it also says which they were, where somebody is told."""
         told = self.somebody_is_told()
         rows = self.carried_out(step, ("settle", told), lambda step: self._statement(step, told))
+        self._refuse_more_rows(step, rows, told)
         return self._each(step, rows) if told else self._in_all(step, rows)
 
     def carried_out(self, step: Step, form: Hashable, make: Callable[[Step], Query]) -> list[tuple[Any, ...]]:
@@ -198,13 +208,12 @@ class TablePass:
         still_stale = fn.COALESCE(self.stale(step.now), False)
         write = self.action.write(self, step, self.among(picked) & still_stale)
         self._refuse_other_counts(write)
-        changed, *others = write.ctes
-        totals = [Select((other,), [fn.COUNT(SQL("*"))]) for other in others]
+        changed = write.ctes[0]
+        totals = [Select((each,), [fn.COUNT(SQL("*"))]) for each in write.ctes]
         order = [getattr(picked.c, column.column_name) for column in self.order]
         texts = [getattr(picked.c, text_of(column)) for column in self.as_text]
         if not told:
-            numbers = [Select((each,), [fn.COUNT(SQL("*"))]) for each in (picked, changed)]
-            last = Select((picked,), (*order, *texts, *numbers, *totals))
+            last = Select((picked,), (*order, *texts, Select((picked,), [fn.COUNT(SQL("*"))]), *totals))
             return last.order_by(*(column.desc() for column in order)).limit(1).with_cte(picked, *write.ctes)
         read = [*order, *(getattr(picked.c, column.column_name) for column in self.columns.values()), *texts]
         key = [getattr(picked.c, column.column_name) for column in self.key]
@@ -222,7 +231,7 @@ class TablePass:
         kept = [self.describe(self.position_of(row)) for row in rows if not row[flag]]
         position, exhausted = self.stands_after(step, self.position_of(rows[-1]) if rows else None, len(rows))
         return Settled(
-            self._counted((len(changed), *rows[0][flag + 1 :]) if rows else ()),
+            self._counted(rows[0][flag + 1 :] if rows else ()),
             position,
             exhausted,
             rows=changed,
@@ -240,6 +249,25 @@ class TablePass:
         kept = picked - counts[0]
         failures = [Failure({"stage": self.name}, RowNotChanged(_NOT_CHANGED), kept)] if kept else []
         return Settled(self._counted(counts), *self.stands_after(step, last, picked), failures=failures)
+
+    def _refuse_more_rows(self, step: Step, rows: list[tuple[Any, ...]], told: bool) -> None:
+        """Raise DeclarationError, and so undo the batch, when its key stands for more rows than it has."""
+        if not rows:
+            return
+        if told:
+            flag = len(self.order) + len(self.columns) + len(self.as_text)
+            picked, allowed, changed = len(rows), sum(bool(row[flag]) for row in rows), rows[0][flag + 1]
+        else:
+            picked, changed = rows[0][len(self.order) + len(self.as_text) :][:2]
+            allowed = picked
+        if step.only is not None and picked > len(step.only):
+            changed, allowed = picked, len(step.only)
+        if changed > allowed:
+            key = ", ".join(column.column_name for column in self.key)
+            raise DeclarationError(
+                f"{self.model.__name__} is identified by ({key}), which is not unique: {allowed} rows of a batch are "
+                f"{changed} in the table; nothing was changed. Declare the table's real key"
+            )
 
     def _counted(self, numbers: Sequence[int]) -> dict[str, int]:
         """The counts of a step, nought for those of which its statement has no number."""
@@ -318,7 +346,7 @@ class TablePass:
 
     def is_one_of(self, positions: Sequence[Position]) -> Expression:
         """That a row of the table is the one at one of these positions."""
-        keys = [_literals(position[-len(self.key) :]) for position in positions]
+        keys = [_literals(self.key_values(position)) for position in positions]
         if len(self.key) == 1:
             found: Expression = self.key[0].in_([key for (key,) in keys])
         else:
@@ -326,7 +354,8 @@ class TablePass:
         return found
 
     def _may_be_null(self, now: datetime, column: Field) -> bool:
-        return may_be_null(column, self.stale(now))
+        in_key = column.column_name in [each.column_name for each in self.key]
+        return not in_key and may_be_null(column, self.stale(now))
 
     def _comes_after(self, now: datetime, position: Position) -> Expression:
         """That a row comes after the position, among those whose first order column is NULL where its is, or is not."""

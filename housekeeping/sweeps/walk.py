@@ -48,6 +48,7 @@ from housekeeping.sweeps.passes import (
 from housekeeping.sweeps.rejections import Rejections
 from housekeeping.sweeps.switches import Switched
 from housekeeping.sweeps.table_pass import TablePass
+from housekeeping.sweeps.unique_keys import stages_of
 from housekeeping.sweeps.vitals import Vitals, table_name
 
 logger = named_logger(__name__)
@@ -123,7 +124,7 @@ class Walk:
         self.counts = initial_counts(self.sweep)
         self.rejections = Rejections(self.sweep.name, self.run_id, self.argument)
         self.reached: Position | None = None
-        self.passes = self.sweep.walks()
+        self.passes = stages_of(self.sweep)
         self._announcer = Announcer(self.sweep.name, self.run_id)
         self._beat_at = time.monotonic()
         target, heeds_pause = self.sweep.target_batch, self.heeds_pause
@@ -466,8 +467,11 @@ class Walk:
 
     def _from_cursor(self) -> _State:
         names = [each.name for each in self.passes]
-        # A cursor of an older release may name a pass there is no more: then from the front.
+        # A cursor of an older release may name a stage that no longer exists, or have other columns.
         if self.cursor is None or self.cursor["pass"] not in names:
             return _State(self.counts)
-        after = self.cursor["after"]
-        return _State(self.counts, names.index(self.cursor["pass"]), None if after is None else tuple(after))
+        after, place = self.cursor["after"], names.index(self.cursor["pass"])
+        stage = self.passes[place]
+        if after is not None and isinstance(stage, TablePass) and not stage.is_position(tuple(after)):
+            return _State(self.counts)
+        return _State(self.counts, place, None if after is None else tuple(after))

@@ -98,6 +98,8 @@ class BulkImport(Moving):
 
     class Meta:
         table_name = "bulk_imports"
+        #: Over all partitions, too: it comes from one sequence.
+        key_is_unique = True
 
     @classmethod
     def stale(cls, before: datetime) -> Expression:
@@ -132,6 +134,8 @@ class BulkImportEntity(Moving):
 
     class Meta:
         table_name = "bulk_import_entities"
+        #: Over all partitions, too: it comes from one sequence.
+        key_is_unique = True
         #: They only label log lines.
         optional_fields = ("source_type", "source_full_path")
         constraints = (Check("num_nonnulls(namespace_id, project_id, organization_id) = 1"),)

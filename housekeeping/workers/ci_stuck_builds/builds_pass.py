@@ -152,8 +152,8 @@ class Drop:
         found: Any = table.rows(step).for_update(skip_locked=True).tuples()
         for row in found.execute(database):
             record = table.about(table.record(row))
-            key = row[len(table.order) - len(table.key) : len(table.order)]
-            same = [column == value for column, value in zip(table.key, key, strict=True)]
+            values = table.key_values(row[: len(table.order)])
+            same = [column == value for column, value in zip(table.key, values, strict=True)]
             doom = {Build.status: machine.target("doom"), Build.lock_version: version_after_doom()}
             doomed = Build.update({**doom, **doomed_at()}).where(*same, Build.in_status(self.status)).execute()
             if doomed == 0:

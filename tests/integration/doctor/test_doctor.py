@@ -184,4 +184,4 @@ def test_looking_changes_nothing(found: Found, settings: Settings, statements: l
 
     assert set(client.scan_iter(match=f"{settings.namespace}:*")) == keys
     assert Run.select().count() == 0
-    assert all(sql.strip().startswith(("SELECT", "EXPLAIN", "SET LOCAL")) for sql in statements)
+    assert all(sql.strip().startswith(("SELECT", "WITH", "EXPLAIN", "SET LOCAL")) for sql in statements)

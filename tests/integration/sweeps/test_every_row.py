@@ -24,7 +24,7 @@ from peewee import (
 )
 from psycopg2.extensions import connection as Connection
 
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
+from housekeeping import BaseModel, Call, Delete, Sweep, UtcDateTimeField
 from housekeeping.foundation.db import Database
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.plan import plan
@@ -74,14 +74,34 @@ def _row_model(table: str, order: Field, key: dict[str, Field]) -> type[BaseMode
     return type("Row", (BaseModel,), {"position": order, **key, "kept": IntegerField(null=True), "Meta": Meta})
 
 
-def _make(admin: Connection, table: str, draw: random.Random, order: str, key: dict[str, str], rows: int) -> None:
+#: How a table says what identifies its rows.
+TABLES: Final = {
+    "primary key": "CREATE TABLE {table} ({columns}, kept integer, PRIMARY KEY ({key}))",
+    "reversed key": "CREATE TABLE {table} ({columns}, kept integer, PRIMARY KEY ({reversed_key}))",
+    "unique index": "CREATE TABLE {table} ({columns}, kept integer); CREATE UNIQUE INDEX ON {table} ({key})",
+    "hash partitions": (
+        "CREATE TABLE {table} ({columns}, kept integer, PRIMARY KEY ({key})) PARTITION BY HASH ({key});"
+        "CREATE TABLE {table}_0 PARTITION OF {table} FOR VALUES WITH (MODULUS 2, REMAINDER 0);"
+        "CREATE TABLE {table}_1 PARTITION OF {table} FOR VALUES WITH (MODULUS 2, REMAINDER 1)"
+    ),
+}
+
+
+def _make(
+    admin: Connection, table: str, draw: random.Random, order: str, key: dict[str, str], rows: int, nulls: bool
+) -> None:
     """Create a table and fill it with random rows: NULLs and equal values in the order column, extreme values."""
     kinds = {"position": KINDS[order], **{name: KINDS[kind] for name, kind in key.items()}}
-    columns = ", ".join(f"{name} {kind.sql}" for name, kind in kinds.items())
+    columns = ", ".join(
+        f"{name} {kind.sql}{'' if nulls and name == 'position' else ' NOT NULL'}" for name, kind in kinds.items()
+    )
+    names = list(key)
+    form = TABLES[draw.choice(sorted(TABLES))]
+    create = form.format(table=table, columns=columns, key=", ".join(names), reversed_key=", ".join(names[::-1]))
     with admin.cursor() as cursor:
-        cursor.execute(f"CREATE TABLE {table} ({columns}, kept integer, PRIMARY KEY ({', '.join(key)}))")
+        cursor.execute(create)
         for _ in range(rows):
-            position = "NULL" if draw.random() < 0.3 else draw.choice(kinds["position"].values)
+            position = "NULL" if nulls and draw.random() < 0.3 else draw.choice(kinds["position"].values)
             given = [position, *(draw.choice(kinds[name].values) for name in key)]
             kept = draw.choice(("NULL", "0", "1"))
             cursor.execute(
@@ -97,9 +117,10 @@ def test_done_run_leaves_only_rows_that_are_locked_or_rejected(
     order = draw.choice(sorted(KINDS))
     key = {f"key_{n}": draw.choice(sorted(KINDS)) for n in range(draw.choice((1, 1, 2, 3)))}
     table = f"rows_{seed}"
-    _make(admin, table, draw, order, key, rows=60)
+    _make(admin, table, draw, order, key, rows=60, nulls=draw.random() < 0.8)
     fields = {name: KINDS[kind].field() for name, kind in key.items()}
-    model: Any = _row_model(table, KINDS[order].field(null=True), fields)
+    # The model may be wrong about NULL.
+    model: Any = _row_model(table, KINDS[order].field(null=draw.random() < 0.5), fields)
     rejected = draw.random() < 0.5
     if rejected:
         with admin.cursor() as cursor:
@@ -111,8 +132,8 @@ def test_done_run_leaves_only_rows_that_are_locked_or_rejected(
     sweep = Sweep(
         name=f"shop.rows_{seed}",
         stale=lambda now: model.kept.is_null() | (model.kept > 0),
-        order=(model.position, *(getattr(model, name) for name in key)),
-        action=Delete(),
+        order=(model.position, *(getattr(model, name) for name in draw.sample(list(key), len(key)))),
+        action=draw.choice((Delete(), Call(lambda row: None, then=Delete()))),
         batch_size=draw.choice((1, 3, 7)),
     )
     planned = plan(sweep)
@@ -166,3 +187,31 @@ def test_times_that_python_lacks_are_read_as_the_nearest_ones(postgres: Database
 
     smallest, largest = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
     assert row == (smallest, largest, smallest.replace(tzinfo=None), largest.date(), smallest, None)
+
+
+class Reading(BaseModel):
+    """Says that no time is NULL."""
+
+    id = BigIntegerField(primary_key=True)
+    at = UtcDateTimeField()
+
+
+def test_column_that_the_model_calls_not_null_is_asked_of_the_catalog(postgres: Database, admin: Connection) -> None:
+    with admin.cursor() as cursor:
+        cursor.execute("CREATE DOMAIN moment AS timestamptz")
+        cursor.execute("CREATE TABLE reading (id bigint PRIMARY KEY, at moment)")
+        cursor.execute(
+            "INSERT INTO reading SELECT n, CASE WHEN n % 3 > 0 THEN now() END FROM generate_series(1, 30) AS n"
+        )
+    every = Sweep(
+        name="shop.readings",
+        stale=lambda now: Reading.id > 0,
+        order=(Reading.at, Reading.id),
+        action=Delete(),
+        batch_size=4,
+    )
+    planned = plan(every).stale.rows
+
+    result = perform(every)
+
+    assert (planned, result.outcome, result.counts["deleted_rows"]) == (30, "done", 30)

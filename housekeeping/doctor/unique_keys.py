@@ -1,0 +1,53 @@
+"""Whether each sweep names the rows of its tables by a unique key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from peewee import ProgrammingError
+
+from housekeeping.foundation.catalog import table_of
+from housekeeping.foundation.identity import declared_key, says_unique
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.findings import Finding
+from housekeeping.sweeps.table_pass import TablePass
+from housekeeping.sweeps.unique_keys import key_in_model, wrong_key
+from housekeeping.sweeps.vitals import table_name
+
+
+def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Yield a finding for each stage whose key is wrong, cannot be verified, or is not the declared one."""
+    for sweep in sweeps.values():
+        try:
+            stages = sweep.walks()
+        except ProgrammingError:  # a schema that may not be used; `tables` has a finding of it
+            continue
+        for stage in stages:
+            if isinstance(stage, TablePass):
+                yield from _of_stage(sweep, stage)
+
+
+def _of_stage(sweep: Sweep, stage: TablePass) -> Iterator[Finding]:
+    model, table = stage.model, table_of(stage.model)
+    name = table_name(model)
+    subject, declared = f"key of {name}", ", ".join(declared_key(model))
+    if not table.there:
+        return
+    if says_unique(model):
+        return
+    if not table.enforced:
+        text = f"{name} is a view, a foreign table or has inheriting tables: nothing says that ({declared}) is unique"
+        yield Finding(
+            "warning",
+            sweep.name,
+            subject,
+            text,
+            "make sure that it is, then say so: key_is_unique = True in class Meta",
+        )
+    elif (mismatch := wrong_key(stage)) is not None:
+        yield Finding("error", sweep.name, subject, *mismatch)
+    elif not table.is_unique(declared_key(model)) and sweep.passes is None:
+        used = ", ".join(column.column_name for column in stage.key)
+        text = f"{model.__name__} declares the key ({declared}), which is not unique; runs use ({used})"
+        yield Finding("warning", sweep.name, subject, text, f"write {key_in_model(model, table)}")
