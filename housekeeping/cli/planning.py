@@ -11,7 +11,7 @@ import click
 from housekeeping.cli.composition import argument_of, chosen, reading_tables, workers_on_database
 from housekeeping.cli.status import clock_line
 from housekeeping.cli.tables import length, out, progress, show, table
-from housekeeping.foundation.printable import in_one_line
+from housekeeping.foundation.printable import in_one_line, printable
 from housekeeping.sweeps.confirmation import named, plan_id
 from housekeeping.sweeps.passes import Backlog
 from housekeeping.sweeps.plan import Plan
@@ -62,6 +62,10 @@ def _show(planned: Plan) -> None:
             for row in each.samples:
                 samples.add_row(*(in_one_line(str(value), _SAMPLE_WIDTH) for value in row.values()))
             show(samples)
+    for reference in planned.references:
+        out.print(printable(f"\n{reference.level}: {reference.text}"), soft_wrap=True, markup=False)
+        if reference.way_out is not None:
+            out.print(printable(f"do: {reference.way_out}"), soft_wrap=True, markup=False)
 
 
 def _time(planned: Plan, stale: Backlog) -> str:

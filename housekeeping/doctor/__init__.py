@@ -16,6 +16,7 @@ from housekeeping.doctor import (
     partitions,
     postgres,
     redis_server,
+    references,
     tables,
     unique_keys,
 )
@@ -42,7 +43,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
             "error", "postgres", "connection", "HOUSEKEEPING_DATABASE_URL is not set", "set it: postgresql://..."
         )
     else:
-        on_postgres = (postgres, tables, partitions, columns, unique_keys, indexes, outbox)
+        on_postgres = (postgres, tables, partitions, columns, unique_keys, references, indexes, outbox)
         parts += [("postgres", part.examine) for part in on_postgres]
     if settings.redis_url is None:
         yield Finding("error", "redis", "connection", "HOUSEKEEPING_REDIS_URL is not set", "set it: redis://...")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +19,7 @@ from housekeeping.sweeps.counting import initial_counts
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.passes import Backlog, PassPlan, as_cursor
 from housekeeping.sweeps.rates import last_ended, pace
+from housekeeping.sweeps.references import Reference, counted
 from housekeeping.sweeps.results import RunResult
 from housekeeping.sweeps.unique_keys import stages_of
 
@@ -32,6 +33,7 @@ class Plan:
 
     Attributes:
       passes: What each pass would do, with the number of batches.
+      references: Foreign keys that reference the rows it would delete.
       clock_skew: How far this machine's clock is from the database's; null: not measured.
       pace: Records a second, by the worker's own last runs; null: it has no history to tell by.
     """
@@ -41,6 +43,7 @@ class Plan:
     passes: list[tuple[PassPlan, int]]
     pace: float | None = None
     clock_skew: ClockSkew | None = None
+    references: Sequence[Reference] = ()
 
     @property
     def stale(self) -> Backlog:
@@ -97,6 +100,7 @@ class Plan:
                 }
                 for each, batches in self.passes
             ],
+            "references": [each.as_json() for each in self.references],
         }
 
 
@@ -113,11 +117,13 @@ def plan(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None, limi
     with reaching_postgres(), _snapshot():
         skew = read_database_clock()
         now = clock.now() if clock else skew.server_at
-        found = [(each.plan(now, limit, argument), each.batch_size) for each in stages_of(sweep)]
+        stages = stages_of(sweep)
+        found = [(each.plan(now, limit, argument), each.batch_size) for each in stages]
+        referenced = counted(stages, now)
     passes = [(planned, -(-planned.stale.rows // size)) for planned, size in found]
     if sweep.before_lease is not None:
         passes.insert(0, (sweep.before_lease.plan(), 0))
-    return Plan(sweep.name, now, passes, _pace(sweep), skew)
+    return Plan(sweep.name, now, passes, _pace(sweep), skew, referenced)
 
 
 def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None) -> RunResult:

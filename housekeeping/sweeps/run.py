@@ -37,6 +37,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.failures import is_unreachable, reason_of, told_apart
 from housekeeping.sweeps.ledger import Counts, Outcome, PastRun, Resume, Trigger
 from housekeeping.sweeps.passes import PreflightResult
+from housekeeping.sweeps.references import warn_of_references
 from housekeeping.sweeps.rejection_store import subject_of
 from housekeeping.sweeps.results import RunResult
 from housekeeping.sweeps.run_lease import held, tell_who_holds
@@ -265,6 +266,8 @@ class _Performance:
             self.preflight,
         )
         walk.counts |= self.counts
+        if not attempt.history:
+            warn_of_references(walk.passes)
         self._ask_breaker(walk, attempt.history)
         if self.confirmation is not None:
             walk.counts["confirmed"] = True

@@ -1,0 +1,28 @@
+"""Foreign keys that reference the rows that a sweep deletes: what they keep from being deleted, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from peewee import PeeweeException
+
+from housekeeping.foundation.clock_skew import database_now
+from housekeeping.foundation.db import database, one_line
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.findings import Finding
+from housekeeping.sweeps.references import counted
+
+
+def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Yield a finding for each foreign key that references the rows of a stage that deletes."""
+    now = database_now()
+    for sweep in sweeps.values():
+        try:
+            with database.atomic():
+                found = counted(sweep.walks(), now)
+        except PeeweeException as error:  # a missing table or column has a finding of its own
+            yield Finding("warning", sweep.name, "references", f"cannot be examined: {one_line(error)}")
+            continue
+        for each in found:
+            yield Finding(each.level, sweep.name, f"references to {each.referenced}", each.text, each.way_out)
