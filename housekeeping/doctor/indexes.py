@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from functools import reduce
+from operator import and_
+from typing import Any, Final
 
-from peewee import Field, Index, PeeweeException
+from peewee import OP, SCOPE_VALUES, Expression, Field, Index, PeeweeException
 
 from housekeeping.foundation.clock_skew import database_now
 from housekeeping.foundation.db import database, one_line
@@ -14,6 +16,8 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.findings import Finding
 from housekeeping.sweeps.passes import Explainable, Reading
 from housekeeping.sweeps.vitals import table_name
+
+_FIXED: Final = (OP.EQ, OP.IN, OP.IS, OP.IS_NOT)
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
@@ -34,7 +38,7 @@ def _judged(worker: str, reading: Reading) -> Finding:
     fault = fault_of(explained(reading.query))
     if fault is None:
         return Finding("fine", worker, "indexes", f"{reading.what} is found by an index")
-    missing = [*wanted_indexes(reading.model)] or [*index_of_the_walk(reading)]
+    missing = [*wanted_indexes(reading)] or [*index_of_the_walk(reading)]
     return Finding("warning", worker, "indexes", f"{reading.what}: {fault}", "; ".join(missing) or None)
 
 
@@ -64,11 +68,15 @@ def fault_of(plan: dict[str, Any]) -> str | None:
     return None
 
 
-def wanted_indexes(model: Any) -> Iterator[str]:
-    """The statements that make the indexes the model is declared with, and that are not there by name."""
+def wanted_indexes(reading: Reading) -> Iterator[str]:
+    """Return the statements that make the indexes that the model declares for this statement.
+
+    An index of a single field, such as the one that peewee adds for a foreign key, is declared for something else.
+    """
+    model, columns = reading.model, _ordered_by(reading)
     manager = model._schema
-    for index in model._meta.fields_to_index():
-        if isinstance(index, Index):
+    for index in model._meta.indexes:
+        if isinstance(index, Index) and (not columns or _has(index, columns[0])):
             sql, parameters = manager._create_index(index, safe=False).query()
             with database.cursor() as cursor:
                 text: str = cursor.mogrify(sql, parameters).decode()
@@ -76,11 +84,50 @@ def wanted_indexes(model: Any) -> Iterator[str]:
 
 
 def index_of_the_walk(reading: Reading) -> Iterator[str]:
-    """The statement that makes an index of the columns a walk follows, for a model that is declared with none."""
-    columns = getattr(reading.query, "_order_by", None)
-    if columns and all(isinstance(column, Field) for column in columns):
+    """Return the statement that makes an index of the columns a run follows, of the rows that may ever be stale."""
+    columns = _ordered_by(reading)
+    if columns:
         names = ", ".join(column.column_name for column in columns)
-        yield f"CREATE INDEX CONCURRENTLY ON {table_name(reading.model)} ({names})"
+        yield f"CREATE INDEX CONCURRENTLY ON {table_name(reading.model)} ({names}){_of_some_rows(reading)}"
+
+
+def _ordered_by(reading: Reading) -> list[Field]:
+    columns = list(getattr(reading.query, "_order_by", None) or ())
+    return columns if all(isinstance(column, Field) for column in columns) else []
+
+
+def _has(index: Index, column: Field) -> bool:
+    declared: Any = index
+    return any(each is column for each in declared._expressions)
+
+
+def _of_some_rows(reading: Reading) -> str:
+    """Return the part of the predicate that compares columns with constants, as the condition of a partial index."""
+    # One for each column: an action's own condition on the state follows from what is stale.
+    found = reversed([each for each in _conditions(reading.query._where) if _is_fixed(each)])
+    fixed = [*{each.lhs.name: each for each in found}.values()][::-1]
+    if not fixed:
+        return ""
+    sql, parameters = database.get_sql_context(scope=SCOPE_VALUES).sql(reduce(and_, fixed)).query()
+    with database.cursor() as cursor:
+        text: str = cursor.mogrify(sql, parameters).decode()
+    return f" WHERE {text}"
+
+
+def _conditions(predicate: Any) -> Iterator[Any]:
+    if isinstance(predicate, Expression) and predicate.op == OP.AND:
+        yield from _conditions(predicate.lhs)
+        yield from _conditions(predicate.rhs)
+    else:
+        yield predicate
+
+
+def _is_fixed(condition: Any) -> bool:
+    """Return whether a condition is the same in each run: `=`, IN or IS of a column and constants that are no time."""
+    if not isinstance(condition, Expression) or not isinstance(condition.lhs, Field):
+        return False
+    values = condition.rhs if isinstance(condition.rhs, list | tuple) else [condition.rhs]
+    return condition.op in _FIXED and all(value is None or isinstance(value, str | int) for value in values)
 
 
 def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,56 @@
+"""Which index `doctor` advises: the one that the run iterates over."""
+
+from __future__ import annotations
+
+import pytest
+from peewee import BigAutoField, ForeignKeyField, TextField
+from psycopg2.extensions import connection as Connection
+
+from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
+from housekeeping.doctor import indexes
+from housekeeping.foundation.db import Database
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.findings import Finding
+
+
+class Customer(BaseModel):
+    id = BigAutoField()
+
+
+class Cart(BaseModel):
+    id = BigAutoField()
+    customer = ForeignKeyField(Customer)
+    state = TextField(index=True)
+    touched_at = UtcDateTimeField()
+
+
+abandoned = Sweep(
+    name="shop.carts",
+    stale=lambda now: (Cart.state == "abandoned") & (Cart.touched_at < now) & (Cart.customer != 7),
+    order=(Cart.touched_at, Cart.id),
+    action=Delete(),
+)
+
+
+@pytest.fixture
+def tables(postgres: Database) -> None:
+    postgres.execute_sql("CREATE TABLE customer (id bigint PRIMARY KEY)")
+    postgres.execute_sql(
+        "CREATE TABLE cart (id bigint PRIMARY KEY, customer_id bigint, state text NOT NULL, "
+        "touched_at timestamptz NOT NULL)"
+    )
+
+
+def found() -> Finding:
+    (finding,) = indexes.examine(Settings.load(), {"shop.carts": abandoned})
+    return finding
+
+
+def test_advice_names_the_index_of_the_run_and_not_of_a_foreign_key(tables: None, admin: Connection) -> None:
+    missing = found()
+
+    assert missing.level == "warning"
+    assert missing.way_out == ('CREATE INDEX CONCURRENTLY ON "cart" (touched_at, id) WHERE ("state" = \'abandoned\')')
+    with admin.cursor() as cursor:
+        cursor.execute(missing.way_out.replace(" CONCURRENTLY", ""))
+    assert found().level == "fine"
