@@ -7,13 +7,17 @@ import sys
 from typing import Final
 
 import click
+from peewee import PeeweeException
 from rich.text import Text
 
 from housekeeping.cli.composition import settings_and_logs
 from housekeeping.cli.tables import out, progress
 from housekeeping.doctor import examine
-from housekeeping.doctor.rights import grants, needed_rights
+from housekeeping.doctor.rights import exists, grants, missing_rights, needed_rights, own_tables_grants
+from housekeeping.foundation.db import database, one_line, reaching_postgres
+from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.printable import printable
+from housekeeping.foundation.settings import Settings
 from housekeeping.installation import use_database
 from housekeeping.sweeps.findings import Finding, Level
 from housekeeping.workers import configured_sweeps
@@ -29,23 +33,22 @@ _SIGN: Final[dict[Level, tuple[str, str]]] = {
 
 @click.command(short_help="Say what is wrong with an installation, and what to do.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-@click.option("--grants", "role", metavar="ROLE", help="Print the GRANT statements a role needs, and look at nothing.")
+@click.option("--grants", "role", metavar="ROLE", help="Print the GRANT statements a role needs.")
 def doctor(as_json: bool, role: str | None) -> None:
     """Look at everything the workers stand on; say what is wrong and what to do. Changes nothing.
 
     Connections and versions; the library's own tables; the columns each worker needs; tables that are only a
-    partition of another; the statements each worker runs, explained against the real tables: whether an index is
-    used, and the CREATE INDEX CONCURRENTLY that is missing; rights, timeouts,
-    time zone, long transactions, autovacuum; what Redis does when memory is full or it restarts, and who shares it;
-    dead letters; object stores, repositories, git; the clocks.
+    partition of another; keys that are not unique; foreign keys on the rows that a worker deletes; the statements
+    each worker runs, explained against the real tables: whether an index is used, and the CREATE INDEX CONCURRENTLY
+    that is missing; rights, timeouts, time zone, long transactions, autovacuum; what Redis does when memory is full
+    or it restarts, and who shares it; dead letters; object stores, repositories, git; the clocks.
 
     Exit status: 0 all fine; 3 warnings; 1 errors; 2 wrong settings.
     """
     settings = settings_and_logs()
     sweeps = configured_sweeps(settings)
     if role is not None:
-        for statement in grants(role, needed_rights(settings)):
-            click.echo(f"{statement};")
+        _print_grants(role, settings)
         return
     if settings.database_url is not None:
         use_database(settings)
@@ -60,6 +63,24 @@ def doctor(as_json: bool, role: str | None) -> None:
     else:
         _show(found)
     sys.exit(_EXIT[worst])
+
+
+def _print_grants(role: str, settings: Settings) -> None:
+    needed = needed_rights(settings)
+    for statement in (*own_tables_grants(role, settings), *grants(role, needed)):
+        click.echo(f"{statement};")
+    if settings.database_url is None:
+        return
+    use_database(settings)
+    try:
+        with reaching_postgres():
+            lacking = {table: tuple(missing_rights(table, rights)) for table, rights in needed.items() if exists(table)}
+            (user,) = database.execute_sql("SELECT quote_ident(current_user)").fetchone()
+    except (HousekeepingError, PeeweeException) as error:
+        click.echo(f"-- not compared with the rights of the current role: {one_line(error)}")
+        return
+    for statement in grants(user, {table: rights for table, rights in lacking.items() if rights}):
+        click.echo(f"-- {user}, the current role, lacks: {statement};")
 
 
 def _show(found: list[Finding]) -> None:

@@ -6,18 +6,17 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any, Final
 
-from peewee import Context, Field, FieldAlias, Model, ProgrammingError
+from peewee import Field, Model, ProgrammingError
 
 from housekeeping.doctor.rights import updated_columns
 from housekeeping.foundation.catalog import Table, is_left_out, optional_fields, table_of
 from housekeeping.foundation.clock import SYSTEM_CLOCK
-from housekeeping.foundation.db import database
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.call import CallPass
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.findings import Finding
-from housekeeping.sweeps.passes import Explainable, Pass
-from housekeeping.sweeps.table_pass import TablePass
+from housekeeping.sweeps.passes import Pass
+from housekeeping.sweeps.touched_tables import recorded
 from housekeeping.workers import families
 
 #: Column -> the workers that need it.
@@ -39,19 +38,6 @@ _FITTING: Final = {
 _KNOWN: Final = set().union(*_FITTING.values())
 
 
-class _Recorder(Context):
-    """Puts a statement together and notes its fields."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.fields: set[Field] = set()
-
-    def sql(self, obj: Any) -> Any:
-        if isinstance(obj, Field):
-            self.fields.add(obj.field if isinstance(obj, FieldAlias) else obj)
-        return super().sql(obj)
-
-
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Yield a finding for each column that is missing or of another type, by table."""
     for model, needed in _needed(settings, sweeps).items():
@@ -66,15 +52,10 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
 
 def fields_used(walk: Pass, now: datetime) -> set[Field]:
     """Return the fields that the statements of a pass name."""
-    recorder = _Recorder(**database.get_context_options())
-    queries = [reading.query for reading in walk.readings(now)] if isinstance(walk, Explainable) else []
-    if isinstance(walk, TablePass):
-        queries += walk.statements_of_a_run(now)
-    for query in queries:
-        recorder.sql(query)
+    fields = recorded(walk, now).fields
     if isinstance(walk, CallPass):
-        recorder.fields.update(walk.model._meta.sorted_fields)  # its function is given whole rows
-    return recorder.fields
+        fields.update(walk.model._meta.sorted_fields)  # its function is given whole rows
+    return fields
 
 
 def _needed(settings: Settings, sweeps: dict[str, Sweep]) -> dict[type[Model], Needed]:

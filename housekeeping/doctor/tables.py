@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from peewee import ProgrammingError
 
-from housekeeping.doctor.rights import grants, missing_rights
+from housekeeping.doctor.rights import grants, missing_rights, tables_of
 from housekeeping.foundation.db import database, one_line
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
@@ -24,8 +24,9 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         users = [sweep.name for sweep in family.sweeps if sweep.name in sweeps]
         if not users:
             continue
-        for name, model in family.models.items():
-            yield from _table(users[0], name, model, family.rights.get(name, ("SELECT",)))
+        declared = {model: name for name, model in family.models.items()}
+        for table, (model, rights) in tables_of(family).items():
+            yield from _table(users[0], declared.get(model, table), model, rights)
 
 
 def _table(worker: str, name: str, model: Any, needed: tuple[str, ...]) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from peewee import ProgrammingError
 
-from housekeeping.foundation.catalog import table_of
+from housekeeping.foundation.catalog import visible_table
 from housekeeping.foundation.identity import declared_key, says_unique
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
@@ -29,7 +29,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
 
 
 def _of_stage(sweep: Sweep, stage: TablePass) -> Iterator[Finding]:
-    model, table = stage.model, table_of(stage.model)
+    model, table = stage.model, visible_table(stage.model)
     name = table_name(model)
     subject, declared = f"key of {name}", ", ".join(declared_key(model))
     if not table.there:

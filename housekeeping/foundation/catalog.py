@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from peewee import Field, Model
+from peewee import Field, Model, ProgrammingError
 
 from housekeeping.foundation.db import database
 
@@ -109,6 +109,16 @@ def table_of(model: type[Model]) -> Table:
     if there:
         _tables[model] = (place, table)
     return table
+
+
+def visible_table(model: type[Model]) -> Table:
+    """Return the model's table; one that does not exist where no database is set or the schema may not be used."""
+    if database.obj is None:
+        return Table(there=False)
+    try:
+        return table_of(model)
+    except ProgrammingError:  # said by whatever uses the table
+        return Table(there=False)
 
 
 def partitioned_table_of(model: type[Model]) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from peewee import BareField, BigIntegerField, CompositeKey, Field, Model
 
-from housekeeping.foundation.catalog import Table, forget_table, leave_out_absent, place_of, table_of
+from housekeeping.foundation.catalog import Table, forget_table, leave_out_absent, place_of, table_of, visible_table
 from housekeeping.foundation.db import database
 
 _COMPOSITE: Final = "__composite_key__"
@@ -67,9 +67,9 @@ def key_within(model: type[Model], columns: Collection[str]) -> tuple[Any, ...]:
     They are the model's own key where that is unique, or where nothing better is known; else a key of its table.
     """
     key = key_of(model)
-    if database.obj is None or says_unique(model):
+    if says_unique(model):
         return key
-    table = table_of(model)
+    table = visible_table(model)
     if not table.enforced or table.is_unique([field.column_name for field in key]):
         return key
     meta: Any = model._meta

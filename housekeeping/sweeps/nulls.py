@@ -6,8 +6,7 @@ from typing import Any, Final
 
 from peewee import OP, Expression, Field
 
-from housekeeping.foundation.catalog import Table, table_of
-from housekeeping.foundation.db import database
+from housekeeping.foundation.catalog import visible_table
 
 #: A comparison with NULL is not true, so a row that one of these matches has a value.
 _COMPARISONS: Final = frozenset((OP.EQ, OP.NE, OP.LT, OP.LTE, OP.GT, OP.GTE, OP.IN, OP.BETWEEN, OP.LIKE, OP.ILIKE))
@@ -20,7 +19,7 @@ def may_be_null(column: Field, predicate: Any) -> bool:
 
 def _is_nullable(column: Field) -> bool:
     """Return whether the table lets the column be NULL; the model's word counts only where there is no table."""
-    table = table_of(column.model) if database.obj is not None else Table(there=False)
+    table = visible_table(column.model)
     return column.column_name not in table.not_null if table.there else bool(column.null)
 
 

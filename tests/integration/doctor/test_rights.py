@@ -109,6 +109,7 @@ def test_a_schema_that_may_not_be_used_is_told_and_hides_no_other_table(
         way_out,
     )
     assert {each.subject for each in told[1:]} >= {"table ci_builds", "table bulk_imports"}
+    assert "connection" not in {each.subject for each in told}
 
 
 def _stale(root: Path) -> None:

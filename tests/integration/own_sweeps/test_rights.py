@@ -5,14 +5,19 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from peewee import SQL, BigAutoField, ForeignKeyField, fn
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.doctor.rights import grants, missing_rights, needed_rights
+from housekeeping.cli import examination
+from housekeeping.doctor.rights import grants, missing_rights, name_in_sql, needed_rights, tables_of
 from housekeeping.foundation.db import Database
 from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps import perform
+from housekeeping.sweeps import BaseModel, Delete, Sweep, TablePass, Write, perform
+from housekeeping.sweeps.families import declared_by
 from tests.integration.own_sweeps import shop
 from tests.integration.own_sweeps.shop import Coupon, old_coupons, used_coupons
 
@@ -63,3 +68,73 @@ def test_a_right_that_was_taken_away_is_missing_and_missed(
 
     assert missing_rights("coupon", rights) == ["UPDATE (state, ended_at)"]
     assert perform(old_coupons).outcome == "failed"
+
+
+class Redemption(BaseModel):
+    coupon = ForeignKeyField(Coupon)
+
+
+class Note(BaseModel):
+    id = BigAutoField()
+    coupon = ForeignKeyField(Coupon)
+
+
+class DeleteWithNotes(Delete):
+    def write(self, table: TablePass, step: Any, chosen: Any) -> Write:
+        coupons: Any = Coupon.delete().where(chosen).returning(Coupon.id)
+        deleted = coupons.cte("coupons")
+        notes: Any = Note.delete().where(Note.coupon.in_(deleted.select(deleted.c.id)))
+        return Write([deleted, notes.returning(Note.id).cte("notes")], self.counted_as)
+
+    @property
+    def counted_as(self) -> tuple[str, ...]:
+        return ("deleted_coupons", "deleted_notes")
+
+
+def test_rights_include_tables_of_the_predicate_and_of_the_action() -> None:
+    unused = Sweep(
+        name="shop.unused_coupons",
+        stale=lambda now: (
+            (Coupon.expires_at < now) & ~fn.EXISTS(Redemption.select(SQL("1")).where(Redemption.coupon == Coupon.id))
+        ),
+        order=(Coupon.expires_at, Coupon.id),
+        action=DeleteWithNotes(),
+    )
+
+    rights = {table: needed for table, (_, needed) in tables_of(declared_by("shop", [unused])).items()}
+
+    assert rights == {
+        "coupon": ("SELECT", "DELETE", "UPDATE (expires_at)"),
+        "redemption": ("SELECT",),
+        "note": ("SELECT", "DELETE"),
+    }
+
+
+@pytest.mark.parametrize(("name", "quoted"), [("coupon", "coupon"), ("order", '"order"'), ("Orders", '"Orders"')])
+def test_table_names_are_quoted_where_sql_needs_it(name: str, quoted: str) -> None:
+    class Named(BaseModel):
+        class Meta:
+            table_name = name
+
+    assert name_in_sql(Named) == quoted
+
+
+def test_grants_command_says_what_the_current_role_lacks(
+    role: str, settings: Settings, postgres: Database, admin: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with admin.cursor() as cursor:
+        cursor.execute(f"REVOKE DELETE ON coupon FROM {role}")
+    monkeypatch.setattr(examination, "use_database", lambda settings: None)
+    monkeypatch.setattr(
+        examination,
+        "settings_and_logs",
+        lambda: Settings.load(
+            **settings.model_dump(exclude={"sweeps", "workers", "built_in"}), sweeps=shop.__name__, built_in=False
+        ),
+    )
+
+    said = CliRunner().invoke(examination.doctor, ["--grants", "cleaner"]).output.splitlines()
+
+    assert "GRANT SELECT, UPDATE (state, ended_at), DELETE, UPDATE (id) ON coupon TO cleaner;" in said
+    assert f"GRANT USAGE ON SCHEMA {settings.schema_name} TO cleaner;" in said
+    assert f"-- {role}, the current role, lacks: GRANT DELETE ON coupon TO {role};" in said
