@@ -15,7 +15,7 @@ from docs.generators.tables import ByHand, code, table
 from housekeeping.foundation.settings import PREFIX, Settings, WorkerSettings
 
 #: What no setting can be; a check says of one of them what the setting should be.
-_WRONG: Final = ("", "[]")
+_WRONG: Final = ("", "[]", "?")
 _PLAIN: Final[dict[Any, str]] = {
     bool: "`true` or `false`",
     int: "a whole number",

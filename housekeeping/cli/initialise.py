@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from housekeeping.cli.composition import settings_and_logs
+from housekeeping.cli.sample_data import add_sample_rows
 from housekeeping.doctor import partitions
 from housekeeping.foundation.db import database, reaching_postgres
+from housekeeping.foundation.errors import WrongArgument
 from housekeeping.foundation.settings import Settings
 from housekeeping.installation import use_database
 from housekeeping.sweeps import schema
@@ -17,13 +19,19 @@ from housekeeping.workers import configured_sweeps, families
 
 @click.command(short_help="Make the library's own tables, or bring them up to date.")
 @click.option("--with-tables", is_flag=True, help="Also make the application's tables the workers clean, for a trial.")
-def init(with_tables: bool) -> None:
+@click.option("--with-sample-data", is_flag=True, help="Also fill these tables with made-up rows, for a trial.")
+def init(with_tables: bool, with_sample_data: bool) -> None:
     """Make the library's own tables, or bring them up to date. Harmless to repeat.
 
     They live in a schema of their own: "housekeeping", unless HOUSEKEEPING_SCHEMA names another. The
     application's tables are not touched; with --with-tables those that are missing are made. A table that is only a
     partition of another is told on stderr.
+
+    --with-sample-data adds a few hundred rows to each table that --with-tables makes, some of them stale. It refuses
+    when one of the tables has rows already.
     """
+    if with_sample_data and not with_tables:
+        raise WrongArgument("--with-sample-data fills the tables of a trial; give --with-tables as well")
     settings = settings_and_logs()
     sweeps = configured_sweeps(settings)
     use_database(settings)
@@ -34,6 +42,9 @@ def init(with_tables: bool) -> None:
     with reaching_postgres():
         if with_tables:
             _make_tables(settings)
+        if with_sample_data:
+            for line in add_sample_rows(settings):
+                click.echo(line)
         for warning in partitions.examine(settings, {name: each for name, each in sweeps.items() if each.enabled}):
             click.echo(f"warning: {warning.text}; {warning.way_out}", err=True)
 

@@ -11,8 +11,11 @@ import click
 from peewee import PeeweeException
 
 from housekeeping.cli.composition import settings_and_logs
+from housekeeping.cli.not_set_up import print_not_set_up
 from housekeeping.cli.tables import length, moment, progress, show, table
 from housekeeping.installation import use_database
+from housekeeping.sweeps.declaration import SetupProblem
+from housekeeping.sweeps.family_setup import problems_of
 from housekeeping.sweeps.overview import next_tick, state_of
 from housekeeping.sweeps.switches import Switched, switched
 from housekeeping.workers import configured_sweeps
@@ -29,22 +32,26 @@ def list_workers(as_json: bool) -> None:
     settings = settings_and_logs()
     sweeps = configured_sweeps(settings)
     switches: dict[str, Switched] | None = None
+    problems: dict[str, SetupProblem] = {}
     if settings.database_url is not None:
         use_database(settings)
         with progress("asking PostgreSQL"), suppress(PeeweeException):
+            problems = problems_of(sweeps.values())
             switches = switched()
     now = datetime.now(UTC)
     rows: list[dict[str, Any]] = []
     for name, sweep in sweeps.items():
-        state = state_of(sweep, (switches or {}).get(name))
+        problem = problems.get(name)
+        state = state_of(sweep, (switches or {}).get(name), problem)
         rows.append(
             {
                 "worker": name,
                 "schedule": sweep.schedule,
-                "next_tick": next_tick(sweep, now, settings.timezone),
+                "next_tick": None if problem else next_tick(sweep, now, settings.timezone),
                 "batch_size": sweep.batch_size,
                 "max_runtime_s": sweep.max_runtime.total_seconds(),
                 "state": "unknown" if switches is None and state == "on" else state,
+                "not_set_up": problem.text if problem else None,
             }
         )
     if as_json:
@@ -52,6 +59,8 @@ def list_workers(as_json: bool) -> None:
         return
     shown = table("WORKER", "SCHEDULE", "NEXT TICK (UTC)", ">BATCH", ">BUDGET", "STATE")
     for row, sweep in zip(rows, sweeps.values(), strict=True):
+        if row["not_set_up"]:
+            continue
         shown.add_row(
             row["worker"],
             row["schedule"] or "-",
@@ -61,3 +70,4 @@ def list_workers(as_json: bool) -> None:
             row["state"],
         )
     show(shown)
+    print_not_set_up(problems)

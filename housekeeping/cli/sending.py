@@ -90,6 +90,9 @@ def enqueue(name: str, argument: str | None, as_json: bool) -> None:
 def _warning(sweep: Sweep) -> str | None:
     if not sweep.enabled:
         return f"{sweep.name} is disabled in HOUSEKEEPING_WORKERS: its run will be skipped"
+    problem = sweep.lacks()
+    if problem is not None:
+        return f"{sweep.name} is not set up ({problem.text}): its run will be skipped"
     switch = switch_of(sweep.name)
     if switch is not None and switch.state == "paused":
         return f"{in_words(switch)}: its run will be skipped (housekeeping resume {sweep.name})"

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from housekeeping.cli.composition import workers_on_database
+from housekeeping.cli.not_set_up import print_not_set_up
 from housekeeping.cli.switching import in_words
 from housekeeping.cli.tables import counts, length, moment, out, progress, show, table
 from housekeeping.foundation.clock_skew import ClockSkew, read_database_clock
@@ -55,11 +56,12 @@ def status(as_json: bool) -> None:
             clock = read_database_clock()
             now = clock.server_at
             overviews = [overview(sweep, now, settings.timezone) for sweep in sweeps.values()]
+            problems = {each.worker: each.problem for each in overviews if each.problem is not None}
         queues, leases, unreachable = _redis(settings, sorted({sweep.queue for sweep in sweeps.values()}))
         client = None if settings.redis_url is None else redis_client(settings.redis_url)
         processes = read_processes(client, settings.namespace, now)
     alarms = process_alerts(
-        sweeps.values(),
+        [sweep for sweep in sweeps.values() if sweep.name not in problems],
         processes,
         {name: lengths.waiting for name, lengths in queues.items()},
         now,
@@ -79,7 +81,9 @@ def status(as_json: bool) -> None:
         }
         click.echo(json.dumps(facts))
         return
+    overviews = [each for each in overviews if each.problem is None]
     show(workers_table(overviews, now))
+    print_not_set_up(problems)
     out.print()
     show(_last_runs_table(overviews, now))
     out.print()

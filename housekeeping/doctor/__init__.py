@@ -23,7 +23,8 @@ from housekeeping.doctor import (
 from housekeeping.foundation.db import one_line
 from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.declaration import SetupProblem, Sweep
+from housekeeping.sweeps.family_setup import by_problem, problems_of
 from housekeeping.sweeps.findings import Finding
 
 #: Looks at one part; in this order a part stands on those before it.
@@ -34,9 +35,10 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Look at every part; one that cannot be looked at is a finding itself, and hides those that stand on it only.
 
     Parameters:
-      sweeps: The workers by name; those that are disabled are not looked at.
+      sweeps: The workers by name; those that are disabled or not set up are not looked at.
     """
-    enabled = {name: sweep for name, sweep in sweeps.items() if sweep.enabled}
+    problems = _problems(sweeps)
+    enabled = {name: sweep for name, sweep in sweeps.items() if sweep.enabled and name not in problems}
     parts: list[tuple[str, Examination]] = []
     if settings.database_url is None:
         yield Finding(
@@ -50,6 +52,8 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     else:
         parts += [("redis", redis_server.examine), ("broker", brokers.examine)]
     parts.append(("outside", outside.examine))
+    for problem, workers in by_problem(problems).items():
+        yield Finding("fine", "workers", problem.family, f"not set up: {problem.text}; off: {', '.join(workers)}")
     unreachable: set[str] = set()
     for area, examination in parts:
         if area in unreachable or (area == "broker" and settings.broker_url is None and "redis" in unreachable):
@@ -59,3 +63,10 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         except (HousekeepingError, PeeweeException, redis.RedisError, OSError) as error:
             unreachable.add(area)
             yield Finding("error", area, "connection", one_line(error), "everything below it cannot be looked at")
+
+
+def _problems(sweeps: dict[str, Sweep]) -> dict[str, SetupProblem]:
+    try:
+        return problems_of(sweeps.values())
+    except (HousekeepingError, PeeweeException):  # the examination of PostgreSQL reports it
+        return {}

@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
-from peewee import Field, Model, ProgrammingError
+from peewee import Model, ProgrammingError
 
-from housekeeping.doctor.rights import updated_columns
 from housekeeping.foundation.catalog import Table, is_left_out, optional_fields, table_of
 from housekeeping.foundation.clock import SYSTEM_CLOCK
 from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.call import CallPass
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.findings import Finding
-from housekeeping.sweeps.passes import Pass
-from housekeeping.sweeps.touched_tables import recorded
+from housekeeping.sweeps.needed_columns import FITTING, KNOWN_TYPES, UNZONED, ZONED, fields_used, updated_columns
 from housekeeping.workers import families
 
 #: Column -> the workers that need it.
 Needed = dict[str, list[str]]
-
-_INTEGERS: Final = {"smallint", "integer", "bigint", "numeric"}
-_TEXTS: Final = {"text", "character varying", "character", "citext"}
-_ZONED: Final = {"timestamp with time zone"}
-_UNZONED: Final = {"timestamp without time zone"}
-#: peewee's name of a field's type -> types of columns that fit; of others nothing is said.
-_FITTING: Final = {
-    **dict.fromkeys(("AUTO", "BIGAUTO", "INT", "BIGINT", "SMALLINT"), _INTEGERS),
-    **dict.fromkeys(("TEXT", "VARCHAR", "CHAR"), _TEXTS),
-    "BOOL": {"boolean"},
-    "DATETIME": _ZONED | _UNZONED | {"date"},
-    "TIMESTAMPTZ": _ZONED,
-    "TIMESTAMP": _UNZONED,
-}
-_KNOWN: Final = set().union(*_FITTING.values())
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
@@ -48,14 +29,6 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         if table.there:
             yield from _absent(model, needed, table)
             yield from _of_another_type(model, needed, table)
-
-
-def fields_used(walk: Pass, now: datetime) -> set[Field]:
-    """Return the fields that the statements of a pass name."""
-    fields = recorded(walk, now).fields
-    if isinstance(walk, CallPass):
-        fields.update(walk.model._meta.sorted_fields)  # its function is given whole rows
-    return fields
 
 
 def _needed(settings: Settings, sweeps: dict[str, Sweep]) -> dict[type[Model], Needed]:
@@ -107,11 +80,11 @@ def _of_another_type(model: type[Model], needed: Needed, table: Table) -> Iterat
     meta: Any = model._meta
     for column, workers in needed.items():
         there, declared = table.columns.get(column), meta.columns.get(column)
-        fitting = _FITTING.get(getattr(declared, "field_type", ""))
-        if there is None or fitting is None or there not in _KNOWN or there in fitting:
+        fitting = FITTING.get(getattr(declared, "field_type", ""))
+        if there is None or fitting is None or there not in KNOWN_TYPES or there in fitting:
             continue
         # Times with and without a zone can be compared; that is wrong only in a session outside of UTC.
-        both_times = there in _ZONED | _UNZONED and fitting <= _ZONED | _UNZONED
+        both_times = there in ZONED | UNZONED and fitting <= ZONED | UNZONED
         yield Finding(
             "warning" if both_times else "error",
             workers[0],

@@ -71,11 +71,6 @@ def missing_rights(table: str, needed: tuple[str, ...]) -> list[str]:
     return [right for right in needed if not _has(table, right)]
 
 
-def updated_columns(rights: Iterable[str]) -> set[str]:
-    """Return the columns that these rights name."""
-    return {column for right in rights for column in _parts(right)[1]}
-
-
 def grants(role: str, rights: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     """The statements that give a role these rights."""
     for table, needed in rights.items():

@@ -103,10 +103,8 @@ def table_of(model: type[Model]) -> Table:
     place, known = place_of(model), _tables.get(model)
     if known is not None and known[0] == place:
         return known[1]
-    row: Any = database.execute_sql(_TABLE, (quoted_name(model),)).fetchone()
-    there, enforced, keys, columns, not_null = row
-    table = Table(there, enforced, [tuple(key) for key in keys or ()], columns or {}, frozenset(not_null or ()))
-    if there:
+    table = read_table(model)
+    if table.there:
         _tables[model] = (place, table)
     return table
 
@@ -119,6 +117,17 @@ def visible_table(model: type[Model]) -> Table:
         return table_of(model)
     except ProgrammingError:  # said by whatever uses the table
         return Table(there=False)
+
+
+def read_table(model: type[Model]) -> Table:
+    """Return the model's table as it is now, and remember nothing.
+
+    Raises:
+      peewee.PeeweeException: When the database cannot be asked.
+    """
+    row: Any = database.execute_sql(_TABLE, (quoted_name(model),)).fetchone()
+    there, enforced, keys, columns, not_null = row
+    return Table(there, enforced, [tuple(key) for key in keys or ()], columns or {}, frozenset(not_null or ()))
 
 
 def partitioned_table_of(model: type[Model]) -> str | None:

@@ -14,6 +14,8 @@ from psycopg2.extensions import parse_dsn
 from pydantic import AfterValidator, BeforeValidator
 
 _AMQP: Final = ("amqp://", "amqps://")
+#: What stands alone in place of names of families.
+_ALONE: Final[dict[str, tuple[str, ...]]] = {"all": ("all",), "none": (), "true": ("all",), "false": ()}
 _ESCAPES: Final = "in a user or password, / is written %2F, : %3A, @ %40"
 
 
@@ -95,6 +97,27 @@ def _modules(value: Any) -> Any:
     return names
 
 
+def _families(value: Any) -> Any:
+    """Read names of families; ``all`` stays a name, and ``none`` is no name at all."""
+    if value is None or isinstance(value, bool):  # true and false: what the setting was before it had names
+        return None if value is None else _ALONE[str(value).lower()]
+    if isinstance(value, str):
+        text = value.strip()
+        value = _json_list(text) if text.startswith("[") else [each.strip() for each in text.split(",") if each.strip()]
+    if len(value) == 1 and value[0] in _ALONE:
+        return _ALONE[value[0]]
+    if any(not isinstance(name, str) or name in _ALONE or not name.isidentifier() for name in value):
+        raise ValueError("all, none, or families with commas between them, such as user_status_cleanup,bulk_imports")
+    return tuple(value)
+
+
+def _json_list(text: str) -> list[Any]:
+    try:
+        return list(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"names with commas between them, or a JSON list ({error})") from None
+
+
 def _said(value: Any) -> Any:
     if value is None:
         raise ValueError("a value, or left out to keep the default")
@@ -119,6 +142,7 @@ SCHEMA: Final = _matching(r"[a-z_][a-z0-9_]{0,62}", "a plain PostgreSQL name: sm
 TABLE: Final = _matching(r"([A-Za-z_][\w$]{0,62}\.)?[A-Za-z_][\w$]{0,62}", "a table's name, or schema.table")
 URLS: Final = BeforeValidator(_urls)
 MODULES: Final = BeforeValidator(_modules)
+FAMILIES: Final = BeforeValidator(_families)
 SAID: Final = BeforeValidator(_said)
 ZONE: Final = BeforeValidator(_zone)
 TOKEN: Final = _matching(r"[!-~]{16,200}", "16 to 200 letters, digits and signs that nobody can guess")

@@ -20,6 +20,7 @@ from housekeeping.foundation.errors import SettingsError
 from housekeeping.foundation.secrets import masked
 from housekeeping.foundation.setting_values import (
     BROKER,
+    FAMILIES,
     KEY,
     MODULES,
     POSTGRES,
@@ -159,8 +160,8 @@ class Settings(BaseSettings):
         dict[str, ObjectStoreSettings], NoDecode, json_object('location, such as {"uploads": "s3://bucket/prefix"}')
     ] = {}
     repositories_root: Path | None = None
-    #: Whether there are the built-in workers of the documents; off for who has only sweeps of one's own.
-    built_in: bool = True
+    #: The families of built-in workers that are active: ("all",), or their names. None: those whose tables fit.
+    built_in: Annotated[tuple[str, ...] | None, NoDecode, FAMILIES] = None
     #: Modules with sweeps of one's own.
     sweeps: Annotated[tuple[str, ...], NoDecode, MODULES] = ()
     workers: Annotated[

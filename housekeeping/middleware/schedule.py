@@ -24,6 +24,7 @@ from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.steering import InvalidOption, PutBack, Skip, SkipEnqueue, failing_the_message
 from housekeeping.middleware.deduplication_options import RETRY_WAITS
 from housekeeping.middleware.heartbeats import SchedulerHeartbeats
+from housekeeping.middleware.setup_checks import SetupChecks
 from housekeeping.middleware.tick_memory import ANY_TOKEN, TickMemory
 from housekeeping.middleware.tick_outcomes import (
     TickOutcomes,
@@ -74,6 +75,7 @@ class Schedule(Middleware):
         self._memory = TickMemory(client, namespace)
         self._outcomes = TickOutcomes(self._memory)
         self._heartbeats = SchedulerHeartbeats(client, namespace)
+        self._setup = SetupChecks()
         self._schedules: dict[str, Cron] = {}
         self._away_at: datetime | None = None
         self._flushed_at: datetime | None = None
@@ -148,6 +150,10 @@ class Schedule(Middleware):
     def is_due(self, actor: Actor[..., Any], cron: Cron, now: datetime) -> bool:
         """Whether the actor's latest tick is still to be sent; asked by periodiq once a minute. Never raises."""
         self._heartbeats.wake()
+        if not self._setup.is_set_up(actor, now):
+            # Its schedule begins after this tick, once it is set up; none was missed before.
+            self._began_after[actor.actor_name] = cron.latest(now)
+            return False
         self._began_after.setdefault(actor.actor_name, _last_before(cron, now))
         if self._away_at == now:
             return False  # each actor's own wait for an answer would add up to more than a minute

@@ -110,6 +110,19 @@ class LeaseTerms:
         return self.key(argument) if callable(self.key) else self.key
 
 
+@dataclass(frozen=True, slots=True)
+class SetupProblem:
+    """Why a worker is not set up.
+
+    Attributes:
+      family: The family of workers that share the problem.
+      text: What is missing, such as a table.
+    """
+
+    family: str
+    text: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
     """One kind of cleaning, as a declaration; the engine runs it.
@@ -164,6 +177,8 @@ class Sweep:
       actor_options: Further options of its actor.
       partitioned: Models that are given the key of their table as their own before a run, for `passes` that take it
         from there (`key_of`). A sweep whose `order` ends with the columns of the key needs no such thing.
+      setup_problem: Returns what the worker lacks to run at all, such as a table; None: nothing. A worker that is not
+        set up is not scheduled, raises no alert, and its runs are skipped (`not_set_up`).
     """
 
     name: str
@@ -199,6 +214,7 @@ class Sweep:
     actor_options: Mapping[str, Any] = field(default_factory=dict)
     partitioned: tuple[type[Model], ...] = ()
     enabled: bool = True
+    setup_problem: Callable[[], SetupProblem | None] | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -279,6 +295,14 @@ class Sweep:
             event_columns=event_columns_of(name, model, event_columns or {}),
             **options,
         )
+
+    def lacks(self) -> SetupProblem | None:
+        """Return why the worker is not set up; None when it is, or is disabled.
+
+        Raises:
+          peewee.PeeweeException: When the database cannot be asked.
+        """
+        return self.setup_problem() if self.enabled and self.setup_problem is not None else None
 
     def walks(self) -> tuple[Pass, ...]:
         """The passes of a run, in order, on the tables as they are in this database."""

@@ -36,6 +36,8 @@ class Family:
       rights: The rights they need on these, by the same name, as GRANT has them.
       configure: Given the settings before a sweep is used.
       examine: What `housekeeping doctor` finds about what lies outside of PostgreSQL and Redis.
+      unconfigured: Returns the setting that the family cannot work without, in words; None when nothing is missing.
+      automatic: Whether its workers are active only where they are set up (see `FamilySetup`).
     """
 
     name: str
@@ -44,6 +46,8 @@ class Family:
     rights: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     configure: Callable[[Settings], object] | None = None
     examine: Callable[[], Iterator[Finding]] | None = None
+    unconfigured: Callable[[], str | None] | None = None
+    automatic: bool = False
 
 
 def family_of(module: ModuleType) -> Family:
@@ -68,6 +72,7 @@ def family_of(module: ModuleType) -> Family:
         rights=getattr(module, "RIGHTS", family.rights),
         configure=getattr(module, "configure", None),
         examine=getattr(module, "examine", None),
+        unconfigured=getattr(module, "unconfigured", None),
     )
 
 

@@ -25,7 +25,7 @@ from housekeeping.sweeps.alarms import (
 )
 from housekeeping.sweeps.backlog import Backlog, backlog, oldest
 from housekeeping.sweeps.counting import in_order
-from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.ledger import STOPPED
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.passes import as_cursor
@@ -34,7 +34,7 @@ from housekeeping.sweeps.rejection_store import Standing, standing
 from housekeeping.sweeps.run_state import HEARTBEAT_AGE_S
 from housekeeping.sweeps.switches import Switched, switch_of
 
-State = Literal["on", "paused", "narrow", "disabled"]
+State = Literal["on", "paused", "narrow", "disabled", "not_set_up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ class Overview:
       alarms: What rings, in words.
       rejected: What its last runs could not settle, by argument and cause; the causes with the most rows.
       rejected_more: How many more causes and arguments there are.
+      problem: Why the worker is not set up; None when it is.
     """
 
     worker: str
@@ -67,6 +68,7 @@ class Overview:
     alarms: list[Alarm]
     rejected: Sequence[Standing] = ()
     rejected_more: int = 0
+    problem: SetupProblem | None = None
 
     def as_json(self) -> dict[str, Any]:
         """One element of ``workers`` in ``housekeeping status --json``."""
@@ -74,6 +76,7 @@ class Overview:
         return {
             "worker": self.worker,
             "state": self.state,
+            "not_set_up": self.problem.text if self.problem else None,
             "switch": self.switch.as_json() if self.switch else None,
             "schedule": self.schedule,
             "next_tick": self.next_tick.isoformat() if self.next_tick else None,
@@ -90,8 +93,10 @@ class Overview:
         }
 
 
-def state_of(sweep: Sweep, switch: Switched | None) -> State:
-    """Whether the worker runs when its time comes, and whether in its own steps."""
+def state_of(sweep: Sweep, switch: Switched | None, problem: SetupProblem | None = None) -> State:
+    """Return whether the worker runs when its time comes, and whether with its own limits."""
+    if problem is not None:
+        return "not_set_up"
     return "disabled" if not sweep.enabled else switch.state if switch is not None else "on"
 
 
@@ -107,6 +112,9 @@ def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
     worker, and hides no other. A disabled worker has no use for them.
     """
     last = last_run(sweep)
+    problem = sweep.lacks()
+    if problem is not None:
+        return _not_set_up(sweep, last, problem)
     waiting, first = None, None
     rings: list[Alarm] = []
     try:
@@ -134,6 +142,25 @@ def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
         [*rings, *_alarms(sweep, switch, last, now, zone)],
         rejected,
         rejected_more,
+    )
+
+
+def _not_set_up(sweep: Sweep, last: dict[str, Any] | None, problem: SetupProblem) -> Overview:
+    return Overview(
+        sweep.name,
+        "not_set_up",
+        switch_of(sweep.name),
+        sweep.schedule,
+        None,
+        last,
+        _last_success(sweep),
+        rates=None,
+        waiting=None,
+        oldest=None,
+        alarms=[],
+        rejected=[],
+        rejected_more=0,
+        problem=problem,
     )
 
 

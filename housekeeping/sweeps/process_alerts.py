@@ -31,6 +31,7 @@ def process_alerts(
     """Return the alerts of the whole installation; none when the heartbeats could not be read.
 
     Parameters:
+      sweeps: The workers that are set up.
       waiting: Messages that wait, by queue; empty when that is unknown.
       ever_ran: Whether the ledger has a run of any worker.
     """

@@ -217,6 +217,10 @@ class _Performance:
         self.switch = switch_of(self.sweep.name)
         if self.switch is not None and self.switch.state == "paused" and not self.force:
             raise _Ended("skipped", "paused")
+        problem = self.sweep.lacks()
+        if problem is not None:
+            logger.info("Worker not set up", family=problem.family, text=problem.text)
+            raise _Ended("skipped", "not_set_up")
 
     def _end_without(self, lease: ExclusiveLease) -> NoReturn:
         tell_who_holds(lease)

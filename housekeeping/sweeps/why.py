@@ -31,6 +31,8 @@ REASONS: Final = {
     "housekeeping leases list",
     "paused": "the worker is paused: housekeeping resume NAME",
     "disabled": "the worker is disabled in HOUSEKEEPING_WORKERS",
+    "not_set_up": "the worker's tables or stores are not set up here, so it is not scheduled: housekeeping list says "
+    "what is missing; to be told by an alert instead, name its family in HOUSEKEEPING_BUILT_IN",
     "deduplicated": "a message for the same work was waiting or at work already, and stands for this one",
     "already_done": "the message had been completed before and was delivered once more",
     "tick_already_sent": "another scheduler had sent this tick",
@@ -149,6 +151,9 @@ def _without_a_row(
 ) -> tuple[str, str]:
     if not sweep.enabled:
         return "unknown", REASONS["disabled"]
+    problem = sweep.lacks()
+    if problem is not None:
+        return "unknown", f"{REASONS['not_set_up']} ({problem.text})"
     if sweep.schedule is None:
         return "unknown", "this worker has no schedule: it runs when it is enqueued or run by hand"
     if tick > now:

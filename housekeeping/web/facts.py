@@ -19,7 +19,8 @@ from housekeeping.foundation.redis_client import redis_client
 from housekeeping.foundation.settings import Settings
 from housekeeping.queues import QueueLengths, queue_lengths
 from housekeeping.sweeps.alarms import Alarm
-from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.declaration import SetupProblem, Sweep
+from housekeeping.sweeps.family_setup import by_problem
 from housekeeping.sweeps.held_leases import HeldLease, held_leases
 from housekeeping.sweeps.overview import Overview, overview
 from housekeeping.sweeps.own_tables import Run, SwitchChange
@@ -57,6 +58,16 @@ class Facts:
     clock: ClockSkew | None = None
     processes: Processes = UNKNOWN
     alarms: Sequence[Alarm] = ()
+
+    @property
+    def problems(self) -> dict[str, SetupProblem]:
+        """Why workers are not set up, by name."""
+        return {name: each.problem for name, each in self.overviews.items() if each.problem is not None}
+
+    @property
+    def not_set_up(self) -> dict[SetupProblem, list[str]]:
+        """The workers that share each problem."""
+        return by_problem(self.problems)
 
     @property
     def dead(self) -> int:
@@ -147,7 +158,7 @@ class Observatory:
         client = None if url is None else redis_client(url)
         processes = read_processes(client, self.settings.namespace, facts.at)
         alarms = process_alerts(
-            self.sweeps.values(),
+            [sweep for name, sweep in self.sweeps.items() if name not in facts.problems],
             processes,
             {name: lengths.waiting for name, lengths in facts.queues.items()},
             facts.at,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from housekeeping.foundation.errors import SettingsError
 from housekeeping.foundation.settings import Settings, WorkerSettings
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.families import Family, declared_by, each_once, family_of, imported
+from housekeeping.sweeps.family_setup import FamilySetup
 from housekeeping.sweeps.table_pass import TablePass
 from housekeeping.workers.batched_git_ref_updates import worker as _batched_git_ref_updates
 from housekeeping.workers.bulk_imports import worker as _bulk_imports
@@ -30,19 +33,52 @@ BUILT_IN: Final[tuple[Any, ...]] = (
     _outbox,
 )
 
-#: Kept where the other built-in workers are switched off: they look after the library's own tables.
+#: Active whatever the settings say: they look after the library's own tables.
 _MAINTENANCE: Final = (_old_runs, _outbox)
+#: The families that `HOUSEKEEPING_BUILT_IN` may name, by their package.
+FAMILIES: Final[dict[str, Any]] = {
+    module.__name__.split(".")[-2]: module for module in BUILT_IN if module not in _MAINTENANCE
+}
 
 
 def families(settings: Settings, own: Sequence[Sweep] = ()) -> tuple[Family, ...]:
     """The built-in workers, those of the modules that the settings name, and an application's own.
 
     Raises:
-      SettingsError: When a module is not found, cannot be imported, or has no sweeps.
+      SettingsError: When a module is not found, cannot be imported, or has no sweeps, or `HOUSEKEEPING_BUILT_IN` names
+        a family that there is not.
       DeclarationError: When two sweeps have the same name.
     """
-    built_in = [family_of(module) for module in BUILT_IN if settings.built_in or module in _MAINTENANCE]
-    return each_once([*built_in, *imported(settings.sweeps), declared_by("install", own)])
+    return each_once([*_built_in(settings), *imported(settings.sweeps), declared_by("install", own)])
+
+
+def _built_in(settings: Settings) -> Iterator[Family]:
+    named = _named(settings.built_in)
+    for name, module in FAMILIES.items():
+        family = replace(family_of(module), name=name)
+        if named is None:
+            yield replace(family, automatic=not _has_tables_named(family, settings))
+        elif name in named:
+            yield family
+    yield from map(family_of, _MAINTENANCE)
+
+
+def _named(built_in: Sequence[str] | None) -> Sequence[str] | None:
+    """Return the families that the setting names; None when it leaves them to their tables."""
+    if built_in is None or list(built_in) == ["all"]:
+        return None if built_in is None else tuple(FAMILIES)
+    for name in built_in:
+        if name not in FAMILIES:
+            near = difflib.get_close_matches(name, FAMILIES, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the families are {', '.join(FAMILIES)} (or all, or none)"
+            raise SettingsError(f"HOUSEKEEPING_BUILT_IN names {name!r}, which is no family of built-in workers; {hint}")
+    return built_in
+
+
+def _has_tables_named(family: Family, settings: Settings) -> bool:
+    """Return whether the settings name one of the family's tables: then it must be there."""
+    given = [settings.workers[sweep.name] for sweep in family.sweeps if sweep.name in settings.workers]
+    return any(each.table is not None or each.tables for each in given)
 
 
 def configured_sweeps(settings: Settings, own: Sequence[Sweep] = ()) -> dict[str, Sweep]:
@@ -88,7 +124,9 @@ def _configured(family: Family, settings: Settings) -> dict[str, Sweep]:
     _bind_tables(family, settings)
     if family.configure is not None:
         family.configure(settings)
-    return {sweep.name: sweep.configured(settings.workers.get(sweep.name, WorkerSettings())) for sweep in family.sweeps}
+    check = FamilySetup(family) if family.automatic else None
+    configured = [sweep.configured(settings.workers.get(sweep.name, WorkerSettings())) for sweep in family.sweeps]
+    return {sweep.name: replace(sweep, setup_problem=check) if check else sweep for sweep in configured}
 
 
 def _bind_tables(family: Family, settings: Settings) -> None:

@@ -124,7 +124,7 @@ def test_list_shows_what_the_settings_say(command: Command, made: None) -> None:
     assert datetime.fromisoformat(shown["next_tick"]).hour == 18
 
 
-def test_on_a_narrow_terminal_nothing_is_cut_off(command: Command, environment: dict[str, str]) -> None:
+def test_on_a_narrow_terminal_nothing_is_cut_off(command: Command, made: None, environment: dict[str, str]) -> None:
     environment["COLUMNS"] = "20"
 
     shown = command("list").stdout
@@ -215,3 +215,46 @@ def test_the_processes_of_dramatiq_and_periodiq_say_in_one_line_what_is_wrong(
     assert finished.returncode == 2
     assert "housekeeping: HOUSEKEEPING_DATABASE_URL is 'mysql://me:***@host/db'" in finished.stderr
     assert "Traceback" not in finished.stderr and "hunter2" not in finished.stderr
+
+
+@pytest.mark.parametrize("shown_by", ["list", "status", "doctor"])
+def test_families_without_tables_are_shown_in_a_line_each(command: Command, shown_by: str) -> None:
+    command("init")
+
+    shown = command(shown_by)
+
+    lines = [line for line in shown.stdout.splitlines() if "not set up" in line]
+    assert len(lines) == 5
+    assert WORKER in lines[0] and "table user_statuses is not in this database" in lines[0]
+    assert "ALARM user_status" not in shown.stdout
+
+
+def test_status_in_json_says_what_is_missing(command: Command) -> None:
+    command("init")
+
+    [shown] = [each for each in json.loads(command("status", "--json").stdout)["workers"] if each["worker"] == WORKER]
+
+    assert (shown["state"], shown["alarms"]) == ("not_set_up", [])
+    assert shown["not_set_up"] == "table user_statuses is not in this database"
+
+
+def test_why_says_that_a_worker_is_not_set_up(command: Command) -> None:
+    command("init")
+
+    assert "table user_statuses is not in this database" in command("why", WORKER).stdout
+
+
+def test_sample_data_fills_the_tables_of_a_trial_once(command: Command) -> None:
+    first, second = (command("init", "--with-tables", "--with-sample-data") for _ in range(2))
+
+    assert first.returncode == 0
+    assert "table user_statuses: 300 sample rows" in first.stdout.splitlines()
+    assert second.returncode == 2
+    assert "table user_statuses has rows already" in second.stderr
+
+
+def test_sample_data_alone_is_refused(command: Command) -> None:
+    refused = command("init", "--with-sample-data")
+
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "give --with-tables as well" in refused.stderr

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 from psycopg2 import sql
 
+from housekeeping.workers import BUILT_IN
 from tests.installation import Installation
 from tests.installation import installation as installation
 from tests.installation import redis_of_installations as redis_of_installations
@@ -85,6 +86,8 @@ class _Reader:
     def _shell(self, block: Block) -> None:
         text = _GOES_ON.sub(r"serve \1", _DONE_ELSEWHERE.sub("", self._with_own_servers(block.text)))
         text = _DOCTOR.sub(r"\1 || [ $? -eq 3 ]", text)
+        if "--with-sample-data" in text:
+            empty_tables()
         kept = self._folder / "environment"
         # What is exported holds for the blocks that follow; every setting must be one.
         check = f"{sys.executable} -c 'from housekeeping.foundation.settings import Settings; Settings.load()'"
@@ -126,6 +129,13 @@ class _Reader:
         if self._last == "sh":
             came = [_form(line) for line in self._said.splitlines()]
             assert [line for line in map(_form, block.text.splitlines()) if line not in came] == [], self._said
+
+
+def empty_tables() -> None:
+    """Empty the application's tables, as they are where a page makes them for a trial."""
+    for family in BUILT_IN:
+        for model in family.MODELS.values():
+            model.truncate_table(cascade=True)
 
 
 def _shape(value: Any) -> Any:

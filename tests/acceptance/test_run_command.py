@@ -66,10 +66,20 @@ def test_a_run_without_its_tables_is_a_failed_result_that_names_the_way_out(
     if prepared:
         command("init")
 
-    finished = command("run", WORKER, "--json")
+    finished = command("run", WORKER, "--json", BUILT_IN="user_status_cleanup")
 
     assert (finished.returncode, json.loads(finished.stdout)["outcome"]) == (2, "failed")
     assert finished.stderr.splitlines()[-1].endswith(way_out)
+
+
+def test_a_run_without_its_table_is_skipped_and_says_what_is_missing(command: Command) -> None:
+    command("init")
+
+    finished = command("run", WORKER, "--json")
+
+    result = json.loads(finished.stdout)
+    assert (finished.returncode, result["outcome"], result["reason"]) == (0, "skipped", "not_set_up")
+    assert "table user_statuses is not in this database" in finished.stderr
 
 
 def test_a_disabled_worker_is_skipped_unless_forced(command: Command, made: None) -> None:

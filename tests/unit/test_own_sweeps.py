@@ -132,7 +132,9 @@ def test_two_sweeps_of_one_name_are_refused(written: Written) -> None:
 
     with pytest.raises(DeclarationError, match=r"shop.b: there is a sweep shop.one already, of shop.a; give one of"):
         configured_sweeps(given(first, second))
-    with pytest.raises(DeclarationError, match=r"shop.c: .* user_status_cleanup.batch already, of housekeeping.wor"):
+    with pytest.raises(
+        DeclarationError, match=r"shop.c: .* user_status_cleanup.batch already, of user_status_cleanup;"
+    ):
         configured_sweeps(given(like_ours))
 
 

@@ -11,7 +11,7 @@ from housekeeping.workers.object_storage import stores
 from housekeeping.workers.object_storage.models import MODELS
 from housekeeping.workers.object_storage.upload_pass import PendingUploadsPass
 
-__all__ = ["MODELS", "RIGHTS", "SWEEPS", "configure", "examine", "sweep"]
+__all__ = ["MODELS", "RIGHTS", "SWEEPS", "configure", "examine", "sweep", "unconfigured"]
 
 #: It uses no table of the application's.
 RIGHTS: Final[dict[str, tuple[str, ...]]] = {}
@@ -53,6 +53,11 @@ sweep: Final = Sweep(
 )
 
 SWEEPS: Final = (sweep,)
+
+
+def unconfigured() -> str | None:
+    """Return what the settings lack: an object store."""
+    return None if stores.configured else "HOUSEKEEPING_OBJECT_STORES is not set"
 
 
 def examine() -> Iterator[Finding]:

@@ -18,12 +18,13 @@ Found = Callable[..., list[Finding]]
 
 @pytest.fixture
 def complete(settings: Settings, tmp_path: Path) -> Settings:
-    """Settings with all that the workers need."""
+    """Settings with all that the workers need, and every family named: one that does not fit is an error."""
     (tmp_path / "repositories" / "@hashed").mkdir(parents=True)
     (tmp_path / "uploads").mkdir()
-    given = settings.model_dump(exclude={"object_stores", "repositories_root"})
+    given = settings.model_dump(exclude={"object_stores", "repositories_root", "built_in"})
     return Settings.load(
         **given,
+        built_in="all",
         object_stores=f'{{"uploads": "file://{tmp_path}/uploads"}}',
         repositories_root=tmp_path / "repositories",
     )

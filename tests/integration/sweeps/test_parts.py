@@ -34,7 +34,7 @@ IN_FOUR = WorkerSettings(parts=4, batch_size=10)
 @pytest.fixture
 def broker(settings: Settings, postgres: Database) -> dramatiq.Broker:
     broker = message_broker(settings)
-    install(broker, settings.model_copy(update={"workers": {NAME: IN_FOUR}}))
+    install(broker, settings.model_copy(update={"workers": {NAME: IN_FOUR}, "built_in": ("user_status_cleanup",)}))
     return broker
 
 

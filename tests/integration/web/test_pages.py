@@ -10,6 +10,7 @@ from flask.testing import FlaskClient
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.foundation.clock import SystemClock
+from housekeeping.foundation.db import Database
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps import heartbeats
 from housekeeping.sweeps.heartbeats import Heartbeat
@@ -19,6 +20,8 @@ from housekeeping.sweeps.run import perform
 from housekeeping.sweeps.switches import Switched, switch
 from housekeeping.web import facts
 from housekeeping.web.alarm_help import ALARMS, topic
+from housekeeping.web.application import create_app
+from housekeeping.workers import configured_sweeps
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.web.conftest import WORKER, LogIn, form_token
 
@@ -233,3 +236,22 @@ def test_dead_process_and_its_lost_run_show_on_the_first_page(client: FlaskClien
     assert re.search(r'class="outcome lost"[^>]*>lost\? no heartbeat for \d+ s<', page) is not None
     assert "&lt;b&gt;host:7" in page and "dead? no heartbeat for" in page and ">3/8<" in page
     assert 'href="/alarms#no_worker">no_worker</a> no worker serves the queue &#39;cronjob&#39; since' in page
+
+
+def test_front_page_shows_a_worker_that_is_not_set_up_in_one_line(settings: Settings, postgres: Database) -> None:
+    app = create_app(settings, configured_sweeps(settings), "a-token-of-the-tests", open_to_read=True)
+
+    page = app.test_client().get("/").get_data(as_text=True)
+
+    [line] = re.findall(r"<li>Not set up: ci_stuck_builds.*</li>", page)
+    assert "drop_running" in line and "table ci_builds is not in this database" in line
+    assert "No alarm rings" in page or "no_worker" in page
+    assert page.count("not in this database") == 4
+
+
+def test_page_of_a_worker_that_is_not_set_up_says_what_is_missing(settings: Settings, postgres: Database) -> None:
+    app = create_app(settings, configured_sweeps(settings), "a-token-of-the-tests", open_to_read=True)
+
+    page = app.test_client().get("/workers/ci.stuck_jobs").get_data(as_text=True)
+
+    assert "not set up</span>" in page and "table ci_builds is not in this database" in page

@@ -1,0 +1,52 @@
+"""Which scheduled sweeps are set up: those that are not get no messages."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from dramatiq import Actor
+from peewee import PeeweeException
+
+from housekeeping.foundation.db import one_line
+from housekeeping.foundation.errors import HousekeepingError
+from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.sweeps.declaration import SetupProblem, Sweep
+
+logger = named_logger(__name__)
+
+
+class SetupChecks:
+    """Answers for the actors of one scheduler, and logs each change of an answer once.
+
+    While the database cannot be asked, an actor counts as set up unless it was found otherwise: its message is sent,
+    and the run decides.
+    """
+
+    def __init__(self) -> None:
+        self._problems: dict[str, SetupProblem] = {}
+        self._away_at: datetime | None = None
+
+    def is_set_up(self, actor: Actor[..., Any], now: datetime) -> bool:
+        """Return whether the actor's ticks are to be sent; never raises. Plain actors always are."""
+        sweep: Sweep | None = actor.options.get("sweep")
+        if sweep is None or sweep.setup_problem is None:
+            return True
+        name = actor.actor_name
+        # Each actor's own wait for an answer would add up to more than a minute.
+        if self._away_at != now:
+            try:
+                self._note(name, sweep.lacks())
+            except (PeeweeException, HousekeepingError) as error:
+                self._away_at = now
+                logger.warning("Setup could not be checked", worker=name, error=one_line(error))
+        return name not in self._problems
+
+    def _note(self, name: str, problem: SetupProblem | None) -> None:
+        known = self._problems.pop(name, None)
+        if problem is not None:
+            self._problems[name] = problem
+        if problem is None and known is not None:
+            logger.info("Worker set up, scheduled from now on", worker=name)
+        elif problem is not None and problem != known:
+            logger.info("Worker not set up, not scheduled", worker=name, family=problem.family, text=problem.text)

@@ -1,0 +1,70 @@
+"""`housekeeping init --with-tables --with-sample-data`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import redis
+
+from housekeeping.cli.sample_data import add_sample_rows
+from housekeeping.foundation.db import Database
+from housekeeping.foundation.errors import WrongArgument
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps.run import perform
+from housekeeping.workers import FAMILIES, configured_sweeps
+from housekeeping.workers.bulk_imports.models import BulkImport
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+
+MODELS = [model for module in FAMILIES.values() for model in module.MODELS.values()]
+
+
+@pytest.fixture
+def trial(settings: Settings, postgres: Database, redis_client: redis.Redis, tmp_path: Path) -> Settings:
+    """Settings with a folder of repositories, and every table, empty."""
+    (tmp_path / "@hashed").mkdir()
+    settings = settings.model_copy(update={"repositories_root": tmp_path})
+    configured_sweeps(settings)
+    postgres.create_tables(MODELS)
+    return settings
+
+
+def test_every_empty_table_gets_a_few_hundred_rows(trial: Settings) -> None:
+    lines = add_sample_rows(trial)
+
+    assert [model.select().count() for model in MODELS] == [300, 100, 300, 300, 300, 300]
+    assert lines[0] == "table user_statuses: 300 sample rows"
+
+
+@pytest.mark.parametrize(
+    ("worker", "counts"),
+    [
+        ("user_status_cleanup.batch", {"deleted_rows": 200, "batches": 2}),
+        ("bulk_imports.stale_import", {"timed_out_imports": 20, "timed_out_entities": 60, "timed_out_trackers": 60}),
+        ("ci.stuck_builds.drop_running", {"dropped": 26}),
+        ("ci.stuck_builds.drop_scheduled", {"dropped": 24}),
+        ("ci.stuck_builds.drop_canceling", {"dropped": 26}),
+    ],
+)
+def test_each_worker_has_something_to_do(trial: Settings, worker: str, counts: dict[str, int]) -> None:
+    add_sample_rows(trial)
+
+    result = perform(configured_sweeps(trial)[worker])
+
+    assert result.outcome == "done"
+    assert {name: value for name, value in result.counts.items() if value} == counts
+
+
+def test_a_table_with_rows_is_refused_and_nothing_is_changed(trial: Settings) -> None:
+    BulkImport.insert(user_id=1).execute()
+
+    with pytest.raises(WrongArgument, match="^table bulk_imports has rows already; sample data is for empty tables"):
+        add_sample_rows(trial)
+
+    assert UserStatus.select().count() == 0
+
+
+def test_refs_are_left_out_without_repositories(trial: Settings) -> None:
+    lines = add_sample_rows(trial.model_copy(update={"repositories_root": None}))
+
+    assert [line for line in lines if "batched_git" in line] == []

@@ -1,0 +1,88 @@
+"""`HOUSEKEEPING_BUILT_IN`: which families of built-in workers are active."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from housekeeping.foundation.errors import SettingsError
+from housekeeping.foundation.settings import Settings
+from housekeeping.workers import FAMILIES, configured_sweeps
+
+ALWAYS = ["housekeeping.old_runs", "housekeeping.outbox"]
+STATUSES = "user_status_cleanup.batch"
+IMPORTS = "bulk_imports.stale_import"
+
+
+@pytest.fixture(autouse=True)
+def declared_table_names() -> Iterator[None]:
+    yield
+    configured_sweeps(Settings())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "user_status_cleanup,bulk_imports",
+        " bulk_imports , user_status_cleanup ",
+        '["user_status_cleanup", "bulk_imports"]',
+    ],
+)
+def test_named_families_are_active_without_condition(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("HOUSEKEEPING_BUILT_IN", value)
+
+    sweeps = configured_sweeps(Settings.load())
+
+    assert [*sweeps] == [STATUSES, IMPORTS, *ALWAYS]
+    assert [each.setup_problem for each in sweeps.values()] == [None] * 4
+
+
+@pytest.mark.parametrize("value", ["none", "false", "[]"])
+def test_none_leaves_only_what_is_always_active(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("HOUSEKEEPING_BUILT_IN", value)
+
+    assert [*configured_sweeps(Settings.load())] == ALWAYS
+
+
+def test_all_names_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOUSEKEEPING_BUILT_IN", "all")
+
+    sweeps = configured_sweeps(Settings.load())
+
+    assert len(sweeps) == sum(len(module.SWEEPS) for module in FAMILIES.values()) + len(ALWAYS)
+    assert not any(each.setup_problem for each in sweeps.values())
+
+
+def test_by_default_each_family_depends_on_its_tables() -> None:
+    sweeps = configured_sweeps(Settings())
+
+    assert [name for name, each in sweeps.items() if each.setup_problem is None] == ALWAYS
+
+
+def test_a_family_whose_table_is_named_must_have_it() -> None:
+    sweeps = configured_sweeps(Settings.load(workers={"ci.stuck_jobs": {"table": "p_ci_builds"}}))
+
+    assert sweeps["ci.stuck_builds.drop_running"].setup_problem is None
+    assert sweeps[STATUSES].setup_problem is not None
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("user_statuses", "names 'user_statuses', which is no family of built-in workers; did you mean user_status"),
+        ("x", "names 'x', .*; the families are user_status_cleanup, bulk_imports, object_storage, "),
+        ("old_runs", "names 'old_runs', which is no family"),
+    ],
+)
+def test_an_unknown_family_is_refused_in_one_line(value: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=f"^HOUSEKEEPING_BUILT_IN {said}") as refused:
+        configured_sweeps(Settings.load(built_in=value))
+
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", ["all,bulk_imports", "bulk_imports,none", "[7]", "[", "bulk imports"])
+def test_a_value_that_is_no_list_of_families_is_refused(value: str) -> None:
+    with pytest.raises(SettingsError, match="^HOUSEKEEPING_BUILT_IN is .*; it should be "):
+        Settings.load(built_in=value)
