@@ -2,7 +2,8 @@
 
 A part of a page that stands between ``<!-- generated: NAME -->`` and ``<!-- end -->`` is made by the function of that
 name. In its tables, columns that say what something is for are written by hand, in the page, and stay; a new row
-begins with an empty one, and a test asks for it. The tables of broken twins and of state machines are written as well.
+begins with an empty one, and a test asks for it. A block of code after ``<!-- file: PATH -->`` is that file, or with
+``; from: LINE; before: LINE`` a part of it. The tables of broken twins and of state machines are written as well.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from docs import promises, state_machines
-from docs.generators import code_tables, command_pages, log_tables, setting_tables
+from docs.generators import code_tables, command_pages, example_blocks, log_tables, setting_tables
 
 DOCS: Final = Path(__file__).parent
 _PART: Final = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n)(.*?)(?=<!-- end -->)", re.DOTALL)
@@ -37,13 +38,13 @@ def pages() -> list[Path]:
     return [
         path
         for path in [*DOCS.parent.glob("*.md"), *sorted(DOCS.rglob("*.md"))]
-        if _PART.search(path.read_text(encoding="utf-8"))
+        if _PART.search(text := path.read_text(encoding="utf-8")) or example_blocks.has_blocks(text)
     ]
 
 
 def page(text: str) -> str:
     """The page with each of its parts as the code has it now."""
-    return _PART.sub(_part, text)
+    return example_blocks.page(_PART.sub(_part, text))
 
 
 def parts(text: str) -> dict[str, str]:

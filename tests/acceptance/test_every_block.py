@@ -47,7 +47,10 @@ serve() {
 
 def _own(page: Path) -> list[Block]:
     return [
-        block for block in blocks(page) if block.kind in (*RUN, "text") and not block.mark.startswith("<!-- command")
+        block
+        for block in blocks(page)
+        # The files of docs/examples are run as applications, by tests of their own.
+        if block.kind in (*RUN, "text") and not block.mark.startswith(("<!-- command", "<!-- file"))
     ]
 
 

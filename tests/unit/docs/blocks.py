@@ -12,6 +12,7 @@ from typing import Final
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from docs.generators.example_blocks import path_of
 from tests.acceptance import test_on_call_pages
 
 ROOT: Final = Path(__file__).parents[3]
@@ -85,9 +86,7 @@ def blocks(page: Path) -> list[Block]:
 
 def included(page: Path) -> list[Path]:
     """The files whose text a page shows as code."""
-    tokens = _tokens(page)
-    said = [token.info for token in tokens if token.type == "fence" and token.info.startswith("{literalinclude}")]
-    return [(page.parent / info.split()[1]).resolve() for info in said]
+    return [path for block in blocks(page) if (path := path_of(block.mark)) is not None]
 
 
 def words_in_code(page: Path) -> Iterator[str]:

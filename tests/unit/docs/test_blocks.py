@@ -91,3 +91,7 @@ def test_a_configuration_of_prometheus_names_the_rules_and_the_jobs_that_there_a
 
     jobs = {job["job_name"] for job in given["scrape_configs"]}
     assert set(re.findall(r'job="([\w-]+)"', "".join(rules))) <= jobs
+
+
+def test_code_is_written_out_in_the_pages_for_readers_without_sphinx() -> None:
+    assert [name_of(page) for page in PAGES if "{literalinclude}" in page.read_text(encoding="utf-8")] == []
