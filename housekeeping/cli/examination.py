@@ -16,6 +16,7 @@ from housekeeping.doctor import examine
 from housekeeping.doctor.rights import exists, grants, missing_rights, needed_rights, own_tables_grants
 from housekeeping.foundation.db import database, one_line, reaching_postgres
 from housekeeping.foundation.errors import HousekeepingError
+from housekeeping.foundation.plural import counted
 from housekeeping.foundation.printable import printable
 from housekeeping.foundation.settings import Settings
 from housekeeping.installation import use_database
@@ -94,4 +95,4 @@ def _show(found: list[Finding]) -> None:
         if each.way_out and each.level != "fine":
             out.print(f"          do: {each.way_out}", soft_wrap=True)
     numbers = [sum(each.level == level for each in found) for level in ("error", "warning", "fine")]
-    out.print(f"{numbers[0]} errors, {numbers[1]} warnings, {numbers[2]} fine")
+    out.print(f"{counted(numbers[0], 'error')}, {counted(numbers[1], 'warning')}, {numbers[2]} fine")

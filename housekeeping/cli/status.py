@@ -17,6 +17,7 @@ from housekeeping.cli.tables import counts, length, moment, out, progress, show,
 from housekeeping.foundation.clock_skew import ClockSkew, read_database_clock
 from housekeeping.foundation.db import reaching_postgres
 from housekeeping.foundation.errors import BrokerUnavailable, RedisUnavailable
+from housekeeping.foundation.plural import counted
 from housekeeping.foundation.printable import in_one_line
 from housekeeping.foundation.redis_client import redis_client
 from housekeeping.foundation.settings import Settings
@@ -107,7 +108,7 @@ def status(as_json: bool) -> None:
         for standing in each_overview.rejected:
             out.print(_rejected_line(each_overview.worker, standing, now), soft_wrap=True)
         if each_overview.rejected_more:
-            more = f"{each_overview.rejected_more:,} more causes or arguments"
+            more = f"{counted(each_overview.rejected_more, 'more cause or argument', 'more causes or arguments')}"
             out.print(Text.assemble(("REJECTED", "yellow"), f" {each_overview.worker}: {more}"), soft_wrap=True)
     for each_overview in overviews:
         for alarm in each_overview.alarms:
@@ -162,7 +163,7 @@ def _switch_line(switch: Switched) -> str:
 
 def _rejected_line(worker: str, standing: Standing, now: datetime) -> Text:
     of = worker if standing.argument is None else f"{worker} {standing.argument}"
-    seen = f"{standing.rows:,} rows, since {_ago(standing.since, now)}, last {_ago(standing.last_at, now)}"
+    seen = f"{counted(standing.rows, 'row')}, since {_ago(standing.since, now)}, last {_ago(standing.last_at, now)}"
     if standing.not_before is not None and standing.not_before > now:
         seen += f", scheduled again in {length((standing.not_before - now).total_seconds())}"
     sample = json.dumps(standing.sample.get("record"), ensure_ascii=False)

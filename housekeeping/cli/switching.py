@@ -14,6 +14,7 @@ from housekeeping.cli.tables import length, moment
 from housekeeping.foundation.clock_skew import database_now
 from housekeeping.foundation.db import reaching_postgres
 from housekeeping.foundation.errors import WrongArgument
+from housekeeping.foundation.plural import counted
 from housekeeping.sweeps import switches
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.switches import Switched, SwitchState
@@ -112,7 +113,7 @@ def _switch(
 def in_words(switched: Switched) -> str:
     """What is in force for a worker, in one line."""
     limits = [
-        *([f"{switched.batch_size} records a batch"] if switched.batch_size else []),
+        *([f"{counted(switched.batch_size, 'record')} a batch"] if switched.batch_size else []),
         *([f"{length(switched.max_runtime.total_seconds())} a run"] if switched.max_runtime else []),
     ]
     state = f"narrowed to {' and '.join(limits)}" if limits else switched.state

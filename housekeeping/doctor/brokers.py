@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers import message_broker
+from housekeeping.foundation.plural import counted
 from housekeeping.foundation.settings import Settings
 from housekeeping.queues import queue_lengths
 from housekeeping.sweeps.declaration import Sweep
@@ -21,7 +22,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     yield _defaults(settings)
     for name, each in lengths.items():
         if each.dead:
-            text = f"{each.dead:,} dead letters in queue {name}"
+            text = f"{counted(each.dead, 'dead letter')} in queue {name}"
             yield Finding("warning", "broker", "dead letters", text, "housekeeping deadletters list")
 
 

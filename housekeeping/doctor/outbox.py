@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from housekeeping.foundation.db import database
+from housekeeping.foundation.plural import counted
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.findings import Finding
@@ -39,7 +40,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
                 "error",
                 "postgres",
                 "outbox",
-                f"{_rows(overdue)} of {event} wait for the subscription {name!r}, and no process delivers them",
+                f"{counted(overdue, 'row')} of {event}: no process delivers to the subscription {name!r}",
                 "import the module with its events.on(...) where housekeeping.outbox runs; if the handler is gone for "
                 f"good, delete its rows from {table}",
             )
@@ -49,12 +50,9 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
                 "warning",
                 "postgres",
                 "outbox",
-                f"{_rows(failing)} of {event} could not be delivered to {name!r} for {attempts} times: {error}",
+                f"{counted(failing, 'row')} of {event} could not be delivered to {name!r} for "
+                f"{counted(attempts, 'time')}: {error}",
                 "mend the handler; each row is tried once an hour",
             )
     if not wrong:
         yield Finding("fine", "postgres", "outbox", "nothing waits longer than it should")
-
-
-def _rows(number: int) -> str:
-    return "1 row" if number == 1 else f"{number:,} rows"

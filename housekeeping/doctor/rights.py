@@ -14,6 +14,7 @@ from housekeeping.foundation.db import database
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps import own_tables
 from housekeeping.sweeps.families import Family
+from housekeeping.sweeps.needed_columns import updated_columns
 from housekeeping.sweeps.touched_tables import recorded
 from housekeeping.workers import families
 

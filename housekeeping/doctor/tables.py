@@ -9,6 +9,7 @@ from peewee import ProgrammingError
 
 from housekeeping.doctor.rights import grants, missing_rights, tables_of
 from housekeeping.foundation.db import database, one_line
+from housekeeping.foundation.plural import counted
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.findings import Finding
@@ -63,7 +64,7 @@ def _vacuum(worker: str, name: str, table: str, oid: int) -> Iterator[Finding]:
         way_out = f"ALTER TABLE {table} RESET (autovacuum_enabled)"
         yield Finding("warning", worker, f"autovacuum on {name}", "is off: deleted rows are never cleaned", way_out)
     elif dead > _DEAD_ROWS and dead > _DEAD_SHARE * (live + dead) and not at_work:
-        text = f"{dead:,} dead rows beside {live:,} live ones, and no vacuum at work"
+        text = f"{counted(dead, 'dead row')} beside {counted(live, 'live one')}, and no vacuum at work"
         yield Finding("warning", worker, f"autovacuum on {name}", text, f"VACUUM {table}; is a long transaction open?")
 
 

@@ -14,6 +14,7 @@ from housekeeping.foundation.clock_skew import TOLERATED
 from housekeeping.foundation.db import database, one_line
 from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.foundation.plural import counted
 from housekeeping.sweeps import measures
 from housekeeping.sweeps.backlog import Backlog, backlog, oldest
 from housekeeping.sweeps.breaker import in_numbers, is_exceeded
@@ -72,21 +73,21 @@ def of_a_run(sweep: Sweep, duration_s: float, counts: Mapping[str, Any]) -> Iter
         most_s = longest.total_seconds()
         yield Alarm("longest_run", f"the last run took {duration_s:.0f} s, over {most_s:.0f} s", most_s, duration_s)
     if failed := counts.get("failed"):
-        yield Alarm("failed_rows", f"{failed:,} rows could not be settled", 0, failed)
+        yield Alarm("failed_rows", f"{counted(failed, 'row')} could not be settled", 0, failed)
     if (ahead_s := counts.get(CLOCK_SKEW)) is not None:
         tolerated_s, side = TOLERATED.total_seconds(), "ahead of" if ahead_s > 0 else "behind"
         text = f"the clock of the last run's machine was {abs(ahead_s):,.1f} s {side} the database's; check NTP"
         yield Alarm("clock", text, tolerated_s, abs(ahead_s))
     for name, most in sweep.alarms.most.items():
-        if (counted := counts.get(name, 0)) > most:
-            yield Alarm(f"most_{name}", f"the last run counted {counted:,} {name}, over {most:,}", most, counted)
+        if (number := counts.get(name, 0)) > most:
+            yield Alarm(f"most_{name}", f"the last run counted {number:,} {name}, over {most:,}", most, number)
 
 
 def of_the_backlog(sweep: Sweep, waiting: Backlog) -> Iterator[Alarm]:
     """What waits, counted up to the limit."""
     most = sweep.alarms.backlog
     if most is not None and (waiting.rows > most or not waiting.exact):
-        yield Alarm("backlog", f"more than {most:,} rows wait", most, waiting.rows)
+        yield Alarm("backlog", f"more than {counted(most, 'row waits', 'rows wait')}", most, waiting.rows)
 
 
 def of_the_ledger(sweep: Sweep) -> Iterator[Alarm]:
@@ -102,7 +103,7 @@ def of_the_ledger(sweep: Sweep) -> Iterator[Alarm]:
     last: Any = Run.select(Run.outcome).where(ended).order_by(Run.id.desc()).limit(most).tuples()
     outcomes = [outcome for (outcome,) in last]
     if len(outcomes) == most and set(outcomes) <= set(_ENDED_BADLY):
-        yield Alarm("failed_runs", f"{most} runs in a row ended badly", most, most)
+        yield Alarm("failed_runs", f"{counted(most, 'run')} in a row ended badly", most, most)
 
 
 def of_the_last_run(outcome: str | None, why: str | None) -> Iterator[Alarm]:

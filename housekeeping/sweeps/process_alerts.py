@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, tzinfo
 from typing import Final
 
 from housekeeping.foundation.cron import Cron
+from housekeeping.foundation.plural import counted
 from housekeeping.sweeps.alarms import Alarm
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.processes import Process, Processes
@@ -78,7 +79,7 @@ def _since(last: Process) -> str:
 def _no_worker(processes: Processes, queue: str, waiting: int) -> Iterator[Alarm]:
     text = no_living_worker(processes, queue)
     if text is not None:
-        yield Alarm(NO_WORKER, f"{text}; {waiting:,} messages wait", 0, waiting)
+        yield Alarm(NO_WORKER, f"{text}; {counted(waiting, 'message waits', 'messages wait')}", 0, waiting)
 
 
 def _no_scheduler(processes: Processes, period: timedelta) -> Iterator[Alarm]:

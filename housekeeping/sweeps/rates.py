@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from housekeeping.sweeps.breaker import settled_by
@@ -12,6 +12,8 @@ from housekeeping.sweeps.own_tables import Run
 
 _RUNS: Final = 50  # looked at; fewer say too little, more are too old to tell of now
 _WELL: Final = ("done", "partial")
+#: Runs over less time than this are no measure of an hour.
+_OBSERVED_AT_LEAST: Final = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +56,15 @@ def last_ended(sweep: Sweep, number: int = _RUNS) -> list[Ended]:
 
 
 def rates(runs: list[Ended]) -> Rates | None:
-    """Arrival and drain over these runs; None when there are too few to say."""
+    """Return arrival and drain over these runs; None when they are too few, or within less than ten minutes."""
     counted = [run for run in runs if run.backlog is not None]
     if len(counted) < 2:
         return None
     first, last = counted[0], counted[-1]
-    hours = (last.finished_at - first.finished_at).total_seconds() / 3600
-    if hours <= 0:
+    observed = last.finished_at - first.finished_at
+    if observed < _OBSERVED_AT_LEAST:
         return None
+    hours = observed / timedelta(hours=1)
     drained = sum(run.settled for run in runs if first.finished_at < run.finished_at <= last.finished_at)
     assert first.backlog is not None and last.backlog is not None
     known = first.backlog_exact and last.backlog_exact

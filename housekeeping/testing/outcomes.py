@@ -10,6 +10,7 @@ from uuid import uuid4
 from peewee import fn
 
 from housekeeping.foundation.context import MessageContext, current_message
+from housekeeping.foundation.plural import counted
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.results import RunResult
@@ -61,7 +62,7 @@ def nothing_to_do(sweep: Sweep, since: int) -> str:
     """Why runs that changed nothing, those after row `since` of the ledger, prove nothing, and the way out."""
     failed = _summed(sweep, since, ["failed"])["failed"]
     if failed:
-        why = f": {failed:,} rows could not be settled; the log of a perform(sweep) says why"
+        why = f": {counted(failed, 'row')} could not be settled; the log of a perform(sweep) says why"
     else:
         why = "; put stale rows into its tables first"
     return f"{sweep.name} changed nothing, which proves nothing{why}"

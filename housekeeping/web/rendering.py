@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 
 from housekeeping.cli.tables import counts, length, moment
 from housekeeping.foundation.clock import SYSTEM_CLOCK
+from housekeeping.foundation.plural import counted
 from housekeeping.foundation.printable import printable
 from housekeeping.sweeps.run_state import is_lost, outcome_in_words
 from housekeeping.web import charts
@@ -37,6 +38,7 @@ def prepare(app: Flask) -> None:
         "topic": topic,
         "outcome_in_words": outcome_in_words,
         "is_lost": is_lost,
+        "counted": counted,
     }
 
 

@@ -180,7 +180,7 @@ def test_rows_without_a_handler_stay_and_are_told_of(
     (finding,) = findings
     assert (finding.level, finding.text) == (
         "error",
-        "10 rows of shop.orders_expired wait for the subscription 'gone', and no process delivers them",
+        "10 rows of shop.orders_expired: no process delivers to the subscription 'gone'",
     )
 
 

@@ -154,3 +154,11 @@ def test_a_plan_before_init_knows_no_history_and_counts_all_the_same(
     planned = plan(sweep, clock=clock)
 
     assert (planned.stale.rows, planned.pace) == (3, None)
+
+
+@pytest.mark.parametrize(("minutes", "known"), [(9.9, False), (10, True)])
+def test_a_rate_needs_ten_minutes_of_observation(postgres: Database, minutes: float, known: bool) -> None:
+    _ran(0, 0)
+    _ran(minutes / 60, 40_000)
+
+    assert (rates(last_ended(sweep)) is not None) == known

@@ -88,7 +88,7 @@ def test_rejected_rows_show_on_the_workers_page_and_are_never_markup(client: Fla
 
     page = client.get(f"/workers/{WORKER}").get_data(as_text=True)
 
-    assert "1,234 since" in page and "stays" in page
+    assert "1,234 rows since" in page and "stays" in page
     assert "<script>alert" not in page
 
 
