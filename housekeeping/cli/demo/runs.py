@@ -16,17 +16,18 @@ from housekeeping.sweeps.own_tables import Run
 _SENT_BY: Final = {"enqueue": "demo"}  # the ledger knows it as the application that sends a message
 
 
-def runs_table(runs: Iterable[Run], sweeps: dict[str, Sweep]) -> Table:
-    """A line a run."""
-    shown = table("WORKER", "SENT BY", "STARTED", "OUTCOME", ">TOOK", "DID")
+def runs_table(runs: Iterable[Run], sweeps: dict[str, Sweep], *, wide: bool) -> Table:
+    """Return a table with a line for each run; `wide` adds what sent it and when it started."""
+    further = ("SENT BY", "STARTED (UTC)") if wide else ()
+    shown = table("LAST RUNS OF", *further, "OUTCOME", ">TOOK", "DID")
     for run in runs:
+        origin = (_SENT_BY.get(run.trigger, run.trigger), run.started_at.strftime("%H:%M:%S")) if wide else ()
         shown.add_row(
             run.worker,
-            _SENT_BY.get(run.trigger, run.trigger),
-            run.started_at.strftime("%H:%M:%S"),
+            *origin,
             run.outcome or "running",
             length(_seconds(run)) if run.finished_at else "-",
-            _did(run.counts, run.reason, sweeps[run.worker]),
+            _did(run.counts, run.reason, sweeps[run.worker]) if run.outcome or any(run.counts.values()) else "-",
         )
     return shown
 

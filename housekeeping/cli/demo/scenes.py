@@ -46,6 +46,26 @@ def others_at_work(url: str) -> Iterator[None]:
         yield
 
 
+def compared_beside(before: Counted, after: Counted) -> tuple[Table, int]:
+    """Return the same as two tables beside each other, and how many lines they take; no line is folded."""
+    lines: list[tuple[str, str, str]] = []
+    for title, kinds in after.items():
+        lines.append((title, "", ""))
+        lines += [(f"  {kind}", f"{before[title].get(kind, 0):,}", f"{now:,}") for kind, now in kinds.items()]
+    half = (len(lines) + 1) // 2
+    both = Table.grid(padding=(0, 4, 0, 0))
+    halves = []
+    for part in (lines[:half], lines[half:]):
+        shown = table("WHAT CHANGED", ">BEFORE", ">NOW")
+        for line in part:
+            shown.add_row(*line)
+        for column in shown.columns:
+            column.no_wrap, column.overflow = True, "ellipsis"
+        halves.append(shown)
+    both.add_row(*halves)
+    return both, half + 1
+
+
 def compared(before: Counted, after: Counted) -> Table:
     """A line for each kind, by scene: what there was and what there is."""
     shown = table("", ">BEFORE", ">NOW", title="\nwhat changed")

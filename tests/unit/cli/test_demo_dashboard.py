@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from housekeeping.cli.demo.dashboard import dashboard
+
+
+def test_without_the_web_extra_the_demo_says_how_to_get_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "housekeeping.web.application", None)
+    stage: Any = None  # nothing of it is used
+
+    with dashboard(stage) as address:
+        assert address.startswith("not installed: pip install ") and "[web]" in address
