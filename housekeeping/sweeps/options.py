@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from peewee import Model
 
     from housekeeping.sweeps.breaker import Breaker
-    from housekeeping.sweeps.declaration import Alarms, DataConsistency, LeaseTerms
+    from housekeeping.sweeps.declaration import Alarms, DataConsistency, LeaseTerms, SetupProblem
     from housekeeping.sweeps.gates import Gates
     from housekeeping.sweeps.passes import Preflight
 
@@ -46,3 +46,4 @@ class SweepOptions(TypedDict, total=False):
     actor_options: Mapping[str, Any]
     partitioned: tuple[type[Model], ...]
     enabled: bool
+    setup_problem: Callable[[], SetupProblem | None] | None

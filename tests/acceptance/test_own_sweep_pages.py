@@ -20,6 +20,7 @@ import redis
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import parse_dsn
 
+from docs.generators.example_blocks import path_of
 from housekeeping.foundation.db import Database
 from housekeeping.foundation.settings import Settings
 from housekeeping.testing import assert_survives_kill
@@ -86,7 +87,8 @@ class Reader(_Reader):
 
     def read(self, page: str) -> None:
         for block in blocks(HOWTO / f"{page}.md"):
-            self.do(block)
+            if path_of(block.mark) is None:  # else a file of docs/examples, which is where the page says
+                self.do(block)
 
     def _with_own_servers(self, text: str) -> str:
         text = text.replace(_DJANGOS_DATABASE, self._djangos_database())
