@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Unpack
 
 from blinker import NamedSignal
-from peewee import Expression, Model
+from peewee import Expression, Model, PeeweeException
 
 from housekeeping.foundation.cron import Cron
-from housekeeping.foundation.errors import DeclarationError, SettingsError
+from housekeeping.foundation.db import typed_line
+from housekeeping.foundation.errors import DeclarationError, HousekeepingError, SettingsError
 from housekeeping.foundation.identity import identify
 from housekeeping.foundation.leases import SHORTEST_TTL
 from housekeeping.foundation.settings import WorkerSettings
@@ -22,6 +23,7 @@ from housekeeping.sweeps.breaker import Breaker
 from housekeeping.sweeps.call import Call, CallPass
 from housekeeping.sweeps.gates import Gates
 from housekeeping.sweeps.passes import Pass, Preflight
+from housekeeping.sweeps.predicates import refuse_predicate
 from housekeeping.sweeps.refusals import refuse_event, refuse_form, refuse_walk
 from housekeeping.sweeps.table_models import model_of
 from housekeeping.sweeps.table_models.naming import Columns, event_columns_of, keyset_order, predicate_on
@@ -140,6 +142,8 @@ class Sweep:
     Attributes:
       name: The worker's public name: actor, settings, ledger and logs use it.
       stale: Which rows are stale, given the time the run began, less `stale_after` where that is said.
+      always_stale: Whether `stale` need not depend on the time, nor keep every column it uses. False: such a predicate
+        is rejected, because it may match far more rows than is meant.
       order: The columns the walk follows, oldest first, ending with those of the primary key.
       action: What is done with the stale rows: `Delete`, `Transition`, `Call`, or one's own.
       event: The event to announce with the changed rows of each batch (see `housekeeping.events`).
@@ -183,6 +187,7 @@ class Sweep:
 
     name: str
     stale: Callable[[datetime], Expression] | None = None
+    always_stale: bool = False
     order: tuple[Any, ...] = ()
     action: Action | None = None
     event: NamedSignal | None = None
@@ -215,6 +220,8 @@ class Sweep:
     partitioned: tuple[type[Model], ...] = ()
     enabled: bool = True
     setup_problem: Callable[[], SetupProblem | None] | None = None
+    #: Whether its predicates could not be checked where it was declared, because one of them failed.
+    _unchecked: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -252,6 +259,28 @@ class Sweep:
         for each in self.declared():
             if isinstance(each, TablePass):
                 refuse_walk(self.name, each)
+        try:
+            self._refuse_predicates()
+        except DeclarationError:
+            raise
+        except Exception:
+            # It may need the database, or be wrong: each run, plan and status of this sweep says so, and no other's.
+            object.__setattr__(self, "_unchecked", True)
+
+    def _refuse_predicates(self) -> None:
+        walks = [each.stale for each in self.declared() if isinstance(each, TablePass)]
+        for stale in walks if self.stale is None else [self.stale]:
+            refuse_predicate(self.name, stale, always_stale=self.always_stale)
+
+    def _check_now(self) -> None:
+        """Check the predicates that could not be checked before."""
+        try:
+            self._refuse_predicates()
+        except (PeeweeException, HousekeepingError):
+            raise
+        except Exception as error:
+            raise DeclarationError(f"{self.name}: stale fails: {typed_line(error)}") from error
+        object.__setattr__(self, "_unchecked", False)
 
     @staticmethod
     def on(
@@ -305,7 +334,14 @@ class Sweep:
         return self.setup_problem() if self.enabled and self.setup_problem is not None else None
 
     def walks(self) -> tuple[Pass, ...]:
-        """The passes of a run, in order, on the tables as they are in this database."""
+        """The passes of a run, in order, on the tables as they are in this database.
+
+        Raises:
+          DeclarationError: When a predicate fails.
+          peewee.PeeweeException: When the database cannot be asked.
+        """
+        if self._unchecked:
+            self._check_now()
         for model in self.partitioned:
             identify(model)
         return tuple(each.on_real_columns() if isinstance(each, TablePass) else each for each in self.declared())

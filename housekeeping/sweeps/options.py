@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 class SweepOptions(TypedDict, total=False):
     """What `Sweep.on` passes on to `Sweep`; a test compares the two."""
 
+    always_stale: bool
     event: NamedSignal | None
     counts: tuple[str, ...]
     settles: tuple[str, ...]

@@ -59,7 +59,7 @@ def send(parcel):
 
 parcels = Sweep(
     name="shop.parcels", stale=lambda now: Parcel.id > 0, order=(Parcel.id,), action=Call(send, then=Delete()),
-    batch_size=2, counts=("deleted_rows", "batches"),
+    batch_size=2, always_stale=True, counts=("deleted_rows", "batches"),
 )
 """
 

@@ -176,6 +176,7 @@ def test_a_sweep_over_the_table_of_a_built_in_worker_follows_that_workers_settin
     own = Sweep(
         name="shop.loud_statuses",
         stale=lambda now: UserStatus.message == "",
+        always_stale=True,
         order=(UserStatus.user_id,),
         action=Delete(),
     )

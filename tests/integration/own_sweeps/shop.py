@@ -46,6 +46,7 @@ old_coupons: Final = Sweep(
 used_coupons: Final = Sweep(
     name="shop.used_coupons",
     stale=lambda now: Coupon.state == State.USED,
+    always_stale=True,
     order=(Coupon.id,),
     action=Delete(),
 )

@@ -58,6 +58,7 @@ def test_runs_that_are_stopped_again_and_again_miss_no_row(postgres: Database, k
     parcels = Sweep(
         name="shop.parcels",
         stale=lambda now: Parcel.id > 0,
+        always_stale=True,
         order=(Parcel.due, Parcel.id),
         action=Delete(),
         batch_size=2,

@@ -132,6 +132,7 @@ def test_done_run_leaves_only_rows_that_are_locked_or_rejected(
     sweep = Sweep(
         name=f"shop.rows_{seed}",
         stale=lambda now: model.kept.is_null() | (model.kept > 0),
+        always_stale=True,
         order=(model.position, *(getattr(model, name) for name in draw.sample(list(key), len(key)))),
         action=draw.choice((Delete(), Call(lambda row: None, then=Delete()))),
         batch_size=draw.choice((1, 3, 7)),
@@ -171,7 +172,12 @@ def test_run_over_a_key_of_any_type_reaches_the_end(postgres: Database, admin: C
         id = KINDS[kind].field(primary_key=True)
 
     every = Sweep(
-        name="shop.keyed", stale=lambda now: Keyed.id.is_null(False), order=(Keyed.id,), action=Delete(), batch_size=2
+        name="shop.keyed",
+        stale=lambda now: Keyed.id.is_null(False),
+        always_stale=True,
+        order=(Keyed.id,),
+        action=Delete(),
+        batch_size=2,
     )
 
     result = perform(every)
@@ -206,6 +212,7 @@ def test_column_that_the_model_calls_not_null_is_asked_of_the_catalog(postgres: 
     every = Sweep(
         name="shop.readings",
         stale=lambda now: Reading.id > 0,
+        always_stale=True,
         order=(Reading.at, Reading.id),
         action=Delete(),
         batch_size=4,

@@ -49,6 +49,7 @@ def test_a_plan_s_transaction_cannot_write(add_statuses: AddStatuses, clock: Man
     add_statuses(1, _NOW)
 
     def write(now: object) -> Any:
+        assert database.in_transaction(), "only in the plan, not at the declaration"
         return UserStatus.delete().execute()
 
     writing = Sweep(name="w", stale=write, order=(UserStatus.user_id,), action=Delete())

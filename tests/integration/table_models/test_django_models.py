@@ -129,7 +129,7 @@ def test_predicate_on_each_column_type_finds_its_rows(tables: None, stale: Any) 
     bot = {"details": {"kind": "bot"}, "tags": ["bot", "x"], "address": "10.0.0.1", "price": 6, "customer": customer}
     add_sessions(None, **bot, state="closed", secret=b"\x00s", index=7)
 
-    result = perform(Sweep.on(shop.Session, name="shop.bots", stale=stale, action=Delete()))
+    result = perform(Sweep.on(shop.Session, name="shop.bots", stale=stale, always_stale=True, action=Delete()))
 
     assert (result.counts["deleted_rows"], left()) == (1, [NOW])
 
@@ -182,6 +182,7 @@ def test_rows_with_composite_key_in_quoted_schema_are_deleted(order_lines: None,
         sweep = Sweep.on(
             shop.OrderLine,
             name="shop.lines",
+            always_stale=True,
             stale=lambda row, now: row.touched_on <= date(2026, 1, 4),
             order="touched_on",
             action=Delete(),

@@ -81,6 +81,7 @@ def test_stale_rows_of_table_with_composite_key_are_deleted(engine: Engine) -> N
     sweep = Sweep.on(
         shop.lines,
         name="shop.lines",
+        always_stale=True,
         stale=lambda row, now: (row.touched_at < NOW - timedelta(days=1)) & (row.mood == shop.Mood.GLAD),
         action=Delete(),
         batch_size=2,
@@ -122,7 +123,7 @@ def test_predicate_on_each_column_type_finds_its_rows(engine: Engine, stale: Any
     bot.seen_at = NOW.replace(tzinfo=None)
     add_sessions(engine, Session(expires=NOW), bot)
 
-    result = perform(Sweep.on(Session, name="shop.bots", stale=stale, action=Delete()))
+    result = perform(Sweep.on(Session, name="shop.bots", stale=stale, always_stale=True, action=Delete()))
 
     assert (result.counts["deleted_rows"], left(engine)) == (1, [NOW])
 

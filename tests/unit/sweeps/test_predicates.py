@@ -1,0 +1,233 @@
+"""Predicates that match more than their author means are rejected where they are declared, without a database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+import pytest
+from peewee import SQL, BigAutoField, BooleanField, Case, DateField, ForeignKeyField, IntegerField, TextField, fn
+
+from housekeeping.foundation.errors import DeclarationError
+from housekeeping.sweeps import BaseModel, Delete, StateMachine, Sweep, TablePass, Transition, UtcDateTimeField
+from housekeeping.workers import BUILT_IN
+
+
+class Shop(BaseModel):
+    id = BigAutoField()
+    closed_at = UtcDateTimeField(null=True)
+
+
+class Draft(BaseModel):
+    id = BigAutoField()
+    shop = ForeignKeyField(Shop)
+    state = TextField()
+    archived = BooleanField()
+    weight = IntegerField()
+    day = DateField()
+    touched_at = UtcDateTimeField()
+
+
+class State(StrEnum):
+    OPEN = "open"
+    DROPPED = "dropped"
+
+
+OLD: Final = Draft.touched_at < datetime(2026, 1, 1, tzinfo=UTC)
+USELESS: Final = SQL("TRUE")
+machine: Final = StateMachine(Draft.state, State, {"drop": ([State.OPEN], State.DROPPED)})
+
+
+def declared(stale: Callable[[Any], Any], **given: Any) -> Sweep:
+    return Sweep(name="shop.drafts", stale=stale, order=(Draft.touched_at, Draft.id), **{"action": Delete(), **given})
+
+
+def refusal(stale: Callable[[Any], Any], **given: Any) -> str:
+    with pytest.raises(DeclarationError) as refused:
+        declared(stale, **given)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def older(limit: datetime) -> Any:
+    return Draft.touched_at < limit
+
+
+def forgets_a_column(now: datetime) -> Any:
+    _ = Draft.state == "draft"
+    return older(now)
+
+
+def joins_in_a_helper(now: datetime) -> Any:
+    return _both(Draft.state == "draft", older(now))
+
+
+def _both(first: Any, second: Any) -> Any:
+    return first and second
+
+
+TIMELESS: Final[list[Callable[[Any], Any]]] = [
+    lambda now: USELESS,
+    lambda now: Draft.id > 0,
+    lambda now: Draft.state == "draft",
+    lambda now: SQL("touched_at < now()"),
+    lambda now: Draft.touched_at < fn.NOW(),
+    lambda now: OLD,
+]
+EVALUATED_BY_PYTHON: Final[list[Callable[[Any], Any]]] = [
+    lambda now: Draft.state == "draft" and Draft.touched_at < now,
+    lambda now: Draft.touched_at < now and Draft.state == "draft",
+    lambda now: Draft.touched_at < now or Draft.state == "draft",
+    lambda now: Draft.archived and Draft.touched_at < now,
+    lambda now: (Draft.touched_at < now) & (not Draft.archived),
+    lambda now: not (Draft.touched_at >= now),
+    lambda now: now - timedelta(days=9) < Draft.touched_at < now,
+    lambda now: (Draft.touched_at < now) & (Draft.state in ("draft", "open")),
+    lambda now: OLD and Draft.touched_at < now,
+    lambda now: all([Draft.state == "draft", Draft.touched_at < now]),
+    joins_in_a_helper,
+]
+ACCEPTED: Final[list[Callable[[Any], Any]]] = [
+    lambda now: (Draft.state == "draft") & (Draft.touched_at < now),
+    lambda now: (Draft.state == "draft") | ~(Draft.touched_at >= now),
+    lambda now: Draft.archived & (Draft.touched_at < now),
+    lambda now: ~Draft.archived & Draft.touched_at.between(now - timedelta(days=9), now),
+    lambda now: Draft.state.in_(["draft", "open"]) & (Draft.day < now.date()),
+    lambda now: (Draft.touched_at < now) & Draft.shop.in_(Shop.select(Shop.id).where(Shop.closed_at.is_null(False))),
+    lambda now: fn.EXISTS(Shop.select(SQL("1")).where((Shop.id == Draft.shop) & (Shop.closed_at < now))),
+    lambda now: (Draft.shop_id == 7) & (Draft.touched_at < now),  # type: ignore[attr-defined]
+    lambda now: fn.COALESCE(Draft.touched_at, now) < now,
+    lambda now: Case(None, [(Draft.archived, Draft.touched_at)], Draft.day) < now,
+    lambda now: Draft.state.contains("a_b") & Draft.touched_at.cast("date") < now,
+    lambda now: SQL("touched_at < %s", [now]),
+    lambda now: SQL(f"{Draft.state.column_name} = 'draft' AND touched_at < %s", [now]),
+    lambda now: older(now) if now else OLD,
+    older,
+]
+
+
+@pytest.mark.parametrize("stale", ACCEPTED)
+def test_predicate_that_keeps_its_columns_and_the_time_is_accepted(stale: Callable[[Any], Any]) -> None:
+    assert declared(stale, stale_after=timedelta(days=14)).stale is stale
+
+
+@pytest.mark.parametrize("stale", TIMELESS)
+def test_predicate_without_the_time_is_rejected_unless_always_stale(stale: Callable[[Any], Any]) -> None:
+    assert refusal(stale) == (
+        "shop.drafts: stale does not depend on the time it is given, so rows of any age are stale; write a comparison "
+        "with it: lambda now: Session.expires_at <= now; or always_stale=True, if the age does not matter"
+    )
+    assert declared(stale, always_stale=True).always_stale
+
+
+@pytest.mark.parametrize("stale", EVALUATED_BY_PYTHON)
+def test_condition_that_python_evaluates_is_rejected_always(stale: Callable[[Any], Any]) -> None:
+    for always_stale in (False, True):
+        assert "write (A) & (B), (A) | (B), ~(A), column.in_([...])" in refusal(stale, always_stale=always_stale)
+
+
+@pytest.mark.parametrize("value", [True, False, None, 14, "expired", ()])
+def test_predicate_that_returns_no_condition_is_rejected_always(value: object) -> None:
+    for always_stale in (False, True):
+        assert refusal(lambda now: value, always_stale=always_stale) == (
+            f"shop.drafts: stale returns {value!r}; write a condition on columns: lambda now: Session.expires_at <= now"
+        )
+
+
+def test_predicate_that_drops_a_column_is_rejected_with_its_sql() -> None:
+    refused = refusal(forgets_a_column)
+
+    assert refused.startswith('shop.drafts: stale uses Draft.state, but its SQL does not: ("t1"."touched_at" < %s); ')
+    assert refused.endswith("write (A) & (B) to join conditions; or always_stale=True, if this is meant")
+    assert declared(forgets_a_column, always_stale=True).always_stale
+
+
+@pytest.mark.parametrize("stale", [lambda: older(datetime.now(UTC)), lambda now, more: older(now)])
+def test_predicate_with_other_parameters_is_rejected(stale: Callable[..., Any]) -> None:
+    assert "stale is called with one time" in refusal(stale)
+
+
+def test_allowed_states_of_a_transition_do_not_hide_a_predicate_without_the_time() -> None:
+    assert "does not depend on the time" in refusal(lambda now: Draft.id > 0, action=Transition(machine, "drop"))
+
+
+def test_predicates_of_passes_are_checked_as_well() -> None:
+    def of(stale: Callable[[Any], Any], **given: Any) -> Sweep:
+        one = TablePass(name="drafts", stale=stale, order=(Draft.touched_at, Draft.id), action=Delete())
+        return Sweep(name="shop.drafts", passes=lambda sweep: [one], counts=("deleted_rows",), **given)
+
+    with pytest.raises(DeclarationError, match="does not depend on the time"):
+        of(lambda now: Draft.id > 0)
+    of(lambda now: Draft.id > 0, always_stale=True)
+    of(older)
+
+
+def test_setting_read_by_a_predicate_is_no_condition() -> None:
+    drafts_only, weights = True, [1, 2]
+
+    def stale(now: datetime) -> Any:
+        condition = older(now)
+        if drafts_only and weights:
+            condition &= Draft.weight.in_(weights)
+        return condition if condition is not None else older(now)
+
+    assert declared(stale).stale is stale
+
+
+@pytest.mark.parametrize("sweep", [sweep for family in BUILT_IN for sweep in family.SWEEPS], ids=lambda each: each.name)
+def test_built_in_sweeps_depend_on_the_time(sweep: Sweep) -> None:
+    assert not sweep.always_stale
+    assert replace(sweep, batch_size=7).batch_size == 7
+
+
+def test_columns_are_true_for_other_threads_and_after_the_check() -> None:
+    checking, asked = threading.Event(), threading.Event()
+    seen: list[bool] = []
+
+    def ask() -> None:
+        assert checking.wait(10)
+        seen.append(bool(OLD) and bool(Draft.state))
+        asked.set()
+
+    def stale(now: datetime) -> Any:
+        checking.set()
+        assert asked.wait(10)
+        return older(now)
+
+    other = threading.Thread(target=ask)
+    other.start()
+    declared(stale)
+    other.join()
+
+    assert seen == [True]
+    assert bool(OLD) and "__bool__" not in vars(OLD.__class__.__mro__[1])
+
+
+def test_predicate_that_fails_is_declared_and_fails_where_it_is_used() -> None:
+    sweep = declared(lambda now: Draft.toched_at < now)  # type: ignore[attr-defined]
+
+    with pytest.raises(DeclarationError) as refused:
+        sweep.walks()
+
+    assert str(refused.value) == (
+        "shop.drafts: stale fails: AttributeError: type object 'Draft' has no attribute 'toched_at'"
+    )
+
+
+def test_predicate_that_failed_at_its_declaration_is_checked_where_it_is_used() -> None:
+    ready = False
+
+    def stale(now: datetime) -> Any:
+        if not ready:
+            raise LookupError("no limit yet")
+        return Draft.id > 0
+
+    sweep = declared(stale)
+    ready = True
+
+    with pytest.raises(DeclarationError, match="does not depend on the time"):
+        sweep.walks()
