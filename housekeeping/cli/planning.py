@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 import click
+from rich.text import Text
 
 from housekeeping.cli.composition import argument_of, chosen, reading_tables, workers_on_database
 from housekeeping.cli.status import clock_line
@@ -43,6 +44,8 @@ def plan(name: str, argument: str | None, as_json: bool) -> None:
     _show(planned)
     if planned.clock_skew is not None and planned.clock_skew.exceeded:
         out.print(clock_line(planned.clock_skew), soft_wrap=True)
+    if planned.unconfirmed is not None:
+        out.print(Text.assemble("\n", ("SKIPPED UNTIL CONFIRMED", "yellow"), f" {planned.unconfirmed}"), soft_wrap=True)
     out.print(
         f"\nplan id {known_as}: for an hour, a run with it may process these rows whatever the breaker's limit, "
         f"housekeeping run {named(sweep.name, about)} --confirm {known_as}",

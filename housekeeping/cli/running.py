@@ -23,6 +23,7 @@ from housekeeping.foundation.interruption import interruptibly
 from housekeeping.foundation.printable import printable
 from housekeeping.sweeps.confirmation import Confirmation, confirmed
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.first_run import UNCONFIRMED, in_words
 from housekeeping.sweeps.ledger import Counts
 from housekeeping.sweeps.plan import dry_run as make_dry_run
 from housekeeping.sweeps.results import RunResult
@@ -61,6 +62,9 @@ def run(
     run it with --confirm and the plan's id: it is good for an hour, for this worker and argument, and for a tenth more
     rows than the plan counted.
 
+    The first run of a sweep of your own is skipped with the reason "unconfirmed" if it would process over 20 % of a
+    table, 1,000 rows or more. It goes ahead with --confirm, and so do all runs after it.
+
     A run does not start where this machine's clock is over a minute from the database's; --force overrides that, too:
     what is stale is decided by the database's clock anyway.
 
@@ -78,6 +82,8 @@ def run(
         click.echo(json.dumps(result.as_json()))
     else:
         _show(result)
+    if result.reason == UNCONFIRMED:
+        click.echo(f"housekeeping: {printable(in_words(result.counts[UNCONFIRMED]))}", err=True)
     if result.reason == "shutdown":
         _say_interrupted(result)
     if not ended:

@@ -20,6 +20,7 @@ from housekeeping.sweeps.backlog import Backlog, backlog, oldest
 from housekeeping.sweeps.breaker import in_numbers, is_exceeded
 from housekeeping.sweeps.counting import CLOCK_SKEW
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.first_run import AT_LEAST, UNCONFIRMED, in_words
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.results import RunResult
 
@@ -47,8 +48,8 @@ class Alarm:
 
     Attributes:
       name: Which alarm: ``longest_run``, ``backlog``, ``failed_rows``, ``clock``, ``most_…`` with a count's name,
-        ``failed_runs``, ``last_run``, ``overdue``, ``unseen``, ``breaker`` or ``throttled``; of the whole
-        installation, ``no_worker`` or ``no_scheduler``.
+        ``failed_runs``, ``last_run``, ``overdue``, ``unseen``, ``breaker``, ``unconfirmed`` or ``throttled``; of the
+        whole installation, ``no_worker`` or ``no_scheduler``.
       text: What it is, for a person.
       limit, value: What it must not exceed, and what it is; null where it is no number.
     """
@@ -122,6 +123,12 @@ def of_the_breaker(sweep: Sweep, counts: Mapping[str, Any]) -> Iterator[Alarm]:
     yield Alarm("breaker", f"{in_numbers(said)}; {_ADVICE[said['action']]}".replace("NAME", sweep.name), allowed, found)
 
 
+def of_the_first_run(reason: str | None, counts: Mapping[str, Any]) -> Iterator[Alarm]:
+    """That the worker's runs wait for a confirmation: the numbers, and the commands to type."""
+    if reason == UNCONFIRMED and (said := counts.get(UNCONFIRMED)) is not None:
+        yield Alarm(UNCONFIRMED, in_words(said), AT_LEAST, said["stale"])
+
+
 def of_recent_runs(sweep: Sweep) -> Iterator[Alarm]:
     """What the last runs show whatever was skipped since: an exceeded breaker, a throttle that stays.
 
@@ -182,6 +189,11 @@ def ring(sweep: Sweep, result: RunResult, clock: Clock) -> None:
     if result.run_id is None:
         measures.rang(sweep, badly, others="as they were")  # the database is away, nobody can ask
         return
+    if result.reason == UNCONFIRMED:
+        rings = [*of_the_first_run(result.reason, result.counts)]
+        measures.rang(sweep, rings, others="as they were")
+        _log(rings)
+        return
     rings = [*of_a_run(sweep, result.duration_s, result.counts), *of_the_breaker(sweep, result.counts)]
     if result.exit_code:
         rings += _asked(lambda: of_the_ledger(sweep), "Could not ask the ledger")
@@ -193,6 +205,10 @@ def ring(sweep: Sweep, result: RunResult, clock: Clock) -> None:
         rings += _asked(lambda: _left(sweep, result.run_id, clock), "Could not count the backlog", UNSEEN)
     if result.outcome != "skipped":
         measures.rang(sweep, [*rings, *badly])
+    _log(rings)
+
+
+def _log(rings: Sequence[Alarm]) -> None:
     for alarm in rings:
         logger.warning("Alarm", alarm=alarm.name, text=alarm.text, limit=alarm.limit, value=alarm.value)
 

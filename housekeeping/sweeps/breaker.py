@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, Protocol, get_args
 
-from peewee import PeeweeException
-
-from housekeeping.foundation.db import database, one_line, sqlstate
 from housekeeping.foundation.errors import DeclarationError
 from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.sweeps.bounded_counts import CountFailed, count_stale, estimated_rows
 from housekeeping.sweeps.confirmation import Confirmation, named
 from housekeeping.sweeps.ledger import Counts, Outcome, PastRun
 from housekeeping.sweeps.passes import Backlog, Pass
@@ -30,35 +28,17 @@ ENOUGH: Final = 10
 FLOOR: Final = 10_000
 #: Options that bound what one run processes, however much is stale.
 _AT_MOST: Final = ("max_deletes", "max_projects")
-#: The count before a run takes at most this long, and at most this part of the run's time: the rest is for the rows.
-_COUNT_FOR_AT_MOST: Final = timedelta(seconds=5)
-_PART_OF_RUN: Final = 4
-#: SQLSTATE classes of a server that goes away or is not there: no matter of the count.
-_AWAY: Final = ("08", "57P")
-
-_ROWS: Final = """
-WITH RECURSIVE ours (id) AS (
-    SELECT to_regclass(name)::oid FROM unnest(%s::text[]) AS name
-    UNION SELECT inhrelid FROM ours JOIN pg_inherits ON inhparent = ours.id
-)
-SELECT CASE WHEN min(reltuples) >= 0 AND sum(reltuples) > 0 THEN sum(reltuples)::bigint END
-FROM ours JOIN pg_class ON pg_class.oid = ours.id WHERE relkind <> 'p'
-"""
-#: A shorter timeout of the session stays.
-_TIMEOUT: Final = """
-SELECT set_config('statement_timeout', least(nullif(setting::bigint, 0), %s)::text, true)
-FROM pg_settings WHERE name = 'statement_timeout'
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """How much more than usual is too much for one run, and what happens then; off until there is history.
+    """How much is too much for one run, and what happens then.
 
     Attributes:
-      times_history: Allowed is this many times the most that any of the last runs processed, and at least 10,000 rows.
-        None: no such limit.
-      share: Allowed is this share of the sweep's tables, by PostgreSQL's statistics: 0.5 is half. None: no such limit.
+      times_history: Allowed is this many times the most that any of the last runs processed, and at least 10,000 rows;
+        from ten past runs on. None: no such limit.
+      share: Allowed is this share of the sweep's tables, by PostgreSQL's statistics: 0.5 is half; from the first run
+        on. None: no such limit.
       action: ``alert``: the run goes on, and an alert says so. ``limit``: the run processes the allowed number of rows,
         ends as ``partial: breaker`` and alerts; the next run goes on. ``stop``: the run ends as ``failed: breaker``
         before the first change.
@@ -198,7 +178,9 @@ def in_numbers(count: Mapping[str, Any]) -> str:
         found = "the stale rows could not be counted"
     else:
         found = f"{stale:,} rows are stale" if count["exact"] else f"more than {stale:,} rows are stale"
-    return f"{found}; the last {count['runs']} runs processed {count['usual']:,} at most, the breaker allows {allowed}"
+    runs = count["runs"]
+    usual = f"the last {runs} runs processed {count['usual']:,} at most" if runs else "no run before it has ended"
+    return f"{found}; {usual}, the breaker allows {allowed}"
 
 
 def check(
@@ -214,7 +196,7 @@ def check(
     Counts no further than the limit. A count that fails or takes too long is a verdict, too (`Verdict.stale`).
 
     Parameters:
-      history: The rows each of the last runs processed; fewer than ten are no history.
+      history: The rows each of the last runs processed; with fewer than ten, `times_history` does not apply.
       confirmation: An operator's confirmation, in place of the limits.
 
     Raises:
@@ -235,7 +217,7 @@ def check(
         allowed=allowed,
         usual=max(history, default=0),
         runs=len(history),
-        stale=_count(passes, now, allowed, argument, min(_COUNT_FOR_AT_MOST, sweep.max_runtime / _PART_OF_RUN)),
+        stale=_count(sweep, passes, now, allowed, argument),
         parts=sweep.parts,
         settles=sweep.settles,
     )
@@ -270,36 +252,19 @@ def settled_by(counts: Counts, settles: Sequence[str]) -> int:
 
 
 def _allowed(breaker: Breaker, history: Sequence[int], passes: Sequence[Pass]) -> int | None:
-    if len(history) < ENOUGH:
-        return None
     limits = []
-    if breaker.times_history is not None:
+    if breaker.times_history is not None and len(history) >= ENOUGH:
         limits.append(max(FLOOR, int(breaker.times_history * max(history))))
-    if breaker.share is not None and (rows := _rows_of(passes)) is not None:
-        limits.append(int(breaker.share * rows))
+    if breaker.share is not None:
+        tables = sorted({table_name(each.model) for each in passes if isinstance(each, TablePass)})
+        rows = estimated_rows(tables)
+        limits += [] if rows is None else [int(breaker.share * rows)]
     return min(limits, default=None)
 
 
-def _rows_of(passes: Sequence[Pass]) -> int | None:
-    """About how many rows the tables have; None when one of them was never analyzed."""
-    tables = sorted({table_name(each.model) for each in passes if isinstance(each, TablePass)})
-    if not tables:
-        return None
-    (rows,) = database.execute_sql(_ROWS, (tables,)).fetchone()
-    return None if rows is None else int(rows)
-
-
-def _count(passes: Sequence[Pass], now: datetime, limit: int, argument: Any, timeout: timedelta) -> Backlog | None:
-    stale = Backlog(0)
+def _count(sweep: Breakable, passes: Sequence[Pass], now: datetime, limit: int, argument: Any) -> Backlog | None:
     try:
-        with database.atomic():
-            database.execute_sql(_TIMEOUT, (round(timeout.total_seconds() * 1000),))
-            for each in passes:
-                stale += each.backlog(now, limit, argument)
-    except PeeweeException as error:
-        state = sqlstate(error)
-        if state is None or state.startswith(_AWAY):
-            raise
-        logger.warning("Breaker could not count the stale rows", error=one_line(error))
+        return count_stale(passes, now, limit, argument, sweep.max_runtime)
+    except CountFailed as error:
+        logger.warning("Breaker could not count the stale rows", error=str(error))
         return None
-    return stale

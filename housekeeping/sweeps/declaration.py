@@ -41,7 +41,7 @@ MAX_RETRIES: Final = 25
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 
 #: Counts that the engine adds to a run.
-_RESERVED: Final = ("breaker", "clock_skew_s", "confirmed", "throttled")
+_RESERVED: Final = ("breaker", "clock_skew_s", "confirmed", "throttled", "unconfirmed")
 
 #: Settings that become fields of the sweep; all others must be among its `options`.
 _LENGTHS: Final = {"max_runtime_s": "max_runtime", "stale_after_s": "stale_after"}
@@ -177,6 +177,8 @@ class Sweep:
         `batch_size`; null: batches of one size. Only passes through tables follow it.
       gates: How the database must be for a run to go on.
       breaker: How much more than usual is too much for one run, and whether it then alerts, limits or stops the run.
+      confirm_first_run: Whether a run is skipped until it is confirmed, when no run has ended yet and it would process
+        over 20 % of a table, and 1,000 rows or more.
       feature_category, data_consistency: Recorded as actor options.
       actor_options: Further options of its actor.
       partitioned: Models that are given the key of their table as their own before a run, for `passes` that take it
@@ -214,6 +216,7 @@ class Sweep:
     target_batch: timedelta | None = None
     gates: Gates = Gates()
     breaker: Breaker = Breaker()
+    confirm_first_run: bool = True
     feature_category: str = "not_owned"
     data_consistency: DataConsistency = "always"
     actor_options: Mapping[str, Any] = field(default_factory=dict)

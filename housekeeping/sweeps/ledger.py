@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from peewee import Query, fn
+from peewee import Expression, Query, fn
 
 from housekeeping.foundation.clock import SYSTEM_CLOCK
 from housekeeping.foundation.clock_skew import ClockSkew
@@ -149,8 +149,18 @@ def _alone_with(message_id: str) -> None:
 
 def completed(message_id: str) -> bool:
     """Whether a run of the message has ended well, so that no other is to begin."""
-    ended_well = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason != "shutdown"))
-    return bool(Run.select(Run.id).where((Run.message_id == message_id) & ended_well).exists())
+    return bool(Run.select(Run.id).where((Run.message_id == message_id) & _ended_well()).exists())
+
+
+def has_worked(worker: str) -> bool:
+    """Whether a run of the worker has ended well, or was confirmed, as far back as the ledger reaches."""
+    confirmed = Run.counts.contains({"confirmed": True})
+    return bool(Run.select(Run.id).where((Run.worker == worker) & (_ended_well() | confirmed)).exists())
+
+
+def _ended_well() -> Expression:
+    done: Expression = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason != "shutdown"))
+    return done
 
 
 def _last_runs(worker: str, subject: str) -> tuple[list[tuple[Outcome, str | None, Cursor | None, Counts]], bool]:

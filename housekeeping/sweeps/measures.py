@@ -103,6 +103,8 @@ def _counted(sweep: Sweep) -> Iterator[str]:
 def _of_a_runs_end(sweep: Sweep) -> Iterator[str]:
     yield from ("failed_rows", "last_run", "clock", "breaker", "throttled")
     yield from (f"most_{name}" for name in sweep.alarms.most)
+    if sweep.confirm_first_run:
+        yield "unconfirmed"
     if sweep.alarms.longest_run is not None:
         yield "longest_run"
     if sweep.alarms.failed_runs is not None:

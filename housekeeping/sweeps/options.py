@@ -42,6 +42,7 @@ class SweepOptions(TypedDict, total=False):
     target_batch: timedelta | None
     gates: Gates
     breaker: Breaker
+    confirm_first_run: bool
     feature_category: str
     data_consistency: DataConsistency
     actor_options: Mapping[str, Any]

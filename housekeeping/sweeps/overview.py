@@ -20,6 +20,7 @@ from housekeeping.sweeps.alarms import (
     of_recent_runs,
     of_silence,
     of_the_backlog,
+    of_the_first_run,
     of_the_last_run,
     of_the_ledger,
 )
@@ -175,6 +176,7 @@ def _alarms(
     spent = last["duration_s"] if last["outcome"] else (now - started_at).total_seconds()
     yield from of_a_run(sweep, spent, last["counts"])
     yield from of_the_last_run(last["outcome"], last["error"] or last["reason"])
+    yield from of_the_first_run(last["reason"], last["counts"])
     yield from of_the_ledger(sweep)
     yield from of_recent_runs(sweep)
     if sweep.schedule and state_of(sweep, switch) in ("on", "narrow"):

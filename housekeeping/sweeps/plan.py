@@ -17,7 +17,8 @@ from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.sweeps.backlog import first_of
 from housekeeping.sweeps.counting import initial_counts
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.passes import Backlog, PassPlan, as_cursor
+from housekeeping.sweeps.first_run import Unconfirmed, check_first_run
+from housekeeping.sweeps.passes import Backlog, Pass, PassPlan, as_cursor
 from housekeeping.sweeps.rates import last_ended, pace
 from housekeeping.sweeps.references import Reference, counted
 from housekeeping.sweeps.results import RunResult
@@ -35,6 +36,7 @@ class Plan:
       passes: What each pass would do, with the number of batches.
       references: Foreign keys that reference the rows it would delete.
       clock_skew: How far this machine's clock is from the database's; null: not measured.
+      unconfirmed: Why a run is skipped until it is confirmed; None: it is not.
       pace: Records a second, by the worker's own last runs; null: it has no history to tell by.
     """
 
@@ -44,6 +46,7 @@ class Plan:
     pace: float | None = None
     clock_skew: ClockSkew | None = None
     references: Sequence[Reference] = ()
+    unconfirmed: Unconfirmed | None = None
 
     @property
     def stale(self) -> Backlog:
@@ -87,6 +90,7 @@ class Plan:
             "oldest": _plain(self.oldest),
             "newest": _plain(self.newest),
             "clock_skew_s": None if self.clock_skew is None else self.clock_skew.seconds,
+            "unconfirmed": None if self.unconfirmed is None else str(self.unconfirmed),
             "passes": [
                 {
                     "pass": each.name,
@@ -123,7 +127,7 @@ def plan(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None, limi
     passes = [(planned, -(-planned.stale.rows // size)) for planned, size in found]
     if sweep.before_lease is not None:
         passes.insert(0, (sweep.before_lease.plan(), 0))
-    return Plan(sweep.name, now, passes, _pace(sweep), skew, referenced)
+    return Plan(sweep.name, now, passes, _pace(sweep), skew, referenced, _unconfirmed(sweep, stages, now, argument))
 
 
 def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None) -> RunResult:
@@ -149,6 +153,15 @@ def _pace(sweep: Sweep) -> float | None:
     try:
         with reaching_postgres(), _snapshot():
             return pace(last_ended(sweep))
+    except ProgrammingError:
+        return None
+
+
+def _unconfirmed(sweep: Sweep, walks: Sequence[Pass], now: datetime, argument: Any) -> Unconfirmed | None:
+    # Not in the snapshot, for the same reason, and because a count that takes too long would end it.
+    try:
+        with reaching_postgres():
+            return check_first_run(sweep, walks, now, argument)
     except ProgrammingError:
         return None
 

@@ -35,6 +35,7 @@ from housekeeping.sweeps.confirmation import Confirmation
 from housekeeping.sweeps.counting import CLOCK_SKEW, initial_counts
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.failures import is_unreachable, reason_of, told_apart
+from housekeeping.sweeps.first_run import UNCONFIRMED, check_first_run
 from housekeeping.sweeps.ledger import Counts, Outcome, PastRun, Resume, Trigger
 from housekeeping.sweeps.passes import PreflightResult
 from housekeeping.sweeps.references import warn_of_references
@@ -49,6 +50,10 @@ logger = named_logger(__name__)
 
 #: How a run ended, why, and what broke it off.
 _End = tuple[Outcome, str | None, BaseException | None]
+
+
+class _NotConfirmed(Exception):
+    """Ends a worker's first run before its first change, until a person confirms one."""
 
 
 class _Ended(Exception):
@@ -169,6 +174,9 @@ class _Performance:
                 return "failed", reason_of(unwritten), unwritten  # to be tried again: a tick has an outcome
             self.again_after = ended.again_after
             return ended.outcome, ended.reason, None
+        except _NotConfirmed:
+            outcome, reason, _ = self._broken_off("skipped", UNCONFIRMED, None)
+            return outcome, reason, self.preflight.error
         except BreakerTripped as error:
             logger.error("Breaker tripped", error=str(error))
             outcome, reason, broken = self._broken_off("failed", "breaker", error)
@@ -270,6 +278,7 @@ class _Performance:
             self.preflight,
         )
         walk.counts |= self.counts
+        self._check_first_run(walk)
         if not attempt.history:
             warn_of_references(walk.passes)
         self._ask_breaker(walk, attempt.history)
@@ -297,6 +306,14 @@ class _Performance:
         if skew.refused and not self.force:
             raise ClocksDiffer(f"clocks differ, nothing was changed: {skew}")
         logger.warning("Clocks differ", ahead_s=skew.seconds, text=str(skew))
+
+    def _check_first_run(self, walk: Walk) -> None:
+        """End the run when it is the worker's first, would process a large part of a table, and is not confirmed."""
+        found = check_first_run(self.sweep, walk.passes, walk.now, self.argument, self.confirmation)
+        if found is None:
+            return
+        self.counts[UNCONFIRMED] = found.as_count()
+        raise _NotConfirmed
 
     def _ask_breaker(self, walk: Walk, history: Sequence[PastRun]) -> None:
         """Alert where far more is stale than usual, and let the breaker limit or stop the run where it is set to."""
@@ -337,17 +354,20 @@ class _Performance:
         self._recorded_as(*row)
         return None
 
-    def _broken_off(self, outcome: Outcome, reason: str, error: BaseException) -> _End:
+    def _broken_off(self, outcome: Outcome, reason: str, error: BaseException | None) -> _End:
         """Close the row as far as the database can be reached (if not, the next run marks it lost); the end it has."""
         if self.run_id is None:
-            if not is_unreachable(error):
+            if error is None or not is_unreachable(error):
                 self._record(outcome, reason)
             return outcome, reason, error
         try:
             extra: Counts = {
-                name: self.counts[name] for name in ("failed", "breaker", CLOCK_SKEW) if name in self.counts
+                name: self.counts[name]
+                for name in ("failed", "breaker", UNCONFIRMED, CLOCK_SKEW)
+                if name in self.counts
             }
-            text = None if isinstance(error, Shutdown) else one_line(error)  # to be stopped is no error
+            # To be stopped, or to wait for a confirmation, is no error.
+            text = None if error is None or isinstance(error, Shutdown) else one_line(error)
             closed = ledger.fail(self.run_id, outcome, reason, text, extra)
         except PeeweeException as again:
             logger.error("Could not close the run", outcome=outcome, error=one_line(again))
@@ -355,7 +375,7 @@ class _Performance:
         self.counts = {**initial_counts(self.sweep), **closed.counts}
         if closed.outcome in ("done", "partial") and closed.outcome != outcome:
             # Its last batch was committed, and only the answer was lost, or the lease after it.
-            logger.warning("Run had ended before it broke off", error=one_line(error))
+            logger.warning("Run had ended before it broke off", error=text)
             return closed.outcome, closed.reason, None
         if outcome == "lost_lease" and closed.outcome == "lost":
             return outcome, "taken_over", RunTakenOver(f"run {self.run_id} has been taken over")

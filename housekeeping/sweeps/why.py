@@ -11,6 +11,7 @@ from peewee import fn
 
 from housekeeping.foundation.cron import Cron
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.first_run import UNCONFIRMED, in_words
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.process_alerts import no_living_scheduler, no_living_worker
 from housekeeping.sweeps.processes import UNKNOWN, Processes
@@ -46,6 +47,7 @@ REASONS: Final = {
     "it worked slowly meanwhile, and the next run goes on where it stopped",
     "breaker": "far more rows were stale than usual; it processed as many as its breaker allows, and the next run "
     "goes on there. To process all at once: housekeeping plan NAME, then run --confirm",
+    UNCONFIRMED: "no run of this worker has ended yet, and it would process a large part of a table",
     "clock": "this machine's clock was over a minute from the database's; check NTP on both. Its retries come by "
     "themselves; in a hurry: housekeeping run NAME --force",
     "retry_waits": "a retry of this worker waited already and does the same work",
@@ -239,6 +241,8 @@ def meaning_of(worker: str, attempt: Attempt) -> str:
         return "it did its work to the end"
     if (attempt.trigger, attempt.reason) == ("cli", "shutdown"):
         return "it was interrupted, by Ctrl-C or SIGTERM; the next run resumes where it stopped"
+    if attempt.reason == UNCONFIRMED and UNCONFIRMED in attempt.counts:
+        return in_words(attempt.counts[UNCONFIRMED])
     if attempt.error:
         return f"it failed: {attempt.error}"
     return REASONS.get(attempt.reason or "", attempt.reason or attempt.outcome).replace("NAME", worker)

@@ -58,6 +58,11 @@ ALARMS: Final = {
         "Look at the plan. If these rows should stay, pause the worker. If they should go and the breaker limits or "
         "stops the runs: housekeeping run NAME --confirm with the plan's id.",
     ),
+    "unconfirmed": Help(
+        "No run of the worker has ended yet, and a run would process over 20 % of a table, 1,000 rows or more.",
+        "Look at the plan. If the rows should go: housekeeping run NAME --confirm with the plan's id; scheduled runs "
+        "follow. If not, correct the declaration of the sweep.",
+    ),
     "throttled": Help(
         "The last three runs met a database that was not well, worked slowly for a short time and ended.",
         "Its text names the sign, such as the lag of a standby. Repair it, or remove an unused standby. Or set "

@@ -118,3 +118,31 @@ def test_a_worker_runs_what_an_application_sends(
 
     [run] = Run.select()
     assert (run.worker, run.outcome, run.counts["deleted_rows"], run.trigger) == (SWEEP, "done", 3, "enqueue")
+
+
+def test_first_run_of_a_new_sweep_waits_for_the_confirmation_of_its_plan(
+    environment: dict[str, str], shop: Path, postgres: Database
+) -> None:
+    postgres.execute_sql(
+        "CREATE TABLE user_session AS SELECT n::text AS token, now() - interval '1 day' AS expires_at "
+        "FROM generate_series(1, 1000) AS n"
+    )
+
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        given = {**environment, "HOUSEKEEPING_SWEEPS": "shop.sweeps"}
+        return subprocess.run([PROGRAM, *arguments], env=given, cwd=shop, capture_output=True, text=True, timeout=60)
+
+    planned = json.loads(command("plan", SWEEP, "--json").stdout)
+    shown = command("plan", SWEEP).stdout
+    skipped = command("run", SWEEP, "--force")
+    confirmed = json.loads(command("run", SWEEP, "--confirm", planned["plan_id"], "--json").stdout)
+    postgres.execute_sql("INSERT INTO user_session SELECT n::text, now() FROM generate_series(1, 2000) AS n")
+    follows = json.loads(command("run", SWEEP, "--json").stdout)
+
+    to_type = f"Look: housekeeping plan {SWEEP}; then: housekeeping run {SWEEP} --confirm PLAN_ID"
+    assert f"SKIPPED UNTIL CONFIRMED {planned['unconfirmed']}" in shown
+    assert planned["unconfirmed"].endswith(to_type)
+    assert (skipped.returncode, "skipped: unconfirmed" in skipped.stdout) == (0, True)
+    assert f"housekeeping: {planned['unconfirmed']}" in skipped.stderr
+    assert (confirmed["outcome"], confirmed["counts"]["deleted_rows"]) == ("done", 1000)
+    assert (follows["outcome"], follows["counts"]["deleted_rows"]) == ("done", 2000)

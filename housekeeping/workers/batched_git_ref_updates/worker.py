@@ -65,6 +65,7 @@ project_cleanup: Final = Sweep(
     # minute, with 25 retries each. A retry due in more than a minute is superseded by the scheduler's next message.
     actor_options={"deduplicate": "until_executed"},
     rediscovered=True,
+    confirm_first_run=False,
 )
 
 cleanup_scheduler: Final = Sweep(
@@ -88,6 +89,7 @@ cleanup_scheduler: Final = Sweep(
     alarms=Alarms(longest_run=LONGEST_RUN, failed_runs=FAILED_RUNS),
     feature_category="gitaly",
     data_consistency="sticky",
+    confirm_first_run=False,
 )
 
 SWEEPS: Final = (cleanup_scheduler, project_cleanup)

@@ -89,6 +89,7 @@ sweep: Final = Sweep(
     goes_round=True,
     feature_category="importers",
     data_consistency="sticky",
+    confirm_first_run=False,
 )
 
 SWEEPS: Final = (sweep,)

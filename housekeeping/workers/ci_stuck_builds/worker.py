@@ -46,6 +46,7 @@ _COMMON: Final[dict[str, Any]] = {
     "feature_category": "continuous_integration",
     "data_consistency": "always",
     "partitioned": (Build,),
+    "confirm_first_run": False,
     # Builds that can neither be dropped nor doomed must not use up every run's time before the others' turn.
     "goes_round": True,
 }

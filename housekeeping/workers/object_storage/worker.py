@@ -50,6 +50,7 @@ sweep: Final = Sweep(
     feature_category="job_artifacts",
     data_consistency="sticky",
     actor_options={"deduplicate": "until_executed"},
+    confirm_first_run=False,
 )
 
 SWEEPS: Final = (sweep,)

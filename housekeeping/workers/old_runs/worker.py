@@ -76,6 +76,7 @@ sweep: Final = Sweep(
     batch_size=BATCH_SIZE,
     max_runtime=timedelta(seconds=60),
     stale_after=KEPT_FOR,
+    confirm_first_run=False,
 )
 
 SWEEPS: Final = (sweep,)

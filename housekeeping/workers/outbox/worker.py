@@ -31,6 +31,7 @@ sweep: Final = Sweep(
     alarms=Alarms(backlog=LARGEST_BACKLOG, most={"no_handler": 0}),
     # After an outage of a handler far more than usual waits, and is to be delivered.
     breaker=Breaker(times_history=None),
+    confirm_first_run=False,
 )
 
 SWEEPS: Final = (sweep,)

@@ -44,6 +44,7 @@ sweep: Final = Sweep(
     alarms=Alarms(longest_run=LONGEST_RUN, backlog=LARGEST_BACKLOG),
     feature_category="user_profile",
     data_consistency="sticky",
+    confirm_first_run=False,
 )
 
 SWEEPS: Final = (sweep,)

@@ -15,7 +15,7 @@ from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
 from housekeeping.foundation.db import Database, database
 from housekeeping.foundation.errors import DeclarationError
 from housekeeping.foundation.identity import forget
-from housekeeping.sweeps import breaker
+from housekeeping.sweeps import bounded_counts
 from housekeeping.sweeps.breaker import Breaker
 from housekeeping.sweeps.ledger import Counts
 from housekeeping.sweeps.overview import overview
@@ -221,7 +221,7 @@ def test_count_that_times_out_alerts_and_only_stop_fails(
         return count(self, *given)
 
     monkeypatch.setattr(TablePass, "backlog", backlog)
-    monkeypatch.setattr(breaker, "_COUNT_FOR_AT_MOST", timedelta(milliseconds=50))
+    monkeypatch.setattr(bounded_counts, "_COUNT_FOR_AT_MOST", timedelta(milliseconds=50))
 
     result = perform(dataclasses.replace(SMALL, breaker=Breaker(action=action)), clock=clock)
 
