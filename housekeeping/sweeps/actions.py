@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from peewee import CTE, Expression, fn
 
+from housekeeping.foundation.errors import DeclarationError
 from housekeeping.foundation.state_machines import StateMachine
 from housekeeping.foundation.statement_time import STATEMENT_TIME, StatementTime, all_as_stored
+from housekeeping.sweeps.field_types import refuse_wrong_types
 from housekeeping.sweeps.passes import Settled, Step
 
 if TYPE_CHECKING:
@@ -61,6 +63,9 @@ class Delete:
 
     rows_counted_as: str = "deleted_rows"
 
+    def __post_init__(self) -> None:
+        refuse_wrong_types("Delete", self)
+
     @property
     def counted_as(self) -> Sequence[str]:
         return (self.rows_counted_as,)
@@ -87,6 +92,14 @@ class Transition:
     event: str
     rows_counted_as: str = "moved_rows"
     changes: Callable[[StatementTime], Mapping[Any, Any]] = lambda now: {}
+
+    def __post_init__(self) -> None:
+        refuse_wrong_types("Transition", self)
+        events = self.machine.events
+        if self.event not in events:
+            raise DeclarationError(
+                f"Transition: the machine has no event {self.event!r}; write {' or '.join(map(repr, events))}"
+            )
 
     @property
     def counted_as(self) -> Sequence[str]:

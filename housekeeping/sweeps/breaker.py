@@ -12,6 +12,7 @@ from housekeeping.foundation.errors import DeclarationError
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.sweeps.bounded_counts import CountFailed, count_stale, estimated_rows
 from housekeeping.sweeps.confirmation import Confirmation, named
+from housekeeping.sweeps.field_types import refuse_wrong_types
 from housekeeping.sweeps.ledger import Counts, Outcome, PastRun
 from housekeeping.sweeps.passes import Backlog, Pass
 from housekeeping.sweeps.table_pass import TablePass
@@ -54,6 +55,7 @@ class Breaker:
     def __post_init__(self) -> None:
         if self.action not in get_args(Action):
             raise DeclarationError(f"a breaker's action is {self.action!r}; it should be alert, limit or stop")
+        refuse_wrong_types("Breaker", self)
 
 
 class Breakable(Protocol):

@@ -13,6 +13,7 @@ from peewee import Expression
 from housekeeping.foundation.db import database
 from housekeeping.sweeps.actions import Delete, Transition, Write
 from housekeeping.sweeps.failures import comes_from
+from housekeeping.sweeps.field_types import refuse_wrong_types
 from housekeeping.sweeps.passes import Failure, Position, Settled, Step
 from housekeeping.sweeps.table_pass import TablePass, text_of
 
@@ -48,6 +49,9 @@ class Call:
     then: Delete | Transition
     whole_batch: bool = False
     away: tuple[type[Exception], ...] = (ConnectionError, socket.gaierror)
+
+    def __post_init__(self) -> None:
+        refuse_wrong_types("Call", self)
 
     @property
     def counted_as(self) -> Sequence[str]:

@@ -21,10 +21,11 @@ from housekeeping.foundation.settings import WorkerSettings
 from housekeeping.sweeps.actions import Action, allowed_by
 from housekeeping.sweeps.breaker import Breaker
 from housekeeping.sweeps.call import Call, CallPass
+from housekeeping.sweeps.field_types import refuse_wrong_types
 from housekeeping.sweeps.gates import Gates
 from housekeeping.sweeps.passes import Pass, Preflight
 from housekeeping.sweeps.predicates import refuse_predicate
-from housekeeping.sweeps.refusals import refuse_event, refuse_form, refuse_walk
+from housekeeping.sweeps.refusals import refuse_event, refuse_form, refuse_incomplete, refuse_walk
 from housekeeping.sweeps.table_models import model_of
 from housekeeping.sweeps.table_models.naming import Columns, event_columns_of, keyset_order, predicate_on
 from housekeeping.sweeps.table_pass import TablePass
@@ -66,6 +67,9 @@ class Alarms:
     # No document has a number: one period may be lost to a restart, two to a restart at the wrong moment.
     overdue: int | None = 3
 
+    def __post_init__(self) -> None:
+        refuse_wrong_types("Alarms", self)
+
     def changed(self, given: Mapping[str, float | None], counts: Sequence[str]) -> Alarms:
         """The same with other limits, by the names that settings have for them; null switches one off.
 
@@ -106,6 +110,9 @@ class LeaseTerms:
 
     key: str | Callable[[Any], str]
     ttl: timedelta
+
+    def __post_init__(self) -> None:
+        refuse_wrong_types("LeaseTerms", self)
 
     def key_for(self, argument: Any) -> str:
         """The lease's name for a run with this argument."""
@@ -227,14 +234,16 @@ class Sweep:
     _unchecked: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise DeclarationError(f'Sweep: name is {self.name!r}; write a text, such as "sessions.expired"')
         if not _NAME.fullmatch(self.name):
             raise DeclarationError(
                 f"{self.name!r} is no name for a sweep; it should be letters, digits and _ . - such as sessions.expired"
             )
-        if (self.passes is None) == (self.stale is None or self.action is None or not self.order):
-            raise DeclarationError(f"{self.name}: give stale, order and action, or passes")
+        refuse_incomplete(self.name, self.stale, self.order, self.action, self.passes)
         refuse_form(self.name, self.stale, self.order, self.action)
         refuse_event(self.name, self.event, self.event_columns, has_passes=self.passes is not None)
+        refuse_wrong_types(self.name, self)
         if not self.counts and self.action is not None:
             failed = ("failed",) if isinstance(self.action, Call) else ()
             object.__setattr__(self, "counts", (*self.action.counted_as, *failed, "batches", "out_of_time"))

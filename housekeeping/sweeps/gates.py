@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from housekeeping.foundation.clock import RunBudget
 from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.sweeps.field_types import refuse_wrong_types
 from housekeeping.sweeps.vitals import POSTGRES_VITALS, Signs, Vitals
 
 logger = named_logger(__name__)
@@ -38,6 +39,9 @@ class Gates:
     vacuum: bool = False
     batch_s: float | None = None
     wait_s: float = 10
+
+    def __post_init__(self) -> None:
+        refuse_wrong_types("Gates", self)
 
     @property
     def ask(self) -> bool:

@@ -1,0 +1,133 @@
+"""A declaration with a wrong type, or a usual mistake, is rejected in one line that says what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+import pytest
+from peewee import BigAutoField, TextField
+
+from housekeeping import events
+from housekeeping.foundation.errors import DeclarationError
+from housekeeping.sweeps import (
+    Alarms,
+    BaseModel,
+    Breaker,
+    Call,
+    Delete,
+    Gates,
+    LeaseTerms,
+    StateMachine,
+    Sweep,
+    TablePass,
+    Transition,
+    UtcDateTimeField,
+)
+
+
+class Ticket(BaseModel):
+    id = BigAutoField()
+    state = TextField()
+    ends = UtcDateTimeField()
+
+
+class Other(BaseModel):
+    id = BigAutoField()
+
+
+class State(StrEnum):
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+machine: Final = StateMachine(Ticket.state, State, {"close": ([State.OPEN], State.CLOSED)})
+
+
+def sweep(**given: Any) -> Sweep:
+    whole = {"stale": lambda now: Ticket.ends <= now, "order": (Ticket.ends, Ticket.id), "action": Delete()}
+    return Sweep(**{"name": "shop.tickets", **whole, **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"stale_after": 14}, "stale_after is 14; write timedelta(days=14) or None"),
+        ({"max_runtime": 300}, "max_runtime is 300; write timedelta(seconds=300)"),
+        ({"target_batch": "1 s"}, "target_batch is '1 s'; write timedelta(seconds=1) or None"),
+        ({"batch_size": "100"}, "batch_size is '100'; write a whole number, such as 100"),
+        ({"batch_size": True}, "batch_size is True; write a whole number, such as 100"),
+        ({"parts": 2.5}, "parts is 2.5; write a whole number, such as 100"),
+        ({"enabled": "no"}, "enabled is 'no'; write True or False"),
+        ({"schedule": 5}, 'schedule is 5; write a cron expression: "*/5 * * * *" or None'),
+        ({"counts": ("rows", 3)}, "counts is ('rows', 3); write a tuple, such as (\"deleted_rows\",) with the comma"),
+        ({"settles": "rows"}, "settles is 'rows'; write a tuple, such as (\"deleted_rows\",) with the comma"),
+        ({"lease": "shop/tickets"}, "lease is 'shop/tickets'; write LeaseTerms(...) or None"),
+        ({"alarms": {"backlog": 5}}, "alarms is {'backlog': 5}; write Alarms(...)"),
+        ({"breaker": 0.5}, "breaker is 0.5; write Breaker(...)"),
+        ({"options": ["page_size"]}, "options is ['page_size']; write a dictionary"),
+        ({"data_consistency": "eventual"}, "data_consistency is 'eventual'; write 'always', 'sticky', 'delayed'"),
+        ({"action": "delete"}, "action is 'delete'; write Delete(), Transition(machine, event) or Call(function, "),
+        ({"read_argument": "int"}, "read_argument is 'int'; write a function"),
+        ({"queue": None}, 'queue is None; write a text, such as "shop.expired"'),
+        ({"order": ()}, "give stale, order and action, or passes; missing: order=(Session.ends, Session.id)"),
+        ({"order": (Ticket.ends.desc(), Ticket.id)}, "order is always oldest first; write ends without .asc() and .de"),
+        ({"order": (-Ticket.ends, Ticket.id)}, "order is always oldest first; write ends without .asc() and .desc()"),
+        ({"order": ("ends", "id")}, "order has 'ends'; write columns: (Session.ends, Session.id)"),
+        (
+            {"order": (Ticket.ends, Other.id)},
+            "order has Other.id, but begins with a column of Ticket; write columns of one model: (Session.ends, ",
+        ),
+        (
+            {"event": events.event("shop.ticket_ended"), "event_columns": {"id": "id"}},
+            "event_columns has 'id' as 'id'; write {\"order_id\": Order.id}",
+        ),
+        ({"passes": lambda sweep: []}, "give stale, order and action, or passes; not both"),
+    ],
+)
+def test_wrong_field_of_a_sweep_is_rejected_with_what_to_write(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(DeclarationError) as refused:
+        sweep(**given)
+
+    assert str(refused.value).startswith(f"shop.tickets: {said}")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("declare", "said"),
+    [
+        (lambda: sweep(name=7), 'Sweep: name is 7; write a text, such as "sessions.expired"'),
+        (lambda: Alarms(longest_run=60), "Alarms: longest_run is 60; write timedelta(seconds=60) or None"),  # type: ignore[arg-type]
+        (lambda: Alarms(most={"failed": "5"}), "Alarms: most is {'failed': '5'}; write limits by count: "),  # type: ignore[dict-item]
+        (lambda: Breaker(share="half"), "Breaker: share is 'half'; write a number, such as 0.5 or None"),  # type: ignore[arg-type]
+        (lambda: Gates(waiting_locks=1.5), "Gates: waiting_locks is 1.5; write a whole number, such as 100 or None"),  # type: ignore[arg-type]
+        (lambda: LeaseTerms("tickets", 600), "LeaseTerms: ttl is 600; write timedelta(seconds=600)"),  # type: ignore[arg-type]
+        (lambda: LeaseTerms(None, timedelta(hours=1)), "LeaseTerms: key is None; write a text, such as"),  # type: ignore[arg-type]
+        (lambda: Call("tell", then=Delete()), "Call: function is 'tell'; write a function"),  # type: ignore[arg-type]
+        (lambda: Call(print, then=Delete), "Call: then is <class "),  # type: ignore[arg-type]
+        (lambda: Call(print, then=Delete(), away=OSError), "Call: away is <class 'OSError'>; write types of errors: "),  # type: ignore[arg-type]
+        (lambda: Delete(5), 'Delete: rows_counted_as is 5; write a text, such as "shop.expired"'),  # type: ignore[arg-type]
+        (lambda: Transition(Ticket, "close"), "Transition: machine is <Model: Ticket>; write StateMachine(...)"),  # type: ignore[arg-type]
+        (lambda: Transition(machine, "clsoe"), "Transition: the machine has no event 'clsoe'; write 'close'"),
+        (
+            lambda: Transition(machine, "close", changes={"state": "x"}),  # type: ignore[arg-type]
+            "Transition: changes is {'state': 'x'}; write a function",
+        ),
+    ],
+)
+def test_wrong_option_of_a_part_is_rejected_with_what_to_write(declare: Callable[[], object], said: str) -> None:
+    with pytest.raises(DeclarationError) as refused:
+        declare()
+
+    assert str(refused.value).startswith(said)
+
+
+def test_order_of_a_stage_is_checked_as_well() -> None:
+    stage = TablePass(
+        name="tickets", stale=lambda now: Ticket.ends <= now, order=(Ticket.ends.desc(), Ticket.id), action=Delete()
+    )
+
+    with pytest.raises(DeclarationError, match="shop.tickets: order is always oldest first; write ends without"):
+        Sweep(name="shop.tickets", passes=lambda sweep: [stage])
