@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from peewee import Model, ProgrammingError
+from peewee import Field, Model, ProgrammingError
 
 from housekeeping.foundation.catalog import Table, is_left_out, optional_fields, table_of
 from housekeeping.foundation.clock import SYSTEM_CLOCK
+from housekeeping.foundation.db import one_line
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.failures import is_away
 from housekeeping.sweeps.findings import Finding
 from housekeeping.sweeps.needed_columns import FITTING, KNOWN_TYPES, UNZONED, ZONED, fields_used, updated_columns
 from housekeeping.workers import families
@@ -21,7 +23,9 @@ Needed = dict[str, list[str]]
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Yield a finding for each column that is missing or of another type, by table."""
-    for model, needed in _needed(settings, sweeps).items():
+    needed_columns, broken = _needed(settings, sweeps)
+    yield from broken
+    for model, needed in needed_columns.items():
         try:
             table = table_of(model)
         except ProgrammingError:  # a schema that may not be used; `tables` has a finding of it
@@ -31,8 +35,10 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
             yield from _of_another_type(model, needed, table)
 
 
-def _needed(settings: Settings, sweeps: dict[str, Sweep]) -> dict[type[Model], Needed]:
+def _needed(settings: Settings, sweeps: dict[str, Sweep]) -> tuple[dict[type[Model], Needed], list[Finding]]:
+    """Return the columns that the workers need, and a finding for each worker whose statements cannot be made."""
     found: dict[type[Model], Needed] = {}
+    broken: list[Finding] = []
 
     def need(model: type[Model], columns: Iterable[str], worker: str) -> None:
         for column in columns:
@@ -42,18 +48,28 @@ def _needed(settings: Settings, sweeps: dict[str, Sweep]) -> dict[type[Model], N
 
     for sweep in sweeps.values():
         try:
-            walks = sweep.walks()
-        except ProgrammingError:  # as above
-            walks = sweep.declared()
-        for walk in walks:
-            for field in fields_used(walk, SYSTEM_CLOCK.now()):
-                need(field.model, [field.column_name], sweep.name)
+            fields = _fields_of(sweep)
+        except Exception as error:
+            if is_away(error):
+                raise
+            broken.append(Finding("error", sweep.name, "declaration", one_line(error), "correct the sweep's code"))
+            continue
+        for field in fields:
+            need(field.model, [field.column_name], sweep.name)
     for family in families(settings):
         for name, model in family.models.items():
             for sweep in family.sweeps:
                 if sweep.name in sweeps:
                     need(model, updated_columns(family.rights.get(name, ())), sweep.name)
-    return found
+    return found, broken
+
+
+def _fields_of(sweep: Sweep) -> set[Field]:
+    try:
+        walks = sweep.walks()
+    except ProgrammingError:  # as above
+        walks = sweep.declared()
+    return set().union(*(fields_used(walk, SYSTEM_CLOCK.now()) for walk in walks))
 
 
 def _absent(model: type[Model], needed: Needed, table: Table) -> Iterator[Finding]:

@@ -7,12 +7,13 @@ from functools import reduce
 from operator import and_
 from typing import Any, Final
 
-from peewee import OP, SCOPE_VALUES, Expression, Field, Index, PeeweeException
+from peewee import OP, SCOPE_VALUES, Expression, Field, Index
 
 from housekeeping.foundation.clock_skew import database_now
 from housekeeping.foundation.db import database, one_line
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.failures import is_away
 from housekeeping.sweeps.findings import Finding
 from housekeeping.sweeps.passes import Explainable, Reading
 from housekeeping.sweeps.vitals import table_name
@@ -29,8 +30,10 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
                 if isinstance(walk, Explainable):
                     for reading in walk.readings(now):
                         yield _judged(sweep.name, reading)
-        except PeeweeException as error:
-            # A table or column that is missing, or may not be read, was a finding before.
+        except Exception as error:
+            if is_away(error):
+                raise
+            # A table or column that is missing, or may not be read, and a predicate that fails, were findings before.
             yield Finding("warning", sweep.name, "indexes", f"could not be looked at: {one_line(error)}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from housekeeping.foundation.db import one_line
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.findings import Finding
@@ -15,4 +16,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     for family in families(settings):
         users = [sweep.name for sweep in family.sweeps if sweep.name in sweeps]
         if users and family.examine is not None:
-            yield from family.examine()
+            try:
+                yield from family.examine()
+            except Exception as error:
+                yield Finding("error", users[0], "outside", f"could not be looked at: {one_line(error)}")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from peewee import PeeweeException
-
 from housekeeping.foundation.clock_skew import database_now
 from housekeeping.foundation.db import database, one_line
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.failures import is_away
 from housekeeping.sweeps.findings import Finding
 from housekeeping.sweeps.references import counted
 
@@ -21,7 +20,9 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         try:
             with database.atomic():
                 found = counted(sweep.walks(), now)
-        except PeeweeException as error:  # a missing table or column has a finding of its own
+        except Exception as error:  # a missing table or column, or a failing predicate, has a finding of its own
+            if is_away(error):
+                raise
             yield Finding("warning", sweep.name, "references", f"cannot be examined: {one_line(error)}")
             continue
         for each in found:

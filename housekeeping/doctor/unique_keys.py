@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from peewee import ProgrammingError
-
 from housekeeping.foundation.catalog import visible_table
 from housekeeping.foundation.identity import declared_key, says_unique
 from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.failures import is_away
 from housekeeping.sweeps.findings import Finding
 from housekeeping.sweeps.table_pass import TablePass
 from housekeeping.sweeps.unique_keys import key_in_model, wrong_key
@@ -21,7 +20,9 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     for sweep in sweeps.values():
         try:
             stages = sweep.walks()
-        except ProgrammingError:  # a schema that may not be used; `tables` has a finding of it
+        except Exception as error:  # a schema that may not be used, or a failing predicate, has a finding of its own
+            if is_away(error):
+                raise
             continue
         for stage in stages:
             if isinstance(stage, TablePass):

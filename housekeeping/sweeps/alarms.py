@@ -7,12 +7,9 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from peewee import PeeweeException
-
 from housekeeping.foundation.clock import Clock
 from housekeeping.foundation.clock_skew import TOLERATED
 from housekeeping.foundation.db import database, one_line
-from housekeeping.foundation.errors import HousekeepingError
 from housekeeping.foundation.logs import logger as named_logger
 from housekeeping.foundation.plural import counted
 from housekeeping.sweeps import measures
@@ -224,6 +221,6 @@ def _asked(question: Callable[[], Iterator[Alarm]], otherwise: str, unseen: str 
     try:
         with database.atomic():
             return list(question())
-    except (PeeweeException, HousekeepingError) as error:
+    except Exception as error:  # a predicate may raise anything
         logger.warning(otherwise, error=one_line(error))
         return [] if unseen is None else [Alarm("unseen", f"{unseen}: {one_line(error)}")]

@@ -10,13 +10,14 @@ from typing import Any, Final
 from peewee import PeeweeException
 
 from housekeeping.foundation.db import database, one_line, sqlstate
+from housekeeping.sweeps.failures import is_away
 from housekeeping.sweeps.passes import Backlog, Pass
 
 #: A count takes at most this long, and at most this part of the run's time: the rest is for the rows.
 _COUNT_FOR_AT_MOST: Final = timedelta(seconds=5)
 _PART_OF_RUN: Final = 4
-#: SQLSTATE classes of a server that goes away or is not there: no matter of the count.
-_AWAY: Final = ("08", "57P")
+#: SQLSTATE of a statement that ran into its time limit, and of one that did not get a lock.
+_TIMED_OUT: Final = ("57014", "55P03")
 
 _ROWS: Final = """
 WITH RECURSIVE ours (id) AS (
@@ -34,7 +35,15 @@ FROM pg_settings WHERE name = 'statement_timeout'
 
 
 class CountFailed(Exception):
-    """A count took too long, or PostgreSQL refused it."""
+    """A count took too long, or PostgreSQL refused it.
+
+    Attributes:
+      timed_out: Whether it took too long, or waited too long for a lock.
+    """
+
+    def __init__(self, error: PeeweeException) -> None:
+        super().__init__(one_line(error))
+        self.timed_out = sqlstate(error) in _TIMED_OUT
 
 
 def count_stale(passes: Sequence[Pass], now: datetime, limit: int, argument: Any, max_runtime: timedelta) -> Backlog:
@@ -84,7 +93,6 @@ def _bounded(max_runtime: timedelta) -> Iterator[None]:
             database.execute_sql(_TIMEOUT, (round(timeout.total_seconds() * 1000),))
             yield
     except PeeweeException as error:
-        state = sqlstate(error)
-        if state is None or state.startswith(_AWAY):
+        if is_away(error):
             raise
-        raise CountFailed(one_line(error)) from error
+        raise CountFailed(error) from error

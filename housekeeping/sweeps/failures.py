@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from peewee import InterfaceError, OperationalError, PeeweeException, ProgrammingError
 
-from housekeeping.foundation.db import one_line
+from housekeeping.foundation.db import one_line, sqlstate
 from housekeeping.foundation.errors import ClocksDiffer, DatabaseUnavailable, HousekeepingError
 from housekeeping.sweeps import schema
+
+#: SQLSTATE classes of a server that goes away or is not there.
+_AWAY: Final = ("08", "57P")
 
 
 def is_unreachable(error: BaseException) -> bool:
     """Whether it came from a database that did not answer, so that nothing can be recorded there."""
     return isinstance(error, OperationalError | InterfaceError)
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the database does not answer; not a statement that it refused or that took too long."""
+    if isinstance(error, DatabaseUnavailable):
+        return True
+    state = sqlstate(error)
+    return is_unreachable(error) and (state is None or state.startswith(_AWAY))
 
 
 def reason_of(error: BaseException) -> str:

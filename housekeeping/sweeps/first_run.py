@@ -105,6 +105,7 @@ def _rows_of(sweep: Sweep, table: str) -> int | None:
     try:
         counted = count_rows(table, _COUNTED, sweep.max_runtime)
     except CountFailed as error:
+        _raise_unless_timed_out(error)
         logger.warning("Could not count the rows of a table", table=table, error=str(error))
         return estimated_rows([table])
     return counted if counted < _COUNTED else max(counted, estimated_rows([table]) or 0)
@@ -114,5 +115,12 @@ def _stale(sweep: Sweep, walks: Sequence[Pass], now: datetime, limit: int, argum
     try:
         return count_stale(walks, now, limit, argument, sweep.max_runtime)
     except CountFailed as error:
+        _raise_unless_timed_out(error)
         logger.warning("Could not count the stale rows before a first run", error=str(error))
         return None
+
+
+def _raise_unless_timed_out(error: CountFailed) -> None:
+    """Raise what PostgreSQL refused the count for: the run fails with it, because it sends the same predicate."""
+    if not error.timed_out and error.__cause__ is not None:
+        raise error.__cause__

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from peewee import ProgrammingError, fn
+from peewee import fn
 
 from housekeeping.foundation.cron import Cron
 from housekeeping.foundation.db import one_line
-from housekeeping.foundation.errors import DatabaseUnavailable, HousekeepingError
 from housekeeping.sweeps.alarms import (
     LOOK_AT,
     UNSEEN,
@@ -27,6 +26,7 @@ from housekeeping.sweeps.alarms import (
 from housekeeping.sweeps.backlog import Backlog, backlog, oldest
 from housekeeping.sweeps.counting import in_order
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
+from housekeeping.sweeps.failures import is_away
 from housekeeping.sweeps.ledger import STOPPED
 from housekeeping.sweeps.own_tables import Run
 from housekeeping.sweeps.passes import as_cursor
@@ -109,8 +109,12 @@ def next_tick(sweep: Sweep, now: datetime, zone: Any) -> datetime | None:
 def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
     """Look at a worker: three index probes and a bounded count.
 
-    A table that is missing or must not be read, or another store that does not answer, is an alarm of this
-    worker, and hides no other. A disabled worker has no use for them.
+    What keeps the rows of this worker from being counted is an alert of this worker, and hides no other: a predicate
+    that fails, a missing table, a lock that is held, another store that does not answer. A disabled worker has no use
+    for them.
+
+    Raises:
+      peewee.PeeweeException, DatabaseUnavailable: The database does not answer.
     """
     last = last_run(sweep)
     problem = sweep.lacks()
@@ -122,8 +126,8 @@ def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
         waiting = backlog(sweep, now, sweep.alarms.backlog or LOOK_AT)
         first = oldest(sweep, now)
         rings += of_the_backlog(sweep, waiting)
-    except (ProgrammingError, HousekeepingError) as error:
-        if isinstance(error, DatabaseUnavailable):
+    except Exception as error:
+        if is_away(error):
             raise
         if sweep.enabled:
             rings.append(Alarm("unseen", f"{UNSEEN}: {one_line(error)}"))

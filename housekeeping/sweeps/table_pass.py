@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, Self
 
 from blinker import NamedSignal
@@ -392,7 +392,9 @@ class TablePass:
 
     def _edge(self, now: datetime, order: tuple[Any, ...]) -> Any:
         first: Any = self.model.select(self.order[0]).where(self.stale(now)).order_by(*order).limit(1).tuples()
-        return next((value for (value,) in first), None)
+        value = next((value for (value,) in first), None)
+        # A column without a time zone is read as UTC, like by the sessions; no reader has to tell the two apart.
+        return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
 
     def read(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
         """A row as the driver has it, each value as its column reads it."""

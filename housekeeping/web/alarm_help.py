@@ -78,7 +78,7 @@ ALARMS: Final = {
         "Start housekeeping scheduler, or see why it ended. It makes up the latest tick that was missed.",
     ),
     "unseen": Help(
-        "What waits cannot be counted: a table or another store is away, or must not be read.",
+        "What waits cannot be counted: a table or store is away or must not be read, or a predicate fails.",
         "The text names it; housekeeping doctor says what is missing.",
     ),
 }

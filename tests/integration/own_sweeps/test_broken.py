@@ -1,0 +1,150 @@
+"""A sweep of one's own that is broken has its own line of error; the others are shown whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+import pytest
+import redis
+from peewee import BigAutoField, DateTimeField, fn
+from rich.console import Console
+
+from housekeeping.cli.status import workers_table
+from housekeeping.doctor import columns, indexes, references, unique_keys
+from housekeeping.doctor.rights import tables_of
+from housekeeping.foundation.db import Database, database
+from housekeeping.foundation.settings import Settings
+from housekeeping.sweeps import BaseModel, Delete, Sweep, UtcDateTimeField, perform
+from housekeeping.sweeps.families import declared_by
+from housekeeping.sweeps.overview import overview
+from housekeeping.web.application import create_app
+from tests.integration.conftest import Locked
+
+
+class Basket(BaseModel):
+    id = BigAutoField()
+    touched_at = UtcDateTimeField()
+
+
+class Nowhere(BaseModel):
+    id = BigAutoField()
+    touched_at = UtcDateTimeField()
+
+
+def sweep(name: str, stale: Callable[[Any], Any], model: Any = Basket) -> Sweep:
+    return Sweep(name=name, stale=stale, order=(model.touched_at, model.id), action=Delete())
+
+
+def raises(now: datetime) -> Any:
+    raise LookupError("no limit is set")
+
+
+def mistyped(now: datetime) -> Any:
+    model: Any = Basket
+    return model.toched_at < now
+
+
+WHOLE: Final = sweep("shop.whole", lambda now: Basket.touched_at < now)
+#: Broken sweeps, and what their lines say.
+BROKEN: Final = [
+    (
+        sweep("shop.mistyped", mistyped),
+        "stale fails: AttributeError: type object 'Basket' has no attribute 'toched_at'",
+    ),
+    (sweep("shop.raises", raises), "stale fails: LookupError: no limit is set"),
+    (sweep("shop.added", lambda now: Basket.touched_at < now - 14), "stale fails: TypeError: unsupported operand"),
+    (sweep("shop.sql", lambda now: (Basket.touched_at < now) & fn.LOWER(Basket.id)), "function lower(bigint) does not"),
+    (sweep("shop.divides", lambda now: (Basket.touched_at < now) & (Basket.id / 0 > 1)), "division by zero"),
+    (sweep("shop.nowhere", lambda now: Nowhere.touched_at < now, Nowhere), 'relation "nowhere" does not exist'),
+]
+PARTS: Final = (columns, unique_keys, references, indexes)
+EACH: Final = pytest.mark.parametrize(("broken", "said"), BROKEN, ids=[broken.name for broken, _ in BROKEN])
+
+
+@pytest.fixture
+def baskets(postgres: Database) -> None:
+    postgres.create_tables([Basket])
+    Basket.create(touched_at=datetime.now(UTC) - timedelta(days=1))
+
+
+def unseen(broken: Sweep) -> list[str]:
+    return [alarm.text for alarm in overview(broken, datetime.now(UTC), ZoneInfo("UTC")).alarms]
+
+
+@EACH
+def test_status_of_a_broken_sweep_is_its_own_error(baskets: None, broken: Sweep, said: str) -> None:
+    [text] = unseen(broken)
+
+    assert text.startswith("what waits cannot be seen: ") and said in text
+
+
+@EACH
+def test_run_of_a_broken_sweep_fails_and_says_why(baskets: None, broken: Sweep, said: str) -> None:
+    result = perform(broken)
+
+    assert (result.outcome, Basket.select().count()) == ("failed", 1)
+    assert said in str(result.reason)
+    assert any(said in text for text in unseen(broken))
+
+
+@EACH
+def test_doctor_examines_the_sweeps_beside_a_broken_one(
+    baskets: None, settings: Settings, broken: Sweep, said: str
+) -> None:
+    sweeps = {each.name: each for each in (broken, WHOLE)}
+
+    found = [finding for part in PARTS for finding in part.examine(settings, sweeps)]
+
+    texts = [finding.text for finding in found if finding.area == broken.name]
+    assert any(said in text for text in texts) or broken.name == "shop.divides"  # only its run can tell
+    assert any(finding.area == WHOLE.name and finding.subject == "indexes" for finding in found)
+
+
+def test_sweep_whose_table_is_locked_hides_no_other(baskets: None, locked: Locked) -> None:
+    database.execute_sql("SET lock_timeout = '50ms'")
+
+    with locked("LOCK TABLE basket IN ACCESS EXCLUSIVE MODE"):
+        [text] = unseen(WHOLE)
+
+    assert "canceling statement due to lock timeout" in text
+    assert unseen(WHOLE) == []
+
+
+def test_dashboard_shows_the_sweeps_beside_broken_ones(
+    baskets: None, settings: Settings, redis_client: redis.Redis
+) -> None:
+    sweeps = {each.name: each for each in (*(broken for broken, _ in BROKEN), WHOLE)}
+    client = create_app(settings, sweeps, "t" * 16, open_to_read=True).test_client()
+
+    page = client.get("/").get_data(as_text=True)
+
+    assert all(name in page for name in sweeps)
+    assert page.count("what waits cannot be seen") == len(BROKEN)
+
+
+def test_oldest_row_of_a_column_without_a_zone_is_shown_with_its_age(postgres: Database) -> None:
+    class Naive(BaseModel):
+        id = BigAutoField()
+        touched_at = DateTimeField()
+
+    postgres.create_tables([Naive])
+    Naive.create(touched_at="2026-01-01 00:00:00")
+    naive = sweep("shop.naive", lambda now: Naive.touched_at < now.replace(tzinfo=None), Naive)
+
+    seen = overview(naive, datetime(2026, 1, 2, tzinfo=UTC), ZoneInfo("UTC"))
+    shown = StringIO()
+    Console(file=shown, width=200).print(workers_table([seen], datetime(2026, 1, 2, tzinfo=UTC)))
+
+    assert "24 h ago" in shown.getvalue()
+
+
+def test_rights_are_listed_beside_a_sweep_whose_predicate_fails() -> None:
+    family = declared_by("shop", [sweep("shop.mistyped", mistyped), WHOLE])
+
+    [(table, (_, rights))] = tables_of(family).items()
+
+    assert (table, "DELETE" in rights) == ("basket", True)
