@@ -12,7 +12,7 @@ from psycopg2.extensions import connection as Connection
 from benchmarks.comparison import BY_ROW, FLOOR, LINES, OURS, Comparison, Place, Target
 from benchmarks.imports import WORKER, Stateful
 from benchmarks.ours import composed, ours
-from housekeeping.foundation.db import database
+from housekeeping.database.connection import database
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker
 from housekeeping.workers.bulk_imports.states import ImportStatus, TrackerStatus
 

@@ -15,8 +15,8 @@ from psycopg2.extensions import connection as Connection
 
 from benchmarks.comparison import Comparison, Contestant, Place, Target
 from housekeeping.brokers import redis_broker
-from housekeeping.foundation import logs
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
+from housekeeping.core.telemetry import logs
 from housekeeping.installation import install
 
 BARE: Final = "bare dramatiq"

@@ -7,13 +7,13 @@ from typing import Any, Final
 
 from benchmarks.comparison import Contestant, Place
 from housekeeping.brokers import message_broker
-from housekeeping.foundation import logs
-from housekeeping.foundation.db import database
-from housekeeping.foundation.redis_client import shared_redis
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
+from housekeeping.core.telemetry import logs
+from housekeeping.database.connection import database
 from housekeeping.installation import install
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.run import perform
+from housekeeping.sweeps.engine.runner import perform
 
 #: Beginnings of the names of workers that run under a lease.
 _LEASED: Final = ("ci.", "batched_git_ref_updates.")

@@ -9,7 +9,7 @@ from typing import Any, Final
 from benchmarks import statuses
 from benchmarks.comparison import Comparison, Contestant, Place
 from benchmarks.ours import composed
-from housekeeping.sweeps.run import perform
+from housekeeping.sweeps.engine.runner import perform
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 
 _BATCH: Final = 1_000

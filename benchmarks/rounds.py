@@ -18,7 +18,7 @@ import redis
 from benchmarks.comparison import Comparison, Place
 from benchmarks.meters import Meters, Reading
 from benchmarks.stage import Stage
-from housekeeping.foundation.settings import PREFIX
+from housekeeping.core.settings import PREFIX
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from psycopg2 import sql
 from psycopg2.extensions import connection as Connection
 
 from benchmarks.servers import Servers
-from housekeeping.foundation.db import connect_to, database
-from housekeeping.sweeps import schema
+from housekeeping.database.connection import connect_to, database
+from housekeeping.sweeps.ledger import schema
 
 _COPY: Final = "turn"
 

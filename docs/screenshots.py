@@ -16,16 +16,16 @@ from selenium.webdriver.chromium.webdriver import ChromiumDriver
 
 from housekeeping import embedded
 from housekeeping.brokers import message_broker
-from housekeeping.foundation.cron import Cron
-from housekeeping.foundation.db import database
-from housekeeping.foundation.leases import ExclusiveLease
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.cron import Cron
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import database
 from housekeeping.installation import install, use_database
-from housekeeping.sweeps import schema
+from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.own_tables import Run
-from housekeeping.sweeps.run import perform
-from housekeeping.sweeps.switches import Switched, switch
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.ledger import schema
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.ledger.overrides import Switched, switch
 from housekeeping.web.application import create_app
 from housekeeping.workers import BUILT_IN, configured_sweeps
 from tests.acceptance.browser import chromium, looks

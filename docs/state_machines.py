@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from housekeeping.foundation.state_machines import StateMachine
+from housekeeping.database.state_machines import StateMachine
 from housekeeping.workers.batched_git_ref_updates import models as git_refs
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker
 from housekeeping.workers.ci_stuck_builds import models as builds

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from housekeeping import testing as testing
-    from housekeeping.foundation import events as events
-    from housekeeping.foundation.leases import ExclusiveLease as ExclusiveLease
-    from housekeeping.foundation.leases import fence as fence
-    from housekeeping.foundation.replicas import read_database as read_database
-    from housekeeping.foundation.settings import Settings as Settings
-    from housekeeping.foundation.throttle import throttle as throttle
+    from housekeeping.core import events as events
+    from housekeeping.core.settings import Settings as Settings
+    from housekeeping.core.throttle import throttle as throttle
+    from housekeeping.database.replicas import read_database as read_database
     from housekeeping.installation import install as install
-    from housekeeping.middleware.bulk import enqueue_many as enqueue_many
+    from housekeeping.leases.lease import ExclusiveLease as ExclusiveLease
+    from housekeeping.leases.lease import fence as fence
+    from housekeeping.middleware.enqueue_many.bulk import enqueue_many as enqueue_many
     from housekeeping.sweeps import Alarms as Alarms
     from housekeeping.sweeps import BaseModel as BaseModel
     from housekeeping.sweeps import Breaker as Breaker
@@ -36,21 +36,21 @@ _PUBLIC: Final = {
     "Breaker": "housekeeping.sweeps",
     "Call": "housekeeping.sweeps",
     "Delete": "housekeeping.sweeps",
-    "ExclusiveLease": "housekeeping.foundation.leases",
+    "ExclusiveLease": "housekeeping.leases.lease",
     "Gates": "housekeeping.sweeps",
     "LeaseTerms": "housekeeping.sweeps",
-    "Settings": "housekeeping.foundation.settings",
+    "Settings": "housekeeping.core.settings",
     "StateMachine": "housekeeping.sweeps",
     "Sweep": "housekeeping.sweeps",
     "Transition": "housekeeping.sweeps",
     "UtcDateTimeField": "housekeeping.sweeps",
-    "enqueue_many": "housekeeping.middleware.bulk",
-    "fence": "housekeeping.foundation.leases",
+    "enqueue_many": "housekeeping.middleware.enqueue_many.bulk",
+    "fence": "housekeeping.leases.lease",
     "install": "housekeeping.installation",
-    "read_database": "housekeeping.foundation.replicas",
-    "throttle": "housekeeping.foundation.throttle",
+    "read_database": "housekeeping.database.replicas",
+    "throttle": "housekeeping.core.throttle",
 }
-_MODULES: Final = {"events": "housekeeping.foundation.events", "testing": "housekeeping.testing"}
+_MODULES: Final = {"events": "housekeeping.core.events", "testing": "housekeeping.testing"}
 __all__ = [
     "Alarms",
     "BaseModel",

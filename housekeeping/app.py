@@ -16,18 +16,18 @@ import dramatiq
 from dramatiq import Actor, Broker
 
 from housekeeping.brokers import message_broker
-from housekeeping.foundation import logs, reports
-from housekeeping.foundation.errors import HousekeepingError
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.settings import Settings
+from housekeeping.core.telemetry import error_reporting, logs
 from housekeeping.installation import install
-from housekeeping.middleware.metrics import exposition
+from housekeeping.middleware.telemetry.metrics import exposition
 
 
 def _compose() -> tuple[Broker, dict[str, Actor[..., Any]]]:
     settings = Settings.load()
     logs.configure(settings.log_level, settings.log_format)
     if settings.sentry_dsn is not None:
-        reports.report_to_sentry(settings.sentry_dsn)
+        error_reporting.report_to_sentry(settings.sentry_dsn)
     broker = message_broker(settings)
     # In Dramatiq's worker processes only: others, a scheduler's too, have no page to be read from.
     if settings.metrics_port is not None and multiprocessing.parent_process() is not None:

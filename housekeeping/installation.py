@@ -11,17 +11,17 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware
 
 from housekeeping.brokers import harden, message_broker
-from housekeeping.foundation.db import connect_to, database
-from housekeeping.foundation.errors import DeclarationError
-from housekeeping.foundation.redis_client import redis_client, shared_redis
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.errors import DeclarationError
+from housekeeping.core.redis_client import redis_client, shared_redis
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import connect_to, database
 from housekeeping.middleware import standard_middleware
-from housekeeping.middleware.enqueueing import accept_skips
-from housekeeping.middleware.run_log import RunLog
-from housekeeping.middleware.schedule import Schedule
-from housekeeping.sweeps import schema
-from housekeeping.sweeps.actor import register
+from housekeeping.middleware.enqueue_hook import accept_skips
+from housekeeping.middleware.schedule.middleware import Schedule
+from housekeeping.middleware.telemetry.run_log import RunLog
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.ledger import schema
+from housekeeping.sweeps.registration import register
 from housekeeping.workers import configured_sweeps, only
 
 

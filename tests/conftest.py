@@ -18,8 +18,8 @@ import redis
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import embedded
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.settings import PREFIX, Settings
+from housekeeping.core.settings import PREFIX, Settings
+from housekeeping.database.connection import Database
 from housekeeping.testing import ManualClock, plugin
 from tests.database_times import DatabaseTimes
 from tests.rabbitmq_server import amqp_url as amqp_url

@@ -18,18 +18,18 @@ from psycopg2 import sql
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import embedded
-from housekeeping.cli.demo import (
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import PREFIX, Settings
+from housekeeping.database.connection import Database
+from housekeeping.demo import (
     batched_git_ref_updates,
     bulk_imports,
     ci_stuck_builds,
     object_storage,
     user_status_cleanup,
 )
-from housekeeping.cli.demo.scenes import SCENES
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.redis_client import shared_redis
-from housekeeping.foundation.settings import PREFIX, Settings
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.demo.scenes import SCENES
+from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers import BUILT_IN, configured_sweeps
 
 PROJECT: Final = "2"  # one with pending deletions, some of which are no names of refs

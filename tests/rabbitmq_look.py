@@ -9,9 +9,9 @@ from dramatiq import Message, MessageProxy
 from dramatiq.common import dq_name, xq_name
 from pika.exceptions import ChannelClosedByBroker
 
-from housekeeping.brokers.rabbitmq import SoundRabbitmqBroker
-from housekeeping.brokers.rabbitmq_consumer import SoundConsumer
-from housekeeping.brokers.rabbitmq_levels import level_queues
+from housekeeping.brokers.rabbitmq.broker import SoundRabbitmqBroker
+from housekeeping.brokers.rabbitmq.consumer import SoundConsumer
+from housekeeping.brokers.rabbitmq.delay_queues import level_queues
 
 
 def on_rabbitmq(broker: Any) -> bool:

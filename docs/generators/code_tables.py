@@ -15,8 +15,9 @@ import redis
 
 import housekeeping
 from docs.generators.tables import ByHand, code, table
-from housekeeping.foundation import errors, events, metrics
-from housekeeping.foundation.settings import Settings
+from housekeeping.core import errors, events
+from housekeeping.core.settings import Settings
+from housekeeping.core.telemetry import metrics
 from housekeeping.middleware import standard_middleware
 
 _PACKAGE: Final = Path(housekeeping.__file__).parent

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from docs.generators.tables import ByHand, code, table
-from housekeeping.foundation.settings import PREFIX, Settings, WorkerSettings
+from housekeeping.core.settings import PREFIX, Settings, WorkerSettings
 
 #: What no setting can be; a check says of one of them what the setting should be.
 _WRONG: Final = ("", "[]", "?")

@@ -7,9 +7,9 @@ import importlib.util
 from dramatiq import Broker
 
 from housekeeping.brokers.redis import SoundRedisBroker, redis_broker
-from housekeeping.foundation.errors import SettingsError
-from housekeeping.foundation.extras import how_to_install
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.errors import SettingsError
+from housekeeping.core.extras import how_to_install
+from housekeeping.core.settings import Settings
 
 __all__ = ["SoundRedisBroker", "harden", "message_broker", "redis_broker", "require_pika"]
 
@@ -24,7 +24,7 @@ def message_broker(settings: Settings) -> Broker:
         return redis_broker(settings)
     settings.require_redis_url()
     require_pika()
-    from housekeeping.brokers.rabbitmq_settings import rabbitmq_broker
+    from housekeeping.brokers.rabbitmq.settings import rabbitmq_broker
 
     return rabbitmq_broker(settings)
 
@@ -50,6 +50,6 @@ def harden(broker: Broker) -> None:
     """
     SoundRedisBroker.adopt(broker)
     if importlib.util.find_spec("pika") is not None:
-        from housekeeping.brokers.rabbitmq import SoundRabbitmqBroker
+        from housekeeping.brokers.rabbitmq.broker import SoundRabbitmqBroker
 
         SoundRabbitmqBroker.adopt(broker)

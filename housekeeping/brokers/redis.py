@@ -15,11 +15,11 @@ from dramatiq.brokers.redis import DEFAULT_MAINTENANCE_CHANCE, MAINTENANCE_SCALE
 from dramatiq.common import q_name
 from dramatiq.errors import ConnectionClosed
 
-from housekeeping.brokers.bodies import read
-from housekeeping.foundation.db import one_line
-from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.foundation.redis_client import redis_client
-from housekeeping.foundation.settings import Settings
+from housekeeping.brokers.validation import read
+from housekeeping.core.redis_client import redis_client
+from housekeeping.core.settings import Settings
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.database.connection import one_line
 
 logger = named_logger(__name__)
 

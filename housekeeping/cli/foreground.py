@@ -13,8 +13,8 @@ from typing import Final, Generic, TypeVar
 
 from dramatiq.middleware import Shutdown
 
-from housekeeping.foundation.interruption import interrupt
-from housekeeping.middleware.statements import StatementInProgress, statement_of_this_thread
+from housekeeping.core.thread_interrupt import interrupt
+from housekeeping.middleware.interrupts.statements import StatementInProgress, statement_of_this_thread
 
 T = TypeVar("T")
 

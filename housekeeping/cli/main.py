@@ -12,25 +12,25 @@ import click
 from peewee import PeeweeException
 
 import housekeeping
-from housekeeping.cli.dashboard import web
-from housekeeping.cli.dead_letters import dead_letters
-from housekeeping.cli.deduplication import dedup
-from housekeeping.cli.demo import demo
-from housekeeping.cli.examination import doctor
-from housekeeping.cli.initialise import init
-from housekeeping.cli.leases import leases
-from housekeeping.cli.listing import list_workers
-from housekeeping.cli.planning import plan
-from housekeeping.cli.processes import scheduler, worker
-from housekeeping.cli.reasons import why
-from housekeeping.cli.running import run
-from housekeeping.cli.runs import runs
-from housekeeping.cli.sending import enqueue
-from housekeeping.cli.status import status
-from housekeeping.cli.switching import narrow, pause, resume
-from housekeeping.foundation.db import one_line
-from housekeeping.foundation.errors import HousekeepingError
-from housekeeping.foundation.printable import printable
+from housekeeping.cli.commands.deadletters import dead_letters
+from housekeeping.cli.commands.dedup import dedup
+from housekeeping.cli.commands.doctor import doctor
+from housekeeping.cli.commands.enqueue import enqueue
+from housekeeping.cli.commands.init import init
+from housekeeping.cli.commands.leases import leases
+from housekeeping.cli.commands.list import list_workers
+from housekeeping.cli.commands.pause import narrow, pause, resume
+from housekeeping.cli.commands.plan import plan
+from housekeeping.cli.commands.run import run
+from housekeeping.cli.commands.runs import runs
+from housekeeping.cli.commands.status import status
+from housekeeping.cli.commands.web import web
+from housekeeping.cli.commands.why import why
+from housekeeping.cli.commands.worker import scheduler, worker
+from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.sanitize import printable
+from housekeeping.database.connection import one_line
+from housekeeping.demo import demo
 
 _EPILOG = """\b
 First steps:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from housekeeping.foundation import metrics
-from housekeeping.foundation.errors import SettingsError
-from housekeeping.foundation.settings import PREFIX, Settings
-from housekeeping.middleware.metrics import require_prometheus
+from housekeeping.core.errors import SettingsError
+from housekeeping.core.settings import PREFIX, Settings
+from housekeeping.core.telemetry import metrics
+from housekeeping.middleware.telemetry.metrics import require_prometheus
 
 #: Where Dramatiq's worker processes share their values; it is read when they start.
 _FOLDER: Final = "dramatiq_prom_db"

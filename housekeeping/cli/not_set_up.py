@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from housekeeping.cli.tables import out
+from housekeeping.cli.formatting import out
 from housekeeping.sweeps.declaration import SetupProblem
 from housekeeping.sweeps.family_setup import by_problem
 

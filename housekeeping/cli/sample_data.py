@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from peewee import Model
 
-from housekeeping.foundation.clock_skew import database_now
-from housekeeping.foundation.db import database
-from housekeeping.foundation.errors import WrongArgument
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.errors import WrongArgument
+from housekeeping.core.settings import Settings
+from housekeeping.database.clock_skew import database_now
+from housekeeping.database.connection import database
 from housekeeping.workers import families
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker

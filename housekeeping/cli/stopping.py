@@ -11,14 +11,14 @@ from typing import Final, NoReturn
 import click
 from peewee import PeeweeException
 
-from housekeeping.foundation.db import database
-from housekeeping.foundation.errors import HousekeepingError
-from housekeeping.foundation.printable import printable
-from housekeeping.sweeps import ledger
-from housekeeping.sweeps.counting import in_order, initial_counts
+from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.sanitize import printable
+from housekeeping.database.connection import database
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger import Closed
-from housekeeping.sweeps.results import RunResult
+from housekeeping.sweeps.engine.counts import in_order, initial_counts
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.runs import Closed
 
 #: Seconds for closing the ledger row; it waits for a COMMIT of the run that hangs.
 _LONGEST_S: Final = 0.5
@@ -49,7 +49,7 @@ def _closed(run_id: int) -> Closed | None:
     def close() -> None:
         try:
             with database.atomic():
-                found.append(ledger.fail(run_id, "partial", "shutdown", None, {}))
+                found.append(runs.fail(run_id, "partial", "shutdown", None, {}))
         except (PeeweeException, HousekeepingError):
             return  # the next run marks it as lost
 

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator
 import redis
 from peewee import PeeweeException
 
+from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import one_line
 from housekeeping.doctor import (
     brokers,
     columns,
+    external,
     indexes,
     outbox,
-    outside,
     partitions,
     postgres,
     redis_server,
@@ -20,12 +23,9 @@ from housekeeping.doctor import (
     tables,
     unique_keys,
 )
-from housekeeping.foundation.db import one_line
-from housekeeping.foundation.errors import HousekeepingError
-from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.family_setup import by_problem, problems_of
-from housekeeping.sweeps.findings import Finding
+from housekeeping.sweeps.insight.diagnostics import Finding
 
 #: Looks at one part; in this order a part stands on those before it.
 Examination = Callable[[Settings, dict[str, Sweep]], Iterator[Finding]]
@@ -51,7 +51,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         yield Finding("error", "redis", "connection", "HOUSEKEEPING_REDIS_URL is not set", "set it: redis://...")
     else:
         parts += [("redis", redis_server.examine), ("broker", brokers.examine)]
-    parts.append(("outside", outside.examine))
+    parts.append(("outside", external.examine))
     for problem, workers in by_problem(problems).items():
         yield Finding("fine", "workers", problem.family, f"not set up: {problem.text}; off: {', '.join(workers)}")
     unreachable: set[str] = set()

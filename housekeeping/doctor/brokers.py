@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers import message_broker
-from housekeeping.foundation.plural import counted
-from housekeeping.foundation.settings import Settings
-from housekeeping.queues import queue_lengths
+from housekeeping.brokers.queues import queue_lengths
+from housekeeping.core.plural import counted
+from housekeeping.core.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.findings import Finding
+from housekeeping.sweeps.insight.diagnostics import Finding
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:

@@ -7,14 +7,14 @@ from typing import Any
 
 from peewee import Field, Model, ProgrammingError
 
-from housekeeping.foundation.catalog import Table, is_left_out, optional_fields, table_of
-from housekeeping.foundation.clock import SYSTEM_CLOCK
-from housekeeping.foundation.db import one_line
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.settings import Settings
+from housekeeping.database.catalog import Table, is_left_out, optional_fields, table_of
+from housekeeping.database.connection import one_line
+from housekeeping.sweeps.checks.needed_columns import FITTING, KNOWN_TYPES, UNZONED, ZONED, fields_used, updated_columns
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.failures import is_away
-from housekeeping.sweeps.findings import Finding
-from housekeeping.sweeps.needed_columns import FITTING, KNOWN_TYPES, UNZONED, ZONED, fields_used, updated_columns
+from housekeeping.sweeps.engine.error_mapping import is_away
+from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.workers import families
 
 #: Column -> the workers that need it.

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from peewee import OP, SCOPE_VALUES, Expression, Field, Index
 
-from housekeeping.foundation.clock_skew import database_now
-from housekeeping.foundation.db import database, one_line
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
+from housekeeping.database.clock_skew import database_now
+from housekeeping.database.connection import database, one_line
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.failures import is_away
-from housekeeping.sweeps.findings import Finding
-from housekeeping.sweeps.passes import Explainable, Reading
-from housekeeping.sweeps.vitals import table_name
+from housekeeping.sweeps.engine.error_mapping import is_away
+from housekeeping.sweeps.insight.diagnostics import Finding
+from housekeeping.sweeps.limits.db_health import table_name
+from housekeeping.sweeps.stages.stage import Explainable, Reading
 
 _FIXED: Final = (OP.EQ, OP.IN, OP.IS, OP.IS_NOT)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from housekeeping.foundation.db import database
-from housekeeping.foundation.plural import counted
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.plural import counted
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import database
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.findings import Finding
-from housekeeping.sweeps.outbox import OVERDUE
-from housekeeping.sweeps.own_tables import OutboxRow
+from housekeeping.sweeps.insight.diagnostics import Finding
+from housekeeping.sweeps.ledger.models import OutboxRow
+from housekeeping.sweeps.ledger.outbox import OVERDUE
 
 #: Attempts after which a row has waited for half an hour.
 _MANY: Final = 6

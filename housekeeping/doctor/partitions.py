@@ -7,10 +7,10 @@ from typing import Any
 
 from peewee import Model, ProgrammingError
 
-from housekeeping.foundation.catalog import partitioned_table_of
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
+from housekeeping.database.catalog import partitioned_table_of
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.findings import Finding
+from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.workers import families
 
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Final
 
-from housekeeping.foundation.clock import SYSTEM_CLOCK
-from housekeeping.foundation.clock_skew import ClockSkew
-from housekeeping.foundation.db import database, reaching_postgres
-from housekeeping.foundation.errors import SchemaMissing
-from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps import schema
+from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.errors import SchemaMissing
+from housekeeping.core.settings import Settings
+from housekeeping.database.clock_skew import ClockSkew
+from housekeeping.database.connection import database, reaching_postgres
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.findings import Finding
+from housekeeping.sweeps.insight.diagnostics import Finding
+from housekeeping.sweeps.ledger import schema
 
 OLDEST: Final = 130000  # PostgreSQL 13, the oldest that is tested against
 #: An open transaction of this age keeps rows that were deleted since from being cleaned.

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import redis
 
-from housekeeping.foundation.clock import SYSTEM_CLOCK
-from housekeeping.foundation.clock_skew import ClockSkew
-from housekeeping.foundation.redis_client import reaching_redis, redis_client
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.redis_client import reaching_redis, redis_client
+from housekeeping.core.settings import Settings
+from housekeeping.database.clock_skew import ClockSkew
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.findings import Finding
+from housekeeping.sweeps.insight.diagnostics import Finding
 
 OLDEST: Final = (6, 0)
 _LOOKED_AT: Final = 1000  # keys

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from housekeeping.foundation.clock_skew import database_now
-from housekeeping.foundation.db import database, one_line
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
+from housekeeping.database.clock_skew import database_now
+from housekeeping.database.connection import database, one_line
+from housekeeping.sweeps.checks.references import counted
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.failures import is_away
-from housekeeping.sweeps.findings import Finding
-from housekeeping.sweeps.references import counted
+from housekeeping.sweeps.engine.error_mapping import is_away
+from housekeeping.sweeps.insight.diagnostics import Finding
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:

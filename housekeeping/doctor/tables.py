@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from peewee import ProgrammingError
 
-from housekeeping.doctor.rights import grants, missing_rights, tables_of
-from housekeeping.foundation.db import database, one_line
-from housekeeping.foundation.plural import counted
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.plural import counted
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import database, one_line
+from housekeeping.doctor.grants import grants, missing_rights, tables_of
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.findings import Finding
+from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.workers import families
 
 _DEAD_ROWS: Final = 100_000  # below this a table is small enough whatever its share

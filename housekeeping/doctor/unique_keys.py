@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from housekeeping.foundation.catalog import visible_table
-from housekeeping.foundation.identity import declared_key, says_unique
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
+from housekeeping.database.catalog import visible_table
+from housekeeping.database.primary_key import declared_key, says_unique
+from housekeeping.sweeps.checks.unique_keys import key_in_model, wrong_key
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.failures import is_away
-from housekeeping.sweeps.findings import Finding
-from housekeeping.sweeps.table_pass import TablePass
-from housekeeping.sweeps.unique_keys import key_in_model, wrong_key
-from housekeeping.sweeps.vitals import table_name
+from housekeeping.sweeps.engine.error_mapping import is_away
+from housekeeping.sweeps.insight.diagnostics import Finding
+from housekeeping.sweeps.limits.db_health import table_name
+from housekeeping.sweeps.stages.table_stage import TablePass
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:

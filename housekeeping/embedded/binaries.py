@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from housekeeping.foundation.errors import EmbeddedServerError, SettingsError
-from housekeeping.foundation.extras import how_to_install
+from housekeeping.core.errors import EmbeddedServerError, SettingsError
+from housekeeping.core.extras import how_to_install
 
 #: The setting that allows only one kind of source; unset, the machine's own servers come first.
 SOURCE_SETTING: Final = "HOUSEKEEPING_EMBEDDED"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from housekeeping.core.errors import EmbeddedServerError
 from housekeeping.embedded.processes import Account
-from housekeeping.foundation.errors import EmbeddedServerError
 
 _PREFIX: Final = "housekeeping-"
 _NAME: Final = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from housekeeping.foundation.errors import EmbeddedServerError
-from housekeeping.foundation.extras import how_to_install
+from housekeeping.core.errors import EmbeddedServerError
+from housekeeping.core.extras import how_to_install
 
 #: What a process is called that may be stopped when it is found at work in an abandoned folder.
 _SERVER_NAMES: Final = frozenset({"initdb", "postgres", "redis-server", "valkey-server"})

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
+from housekeeping.core.errors import EmbeddedServerError
 from housekeeping.embedded.processes import Account, kill_group, spawn
-from housekeeping.foundation.errors import EmbeddedServerError
 
 _STOP_SECONDS: Final = 10  # a server asked to end is killed after that
 _POLL_SECONDS: Final = 0.01

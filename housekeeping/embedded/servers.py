@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote
 
+from housekeeping.core.errors import EmbeddedServerError
 from housekeeping.embedded.binaries import Program, find_postgres, find_redis
-from housekeeping.foundation.errors import EmbeddedServerError
 
 _ANSWER_SECONDS: Final = 240  # longer than the keeper takes for anything it does
 _END_SECONDS: Final = 60
@@ -27,7 +27,7 @@ _KEEPER: Final = """
 import sys, types
 housekeeping = sys.modules["housekeeping"] = types.ModuleType("housekeeping")
 housekeeping.__path__ = [sys.argv[1]]
-from housekeeping.embedded import keeper
+from housekeeping.embedded import supervisor as keeper
 keeper.main()
 """
 
@@ -181,7 +181,7 @@ class Servers:
 
     def _clear(self) -> None:
         # The keeper was killed, so this is what the next start would do.
-        from housekeeping.embedded.leftovers import clear_leftovers
+        from housekeeping.embedded.stale_cleanup import clear_leftovers
 
         clear_leftovers(Path(parent) for parent in self._parents)
         if self._left:

@@ -12,27 +12,27 @@ from dramatiq import Middleware
 from dramatiq.middleware import AgeLimit, Callbacks, Pipelines, TimeLimit
 from periodiq import PeriodiqMiddleware
 
-from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.foundation.positions import Positions
-from housekeeping.foundation.replicas import Replicas
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.database.replicas import Replicas
+from housekeeping.database.wal_position import Positions
 from housekeeping.middleware.connections import Connections
 from housekeeping.middleware.data_consistency import DataConsistency
 from housekeeping.middleware.dead_letters import DeadLetters
-from housekeeping.middleware.deduplication import Deduplication
+from housekeeping.middleware.deduplication.middleware import Deduplication
 from housekeeping.middleware.exclusive_lease import ExclusiveLeases
 from housekeeping.middleware.group_callbacks import counted
-from housekeeping.middleware.heartbeats import Heartbeats
 from housekeeping.middleware.idempotency import Idempotency
-from housekeeping.middleware.metrics import Metrics
-from housekeeping.middleware.patience import patient
+from housekeeping.middleware.interrupts.shutdown import ShutdownNotifications
+from housekeeping.middleware.interrupts.time_limit import within_actors
 from housekeeping.middleware.prefetch import Prefetch
+from housekeeping.middleware.reliable_enqueue import patient
 from housekeeping.middleware.retries import Retries
-from housekeeping.middleware.run_log import RunLog
-from housekeeping.middleware.schedule import Schedule
-from housekeeping.middleware.shutdown import ShutdownNotifications
-from housekeeping.middleware.time_limit import within_actors
-from housekeeping.middleware.traces import Traces
+from housekeeping.middleware.schedule.middleware import Schedule
+from housekeeping.middleware.telemetry.heartbeats import Heartbeats
+from housekeeping.middleware.telemetry.metrics import Metrics
+from housekeeping.middleware.telemetry.run_log import RunLog
+from housekeeping.middleware.telemetry.tracing import Traces
 
 logger = named_logger(__name__)
 

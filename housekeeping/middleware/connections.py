@@ -7,7 +7,7 @@ from typing import Any
 from dramatiq import Broker, MessageProxy, Middleware
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
-from housekeeping.foundation.db import database
+from housekeeping.database.connection import database
 
 
 class Connections(Middleware):

@@ -13,15 +13,15 @@ import redis
 from dramatiq import Broker, Message, MessageProxy, Middleware
 from dramatiq.common import current_millis
 
-from housekeeping.foundation.context import current_message
-from housekeeping.foundation.errors import RedisUnavailable
-from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.foundation.positions import Position, Positions
-from housekeeping.foundation.redis_client import reaching_redis
-from housekeeping.foundation.replicas import Found, Reads, Replicas, reads_of_current_message
-from housekeeping.foundation.steering import PutBack
-from housekeeping.middleware.deduplication_keys import position_prefix, text
-from housekeeping.middleware.deduplication_options import KEY, POSITION, POSITION_REMEMBERED
+from housekeeping.core.errors import RedisUnavailable
+from housekeeping.core.middleware_errors import PutBack
+from housekeeping.core.redis_client import reaching_redis
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.core.telemetry.message_context import current_message
+from housekeeping.database.replicas import Found, Reads, Replicas, reads_of_current_message
+from housekeeping.database.wal_position import Position, Positions
+from housekeeping.middleware.deduplication.keys import position_prefix, text
+from housekeeping.middleware.deduplication.options import KEY, POSITION, POSITION_REMEMBERED
 
 logger = named_logger(__name__)
 

@@ -10,7 +10,7 @@ from dramatiq import Broker, MessageProxy, Middleware
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import q_name
 
-from housekeeping.foundation import metrics
+from housekeeping.core.telemetry import metrics
 
 KEPT: Final = 10  # dead letters of a scheduled actor; semantics.md, R1
 _FRAMES: Final = 30  # of a traceback, as many as Dramatiq keeps of a retry's

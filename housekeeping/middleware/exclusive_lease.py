@@ -11,19 +11,19 @@ from typing import Any, Final
 import redis
 from dramatiq import Actor, Broker, MessageProxy, Middleware
 
-from housekeeping.foundation.errors import RedisUnavailable
-from housekeeping.foundation.holders import holder_of
-from housekeeping.foundation.interruption import LostLease, interruptibly
-from housekeeping.foundation.leases import (
+from housekeeping.core.errors import RedisUnavailable
+from housekeeping.core.middleware_errors import InvalidOption, PutBack, Skip, failing_the_message
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.core.thread_interrupt import LostLease, interruptibly
+from housekeeping.leases.lease import (
     SHORTEST_TTL,
     ExclusiveLease,
     LeaseStore,
     RedisLeaseStore,
     current_lease,
 )
-from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.foundation.steering import InvalidOption, PutBack, Skip, failing_the_message
-from housekeeping.middleware.arguments import bound, check_key, named
+from housekeeping.leases.lease_token import holder_of
+from housekeeping.middleware.call_keys import bound, check_key, named
 
 logger = named_logger(__name__)
 

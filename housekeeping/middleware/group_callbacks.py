@@ -8,7 +8,7 @@ import dramatiq.middleware
 from dramatiq import Broker, Message, MessageProxy
 from dramatiq.rate_limits.backends import RedisBackend
 
-from housekeeping.middleware.patience import patient, patiently
+from housekeeping.middleware.reliable_enqueue import patient, patiently
 
 #: KEYS: how many are awaited, as Dramatiq's barrier keeps it; which messages were counted, and what they were told.
 #: ARGV: the message id, the ttl in ms. Returns whether it is the last one; the same however often it is asked.

@@ -14,14 +14,14 @@ from uuid import uuid4
 import redis
 from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 
-from housekeeping.foundation.errors import RedisUnavailable
-from housekeeping.foundation.interruption import LostLease, interrupter
-from housekeeping.foundation.leases import SHORTEST_TTL, RedisLeaseStore
-from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.foundation.redis_client import insist, reaching_redis
-from housekeeping.foundation.renewal import Kept, elapsed, renewals, surely_until
-from housekeeping.foundation.steering import InvalidOption, PutBack, Skip, failing_the_message
-from housekeeping.middleware.deduplication_options import LIFE, RETRY_WAITS, SECOND_DELIVERY, STANDING, SUPERSEDED
+from housekeeping.core.errors import RedisUnavailable
+from housekeeping.core.middleware_errors import InvalidOption, PutBack, Skip, failing_the_message
+from housekeeping.core.redis_client import insist, reaching_redis
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.core.thread_interrupt import LostLease, interrupter
+from housekeeping.leases.lease import SHORTEST_TTL, RedisLeaseStore
+from housekeeping.leases.renewal import Kept, elapsed, renewals, surely_until
+from housekeeping.middleware.deduplication.options import LIFE, RETRY_WAITS, SECOND_DELIVERY, STANDING, SUPERSEDED
 
 logger = named_logger(__name__)
 

@@ -14,15 +14,15 @@ from dramatiq.errors import Retry
 from dramatiq.middleware import Shutdown
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
-from housekeeping.foundation import metrics
-from housekeeping.foundation.cron import Cron
-from housekeeping.foundation.errors import RedisUnavailable
-from housekeeping.foundation.leases import RedisLeaseStore
-from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.foundation.steering import InvalidOption, PutBack
-from housekeeping.middleware.arguments import message_digest
-from housekeeping.middleware.deduplication_options import STANDING, SUPERSEDED
-from housekeeping.middleware.patience import PatientBroker, enqueue_at_last
+from housekeeping.core.cron import Cron
+from housekeeping.core.errors import RedisUnavailable
+from housekeeping.core.middleware_errors import InvalidOption, PutBack
+from housekeeping.core.telemetry import metrics
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.leases.lease import RedisLeaseStore
+from housekeeping.middleware.call_keys import message_digest
+from housekeeping.middleware.deduplication.options import STANDING, SUPERSEDED
+from housekeeping.middleware.reliable_enqueue import PatientBroker, enqueue_at_last
 
 logger = named_logger(__name__)
 

@@ -8,9 +8,9 @@ from typing import Any
 from dramatiq import Actor
 from peewee import PeeweeException
 
-from housekeeping.foundation.db import one_line
-from housekeeping.foundation.errors import HousekeepingError
-from housekeeping.foundation.logs import logger as named_logger
+from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.database.connection import one_line
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 
 logger = named_logger(__name__)

@@ -6,9 +6,8 @@ too. The most used are in `housekeeping` as well.
 
 from __future__ import annotations
 
-from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock
-from housekeeping.foundation.db import BaseModel, UtcDateTimeField, database, one_line
-from housekeeping.foundation.errors import (
+from housekeeping.core.clock import SYSTEM_CLOCK, Clock
+from housekeeping.core.errors import (
     DeclarationError,
     HousekeepingError,
     ObjectNotDeleted,
@@ -19,28 +18,32 @@ from housekeeping.foundation.errors import (
     UploadBeingDeleted,
     UploadRefused,
 )
-from housekeeping.foundation.extras import how_to_install
-from housekeeping.foundation.identity import identify, key_of
-from housekeeping.foundation.logs import logger
-from housekeeping.foundation.naive_time import NaiveUtcDateTimeField
-from housekeeping.foundation.prepared import Place
-from housekeeping.foundation.printable import shortened
-from housekeeping.foundation.redis_client import insist, reaching_redis, shared_redis
-from housekeeping.foundation.secrets import masked
-from housekeeping.foundation.settings import PREFIX, ObjectStoreSettings, Settings
-from housekeeping.foundation.state_machines import StateMachine
-from housekeeping.foundation.statement_time import StatementTime, statement_time
-from housekeeping.sweeps.actions import Action, Delete, Transition, Write
-from housekeeping.sweeps.actors import actor_named
-from housekeeping.sweeps.breaker import Breaker
-from housekeeping.sweeps.call import Call, CallPass
+from housekeeping.core.extras import how_to_install
+from housekeeping.core.masking import masked
+from housekeeping.core.redis_client import insist, reaching_redis, shared_redis
+from housekeeping.core.sanitize import shortened
+from housekeeping.core.settings import PREFIX, ObjectStoreSettings, Settings
+from housekeeping.core.telemetry.logs import logger
+from housekeeping.database.compiled_query import Place
+from housekeeping.database.connection import BaseModel, UtcDateTimeField, database, one_line
+from housekeeping.database.naive_time import NaiveUtcDateTimeField
+from housekeeping.database.primary_key import identify, key_of
+from housekeeping.database.state_machines import StateMachine
+from housekeeping.database.statement_time import StatementTime, statement_time
+from housekeeping.sweeps.actor_registry import actor_named
 from housekeeping.sweeps.declaration import Alarms, LeaseTerms, Sweep
 from housekeeping.sweeps.deferral import deferred
-from housekeeping.sweeps.findings import Finding
-from housekeeping.sweeps.gates import Gates
-from housekeeping.sweeps.ledger import HEARTBEAT, at_work
-from housekeeping.sweeps.outbox import store as store_in_outbox
-from housekeeping.sweeps.passes import (
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.insight.diagnostics import Finding
+from housekeeping.sweeps.ledger.outbox import store as store_in_outbox
+from housekeeping.sweeps.ledger.runs import HEARTBEAT, at_work
+from housekeeping.sweeps.limits.breaker import Breaker
+from housekeeping.sweeps.limits.throttle import Gates
+from housekeeping.sweeps.stages.actions import Action, Delete, Transition, Write
+from housekeeping.sweeps.stages.call import Call, CallPass
+from housekeeping.sweeps.stages.row_log import RecordLine
+from housekeeping.sweeps.stages.stage import (
     Announcement,
     Backlog,
     Divisible,
@@ -54,11 +57,8 @@ from housekeeping.sweeps.passes import (
     Settled,
     Step,
 )
-from housekeeping.sweeps.record_line import RecordLine
-from housekeeping.sweeps.results import RunResult
-from housekeeping.sweeps.run import perform
+from housekeeping.sweeps.stages.table_stage import TablePass
 from housekeeping.sweeps.table_models import model_of
-from housekeeping.sweeps.table_pass import TablePass
 
 __all__ = [
     "HEARTBEAT",

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Unpack
 from blinker import NamedSignal
 from peewee import Expression, Model, PeeweeException
 
-from housekeeping.foundation.cron import Cron
-from housekeeping.foundation.db import typed_line
-from housekeeping.foundation.errors import DeclarationError, HousekeepingError, SettingsError
-from housekeeping.foundation.identity import identify
-from housekeeping.foundation.leases import SHORTEST_TTL
-from housekeeping.foundation.settings import WorkerSettings
-from housekeeping.sweeps.actions import Action, allowed_by
-from housekeeping.sweeps.breaker import Breaker
-from housekeeping.sweeps.call import Call, CallPass
-from housekeeping.sweeps.field_types import refuse_wrong_types
-from housekeeping.sweeps.gates import Gates
-from housekeeping.sweeps.passes import Pass, Preflight
-from housekeeping.sweeps.predicates import refuse_predicate
-from housekeeping.sweeps.refusals import refuse_event, refuse_form, refuse_incomplete, refuse_walk
+from housekeeping.core.cron import Cron
+from housekeeping.core.errors import DeclarationError, HousekeepingError, SettingsError
+from housekeeping.core.settings import WorkerSettings
+from housekeeping.database.connection import typed_line
+from housekeeping.database.primary_key import identify
+from housekeeping.leases.lease import SHORTEST_TTL
+from housekeeping.sweeps.checks.field_types import refuse_wrong_types
+from housekeeping.sweeps.checks.predicates import refuse_predicate
+from housekeeping.sweeps.checks.validation import refuse_event, refuse_form, refuse_incomplete, refuse_walk
+from housekeeping.sweeps.limits.breaker import Breaker
+from housekeeping.sweeps.limits.throttle import Gates
+from housekeeping.sweeps.stages.actions import Action, allowed_by
+from housekeeping.sweeps.stages.call import Call, CallPass
+from housekeeping.sweeps.stages.stage import Pass, Preflight
+from housekeeping.sweeps.stages.table_stage import TablePass
 from housekeeping.sweeps.table_models import model_of
 from housekeeping.sweeps.table_models.naming import Columns, event_columns_of, keyset_order, predicate_on
-from housekeeping.sweeps.table_pass import TablePass
 
 if TYPE_CHECKING:
     from housekeeping.sweeps.options import SweepOptions

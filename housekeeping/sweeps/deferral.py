@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from peewee import SQL
 
-from housekeeping.sweeps.own_tables import Rejection
+from housekeeping.sweeps.ledger.models import Rejection
 
 #: Not `clock_timestamp()`, which no index can be asked about.
 _NOW: Final = SQL("now()")

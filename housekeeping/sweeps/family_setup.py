@@ -7,13 +7,13 @@ from typing import Any, Final
 
 from peewee import Field, Model, ProgrammingError
 
-from housekeeping.foundation.catalog import Table, optional_fields, read_table, table_of
-from housekeeping.foundation.clock import SYSTEM_CLOCK
-from housekeeping.foundation.db import database
+from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.database.catalog import Table, optional_fields, read_table, table_of
+from housekeeping.database.connection import database
+from housekeeping.sweeps.checks.needed_columns import FITTING, TEXTS, UNZONED, ZONED, fields_used, updated_columns
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
-from housekeeping.sweeps.families import Family
-from housekeeping.sweeps.needed_columns import FITTING, TEXTS, UNZONED, ZONED, fields_used, updated_columns
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.registry import Family
 
 #: Built-in types that are no text, whatever an application keeps in them.
 _NO_TEXTS: Final = {

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from blinker import NamedSignal
     from peewee import Model
 
-    from housekeeping.sweeps.breaker import Breaker
     from housekeeping.sweeps.declaration import Alarms, DataConsistency, LeaseTerms, SetupProblem
-    from housekeeping.sweeps.gates import Gates
-    from housekeeping.sweeps.passes import Preflight
+    from housekeeping.sweeps.limits.breaker import Breaker
+    from housekeeping.sweeps.limits.throttle import Gates
+    from housekeeping.sweeps.stages.stage import Preflight
 
 
 class SweepOptions(TypedDict, total=False):

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import uuid4
 
-from housekeeping.foundation.leases import RedisLeaseStore
-from housekeeping.foundation.redis_client import shared_redis
-from housekeeping.sweeps import ledger
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.leases.lease import RedisLeaseStore
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.own_tables import NOW, Run
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.models import NOW, Run
 from housekeeping.testing.outcomes import last_run, nothing_to_do, run_as, run_to_the_end, totals
 from housekeeping.testing.points import Ended, in_a_process
 from housekeeping.testing.tables import Outside, Tables
@@ -152,7 +152,7 @@ class _Trials:
 
     def _let_time_pass(self) -> None:
         """As long as it takes until nobody counts on the dead run any more."""
-        Run.update(heartbeat_at=NOW - 2 * ledger.SILENCE).where((Run.id > self.since) & Run.outcome.is_null()).execute()
+        Run.update(heartbeat_at=NOW - 2 * runs.SILENCE).where((Run.id > self.since) & Run.outcome.is_null()).execute()
         if self.sweep.lease is not None:
             store = RedisLeaseStore(shared_redis.get(), shared_redis.namespace)
             key = self.sweep.lease.key_for(self.argument)

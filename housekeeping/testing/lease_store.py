@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from datetime import datetime, timedelta
 
-from housekeeping.foundation.errors import RedisUnavailable
+from housekeeping.core.errors import RedisUnavailable
 from housekeeping.testing.clock import ManualClock
 
 

@@ -9,12 +9,12 @@ from uuid import uuid4
 
 from peewee import fn
 
-from housekeeping.foundation.context import MessageContext, current_message
-from housekeeping.foundation.plural import counted
+from housekeeping.core.plural import counted
+from housekeeping.core.telemetry.message_context import MessageContext, current_message
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.own_tables import Run
-from housekeeping.sweeps.results import RunResult
-from housekeeping.sweeps.run import perform
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing.clock import ManualClock
 
 _MOST_RUNS: Final = 1_000  # a sweep that is cut short by its limits so often does not get anywhere

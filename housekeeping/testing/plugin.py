@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import redis
     from dramatiq import Broker, Worker
 
-    from housekeeping.foundation.db import Database
-    from housekeeping.foundation.settings import Settings
+    from housekeeping.core.settings import Settings
+    from housekeeping.database.connection import Database
     from housekeeping.sweeps.declaration import Sweep
     from housekeeping.testing.clock import ManualClock
     from housekeeping.testing.lease_store import MemoryLeaseStore
@@ -56,7 +56,7 @@ def housekeeping_redis_url() -> Iterator[str]:
 @contextmanager
 def _started(variable: str, postgres: bool, redis: bool) -> Iterator[Any]:
     from housekeeping import embedded
-    from housekeeping.foundation.errors import HousekeepingError
+    from housekeeping.core.errors import HousekeepingError
 
     try:
         servers = embedded.start(postgres=postgres, redis=redis)
@@ -75,7 +75,7 @@ def housekeeping_settings(housekeeping_postgres_url: str, housekeeping_redis_url
     """
     import psycopg2
 
-    from housekeeping.foundation.settings import Settings
+    from housekeeping.core.settings import Settings
 
     name = f"test_{uuid4().hex[:12]}"
     separator = "&" if "?" in housekeeping_postgres_url else "?"
@@ -111,9 +111,9 @@ def housekeeping_database(housekeeping_settings: Settings) -> Iterator[Database]
 
     Tables of the application: ``housekeeping_database.create_tables([Session])``.
     """
-    from housekeeping.foundation.db import connect_to, database
-    from housekeeping.sweeps import schema
-    from housekeeping.sweeps.own_tables import Run
+    from housekeeping.database.connection import connect_to, database
+    from housekeeping.sweeps.ledger import schema
+    from housekeeping.sweeps.ledger.models import Run
 
     before, own = database.obj, str(Run._meta.schema)
     handle = connect_to(housekeeping_settings.require_database_url())
@@ -129,7 +129,7 @@ def housekeeping_database(housekeeping_settings: Settings) -> Iterator[Database]
 @pytest.fixture
 def housekeeping_redis(housekeeping_settings: Settings) -> Iterator[redis.Redis]:
     """A client, which leases and middleware use too; this test's keys are removed when it is over."""
-    from housekeeping.foundation.redis_client import redis_client, shared_redis
+    from housekeeping.core.redis_client import redis_client, shared_redis
 
     namespace = housekeeping_settings.namespace
     client = redis_client(housekeeping_settings.require_redis_url())
@@ -164,11 +164,11 @@ def housekeeping_broker(
     from dramatiq.brokers.redis import RedisBroker
 
     import housekeeping
-    from housekeeping.foundation.db import database
-    from housekeeping.foundation.redis_client import redis_client, shared_redis
-    from housekeeping.sweeps import actors
+    from housekeeping.core.redis_client import redis_client, shared_redis
+    from housekeeping.database.connection import database
+    from housekeeping.sweeps import actor_registry
 
-    theirs = list(actors._actors.values())  # of an application in this process
+    theirs = list(actor_registry._actors.values())  # of an application in this process
     client = redis_client(housekeeping_settings.require_redis_url())
     broker = RedisBroker(client=client, namespace=f"{housekeeping_settings.namespace}:broker")
     housekeeping.install(broker, housekeeping_settings, workers=False, sweeps=housekeeping_sweeps)
@@ -176,9 +176,9 @@ def housekeeping_broker(
     # The same tables by the handle that the test has: what is open in this thread is closed with that.
     database.initialize(housekeeping_database)
     yield broker
-    actors.forget_all()
+    actor_registry.forget_all()
     for actor in theirs:
-        actors.remember(actor)
+        actor_registry.remember(actor)
     for each in (client, installed):
         each.connection_pool.disconnect()
 

@@ -20,8 +20,8 @@ from typing import Any, Final, NoReturn
 import psycopg2
 import redis
 
-from housekeeping.foundation.db import database
-from housekeeping.foundation.errors import HousekeepingError
+from housekeeping.core.errors import HousekeepingError
+from housekeeping.database.connection import database
 
 #: How long a run over a test's few rows may take before something in it hangs.
 PATIENCE_S: Final = 60

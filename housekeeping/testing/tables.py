@@ -11,12 +11,12 @@ import psycopg2
 from peewee import Model
 from psycopg2.errors import LockNotAvailable
 
-from housekeeping.foundation.db import database
-from housekeeping.foundation.errors import Refused
+from housekeeping.core.errors import Refused
+from housekeeping.database.connection import database
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.own_tables import Run
-from housekeeping.sweeps.table_pass import TablePass
-from housekeeping.sweeps.vitals import table_name
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.limits.db_health import table_name
+from housekeeping.sweeps.stages.table_stage import TablePass
 
 #: Rows of a table. A test has a few; what has more may be no test's table, and is not to be emptied and filled again.
 MOST_ROWS: Final = 10_000

@@ -7,19 +7,19 @@ from peewee import PeeweeException
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
-from housekeeping.foundation.db import one_line, reaching_postgres
-from housekeeping.foundation.errors import HousekeepingError, Refused, SettingsError
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import one_line, reaching_postgres
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.why import REASONS
-from housekeeping.web import facts
-from housekeeping.web.alarm_help import ALARMS
-from housekeeping.web.changes import add_changes
+from housekeeping.sweeps.insight.explain_outcome import REASONS
+from housekeeping.web import snapshot
+from housekeeping.web.actions import add_changes
+from housekeeping.web.alert_help import ALARMS
 from housekeeping.web.dead_letters import add_dead_letters
-from housekeeping.web.facts import Observatory
-from housekeeping.web.planning import add_plans
+from housekeeping.web.plan import add_plans
 from housekeeping.web.rendering import prepare
 from housekeeping.web.security import protect
+from housekeeping.web.snapshot import Observatory
 
 
 def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open_to_read: bool) -> Flask:
@@ -50,7 +50,7 @@ def _add_pages(app: Flask, observatory: Observatory) -> None:
         sweep: Sweep = observatory.sweeps.get(name) or abort(404, "there is no such worker")
         seen = observatory.look()
         with reaching_postgres():
-            rows, changes = facts.last_rows(name), facts.last_changes(name)
+            rows, changes = snapshot.last_rows(name), snapshot.last_changes(name)
         return render_template(
             "worker.html",
             sweep=sweep,
@@ -64,10 +64,10 @@ def _add_pages(app: Flask, observatory: Observatory) -> None:
     @app.get("/runs/<int:run_id>")
     def run(run_id: int) -> str:
         with reaching_postgres():
-            row = facts.run_row(run_id)
+            row = snapshot.run_row(run_id)
             if row is None:
                 abort(404, "there is no such run, or it is older than 30 days")
-            beside = facts.attempts_beside(row)
+            beside = snapshot.attempts_beside(row)
         meaning = REASONS.get(row.reason or "", "").replace("NAME", row.worker)
         return render_template("run.html", run=row, beside=beside, meaning=meaning, live=row.outcome is None)
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
-from housekeeping.foundation.printable import printable
-from housekeeping.sweeps.rates import Ended
+from housekeeping.core.sanitize import printable
+from housekeeping.sweeps.insight.throughput import Ended
 
 _BAR: Final = 6  # px, of which one is the gap
 _HEIGHT: Final = 40

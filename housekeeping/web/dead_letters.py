@@ -9,12 +9,12 @@ from typing import Any, Final
 from flask import Flask, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from housekeeping.dead_letters import DeadLetter, DeadLetterStore, Requeued, dead_letters_of, found, requeue
-from housekeeping.dead_letters.shown import arguments, body, bounded
-from housekeeping.foundation.printable import in_one_line
-from housekeeping.foundation.settings import Settings
+from housekeeping.brokers.dead_letters import DeadLetter, DeadLetterStore, Requeued, dead_letters_of, found, requeue
+from housekeeping.brokers.dead_letters.formatting import arguments, body, bounded
+from housekeeping.core.sanitize import in_one_line
+from housekeeping.core.settings import Settings
 from housekeeping.installation import broker_beside
-from housekeeping.web.facts import Observatory
+from housekeeping.web.snapshot import Observatory
 
 _SHOWN: Final = 50  # letters
 _ARGUMENTS_WIDTH: Final = 100  # characters

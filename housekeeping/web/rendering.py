@@ -11,13 +11,13 @@ from typing import Any, Final
 from flask import Flask
 from markupsafe import Markup, escape
 
-from housekeeping.cli.tables import counts, length, moment
-from housekeeping.foundation.clock import SYSTEM_CLOCK
-from housekeeping.foundation.plural import counted
-from housekeeping.foundation.printable import printable
-from housekeeping.sweeps.run_state import is_lost, outcome_in_words
+from housekeeping.cli.formatting import counts, length, moment
+from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.plural import counted
+from housekeeping.core.sanitize import printable
+from housekeeping.sweeps.insight.run_state import is_lost, outcome_in_words
 from housekeeping.web import charts
-from housekeeping.web.alarm_help import topic, what_to_do
+from housekeeping.web.alert_help import topic, what_to_do
 
 _FILTERS: Final[dict[str, Callable[..., Any]]] = {"length": length, "moment": moment, "counts": counts}
 

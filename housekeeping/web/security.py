@@ -11,7 +11,7 @@ from typing import Final
 from flask import Flask, Response, abort, make_response, redirect, render_template, request, session, url_for
 from werkzeug.wrappers import Response as AnyResponse
 
-from housekeeping.web.guesses import Guesses
+from housekeeping.web.rate_limit import Guesses
 
 #: Of a page that shows what databases and messages contain: nothing is loaded, sent or framed but by ourselves.
 _HEADERS: Final = {

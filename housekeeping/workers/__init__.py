@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from housekeeping.foundation.errors import SettingsError
-from housekeeping.foundation.settings import Settings, WorkerSettings
+from housekeeping.core.errors import SettingsError
+from housekeeping.core.settings import Settings, WorkerSettings
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.families import Family, declared_by, each_once, family_of, imported
 from housekeeping.sweeps.family_setup import FamilySetup
-from housekeeping.sweeps.table_pass import TablePass
+from housekeeping.sweeps.registry import Family, declared_by, each_once, family_of, imported
+from housekeeping.sweeps.stages.table_stage import TablePass
 from housekeeping.workers.batched_git_ref_updates import worker as _batched_git_ref_updates
 from housekeeping.workers.bulk_imports import worker as _bulk_imports
 from housekeeping.workers.ci_stuck_builds import worker as _ci_stuck_builds

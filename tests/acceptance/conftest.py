@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.queues import queues as queues
 

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from housekeeping import embedded
-from housekeeping.foundation.settings import PREFIX
+from housekeeping.core.settings import PREFIX
 from tests.acceptance.processes import WORKER, Process, eventually, started
 
 EXAMPLES: Final = Path(__file__).parents[2] / "docs/examples"

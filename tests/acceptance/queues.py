@@ -9,7 +9,7 @@ import pytest
 from dramatiq import Message
 
 from housekeeping.brokers import message_broker
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.hands import close
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from housekeeping.sweeps.own_tables import NOW, Run
+from housekeeping.sweeps.ledger.models import NOW, Run
 from tests.acceptance.conftest import Command
 
 WORKER = "user_status_cleanup.batch"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
 from tests.acceptance.conftest import Command
 
 WORKER = "user_status_cleanup.batch"

@@ -13,7 +13,7 @@ from psycopg2.extensions import parse_dsn
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL
 
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
 from tests.acceptance.examples import EXAMPLES
 
 #: Every sign that means something in a URL, in a connection string or in a shell.

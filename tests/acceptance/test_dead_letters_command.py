@@ -12,7 +12,7 @@ from dramatiq import Actor, Message
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import current_millis
 
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
 from tests.acceptance.conftest import Command
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.hands import Hands, installed

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.foundation.db import Database
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.conftest import Command
 from tests.acceptance.processes import SCHEDULER, WORKER, eventually, started
@@ -27,7 +27,7 @@ OWN = """
 import dramatiq
 import housekeeping
 from housekeeping.brokers import message_broker
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
 
 settings = Settings.load()
 broker = message_broker(settings)

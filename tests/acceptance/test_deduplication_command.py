@@ -10,10 +10,10 @@ import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
 from tests.acceptance.conftest import Command
 from tests.integration.middleware.applications import queued
-from tests.integration.middleware.deduplicated import declared, executed, keys
+from tests.integration.middleware.deduplication.deduplicated import declared, executed, keys
 from tests.integration.middleware.hands import Hands, installed
 
 #: Many processes.

@@ -19,7 +19,7 @@ import psutil
 import pyte
 import pytest
 
-from housekeeping.foundation.settings import PREFIX
+from housekeeping.core.settings import PREFIX
 
 #: Many processes.
 pytestmark = pytest.mark.slow

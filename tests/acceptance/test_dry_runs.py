@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
 from housekeeping.workers import configured_sweeps
 from tests.installation import WORKERS, Installation
 from tests.installation import installation as installation

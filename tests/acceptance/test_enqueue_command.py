@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.sweeps.ledger.models import Run
 from tests.acceptance.conftest import Command
 from tests.acceptance.processes import WORKER as DRAMATIQ
 from tests.acceptance.processes import eventually, started

@@ -93,7 +93,7 @@ class _Reader:
             empty_tables()
         kept = self._folder / "environment"
         # What is exported holds for the blocks that follow; every setting must be one.
-        check = f"{sys.executable} -c 'from housekeeping.foundation.settings import Settings; Settings.load()'"
+        check = f"{sys.executable} -c 'from housekeeping.core.settings import Settings; Settings.load()'"
         ended = self._run(["bash", "-euo", "pipefail", "-c", f"{_SERVE}{text}\n{check}\nenv -0 > {kept}"], block)
         self._environment = dict(one.split("=", 1) for one in kept.read_text().split("\0") if "=" in one)
         self._said = ended.stdout

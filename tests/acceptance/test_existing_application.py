@@ -10,8 +10,8 @@ import pytest
 import redis
 
 import housekeeping
-from housekeeping.foundation.leases import RedisLeaseStore
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
+from housekeeping.leases.lease import RedisLeaseStore
 from tests.acceptance.examples import EXAMPLES, Application, without_settings
 from tests.acceptance.examples import client as client
 from tests.acceptance.examples import redis_url as redis_url

@@ -13,9 +13,9 @@ from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import parse_dsn
 from sqlalchemy.engine import URL
 
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.epochs import Lease
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from housekeeping.leases.fencing import Lease
 from tests.acceptance.examples import EXAMPLES, Application, without_settings
 from tests.acceptance.examples import client as client
 from tests.acceptance.examples import redis_url as redis_url
@@ -29,9 +29,9 @@ LATE = """
 from datetime import timedelta
 
 import housekeeping
-from housekeeping.foundation.epochs import Lease
-from housekeeping.foundation.errors import LeaseLost
-from housekeeping.foundation.leases import current_lease
+from housekeeping.leases.fencing import Lease
+from housekeeping.core.errors import LeaseLost
+from housekeeping.leases.lease import current_lease
 from {}.tasks import send_reminders
 
 with housekeeping.ExclusiveLease("reminders", timedelta(minutes=10)) as lease:

@@ -15,9 +15,9 @@ from typing import Any, Final
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
 from tests.acceptance.conftest import Command

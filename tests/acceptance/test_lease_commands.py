@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 import redis
 
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.leases import ExclusiveLease
-from housekeeping.sweeps.own_tables import Lease
+from housekeeping.database.connection import Database
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.sweeps.ledger.models import Lease
 from tests.acceptance.conftest import Command
 
 #: Many processes.

@@ -11,9 +11,9 @@ from typing import Final
 
 import pytest
 
-from housekeeping.foundation.settings import PREFIX
-from housekeeping.sweeps.own_tables import Run
-from housekeeping.sweeps.why import REASONS
+from housekeeping.core.settings import PREFIX
+from housekeeping.sweeps.insight.explain_outcome import REASONS
+from housekeeping.sweeps.ledger.models import Run
 from tests.acceptance.processes import eventually, started
 from tests.installation import Installation
 from tests.installation import installation as installation

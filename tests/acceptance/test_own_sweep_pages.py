@@ -21,8 +21,8 @@ from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import parse_dsn
 
 from docs.generators.example_blocks import path_of
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
 from housekeeping.testing import assert_survives_kill
 from tests.acceptance.test_every_block import _Reader
 from tests.installation import Installation

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from housekeeping.foundation.db import Database
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.ledger.models import Run
 from tests.acceptance.conftest import Command
 from tests.acceptance.processes import eventually, started
 

@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 
 import housekeeping
-from housekeeping.foundation.settings import PREFIX
+from housekeeping.core.settings import PREFIX
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from typing import Final
 
 import pytest
 
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
 from tests.acceptance.processes import Process, eventually, started
 from tests.rabbitmq_server import Node, node
 from tests.unit.docs.blocks import ROOT, blocks

@@ -13,9 +13,9 @@ import pytest
 import redis
 
 from housekeeping.brokers import message_broker
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers import BUILT_IN
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.conftest import Command
@@ -36,9 +36,9 @@ import dramatiq
 
 import housekeeping
 from housekeeping.brokers import message_broker
-from housekeeping.foundation import logs
-from housekeeping.foundation.redis_client import shared_redis
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.telemetry import logs
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
 
 settings = Settings.load()
 logs.configure(settings.log_level, settings.log_format)

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.sweeps.ledger import SILENCE
-from housekeeping.sweeps.own_tables import NOW, Run
+from housekeeping.sweeps.ledger.models import NOW, Run
+from housekeeping.sweeps.ledger.runs import SILENCE
 from tests.acceptance.conftest import Command
 
 pytestmark = pytest.mark.slow

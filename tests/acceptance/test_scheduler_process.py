@@ -12,9 +12,9 @@ import pytest
 import redis
 
 from housekeeping import embedded
-from housekeeping.foundation.db import Database
-from housekeeping.sweeps import ledger
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers import BUILT_IN
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.processes import PATIENCE_S, SCHEDULER, WORKER, eventually, started
@@ -89,7 +89,7 @@ def test_a_scheduler_catches_up_after_an_outage(  # S4, S5
     environment: dict[str, str], postgres: Database, queues: Queues, tmp_path: Path
 ) -> None:
     environment["HOUSEKEEPING_WORKERS"] = OTHERS_OFF
-    ledger.record(
+    runs.record(
         STATUSES,
         "skipped",
         "paused",
@@ -111,7 +111,7 @@ def test_a_scheduler_catches_up_after_an_outage(  # S4, S5
 DYING = """
 import os, signal
 from housekeeping.app import broker
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
 
 step = "put" if Settings.load().on_rabbitmq else "do_enqueue"
 enqueue = getattr(broker, step)
@@ -154,7 +154,7 @@ def _kill_a_scheduler_and_go_on(
     environment["HOUSEKEEPING_WORKERS"] = json.dumps({**others, STATUSES: {"schedule": "0 0 1 1 *"}})
     new_year = datetime(datetime.now(UTC).year, 1, 1, tzinfo=UTC)
     two_years_before = new_year.replace(year=new_year.year - 2)
-    ledger.record(STATUSES, "skipped", "paused", message_id=None, tick=two_years_before, trigger="schedule")
+    runs.record(STATUSES, "skipped", "paused", message_id=None, tick=two_years_before, trigger="schedule")
     in_the_folder = os.pathsep.join(filter(None, [str(tmp_path), environment.get("PYTHONPATH", "")]))
 
     with started([*SCHEDULER, "dying"], environment | {"PYTHONPATH": in_the_folder}, tmp_path / "killed") as killed:

@@ -12,8 +12,8 @@ import redis
 from dramatiq import Message
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.foundation.db import Database
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.ci_stuck_builds.models import Build
 from tests.acceptance.hosts import Network, network, servers
 from tests.acceptance.processes import Process, eventually, started

@@ -13,7 +13,7 @@ import redis
 
 from housekeeping import embedded
 from housekeeping.brokers import message_broker
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
 from tests.acceptance.processes import WORKER, eventually, started
 from tests.rabbitmq_look import remove
 
@@ -26,8 +26,8 @@ import dramatiq
 
 import housekeeping
 from housekeeping.brokers import message_broker
-from housekeeping.foundation import logs
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.telemetry import logs
+from housekeeping.core.settings import Settings
 
 settings = Settings.load()
 logs.configure(settings.log_level, settings.log_format)

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import redis
 
-from housekeeping.foundation.settings import Settings
-from housekeeping.middleware.tick_memory import TickMemory
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.core.settings import Settings
+from housekeeping.middleware.schedule.tick_store import TickMemory
+from housekeeping.sweeps.ledger.models import Run
 from tests.acceptance.conftest import Command
 
 #: Many processes.

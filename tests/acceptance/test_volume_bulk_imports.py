@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.foundation.db import Database
+from housekeeping.database.connection import Database
 from housekeeping.workers.bulk_imports.worker import MODELS
 from tests.acceptance.conftest import RunMeasured
 

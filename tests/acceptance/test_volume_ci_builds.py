@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.identity import forget
+from housekeeping.database.connection import Database
+from housekeeping.database.primary_key import forget
 from housekeeping.workers.ci_stuck_builds.models import Build
 from tests.acceptance.conftest import RunMeasured
 

@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from housekeeping import embedded
-from housekeeping.foundation.db import Database
-from housekeeping.workers.object_storage import entries
+from housekeeping.database.connection import Database
+from housekeeping.workers.object_storage import pending_entry
 from tests.acceptance.conftest import RunMeasured
 
 pytestmark = pytest.mark.slow
@@ -48,8 +48,8 @@ def test_a_hundred_thousand_of_a_million_uploads_go_in_flat_memory(
     client: Any = redis.Redis.from_url(own_redis)
     for part in range(TOTAL // STALE):
         age = 20_000 if part == 0 else 60
-        client.eval(PREPARE, 1, entries.KEY, part * STALE, STALE, PER_FOLDER, int(time.time()) - age)
-    client.hset(entries.KEY, mapping={"artifacts:../poison": 1, "nowhere:poison": 1})
+        client.eval(PREPARE, 1, pending_entry.KEY, part * STALE, STALE, PER_FOLDER, int(time.time()) - age)
+    client.hset(pending_entry.KEY, mapping={"artifacts:../poison": 1, "nowhere:poison": 1})
 
     run = run_measured(
         "object_storage.delete_stale_direct_uploads",
@@ -64,7 +64,7 @@ def test_a_hundred_thousand_of_a_million_uploads_go_in_flat_memory(
         "execution_timeout": False,
         "failed": 2,
     }
-    assert client.hlen(entries.KEY) == TOTAL - STALE + 2
+    assert client.hlen(pending_entry.KEY) == TOTAL - STALE + 2
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
     assert run.resident_mb < 200
     client.close()

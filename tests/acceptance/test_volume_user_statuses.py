@@ -7,7 +7,7 @@ import json
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.foundation.db import Database
+from housekeeping.database.connection import Database
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.conftest import RunMeasured
 

@@ -9,8 +9,8 @@ import pytest
 import redis
 from dramatiq import Message
 
-from housekeeping.foundation.db import Database
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.processes import WORKER, eventually, started
 from tests.acceptance.queues import Queues
@@ -25,9 +25,9 @@ import dramatiq
 
 import housekeeping
 from housekeeping.brokers import message_broker
-from housekeeping.foundation import logs
-from housekeeping.foundation.redis_client import shared_redis
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.telemetry import logs
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
 
 settings = Settings.load()
 logs.configure(settings.log_level, settings.log_format)

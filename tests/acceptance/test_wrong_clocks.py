@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.core.settings import Settings
+from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.conftest import Command
 

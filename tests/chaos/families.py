@@ -16,9 +16,9 @@ from housekeeping.workers.batched_git_ref_updates import worker as git_refs
 from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
 from housekeeping.workers.bulk_imports import worker as bulk_imports
 from housekeeping.workers.ci_stuck_builds import worker as ci_stuck_builds
-from housekeeping.workers.object_storage import entries
+from housekeeping.workers.object_storage import pending_entry
 from housekeeping.workers.user_status_cleanup import worker as user_status_cleanup
-from tests.integration.batched_git_ref_updates.repositories import made
+from tests.integration.workers.batched_git_ref_updates.repositories import made
 
 STALE: Final = 35  # three full batches of ten and one that is not
 FRESH: Final = 6
@@ -136,10 +136,10 @@ class Uploads(Family):
             # Long, so that Redis keeps even a small hash in a form that is walked page by page.
             path = f"{round}/{name}-{'x' * 80}"
             (place.folder / "objects" / path).touch()
-            place.redis_client.hset(entries.KEY, f"artifacts:{path}", now - age)
+            place.redis_client.hset(pending_entry.KEY, f"artifacts:{path}", now - age)
 
     def left(self, place: Place, round: int) -> State:
-        fields: Any = place.redis_client.hkeys(entries.KEY)
+        fields: Any = place.redis_client.hkeys(pending_entry.KEY)
         start = f"artifacts:{round}/"
         known = [name.decode().removeprefix(start) for name in fields if name.decode().startswith(start)]
         objects = [path.name for path in (place.folder / "objects" / str(round)).iterdir()]

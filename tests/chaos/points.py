@@ -18,16 +18,16 @@ from typing import Any, Final
 import structlog
 from dramatiq import Broker, MessageProxy, Middleware
 
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.leases import ExclusiveLease
-from housekeeping.sweeps import ledger
-from housekeeping.sweeps.table_pass import TablePass
+from housekeeping.database.connection import Database
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.stages.table_stage import TablePass
 from housekeeping.workers.batched_git_ref_updates.cleanup import PendingDeletions
-from housekeeping.workers.batched_git_ref_updates.git_program import GitProgram
+from housekeeping.workers.batched_git_ref_updates.git_cli import GitProgram
 from housekeeping.workers.batched_git_ref_updates.scheduling import PendingProjects
-from housekeeping.workers.bulk_imports.entity_pass import EntityPass
+from housekeeping.workers.bulk_imports.entity_stage import EntityPass
 from housekeeping.workers.object_storage.deletion import Deletion
-from housekeeping.workers.object_storage.upload_pass import PendingUploadsPass
+from housekeeping.workers.object_storage.upload_stage import PendingUploadsPass
 
 FOLDER: Final = "CHAOS_FOLDER"
 GO: Final = "go"
@@ -101,9 +101,9 @@ def install(broker: Broker) -> None:
 
     _after(ExclusiveLease, "try_obtain", lambda: reached("acquire"), given=True)
     _after(ExclusiveLease, "cancel", lambda: reached("release"), given=True)
-    _after(ledger, "begin", lambda: reached("begin"), given=True)
+    _after(runs, "begin", lambda: reached("begin"), given=True)
     for name in ("advance", "finish"):
-        _after(ledger, name, cursor)
+        _after(runs, name, cursor)
     _after(Database, "commit", commit)
     for owner in (Deletion, GitProgram):
         _after(owner, "delete", lambda: reached("external"))

@@ -8,9 +8,10 @@ from types import ModuleType
 from typing import Any, Final
 
 from housekeeping.brokers import redis as redis_broker
-from housekeeping.middleware import deduplication, idempotency, retries
-from housekeeping.sweeps import ledger
-from housekeeping.workers.object_storage import upload_pass
+from housekeeping.middleware import idempotency, retries
+from housekeeping.middleware.deduplication import middleware
+from housekeeping.sweeps.ledger import runs
+from housekeeping.workers.object_storage import upload_stage
 
 #: Environment variable that asks for it.
 SHORTENED: Final = "CHAOS_SHORTENED"
@@ -19,13 +20,13 @@ SHORTENED: Final = "CHAOS_SHORTENED"
 #: taken for dead, which is one fault more, and no wrong verdict.
 _SHORT: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (redis_broker, "HEARTBEAT_TIMEOUT_MS", 2000),
-    (ledger, "HEARTBEAT", timedelta(seconds=0.5)),
-    (ledger, "SILENCE", timedelta(seconds=2)),
+    (runs, "HEARTBEAT", timedelta(seconds=0.5)),
+    (runs, "SILENCE", timedelta(seconds=2)),
     (idempotency, "_RUNNING_TTL", timedelta(seconds=2)),
     (idempotency, "_TURN", timedelta(seconds=0.5)),
-    (deduplication, "_TURN", timedelta(seconds=0.5)),
+    (middleware, "_TURN", timedelta(seconds=0.5)),
     (retries, "delay_before", lambda retry: timedelta(seconds=0.5)),
-    (upload_pass, "_GRACE", timedelta(seconds=1)),
+    (upload_stage, "_GRACE", timedelta(seconds=1)),
 )
 
 

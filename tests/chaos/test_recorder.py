@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from housekeeping.foundation.db import database
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import database
 from housekeeping.installation import use_database
-from housekeeping.sweeps import ledger
+from housekeeping.sweeps.ledger import runs
 from tests.chaos.conftest import MakeTrial
 from tests.chaos.families import BUILDS
 from tests.chaos.trial import Trial
@@ -27,19 +27,19 @@ def trial(make_trial: MakeTrial) -> Iterator[Trial]:
     database.close()
 
 
-def begun() -> ledger.Attempt:
-    attempt = ledger.begin(BUILDS.actor, message_id=None, tick=None, trigger="cli", lease=(KEY, "somebody"))
+def begun() -> runs.Attempt:
+    attempt = runs.begin(BUILDS.actor, message_id=None, tick=None, trigger="cli", lease=(KEY, "somebody"))
     assert attempt is not None
     return attempt
 
 
 @pytest.mark.parametrize("outcome", ["lost_lease", "failed", "partial"])
-def test_a_run_that_breaks_off_before_its_first_batch_has_committed_none(trial: Trial, outcome: ledger.Outcome) -> None:
+def test_a_run_that_breaks_off_before_its_first_batch_has_committed_none(trial: Trial, outcome: runs.Outcome) -> None:
     early, late = begun(), begun()
     with database.atomic():
-        ledger.advance(late.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, (KEY, late.epoch or 0))
+        runs.advance(late.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, (KEY, late.epoch or 0))
 
-    ledger.fail(early.run_id, outcome, "shutdown" if outcome == "partial" else "lease_lost", None, {"failed": 0})
+    runs.fail(early.run_id, outcome, "shutdown" if outcome == "partial" else "lease_lost", None, {"failed": 0})
 
     assert trial.recorder.complaints() == []
 
@@ -47,10 +47,10 @@ def test_a_run_that_breaks_off_before_its_first_batch_has_committed_none(trial: 
 def test_a_batch_after_one_with_a_higher_epoch_is_complained_of(trial: Trial) -> None:
     early, late = begun(), begun()
     with database.atomic():
-        ledger.advance(late.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, (KEY, late.epoch or 0))
+        runs.advance(late.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, (KEY, late.epoch or 0))
 
     with database.atomic():  # by a run that does not look at its epoch
-        ledger.advance(early.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, None)
+        runs.advance(early.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, None)
 
     [complaint] = trial.recorder.complaints()
     assert f"run {early.run_id} with epoch {early.epoch} of {KEY} committed after epoch {late.epoch}" in complaint

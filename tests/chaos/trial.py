@@ -15,9 +15,9 @@ import psutil
 import psycopg2
 import redis
 
+from housekeeping.database.connection import connect_to, database
 from housekeeping.embedded import Servers
-from housekeeping.foundation.db import connect_to, database
-from housekeeping.sweeps import schema
+from housekeeping.sweeps.ledger import schema
 from housekeeping.workers import BUILT_IN
 from tests.acceptance.processes import SCHEDULER, WORKER, Process, eventually, started
 from tests.chaos.families import Family, Place, State

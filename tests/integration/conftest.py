@@ -10,10 +10,10 @@ import psycopg2
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.foundation import reports
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.core.settings import Settings
+from housekeeping.core.telemetry import error_reporting
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 
 #: Adds this many statuses whose time is `due`, an SQL expression that may use n, from 1 on.
@@ -69,7 +69,7 @@ def last_run(postgres: Database) -> Callable[[], Any]:
 def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What error trackers are told from now on."""
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(reports, "hooks", [lambda error, about: seen.append({"error": error, **about})])
+    monkeypatch.setattr(error_reporting, "hooks", [lambda error, about: seen.append({"error": error, **about})])
     return seen
 
 

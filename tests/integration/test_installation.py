@@ -17,9 +17,9 @@ from dramatiq.results.backends import StubBackend
 from periodiq import PeriodiqMiddleware
 
 import housekeeping
-from housekeeping.foundation.errors import DeclarationError, SettingsError
-from housekeeping.foundation.settings import Settings
-from housekeeping.middleware.shutdown import ShutdownNotifications as OurShutdownNotifications
+from housekeeping.core.errors import DeclarationError, SettingsError
+from housekeeping.core.settings import Settings
+from housekeeping.middleware.interrupts.shutdown import ShutdownNotifications as OurShutdownNotifications
 from tests.integration.middleware.applications import close_all, eventually, queued, working
 
 
@@ -60,7 +60,7 @@ def broker(plain: Settings) -> Iterator[RedisBroker]:
     broker = RedisBroker(client=client, namespace=f"{plain.namespace}:own")
     yield broker
     client.close()
-    from housekeeping.foundation.redis_client import shared_redis
+    from housekeeping.core.redis_client import shared_redis
 
     if shared_redis.client is not None:
         shared_redis.client.close()
@@ -200,13 +200,13 @@ def test_actors_declared_before_are_looked_after_too(broker: RedisBroker, plain:
 
     housekeeping.install(broker, plain, workers=False)
 
-    assert type(weekly.options["periodic"]).__module__ == "housekeeping.foundation.cron"
+    assert type(weekly.options["periodic"]).__module__ == "housekeeping.core.cron"
 
 
 def test_without_a_redis_url_everything_lives_on_the_brokers_server(broker: RedisBroker, plain: Settings) -> None:
     housekeeping.install(broker, plain.model_copy(update={"redis_url": None}), workers=False)
 
-    from housekeeping.foundation.redis_client import shared_redis
+    from housekeeping.core.redis_client import shared_redis
 
     assert shared_redis.client is broker.client
 

@@ -8,10 +8,10 @@ import pytest
 import redis
 
 from housekeeping.cli.sample_data import add_sample_rows
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.errors import WrongArgument
-from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.run import perform
+from housekeeping.core.errors import WrongArgument
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.engine.runner import perform
 from housekeeping.workers import FAMILIES, configured_sweeps
 from housekeeping.workers.bulk_imports.models import BulkImport
 from housekeeping.workers.user_status_cleanup.models import UserStatus

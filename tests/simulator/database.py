@@ -10,8 +10,8 @@ from peewee import OperationalError
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INTRANS
 from psycopg2.extras import Json
 
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.prepared import Prepared
+from housekeeping.database.compiled_query import Prepared
+from housekeeping.database.connection import Database
 from tests.simulator.postgres import Postgres, Transaction
 from tests.simulator.queries import Cursor, Unknown, execute
 

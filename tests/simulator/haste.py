@@ -11,7 +11,7 @@ from typing import Any, Final
 import dramatiq.middleware.retries
 
 import housekeeping.middleware.dead_letters
-from housekeeping.foundation.cron import Cron, EachTickOnce
+from housekeeping.core.cron import Cron, EachTickOnce
 
 _FEW_OBJECTS: Final = 100_000  # made since the last collection; a schedule makes about as many
 

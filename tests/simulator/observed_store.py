@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from housekeeping.sweeps.ledger import SILENCE
+from housekeeping.sweeps.ledger.runs import SILENCE
 from tests.simulator.redis_keyspace import Reply
 from tests.simulator.redis_store import RedisStore
 from tests.simulator.virtual_threads import something_queued

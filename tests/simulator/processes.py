@@ -14,11 +14,11 @@ from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping import installation
 from housekeeping.brokers import redis as brokers
-from housekeeping.foundation.db import database
-from housekeeping.foundation.prepared import Prepared
-from housekeeping.foundation.redis_client import redis_client
-from housekeeping.foundation.settings import Settings
-from housekeeping.middleware.bulk import enqueue_many
+from housekeeping.core.redis_client import redis_client
+from housekeeping.core.settings import Settings
+from housekeeping.database.compiled_query import Prepared
+from housekeeping.database.connection import database
+from housekeeping.middleware.enqueue_many.bulk import enqueue_many
 from tests.simulator import haste, virtual
 from tests.simulator.database import SimulatedDatabase
 from tests.simulator.observed_store import NAMESPACE

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from peewee import SQL, Delete, Expression, Field, Function, Insert, Negated, Ordering, Select, Update, Value
 
-from housekeeping.foundation.prepared import Place
+from housekeeping.database.compiled_query import Place
 from tests.simulator.postgres import Mode, Postgres, Row, Transaction
 
 _COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import pytest
 from peewee import OperationalError
 
-from housekeeping.foundation.db import Database, database
-from housekeeping.foundation.errors import LeaseLost, RunTakenOver
-from housekeeping.foundation.prepared import Prepared
-from housekeeping.sweeps import ledger
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.core.errors import LeaseLost, RunTakenOver
+from housekeeping.database.compiled_query import Prepared
+from housekeeping.database.connection import Database, database
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.models import Run
 from tests.simulator import virtual_time
 from tests.simulator.database import SimulatedDatabase
 from tests.simulator.postgres import Postgres
@@ -110,15 +110,15 @@ def two(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     database.initialize(None)
 
 
-def begun(message_id: str = "m1", token: str = "t1", lease: str | None = "k") -> ledger.Attempt | None:
-    return ledger.begin(
+def begun(message_id: str = "m1", token: str = "t1", lease: str | None = "k") -> runs.Attempt | None:
+    return runs.begin(
         "w", message_id=message_id, tick=_TICK, trigger="enqueue", lease=None if lease is None else (lease, token)
     )
 
 
-def in_batch(attempt: ledger.Attempt, then: Callable[[], None] = lambda: None) -> None:
+def in_batch(attempt: runs.Attempt, then: Callable[[], None] = lambda: None) -> None:
     with database.atomic():
-        ledger.advance(attempt.run_id, {"settled": 1}, {"pass": "rows", "after": [1]}, ("k", attempt.epoch or 0))
+        runs.advance(attempt.run_id, {"settled": 1}, {"pass": "rows", "after": [1]}, ("k", attempt.epoch or 0))
         then()
 
 
@@ -168,7 +168,7 @@ def test_a_run_that_was_taken_over_commits_nothing(two: Two) -> None:
         old = _sure(begun())
         again = _sure(begun(token="t2"))
         with pytest.raises(RunTakenOver), database.atomic():
-            ledger.advance(old.run_id, {"settled": 1}, None, None)
+            runs.advance(old.run_id, {"settled": 1}, None, None)
         assert Run.select(Run.outcome).where(Run.id == old.run_id).tuples().get() == ("lost",)
         assert Run.select(Run.outcome).where(Run.id == again.run_id).tuples().get() == (None,)
 
@@ -181,7 +181,7 @@ def test_an_interrupted_run_is_gone_on_from_and_a_finished_one_is_not(two: Two) 
         second = _sure(begun(token="t2"))
         assert second.cursor == {"pass": "rows", "after": [1]}
         with database.atomic():
-            ledger.finish(second.run_id, "done", None, counts={}, cursor=None, lease=("k", second.epoch or 0))
+            runs.finish(second.run_id, "done", None, counts={}, cursor=None, lease=("k", second.epoch or 0))
         assert begun(token="t3") is None
         assert _sure(begun("m2", "t3")).cursor is None
 
@@ -192,9 +192,9 @@ def test_what_is_rolled_back_was_never_there(two: Two) -> None:
     def work() -> None:
         run = _sure(begun(lease=None))
         with pytest.raises(OperationalError), database.atomic():
-            ledger.advance(run.run_id, {"settled": 1}, None, None)
+            runs.advance(run.run_id, {"settled": 1}, None, None)
             raise OperationalError("the batch failed")
-        closed = ledger.fail(run.run_id, "failed", "why", None, {"failed": 2})
+        closed = runs.fail(run.run_id, "failed", "why", None, {"failed": 2})
         assert (closed.outcome, closed.counts) == ("failed", {"failed": 2})
 
     assert alone(two, work) == ["first"]
@@ -203,14 +203,14 @@ def test_what_is_rolled_back_was_never_there(two: Two) -> None:
 def test_a_holder_is_gone_when_its_run_has_ended(two: Two) -> None:
     def work() -> None:
         run = _sure(begun())
-        assert not ledger.holder_is_gone("w", "k", "t1")
-        assert not ledger.holder_is_gone("w", "k", "another")
-        ledger.fail(run.run_id, "failed", "why", None, {})
-        assert ledger.holder_is_gone("w", "k", "t1")
+        assert not runs.holder_is_gone("w", "k", "t1")
+        assert not runs.holder_is_gone("w", "k", "another")
+        runs.fail(run.run_id, "failed", "why", None, {})
+        assert runs.holder_is_gone("w", "k", "t1")
 
     assert alone(two, work) == ["first"]
 
 
-def _sure(attempt: ledger.Attempt | None) -> ledger.Attempt:
+def _sure(attempt: runs.Attempt | None) -> runs.Attempt:
     assert attempt is not None
     return attempt

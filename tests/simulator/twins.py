@@ -11,14 +11,16 @@ from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers import redis as redis_broker
 from housekeeping.brokers.redis import SoundRedisBroker
-from housekeeping.foundation import lease_store
-from housekeeping.foundation.db import database
-from housekeeping.foundation.lease_store import RedisLeaseStore
-from housekeeping.middleware import deduplication_scripts, idempotency, patience, tick_memory, tick_outcomes
-from housekeeping.middleware.deduplication import Deduplication
-from housekeeping.sweeps import ledger
-from housekeeping.sweeps.own_tables import NOW, Lease
-from housekeeping.sweeps.walk import Walk
+from housekeeping.database.connection import database
+from housekeeping.leases import store
+from housekeeping.leases.store import RedisLeaseStore
+from housekeeping.middleware import idempotency, reliable_enqueue
+from housekeeping.middleware.deduplication import scripts
+from housekeeping.middleware.deduplication.middleware import Deduplication
+from housekeeping.middleware.schedule import tick_recorder, tick_store
+from housekeeping.sweeps.engine.executor import Walk
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.models import NOW, Lease
 
 Twin = Callable[[], None]
 
@@ -34,8 +36,8 @@ def _without(module: Any, name: str, *parts: tuple[str, str]) -> None:
 
 def epoch_not_checked() -> None:
     """A zombie's batch commits although another run has begun."""
-    write: Any = ledger._write
-    ledger._write = lambda run_id, lease, **columns: write(run_id, None, **columns)
+    write: Any = runs._write
+    runs._write = lambda run_id, lease, **columns: write(run_id, None, **columns)
 
 
 def epoch_stays_the_same() -> None:
@@ -46,23 +48,23 @@ def epoch_stays_the_same() -> None:
         Lease.insert({Lease.key: key, **taken}).on_conflict(conflict_target=[Lease.key], update=taken).execute()
         return 1
 
-    module: Any = ledger
+    module: Any = runs
     module.next_epoch = first
 
 
 def lease_given_to_anybody() -> None:
     """A lease is taken although another holds it."""
-    _without(lease_store, "_OBTAIN", ("if holder and holder ~= ARGV[1] then return holder end", ""))
+    _without(store, "_OBTAIN", ("if holder and holder ~= ARGV[1] then return holder end", ""))
 
 
 def lease_freed_by_anybody() -> None:
     """A lease is released without the token of its holder."""
-    _without(lease_store, "_RELEASE", ('if redis.call("get", KEYS[1]) ~= ARGV[1] then return 0 end', ""))
+    _without(store, "_RELEASE", ('if redis.call("get", KEYS[1]) ~= ARGV[1] then return 0 end', ""))
 
 
 def lease_renewed_by_anybody() -> None:
     """A lease is renewed without the token of its holder."""
-    _without(lease_store, "_RENEW", ('if redis.call("get", KEYS[1]) ~= ARGV[1] then return 0 end', ""))
+    _without(store, "_RENEW", ('if redis.call("get", KEYS[1]) ~= ARGV[1] then return 0 end', ""))
 
 
 def redis_away_means_free() -> None:
@@ -80,7 +82,7 @@ def redis_away_means_free() -> None:
 
 def living_holder_taken_for_dead() -> None:
     """A run takes over the lease of one that lives."""
-    ledger.holder_is_gone = lambda worker, key, token: True
+    runs.holder_is_gone = lambda worker, key, token: True
 
 
 def key_stays_with_what_did_not_start() -> None:
@@ -96,13 +98,13 @@ def key_stays_with_what_did_not_start() -> None:
 
 def duplicates_enqueued() -> None:
     """A key is given to a message although another holds it."""
-    _without(deduplication_scripts, "CLAIM", ("if holder and holder ~= ARGV[1] then", "if false then"))
+    _without(scripts, "CLAIM", ("if holder and holder ~= ARGV[1] then", "if false then"))
 
 
 def key_freed_by_anybody() -> None:
     """A message that ends frees its key though another message holds it."""
     _without(
-        deduplication_scripts,
+        scripts,
         "RELEASE",
         ('if redis.call("hget", KEYS[1], "id") ~= ARGV[1] then return ARGV[4] ~= "" and 2 or 0 end', ""),
         ('if (redis.call("hget", KEYS[1], "run") or "") ~= ARGV[4] then return 0 end', ""),
@@ -111,33 +113,33 @@ def key_freed_by_anybody() -> None:
 
 def key_never_freed() -> None:
     """A key stays until its ttl is over."""
-    deduplication_scripts.RELEASE = "return 0"  # type: ignore[misc]
+    scripts.RELEASE = "return 0"  # type: ignore[misc]
 
 
 def key_not_renewed() -> None:
     """A long run's key expires while it runs."""
-    _without(deduplication_scripts, "RENEW", ('return redis.call("pexpire", KEYS[1], ARGV[2])', "return 1"))
+    _without(scripts, "RENEW", ('return redis.call("pexpire", KEYS[1], ARGV[2])', "return 1"))
 
 
 def key_not_held_on_by_a_retry() -> None:
     """A message that waits for its retry has lost its key."""
-    _without(deduplication_scripts, "HOLD_ON", ('redis.call("hset", KEYS[1], "id", ARGV[1], "state", ARGV[3])', ""))
+    _without(scripts, "HOLD_ON", ('redis.call("hset", KEYS[1], "id", ARGV[1], "state", ARGV[3])', ""))
 
 
 def retry_dropped_as_its_own_duplicate() -> None:
     """A retry finds its own message's key, and is dropped."""
-    _without(deduplication_scripts, "HOLD_ON", ('local holder = redis.call("hget", KEYS[1], "id")', 'return "other"--'))
+    _without(scripts, "HOLD_ON", ('local holder = redis.call("hget", KEYS[1], "id")', 'return "other"--'))
 
 
 def superseded_retry_forgotten() -> None:
     """A new message takes the key of a waiting retry, which then runs, too."""
-    _without(deduplication_scripts, "CLAIM", ("mark_superseded(holder, ARGV[1])", ""))
+    _without(scripts, "CLAIM", ("mark_superseded(holder, ARGV[1])", ""))
 
 
 def whatever_waits_superseded() -> None:
     """A new message takes the key of one that waits to start, or runs."""
     _without(
-        deduplication_scripts,
+        scripts,
         "CLAIM",
         (
             'if holder and holder ~= ARGV[1] and ARGV[9] ~= "" and retry_due_in() > tonumber(ARGV[9]) then',
@@ -148,12 +150,12 @@ def whatever_waits_superseded() -> None:
 
 def again_mark_not_made() -> None:
     """A duplicate that arrives while its holder runs asks for nothing."""
-    _without(deduplication_scripts, "CLAIM", ('redis.call("hset", KEYS[1], "again", "1")', ""))
+    _without(scripts, "CLAIM", ('redis.call("hset", KEYS[1], "again", "1")', ""))
 
 
 def again_mark_forgotten_at_the_end() -> None:
     """A run ends without the one more that was asked for."""
-    _without(deduplication_scripts, "RELEASE", ('ARGV[5] ~= "1" and redis.call("hget", KEYS[1], "again")', "false"))
+    _without(scripts, "RELEASE", ('ARGV[5] ~= "1" and redis.call("hget", KEYS[1], "again")', "false"))
 
 
 def completed_message_runs_again() -> None:
@@ -210,7 +212,7 @@ def cursor_before_the_batch() -> None:
 
 def completion_not_recorded_in_the_ledger() -> None:
     """A redelivery of a completed sweep begins another run."""
-    ledger.completed = lambda message_id: False
+    runs.completed = lambda message_id: False
 
 
 def retry_lost_while_redis_is_away() -> None:
@@ -219,10 +221,10 @@ def retry_lost_while_redis_is_away() -> None:
     def once(step: Callable[[], Any], not_yet: str) -> Any:
         try:
             return step()
-        except patience._AWAY:
+        except reliable_enqueue._AWAY:
             return None
 
-    patience.patiently = once
+    reliable_enqueue.patiently = once
 
 
 def dead_workers_messages_stay() -> None:
@@ -242,12 +244,12 @@ def strays_are_looked_for_when_connecting_only() -> None:
 
 def tick_sent_by_every_scheduler() -> None:
     """A tick's claim is not looked at."""
-    tick_memory._CLAIM = "return 1"  # type: ignore[misc]
+    tick_store._CLAIM = "return 1"  # type: ignore[misc]
 
 
 def missed_ticks_not_recorded() -> None:
     """What no scheduler sent has no outcome."""
-    tick_outcomes._write_missed = lambda *_: None
+    tick_recorder._write_missed = lambda *_: None
 
 
 TWINS: Final[dict[str, Twin]] = {

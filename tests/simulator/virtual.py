@@ -22,9 +22,9 @@ import dramatiq.middleware.threading
 import dramatiq.worker
 import periodiq
 
-import housekeeping.foundation.interruption
-import housekeeping.foundation.renewal
-import housekeeping.middleware.shutdown
+import housekeeping.core.thread_interrupt
+import housekeeping.leases.renewal
+import housekeeping.middleware.interrupts.shutdown
 from tests.simulator.virtual_threads import (
     Threading,
     VirtualConsumer,
@@ -76,7 +76,7 @@ def install(further: dict[Any, Any]) -> None:
         id(time.sleep): _sleep,
         id(uuid.uuid4): _uuid4,
         id(dramatiq.middleware.threading.raise_thread_exception): _interrupt,
-        id(housekeeping.foundation.renewal.renewals): VirtualRenewals(),
+        id(housekeeping.leases.renewal.renewals): VirtualRenewals(),
         id(datetime_module.datetime): VirtualDatetime,
         id(threading): Threading(),
         **{id(original): other for original, other in further.items()},
@@ -92,8 +92,8 @@ def install(further: dict[Any, Any]) -> None:
     os.urandom = random.randbytes
     os.getpid = _process_id
     platform.node = lambda: "machine"
-    housekeeping.foundation.renewal.read_clock = elapsed
-    housekeeping.foundation.interruption._take_back = _take_back
+    housekeeping.leases.renewal.read_clock = elapsed
+    housekeeping.core.thread_interrupt._take_back = _take_back
     worker: Any = dramatiq.worker
     worker.ConsumerThread, worker.WorkerThread = VirtualConsumer, VirtualWorkerThread
     worker.PriorityQueue = VirtualQueue

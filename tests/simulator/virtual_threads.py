@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import dramatiq.worker
 
-from housekeeping.foundation.renewal import Kept
+from housekeeping.leases.renewal import Kept
 from tests.simulator.virtual_time import elapsed, wall, world
 from tests.simulator.world import Task
 
@@ -178,7 +178,7 @@ class VirtualTimer:
 
 
 class VirtualRenewals:
-    """`housekeeping.foundation.renewal.Renewals`, with tasks for each thing in use in place of its two threads."""
+    """`housekeeping.leases.renewal.Renewals`, with tasks for each thing in use in place of its two threads."""
 
     def keep(
         self,

@@ -13,10 +13,10 @@ from typing import Any, Final
 import dramatiq
 from dramatiq import Actor, Broker
 
-from housekeeping.foundation.db import database
-from housekeeping.sweeps.actor import register
+from housekeeping.database.connection import database
 from housekeeping.sweeps.declaration import LeaseTerms, Sweep
-from housekeeping.sweeps.passes import Backlog, PassPlan, Settled, Step
+from housekeeping.sweeps.registration import register
+from housekeeping.sweeps.stages.stage import Backlog, PassPlan, Settled, Step
 from tests.simulator.postgres import Postgres, Row
 from tests.simulator.world import World
 

@@ -16,9 +16,9 @@ from dramatiq.middleware import CurrentMessage
 
 import housekeeping
 from housekeeping.brokers import redis_broker
-from housekeeping.foundation import logs
-from housekeeping.foundation.redis_client import shared_redis
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
+from housekeeping.core.telemetry import logs
 from tests.soak.measured import measured
 
 #: So short that completions are seen to go again; the least that the library takes.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.foundation.db import Database
+from housekeeping.database.connection import Database
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.processes import WORKER, started
 from tests.soak.checkpoints import Checkpoint

@@ -8,20 +8,22 @@ from typing import Any, Final
 import pytest
 from dramatiq import Message
 
-from housekeeping.brokers import rabbitmq, rabbitmq_consumer, redis
-from housekeeping.brokers.rabbitmq import SoundRabbitmqBroker
-from housekeeping.brokers.rabbitmq_consumer import SoundConsumer
+from housekeeping.brokers import redis
+from housekeeping.brokers.dead_letters.on_rabbitmq import RabbitmqDeadLetters
+from housekeeping.brokers.rabbitmq import broker as rabbitmq
+from housekeeping.brokers.rabbitmq import consumer
+from housekeeping.brokers.rabbitmq.broker import SoundRabbitmqBroker
+from housekeeping.brokers.rabbitmq.consumer import SoundConsumer
 from housekeeping.brokers.redis import SoundRedisBroker
-from housekeeping.dead_letters.on_rabbitmq import RabbitmqDeadLetters
 from housekeeping.middleware.prefetch import Prefetch
 from tests.twins import Twin
 from tests.twins.planting import instead
 
-_REDIS: Final = "tests/integration/redis_broker/test_brokers.py::"
-_LOST: Final = "tests/integration/redis_broker/test_lost_deliveries.py::"
-_SENDING: Final = "tests/integration/rabbitmq/test_sending.py::"
-_DELIVERY: Final = "tests/integration/rabbitmq/test_delivery.py::"
-_DEAD: Final = "tests/integration/rabbitmq/test_dead_letters.py::"
+_REDIS: Final = "tests/integration/brokers/redis/test_brokers.py::"
+_LOST: Final = "tests/integration/brokers/redis/test_lost_deliveries.py::"
+_SENDING: Final = "tests/integration/brokers/rabbitmq/test_sending.py::"
+_DELIVERY: Final = "tests/integration/brokers/rabbitmq/test_delivery.py::"
+_DEAD: Final = "tests/integration/brokers/rabbitmq/test_dead_letters.py::"
 
 
 def _reads_all(body: bytes, queue_name: str) -> tuple[Message[Any] | None, str]:
@@ -67,12 +69,12 @@ def _acknowledges_by_number_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def _reads_whatever_decodes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rabbitmq_consumer, "read", _reads_all)
+    patch.setattr(consumer, "read", _reads_all)
 
 
 def _keeps_far_messages_in_memory(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rabbitmq, "level_for", lambda message: None)
-    patch.setattr(rabbitmq_consumer, "level_for", lambda message: None)
+    patch.setattr(consumer, "level_for", lambda message: None)
 
 
 def _keeps_connections_of_ended_threads(patch: pytest.MonkeyPatch) -> None:

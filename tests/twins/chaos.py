@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.foundation.db import Database, database
-from housekeeping.foundation.renewal import Kept
+from housekeeping.database.connection import Database, database
+from housekeeping.leases.renewal import Kept
 from housekeeping.middleware.connections import Connections
 from housekeeping.middleware.idempotency import Idempotency
-from housekeeping.middleware.schedule import Schedule
-from housekeeping.sweeps import ledger
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.middleware.schedule.middleware import Schedule
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.object_storage import claims
 from tests.twins import Twin
 
@@ -25,22 +25,22 @@ def _commits_whoever_holds(patch: pytest.MonkeyPatch) -> None:
     def write(run_id: int, lease: tuple[str, int] | None, **columns: Any) -> None:
         Run.update(**columns).where(Run.id == run_id).execute()
 
-    patch.setattr(ledger, "_write", write)
+    patch.setattr(runs, "_write", write)
 
 
 def _takes_what_was_begun_for_done(patch: pytest.MonkeyPatch) -> None:
     def begun(message_id: str) -> bool:
         return bool(Run.select(Run.id).where(Run.message_id == message_id).exists())
 
-    patch.setattr(ledger, "completed", begun)
+    patch.setattr(runs, "completed", begun)
 
 
 def _runs_again_what_is_done(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger, "completed", lambda message_id: False)
+    patch.setattr(runs, "completed", lambda message_id: False)
 
 
 def _counts_what_it_was_told(patch: pytest.MonkeyPatch) -> None:
-    original = ledger.fail
+    original = runs.fail
 
     def fail(run_id: int, *arguments: Any) -> Any:
         closed = original(run_id, *arguments)
@@ -48,7 +48,7 @@ def _counts_what_it_was_told(patch: pytest.MonkeyPatch) -> None:
             Run.update(counts={}).where(Run.id == run_id).execute()
         return closed
 
-    patch.setattr(ledger, "fail", fail)
+    patch.setattr(runs, "fail", fail)
 
 
 def _keeps_a_dead_connection(patch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def _forgets_the_applications_key(patch: pytest.MonkeyPatch) -> None:
 
 
 def _waits_for_the_dead(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger, "holder_is_gone", lambda *arguments: False)
+    patch.setattr(runs, "holder_is_gone", lambda *arguments: False)
 
 
 def _leaves_claims_to_the_dead(patch: pytest.MonkeyPatch) -> None:

@@ -6,16 +6,16 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.dead_letters import letters, on_redis
-from housekeeping.foundation import printable
+from housekeeping.brokers.dead_letters import models, on_redis
+from housekeeping.core import sanitize
 from housekeeping.middleware import dead_letters, retries
 from tests.twins import Twin
 from tests.twins.planting import in_text, instead
 
 _FOLDER: Final = "tests/integration/middleware/"
 _RETRIES: Final = f"{_FOLDER}test_retries.py::"
-_LOOKING: Final = "tests/integration/dead_letters/test_looking.py::"
-_REQUEUEING: Final = "tests/integration/dead_letters/test_requeueing.py::"
+_LOOKING: Final = "tests/integration/brokers/dead_letters/test_looking.py::"
+_REQUEUEING: Final = "tests/integration/brokers/dead_letters/test_requeueing.py::"
 _COMMAND: Final = "tests/acceptance/test_dead_letters_command.py::"
 
 
@@ -40,7 +40,7 @@ def _requeue_those_there_are(patch: pytest.MonkeyPatch) -> None:
     def found(store: Any, ids: Any) -> list[Any]:
         return [letter for letter in store.find(set(ids)).values() if letter.message]
 
-    patch.setattr(letters, "found", found)
+    patch.setattr(models, "found", found)
 
 
 TWINS: Final[list[Twin]] = [
@@ -72,13 +72,13 @@ TWINS: Final[list[Twin]] = [
         "R6",
         "lives_on_where_it_died",
         f"{_REQUEUEING}test_a_requeued_message_begins_a_new_life_as_the_same_message",
-        instead(letters, "_OLD_LIFE", frozenset()),
+        instead(models, "_OLD_LIFE", frozenset()),
     ),
     Twin(
         "R6",
         "requeues_a_duplicate",
         f"{_REQUEUEING}test_a_duplicate_of_a_live_message_stays_a_dead_letter",
-        instead(letters, "as_new", lambda message: message),
+        instead(models, "as_new", lambda message: message),
     ),
     Twin(
         "R6",
@@ -102,7 +102,7 @@ TWINS: Final[list[Twin]] = [
         "R6",
         "lets_a_message_speak_to_the_terminal",
         f"{_COMMAND}test_one_is_shown_whole_without_its_secrets_and_without_obeying_it",
-        instead(printable, "_visible", lambda character: character),
+        instead(sanitize, "_visible", lambda character: character),
         in_processes=True,
         slow=True,
     ),

@@ -7,22 +7,22 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.middleware import deduplication, deduplication_keys
-from housekeeping.middleware.deduplication_options import terms_of
-from housekeeping.middleware.deduplication_steps import name_key
+from housekeeping.middleware.deduplication import keys, middleware
+from housekeeping.middleware.deduplication.options import terms_of
+from housekeeping.middleware.deduplication.steps import name_key
 from tests.twins import Twin
 from tests.twins.planting import Breaks, in_script, instead_at
 
 _FOLDER: Final = "tests/integration/middleware/"
-_SENDING: Final = f"{_FOLDER}test_deduplication_sending.py::"
-_ENDINGS: Final = f"{_FOLDER}test_deduplication_endings.py::"
-_KEYS: Final = f"{_FOLDER}test_deduplication_keys.py::"
-_LIMITS: Final = f"{_FOLDER}test_deduplication_limits.py::"
-_TICKS: Final = f"{_FOLDER}test_deduplication_ticks.py::"
+_SENDING: Final = "tests/integration/middleware/deduplication/test_sending.py::"
+_ENDINGS: Final = "tests/integration/middleware/deduplication/test_endings.py::"
+_KEYS: Final = "tests/integration/middleware/deduplication/test_keys.py::"
+_LIMITS: Final = "tests/integration/middleware/deduplication/test_limits.py::"
+_TICKS: Final = "tests/integration/middleware/deduplication/test_ticks.py::"
 
 
 def _free_only_what_succeeded(patch: pytest.MonkeyPatch) -> None:
-    after = deduplication.Deduplication.after_process_message
+    after = middleware.Deduplication.after_process_message
 
     def after_process_message(
         self: Any, broker: Any, message: Any, *, result: Any = None, exception: Any = None
@@ -30,7 +30,7 @@ def _free_only_what_succeeded(patch: pytest.MonkeyPatch) -> None:
         if exception is None:
             after(self, broker, message, result=result)
 
-    patch.setattr(deduplication.Deduplication, "after_process_message", after_process_message)
+    patch.setattr(middleware.Deduplication, "after_process_message", after_process_message)
 
 
 def _terms(**other: Any) -> Breaks:
@@ -38,17 +38,17 @@ def _terms(**other: Any) -> Breaks:
         terms = terms_of(actor)
         return terms and dataclasses.replace(terms, **other)
 
-    return lambda patch: patch.setattr(deduplication, "terms_of", broken)
+    return lambda patch: patch.setattr(middleware, "terms_of", broken)
 
 
 def _ask_once_more(patch: pytest.MonkeyPatch) -> None:
-    start = deduplication_keys.DeduplicationKeys.start
+    start = keys.DeduplicationKeys.start
 
     def look_and_start(self: Any, key: str, *args: Any) -> Any:
         self.client.exists(self.prefix + key)
         return start(self, key, *args)
 
-    patch.setattr(deduplication_keys.DeduplicationKeys, "start", look_and_start)
+    patch.setattr(keys.DeduplicationKeys, "start", look_and_start)
 
 
 #: What a script asks of a key before it grants or starts anything; `deduplication_turns` breaks it, too.
@@ -62,7 +62,7 @@ TWINS: Final[list[Twin]] = [
         "D4",
         "names_keys_by_the_release_that_runs",
         f"{_FOLDER}test_releases.py::test_a_key_that_an_older_release_has_taken_is_freed_by_the_one_that_ends_its_message",
-        instead_at("housekeeping.middleware.deduplication.key_of", name_key),
+        instead_at("housekeeping.middleware.deduplication.middleware.key_of", name_key),
     ),
     Twin(
         "D1",
@@ -104,19 +104,19 @@ TWINS: Final[list[Twin]] = [
         "D2",
         "raises_for_a_duplicate",
         f"{_SENDING}test_a_duplicate_comes_back_marked_and_is_not_enqueued",
-        instead_at("housekeeping.middleware.enqueueing.dropped", None),
+        instead_at("housekeeping.middleware.enqueue_hook.dropped", None),
     ),
     Twin(
         "D2",
         "drops_what_others_wait_for",
         f"{_SENDING}test_the_target_of_a_pipe_is_never_dropped",
-        instead_at("housekeeping.middleware.deduplication_steps.waited_for", lambda message: False),
+        instead_at("housekeeping.middleware.deduplication.steps.waited_for", lambda message: False),
     ),
     Twin(
         "D2",
         "counts_no_duplicate",
-        f"{_FOLDER}test_deduplication_metric.py::test_each_dropped_duplicate_is_counted_once_wherever_it_was_dropped",
-        instead_at("housekeeping.foundation.metrics.count_deduplicated", lambda worker: None),
+        "tests/integration/middleware/deduplication/test_metric.py::test_each_dropped_duplicate_is_counted_once_wherever_it_was_dropped",
+        instead_at("housekeeping.core.telemetry.metrics.count_deduplicated", lambda worker: None),
     ),
     Twin(
         "D4",

@@ -8,13 +8,12 @@ from typing import Any, Final
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from housekeeping.middleware.arguments import digest
+from housekeeping.middleware.call_keys import digest
 from tests.twins import Twin
 from tests.twins.planting import in_script, instead_at
 
-_FOLDER: Final = "tests/integration/middleware/"
-_ENQUEUEING: Final = f"{_FOLDER}test_deduplication_enqueueing.py::"
-_BULK: Final = f"{_FOLDER}test_bulk.py::"
+_ENQUEUEING: Final = "tests/integration/middleware/deduplication/test_enqueueing.py::"
+_BULK: Final = "tests/integration/middleware/enqueue_many/test_bulk.py::"
 
 
 def _publishes_without_a_transaction(patch: pytest.MonkeyPatch) -> None:
@@ -29,22 +28,24 @@ def _left_one_by_one(bulk: Any) -> list[Any]:
     return left
 
 
-_TAKE_TURNS: Final = instead_at("housekeeping.middleware.deduplication.share_redis", lambda broker, keys: False)
+_TAKE_TURNS: Final = instead_at(
+    "housekeeping.middleware.deduplication.middleware.share_redis", lambda broker, keys: False
+)
 
 TWINS: Final[list[Twin]] = [
     Twin(
         "D3",
         "takes_arguments_as_they_are_written",
         f"{_BULK}test_a_call_that_waits_already_is_dropped_and_marked",
-        instead_at("housekeeping.middleware.arguments.digest", lambda actor, *call: repr(call)),
+        instead_at("housekeeping.middleware.call_keys.digest", lambda actor, *call: repr(call)),
     ),
     Twin(
         "D3",
         "ignores_idempotency_keys",
-        f"{_FOLDER}test_deduplication_idempotency_keys.py::"
+        "tests/integration/middleware/deduplication/test_idempotency_keys.py::"
         "test_messages_with_different_idempotency_keys_both_have_an_effect",
         instead_at(
-            "housekeeping.middleware.deduplication_steps.message_digest",
+            "housekeeping.middleware.deduplication.steps.message_digest",
             lambda actor, message, key: digest(actor, message.args, message.kwargs, key),
         ),
     ),
@@ -57,7 +58,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "D6",
         "takes_the_keys_before_the_bulk",
-        f"{_FOLDER}test_bulk_faults.py::test_wherever_a_sender_of_many_dies_all_are_there_with_their_keys_or_none",
+        "tests/integration/middleware/enqueue_many/test_bulk_faults.py::test_wherever_a_sender_of_many_dies_all_are_there_with_their_keys_or_none",
         _TAKE_TURNS,
     ),
     Twin(
@@ -84,25 +85,25 @@ TWINS: Final[list[Twin]] = [
         "D6",
         "reserves_for_the_whole_ttl",
         f"{_ENQUEUEING}test_a_key_on_another_redis_is_reserved_for_seconds_only_when_its_message_never_came",
-        instead_at("housekeeping.middleware.deduplication_keys.RESERVED_FOR", timedelta(hours=1)),
+        instead_at("housekeeping.middleware.deduplication.keys.RESERVED_FOR", timedelta(hours=1)),
     ),
     Twin(
         "D10",
         "asks_for_each_of_many",
         f"{_BULK}test_a_thousand_messages_cost_as_many_round_trips_as_one",
-        instead_at("housekeeping.middleware.bulk._Bulk._left", _left_one_by_one),
+        instead_at("housekeeping.middleware.enqueue_many.bulk._Bulk._left", _left_one_by_one),
     ),
     Twin(
         "D10",
         "sends_many_to_rabbitmq_one_by_one",
-        "tests/integration/rabbitmq/test_bulk_sending.py"
+        "tests/integration/brokers/rabbitmq/test_bulk_sending.py"
         "::test_rabbitmq_takes_a_thousand_messages_in_as_many_round_trips_as_one",
-        instead_at("housekeeping.middleware.bulk._kind_of_bulk", lambda broker: None),
+        instead_at("housekeeping.middleware.enqueue_many.bulk._kind_of_bulk", lambda broker: None),
     ),
     Twin(
         "D6",
         "sends_many_to_rabbitmq_without_a_transaction",
-        "tests/integration/rabbitmq/test_bulk_sending.py::test_a_bulk_whose_connection_breaks_half_way_leaves_no_message",
+        "tests/integration/brokers/rabbitmq/test_bulk_sending.py::test_a_bulk_whose_connection_breaks_half_way_leaves_no_message",
         _publishes_without_a_transaction,
     ),
     Twin(

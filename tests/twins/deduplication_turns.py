@@ -12,12 +12,11 @@ from tests.twins.deduplication import ANOTHER_HOLDS_IT
 from tests.twins.planting import in_script, instead_at
 from tests.twins.shutdown import give_up_after_three_tries
 
-_FOLDER: Final = "tests/integration/middleware/"
-_KEYS: Final = f"{_FOLDER}test_deduplication_keys.py::"
-_TURNS: Final = f"{_FOLDER}test_deduplication_turns.py::"
-_ONE_MORE: Final = f"{_FOLDER}test_deduplication_one_more_run.py::"
-_SUPERSEDED: Final = f"{_FOLDER}test_superseded_retries.py::"
-_TWO_SERVERS: Final = f"{_FOLDER}test_deduplication_two_servers.py::"
+_KEYS: Final = "tests/integration/middleware/deduplication/test_keys.py::"
+_TURNS: Final = "tests/integration/middleware/deduplication/test_turns.py::"
+_ONE_MORE: Final = "tests/integration/middleware/deduplication/test_reschedule_once.py::"
+_SUPERSEDED: Final = "tests/integration/middleware/deduplication/test_superseded_retries.py::"
+_TWO_SERVERS: Final = "tests/integration/middleware/deduplication/test_two_servers.py::"
 
 
 def _marks_what_it_was_given(patch: pytest.MonkeyPatch) -> None:
@@ -68,7 +67,7 @@ TWINS: Final[list[Twin]] = [
         "D2",
         "supersedes_what_others_wait_for",
         f"{_SUPERSEDED}test_retry_that_others_wait_for_is_not_superseded",
-        instead_at("housekeeping.middleware.deduplication_steps.waited_for", lambda message: False),
+        instead_at("housekeeping.middleware.deduplication.steps.waited_for", lambda message: False),
     ),
     Twin(
         "D6",
@@ -134,7 +133,7 @@ TWINS: Final[list[Twin]] = [
         "D4",
         "keeps_what_it_reserved_for_a_refused_message",
         f"{_TWO_SERVERS}test_a_key_on_another_server_is_free_at_once_when_its_message_is_refused",
-        instead_at("housekeeping.middleware.deduplication.Deduplication._not_enqueued", lambda self: None),
+        instead_at("housekeeping.middleware.deduplication.middleware.Deduplication._not_enqueued", lambda self: None),
     ),
     Twin(
         "F6",

@@ -7,60 +7,60 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.foundation import epochs, leases
-from housekeeping.foundation.db import database
-from housekeeping.foundation.errors import LeaseLost
-from housekeeping.foundation.leases import ExclusiveLease
-from housekeeping.sweeps import schema
+from housekeeping.core.errors import LeaseLost
+from housekeeping.database.connection import database
+from housekeeping.leases import fencing, lease
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.sweeps.ledger import schema
 from housekeeping.workers.old_runs import worker as own_worker
 from tests.twins import Twin
 from tests.twins.planting import instead
 
-_FENCES: Final = "tests/integration/foundation/test_fences.py::"
-_EPOCHS: Final = "tests/integration/foundation/test_epochs.py::"
+_FENCES: Final = "tests/integration/leases/test_fences.py::"
+_EPOCHS: Final = "tests/integration/leases/test_fencing_tokens.py::"
 _LOST: Final = "tests/integration/middleware/test_lost_leases.py::"
 
 
 def _looks_without_locking(patch: pytest.MonkeyPatch) -> None:
     def check(key: str, epoch: int, connection: Any = None) -> None:
-        query = f'SELECT 1 FROM "{epochs.Lease._meta.schema}".leases WHERE key = %s AND epoch = %s'
+        query = f'SELECT 1 FROM "{fencing.Lease._meta.schema}".leases WHERE key = %s AND epoch = %s'
         if database.execute_sql(query, (key, epoch)).fetchone() is None:
             raise LeaseLost("passed on")
 
-    patch.setattr(leases, "check_epoch", check)
+    patch.setattr(lease, "check_epoch", check)
 
 
 def _numbers_all_alike(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(leases, "take_epoch", lambda key, token: 1)
+    patch.setattr(lease, "take_epoch", lambda key, token: 1)
 
 
 def _begins_again_with_each_row(patch: pytest.MonkeyPatch) -> None:
     def next_epoch(key: str, token: str) -> int:
         query = f"""
-            INSERT INTO "{epochs.Lease._meta.schema}".leases (key, epoch, holder, used_at) VALUES (%s, 1, %s, now())
+            INSERT INTO "{fencing.Lease._meta.schema}".leases (key, epoch, holder, used_at) VALUES (%s, 1, %s, now())
             ON CONFLICT (key) DO UPDATE SET epoch = leases.epoch + 1, holder = EXCLUDED.holder RETURNING epoch
         """
         epoch: int = database.execute_sql(query, (key, token)).fetchone()[0]
         return epoch
 
-    patch.setattr(epochs, "next_epoch", next_epoch)
+    patch.setattr(fencing, "next_epoch", next_epoch)
 
 
 def _draws_before_it_may_begin(patch: pytest.MonkeyPatch) -> None:
     def next_epoch(key: str, token: str) -> int:
         query = f"""
-            INSERT INTO "{epochs.Lease._meta.schema}".leases (key, holder, used_at) VALUES (%s, %s, now())
+            INSERT INTO "{fencing.Lease._meta.schema}".leases (key, holder, used_at) VALUES (%s, %s, now())
             ON CONFLICT (key) DO UPDATE SET epoch = EXCLUDED.epoch, holder = EXCLUDED.holder RETURNING epoch
         """
         epoch: int = database.execute_sql(query, (key, token)).fetchone()[0]
         return epoch
 
-    patch.setattr(epochs, "next_epoch", next_epoch)
+    patch.setattr(fencing, "next_epoch", next_epoch)
 
 
 def _takes_a_forgotten_row_for_its_own(patch: pytest.MonkeyPatch) -> None:
-    fetched = epochs._fetched
-    patch.setattr(epochs, "_fetched", lambda *given: fetched(*given) or (False,))
+    fetched = fencing._fetched
+    patch.setattr(fencing, "_fetched", lambda *given: fetched(*given) or (False,))
 
 
 def _keeps_a_refused_lease(patch: pytest.MonkeyPatch) -> None:
@@ -72,13 +72,13 @@ TWINS: Final[list[Twin]] = [
         "L3",
         "lets_everyone_through_the_fence",
         _FENCES + "test_a_holder_that_slept_commits_nothing_once_another_has_begun",
-        instead(leases, "check_epoch", lambda key, epoch, connection=None: None),
+        instead(lease, "check_epoch", lambda key, epoch, connection=None: None),
     ),
     Twin(
         "L3",
         "lets_actors_through_the_fence",
         _LOST + "test_an_actor_that_slept_commits_nothing_once_another_has_begun",
-        instead(leases, "check_epoch", lambda key, epoch, connection=None: None),
+        instead(lease, "check_epoch", lambda key, epoch, connection=None: None),
     ),
     Twin(
         "L3",
@@ -96,7 +96,7 @@ TWINS: Final[list[Twin]] = [
         "L3",
         "takes_a_late_epoch_for_good",
         _FENCES + "test_a_lease_that_ended_while_its_epoch_was_taken_is_none",
-        instead(leases, "surely_until", lambda since, ttl_s: float("inf")),
+        instead(lease, "surely_until", lambda since, ttl_s: float("inf")),
     ),
     Twin(
         "L3",
@@ -142,7 +142,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "L3",
         "forgets_too_early",
-        "tests/integration/old_runs/test_worker.py"
+        "tests/integration/workers/old_runs/test_worker.py"
         "::test_leases_that_nobody_used_for_30_days_go_and_those_of_open_runs_stay",
         instead(own_worker, "LEASES_KEPT_FOR", timedelta(days=29)),
     ),

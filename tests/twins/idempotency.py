@@ -8,19 +8,20 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.foundation.errors import RunTakenOver
+from housekeeping.core.errors import RunTakenOver
 from housekeeping.middleware import idempotency
 from housekeeping.middleware.idempotency import Idempotency
-from housekeeping.sweeps import actor, ledger
-from housekeeping.sweeps.actions import Delete, Write
-from housekeeping.sweeps.results import RunResult
-from housekeeping.sweeps.run import perform
+from housekeeping.sweeps import registration
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.stages.actions import Delete, Write
 from tests.twins import Twin
 
 _ONCE: Final = "tests/integration/middleware/test_idempotency.py::"
 _AGAIN: Final = "tests/integration/middleware/test_second_deliveries.py::"
 _ASLEEP: Final = "tests/integration/middleware/test_sleeping_deliveries.py::"
-_RUNS: Final = "tests/integration/sweeps/test_run.py::"
+_RUNS: Final = "tests/integration/sweeps/engine/test_runner.py::"
 
 
 def _records_no_completion(patch: pytest.MonkeyPatch) -> None:
@@ -28,7 +29,7 @@ def _records_no_completion(patch: pytest.MonkeyPatch) -> None:
 
 
 def _asks_no_ledger(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger, "completed", lambda message_id: False)
+    patch.setattr(runs, "completed", lambda message_id: False)
 
 
 def _lets_a_second_delivery_in(patch: pytest.MonkeyPatch) -> None:
@@ -57,11 +58,11 @@ def _takes_what_was_taken_over_for_done(patch: pytest.MonkeyPatch) -> None:
         result = perform(sweep, *argument)
         return dataclasses.replace(result, error=None) if isinstance(result.error, RunTakenOver) else result
 
-    patch.setattr(actor, "perform", run)
+    patch.setattr(registration, "perform", run)
 
 
 def _begins_what_was_completed_meanwhile(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger, "_alone_with", lambda message_id: None)
+    patch.setattr(runs, "_alone_with", lambda message_id: None)
 
 
 def _renews_what_has_ended(patch: pytest.MonkeyPatch) -> None:
@@ -100,7 +101,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "I1",
         "begins_what_was_completed_meanwhile",
-        "tests/integration/sweeps/test_second_deliveries.py::"
+        "tests/integration/sweeps/engine/test_second_deliveries.py::"
         "test_no_run_of_a_message_begins_once_it_is_completed_though_a_delivery_slept_in_its_beginning",
         _begins_what_was_completed_meanwhile,
     ),
@@ -168,7 +169,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "I4",
         "touches_without_settling",
-        "tests/integration/user_status_cleanup/test_worker.py::test_a_second_run_finds_nothing_to_do",
+        "tests/integration/workers/user_status_cleanup/test_worker.py::test_a_second_run_finds_nothing_to_do",
         _touches_without_settling,
     ),
     Twin("I3", "knows_no_actors", _ONCE + "test_an_applications_key_is_one_actors_own", _knows_no_actors),

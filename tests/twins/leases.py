@@ -9,17 +9,19 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.foundation import interruption, lease_store, leases
-from housekeeping.foundation.holders import Holder
-from housekeeping.foundation.redis_client import insist
-from housekeeping.foundation.renewal import Kept
-from housekeeping.foundation.steering import PutBack, StoreUnavailable
+from housekeeping.core import thread_interrupt
+from housekeeping.core.middleware_errors import PutBack, StoreUnavailable
+from housekeeping.core.redis_client import insist
+from housekeeping.leases import lease
+from housekeeping.leases import store as lease_store
+from housekeeping.leases.lease_token import Holder
+from housekeeping.leases.renewal import Kept
 from housekeeping.middleware import exclusive_lease
 from tests.twins import Twin
 from tests.twins.planting import instead
 
-_LEASES: Final = "tests/integration/foundation/test_leases.py::"
-_GIVEN_BACK: Final = "tests/integration/foundation/test_leases_given_back.py::"
+_LEASES: Final = "tests/integration/leases/test_leases.py::"
+_GIVEN_BACK: Final = "tests/integration/leases/test_leases_given_back.py::"
 _ACTORS: Final = "tests/integration/middleware/test_exclusive_lease.py::"
 _LOST: Final = "tests/integration/middleware/test_lost_leases.py::"
 
@@ -37,8 +39,8 @@ def _renews_what_another_holds(patch: pytest.MonkeyPatch) -> None:
 
 
 def _leaves_no_section(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(interruption, "_sections", {})
-    patch.setattr(interruption, "_leave", lambda thread_id: None)
+    patch.setattr(thread_interrupt, "_sections", {})
+    patch.setattr(thread_interrupt, "_leave", lambda thread_id: None)
 
 
 def _begins_without_its_lease(patch: pytest.MonkeyPatch) -> None:
@@ -90,8 +92,8 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "L2",
         "interrupts_whoever_takes_a_lock",
-        "tests/unit/foundation/test_safe_points.py::test_a_thread_interrupted_while_it_waits_for_a_lock_leaves_it_free",
-        instead(interruption, "at_safe_point", lambda thread_id, outside: True),
+        "tests/unit/core/test_safe_points.py::test_a_thread_interrupted_while_it_waits_for_a_lock_leaves_it_free",
+        instead(thread_interrupt, "at_safe_point", lambda thread_id, outside: True),
     ),
     Twin(
         "L2",
@@ -121,13 +123,13 @@ TWINS: Final[list[Twin]] = [
         "L4",
         "gives_back_with_one_try",
         _GIVEN_BACK + "test_a_lease_is_given_back_although_redis_answers_only_the_third_time",
-        instead(leases, "give_back", lambda store, key, token: store.release(key, token)),
+        instead(lease, "give_back", lambda store, key, token: store.release(key, token)),
     ),
     Twin(
         "L4",
         "takes_what_it_gave_back_for_lost",
         _GIVEN_BACK + "test_a_lease_that_was_given_back_without_an_answer_is_left_to_its_next_holder",
-        instead(leases, "give_back", lambda store, key, token: insist(lambda: store.release(key, token))),
+        instead(lease, "give_back", lambda store, key, token: insist(lambda: store.release(key, token))),
     ),
     Twin(
         "L5",
@@ -139,6 +141,6 @@ TWINS: Final[list[Twin]] = [
         "L6",
         "asks_for_no_transaction",
         _LEASES + "test_a_lease_is_refused_inside_an_open_transaction",
-        instead(leases, "_in_transaction", lambda: False),
+        instead(lease, "_in_transaction", lambda: False),
     ),
 ]

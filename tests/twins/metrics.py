@@ -19,7 +19,7 @@ def _uncounted(metric: str) -> Callable[[pytest.MonkeyPatch], None]:
     silent = SimpleNamespace(add=lambda *labels, number=1: None)
 
     def breaks(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(f"housekeeping.foundation.metrics.{metric}", silent)
+        patch.setattr(f"housekeeping.core.telemetry.metrics.{metric}", silent)
 
     return breaks
 

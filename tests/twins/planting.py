@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from housekeeping.middleware import deduplication_scripts
+from housekeeping.middleware.deduplication import scripts
 
 Breaks = Callable[[pytest.MonkeyPatch], None]
 
@@ -35,4 +35,4 @@ def in_text(owner: Any, name: str, right: str, wrong: str) -> Breaks:
 
 def in_script(name: str, right: str, wrong: str) -> Breaks:
     """Another text in a script of deduplication."""
-    return in_text(deduplication_scripts, name, right, wrong)
+    return in_text(scripts, name, right, wrong)

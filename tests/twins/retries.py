@@ -7,17 +7,11 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.middleware import (
-    deduplication,
-    deduplication_options,
-    group_callbacks,
-    idempotency,
-    patience,
-    retries,
-)
+from housekeeping.middleware import group_callbacks, idempotency, reliable_enqueue, retries
 from housekeeping.middleware.dead_letters import DeadLetters
+from housekeeping.middleware.deduplication import middleware, options
 from housekeeping.middleware.idempotency import Idempotency
-from housekeeping.middleware.schedule import Schedule
+from housekeeping.middleware.schedule.middleware import Schedule
 from tests.twins import Twin
 from tests.twins.planting import in_text, instead
 
@@ -97,7 +91,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "R3",
         "leaves_the_time_that_periodiq_skips_by",
-        f"{_FOLDER}test_schedule.py::test_late_messages_and_retries_run_even_with_periodiqs_own_middleware",
+        "tests/integration/middleware/schedule/test_schedule.py::test_late_messages_and_retries_run_even_with_periodiqs_own_middleware",
         _keep_the_time_of_the_schedule,
         slow=True,
     ),
@@ -105,7 +99,7 @@ TWINS: Final[list[Twin]] = [
         "R4",
         "sends_what_follows_only_once",
         f"{_FOLLOW_UPS}test_what_follows_a_message_waits_for_redis",
-        instead(patience, "enqueue_at_last", _enqueue_once),
+        instead(reliable_enqueue, "enqueue_at_last", _enqueue_once),
         slow=True,
     ),
     Twin(
@@ -134,19 +128,19 @@ TWINS: Final[list[Twin]] = [
         "R4",
         "waits_for_what_is_refused",
         f"{_FOLLOW_UPS}test_a_count_that_redis_does_not_allow_makes_a_dead_letter_not_a_thread_that_waits_for_ever",
-        instead(patience, "_REFUSED", ()),
+        instead(reliable_enqueue, "_REFUSED", ()),
     ),
     Twin(
         "R4",
         "does_not_yield_to_the_one_that_waits",
         f"{_STORMS}test_retries_of_until_executing_that_come_due_together_make_one_run",
-        instead(deduplication_options, "_WAITED_FOR", ("redis_message_id",)),
+        instead(options, "_WAITED_FOR", ("redis_message_id",)),
     ),
     Twin(
         "F10",
         "keeps_every_message_of_a_storm",
         f"{_STORMS}test_a_storm_of_retries_of_one_key_keeps_one_message_and_has_one_effect",
-        instead(deduplication_options, "_WAITED_FOR", ("redis_message_id",)),
+        instead(options, "_WAITED_FOR", ("redis_message_id",)),
     ),
     Twin(
         "F10",
@@ -158,7 +152,7 @@ TWINS: Final[list[Twin]] = [
         "F10",
         "frees_the_key_of_the_retry",
         f"{_STORMS}test_a_redelivery_leaves_the_key_to_the_retry_that_waits",
-        instead(deduplication, "SUPERSEDED", "nothing"),
+        instead(middleware, "SUPERSEDED", "nothing"),
     ),
     Twin(
         "F10",
@@ -170,7 +164,7 @@ TWINS: Final[list[Twin]] = [
         "F10",
         "takes_a_requeued_message_for_an_old_attempt",
         f"{_STORMS}test_a_dead_letter_that_was_requeued_is_not_taken_for_an_attempt_of_before",
-        instead(deduplication_options, "LIFE", "another_option"),
+        instead(options, "LIFE", "another_option"),
     ),
     Twin(
         "R2",

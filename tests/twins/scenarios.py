@@ -10,35 +10,37 @@ from typing import Any, Final
 import pytest
 from peewee import OperationalError
 
-from housekeeping.foundation import db
-from housekeeping.sweeps import bisection, ledger, walk
+from housekeeping.database import connection
+from housekeeping.sweeps.engine import executor
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.stages import bisection
 from housekeeping.workers.batched_git_ref_updates import cleanup
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import Fate, RefDeletion, RefDeletionFailed, RefsRefused
 from housekeeping.workers.object_storage.deletion import Deletion
 from tests.twins import Twin
 
-_DATABASE: Final = "tests/integration/sweeps/test_sick_database.py"
-_GIT: Final = "tests/integration/batched_git_ref_updates/test_git_faults.py"
-_STORE: Final = "tests/integration/object_storage/test_half_answers.py"
+_DATABASE: Final = "tests/integration/sweeps/limits/test_sick_database.py"
+_GIT: Final = "tests/integration/workers/batched_git_ref_updates/test_git_faults.py"
+_STORE: Final = "tests/integration/workers/object_storage/test_half_answers.py"
 
 
 def _says_nothing_of_why(patch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any) -> None:
         raise OperationalError("never asked")
 
-    patch.setattr(ledger, "fail", fail)
+    patch.setattr(runs, "fail", fail)
 
 
 def _leaves_transactions_open(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(db._Transaction, "_leave_nothing_open", lambda self: None)
+    patch.setattr(connection._Transaction, "_leave_nothing_open", lambda self: None)
 
 
 def _takes_nobody_for_dead(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger, "SILENCE", timedelta(days=10))
+    patch.setattr(runs, "SILENCE", timedelta(days=10))
 
 
 def _starts_over(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger, "_stopped_at", lambda *args: None)
+    patch.setattr(runs, "_stopped_at", lambda *args: None)
 
 
 def _blames_rows_for_the_server(patch: pytest.MonkeyPatch) -> None:
@@ -46,20 +48,20 @@ def _blames_rows_for_the_server(patch: pytest.MonkeyPatch) -> None:
 
 
 def _waits_as_long_as_it_takes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(db, "_SESSION", "-c timezone=UTC")
+    patch.setattr(connection, "_SESSION", "-c timezone=UTC")
 
 
 def _counts_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
-    settled = walk.Walk._settled
+    settled = executor.Walk._settled
 
-    def settle(self: walk.Walk, change: Any, state: Any, write: Any) -> Any:
+    def settle(self: executor.Walk, change: Any, state: Any, write: Any) -> Any:
         try:
             return settled(self, change, state, write)
         except OperationalError:
             state.counts["deleted_rows"] += 10
             raise
 
-    patch.setattr(walk.Walk, "_settled", settle)
+    patch.setattr(executor.Walk, "_settled", settle)
 
 
 def _believes_a_store_that_failed(patch: pytest.MonkeyPatch) -> None:
@@ -94,7 +96,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "L3",
         "lets_the_next_transaction_commit_it",
-        "tests/integration/foundation/test_db.py::"
+        "tests/integration/database/test_connection.py::"
         "test_an_interrupt_at_the_end_of_a_transaction_leaves_nothing_of_it_to_the_next_one",
         _leaves_transactions_open,
     ),

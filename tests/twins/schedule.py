@@ -7,16 +7,15 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.foundation import cron
-from housekeeping.foundation.cron import Cron
-from housekeeping.middleware import schedule, tick_outcomes
-from housekeeping.middleware.schedule import Schedule
-from housekeeping.middleware.tick_memory import Seen, TickMemory
-from housekeeping.sweeps import run
+from housekeeping.core import cron
+from housekeeping.core.cron import Cron
+from housekeeping.middleware.schedule import middleware, tick_recorder
+from housekeeping.middleware.schedule.middleware import Schedule
+from housekeeping.middleware.schedule.tick_store import Seen, TickMemory
+from housekeeping.sweeps.engine import runner
 from tests.twins import Twin
 
-_MIDDLEWARE: Final = "tests/integration/middleware"
-_CRON: Final = "tests/unit/foundation/test_cron_under_periodiq.py"
+_CRON: Final = "tests/unit/core/test_cron_under_periodiq.py"
 
 
 def _lets_everybody_send(patch: pytest.MonkeyPatch) -> None:
@@ -34,12 +33,12 @@ def _remembers_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forgets_what_it_could_not_ask_for(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(schedule, "_last_before", lambda cron, now: cron.latest(now))
+    patch.setattr(middleware, "_last_before", lambda cron, now: cron.latest(now))
 
 
 def _takes_a_skip_for_recorded(patch: pytest.MonkeyPatch) -> None:
-    record: Any = run._Performance._record
-    patch.setattr(run._Performance, "_record", lambda *args: record(*args) and None)
+    record: Any = runner._Performance._record
+    patch.setattr(runner._Performance, "_record", lambda *args: record(*args) and None)
 
 
 def _takes_sunday_for_saturday(patch: pytest.MonkeyPatch) -> None:
@@ -84,11 +83,11 @@ def _notes_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def _takes_no_look_at_the_ledger(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tick_outcomes, "_last_recorded", lambda worker, before: None)
+    patch.setattr(tick_recorder, "_last_recorded", lambda worker, before: None)
 
 
 def _takes_nothing_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tick_outcomes, "_no_longer_missed", lambda worker, tick: None)
+    patch.setattr(tick_recorder, "_no_longer_missed", lambda worker, tick: None)
 
 
 def _runs_what_was_counted_as_missed(patch: pytest.MonkeyPatch) -> None:
@@ -105,11 +104,11 @@ def _keeps_outcomes_to_itself(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keeps_what_neither_took_until_it_is_a_scheduler(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tick_outcomes.TickOutcomes, "hand_on", lambda *args: None)
+    patch.setattr(tick_recorder.TickOutcomes, "hand_on", lambda *args: None)
 
 
 def _leaves_all_to_the_sweep(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tick_outcomes.TickOutcomes, "make_sure", lambda *args: None)
+    patch.setattr(tick_recorder.TickOutcomes, "make_sure", lambda *args: None)
 
 
 def _fires_each_reading_of_a_time_of_day(patch: pytest.MonkeyPatch) -> None:
@@ -126,27 +125,27 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "S5",
         "takes_a_skip_for_recorded",
-        f"{_MIDDLEWARE}/test_schedule_database_away.py::"
+        "tests/integration/middleware/schedule/test_database_unavailable.py::"
         "test_a_tick_that_was_skipped_and_could_not_be_recorded_is_tried_again",
         _takes_a_skip_for_recorded,
     ),
     Twin(
         "S5",
         "forgets_what_it_could_not_ask_for",
-        f"{_MIDDLEWARE}/test_schedule_redis_away.py::"
+        "tests/integration/middleware/schedule/test_redis_unavailable.py::"
         "test_the_ticks_of_a_new_actor_are_accounted_for_though_redis_is_away_when_the_first_scheduler_starts",
         _forgets_what_it_could_not_ask_for,
     ),
     Twin(
         "S1",
         "lets_every_scheduler_send_a_tick",
-        f"{_MIDDLEWARE}/test_schedule.py::test_a_tick_fires_once_although_two_schedulers_saw_it_due",
+        "tests/integration/middleware/schedule/test_schedule.py::test_a_tick_fires_once_although_two_schedulers_saw_it_due",
         _lets_everybody_send,
     ),
     Twin(
         "S1",
         "runs_every_message_of_a_tick",
-        f"{_MIDDLEWARE}/test_schedule_redis_away.py::test_a_tick_whose_message_came_into_the_queue_twice_runs_once",
+        "tests/integration/middleware/schedule/test_redis_unavailable.py::test_a_tick_whose_message_came_into_the_queue_twice_runs_once",
         _lets_every_message_run,
     ),
     Twin(
@@ -158,97 +157,97 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "S3",
         "lets_the_scheduler_die_without_redis",
-        f"{_MIDDLEWARE}/test_schedule.py::test_a_scheduler_outlives_redis_and_fires_the_next_tick",
+        "tests/integration/middleware/schedule/test_schedule.py::test_a_scheduler_outlives_redis_and_fires_the_next_tick",
         _asks_without_a_guard,
     ),
     Twin(
         "S4",
         "makes_nothing_up",
-        f"{_MIDDLEWARE}/test_schedule_catch_up.py::test_the_latest_missed_tick_is_made_up_and_the_others_are_recorded",
+        "tests/integration/middleware/schedule/test_catch_up.py::test_the_latest_missed_tick_is_made_up_and_the_others_are_recorded",
         _always("none"),
     ),
     Twin(
         "S4",
         "makes_up_what_it_is_told_not_to",
-        f"{_MIDDLEWARE}/test_schedule_catch_up.py::test_nothing_is_made_up_when_that_is_switched_off_but_recorded_once",
+        "tests/integration/middleware/schedule/test_catch_up.py::test_nothing_is_made_up_when_that_is_switched_off_but_recorded_once",
         _always("latest"),
     ),
     Twin(
         "S5",
         "settles_a_tick_before_it_is_sent",
-        f"{_MIDDLEWARE}/test_schedule_killed.py"
+        "tests/integration/middleware/schedule/test_killed.py"
         "::test_a_scheduler_killed_at_its_very_first_tick_leaves_that_to_be_made_up",
         _settles_before_it_sends,
     ),
     Twin(
         "S5",
         "notes_no_outcome_with_the_tick",
-        f"{_MIDDLEWARE}/test_schedule_killed.py"
+        "tests/integration/middleware/schedule/test_killed.py"
         "::test_a_tick_dropped_as_a_duplicate_is_recorded_though_the_scheduler_dies_of_it",
         _notes_nothing,
     ),
     Twin(
         "S5",
         "counts_a_gap_once_for_each_who_writes_of_it",
-        f"{_MIDDLEWARE}/test_schedule_killed.py::test_two_schedulers_that_write_of_one_gap_write_one_row",
+        "tests/integration/middleware/schedule/test_killed.py::test_two_schedulers_that_write_of_one_gap_write_one_row",
         _takes_no_look_at_the_ledger,
     ),
     Twin(
         "S5",
         "runs_a_tick_that_was_counted_as_missed",
-        f"{_MIDDLEWARE}/test_schedule_killed.py"
+        "tests/integration/middleware/schedule/test_killed.py"
         "::test_a_message_whose_tick_was_counted_as_missed_meanwhile_does_not_run",
         _runs_what_was_counted_as_missed,
     ),
     Twin(
         "S5",
         "keeps_an_outcome_the_database_could_not_take_to_itself",
-        f"{_MIDDLEWARE}/test_schedule_database_away.py"
+        "tests/integration/middleware/schedule/test_database_unavailable.py"
         "::test_an_outcome_the_database_could_not_take_is_written_by_the_next_scheduler",
         _keeps_outcomes_to_itself,
     ),
     Twin(
         "S5",
         "keeps_what_neither_database_nor_redis_could_take",
-        f"{_MIDDLEWARE}/test_schedule_database_away.py"
+        "tests/integration/middleware/schedule/test_database_unavailable.py"
         "::test_an_outcome_that_neither_database_nor_redis_could_take_is_handed_on_with_the_workers_next_message",
         _keeps_what_neither_took_until_it_is_a_scheduler,
     ),
     Twin(
         "S5",
         "leaves_it_to_a_sweep_to_say_that_it_failed",
-        f"{_MIDDLEWARE}/test_schedule_database_away.py"
+        "tests/integration/middleware/schedule/test_database_unavailable.py"
         "::test_a_tick_whose_sweep_could_not_open_its_row_has_failed_when_the_database_is_back",
         _leaves_all_to_the_sweep,
     ),
     Twin(
         "F7",
         "remembers_no_tick",
-        f"{_MIDDLEWARE}/test_schedule_clocks.py::test_schedulers_restarted_within_each_minute_fire_each_tick_once",
+        "tests/integration/middleware/schedule/test_clocks.py::test_schedulers_restarted_within_each_minute_fire_each_tick_once",
         _remembers_nothing,
     ),
     Twin(
         "F7",
         "lets_both_of_two_schedulers_fire",
-        f"{_MIDDLEWARE}/test_schedule_clocks.py::test_two_schedulers_side_by_side_for_an_hour_fire_each_tick_once",
+        "tests/integration/middleware/schedule/test_clocks.py::test_two_schedulers_side_by_side_for_an_hour_fire_each_tick_once",
         _remembers_nothing,
     ),
     Twin(
         "F7",
         "counts_a_tick_as_missed_that_fires_after_all",
-        f"{_MIDDLEWARE}/test_schedule_clocks.py::test_a_clock_that_was_a_year_ahead_does_not_silence_the_year",
+        "tests/integration/middleware/schedule/test_clocks.py::test_a_clock_that_was_a_year_ahead_does_not_silence_the_year",
         _takes_nothing_back,
     ),
     Twin(
         "F7",
         "takes_a_time_of_day_for_a_reading",
-        f"{_MIDDLEWARE}/test_schedule_clocks.py::test_a_time_of_day_fires_once_on_the_days_of_daylight_saving",
+        "tests/integration/middleware/schedule/test_clocks.py::test_a_time_of_day_fires_once_on_the_days_of_daylight_saving",
         _fires_each_reading_of_a_time_of_day,
     ),
     Twin(
         "F7",
         "accounts_for_no_gap",
-        f"{_MIDDLEWARE}/test_schedule_clocks.py::test_outages_one_after_the_other_have_a_row_each",
+        "tests/integration/middleware/schedule/test_clocks.py::test_outages_one_after_the_other_have_a_row_each",
         _notes_nothing,
     ),
     Twin(

@@ -8,20 +8,22 @@ from typing import Any, Final
 import pytest
 from dramatiq.threading import raise_thread_exception
 
-from housekeeping.foundation import interruption
-from housekeeping.foundation.errors import RedisUnavailable
-from housekeeping.foundation.redis_client import insist
-from housekeeping.middleware import deduplication, patience, retries, statements, time_limit
-from housekeeping.middleware.arguments import UnusableArguments
-from housekeeping.middleware.run_log import RunLog
-from housekeeping.middleware.shutdown import ShutdownNotifications
+from housekeeping.core import thread_interrupt
+from housekeeping.core.errors import RedisUnavailable
+from housekeeping.core.redis_client import insist
+from housekeeping.middleware import reliable_enqueue, retries
+from housekeeping.middleware.call_keys import UnusableArguments
+from housekeeping.middleware.deduplication import middleware
+from housekeeping.middleware.interrupts import statements, time_limit
+from housekeeping.middleware.interrupts.shutdown import ShutdownNotifications
+from housekeeping.middleware.telemetry.run_log import RunLog
 from tests.twins import Twin
 from tests.twins.planting import in_text, instead
 
 _FOLDER: Final = "tests/integration/middleware/"
 _FOLLOW_UPS: Final = f"{_FOLDER}test_follow_ups.py::"
-_SHUTDOWN: Final = f"{_FOLDER}test_shutdown.py::"
-_STATEMENTS: Final = f"{_FOLDER}test_statements.py::"
+_SHUTDOWN: Final = "tests/integration/middleware/interrupts/test_shutdown.py::"
+_STATEMENTS: Final = "tests/integration/middleware/interrupts/test_statements.py::"
 
 
 class _Never(Exception):
@@ -34,12 +36,12 @@ def _never_leave(patch: pytest.MonkeyPatch) -> None:
         return function()
 
     patch.setattr(ShutdownNotifications, "_run", run)
-    patch.setattr(interruption, "_leave", lambda thread_id: None)
+    patch.setattr(thread_interrupt, "_leave", lambda thread_id: None)
 
 
 def _call_being_put_back_an_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(patience, "PutBack", _Never)
-    patch.setattr(patience, "Shutdown", _Never)
+    patch.setattr(reliable_enqueue, "PutBack", _Never)
+    patch.setattr(reliable_enqueue, "Shutdown", _Never)
 
 
 def give_up_after_three_tries(patch: pytest.MonkeyPatch) -> None:
@@ -51,7 +53,7 @@ def give_up_after_three_tries(patch: pytest.MonkeyPatch) -> None:
         except RedisUnavailable as error:
             raise UnusableArguments(str(error)) from error
 
-    patch.setattr(deduplication, "insist", give_up)
+    patch.setattr(middleware, "insist", give_up)
 
 
 TWINS: Final[list[Twin]] = [

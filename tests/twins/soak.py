@@ -13,12 +13,12 @@ from typing import Any, Final
 import pytest
 from dramatiq import Message, MessageProxy, Middleware
 
-from housekeeping.foundation.redis_client import redis_client, shared_redis
-from housekeeping.foundation.steering import Skip
+from housekeeping.core.middleware_errors import Skip
+from housekeeping.core.redis_client import redis_client, shared_redis
 from housekeeping.middleware import dead_letters
-from housekeeping.middleware.deduplication import Deduplication
+from housekeeping.middleware.deduplication.middleware import Deduplication
 from housekeeping.middleware.idempotency import Idempotency
-from housekeeping.middleware.run_log import RunLog
+from housekeeping.middleware.telemetry.run_log import RunLog
 from tests.twins import Twin
 
 _TESTS: Final = "tests/soak/test_soak.py::"

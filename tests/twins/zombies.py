@@ -6,16 +6,17 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.foundation.errors import RedisUnavailable
-from housekeeping.foundation.leases import ExclusiveLease
-from housekeeping.sweeps import held_leases, ledger, run, run_lease
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.core.errors import RedisUnavailable
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.sweeps.engine import run_lease, runner
+from housekeeping.sweeps.ledger import lease_admin, runs
+from housekeeping.sweeps.ledger.models import Run
 from tests.twins import Twin
 from tests.twins.planting import instead
 
-_ZOMBIES: Final = "tests/integration/sweeps/test_zombies.py::"
-_RUNS: Final = "tests/integration/sweeps/test_run.py::"
-_BY_HAND: Final = "tests/integration/sweeps/test_held_leases.py::"
+_ZOMBIES: Final = "tests/integration/sweeps/engine/test_zombies.py::"
+_RUNS: Final = "tests/integration/sweeps/engine/test_runner.py::"
+_BY_HAND: Final = "tests/integration/sweeps/ledger/test_lease_admin.py::"
 
 
 def _interrupts_nobody(patch: pytest.MonkeyPatch) -> None:
@@ -24,8 +25,8 @@ def _interrupts_nobody(patch: pytest.MonkeyPatch) -> None:
 
 
 def _commits_without_its_epoch(patch: pytest.MonkeyPatch) -> None:
-    write = ledger._write
-    patch.setattr(ledger, "_write", lambda run_id, lease, **columns: write(run_id, None, **columns))
+    write = runs._write
+    patch.setattr(runs, "_write", lambda run_id, lease, **columns: write(run_id, None, **columns))
 
 
 def _takes_silence_for_free(patch: pytest.MonkeyPatch) -> None:
@@ -43,14 +44,14 @@ def _takes_silence_for_free(patch: pytest.MonkeyPatch) -> None:
 
 def _reports_the_end_as_a_failure(patch: pytest.MonkeyPatch) -> None:
     def broken_off(self: Any, outcome: Any, reason: str, error: BaseException) -> Any:
-        ledger.fail(self.run_id, outcome, reason, str(error), {})
+        runs.fail(self.run_id, outcome, reason, str(error), {})
         return outcome, reason, error
 
-    patch.setattr(run._Performance, "_broken_off", broken_off)
+    patch.setattr(runner._Performance, "_broken_off", broken_off)
 
 
 def _counts_what_it_had_in_hand_again(patch: pytest.MonkeyPatch) -> None:
-    broken_off = run._Performance._broken_off
+    broken_off = runner._Performance._broken_off
 
     def again(self: Any, *given: Any) -> Any:
         end = broken_off(self, *given)
@@ -58,12 +59,12 @@ def _counts_what_it_had_in_hand_again(patch: pytest.MonkeyPatch) -> None:
         Run.update(counts=self.counts).where(Run.id == self.run_id).execute()
         return end
 
-    patch.setattr(run._Performance, "_broken_off", again)
+    patch.setattr(runner._Performance, "_broken_off", again)
 
 
 def _leaves_dead_attempts_open(patch: pytest.MonkeyPatch) -> None:
-    begin = ledger.begin
-    patch.setattr(ledger, "begin", lambda worker, **given: begin(worker, **{**given, "message_id": None}))
+    begin = runs.begin
+    patch.setattr(runs, "begin", lambda worker, **given: begin(worker, **{**given, "message_id": None}))
 
 
 TWINS: Final[list[Twin]] = [
@@ -84,7 +85,7 @@ TWINS: Final[list[Twin]] = [
         "L3",
         "releases_by_hand_without_raising_the_epoch",
         _BY_HAND + "test_the_holder_is_harmless_before_redis_lets_go",
-        instead(held_leases, "_raise_epoch", lambda key, seen: None),
+        instead(lease_admin, "_raise_epoch", lambda key, seen: None),
     ),
     Twin(
         "L5",

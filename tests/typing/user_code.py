@@ -20,7 +20,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import housekeeping
 from housekeeping import Alarms, BaseModel, Call, Delete, LeaseTerms, StateMachine, Sweep, Transition, UtcDateTimeField
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
 from housekeeping.sweeps import Pass, RunResult, model_of, perform
 from housekeeping.testing import ManualClock, MemoryLeaseStore, assert_idempotent, assert_survives_kill
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from housekeeping.foundation.errors import SettingsError
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.errors import SettingsError
+from housekeeping.core.settings import Settings
 from housekeeping.workers import FAMILIES, configured_sweeps
 
 ALWAYS = ["housekeeping.old_runs", "housekeeping.outbox"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import housekeeping
-from housekeeping.foundation.settings import PREFIX, Settings, WorkerSettings
+from housekeeping.core.settings import PREFIX, Settings, WorkerSettings
 from housekeeping.workers import BUILT_IN
 
 ROOT = Path(__file__).parents[2]

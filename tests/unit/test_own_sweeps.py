@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from peewee import SqliteDatabase, TextField
 
-from housekeeping.foundation.errors import DeclarationError, SettingsError
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.errors import DeclarationError, SettingsError
+from housekeeping.core.settings import Settings
 from housekeeping.sweeps import BaseModel, Delete, Sweep, UtcDateTimeField
 from housekeeping.workers import BUILT_IN, configured_sweeps, families, only
 from housekeeping.workers.user_status_cleanup.models import UserStatus

@@ -57,11 +57,11 @@ def test_the_built_in_workers_use_nothing_that_is_not_public(path: Path) -> None
 @pytest.mark.parametrize(
     "source",
     [
-        "import housekeeping.sweeps.ledger",
-        "from housekeeping.sweeps import ledger",
-        "from housekeeping.sweeps.ledger import begin",
-        "def late():\n    from housekeeping.sweeps.walk import Walk",
-        "from housekeeping.foundation import db",
+        "import housekeeping.sweeps.ledger.runs",
+        "from housekeeping.sweeps.ledger import runs as ledger",
+        "from housekeeping.sweeps.ledger.runs import begin",
+        "def late():\n    from housekeeping.sweeps.engine.executor import Walk",
+        "from housekeeping.database import connection as db",
     ],
 )
 def test_an_import_of_something_that_is_not_public_is_found(source: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from peewee import Model
 
-from housekeeping.foundation.errors import DeclarationError
+from housekeeping.core.errors import DeclarationError
 from housekeeping.sweeps.table_models.columns import build_model
 
 #: A module that is imported wherever an object of its library is, and the module here that reads such objects.

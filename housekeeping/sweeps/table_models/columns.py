@@ -8,8 +8,8 @@ from typing import Any, Final, cast
 
 from peewee import CompositeKey, Model, ModelBase
 
-from housekeeping.foundation.db import BaseModel
-from housekeeping.foundation.errors import DeclarationError
+from housekeeping.core.errors import DeclarationError
+from housekeeping.database.connection import BaseModel
 from housekeeping.sweeps.table_models.field_types import field_of
 
 #: Names that every model has for itself; `id` is only the key of a model that declares none.

@@ -8,7 +8,7 @@ from typing import Any, Final
 from django.core.exceptions import AppRegistryNotReady
 from django.db import connections, models, router
 
-from housekeeping.foundation.errors import DeclarationError
+from housekeeping.core.errors import DeclarationError
 from housekeeping.sweeps.table_models.columns import Column, TableDescription
 
 #: Django leaves a name as it is that has quotes at both ends: so ``audit"."log`` becomes a name with a schema.

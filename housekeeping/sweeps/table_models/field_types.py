@@ -23,8 +23,8 @@ from peewee import (
 )
 from playhouse.postgres_ext import ArrayField
 
-from housekeeping.foundation.db import UtcDateTimeField
-from housekeeping.foundation.naive_time import NaiveUtcDateTimeField
+from housekeeping.database.connection import UtcDateTimeField
+from housekeeping.database.naive_time import NaiveUtcDateTimeField
 
 #: Type -> field; any other type is an `SqlField`.
 _FIELDS: Final[dict[str, type[Field]]] = {

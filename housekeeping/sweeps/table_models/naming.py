@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from peewee import Expression, Field, Model
 
-from housekeeping.foundation.errors import DeclarationError
+from housekeeping.core.errors import DeclarationError
 
 if TYPE_CHECKING:
 

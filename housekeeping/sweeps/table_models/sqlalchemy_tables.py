@@ -12,7 +12,7 @@ from sqlalchemy.exc import CompileError
 from sqlalchemy.orm import class_mapper
 from sqlalchemy.orm.exc import UnmappedClassError
 
-from housekeeping.foundation.errors import DeclarationError
+from housekeeping.core.errors import DeclarationError
 from housekeeping.sweeps.table_models.columns import Column, TableDescription
 
 _DIALECT: Final = postgresql.dialect()

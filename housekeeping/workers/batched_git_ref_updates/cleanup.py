@@ -11,14 +11,15 @@ from typing import Any, Final
 
 from peewee import SQL, Select, Tuple, fn
 
-from housekeeping.foundation.db import database
-from housekeeping.foundation.events import refs_deleted
-from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.foundation.printable import shortened
-from housekeeping.foundation.statement_time import statement_time
+from housekeeping.core.events import refs_deleted
+from housekeeping.core.sanitize import shortened
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.database.connection import database
+from housekeeping.database.statement_time import statement_time
 from housekeeping.sweeps import Announcement
-from housekeeping.sweeps.ledger import HEARTBEAT
-from housekeeping.sweeps.passes import Backlog, Failure, PassPlan, Position, Reading, Settled, Step
+from housekeeping.sweeps.ledger.runs import HEARTBEAT
+from housekeeping.sweeps.stages.stage import Backlog, Failure, PassPlan, Position, Reading, Settled, Step
+from housekeeping.workers.batched_git_ref_updates.backends import Surroundings
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus, machine
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import (
     RefDeletionFailed,
@@ -27,7 +28,6 @@ from housekeeping.workers.batched_git_ref_updates.ref_deletion import (
     delete_refs,
 )
 from housekeeping.workers.batched_git_ref_updates.ref_names import is_ref_name
-from housekeeping.workers.batched_git_ref_updates.surroundings import Surroundings
 
 logger = named_logger(__name__)
 

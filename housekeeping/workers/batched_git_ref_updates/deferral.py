@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from peewee import SQL, Select, fn
 
-from housekeeping.foundation.replicas import read_database
+from housekeeping.database.replicas import read_database
 from housekeeping.sweeps import deferred
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus
 

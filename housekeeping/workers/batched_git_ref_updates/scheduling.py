@@ -10,11 +10,11 @@ from typing import Any, Final
 from dramatiq import Actor
 from peewee import JOIN, SQL, Select, Value, fn
 
-from housekeeping.foundation.db import database
-from housekeeping.foundation.redis_client import reaching_redis
-from housekeeping.foundation.replicas import read_database
-from housekeeping.middleware.bulk import enqueue_many
-from housekeeping.sweeps.passes import Backlog, PassPlan, Position, Reading, Settled, Step
+from housekeeping.core.redis_client import reaching_redis
+from housekeeping.database.connection import database
+from housekeeping.database.replicas import read_database
+from housekeeping.middleware.enqueue_many.bulk import enqueue_many
+from housekeeping.sweeps.stages.stage import Backlog, PassPlan, Position, Reading, Settled, Step
 from housekeeping.workers.batched_git_ref_updates.deferral import any_deferred, count_deferred, deferred_among
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus
 

@@ -16,11 +16,11 @@ from housekeeping.sweeps import (
     Sweep,
     actor_named,
 )
+from housekeeping.workers.batched_git_ref_updates.backends import surroundings
 from housekeeping.workers.batched_git_ref_updates.cleanup import PendingDeletions
-from housekeeping.workers.batched_git_ref_updates.git_program import GitProgram
+from housekeeping.workers.batched_git_ref_updates.git_cli import GitProgram
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.scheduling import PendingProjects
-from housekeeping.workers.batched_git_ref_updates.surroundings import surroundings
 
 SCHEDULE: Final = "* * * * *"  # workers.md, 58; the document leaves it to the settings (実行スケジュール)
 BATCH_SIZE: Final = 100  # projects a batch; document 58, 備考

@@ -19,10 +19,10 @@ from peewee import (
     TextField,
 )
 
-from housekeeping.foundation.clock import SYSTEM_CLOCK, Clock
-from housekeeping.foundation.db import BaseModel, UtcDateTimeField
-from housekeeping.foundation.state_machines import StateMachine
-from housekeeping.foundation.statement_time import statement_time
+from housekeeping.core.clock import SYSTEM_CLOCK, Clock
+from housekeeping.database.connection import BaseModel, UtcDateTimeField
+from housekeeping.database.state_machines import StateMachine
+from housekeeping.database.statement_time import statement_time
 from housekeeping.workers.bulk_imports.states import (
     IMPORT_ENDS,
     IMPORT_EVENTS,

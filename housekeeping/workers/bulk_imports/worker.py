@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
-from housekeeping.foundation.events import entity_timed_out, import_timed_out
+from housekeeping.core.events import entity_timed_out, import_timed_out
 from housekeeping.sweeps import Pass, RecordLine, Sweep, TablePass, Transition
-from housekeeping.workers.bulk_imports.entity_pass import EVENT, TRACKERS_COUNTED_AS, EntityPass
+from housekeeping.workers.bulk_imports.entity_stage import EVENT, TRACKERS_COUNTED_AS, EntityPass
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker
 
 SCHEDULE: Final = "0 */4 * * *"  # document 65, 実行スケジュール

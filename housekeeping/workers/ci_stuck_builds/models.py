@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from peewee import SQL, BigAutoField, BigIntegerField, Expression, IntegerField, ModelSelect, TextField, fn
 
-from housekeeping.foundation.clock import Clock
-from housekeeping.foundation.db import BaseModel, UtcDateTimeField
-from housekeeping.foundation.identity import identify
-from housekeeping.foundation.naive_time import NaiveUtcDateTimeField
-from housekeeping.foundation.state_machines import StateMachine
-from housekeeping.foundation.statement_time import statement_time
+from housekeeping.core.clock import Clock
+from housekeeping.database.connection import BaseModel, UtcDateTimeField
+from housekeeping.database.naive_time import NaiveUtcDateTimeField
+from housekeeping.database.primary_key import identify
+from housekeeping.database.state_machines import StateMachine
+from housekeeping.database.statement_time import statement_time
 
 #: The one kind of row these workers touch; others of the table (bridges, external statuses) are not builds.
 BUILD_TYPE: Final = "Ci::Build"

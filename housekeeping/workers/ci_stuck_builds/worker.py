@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 from housekeeping.sweeps import Alarms, LeaseTerms, Sweep
-from housekeeping.workers.ci_stuck_builds.builds_pass import stuck_builds
-from housekeeping.workers.ci_stuck_builds.children import EnqueueChildren
+from housekeeping.workers.ci_stuck_builds.builds_stage import stuck_builds
+from housekeeping.workers.ci_stuck_builds.fan_out import EnqueueChildren
 from housekeeping.workers.ci_stuck_builds.models import Build, BuildStatus, FailureReason
 
 SCHEDULE: Final = "0 * * * *"  # document 6, 実行スケジュール

@@ -19,10 +19,10 @@ from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
 
-from housekeeping.foundation.errors import RecordChanged, UploadBeingDeleted
-from housekeeping.foundation.redis_client import insist, reaching_redis, shared_redis
-from housekeeping.workers.object_storage import entries
-from housekeeping.workers.object_storage.entries import Entry
+from housekeeping.core.errors import RecordChanged, UploadBeingDeleted
+from housekeeping.core.redis_client import insist, reaching_redis, shared_redis
+from housekeeping.workers.object_storage import pending_entry
+from housekeeping.workers.object_storage.pending_entry import Entry
 
 #: How long a claim outlives the run that made it: many runs, so that the next one takes it over before that.
 _KEPT: Final = timedelta(hours=24)
@@ -203,11 +203,11 @@ def complete(field: bytes) -> bool:
 
 def _run(script: str, field: bytes, *values: str) -> Any:
     with reaching_redis():
-        return shared_redis.get().eval(script, 2, entries.KEY, _claim_key(field), field, *values)
+        return shared_redis.get().eval(script, 2, pending_entry.KEY, _claim_key(field), field, *values)
 
 
 def _keys(chosen: Sequence[Entry]) -> list[bytes | str]:
-    return [entries.KEY, *(_claim_key(entry.field) for entry in chosen)]
+    return [pending_entry.KEY, *(_claim_key(entry.field) for entry in chosen)]
 
 
 def _claim_key(field: bytes) -> bytes:

@@ -23,10 +23,10 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from housekeeping.foundation.clock import Clock
-from housekeeping.foundation.redis_client import reaching_redis, shared_redis
-from housekeeping.workers.object_storage import claims, entries
-from housekeeping.workers.object_storage.entries import Entry, PendingUpload, field_of
+from housekeeping.core.clock import Clock
+from housekeeping.core.redis_client import reaching_redis, shared_redis
+from housekeeping.workers.object_storage import claims, pending_entry
+from housekeeping.workers.object_storage.pending_entry import Entry, PendingUpload, field_of
 
 __all__ = ["PendingUpload", "complete", "count", "each", "exists", "pending_only", "prepare"]
 
@@ -58,8 +58,8 @@ def prepare(location: str, path: str, *, clock: Clock | None = None) -> None:
       UploadRefused: When the path is empty or absolute or climbs out, or the location holds a colon.
       UploadBeingDeleted: When an earlier upload to this path is just being deleted as stale; take another path.
     """
-    entries.refuse_wrong_location(location)
-    entries.refuse_wrong_path(path)
+    pending_entry.refuse_wrong_location(location)
+    pending_entry.refuse_wrong_path(path)
     claims.prepare(field_of(location, path), int(clock.now().timestamp()) if clock else None)
 
 
@@ -75,7 +75,7 @@ def complete(location: str, path: str) -> bool:
 def exists(location: str, path: str) -> bool:
     """Whether the upload is pending."""
     with reaching_redis():
-        return bool(shared_redis.get().hexists(entries.KEY, field_of(location, path)))
+        return bool(shared_redis.get().hexists(pending_entry.KEY, field_of(location, path)))
 
 
 def pending_only(location: str, paths: Iterable[str]) -> list[str]:
@@ -84,7 +84,7 @@ def pending_only(location: str, paths: Iterable[str]) -> list[str]:
     for start in range(0, len(asked), _PAGE):
         some = asked[start : start + _PAGE]
         with reaching_redis():
-            values: Any = shared_redis.get().hmget(entries.KEY, [field_of(location, path) for path in some])
+            values: Any = shared_redis.get().hmget(pending_entry.KEY, [field_of(location, path) for path in some])
         pending += [path for path, value in zip(some, values, strict=True) if value is not None]
     return pending
 
@@ -92,7 +92,7 @@ def pending_only(location: str, paths: Iterable[str]) -> list[str]:
 def count() -> int:
     """How many uploads are pending, in all locations."""
     with reaching_redis():
-        number: Any = shared_redis.get().hlen(entries.KEY)
+        number: Any = shared_redis.get().hlen(pending_entry.KEY)
     return int(number)
 
 
@@ -116,7 +116,7 @@ def page(cursor: int, size: int, before: float = math.inf) -> tuple[int, dict[by
     """
     limit = "inf" if before == math.inf else f"{before:.6f}"
     with reaching_redis():
-        found: Any = shared_redis.get().eval(_PAGE_BEFORE, 1, entries.KEY, cursor, size, limit)
+        found: Any = shared_redis.get().eval(_PAGE_BEFORE, 1, pending_entry.KEY, cursor, size, limit)
     following, words = found
     return int(following), dict(zip(words[::2], words[1::2], strict=True))
 

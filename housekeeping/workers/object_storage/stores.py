@@ -8,12 +8,12 @@ import uuid
 from datetime import timedelta
 from typing import Any, Final
 
-from housekeeping.foundation.db import one_line
-from housekeeping.foundation.errors import ObjectStoreUnavailable, SettingsError
-from housekeeping.foundation.extras import how_to_install
-from housekeeping.foundation.secrets import masked
-from housekeeping.foundation.settings import PREFIX, ObjectStoreSettings, Settings
-from housekeeping.workers.object_storage.addresses import read_address
+from housekeeping.core.errors import ObjectStoreUnavailable, SettingsError
+from housekeeping.core.extras import how_to_install
+from housekeeping.core.masking import masked
+from housekeeping.core.settings import PREFIX, ObjectStoreSettings, Settings
+from housekeeping.database.connection import one_line
+from housekeeping.workers.object_storage.store_url import read_address
 
 #: Keys a request, where a store deletes many at once: the protocols' own limits. The others delete one a request.
 BULK: Final = {"s3": 1000, "az": 256}

@@ -9,7 +9,7 @@ from typing import Final
 from housekeeping.sweeps import Alarms, Finding, ObjectStoreUnavailable, Sweep
 from housekeeping.workers.object_storage import stores
 from housekeeping.workers.object_storage.models import MODELS
-from housekeeping.workers.object_storage.upload_pass import PendingUploadsPass
+from housekeeping.workers.object_storage.upload_stage import PendingUploadsPass
 
 __all__ = ["MODELS", "RIGHTS", "SWEEPS", "configure", "examine", "sweep", "unconfigured"]
 

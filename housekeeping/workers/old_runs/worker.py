@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from peewee import fn
 
-from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.heartbeats import KEPT_FOR as PROCESSES_KEPT_FOR
-from housekeeping.sweeps.own_tables import Lease, ProcessRow, Rejection, RejectionReport, Run
-from housekeeping.sweeps.table_pass import TablePass
+from housekeeping.sweeps.ledger.models import Lease, ProcessRow, Rejection, RejectionReport, Run
+from housekeeping.sweeps.processes.heartbeats import KEPT_FOR as PROCESSES_KEPT_FOR
+from housekeeping.sweeps.stages.actions import Delete
+from housekeeping.sweeps.stages.table_stage import TablePass
 
 SCHEDULE: Final = "20 3 * * *"  # once a day, at a quiet hour and beside the full ones
 KEPT_FOR: Final = timedelta(days=30)  # design.md, State in PostgreSQL

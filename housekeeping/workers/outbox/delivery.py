@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from peewee import fn
 
-from housekeeping.foundation import events
-from housekeeping.foundation.events import OutboxHandler
-from housekeeping.foundation.logs import logger as named_logger
-from housekeeping.sweeps import outbox
-from housekeeping.sweeps.outbox import Stored
-from housekeeping.sweeps.own_tables import OutboxRow
-from housekeeping.sweeps.passes import Backlog, Failure, PassPlan, Settled, Step
+from housekeeping.core import events
+from housekeeping.core.events import OutboxHandler
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.sweeps.ledger import outbox
+from housekeeping.sweeps.ledger.models import OutboxRow
+from housekeeping.sweeps.ledger.outbox import Stored
+from housekeeping.sweeps.stages.stage import Backlog, Failure, PassPlan, Settled, Step
 
 logger = named_logger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
-from housekeeping.sweeps.breaker import Breaker
 from housekeeping.sweeps.declaration import Alarms, Sweep
+from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.workers.outbox.delivery import OutboxPass
 
 SCHEDULE: Final = "* * * * *"

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from peewee import SQL, BigIntegerField, Expression, TextField
 
-from housekeeping.foundation.db import BaseModel, UtcDateTimeField
+from housekeeping.database.connection import BaseModel, UtcDateTimeField
 
 
 class UserStatus(BaseModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
-from housekeeping.foundation.events import user_status_cleared
+from housekeeping.core.events import user_status_cleared
 from housekeeping.sweeps import Alarms, Delete, Sweep, TablePass
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from housekeeping.sweeps import heartbeats, ledger, process_alerts
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.processes import alerts, heartbeats
 
 _SHORT = (
     (heartbeats, "INTERVAL", timedelta(seconds=0.5)),
     (heartbeats, "SILENCE", timedelta(seconds=4)),
-    (ledger, "SILENCE", timedelta(seconds=4)),
-    (process_alerts, "GRACE", timedelta(seconds=4)),
-    (process_alerts, "_PERIODS", 0),
+    (runs, "SILENCE", timedelta(seconds=4)),
+    (alerts, "GRACE", timedelta(seconds=4)),
+    (alerts, "_PERIODS", 0),
 )
 for module, name, value in _SHORT:
     getattr(module, name)  # a name that is no longer there would shorten nothing

@@ -8,9 +8,9 @@ import dramatiq
 
 import housekeeping
 from housekeeping.brokers import redis_broker
-from housekeeping.foundation import logs
-from housekeeping.foundation.db import database
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
+from housekeeping.core.telemetry import logs
+from housekeeping.database.connection import database
 from tests.chaos.shortened import shorten_if_asked
 
 ACTOR: Final = "shop.charge"

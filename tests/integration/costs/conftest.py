@@ -10,7 +10,7 @@ import redis
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import embedded
-from housekeeping.foundation.db import Database
+from housekeeping.database.connection import Database
 from tests.conftest import Urls
 from tests.integration.costs.measuring import CountedCursor
 

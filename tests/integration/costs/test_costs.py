@@ -19,19 +19,19 @@ from psycopg2.extensions import connection as Connection
 from benchmarks.catalogue import COMPARISONS
 from benchmarks.comparison import Place
 from housekeeping.brokers import message_broker
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.redis_client import shared_redis
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
 from housekeeping.installation import install
-from housekeeping.sweeps import actors
-from housekeeping.sweeps.actor import register
+from housekeeping.sweeps import actor_registry
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.results import RunResult
-from housekeeping.sweeps.run import perform
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.registration import register
 from housekeeping.testing import ManualClock
 from housekeeping.workers import configured_sweeps
+from housekeeping.workers.batched_git_ref_updates.backends import surroundings
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
-from housekeeping.workers.batched_git_ref_updates.surroundings import surroundings
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.object_storage import stores
 from tests.integration.costs.measuring import Costs, Meter, unlike_what_is_written
@@ -76,7 +76,7 @@ def sweeps(counted: Database, settings: Settings, meter_client: redis.Redis, tmp
     yield composed
     for broker in brokers:
         close(broker)
-    actors.forget_all()
+    actor_registry.forget_all()
     surroundings.replace()
     surroundings.use_root(None)
     stores.configured.clear()

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import redis
 
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
 from housekeeping.doctor import examine
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.findings import Finding
+from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.workers import BUILT_IN, configured_sweeps
 
 #: What the doctor finds of these levels.

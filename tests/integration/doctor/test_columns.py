@@ -12,15 +12,15 @@ import pytest
 from peewee import BigAutoField, IntegerField
 from psycopg2.extensions import connection as Connection
 
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import BaseModel, Database, UtcDateTimeField
+from housekeeping.database.primary_key import forget
 from housekeeping.doctor import columns, partitions
-from housekeeping.foundation.db import BaseModel, Database, UtcDateTimeField
-from housekeeping.foundation.identity import forget
-from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps import Call, Delete, Sweep
-from housekeeping.sweeps.findings import Finding
+from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.workers import BUILT_IN, configured_sweeps
-from tests.integration.ci_stuck_builds.tables import GITLAB_SHAPED
 from tests.integration.doctor.conftest import Found
+from tests.integration.workers.ci_stuck_builds.tables import GITLAB_SHAPED
 
 CI_WORKERS = (
     "ci.stuck_builds.drop_running, ci.stuck_builds.drop_scheduled, ci.stuck_builds.drop_canceling, ci.stuck_jobs"

@@ -8,13 +8,13 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import doctor
+from housekeeping.core.extras import how_to_install
+from housekeeping.core.redis_client import redis_client
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database, database
 from housekeeping.doctor import postgres as server
 from housekeeping.doctor.redis_server import _memory, _persistence
-from housekeeping.foundation.db import Database, database
-from housekeeping.foundation.extras import how_to_install
-from housekeeping.foundation.redis_client import redis_client
-from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers import configured_sweeps
 from tests.integration.doctor.conftest import Found
 
@@ -160,7 +160,7 @@ def test_a_redis_that_is_away_is_one_error_and_hides_nothing_else(complete: Sett
 def test_a_client_of_rabbitmq_that_is_not_installed_is_a_finding_and_hides_nothing_else(
     complete: Settings, tables: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("housekeeping.brokers.rabbitmq")]:
+    for name in [name for name in sys.modules if name.startswith("housekeeping.brokers.rabbitmq.broker")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pika", None)
     on_rabbitmq = complete.model_copy(update={"broker_url": "amqp://127.0.0.1:1"})

@@ -7,10 +7,10 @@ from peewee import BigAutoField, ForeignKeyField, TextField
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
 from housekeeping.doctor import indexes
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.findings import Finding
+from housekeeping.sweeps.insight.diagnostics import Finding
 
 
 class Customer(BaseModel):

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from psycopg2.extensions import connection as Connection
 
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
 from housekeeping.doctor import examine
-from housekeeping.doctor.rights import grants, missing_rights, needed_rights
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.run import perform
+from housekeeping.doctor.grants import grants, missing_rights, needed_rights
+from housekeeping.sweeps.engine.runner import perform
 from housekeeping.workers import BUILT_IN, configured_sweeps
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path

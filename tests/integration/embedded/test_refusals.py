@@ -8,11 +8,11 @@ from unittest.mock import Mock
 import pytest
 
 from housekeeping import embedded
-from housekeeping.embedded import copies, keeper
+from housekeeping.core.errors import EmbeddedServerError, SettingsError
+from housekeeping.core.extras import how_to_install
+from housekeeping.embedded import copies, supervisor
 from housekeeping.embedded.binaries import find_postgres, find_redis
 from housekeeping.embedded.processes import Account
-from housekeeping.foundation.errors import EmbeddedServerError, SettingsError
-from housekeeping.foundation.extras import how_to_install
 from tests.integration.embedded.observing import fake_program
 
 
@@ -110,9 +110,9 @@ def test_what_keeps_leftovers_from_being_cleared_is_answered_in_one_line(
     line = Mock()
     line.receive.return_value = {"parents": [str(tmp_path)], "postgres": None, "redis": None}
     monkeypatch.chdir(tmp_path)  # the keeper goes to /
-    monkeypatch.setattr(keeper, "clear_leftovers", Mock(side_effect=error))
+    monkeypatch.setattr(supervisor, "clear_leftovers", Mock(side_effect=error))
 
-    keeper._keep(line)
+    supervisor._keep(line)
 
     line.answer.assert_called_once_with(error=f"cannot start embedded servers: {error}")
 

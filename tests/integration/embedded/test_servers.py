@@ -15,7 +15,7 @@ import redis
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping import embedded
-from housekeeping.foundation.errors import EmbeddedServerError
+from housekeeping.core.errors import EmbeddedServerError
 from tests.integration.embedded.observing import answers_of, processes_in, query, shared_memory, traces
 
 

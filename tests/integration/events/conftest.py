@@ -9,7 +9,7 @@ import pytest
 from blinker import NamedSignal
 
 from housekeeping import events
-from housekeeping.foundation.db import Database
+from housekeeping.database.connection import Database
 from tests.integration.events.orders import Notice, Order, fill
 
 #: Registers a handler for the test.

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from housekeeping.foundation.db import database
-from housekeeping.sweeps import outbox, perform
-from housekeeping.sweeps.own_tables import NOW as DATABASE_NOW
-from housekeeping.sweeps.own_tables import OutboxRow
+from housekeeping.database.connection import database
+from housekeeping.sweeps import perform
+from housekeeping.sweeps.ledger import outbox
+from housekeeping.sweeps.ledger.models import NOW as DATABASE_NOW
+from housekeeping.sweeps.ledger.models import OutboxRow
 from housekeeping.testing import assert_survives_kill
 from housekeeping.testing.points import Ended, in_a_process
 from housekeeping.workers.outbox.worker import sweep as outbox_sweep

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from housekeeping import events
+from housekeeping.core.errors import DeclarationError
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import database
 from housekeeping.doctor import outbox as outbox_examination
-from housekeeping.foundation.db import database
-from housekeeping.foundation.errors import DeclarationError
-from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps import outbox, perform
-from housekeeping.sweeps.own_tables import NOW as DATABASE_NOW
-from housekeeping.sweeps.own_tables import OutboxRow
+from housekeeping.sweeps import perform
+from housekeeping.sweeps.ledger import outbox
+from housekeeping.sweeps.ledger.models import NOW as DATABASE_NOW
+from housekeeping.sweeps.ledger.models import OutboxRow
 from housekeeping.testing import ManualClock
 from housekeeping.workers.outbox.worker import sweep as outbox_sweep
 from tests.integration.events.conftest import On

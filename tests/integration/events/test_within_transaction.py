@@ -8,10 +8,10 @@ import psycopg2
 import pytest
 
 from housekeeping import Sweep, events
-from housekeeping.foundation.db import database
-from housekeeping.foundation.errors import DeclarationError, TransactionEnded
+from housekeeping.core.errors import DeclarationError, TransactionEnded
+from housekeeping.database.connection import database
 from housekeeping.sweeps import perform
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import ManualClock
 from tests.integration.events.conftest import On
 from tests.integration.events.orders import NOW, Notice, Order, left, note, noted, orders_expired, sweep

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import prometheus_client
 import pytest
 
-from housekeeping.foundation import metrics
+from housekeeping.core.telemetry import metrics
 from tests.acceptance.queues import queues as queues
 
 #: The value of a sample by its name and labels; null: there is none.

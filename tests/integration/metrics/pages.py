@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from housekeeping.foundation.db import Database
+from housekeeping.database.connection import Database
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.processes import WORKER, Process, eventually, started
 
@@ -24,8 +24,8 @@ from datetime import timedelta
 import dramatiq
 from housekeeping import ExclusiveLease
 from housekeeping.app import broker
-from housekeeping.foundation.redis_client import shared_redis
-from housekeeping.foundation.leases import current_lease
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.leases.lease import current_lease
 
 LEASE = {"key": "metered", "ttl": timedelta(minutes=5)}
 METERED = {"broker": broker, "queue_name": "metered"}

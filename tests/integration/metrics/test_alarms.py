@@ -10,9 +10,9 @@ import pytest
 import redis
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.foundation.db import Database
+from housekeeping.database.connection import Database
 from housekeeping.sweeps.declaration import Alarms
-from housekeeping.sweeps.run import perform
+from housekeeping.sweeps.engine.runner import perform
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
 from tests.integration.metrics.conftest import Exported

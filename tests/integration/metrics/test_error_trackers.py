@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from housekeeping.foundation import reports
-from housekeeping.foundation.db import Database
+from housekeeping.core.telemetry import error_reporting
+from housekeeping.database.connection import Database
 from tests.acceptance.processes import WORKER, eventually, started
 from tests.acceptance.queues import Queues
 from tests.integration.metrics.pages import STATUSES
@@ -99,10 +99,10 @@ def test_any_tracker_is_told_by_its_hook_and_one_that_raises_disturbs_no_other(
     def broken(error: BaseException, about: dict[str, Any]) -> None:
         raise RuntimeError("the tracker is away")
 
-    monkeypatch.setattr(reports, "hooks", [broken, lambda error, about: told.append((error, about))])
+    monkeypatch.setattr(error_reporting, "hooks", [broken, lambda error, about: told.append((error, about))])
     error = ValueError("no")
 
-    reports.report(error, worker="work")
+    error_reporting.report(error, worker="work")
 
     assert told == [(error, {"worker": "work"})]
     assert [record.levelname for record in caplog.records] == ["ERROR"]

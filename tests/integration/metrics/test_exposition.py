@@ -16,9 +16,9 @@ import pytest
 import redis
 
 from housekeeping import ExclusiveLease
-from housekeeping.foundation import metrics
-from housekeeping.foundation.db import Database
-from housekeeping.sweeps import ledger
+from housekeeping.core.telemetry import metrics
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.ledger import runs
 from housekeeping.workers import BUILT_IN
 from tests.acceptance.processes import eventually, started
 from tests.acceptance.queues import Queues
@@ -167,7 +167,7 @@ def test_a_scheduler_serves_the_ticks_it_sent_and_those_that_were_missed(
     environment["HOUSEKEEPING_WORKERS"] = json.dumps({name: {"enabled": False} for name in others})
     this_minute = datetime.now(UTC).replace(second=0, microsecond=0)
     earlier: dict[str, Any] = {"tick": this_minute - timedelta(minutes=10), "trigger": "schedule", "message_id": None}
-    ledger.record(STATUSES, "skipped", "paused", **earlier)
+    runs.record(STATUSES, "skipped", "paused", **earlier)
     port, of_others = free_port(), tmp_path / "of_others"
     of_others.mkdir()
     own = {"HOUSEKEEPING_SCHEDULER_METRICS_PORT": str(port), "PROMETHEUS_MULTIPROC_DIR": str(of_others)}

@@ -12,11 +12,11 @@ import pytest
 import redis
 
 from housekeeping import ExclusiveLease
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.redis_client import redis_client as made_client
-from housekeeping.foundation.settings import Settings
-from housekeeping.foundation.timings import Waited, waited, waiting_for
-from housekeeping.sweeps.run import perform
+from housekeeping.core.redis_client import redis_client as made_client
+from housekeeping.core.settings import Settings
+from housekeeping.core.telemetry.io_timing import Waited, waited, waiting_for
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.engine.runner import perform
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.acceptance.processes import eventually
 from tests.acceptance.queues import Queues

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from housekeeping.foundation import metrics
-from housekeeping.foundation.cron import Cron
-from housekeeping.foundation.db import Database
-from housekeeping.sweeps import measures
+from housekeeping.core.cron import Cron
+from housekeeping.core.telemetry import metrics
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.engine import run_metrics
 from housekeeping.workers import BUILT_IN
 from tests.acceptance.processes import eventually
 from tests.acceptance.queues import Queues
@@ -102,7 +102,7 @@ def test_each_alarm_of_the_page_of_alarms_has_a_rule() -> None:
 def test_the_limits_that_rules_compare_with_are_those_of_the_documents(exported: Any) -> None:
     for family in BUILT_IN:
         for sweep in family.SWEEPS:
-            measures.awaits(sweep, Cron(sweep.schedule) if sweep.schedule else None)
+            run_metrics.awaits(sweep, Cron(sweep.schedule) if sweep.schedule else None)
 
     def limit(worker: str, alarm: str) -> Any:
         return exported("housekeeping_alarm_limit", worker=worker, alarm=alarm)

@@ -16,12 +16,12 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.errors import HousekeepingError
-from housekeeping.foundation.settings import Settings
-from housekeeping.foundation.steering import Skip
-from housekeeping.middleware.traces import OPTION
-from housekeeping.sweeps.actor import register
+from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.middleware_errors import Skip
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from housekeeping.middleware.telemetry.tracing import OPTION
+from housekeeping.sweeps.registration import register
 from housekeeping.workers.user_status_cleanup.worker import SWEEPS
 from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import close_all, installed, queued

@@ -16,11 +16,11 @@ from dramatiq import Actor, Message, Worker
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers import message_broker
-from housekeeping.foundation.db import database
-from housekeeping.foundation.redis_client import shared_redis
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import database
 from housekeeping.installation import install
-from housekeeping.sweeps.own_tables import Run
+from housekeeping.sweeps.ledger.models import Run
 from tests import rabbitmq_look
 from tests.integration.middleware.hands import close
 from tests.rabbitmq_look import on_rabbitmq, watched

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
 from tests.integration.middleware.hands import Hands, installed
 from tests.integration.middleware.redis_broker_only import REASONS
 

@@ -9,8 +9,8 @@ import pytest
 from dramatiq import Actor, MessageProxy
 from dramatiq.brokers.redis import RedisBroker
 
-from tests.integration.middleware.deduplicated import declared, executed
-from tests.integration.middleware.deduplicated_faults import Where, elsewhere, exchanges
+from tests.integration.middleware.deduplication.deduplicated import declared, executed
+from tests.integration.middleware.deduplication.deduplicated_faults import Where, elsewhere, exchanges
 from tests.integration.middleware.hands import Hands
 
 ONCE: Final = executed(if_deduplicated="reschedule_once")
@@ -57,7 +57,7 @@ class EndingBadly:
         assert message is not None
         self.in_hand = message.encode()
         with exchanges() as made, pytest.MonkeyPatch.context() as patch:
-            patch.setattr("housekeeping.foundation.redis_client.time.sleep", lambda _: None)
+            patch.setattr("housekeeping.core.redis_client.time.sleep", lambda _: None)
 
             def arrange() -> None:
                 for more in range(times):

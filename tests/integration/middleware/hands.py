@@ -14,8 +14,8 @@ from dramatiq.common import dq_name
 from dramatiq.worker import ConsumerThread, WorkerThread
 
 from housekeeping.brokers import message_broker
-from housekeeping.foundation.redis_client import shared_redis
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
 from housekeeping.installation import install
 from tests.rabbitmq_look import Pulling, end_delays, on_rabbitmq, remove, watched
 

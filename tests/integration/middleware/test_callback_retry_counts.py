@@ -11,7 +11,7 @@ import redis
 from dramatiq import Broker
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.hands import Hands, delivered_again
 

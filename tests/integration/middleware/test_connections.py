@@ -9,8 +9,8 @@ import redis
 from dramatiq.brokers.redis import RedisBroker
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.foundation.db import Database, database
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database, database
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
 
 BACKEND = "SELECT pg_backend_pid()"

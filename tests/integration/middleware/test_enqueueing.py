@@ -10,8 +10,8 @@ from dramatiq import Broker, Message, Middleware, group
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping import embedded
-from housekeeping.foundation.settings import Settings
-from housekeeping.foundation.steering import SkipEnqueue
+from housekeeping.core.middleware_errors import SkipEnqueue
+from housekeeping.core.settings import Settings
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
 
 

@@ -15,9 +15,9 @@ from dramatiq import Actor, Broker, MessageProxy, Middleware
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import SkipMessage
 
-from housekeeping.foundation.errors import RedisUnavailable
-from housekeeping.foundation.leases import ExclusiveLease, RedisLeaseStore
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.errors import RedisUnavailable
+from housekeeping.core.settings import Settings
+from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.hands import Hands
 

@@ -18,11 +18,11 @@ from redis.crc import key_slot
 
 from housekeeping import embedded
 from housekeeping.brokers import redis_broker
-from housekeeping.foundation.redis_client import shared_redis
-from housekeeping.foundation.settings import Settings
-from housekeeping.foundation.steering import PutBack
+from housekeeping.core.middleware_errors import PutBack
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
 from housekeeping.installation import install
-from housekeeping.middleware import patience
+from housekeeping.middleware import reliable_enqueue
 from tests.integration.middleware import applications
 from tests.integration.middleware.applications import eventually, queued, working
 from tests.integration.middleware.hands import Hands, delivered_again
@@ -72,7 +72,7 @@ def refused(settings: Settings) -> Iterator[RedisBroker]:
 @pytest.fixture
 def never_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails a test that waits for the broker to come back."""
-    monkeypatch.setattr(patience, "_wait", lambda not_yet, reason: pytest.fail(f"{not_yet}: {reason}"))
+    monkeypatch.setattr(reliable_enqueue, "_wait", lambda not_yet, reason: pytest.fail(f"{not_yet}: {reason}"))
 
 
 def piped(first: Actor[..., Any], then: Actor[..., Any]) -> None:

@@ -13,11 +13,11 @@ import pytest
 import redis
 from dramatiq import Worker
 
-from housekeeping.foundation.settings import Settings
-from housekeeping.middleware import heartbeats as middleware
-from housekeeping.middleware.heartbeats import SchedulerHeartbeats
-from housekeeping.sweeps import heartbeats
-from housekeeping.sweeps.heartbeats import Heartbeat, RedisHeartbeats
+from housekeeping.core.settings import Settings
+from housekeeping.middleware.telemetry import heartbeats as middleware
+from housekeeping.middleware.telemetry.heartbeats import SchedulerHeartbeats
+from housekeeping.sweeps.processes import heartbeats
+from housekeeping.sweeps.processes.heartbeats import Heartbeat, RedisHeartbeats
 from tests.acceptance.processes import eventually
 
 PATIENCE_S = 20.0

@@ -13,8 +13,8 @@ import redis
 from dramatiq import Actor, Broker, Message
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.foundation.settings import Settings
-from housekeeping.foundation.steering import InvalidOption
+from housekeeping.core.middleware_errors import InvalidOption
+from housekeeping.core.settings import Settings
 from housekeeping.middleware.idempotency import Idempotency
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.hands import Hands, delivered_again

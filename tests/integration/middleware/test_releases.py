@@ -10,9 +10,9 @@ import pytest
 import redis
 from dramatiq import Actor
 
-from housekeeping.foundation.settings import Settings
-from housekeeping.middleware.deduplication_options import KEY, as_new
-from tests.integration.middleware.deduplicated import executed, executing, fail, keys
+from housekeeping.core.settings import Settings
+from housekeeping.middleware.deduplication.options import KEY, as_new
+from tests.integration.middleware.deduplication.deduplicated import executed, executing, fail, keys
 from tests.integration.middleware.hands import Hands, installed
 
 

@@ -13,9 +13,9 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import TimeLimitExceeded, raise_thread_exception
 
 from housekeeping import embedded
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.settings import Settings
-from housekeeping.foundation.steering import PutBack
+from housekeeping.core.middleware_errors import PutBack
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, wake_up, working
 
 

@@ -10,10 +10,10 @@ import redis
 from dramatiq import MessageProxy
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.foundation.settings import Settings
-from housekeeping.middleware.deduplication_options import as_new
+from housekeeping.core.settings import Settings
+from housekeeping.middleware.deduplication.options import as_new
 from tests.integration.middleware.applications import queued
-from tests.integration.middleware.deduplicated import declared, executed, executing, fail, keys
+from tests.integration.middleware.deduplication.deduplicated import declared, executed, executing, fail, keys
 from tests.integration.middleware.hands import Hands, delivered_again
 
 _as_it_stands_in_redis: Final = pytest.mark.redis_broker_only(reason="the message is put into Redis by hand")

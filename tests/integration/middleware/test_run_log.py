@@ -12,10 +12,10 @@ from dramatiq import Broker, MessageProxy, Middleware
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Shutdown, SkipMessage, default_middleware
 
-from housekeeping.foundation.context import current_message
-from housekeeping.foundation.errors import DeclarationError
-from housekeeping.foundation.settings import Settings
-from housekeeping.middleware.run_log import OPTIONS
+from housekeeping.core.errors import DeclarationError
+from housekeeping.core.settings import Settings
+from housekeeping.core.telemetry.message_context import current_message
+from housekeeping.middleware.telemetry.run_log import OPTIONS
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
 
 

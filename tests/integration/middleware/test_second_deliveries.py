@@ -11,7 +11,7 @@ import dramatiq
 import pytest
 import redis
 
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
 from housekeeping.middleware import idempotency
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.endless import LONG_ENOUGH_S, Endless

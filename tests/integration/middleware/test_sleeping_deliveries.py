@@ -12,16 +12,16 @@ import pytest
 import redis
 from dramatiq import Broker, MessageProxy, Middleware
 
-from housekeeping.foundation import renewal
-from housekeeping.foundation.db import database
-from housekeeping.foundation.settings import Settings
-from housekeeping.middleware.deduplication_keys import DeduplicationKeys
-from housekeeping.sweeps.actor import register
-from housekeeping.sweeps.walk import Walk
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import database
+from housekeeping.leases import renewal
+from housekeeping.middleware.deduplication.keys import DeduplicationKeys
+from housekeeping.sweeps.engine.executor import Walk
+from housekeeping.sweeps.registration import register
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import close_all, installed, queued
-from tests.integration.middleware.deduplicated import declared, executed, keys
+from tests.integration.middleware.deduplication.deduplicated import declared, executed, keys
 from tests.integration.middleware.hands import Hands, delivered_again
 
 PATIENCE_S = 20

@@ -13,14 +13,14 @@ import redis
 from peewee import BigAutoField, DateTimeField, fn
 from rich.console import Console
 
-from housekeeping.cli.status import workers_table
+from housekeeping.cli.commands.status import workers_table
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database, database
 from housekeeping.doctor import columns, indexes, references, unique_keys
-from housekeeping.doctor.rights import tables_of
-from housekeeping.foundation.db import Database, database
-from housekeeping.foundation.settings import Settings
+from housekeeping.doctor.grants import tables_of
 from housekeeping.sweeps import BaseModel, Delete, Sweep, UtcDateTimeField, perform
-from housekeeping.sweeps.families import declared_by
-from housekeeping.sweeps.overview import overview
+from housekeeping.sweeps.insight.status import overview
+from housekeeping.sweeps.registry import declared_by
 from housekeeping.web.application import create_app
 from tests.integration.conftest import Locked
 

@@ -16,14 +16,14 @@ from prometheus_client import generate_latest
 
 import housekeeping
 from housekeeping.brokers import message_broker
+from housekeeping.core.errors import DeclarationError, SettingsError
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database, database
 from housekeeping.doctor import examine
-from housekeeping.foundation.db import Database, database
-from housekeeping.foundation.errors import DeclarationError, SettingsError
-from housekeeping.foundation.redis_client import shared_redis
-from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps import perform
-from housekeeping.sweeps.findings import Finding
-from housekeeping.sweeps.overview import overview
+from housekeeping.sweeps.insight.diagnostics import Finding
+from housekeeping.sweeps.insight.status import overview
 from housekeeping.web.application import create_app
 from housekeeping.workers import BUILT_IN, configured_sweeps
 from tests.integration.middleware.applications import close_all, eventually, rows, working

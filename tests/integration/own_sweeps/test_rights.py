@@ -12,12 +12,12 @@ from click.testing import CliRunner
 from peewee import SQL, BigAutoField, ForeignKeyField, fn
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.cli import examination
-from housekeeping.doctor.rights import grants, missing_rights, name_in_sql, needed_rights, tables_of
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.settings import Settings
+from housekeeping.cli.commands import doctor
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from housekeeping.doctor.grants import grants, missing_rights, name_in_sql, needed_rights, tables_of
 from housekeeping.sweeps import BaseModel, Delete, Sweep, TablePass, Write, perform
-from housekeeping.sweeps.families import declared_by
+from housekeeping.sweeps.registry import declared_by
 from tests.integration.own_sweeps import shop
 from tests.integration.own_sweeps.shop import Coupon, old_coupons, used_coupons
 
@@ -124,16 +124,16 @@ def test_grants_command_says_what_the_current_role_lacks(
 ) -> None:
     with admin.cursor() as cursor:
         cursor.execute(f"REVOKE DELETE ON coupon FROM {role}")
-    monkeypatch.setattr(examination, "use_database", lambda settings: None)
+    monkeypatch.setattr(doctor, "use_database", lambda settings: None)
     monkeypatch.setattr(
-        examination,
+        doctor,
         "settings_and_logs",
         lambda: Settings.load(
             **settings.model_dump(exclude={"sweeps", "workers", "built_in"}), sweeps=shop.__name__, built_in=False
         ),
     )
 
-    said = CliRunner().invoke(examination.doctor, ["--grants", "cleaner"]).output.splitlines()
+    said = CliRunner().invoke(doctor.doctor, ["--grants", "cleaner"]).output.splitlines()
 
     assert "GRANT SELECT, UPDATE (state, ended_at), DELETE, UPDATE (id) ON coupon TO cleaner;" in said
     assert f"GRANT USAGE ON SCHEMA {settings.schema_name} TO cleaner;" in said

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from housekeeping.foundation.settings import PREFIX
+from housekeeping.core.settings import PREFIX
 from tests.acceptance.processes import eventually, started
 from tests.installation import Installation
 from tests.integration.security.secrets_everywhere import (

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from housekeeping.foundation import logs
-from housekeeping.middleware.deduplication_keys import key_prefix
-from housekeeping.workers.object_storage import entries
+from housekeeping.core.telemetry import logs
+from housekeeping.middleware.deduplication.keys import key_prefix
+from housekeeping.workers.object_storage import pending_entry
 from tests.installation import PROJECT, Installation
 from tests.integration.security.secrets_everywhere import dashboard, pages
 
@@ -40,7 +40,7 @@ def hostile(installation: Installation) -> Installation:
         for number, name in enumerate(NAMES, start=1):
             cursor.execute(f"INSERT INTO {table} (id, project_id, ref) VALUES (%s, %s, %s)", (number, PROJECT, name))
     client = installation.client
-    client.hset(entries.KEY, mapping={f"artifacts:{name}": 1 for name in (*NAMES, "\x1b[2J/../climbs out")})
+    client.hset(pending_entry.KEY, mapping={f"artifacts:{name}": 1 for name in (*NAMES, "\x1b[2J/../climbs out")})
     client.set(f"{installation.settings.namespace}:lease:{HOSTILE}", "somebody", px=600_000)
     key = f"{key_prefix(installation.settings.namespace)}{HOSTILE}"
     client.hset(key, mapping={"id": HOSTILE, "state": "waiting"})

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from housekeeping.sweeps import breaker
+from housekeeping.sweeps.limits import breaker
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from tests.integration.sweeps.pacing import past_runs
+from tests.integration.sweeps.engine.sizing import past_runs
 
 #: Adds runs that ended before, each of which settled so many.
 History = Callable[..., None]

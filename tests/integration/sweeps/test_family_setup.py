@@ -9,16 +9,16 @@ import pytest
 import redis
 from peewee import OperationalError
 
+from housekeeping.core.settings import Settings
+from housekeeping.database.catalog import forget_table
+from housekeeping.database.clock_skew import database_now
+from housekeeping.database.connection import Database
+from housekeeping.database.primary_key import forget
 from housekeeping.doctor import examine
-from housekeeping.foundation.catalog import forget_table
-from housekeeping.foundation.clock_skew import database_now
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.identity import forget
-from housekeeping.foundation.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.overview import overview
-from housekeeping.sweeps.own_tables import Run
-from housekeeping.sweeps.run import perform
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.insight.status import overview
+from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers import FAMILIES, configured_sweeps
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.user_status_cleanup.models import UserStatus

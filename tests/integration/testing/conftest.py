@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from housekeeping.foundation.db import Database
+from housekeeping.database.connection import Database
 from tests.integration.testing.sessions import Note, Session, fill
 
 _TOP: Final = Path(__file__).parents[3]

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from peewee import BigAutoField, ForeignKeyField, IntegerField
 
-from housekeeping.foundation.db import BaseModel, UtcDateTimeField, database
-from housekeeping.sweeps.actions import Delete, Write
-from housekeeping.sweeps.call import Call
+from housekeeping.database.connection import BaseModel, UtcDateTimeField, database
 from housekeeping.sweeps.declaration import LeaseTerms, Sweep
-from housekeeping.sweeps.passes import Settled, Step
-from housekeeping.sweeps.table_pass import TablePass
+from housekeeping.sweeps.stages.actions import Delete, Write
+from housekeeping.sweeps.stages.call import Call
+from housekeeping.sweeps.stages.stage import Settled, Step
+from housekeeping.sweeps.stages.table_stage import TablePass
 
 NOW: Final = datetime(2026, 5, 1, tzinfo=UTC)
 

@@ -12,13 +12,13 @@ from housekeeping.workers.bulk_imports.worker import sweep as stale_imports
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.ci_stuck_builds.worker import drop_canceling
 from housekeeping.workers.user_status_cleanup.worker import sweep as user_statuses
-from tests.integration.bulk_imports.conftest import Tables
-from tests.integration.bulk_imports.conftest import tables as tables
-from tests.integration.ci_stuck_builds.conftest import add_builds as add_builds
-from tests.integration.ci_stuck_builds.conftest import bound as bound
-from tests.integration.ci_stuck_builds.conftest import builds as builds
-from tests.integration.ci_stuck_builds.tables import AddBuilds
 from tests.integration.conftest import AddStatuses
+from tests.integration.workers.bulk_imports.conftest import Tables
+from tests.integration.workers.bulk_imports.conftest import tables as tables
+from tests.integration.workers.ci_stuck_builds.conftest import add_builds as add_builds
+from tests.integration.workers.ci_stuck_builds.conftest import bound as bound
+from tests.integration.workers.ci_stuck_builds.conftest import builds as builds
+from tests.integration.workers.ci_stuck_builds.tables import AddBuilds
 
 _DUE = "timestamptz '2026-01-01 00:00:00+00' + interval '1 minute' * (n - 3)"
 

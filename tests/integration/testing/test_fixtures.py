@@ -9,7 +9,7 @@ import psycopg2
 import pytest
 import redis
 
-from housekeeping.foundation.extras import how_to_install
+from housekeeping.core.extras import how_to_install
 from tests.integration.testing.conftest import RunPytest
 
 _LOADED: Final = "[name for name in sys.modules if name.split('.')[0] in ('dramatiq', 'peewee', 'psycopg2', 'redis')]"
@@ -40,7 +40,7 @@ def test_each_test_has_what_is_its_own_and_nothing_of_the_machine(run_pytest: Ru
 
         import pytest
         from housekeeping import ExclusiveLease
-        from housekeeping.foundation.db import database
+        from housekeeping.database.connection import database
         from datetime import timedelta
 
         seen = set()
@@ -82,8 +82,8 @@ def test_an_application_in_the_same_process_keeps_its_redis_and_its_actors(run_p
     test = """
         import dramatiq
         from dramatiq.brokers.stub import StubBroker
-        from housekeeping.foundation.redis_client import shared_redis
-        from housekeeping.sweeps import actors
+        from housekeeping.core.redis_client import shared_redis
+        from housekeeping.sweeps import actor_registry as actors
 
         theirs = object()
         actor = dramatiq.actor(lambda: None, actor_name="theirs", broker=StubBroker())

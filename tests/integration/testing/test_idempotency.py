@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from housekeeping.foundation.db import Database, database
-from housekeeping.foundation.errors import Refused
+from housekeeping.core.errors import Refused
+from housekeeping.database.connection import Database, database
 from housekeeping.testing import assert_idempotent
 from tests.integration.testing.sessions import (
     NO_CASCADE,

@@ -12,12 +12,12 @@ import pytest
 import redis
 from peewee import InternalError
 
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.errors import Refused
-from housekeeping.sweeps import ledger
+from housekeeping.core.errors import Refused
+from housekeeping.database.connection import Database
 from housekeeping.sweeps.declaration import LeaseTerms
-from housekeeping.sweeps.own_tables import Run
-from housekeeping.sweeps.walk import Walk
+from housekeeping.sweeps.engine.executor import Walk
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import assert_survives_kill
 from tests.integration.testing.sessions import (
     NO_CASCADE,
@@ -79,7 +79,7 @@ def test_a_run_that_goes_on_behind_what_is_left_is_found(
     sessions: type[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beyond = {"pass": "rows", "after": [NOW.isoformat(), 99]}
-    monkeypatch.setattr(ledger, "_stopped_at", lambda last, resume: beyond if last[0] == "lost" else None)
+    monkeypatch.setattr(runs, "_stopped_at", lambda last, resume: beyond if last[0] == "lost" else None)
     monkeypatch.setattr(Walk, "_goes_to_the_front", lambda self: False)
 
     with pytest.raises(AssertionError, match=r"does not survive a kill at point") as caught:
@@ -91,12 +91,12 @@ def test_a_run_that_goes_on_behind_what_is_left_is_found(
 def test_counts_that_are_not_the_rows_changed_are_found(
     sessions: type[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = ledger.finish
+    finish = runs.finish
 
-    def too_much(*args: Any, counts: ledger.Counts, **rest: Any) -> None:
+    def too_much(*args: Any, counts: runs.Counts, **rest: Any) -> None:
         finish(*args, counts=counts | {"deleted_rows": counts["deleted_rows"] + 1}, **rest)
 
-    monkeypatch.setattr(ledger, "finish", too_much)
+    monkeypatch.setattr(runs, "finish", too_much)
 
     with pytest.raises(AssertionError, match="the ledger counts 4 deleted_rows, but 3 rows changed"):
         assert_survives_kill(sweep(), now=NOW)

@@ -9,8 +9,8 @@ from flask import Flask
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
 from housekeeping.web.application import create_app
 from housekeeping.workers import configured_sweeps
 from housekeeping.workers.user_status_cleanup.models import UserStatus

@@ -13,7 +13,7 @@ from dramatiq.brokers.redis import RedisBroker
 from flask import Flask
 from flask.testing import FlaskClient
 
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
 from tests.integration.middleware.hands import Hands, installed
 from tests.integration.web.conftest import LogIn, form_token
 

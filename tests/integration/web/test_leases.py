@@ -10,10 +10,10 @@ import pytest
 import redis
 from flask.testing import FlaskClient
 
-from housekeeping.foundation.leases import ExclusiveLease
-from housekeeping.sweeps.held_leases import HeldLease, release_lease
-from housekeeping.sweeps.own_tables import Lease
-from housekeeping.web import changes
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.sweeps.ledger.lease_admin import HeldLease, release_lease
+from housekeeping.sweeps.ledger.models import Lease
+from housekeeping.web import actions
 from tests.integration.web.conftest import LogIn, form_token
 
 TTL = timedelta(minutes=10)
@@ -86,7 +86,7 @@ def test_a_holder_that_comes_with_the_click_keeps_its_lease(
         next_one.try_obtain()
         return release_lease(*given, **named)
 
-    monkeypatch.setattr(changes, "release_lease", late)
+    monkeypatch.setattr(actions, "release_lease", late)
     refused = client.post(ADDRESS, data={"form_token": form_token(asked), "seen": seen(asked.get_data(as_text=True))})
 
     assert refused.status_code >= 400 and next_one.exists()

@@ -9,17 +9,17 @@ import pytest
 from flask.testing import FlaskClient
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.foundation.clock import SystemClock
-from housekeeping.foundation.db import Database
-from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps import heartbeats
-from housekeeping.sweeps.heartbeats import Heartbeat
-from housekeeping.sweeps.own_tables import NOW as DATABASE_NOW
-from housekeeping.sweeps.own_tables import ProcessRow, Rejection, Run, SwitchChange
-from housekeeping.sweeps.run import perform
-from housekeeping.sweeps.switches import Switched, switch
-from housekeeping.web import facts
-from housekeeping.web.alarm_help import ALARMS, topic
+from housekeeping.core.clock import SystemClock
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.ledger.models import NOW as DATABASE_NOW
+from housekeeping.sweeps.ledger.models import ProcessRow, Rejection, Run, SwitchChange
+from housekeeping.sweeps.ledger.overrides import Switched, switch
+from housekeeping.sweeps.processes import heartbeats
+from housekeeping.sweeps.processes.heartbeats import Heartbeat
+from housekeeping.web import snapshot
+from housekeeping.web.alert_help import ALARMS, topic
 from housekeeping.web.application import create_app
 from housekeeping.workers import configured_sweeps
 from housekeeping.workers.user_status_cleanup.worker import sweep
@@ -61,7 +61,7 @@ def test_pages_show_by_how_much_the_clocks_differ(
 ) -> None:
     before = client.get(path).get_data(as_text=True)
     monkeypatch.setattr(SystemClock, "now", lambda self: datetime.now(UTC) + timedelta(days=2))
-    monkeypatch.setattr(facts, "_FRESH_S", 0)
+    monkeypatch.setattr(snapshot, "_FRESH_S", 0)
 
     page = client.get(path).get_data(as_text=True)
 

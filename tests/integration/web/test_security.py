@@ -7,8 +7,8 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from housekeeping.foundation.settings import Settings
-from housekeeping.sweeps.switches import switched
+from housekeeping.core.settings import Settings
+from housekeeping.sweeps.ledger.overrides import switched
 from housekeeping.web import security
 from housekeeping.web.application import create_app
 from tests.integration.web.conftest import TOKEN, WORKER, LogIn, form_token

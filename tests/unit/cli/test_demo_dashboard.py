@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from housekeeping.cli.demo.dashboard import dashboard
+from housekeeping.demo.dashboard import dashboard
 
 
 def test_without_the_web_extra_the_demo_says_how_to_get_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:

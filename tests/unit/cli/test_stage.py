@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from housekeeping.cli.demo.stage import Stage
-from housekeeping.foundation.errors import HousekeepingError
+from housekeeping.core.errors import HousekeepingError
+from housekeeping.demo.stage import Stage
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final, get_args
 
-from housekeeping.sweeps.ledger import Outcome
+from housekeeping.sweeps.ledger.runs import Outcome
 from housekeeping.workers import BUILT_IN
 from housekeeping.workers.batched_git_ref_updates.models import DeletionStatus
 from housekeeping.workers.bulk_imports.states import ImportStatus, SourceType, TrackerStatus

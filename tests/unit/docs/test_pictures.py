@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import redis
 
-from housekeeping.foundation.settings import Settings
+from housekeeping.core.settings import Settings
 from housekeeping.middleware import standard_middleware
 from tests.unit.docs.blocks import ROOT
 

@@ -12,8 +12,8 @@ from dramatiq.brokers.stub import StubBroker
 from redis.sentinel import Sentinel
 
 from housekeeping.brokers import SoundRedisBroker
-from housekeeping.middleware.deduplication_enqueueing import share_redis
-from housekeeping.middleware.deduplication_keys import DeduplicationKeys
+from housekeeping.middleware.deduplication.enqueueing import share_redis
+from housekeeping.middleware.deduplication.keys import DeduplicationKeys
 
 
 class Overriding(RedisBroker):

@@ -10,9 +10,9 @@ import pytest
 import redis
 from dramatiq.brokers.stub import StubBroker
 
-from housekeeping.foundation.steering import InvalidOption
-from housekeeping.middleware.deduplication import Deduplication
-from housekeeping.middleware.deduplication_options import Terms, terms_of
+from housekeeping.core.middleware_errors import InvalidOption
+from housekeeping.middleware.deduplication.middleware import Deduplication
+from housekeeping.middleware.deduplication.options import Terms, terms_of
 from housekeeping.middleware.exclusive_lease import ExclusiveLeases
 from housekeeping.middleware.idempotency import Idempotency
 from housekeeping.testing import MemoryLeaseStore

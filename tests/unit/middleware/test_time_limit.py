@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from dramatiq.middleware import TimeLimit, TimeLimitExceeded
 
-from housekeeping.foundation.interruption import interruptibly, undisturbed
-from housekeeping.middleware.time_limit import within_actors
+from housekeeping.core.thread_interrupt import interruptibly, undisturbed
+from housekeeping.middleware.interrupts.time_limit import within_actors
 
 HERE = threading.get_ident
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from housekeeping.sweeps.causes import cause_of
+from housekeeping.sweeps.stages.causes import cause_of
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from housekeeping.foundation.errors import PlanRefused
-from housekeeping.sweeps.confirmation import confirmed, plan_id
-from housekeeping.sweeps.passes import Backlog
+from housekeeping.core.errors import PlanRefused
+from housekeeping.sweeps.limits.confirmation import confirmed, plan_id
+from housekeeping.sweeps.stages.stage import Backlog
 
 AT = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 ID = plan_id("w", None, Backlog(100), AT)

@@ -11,7 +11,7 @@ import pytest
 from peewee import BigAutoField, TextField
 
 from housekeeping import events
-from housekeeping.foundation.errors import DeclarationError
+from housekeeping.core.errors import DeclarationError
 from housekeeping.sweeps import (
     Alarms,
     BaseModel,

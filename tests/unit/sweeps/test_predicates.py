@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 from peewee import SQL, BigAutoField, BooleanField, Case, DateField, ForeignKeyField, IntegerField, TextField, fn
 
-from housekeeping.foundation.errors import DeclarationError
+from housekeeping.core.errors import DeclarationError
 from housekeeping.sweeps import BaseModel, Delete, StateMachine, Sweep, TablePass, Transition, UtcDateTimeField
 from housekeeping.workers import BUILT_IN
 

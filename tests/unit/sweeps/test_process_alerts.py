@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.heartbeats import Heartbeat
-from housekeeping.sweeps.process_alerts import process_alerts
-from housekeeping.sweeps.processes import UNKNOWN, Process, Processes
+from housekeeping.sweeps.processes.alerts import process_alerts
+from housekeeping.sweeps.processes.heartbeats import Heartbeat
+from housekeeping.sweeps.processes.liveness import UNKNOWN, Process, Processes
 
 NOW = datetime(2026, 11, 20, 12, 0, 30, tzinfo=UTC)
 

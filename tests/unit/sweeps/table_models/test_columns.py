@@ -8,8 +8,8 @@ import pytest
 from peewee import CompositeKey, Model
 from playhouse.postgres_ext import ArrayField
 
-from housekeeping.foundation.db import database
-from housekeeping.foundation.errors import DeclarationError
+from housekeeping.core.errors import DeclarationError
+from housekeeping.database.connection import database
 from housekeeping.sweeps.table_models.columns import Column, TableDescription, build_model
 from housekeeping.sweeps.table_models.field_types import field_of
 

@@ -12,7 +12,7 @@ from blinker import NamedSignal
 from peewee import BigAutoField, CompositeKey, Field, IntegerField
 
 from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
-from housekeeping.foundation.errors import DeclarationError
+from housekeeping.core.errors import DeclarationError
 from housekeeping.sweeps.options import SweepOptions
 from housekeeping.sweeps.table_models.naming import keyset_order
 

@@ -1,0 +1,142 @@
+"""Dead letters where Dramatiq's Redis broker keeps them: a sorted set by time and a hash of bodies for each queue."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import uuid4
+
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.brokers.dead_letters.models import NEVER, DeadLetter, Requeued, turned_away
+from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.redis_client import insist, reaching_redis
+
+_SUFFIX: Final = ".XQ"
+_PAGE: Final = 100  # letters read in one round trip
+_OPERATOR_S: Final = 30  # how long one requeue may keep others waiting, should its process die
+
+#: KEYS: the queue's dead letters, by time and their bodies; the queue, and its bodies.
+#: ARGV: the letter's id in Redis, the message's new one, its body. Returns whether it was moved; asked again after a
+#: lost answer it says the same, as long as no worker has been quicker.
+_MOVE: Final = """
+if redis.call("zrem", KEYS[1], ARGV[1]) == 0 then return redis.call("hexists", KEYS[4], ARGV[2]) end
+redis.call("hdel", KEYS[2], ARGV[1])
+redis.call("hset", KEYS[4], ARGV[2], ARGV[3])
+redis.call("rpush", KEYS[3], ARGV[2])
+return 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A dead letter as it stands in Redis."""
+
+    redis_id: str
+    queue: str
+    died_at: datetime
+    body: bytes
+
+    def read(self) -> DeadLetter:
+        return DeadLetter.read(self.redis_id, self.queue, self.died_at, self.body)
+
+
+class RedisDeadLetters:
+    """The dead letters of a Redis broker, the ready-made one or an application's own.
+
+    Every method raises `RedisUnavailable` when Redis does not answer.
+    """
+
+    def __init__(self, broker: RedisBroker) -> None:
+        self._broker = broker
+        self._client: Any = broker.client
+        self._move: Any = broker.client.register_script(_MOVE)
+
+    def counts(self) -> dict[str, int]:
+        with reaching_redis():
+            numbers = {queue: self._client.zcard(self._key(queue)) for queue in self._queues()}
+        return {queue: number for queue, number in numbers.items() if number}
+
+    def newest(self, limit: int) -> list[DeadLetter]:
+        with reaching_redis():
+            walks = [self._walk(queue, limit) for queue in self._queues()]
+            newest_first = heapq.merge(*walks, key=lambda stored: stored.died_at, reverse=True)
+            return [stored.read() for stored, _ in zip(newest_first, range(limit), strict=False)]
+
+    def find(self, ids: Collection[str]) -> dict[str, DeadLetter]:
+        found: dict[str, DeadLetter] = {}
+        # Only what may be one of them is read: of thousands, that is what takes the time.
+        texts = [text for each in ids for text in (each.encode(errors="replace"), json.dumps(each)[1:-1].encode())]
+        with reaching_redis():
+            for queue in self._queues():
+                sought = set(ids)
+                for stored in self._walk(queue):
+                    if stored.redis_id not in sought and not any(text in stored.body for text in texts):
+                        continue
+                    letter = stored.read()
+                    for name in {letter.id, letter.broker_id} & sought:
+                        found[name] = max(letter, found.get(name, letter), key=lambda each: each.died_at or NEVER)
+                        sought.discard(name)  # the next one of this queue is older
+                    if not sought:
+                        break
+        return found
+
+    def requeue(self, letter: DeadLetter) -> Requeued:
+        # One operator after the other: of two at the same letter the second one's claim to its key would stay.
+        lock = self._client.lock(
+            f"{self._broker.namespace}:__requeue__", timeout=_OPERATOR_S, blocking_timeout=_OPERATOR_S
+        )
+        with reaching_redis():
+            if not lock.acquire():
+                raise HousekeepingError("dead letters are being requeued by somebody else; try again")
+            try:
+                return self._requeue(letter)
+            finally:
+                if lock.owned():
+                    lock.release()
+
+    def _requeue(self, letter: DeadLetter) -> Requeued:
+        if self._client.zscore(self._key(letter.queue), letter.broker_id) is None:
+            return Requeued(letter.id, "gone")
+        redis_id = str(uuid4())
+        message = letter.revived(self._broker).copy(options={"redis_message_id": redis_id})
+        # What the broker's `enqueue` does, with a script of our own in the middle.
+        if outcome := turned_away(self._broker, letter, message):
+            return outcome
+        dead, queue = self._key(letter.queue), f"{self._broker.namespace}:{message.queue_name}"
+        arguments = [letter.broker_id, redis_id, message.encode()]
+        if not insist(lambda: self._move(keys=[dead, f"{dead}.msgs", queue, f"{queue}.msgs"], args=arguments)):
+            return Requeued(letter.id, "gone")
+        self._broker.emit_after("enqueue", message, None)
+        return Requeued(letter.id, "requeued")
+
+    def _queues(self) -> list[str]:
+        """Every queue with dead letters, also of actors that this process does not know."""
+        keys = self._client.scan_iter(match=self._key("*"), count=1000, _type="zset")
+        start = len(self._key("")) - len(_SUFFIX)
+        return sorted({_text(key)[start : -len(_SUFFIX)] for key in keys})
+
+    def _walk(self, queue: str, limit: int | None = None) -> Iterator[_Stored]:
+        """The queue's dead letters, newest first, fetched page by page."""
+        key, done = self._key(queue), 0
+        while limit is None or done < limit:
+            size = _PAGE if limit is None else min(_PAGE, limit - done)
+            page = self._client.zrevrange(key, done, done + size - 1, withscores=True)
+            if not page:
+                return
+            bodies = self._client.hmget(f"{key}.msgs", [redis_id for redis_id, _ in page])
+            for (redis_id, died_at_ms), body in zip(page, bodies, strict=True):
+                if body is not None:  # else it was requeued or purged meanwhile
+                    yield _Stored(_text(redis_id), queue, datetime.fromtimestamp(died_at_ms / 1000, UTC), body)
+            done += len(page)
+
+    def _key(self, queue: str) -> str:
+        return f"{self._broker.namespace}:{queue}{_SUFFIX}"
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value

@@ -1,0 +1,65 @@
+"""What waits: messages by queue, on Redis or RabbitMQ."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from housekeeping.brokers import require_pika
+from housekeeping.core.redis_client import reaching_redis, redis_client
+from housekeeping.core.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLengths:
+    """Messages of one queue: waiting or at work, delayed (retries too), dead.
+
+    Note: On RabbitMQ those at work, and those in workers' memory, are not counted.
+    """
+
+    waiting: int
+    delayed: int
+    dead: int
+
+    def as_json(self) -> dict[str, int]:
+        """As numbers by name."""
+        return asdict(self)
+
+
+def queue_lengths(settings: Settings, names: list[str]) -> dict[str, QueueLengths]:
+    """The lengths of these queues of the ready-made application's broker; one round trip on Redis.
+
+    Raises:
+      RedisUnavailable: When Redis does not answer.
+      BrokerUnavailable: When RabbitMQ does not answer.
+      SettingsError: When RabbitMQ's client is not installed.
+    """
+    if settings.on_rabbitmq:
+        require_pika()
+        from housekeeping.brokers.rabbitmq.queues import lengths
+
+        return {name: QueueLengths(*numbers) for name, numbers in lengths(settings, names).items()}
+    client = redis_client(settings.broker_url or settings.require_redis_url())
+    with reaching_redis(), client.pipeline(transaction=False) as pipeline:
+        for name in names:
+            queue = f"{settings.namespace}:broker:{name}"
+            pipeline.hlen(f"{queue}.msgs")
+            pipeline.hlen(f"{queue}.DQ.msgs")
+            pipeline.zcard(f"{queue}.XQ")
+        numbers = iter(pipeline.execute())
+    return {name: QueueLengths(next(numbers), next(numbers), next(numbers)) for name in names}
+
+
+def reach_broker(settings: Settings) -> None:
+    """See that the servers a worker needs are there: the broker's, and Redis.
+
+    Raises:
+      RedisUnavailable: When Redis does not answer.
+      BrokerUnavailable: When RabbitMQ does not answer.
+      SettingsError: When RabbitMQ's client is not installed.
+    """
+    urls = {settings.require_redis_url()} | ({settings.broker_url} if not settings.on_rabbitmq else set())
+    with reaching_redis():
+        for url in filter(None, urls):
+            redis_client(url).ping()
+    if settings.on_rabbitmq:
+        queue_lengths(settings, [])

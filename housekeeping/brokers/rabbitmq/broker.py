@@ -1,0 +1,289 @@
+"""Dramatiq's RabbitMQ broker, with nothing left to chance; needs pika."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+from uuid import uuid4
+from weakref import WeakSet
+
+import pika
+from dramatiq import Broker, Consumer, Message
+from dramatiq.brokers.rabbitmq import DEAD_MESSAGE_TTL, RabbitmqBroker
+from dramatiq.common import current_millis, dq_name, q_name, xq_name
+from dramatiq.errors import ConnectionClosed
+from pika.exceptions import AMQPChannelError, AMQPError, ChannelClosedByBroker, UnroutableError
+
+from housekeeping.brokers.rabbitmq.bulk import publish_together
+from housekeeping.brokers.rabbitmq.consumer import SoundConsumer, let_go, said
+from housekeeping.brokers.rabbitmq.delay_queues import Level, declare, level_for, level_queue, level_queues
+from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS
+
+T = TypeVar("T")
+
+#: The first finds that the connection was closed since the last send, the second makes a new one. More would
+#: only make the sender wait for a server that is away.
+_ATTEMPTS: Final = 3
+_CONNECTION: Final[Any] = vars(RabbitmqBroker)["connection"]
+_PRECONDITION_FAILED: Final = 406  # AMQP's code for: declared before, with other arguments
+
+
+class QueueDeclaredOtherwise(ConnectionClosed):
+    """A queue is there already with other arguments than ours; the text says which."""
+
+
+class SoundRabbitmqBroker(RabbitmqBroker):
+    """Dramatiq's RabbitMQ broker, which loses no send, and takes no delayed message into a worker's memory for long.
+
+    Each send is confirmed by RabbitMQ, and made again where its connection was lost meanwhile; the hooks of the
+    middleware run once for all tries. A message that is not due within a minute waits in RabbitMQ
+    (`rabbitmq_levels`), where a consumer that held it would be cut off after half an hour.
+
+    Parameters:
+      prefix: Stands before the name of every queue, so that applications share a RabbitMQ without meeting.
+    """
+
+    _dead_message_ttl_ms: int = DEAD_MESSAGE_TTL_MS
+
+    def __init__(self, *, prefix: str = "", **parameters: Any) -> None:
+        super().__init__(**{"confirm_delivery": True, **parameters})
+        self._prepare(prefix)
+
+    def _prepare(self, prefix: str) -> None:
+        self.prefix = prefix
+        self._levels: set[str] = set()  # those known to be there
+        self._owners: dict[Any, threading.Thread] = {}
+        self._of_the_parent: list[Any] = []
+        _ALL.add(self)
+
+    @staticmethod
+    def adopt(broker: Broker) -> None:
+        """Make a broker of Dramatiq's own class for RabbitMQ one of these; any other stays as it is.
+
+        Its queues keep their names and arguments; its sends are confirmed from now on.
+        """
+        if type(broker) is RabbitmqBroker:
+            del broker.channel  # opened without confirmations, if at all
+            broker.__class__ = SoundRabbitmqBroker
+            broker.confirm_delivery = True
+            broker._prepare("")  # type: ignore[attr-defined]
+            # From the environment, where that says one: the queues that are there have it already.
+            broker._dead_message_ttl_ms = DEAD_MESSAGE_TTL  # type: ignore[attr-defined]
+
+    @property
+    def consumer_class(self) -> type[SoundConsumer]:
+        return SoundConsumer
+
+    def physical(self, queue_name: str) -> str:
+        """What a queue of Dramatiq's is called in RabbitMQ."""
+        return f"{self.prefix}{queue_name}"
+
+    def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
+        """A new consumer for a queue; called by Dramatiq at the start and after each lost connection."""
+        consumer: Consumer = reaching_rabbitmq(
+            lambda: super(SoundRabbitmqBroker, self).consume(queue_name, prefetch, timeout)
+        )
+        return consumer
+
+    def enqueue(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
+        """Enqueue a message; returns when RabbitMQ has it.
+
+        Parameters:
+          delay: In milliseconds.
+
+        Raises:
+          ConnectionClosed: When RabbitMQ does not answer, or refuses it.
+        """
+        queue_name = message.queue_name
+        # Before the hooks: where RabbitMQ is away, nothing is to be reserved for the message.
+        self._insist(lambda: self.declare_queue(queue_name, ensure=True))
+        if delay is not None:
+            message = message.copy(queue_name=dq_name(queue_name), options={"eta": current_millis() + delay})
+        self.emit_before("enqueue", message, delay)
+        self.put(message)
+        self.emit_after("enqueue", message, delay)
+        return message
+
+    def put(self, message: Message[Any]) -> None:
+        """Publish a message to its queue, or if that is one of delayed messages, to where it waits for its time.
+
+        Raises:
+          ConnectionClosed: When RabbitMQ does not answer, or refuses it.
+        """
+        level = level_for(message)
+        properties = self.properties(priority=message.options.get("broker_priority"))
+        self._insist(lambda: self._publish(message.queue_name, message.encode(), properties, level))
+
+    def put_many(self, messages: Sequence[Message[Any]]) -> None:
+        """Publish messages of one queue, none of them delayed, all or none; in a constant number of round trips.
+
+        Raises:
+          ConnectionClosed: When RabbitMQ does not answer, or refuses them.
+        """
+        self._insist(lambda: publish_together(self, messages))
+
+    def bury(self, queue_name: str, body: bytes) -> None:
+        """Put a message of this queue to its dead letters, under an id of RabbitMQ's own.
+
+        Raises:
+          ConnectionClosed: When RabbitMQ does not answer.
+        """
+        properties = self.properties(message_id=str(uuid4()))
+        self._insist(lambda: self._publish(xq_name(q_name(queue_name)), body, properties))
+
+    @staticmethod
+    def properties(**more: Any) -> Any:
+        """How every message is published: to be kept on disk, with the time."""
+        persistent = pika.DeliveryMode.Persistent.value
+        return pika.BasicProperties(delivery_mode=persistent, timestamp=int(time.time()), **more)
+
+    def _publish(self, queue_name: str, body: bytes, properties: Any, level: Level | None = None) -> None:
+        self.declare_queue(q_name(queue_name), ensure=True)
+        target = self.physical(queue_name)
+        if level is not None:
+            target, delay_queue = level_queue(target, level), target
+            if target not in self._levels:
+                declare(self.channel, delay_queue, level)
+                self._levels.add(target)
+        try:
+            self.channel.basic_publish(
+                exchange="",
+                routing_key=target,
+                body=body,
+                properties=properties,
+                mandatory=True,
+            )
+        except UnroutableError:
+            # Somebody has deleted the queue.
+            self.queues_pending.add(q_name(queue_name))
+            self._levels.discard(target)
+            raise
+
+    def _insist(self, step: Callable[[], T]) -> T:
+        """Take a step that may be repeated, on a new connection where the last one is broken."""
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return reaching_rabbitmq(step)
+            except QueueDeclaredOtherwise:
+                del self.connection
+                raise
+            except ConnectionClosed:
+                del self.connection
+        try:
+            return reaching_rabbitmq(step)
+        except ConnectionClosed:
+            del self.connection
+            raise
+
+    def _ensure_queue(self, canonical_queue_name: str) -> None:
+        # Without tries of its own, which would hide that a queue is there with other arguments.
+        if canonical_queue_name in self.queues_pending:
+            try:
+                self._declare_queue(canonical_queue_name)
+                self._declare_dq_queue(canonical_queue_name)
+                self._declare_xq_queue(canonical_queue_name)
+            except AMQPError:
+                del self.connection
+                raise
+            self.queues_pending.discard(canonical_queue_name)
+
+    def _build_queue_arguments(self, queue_name: str) -> dict[str, Any]:
+        arguments: dict[str, Any] = super()._build_queue_arguments(queue_name)
+        return {**arguments, "x-dead-letter-routing-key": self.physical(xq_name(queue_name))}
+
+    def _declare_queue(self, queue_name: str) -> Any:
+        return self._declare(queue_name, self._build_queue_arguments(queue_name))
+
+    def _declare_dq_queue(self, queue_name: str) -> Any:
+        return self._declare(dq_name(queue_name), self._build_queue_arguments(queue_name))
+
+    def _declare_xq_queue(self, queue_name: str) -> Any:
+        return self._declare(xq_name(queue_name), {"x-message-ttl": self._dead_message_ttl_ms})
+
+    def _declare(self, queue_name: str, arguments: dict[str, Any]) -> Any:
+        return self.channel.queue_declare(queue=self.physical(queue_name), durable=True, arguments=arguments)
+
+    def flush(self, queue_name: str) -> None:
+        """Drop all the messages of a queue, delayed and dead ones, too."""
+        super().flush(self.physical(queue_name))
+        for name in level_queues(self.physical(dq_name(queue_name))):
+            try:
+                self.channel.queue_purge(name)
+            except AMQPChannelError:
+                del self.channel  # closed, because there is no such queue
+
+    @property
+    def connection(self) -> Any:
+        """This thread's connection; those of threads that have ended are closed as new ones are made."""
+        if getattr(self.state, "connection", None) is None:
+            self._close_those_of_ended_threads()
+        connection = _CONNECTION.fget(self)
+        self._owners[connection] = threading.current_thread()
+        return connection
+
+    @connection.deleter
+    def connection(self) -> None:
+        connection = getattr(self.state, "connection", None)
+        _CONNECTION.fdel(self)
+        if connection is not None:
+            let_go(connection)
+
+    def close(self) -> None:
+        """Close the connections of all threads."""
+        super().close()
+        for connection in self.connections:
+            let_go(connection)
+
+    def _close_those_of_ended_threads(self) -> None:
+        for connection, thread in list(self._owners.items()):
+            is_open = connection in self.connections
+            if is_open and thread.is_alive():
+                continue
+            # Whoever takes it out closes it: two threads in one connection of pika's break or block each other.
+            if self._owners.pop(connection, None) is not None and is_open:
+                self.connections.discard(connection)
+                for channel in list(self.channels):
+                    if channel.connection is connection:
+                        self.channels.discard(channel)
+                let_go(connection)
+
+    def _forget_the_parents(self) -> None:
+        """In a forked child: leave the parent's connections alone, which both would write to."""
+        self._of_the_parent += [*self.connections, *self.channels]
+        self.connections, self.channels, self._owners = set(), set(), {}
+        self.state = threading.local()
+
+
+_ALL: Final[WeakSet[SoundRabbitmqBroker]] = WeakSet()
+
+
+def _after_fork() -> None:
+    for broker in _ALL:
+        broker._forget_the_parents()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def reaching_rabbitmq(step: Callable[[], T]) -> T:
+    """Take a step; pika's errors become the one after which Dramatiq tries again, in one line.
+
+    Raises:
+      ConnectionClosed: When RabbitMQ does not answer, or refuses.
+    """
+    try:
+        return step()
+    except (AMQPError, OSError, AssertionError) as error:  # pika's own say AssertionError of a connection half closed
+        raise _closed(error) from None
+
+
+def _closed(error: BaseException) -> ConnectionClosed:
+    if isinstance(error, ChannelClosedByBroker) and error.reply_code == _PRECONDITION_FAILED:
+        return QueueDeclaredOtherwise(
+            f"RabbitMQ has this queue with other arguments: {error.reply_text}; "
+            "delete the queue when it is empty, or use another HOUSEKEEPING_NAMESPACE"
+        )
+    return ConnectionClosed(f"RabbitMQ: {said(error)}")

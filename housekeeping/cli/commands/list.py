@@ -1,0 +1,73 @@
+"""``housekeeping list``"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from peewee import PeeweeException
+
+from housekeeping.cli.context import settings_and_logs
+from housekeeping.cli.formatting import length, moment, progress, show, table
+from housekeeping.cli.not_set_up import print_not_set_up
+from housekeeping.installation import use_database
+from housekeeping.sweeps.declaration import SetupProblem
+from housekeeping.sweeps.family_setup import problems_of
+from housekeeping.sweeps.insight.status import next_tick, state_of
+from housekeeping.sweeps.ledger.overrides import Switched, switched
+from housekeeping.workers import configured_sweeps
+
+
+@click.command("list", short_help="List the workers: schedule, next tick, limits, state.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def list_workers(as_json: bool) -> None:
+    """List the workers: schedule, next tick, limits, state.
+
+    Works without a database; whether a worker is paused is then unknown. Schedules are read on the
+    clock of HOUSEKEEPING_TIMEZONE (UTC unless set), moments are shown in UTC.
+    """
+    settings = settings_and_logs()
+    sweeps = configured_sweeps(settings)
+    switches: dict[str, Switched] | None = None
+    problems: dict[str, SetupProblem] = {}
+    if settings.database_url is not None:
+        use_database(settings)
+        with progress("asking PostgreSQL"), suppress(PeeweeException):
+            problems = problems_of(sweeps.values())
+            switches = switched()
+    now = datetime.now(UTC)
+    rows: list[dict[str, Any]] = []
+    for name, sweep in sweeps.items():
+        problem = problems.get(name)
+        state = state_of(sweep, (switches or {}).get(name), problem)
+        rows.append(
+            {
+                "worker": name,
+                "schedule": sweep.schedule,
+                "next_tick": None if problem else next_tick(sweep, now, settings.timezone),
+                "batch_size": sweep.batch_size,
+                "max_runtime_s": sweep.max_runtime.total_seconds(),
+                "state": "unknown" if switches is None and state == "on" else state,
+                "not_set_up": problem.text if problem else None,
+            }
+        )
+    if as_json:
+        click.echo(json.dumps(rows, default=lambda value: value.isoformat()))
+        return
+    shown = table("WORKER", "SCHEDULE", "NEXT TICK (UTC)", ">BATCH", ">BUDGET", "STATE")
+    for row, sweep in zip(rows, sweeps.values(), strict=True):
+        if row["not_set_up"]:
+            continue
+        shown.add_row(
+            row["worker"],
+            row["schedule"] or "-",
+            moment(row["next_tick"], "%Y-%m-%d %H:%M"),
+            str(row["batch_size"]),
+            length(sweep.max_runtime.total_seconds()),
+            row["state"],
+        )
+    show(shown)
+    print_not_set_up(problems)

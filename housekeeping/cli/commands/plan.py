@@ -1,0 +1,84 @@
+"""``housekeeping plan``"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any, Final
+
+import click
+from rich.text import Text
+
+from housekeeping.cli.commands.status import clock_line
+from housekeeping.cli.context import argument_of, chosen, reading_tables, workers_on_database
+from housekeeping.cli.formatting import length, out, progress, show, table
+from housekeeping.core.sanitize import in_one_line, printable
+from housekeeping.sweeps.insight.plan import Plan
+from housekeeping.sweeps.insight.plan import plan as make_plan
+from housekeeping.sweeps.limits.confirmation import named, plan_id
+from housekeeping.sweeps.stages.stage import Backlog
+
+_SAMPLE_WIDTH: Final = 100  # characters of a value that a row or a hash holds; --json has the whole of it
+
+
+@click.command(short_help="Show what a run would do now; changes nothing.")
+@click.argument("name")
+@click.argument("argument", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def plan(name: str, argument: str | None, as_json: bool) -> None:
+    """Show what a run of worker NAME would do now. Changes nothing, leaves no row, takes no lease.
+
+    The numbers come from the very query of the run, in one read-only snapshot. IN ABOUT is the time the worker
+    would need by its own last runs, in as many runs as its budget makes of it; unknown while it has no history.
+    Works before "housekeeping init", too. The names are those of "housekeeping list"; a few workers take an ARGUMENT.
+    """
+    _, sweeps = workers_on_database(with_schema=False)
+    sweep = chosen(sweeps, name)
+    about = argument_of(sweep, argument)
+    with reading_tables(sweep), progress(f"{name}: counting"):
+        planned = make_plan(sweep, about)
+    known_as = plan_id(sweep.name, about, planned.stale, planned.now)
+    if as_json:
+        click.echo(json.dumps({**planned.as_json(), "plan_id": known_as}))
+        return
+    _show(planned)
+    if planned.clock_skew is not None and planned.clock_skew.exceeded:
+        out.print(clock_line(planned.clock_skew), soft_wrap=True)
+    if planned.unconfirmed is not None:
+        out.print(Text.assemble("\n", ("SKIPPED UNTIL CONFIRMED", "yellow"), f" {planned.unconfirmed}"), soft_wrap=True)
+    out.print(
+        f"\nplan id {known_as}: for an hour, a run with it may process these rows whatever the breaker's limit, "
+        f"housekeeping run {named(sweep.name, about)} --confirm {known_as}",
+        soft_wrap=True,
+    )
+
+
+def _show(planned: Plan) -> None:
+    facts = table(planned.worker, ">WOULD SETTLE", ">IN BATCHES", ">IN ABOUT", ">OLDEST", ">NEWEST")
+    for each, batches in planned.passes:
+        oldest, newest = (_age(value, planned.now) for value in (each.oldest, each.newest))
+        facts.add_row(each.name, str(each.stale), f"{batches:,}", _time(planned, each.stale), oldest, newest)
+    show(facts)
+    for each, _ in planned.passes:
+        if each.samples:
+            samples = table(*each.samples[0], title=f"\nfirst in order of {each.name}")
+            for row in each.samples:
+                samples.add_row(*(in_one_line(str(value), _SAMPLE_WIDTH) for value in row.values()))
+            show(samples)
+    for reference in planned.references:
+        out.print(printable(f"\n{reference.level}: {reference.text}"), soft_wrap=True, markup=False)
+        if reference.way_out is not None:
+            out.print(printable(f"do: {reference.way_out}"), soft_wrap=True, markup=False)
+
+
+def _time(planned: Plan, stale: Backlog) -> str:
+    expected_s = planned.expected_s(stale)
+    if expected_s is None:
+        return "unknown"
+    return f"{'' if stale.exact else 'over '}{length(expected_s)}" if stale.rows else "-"
+
+
+def _age(value: Any, now: datetime) -> str:
+    if not isinstance(value, datetime):
+        return "-" if value is None else in_one_line(str(value), _SAMPLE_WIDTH)
+    return f"{length((now - value).total_seconds())} ago"

@@ -1,0 +1,165 @@
+"""``housekeeping run``"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from dramatiq.middleware import Shutdown
+
+from housekeeping.cli.context import argument_of, chosen, missing_table, workers_on_database
+from housekeeping.cli.foreground import Abandoned, Foreground
+from housekeeping.cli.formatting import counts, length, progress, show, table
+from housekeeping.cli.stopping import close_run, end_process
+from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.sanitize import printable
+from housekeeping.core.telemetry import error_reporting
+from housekeeping.core.thread_interrupt import interruptibly
+from housekeeping.database.clock_skew import database_now
+from housekeeping.database.connection import one_line, reaching_postgres
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.insight.plan import dry_run as make_dry_run
+from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping.sweeps.limits.confirmation import Confirmation, confirmed
+from housekeeping.sweeps.limits.first_run import UNCONFIRMED, in_words
+
+
+@click.command(short_help="Run a worker once, in the foreground.")
+@click.argument("name")
+@click.argument("argument", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print the result object, and nothing else, on stdout.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
+@click.option(
+    "--force", is_flag=True, help="Run although the worker is paused or disabled, or this machine's clock is wrong."
+)
+@click.option("--confirm", "plan_id", help="Let the run exceed the breaker's limit: the id of a plan.")
+@click.pass_context
+def run(
+    context: click.Context,
+    name: str,
+    argument: str | None,
+    as_json: bool,
+    dry_run: bool,
+    force: bool,
+    plan_id: str | None,
+) -> None:
+    """Run worker NAME once, in the foreground, with progress. A few workers take an ARGUMENT.
+
+    The run is the same as a scheduled one: same limits, same ledger. Logs go to stderr. The names are those of
+    "housekeeping list".
+
+    Ctrl-C or SIGTERM ends it within a second, as partial with the reason "shutdown". A batch that is not committed by
+    then is rolled back, and the next run resumes. A second one ends the process at once.
+
+    A run that finds far more stale rows than usual goes on and alerts. Where the worker's breaker is set to limit or
+    stop runs, it ends early with the reason "breaker". Look at "housekeeping plan NAME", and if that is what you want,
+    run it with --confirm and the plan's id: it is good for an hour, for this worker and argument, and for a tenth more
+    rows than the plan counted.
+
+    The first run of a sweep of your own is skipped with the reason "unconfirmed" if it would process over 20 % of a
+    table, 1,000 rows or more. It goes ahead with --confirm, and so do all runs after it.
+
+    A run does not start where this machine's clock is over a minute from the database's; --force overrides that, too:
+    what is stale is decided by the database's clock anyway.
+
+    Exit status: 0 when the outcome is done, partial or skipped, also after Ctrl-C; 1 when it failed; 130 after a second
+    Ctrl-C (143 after a second SIGTERM), or where the run could not be recorded as ended.
+    """
+    settings, sweeps = workers_on_database(with_schema=False)
+    sweep = chosen(sweeps, name)
+    if settings.sentry_dsn is not None:
+        error_reporting.report_to_sentry(settings.sentry_dsn)
+    about = argument_of(sweep, argument)
+    confirmation = None if plan_id is None else _confirmed(plan_id, sweep, about)
+    result, ended = (_dry_run(sweep, about), True) if dry_run else _perform(sweep, about, force, confirmation)
+    if as_json:
+        click.echo(json.dumps(result.as_json()))
+    else:
+        _show(result)
+    if result.reason == UNCONFIRMED:
+        click.echo(f"housekeeping: {printable(in_words(result.counts[UNCONFIRMED]))}", err=True)
+    if result.reason == "shutdown":
+        _say_interrupted(result)
+    if not ended:
+        end_process(result.exit_code)
+    if result.exit_code:
+        if result.error is not None and context.find_root().params.get("debug"):
+            raise result.error
+        _explain(result, sweep)
+
+
+def _confirmed(plan_id: str, sweep: Sweep, argument: Any) -> Confirmation:
+    with reaching_postgres():
+        return confirmed(plan_id, sweep.name, argument, database_now())
+
+
+def _perform(sweep: Sweep, argument: Any, force: bool, confirmation: Confirmation | None) -> tuple[RunResult, bool]:
+    """Return the result, and whether the run's thread has ended."""
+    started_at = datetime.now(UTC)
+    run_ids: list[int] = []
+
+    def tell(so_far: Counts) -> None:
+        say(f"{sweep.name}: {counts(so_far)}")
+
+    def work(stopping: threading.Event) -> RunResult:
+        return perform(
+            sweep,
+            argument,
+            force=force,
+            on_batch=tell,
+            stopping=stopping,
+            confirmation=confirmation,
+            on_begin=run_ids.append,
+        )
+
+    try:
+        with progress(f"{sweep.name}: looking") as say:
+            return Foreground(work).result(), True
+    except Abandoned as error:
+        if error.again:
+            end_process(error.exit_code, "ended at once; what was committed stays, and a run a minute later resumes")
+        result = close_run(sweep, run_ids[0] if run_ids else None, started_at)
+        if result is None:
+            end_process(error.exit_code, "interrupted; the run could not be recorded as ended, the next one does that")
+        return result, False
+
+
+def _dry_run(sweep: Sweep, argument: Any) -> RunResult:
+    try:
+        with progress(f"{sweep.name}: counting"):
+            return Foreground(lambda stopping: interruptibly(make_dry_run, sweep, argument)).result()
+    except (Abandoned, Shutdown):
+        end_process(130, "interrupted")
+
+
+def _say_interrupted(result: RunResult) -> None:
+    committed = counts(result.counts) if any(result.counts.values()) else "nothing"
+    line = f"{result.worker} was interrupted; committed: {committed}; the next run resumes"
+    click.echo(f"housekeeping: {printable(line)}", err=True)
+
+
+def _show(result: RunResult) -> None:
+    shown = table("WORKER", "OUTCOME", ">TOOK", "COUNTS")
+    # The reason of a failure has a line of its own.
+    outcome = result.outcome if result.reason is None or result.exit_code else f"{result.outcome}: {result.reason}"
+    shown.add_row(
+        result.worker,
+        f"{outcome} (dry run)" if result.dry_run else outcome,
+        length(result.duration_s),
+        "-" if result.exit_code and not any(result.counts.values()) else counts(result.counts),
+    )
+    show(shown)
+
+
+def _explain(result: RunResult, sweep: Sweep) -> None:
+    """Say why the run failed, and end with the status that goes with it."""
+    error = missing_table(sweep, result.error) or result.error
+    line = result.reason if error is None else one_line(error)
+    click.echo(f"housekeeping: {result.worker} {result.outcome}: {printable(line or '')}", err=True)
+    sys.exit(error.exit_code if isinstance(error, HousekeepingError) else result.exit_code)

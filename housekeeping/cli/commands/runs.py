@@ -1,0 +1,208 @@
+"""``housekeeping runs``"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, get_args
+
+import click
+from rich.table import Table
+
+from housekeeping.cli.context import chosen, workers_on_database
+from housekeeping.cli.formatting import counts, fit_name, length, moment, out, progress, show, table
+from housekeeping.cli.time_parsing import since_moment
+from housekeeping.core.errors import WrongArgument
+from housekeeping.core.sanitize import in_one_line
+from housekeeping.core.settings import Settings
+from housekeeping.database.clock_skew import database_now
+from housekeeping.database.connection import reaching_postgres
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.engine.counts import in_order
+from housekeeping.sweeps.insight.explain_outcome import Answer
+from housekeeping.sweeps.insight.explain_run import why_run
+from housekeeping.sweeps.insight.run_state import outcome_in_words
+from housekeeping.sweeps.ledger import history
+from housekeeping.sweeps.ledger.history import RUNNING, RunRecord
+from housekeeping.sweeps.ledger.runs import Outcome
+
+_REASON_WIDTH: Final = 60  # characters in the list; the details and --json have the whole of it
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The filters of the list."""
+
+    worker: str | None
+    since: datetime | None
+    outcome: str | None
+    before: int | None
+    limit: int
+
+
+@click.command(short_help="Show past runs, or everything about one of them.")
+@click.argument("which", metavar="[NAME|ID]", required=False)
+@click.option("--since", help="Only runs that began since then: 2h, 3d, 03:00 or 2026-11-20T03:00 (UTC).")
+@click.option("--outcome", type=click.Choice([*get_args(Outcome), RUNNING]), help="Only runs that ended like this.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many runs.")
+@click.option("--before", type=click.IntRange(1), metavar="ID", help="Only runs older than this one: the next page.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def runs(
+    which: str | None, since: str | None, outcome: str | None, limit: int, before: int | None, as_json: bool
+) -> None:
+    """Show the runs of all workers, or of worker NAME, newest first; or everything about the run with this ID.
+
+    A run is one attempt, of any trigger: schedule, enqueue, cli or parent. AGE is the time since it began. Skipped
+    and missed ticks are listed, too. "lost?" is a run without a heartbeat: the next one takes over from it.
+
+    \b
+    housekeeping runs user_status_cleanup.batch --since 2h
+    housekeeping runs --outcome failed
+    housekeeping runs 4711
+    """
+    settings, sweeps = workers_on_database()
+    with progress("looking"), reaching_postgres():
+        now = database_now()
+        if which is not None and which.isdecimal():
+            if since or outcome or before:
+                raise WrongArgument(f"run {which} is one run; --since, --outcome and --before are for lists")
+            _show_run(run_with(int(which)), sweeps, settings, now, as_json)
+            return
+        # Runs of a worker that is no longer declared are still there.
+        if which is not None and not history.recent(worker=which, limit=1):
+            chosen(sweeps, which)
+        asked = _Asked(which, None if since is None else since_moment(since, now), outcome, before, limit)
+        found = history.recent(worker=which, since=asked.since, outcome=outcome, before=before, limit=limit + 1)
+    _show_list(found[:limit], len(found) > limit, asked, sweeps, now, as_json)
+
+
+def run_with(run_id: int) -> RunRecord:
+    """Return the run with this id.
+
+    Raises:
+      WrongArgument: When there is none.
+    """
+    record = history.find(run_id) if run_id < 2**63 else None
+    if record is None:
+        raise WrongArgument(f"there is no run {run_id}; runs older than 30 days are removed: housekeeping runs")
+    return record
+
+
+def _show_list(
+    found: list[RunRecord], more: bool, asked: _Asked, sweeps: Mapping[str, Sweep], now: datetime, as_json: bool
+) -> None:
+    if as_json:
+        click.echo(json.dumps({"runs": [each.as_json() for each in found], "more": more}))
+        return
+    if not found:
+        out.print("no run matches" if asked.since or asked.outcome or asked.before else "no run yet", soft_wrap=True)
+        return
+    shown = table(">ID", "WORKER", ">AGE", ">TOOK", "OUTCOME AND COUNTS")
+    for each in found:
+        done = _counts(each, sweeps)
+        shown.add_row(
+            str(each.run_id),
+            fit_name(each.worker),
+            length((now - each.started_at).total_seconds()),
+            length(each.duration_s),
+            f"{outcome_of(each)}{f', {done}' if done else ''}",
+        )
+    show(shown)
+    if more:
+        out.print(f"\nolder runs: add --before {found[-1].run_id}; one run: housekeeping runs ID", soft_wrap=True)
+
+
+def outcome_of(record: RunRecord) -> str:
+    """Return how a run ended and why, or how it stands."""
+    if record.outcome is None:
+        return outcome_in_words(None, record.silent_s)
+    # What a failure says is in its details.
+    reason = f": {in_one_line(record.reason, _REASON_WIDTH)}" if record.reason else ""
+    return f"{record.outcome}{reason}"
+
+
+def _counts(record: RunRecord, sweeps: Mapping[str, Sweep]) -> str:
+    """Return the counts that are not zero; the number of batches says little to people."""
+    sweep = sweeps.get(record.worker)
+    given = record.counts if sweep is None else in_order(sweep, record.counts)
+    main = {name: value for name, value in given.items() if name != "batches" and value}
+    return counts(main) if main else ""
+
+
+def _show_run(record: RunRecord, sweeps: Mapping[str, Sweep], settings: Settings, now: datetime, as_json: bool) -> None:
+    sweep = sweeps.get(record.worker)
+    answer = why_run(record, sweep, now, settings.timezone)
+    if as_json:
+        explained = {"origin": answer.origin, "meaning": answer.meaning, "next_step": answer.next_step}
+        attempts = [each.run_id for each in answer.attempts]
+        click.echo(json.dumps({**record.as_json(), **explained, "attempts": attempts}))
+        return
+    out.print(f"run {record.run_id} of {record.worker}: {outcome_of(record)}", soft_wrap=True, style="bold")
+    show_explanation(answer)
+    out.print()
+    show(_facts(record, sweep, now))
+    if len(answer.attempts) > 1:
+        out.print()
+        show(attempts_table(answer, sweep))
+
+
+def show_explanation(answer: Answer) -> None:
+    """Print what started a run, how it ended and what comes next, a line each."""
+    for label, text in (("started", answer.origin), ("result", answer.meaning), ("next", answer.next_step)):
+        if text:
+            out.print(f"{label}: {text}", soft_wrap=True)
+
+
+def _facts(record: RunRecord, sweep: Sweep | None, now: datetime) -> Table:
+    def ago(at: datetime) -> str:
+        return f"{moment(at)} UTC, {length((now - at).total_seconds())} ago"
+
+    backlog = None if record.backlog is None else f"{record.backlog:,}"
+    given = record.counts if sweep is None else in_order(sweep, record.counts)
+    shown = table("FIELD", "VALUE")
+    for name, value in {
+        "trigger": record.trigger,
+        "tick": None if record.tick is None else f"{moment(record.tick)} UTC",
+        "message id": record.message_id,
+        "lease epoch": record.epoch,
+        "started": ago(record.started_at),
+        "heartbeat": ago(record.heartbeat_at),
+        "finished": None if record.finished_at is None else ago(record.finished_at),
+        "took": length(record.duration_s),
+        "counts": ", ".join(f"{name} {_number(value)}" for name, value in given.items()) or None,
+        "cursor": _cursor(record.cursor),
+        "backlog at its end": backlog if record.backlog_exact or backlog is None else f"at least {backlog}",
+        "error": record.error,
+    }.items():
+        shown.add_row(name, "-" if value is None else str(value))
+    return shown
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value).lower()
+
+
+def _cursor(cursor: dict[str, Any] | None) -> str | None:
+    if cursor is None:
+        return None
+    after = cursor.get("after")
+    where = "at the front" if after is None else f"after {', '.join(map(str, after))}"
+    return f"in {cursor.get('pass')}, {where}"
+
+
+def attempts_table(answer: Answer, sweep: Sweep | None) -> Table:
+    """Return the attempts of a tick or a message, oldest first."""
+    shown = table("RUN", "OUTCOME", "STARTED (UTC)", ">TOOK", "COUNTS")
+    for each in answer.attempts:
+        took = None if each.finished_at is None else (each.finished_at - each.started_at).total_seconds()
+        reason = f": {each.reason}" if each.reason and not each.error else ""
+        shown.add_row(
+            str(each.run_id),
+            f"{each}{reason}",
+            moment(each.started_at),
+            length(took),
+            counts(each.counts if sweep is None else in_order(sweep, each.counts)),
+        )
+    return shown

@@ -1,0 +1,110 @@
+"""``housekeeping why``"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from typing import Final
+
+import click
+
+from housekeeping.cli.commands.runs import attempts_table, run_with, show_explanation
+from housekeeping.cli.context import chosen, workers_on_database
+from housekeeping.cli.formatting import length, moment, out, progress, show
+from housekeeping.cli.time_parsing import past_moment
+from housekeeping.core.errors import RedisUnavailable, WrongArgument
+from housekeeping.core.redis_client import reaching_redis, redis_client
+from housekeeping.core.settings import Settings
+from housekeeping.database.clock_skew import database_now
+from housekeeping.database.connection import reaching_postgres
+from housekeeping.middleware.schedule.tick_store import TickMemory
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.insight.explain_outcome import Answer, Attempt, WasSent, meaning_of
+from housekeeping.sweeps.insight.explain_outcome import why as ask
+from housekeeping.sweeps.insight.explain_run import why_run, with_newer_run
+from housekeeping.sweeps.ledger.history import RunRecord
+from housekeeping.sweeps.processes.liveness import read_processes
+
+#: Redis remembers 1500 ticks of each worker: of one that comes every minute, a little over a day.
+_REMEMBERED: Final = timedelta(hours=24)
+
+
+@click.command(short_help="Explain what became of a tick or a run.")
+@click.argument("name")
+@click.argument("tick", metavar="[TICK|RUN_ID]", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def why(name: str, tick: str | None, as_json: bool) -> None:
+    """Say what became of a TICK of worker NAME, and the reason; of its latest tick unless said.
+
+    TICK is a time such as 2026-11-20T03:00 (UTC unless it names another zone) or 03:00, which is the last time
+    it was that late. A worker without a schedule answers for its last run. A later run that the schedule did not
+    start is named as well.
+
+    A number is a run's id: what started it, whether it took over from a lost run, how it ended, what comes next.
+
+    \b
+    housekeeping why user_status_cleanup.batch
+    housekeeping why bulk_imports.stale_import 2026-11-20T04:00
+    housekeeping why bulk_imports.stale_import 4711
+    """
+    settings, sweeps = workers_on_database()
+    sweep = chosen(sweeps, name)
+    with progress("looking"), reaching_postgres():
+        now = database_now()
+        if tick is not None and tick.isdecimal():
+            answer = why_run(_run_of(name, int(tick)), sweep, now, settings.timezone)
+        else:
+            asked = None if tick is None else past_moment(tick, now)
+            client = None if settings.redis_url is None else redis_client(settings.redis_url)
+            processes = read_processes(client, settings.namespace, now)
+            answer = ask(sweep, asked, now, settings.timezone, _was_sent(settings, name, now), processes)
+            answer = answer if tick is not None else with_newer_run(answer)
+    if as_json:
+        click.echo(json.dumps(answer.as_json(), default=lambda value: value.isoformat()))
+        return
+    _show(answer, sweep, now)
+
+
+def _run_of(worker: str, run_id: int) -> RunRecord:
+    record = run_with(run_id)
+    if record.worker != worker:
+        raise WrongArgument(f"run {run_id} is one of {record.worker}: housekeeping why {record.worker} {run_id}")
+    return record
+
+
+def _was_sent(settings: Settings, name: str, now: datetime) -> WasSent:
+    """By what Redis remembers, which the scheduler claims and settles each tick in."""
+
+    def asked(tick: datetime) -> bool | None:
+        if settings.redis_url is None or now - tick > _REMEMBERED:
+            return None
+        try:
+            with reaching_redis():
+                seen = TickMemory(redis_client(settings.redis_url), settings.namespace).look(name, tick)
+        except RedisUnavailable:
+            return None
+        return seen.settled or seen.being_sent
+
+    return asked
+
+
+def _show(answer: Answer, sweep: Sweep, now: datetime) -> None:
+    of = "" if answer.tick is None else f", tick {moment(answer.tick, '%Y-%m-%d %H:%M')} UTC"
+    of = of if answer.run_id is None else f", run {answer.run_id}"
+    out.print(f"{answer.worker}{of}: {answer.outcome}", soft_wrap=True, style="bold")
+    if answer.run_id is None:
+        out.print(answer.meaning, soft_wrap=True)
+    else:
+        show_explanation(answer)
+    if answer.newer_run is not None:
+        out.print(_in_words(answer.worker, answer.newer_run, now), soft_wrap=True)
+    if answer.attempts:
+        out.print()
+        show(attempts_table(answer, sweep))
+
+
+def _in_words(worker: str, newer: Attempt, now: datetime) -> str:
+    ago = length((now - newer.started_at).total_seconds())
+    meaning = meaning_of(worker, newer)
+    started = f"since then: run {newer.run_id}, {ago} ago, trigger {newer.trigger}"
+    return f"{started}: {newer.outcome}; {meaning} (housekeeping runs {newer.run_id})"

@@ -1,0 +1,290 @@
+"""Settings from the environment (and a ``.env`` file), checked before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+from zoneinfo import ZoneInfo
+
+import pydantic
+from dotenv.parser import parse_stream
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from housekeeping.core.errors import SettingsError
+from housekeeping.core.masking import masked
+from housekeeping.core.setting_types import (
+    BROKER,
+    FAMILIES,
+    KEY,
+    MODULES,
+    POSTGRES,
+    REDIS,
+    SAID,
+    SCHEMA,
+    SENTRY,
+    STORE,
+    TABLE,
+    TOKEN,
+    URLS,
+    ZONE,
+    json_object,
+)
+
+PREFIX: Final = "HOUSEKEEPING_"
+FILE: Final = ".env"
+_SHOWN: Final = 200  # characters of a wrong value
+#: Read by the embedded servers and by the tests, not by an application.
+_ELSEWHERE: Final = ("HOUSEKEEPING_TEST_", "HOUSEKEEPING_EMBEDDED")
+
+
+_LONGEST_S: Final = 7 * 86_400  # a week; what is longer is a slip in the unit
+_OLDEST_S: Final = 100 * 366 * 86_400  # a hundred years; what is longer is no date in PostgreSQL
+
+
+class GateSettings(BaseModel):
+    """The key ``gates`` of a worker; what it does not say keeps the worker's default, null switches a gate off."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    replication_lag_s: Annotated[float, Field(gt=0)] | None = None
+    waiting_locks: Annotated[int, Field(ge=0)] | None = None
+    vacuum: bool = False
+    batch_s: Annotated[float, Field(gt=0)] | None = None
+    wait_s: Annotated[float, Field(ge=0, le=3600)] = 0
+
+
+class BreakerSettings(BaseModel):
+    """The key ``breaker`` of a worker; what it does not say keeps the worker's default, null switches that off."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    times_history: Annotated[float, Field(ge=1)] | None = None
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    action: Literal["alert", "limit", "stop"] = "alert"
+
+
+class WorkerSettings(BaseModel):
+    """What ``HOUSEKEEPING_WORKERS`` may say of one worker; what it does not say keeps the worker's default.
+
+    A worker takes only the keys it has a use for; the others are refused when the worker is declared.
+    """
+
+    # Strict: what is JSON says what it is; true is no batch size.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    enabled: bool = True
+    schedule: str | None = None
+    batch_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, SAID] = None
+    #: Between how many messages, and so worker threads, a run is divided.
+    parts: Annotated[Annotated[int, Field(ge=1, le=64)] | None, SAID] = None
+    max_runtime_s: Annotated[Annotated[float, Field(gt=0, le=_LONGEST_S)] | None, SAID] = None
+    stale_after_s: Annotated[Annotated[float, Field(gt=0, le=_OLDEST_S)] | None, SAID] = None
+    # From 3: below that a lease cannot be renewed in time (semantics.md, Actor options).
+    lease_ttl_s: Annotated[Annotated[float, Field(ge=3, le=_LONGEST_S)] | None, SAID] = None
+    page_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, SAID] = None
+    max_projects: Annotated[Annotated[int, Field(ge=1)] | None, SAID] = None
+    max_deletes: Annotated[Annotated[int, Field(ge=1)] | None, SAID] = None
+    git_batch_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, SAID] = None
+    log_records: Annotated[bool | None, SAID] = None
+    #: When somebody should look; by the alarm's name, null switches it off.
+    alarms: Annotated[dict[str, Annotated[float, Field(ge=0)] | None] | None, SAID] = None
+    #: Seconds a batch should take; null: batches of one size.
+    target_batch_s: Annotated[float, Field(gt=0, le=60)] | None = None
+    gates: Annotated[GateSettings | None, SAID] = None
+    breaker: Annotated[BreakerSettings | None, SAID] = None
+    table: Annotated[Annotated[str, TABLE] | None, SAID] = None
+    tables: Annotated[dict[str, Annotated[str, TABLE]] | None, SAID] = None
+
+
+class ObjectStoreSettings(BaseModel):
+    """One location of ``HOUSEKEEPING_OBJECT_STORES``: a URL alone, or an object with these keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    url: Annotated[str, STORE]
+    #: Part of every object's key, before its path; what the URL has as its path comes first.
+    prefix: str = ""
+    enabled: bool = True
+    #: For the store's client, by its own names (``aws_access_key_id``, ``endpoint``, ...); may hold secrets.
+    options: Annotated[dict[str, str], Field(repr=False)] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_url_alone(cls, given: Any) -> Any:
+        return {"url": given} if isinstance(given, str) else given
+
+
+class Settings(BaseSettings):
+    """Everything that can be set, by the name ``HOUSEKEEPING_`` + field in capitals.
+
+    Raises:
+      SettingsError: From `load`, for the first wrong value, in one line.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_file=FILE,
+        env_file_encoding="utf-8",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        populate_by_name=True,
+        hide_input_in_errors=True,
+    )
+
+    database_url: Annotated[str, POSTGRES] | None = None
+    #: Read from where an actor's ``data_consistency`` allows it.
+    replica_urls: Annotated[tuple[Annotated[str, POSTGRES], ...], NoDecode, URLS] = ()
+    redis_url: Annotated[str, REDIS] | None = None
+    broker_url: Annotated[str, BROKER] | None = None
+    namespace: Annotated[str, KEY] = "housekeeping"
+    schema_name: Annotated[str, SCHEMA, Field(validation_alias=f"{PREFIX}SCHEMA")] = "housekeeping"
+    catch_up: Literal["latest", "none"] = "latest"
+    grace_s: Annotated[float, Field(ge=1, le=600)] = 30  # semantics.md, R5
+    timezone: Annotated[ZoneInfo, ZONE] = ZoneInfo("UTC")
+    log_format: Literal["json", "console"] | None = None
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    sentry_dsn: Annotated[str, SENTRY] | None = None
+    metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    scheduler_metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    metrics_host: str = "127.0.0.1"
+    #: Opens the dashboard; a secret.
+    web_token: Annotated[str, TOKEN] | None = Field(default=None, repr=False)
+    object_stores: Annotated[
+        dict[str, ObjectStoreSettings], NoDecode, json_object('location, such as {"uploads": "s3://bucket/prefix"}')
+    ] = {}
+    repositories_root: Path | None = None
+    #: The families of built-in workers that are active: ("all",), or their names. None: those whose tables fit.
+    built_in: Annotated[tuple[str, ...] | None, NoDecode, FAMILIES] = None
+    #: Modules with sweeps of one's own.
+    sweeps: Annotated[tuple[str, ...], NoDecode, MODULES] = ()
+    workers: Annotated[
+        dict[str, WorkerSettings],
+        NoDecode,
+        json_object('worker name, such as {"user_status_cleanup.batch": {"batch_size": 50}}'),
+    ] = {}
+
+    @classmethod
+    def load(cls, **given: Any) -> Settings:
+        """Read the environment and the ``.env`` file; keyword arguments win over it, and it over the file.
+
+        Raises:
+          SettingsError: When a value is wrong, a ``HOUSEKEEPING_`` variable is no setting, or the
+            file cannot be read.
+        """
+        _refuse_unknown(os.environ)
+        _refuse_unknown(_names_in_file(Path(FILE)), f" (in {FILE})")
+        try:
+            return cls(**given)
+        except pydantic.ValidationError as error:
+            raise SettingsError(_one_line(error)) from None
+
+    def __repr__(self) -> str:
+        return masked(super().__repr__())
+
+    __str__ = __repr__
+
+    def require_database_url(self) -> str:
+        """The database's URL.
+
+        Raises:
+          SettingsError: When it is not set.
+        """
+        return self.database_url or _missing("DATABASE_URL", "postgresql://user:password@host:5432/database")
+
+    def require_redis_url(self) -> str:
+        """Redis's URL.
+
+        Raises:
+          SettingsError: When it is not set.
+        """
+        beside = "; RabbitMQ carries the messages only, leases and keys need Redis" if self.on_rabbitmq else ""
+        return self.redis_url or _missing("REDIS_URL", f"redis://host:6379/0{beside}")
+
+    @property
+    def on_rabbitmq(self) -> bool:
+        """Whether RabbitMQ carries the messages, and not Redis."""
+        return (self.broker_url or "").startswith(("amqp://", "amqps://"))
+
+
+def _missing(name: str, example: str) -> str:
+    raise SettingsError(f"{PREFIX}{name} is not set; it should be a URL such as {example}")
+
+
+def _variable(field: str) -> str:
+    return f"{PREFIX}SCHEMA" if field in ("schema_name", f"{PREFIX}SCHEMA") else f"{PREFIX}{field.upper()}"
+
+
+def _names_in_file(path: Path) -> list[str]:
+    """The names that a ``.env`` file sets; lines of others that cannot be read are theirs."""
+    if not path.is_file():
+        return []
+    try:
+        with path.open(encoding="utf-8") as stream:
+            entries = list(parse_stream(stream))
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} cannot be read; it should be UTF-8 text") from None
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
+    for entry in entries:
+        if entry.error and PREFIX in entry.original.string.upper():
+            raise SettingsError(f"{path}, line {entry.original.line} is not understood; it should be NAME=value")
+    return [entry.key for entry in entries if entry.key]
+
+
+def _refuse_unknown(names: Iterable[str], place: str = "") -> None:
+    known = [_variable(field).removeprefix(PREFIX) for field in Settings.model_fields]
+    for name in sorted(names):
+        setting = name.upper().removeprefix(PREFIX)  # as pydantic-settings reads them: in small letters, too
+        if not name.upper().startswith(PREFIX) or setting in known or name.upper().startswith(_ELSEWHERE):
+            continue
+        near = difflib.get_close_matches(setting, known, n=1)
+        all_of_them = ", ".join(f"{PREFIX}{each}" for each in known)
+        hint = f"did you mean {PREFIX}{near[0]}?" if near else f"the settings are {all_of_them}"
+        raise SettingsError(f"{name} is not a setting{place}; {hint}")
+
+
+#: What pydantic says in words of Python, by the error's type.
+_SHOULD: Final = {
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "string_type": "text",
+    "model_type": "a JSON object",
+}
+
+
+#: The keys of settings within a worker's.
+_KEYS: Final[dict[str, type[BaseModel]]] = {"gates": GateSettings, "breaker": BreakerSettings}
+
+
+def _one_line(error: pydantic.ValidationError) -> str:
+    """Name, value and what it should be, for the first thing that is wrong."""
+    first = error.errors(include_url=False)[0]
+    field, *path = first["loc"]
+    where = _variable(str(field)) + "".join(f"[{json.dumps(part)}]" for part in path)
+    if first["type"] == "extra_forbidden":
+        of_all = WorkerSettings if field == "workers" else ObjectStoreSettings
+        keys = (_KEYS[str(path[1])] if len(path) == 3 else of_all).model_fields
+        near = difflib.get_close_matches(str(path[-1]), keys, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(keys)}"
+        return f"{where} is no key here; {hint}"
+    should = _SHOULD.get(first["type"], first["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
+    secret = any(masked(f"{part}=x") != f"{part}=x" for part in (str(field), *path[-1:]))
+    return f"{where} is {'***' if secret else _shown(first['input'])}; it should be {should}"
+
+
+def _shown(value: Any) -> str:
+    """The value as the setting has it, on one line, without passwords."""
+    if not isinstance(value, str):
+        return masked(json.dumps(value, default=str))
+    # Where the scheme is missing too, what stands before the @ may still be a password.
+    text = masked(value if "://" in value else re.sub(r"^\S*:\S*@", "***@", value))
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

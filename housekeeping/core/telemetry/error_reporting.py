@@ -1,0 +1,63 @@
+"""Reports errors to whoever tracks them: Sentry when it is set up, and any hook of the application's."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from housekeeping.core.errors import SettingsError
+from housekeeping.core.extras import how_to_install
+from housekeeping.core.telemetry.logs import presentable
+
+logger = logging.getLogger(__name__)
+
+_EVENT_DEPTH: Final = 30  # deeper than anything Sentry's client nests
+Hook = Callable[[BaseException, dict[str, Any]], None]
+
+#: Called with the error and what is known of it. Append your own; a hook that raises is logged and skipped.
+hooks: Final[list[Hook]] = []
+
+
+def report(error: BaseException, /, **about: Any) -> None:
+    """Hand the error to every hook; never raises."""
+    for hook in hooks:
+        try:
+            hook(error, about)
+        except Exception:
+            logger.exception("An error hook failed: %r", hook)
+
+
+def require_sentry() -> None:
+    """Return when sentry-sdk is installed, without importing it.
+
+    Raises:
+      SettingsError: When it is not installed.
+    """
+    if importlib.util.find_spec("sentry_sdk") is None:
+        raise SettingsError(
+            f"HOUSEKEEPING_SENTRY_DSN is set, but sentry-sdk is not installed: {how_to_install('sentry')}"
+        )
+
+
+def report_to_sentry(dsn: str) -> None:
+    """Set up Sentry; to be called before the broker is made.
+
+    Raises:
+      SettingsError: When the extra ``sentry`` is not installed.
+    """
+    require_sentry()
+    import sentry_sdk
+
+    # Local variables hold URLs and rows; texts may quote a URL.
+    sentry_sdk.init(
+        dsn=dsn, include_local_variables=False, before_send=lambda event, _: presentable(event, _EVENT_DEPTH)
+    )
+
+    def to_sentry(error: BaseException, about: dict[str, Any]) -> None:
+        with sentry_sdk.new_scope() as scope:
+            scope.set_context("housekeeping", about)
+            sentry_sdk.capture_exception(error)
+
+    hooks.append(to_sentry)

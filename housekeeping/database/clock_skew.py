@@ -1,0 +1,75 @@
+"""How far this machine's clock is from the database's."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from housekeeping.core.clock import SYSTEM_CLOCK, Clock
+from housekeeping.database.connection import database
+
+#: A larger difference raises an alert.
+TOLERATED: Final = timedelta(seconds=5)
+#: With a larger difference no run starts, unless forced.
+REFUSED: Final = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSkew:
+    """A server's time, and how far this machine's clock is from it.
+
+    Attributes:
+      server_at: The server's time.
+      ahead: The least that this machine can be ahead of the server; negative: behind.
+    """
+
+    server_at: datetime
+    ahead: timedelta
+
+    @classmethod
+    def between(cls, before: datetime, server_at: datetime, after: datetime) -> ClockSkew:
+        """Compare the server's time with this machine's times before and after the answer.
+
+        A server's time within that interval is no difference: a slow answer raises no alert.
+        """
+        # Sorted: this machine's clock may have been set back in between.
+        earliest, latest = sorted((before, after))
+        return cls(server_at, max(earliest - server_at, timedelta()) - max(server_at - latest, timedelta()))
+
+    @property
+    def seconds(self) -> float:
+        """`ahead` in seconds."""
+        return round(self.ahead.total_seconds(), 3)
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the difference is more than the tolerated 5 s."""
+        return abs(self.ahead) > TOLERATED
+
+    @property
+    def refused(self) -> bool:
+        """Whether the difference is more than the minute up to which runs start."""
+        return abs(self.ahead) > REFUSED
+
+    def __str__(self) -> str:
+        here = self.server_at + self.ahead
+        side = "ahead of" if self.ahead > timedelta() else "behind"
+        return (
+            f"this machine ({socket.gethostname()}) says {here:%Y-%m-%d %H:%M:%S} UTC, the database "
+            f"{self.server_at:%Y-%m-%d %H:%M:%S} UTC: {abs(self.seconds):,.1f} s {side} the database; "
+            "check NTP on this machine and on the database's"
+        )
+
+
+def read_database_clock(machine: Clock = SYSTEM_CLOCK) -> ClockSkew:
+    """Ask the database for its time, and compare this machine's clock with it; one round trip."""
+    before = machine.now()
+    server_at = database.execute_sql("SELECT clock_timestamp()").fetchone()[0]
+    return ClockSkew.between(before, server_at.astimezone(UTC), machine.now())
+
+
+def database_now() -> datetime:
+    """Return the database's time, in UTC; one round trip."""
+    return read_database_clock().server_at

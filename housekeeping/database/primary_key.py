@@ -1,0 +1,119 @@
+"""The columns that identify a row: those that the model declares, or the table's own key where these are not unique."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from typing import Any, Final
+
+from peewee import BareField, BigIntegerField, CompositeKey, Field, Model
+
+from housekeeping.database.catalog import Table, forget_table, leave_out_absent, place_of, table_of, visible_table
+from housekeeping.database.connection import database
+
+_COMPOSITE: Final = "__composite_key__"
+_INTEGERS: Final = ("smallint", "integer", "bigint")
+
+_lock: Final = threading.RLock()
+#: Model -> the database and table it was last identified in.
+_identified: Final[dict[type[Model], tuple[Any, ...]]] = {}
+#: Model -> the primary key it was declared with: a field, a `CompositeKey`, or False for none.
+_declared: Final[dict[type[Model], Any]] = {}
+#: Model -> fields that were added for columns of the table's key.
+_added: Final[dict[type[Model], list[Field]]] = {}
+
+
+def identify(model: type[Model]) -> None:
+    """Give the model the key of its table where its own is not unique; asks once for each database and table.
+
+    A key column that was not declared, such as ``partition_id``, becomes a field of the model; an optional field whose
+    column is absent is left out. The model stays as it was declared where its table does not exist, or has no unique
+    key.
+
+    Raises:
+      peewee.PeeweeException: When the database cannot be asked.
+    """
+    if database.obj is None:
+        return
+    place = place_of(model)
+    if _identified.get(model) == place:
+        return
+    with _lock:
+        table = table_of(model)
+        declared = declared_key(model)
+        _use(model, declared if table.is_unique(declared) or not table.keys else table.keys[0], table)
+        leave_out_absent(model)
+        if table.there:
+            _identified[model] = place
+
+
+def forget(model: type[Model]) -> None:
+    """Take the model back to what it was declared with; it is identified anew when that is asked for."""
+    with _lock:
+        _identified.pop(model, None)
+        _use(model, declared_key(model), Table(there=False))
+        forget_table(model)
+
+
+def key_of(model: type[Model]) -> tuple[Any, ...]:
+    """The columns that identify a row, as far as is known by now."""
+    meta: Any = model._meta
+    return tuple(meta.get_primary_keys())
+
+
+def key_within(model: type[Model], columns: Collection[str]) -> tuple[Any, ...]:
+    """Return the fields that identify a row, among these columns.
+
+    They are the model's own key where that is unique, or where nothing better is known; else a key of its table.
+    """
+    key = key_of(model)
+    if says_unique(model):
+        return key
+    table = visible_table(model)
+    if not table.enforced or table.is_unique([field.column_name for field in key]):
+        return key
+    meta: Any = model._meta
+    found = next((names for names in table.keys if set(names) <= set(columns)), None)
+    return key if found is None else tuple(meta.columns[name] for name in found)
+
+
+def says_unique(model: type[Model]) -> bool:
+    """Return whether the model vouches for its key, whatever the catalog says: ``class Meta: key_is_unique``."""
+    return bool(getattr(model._meta, "key_is_unique", False))
+
+
+def declared_key(model: type[Model]) -> tuple[str, ...]:
+    """Return the names of the columns that the model was declared to be identified by."""
+    meta: Any = model._meta
+    declared = _declared.get(model, meta.primary_key)
+    if declared is False:
+        return ()
+    if isinstance(declared, CompositeKey):
+        return tuple(meta.fields[name].column_name for name in declared.field_names)
+    return (declared.column_name,)
+
+
+def _use(model: type[Model], columns: tuple[str, ...], table: Table) -> None:
+    meta: Any = model._meta
+    declared = _declared.setdefault(model, meta.primary_key)
+    if set(columns) == set(declared_key(model)):
+        _set_key(meta, declared)
+    else:
+        for column in columns:
+            if column not in meta.columns:
+                integer = table.columns.get(column) in _INTEGERS
+                meta.add_field(column, BigIntegerField() if integer else BareField())
+                _added.setdefault(model, []).append(meta.columns[column])
+        if len(columns) == 1:
+            _set_key(meta, meta.columns[columns[0]])
+        else:
+            meta.set_primary_key(_COMPOSITE, CompositeKey(*(meta.columns[column].name for column in columns)))
+    for field in [field for field in _added.get(model, ()) if field.column_name not in columns]:
+        _added[model].remove(field)
+        meta.remove_field(field.name)
+        delattr(model, field.name)
+
+
+def _set_key(meta: Any, key: Any) -> None:
+    meta.primary_key, meta.composite_key = key, isinstance(key, CompositeKey)
+    meta.auto_increment = isinstance(key, Field) and key.auto_increment

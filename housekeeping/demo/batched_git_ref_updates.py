@@ -1,0 +1,104 @@
+"""Made-up bare repositories, with branches asked to be deleted: loose, packed, locked, gone, and no names of refs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from pathlib import Path
+from typing import Final
+
+from housekeeping.database.connection import database
+from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
+
+TITLE: Final = "GIT REFS"
+PROJECTS: Final = 40
+LOOSE: Final = 30  # branches a project that are to be deleted, each a file
+PACKED: Final = 45  # and such as are packed
+KEPT: Final = ("refs/heads/main", "refs/heads/develop", "refs/tags/v1.0")
+GONE: Final = 5  # refs a project that somebody has deleted by hand
+_LOCKED: Final = "refs/heads/fix-000"  # of the first project: another git has it, or has died over it
+_NO_REFS: Final = ("HEAD", "refs/heads/a..b", "--all")
+
+_COUNT: Final = """
+SELECT count(*) FILTER (WHERE status = 1), count(*) FILTER (WHERE status = 2), count(DISTINCT project_id)
+FROM batched_git_ref_updates_deletions
+"""
+_INSERT: Final = """
+INSERT INTO batched_git_ref_updates_deletions (project_id, ref)
+SELECT project_id, ref FROM generate_series(1, %(projects)s) AS project_id, unnest(%(refs)s::text[]) AS ref
+"""
+
+
+def seed(folder: Path) -> str:
+    """Make the repositories and fill the table; under a second. Returns what was made, in a line."""
+    loose = [f"refs/heads/fix-{number:03}" for number in range(LOOSE)]
+    packed = [f"refs/merge-requests/{number}/head" for number in range(PACKED)]
+    gone = [f"refs/heads/gone-{number}" for number in range(GONE)]
+    for project in range(1, PROJECTS + 1):
+        _make_repository(_root(folder) / hashed_path(project), [*KEPT, *loose], packed)
+    (_root(folder) / hashed_path(1) / f"{_LOCKED}.lock").touch()
+    with database.atomic():
+        refs = [*loose, *packed, *gone]
+        database.execute_sql(_INSERT, {"projects": PROJECTS, "refs": refs})
+        database.execute_sql(_INSERT, {"projects": 2, "refs": list(_NO_REFS)})
+    database.execute_sql("ANALYZE batched_git_ref_updates_deletions")
+    global _seeded
+    _seeded = _root(folder)
+    rows = PROJECTS * len(refs) + 2 * len(_NO_REFS)
+    return (
+        f"{PROJECTS} bare git repositories with {len(KEPT) + LOOSE + PACKED} refs each, and {rows:,} refs asked to be "
+        f"deleted: {PROJECTS * GONE} are gone already, {2 * len(_NO_REFS)} are no refs, one is locked by another git"
+    )
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """Where the repositories are."""
+    return {"REPOSITORIES_ROOT": str(_root(folder))}
+
+
+def counted() -> dict[str, int]:
+    """How many rows there are of each kind, and how many refs in all repositories."""
+    pending, processed, projects = database.execute_sql(_COUNT).fetchone()
+    there = sum(_refs_in(_seeded / hashed_path(project)) for project in range(1, projects + 1)) if _seeded else 0
+    return {"pending": pending, "processed": processed, "refs in the repositories": there}
+
+
+#: Where `seed` made them.
+_seeded: Path | None = None
+
+
+def _root(folder: Path) -> Path:
+    return folder / "repositories"
+
+
+def _make_repository(path: Path, loose: list[str], packed: list[str]) -> None:
+    """A bare repository with one commit, which every ref points to; by hand, because git would take its time for 40."""
+    (path / "refs/heads").mkdir(parents=True)
+    (path / "HEAD").write_text("ref: refs/heads/main\n")
+    (path / "config").write_text("[core]\n\trepositoryformatversion = 0\n\tbare = true\n")
+    tree = _add_object(path, "tree", b"")
+    who = b"A Developer <developer@example.com> 1767225600 +0000"
+    commit = _add_object(path, "commit", b"tree %s\nauthor %s\ncommitter %s\n\nBegin\n" % (tree.encode(), who, who))
+    for ref in loose:
+        file = path / ref
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{commit}\n")
+    lines = "".join(f"{commit} {ref}\n" for ref in sorted(packed))
+    (path / "packed-refs").write_text(f"# pack-refs with: peeled fully-peeled sorted \n{lines}")
+
+
+def _add_object(path: Path, kind: str, content: bytes) -> str:
+    whole = b"%s %d\0%s" % (kind.encode(), len(content), content)
+    name = hashlib.sha1(whole, usedforsecurity=False).hexdigest()
+    file = path / "objects" / name[:2] / name[2:]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(zlib.compress(whole))
+    return name
+
+
+def _refs_in(path: Path) -> int:
+    # Counted while git is at work: a folder that it has just removed is passed over.
+    loose = sum(not file.endswith(".lock") for _, _, files in os.walk(path / "refs") for file in files)
+    packed = (path / "packed-refs").read_text().splitlines()
+    return loose + sum(not line.startswith("#") for line in packed)

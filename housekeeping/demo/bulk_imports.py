@@ -1,0 +1,95 @@
+"""Made-up bulk imports: at work, at an end, and stuck since a worker died, with their entities and trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg2
+
+from housekeeping.database.connection import database
+
+TITLE: Final = "BULK IMPORTS"
+IMPORTS: Final = 3_000
+STUCK: Final = 600
+ENTITIES: Final = 5  # of each import
+RELATIONS: Final = ("self", "members", "labels", "milestones", "badges", "boards")
+#: Entities one of whose trackers another session holds, as a worker does that is not dead after all.
+HELD: Final = 40
+
+#: The first ones are stuck: nothing has moved for one to ten days. The others moved in the last day or are at an end.
+_SEED: Final = """
+INSERT INTO bulk_imports (id, user_id, source_type, status, created_at, updated_at)
+SELECT n, 1 + n %% 40, 0, CASE WHEN n <= %(stuck)s THEN n %% 2 ELSE (ARRAY[1, 2, 2, 2, -1, -2])[1 + n %% 6] END,
+       at - interval '3 hours', at
+FROM generate_series(1, %(imports)s) AS n, LATERAL (SELECT now() - CASE
+    WHEN n <= %(stuck)s THEN interval '25 hours' + interval '9 days' * (n::float / %(stuck)s)
+    ELSE interval '20 hours' * (n::float / %(imports)s) END) AS moved (at);
+INSERT INTO bulk_import_entities (bulk_import_id, namespace_id, project_id, source_type, source_full_path,
+    destination_name, destination_namespace, status, created_at, updated_at)
+SELECT id, CASE WHEN n = 1 THEN id END, CASE WHEN n > 1 THEN id * 10 + n END, least(n - 1, 1),
+       'acme/team-' || id || CASE WHEN n > 1 THEN '/project-' || n ELSE '' END, 'team-' || id, 'moved', status,
+       created_at, updated_at
+FROM bulk_imports, generate_series(1, %(entities)s) AS n ORDER BY id, n;
+INSERT INTO bulk_import_trackers (bulk_import_entity_id, relation, stage, status, created_at, updated_at)
+SELECT e.id, relation, stage - 1, CASE WHEN e.status = -2 THEN -3 WHEN e.status NOT IN (0, 1) THEN e.status
+       WHEN stage <= e.id %% 6 THEN 2 WHEN stage = e.id %% 6 + 1 THEN 1 ELSE (e.id + stage) %% 2 * 3 END,
+       e.created_at, e.updated_at
+FROM bulk_import_entities AS e, unnest(%(relations)s) WITH ORDINALITY AS of (relation, stage);
+"""
+_COUNT: Final = """
+SELECT (SELECT count(*) FROM bulk_imports WHERE status IN (0, 1) AND updated_at < now() - interval '24 hours'),
+       (SELECT count(*) FROM bulk_imports WHERE status = 3),
+       (SELECT count(*) FROM bulk_import_entities WHERE status IN (0, 1) AND updated_at < now() - interval '24 hours'),
+       (SELECT count(*) FROM bulk_import_entities WHERE status = 3),
+       (SELECT count(*) FROM bulk_import_trackers WHERE status IN (0, 1, 3)),
+       (SELECT count(*) FROM bulk_import_trackers WHERE status = 4)
+"""
+
+
+def seed(folder: Path) -> str:
+    """Fill the three tables; about a second. Returns what was made, in a line."""
+    given = {"imports": IMPORTS, "stuck": STUCK, "entities": ENTITIES, "relations": list(RELATIONS)}
+    with database.atomic():
+        database.execute_sql(_SEED, given)
+        database.execute_sql("SELECT setval(pg_get_serial_sequence('bulk_imports', 'id'), max(id)) FROM bulk_imports")
+    database.execute_sql("ANALYZE bulk_imports; ANALYZE bulk_import_entities; ANALYZE bulk_import_trackers")
+    entities = IMPORTS * ENTITIES
+    return (
+        f"{IMPORTS:,} bulk imports with {entities:,} entities and {entities * len(RELATIONS):,} trackers: "
+        f"{STUCK:,} imports and their entities stuck; {HELD} of these have a tracker that another session holds"
+    )
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """None are needed."""
+    return {}
+
+
+def counted() -> dict[str, int]:
+    """How many rows there are of each kind."""
+    names = (
+        *("imports stale", "imports timed out"),
+        *(f"entities stale ({HELD} held by another session)", "entities timed out"),
+        *("trackers open (with those of fresh imports)", "trackers timed out"),
+    )
+    return dict(zip(names, database.execute_sql(_COUNT).fetchone(), strict=True))
+
+
+@contextmanager
+def beside(url: str) -> Iterator[None]:
+    """Hold a tracker of some stuck entities, as a session does that is at work on it."""
+    holder: Any = psycopg2.connect(url)
+    try:
+        with holder.cursor() as cursor:
+            cursor.execute(
+                "SELECT id FROM bulk_import_trackers WHERE status = 1 AND bulk_import_entity_id IN ("
+                "SELECT id FROM bulk_import_entities WHERE status IN (0, 1) "
+                "AND updated_at < now() - interval '24 hours' ORDER BY id LIMIT %s) FOR UPDATE",
+                (HELD,),
+            )
+        yield
+    finally:
+        holder.close()

@@ -1,0 +1,128 @@
+"""The live view: workers, what changed and the last runs, as much as the terminal has room for."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from contextlib import nullcontext
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from housekeeping.brokers import redis_broker
+from housekeeping.cli.commands.status import workers_table
+from housekeeping.cli.formatting import length, out, table
+from housekeeping.database.clock_skew import database_now
+from housekeeping.demo.once import to_be_sent
+from housekeeping.demo.runs import runs_table
+from housekeeping.demo.scenes import Counted, compared, compared_beside, counted
+from housekeeping.demo.stage import Stage
+from housekeeping.installation import install
+from housekeeping.sweeps.insight.status import Overview, overview
+from housekeeping.sweeps.ledger.models import Run
+
+_POLL_S: Final = 0.1
+_REFRESH_S: Final = 0.5
+_QUIET_REFRESH_S: Final = 10  # between two pictures where there is no terminal to redraw
+_QUIET_RUNS: Final = 8
+#: Columns from which a terminal has room for every column of the tables.
+_WIDE: Final = 120
+#: Lines of runs, with their header, that are shown before anything else gets room.
+_LEAST_RUNS: Final = 6
+
+
+def watch(stage: Stage, processes: dict[str, subprocess.Popen[bytes]], told: threading.Event, dashboard: str) -> None:
+    """Show what the processes do until Ctrl-C, or until it is told to end.
+
+    On a terminal it takes the whole screen, which is erased at the end.
+
+    Parameters:
+      dashboard: Its address, or how to get it.
+
+    Raises:
+      HousekeepingError: When a process ends.
+      KeyboardInterrupt: At the end that is asked for.
+    """
+    # So that there is something to see at once; from the next whole minute on, the scheduler sends.
+    before = counted()
+    for actor in to_be_sent(install(redis_broker(stage.settings), stage.settings)).values():
+        actor.send()
+    with Live(console=out, auto_refresh=False, screen=True) if out.is_terminal else nullcontext() as live:
+        due_at = time.monotonic()
+        while not told.is_set():
+            stage.check(processes)
+            if time.monotonic() >= due_at:
+                due_at += _REFRESH_S if live else _QUIET_REFRESH_S
+                if live:
+                    live.update(_screen(stage, before, dashboard, *out.size), refresh=True)
+                else:
+                    out.print(_picture(stage, before, dashboard))
+            told.wait(_POLL_S)
+    raise KeyboardInterrupt
+
+
+def _picture(stage: Stage, before: Counted, dashboard: str) -> Group:
+    """Everything, of whatever size."""
+    return Group(
+        workers_table(_overviews(stage), database_now()),
+        compared(before, counted()),
+        Text(),
+        runs_table(_last_runs(_QUIET_RUNS), stage.sweeps, wide=True),
+        Text(),
+        _footer(dashboard),
+    )
+
+
+def _screen(stage: Stage, before: Counted, dashboard: str, width: int, height: int) -> Group:
+    """Return a picture of at most this size: the last runs and the footer always, the rest as far as it fits."""
+    wide = width >= _WIDE
+    room = height - 2  # the footer, and a line before it
+    overviews = _overviews(stage)[: max(0, room - _LEAST_RUNS - 2)]  # below a header, above an empty line
+    shown: list[RenderableType] = [_workers(overviews, wide), Text()] if overviews else []
+    room -= len(overviews) + len(shown)
+    changes, lines = compared_beside(before, counted())
+    if wide and room - lines - 1 >= _LEAST_RUNS:
+        shown += [changes, Text()]
+        room -= lines + 1
+    runs = _clipped(runs_table(_last_runs(room - 1), stage.sweeps, wide=wide))
+    padding = room - 1 - runs.row_count
+    return Group(*shown, runs, *[Text()] * (padding + 1), _footer(dashboard))
+
+
+def _workers(overviews: list[Overview], wide: bool) -> Table:
+    now = database_now()
+    if wide:
+        return _clipped(workers_table(overviews, now))
+    shown = table("WORKER", ">WAITING", ">OLDEST", ">NEXT TICK")
+    for each in overviews:
+        shown.add_row(
+            each.worker,
+            "?" if each.waiting is None else str(each.waiting),
+            length((now - each.oldest).total_seconds()) if hasattr(each.oldest, "tzinfo") else "-",
+            "-" if each.next_tick is None else f"in {length((each.next_tick - now).total_seconds())}",
+        )
+    return _clipped(shown)
+
+
+def _clipped(shown: Table) -> Table:
+    """The table with one line for each row, cut where the terminal ends."""
+    for column in shown.columns:
+        column.no_wrap, column.overflow = True, "ellipsis"
+    return shown
+
+
+def _overviews(stage: Stage) -> list[Overview]:
+    now = database_now()
+    return [overview(sweep, now, stage.settings.timezone) for sweep in stage.sweeps.values()]
+
+
+def _last_runs(number: int) -> list[Run]:
+    return list(Run.select().order_by(Run.id.desc()).limit(max(0, number)))
+
+
+def _footer(dashboard: str) -> Text:
+    return Text(f"Ctrl-C ends the demo; dashboard: {dashboard}", style="bold", no_wrap=True, overflow="ellipsis")

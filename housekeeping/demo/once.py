@@ -1,0 +1,71 @@
+"""``demo --once``: every worker run once by the worker process, before and after compared."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from dramatiq import Actor, Message
+
+from housekeeping.brokers import redis_broker
+from housekeeping.brokers.queues import queue_lengths
+from housekeeping.cli.formatting import out, show
+from housekeeping.core.errors import HousekeepingError
+from housekeeping.demo.runs import sums_table
+from housekeeping.demo.scenes import compared, counted
+from housekeeping.demo.stage import Stage
+from housekeeping.installation import install
+from housekeeping.sweeps.ledger.models import Run
+
+_PATIENCE_S: Final = 120
+_POLL_S: Final = 0.1
+
+
+def run_each_once(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -> None:
+    """Send each worker one message from here, wait for its run, and show what changed.
+
+    Raises:
+      HousekeepingError: When a process ends, a run fails, or nothing happens for two minutes.
+    """
+    before = counted()
+    actors = to_be_sent(install(redis_broker(stage.settings), stage.settings))
+    sent = [actor.send() for actor in actors.values()]
+    # A duplicate's work is another message's: a tick's, which is waited for below, or that of a build worker which its
+    # parent has sent for later in the hour.
+    for message in [message for message in sent if "duplicate_of" not in message.options]:
+        _wait(stage, processes, partial(_done, message))
+    # What the runs sent on to other workers, and the ticks the scheduler sent meanwhile: with them the numbers add up.
+    _wait(stage, processes, partial(_nothing_left, stage))
+    after = counted()
+
+    show(sums_table(Run.select().order_by(Run.id), stage.sweeps, "\nruns of the worker process, from the ledger"))
+    show(compared(before, after))
+    out.print()
+    for run in Run.select().where(Run.outcome.not_in(("done", "partial", "skipped"))):
+        raise HousekeepingError(f"{run.worker} ended as {run.outcome}: {run.error or run.reason}")
+
+
+def to_be_sent(actors: dict[str, Actor[..., Any]]) -> dict[str, Actor[..., Any]]:
+    """The actors that are sent from here: those that take no argument, which their parents send by themselves."""
+    return {name: actor for name, actor in actors.items() if actor.options["sweep"].takes_argument is None}
+
+
+def _done(message: Message[None]) -> bool:
+    return bool(Run.select().where((Run.message_id == message.message_id) & Run.outcome.is_null(False)).exists())
+
+
+def _nothing_left(stage: Stage) -> bool:
+    names = sorted({sweep.queue for sweep in stage.sweeps.values()})
+    return not any(lengths.waiting for lengths in queue_lengths(stage.settings, names).values())
+
+
+def _wait(stage: Stage, processes: dict[str, subprocess.Popen[bytes]], reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not reached():
+        stage.check(processes)
+        if time.monotonic() > deadline:
+            raise HousekeepingError(f"the workers are not done after {_PATIENCE_S} s")
+        time.sleep(_POLL_S)

@@ -1,0 +1,57 @@
+"""Runs as the ledger has them, for the demo's eyes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
+
+from rich.table import Table
+
+from housekeeping.cli.formatting import counts, length, table
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.engine.counts import in_order
+from housekeeping.sweeps.ledger.models import Run
+
+_SENT_BY: Final = {"enqueue": "demo"}  # the ledger knows it as the application that sends a message
+
+
+def runs_table(runs: Iterable[Run], sweeps: dict[str, Sweep], *, wide: bool) -> Table:
+    """Return a table with a line for each run; `wide` adds what sent it and when it started."""
+    further = ("SENT BY", "STARTED (UTC)") if wide else ()
+    shown = table("LAST RUNS OF", *further, "OUTCOME", ">TOOK", "DID")
+    for run in runs:
+        origin = (_SENT_BY.get(run.trigger, run.trigger), run.started_at.strftime("%H:%M:%S")) if wide else ()
+        shown.add_row(
+            run.worker,
+            *origin,
+            run.outcome or "running",
+            length(_seconds(run)) if run.finished_at else "-",
+            _did(run.counts, run.reason, sweeps[run.worker]) if run.outcome or any(run.counts.values()) else "-",
+        )
+    return shown
+
+
+def sums_table(runs: Iterable[Run], sweeps: dict[str, Sweep], title: str) -> Table:
+    """A line for all runs of a worker that were sent by the same and ended the same."""
+    alike: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        alike.setdefault((run.worker, run.trigger, run.outcome, run.reason), []).append(run)
+    shown = table("WORKER", "SENT BY", ">RUNS", "OUTCOME", ">TOOK", "DID", title=title)
+    for (worker, trigger, outcome, reason), same in alike.items():
+        total: Counter[str] = Counter()
+        for run in same:
+            total.update({name: value for name, value in run.counts.items() if not isinstance(value, str)})
+        took = length(sum(map(_seconds, same)))
+        did = _did(dict(total), reason, sweeps[worker])
+        shown.add_row(worker, _SENT_BY.get(trigger, trigger), str(len(same)), outcome, took, did)
+    return shown
+
+
+def _seconds(run: Run) -> float:
+    seconds: float = (run.finished_at - run.started_at).total_seconds()
+    return seconds
+
+
+def _did(did: dict[str, Any], reason: str | None, sweep: Sweep) -> str:
+    return reason if reason and not any(did.values()) else counts(in_order(sweep, did))

@@ -1,0 +1,76 @@
+"""What the demo plays with: a scene for each family of workers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+from rich.table import Table
+from rich.text import Text
+
+from housekeeping.cli.formatting import table
+from housekeeping.demo import (
+    batched_git_ref_updates,
+    bulk_imports,
+    ci_stuck_builds,
+    object_storage,
+    user_status_cleanup,
+)
+
+#: Each has TITLE, `seed`, `counted`, `settings`, and may have `beside`: what another session does meanwhile.
+SCENES: Final[tuple[Any, ...]] = (
+    user_status_cleanup,
+    bulk_imports,
+    object_storage,
+    *([batched_git_ref_updates] if shutil.which("git") else []),  # its refs are real, and so is what deletes them
+    ci_stuck_builds,
+)
+
+Counted = dict[str, dict[str, int]]
+
+
+def counted() -> Counted:
+    """What there is now, by scene and kind."""
+    return {scene.TITLE: scene.counted() for scene in SCENES}
+
+
+@contextmanager
+def others_at_work(url: str) -> Iterator[None]:
+    """What other sessions do while the demo runs."""
+    with ExitStack() as stack:
+        for scene in SCENES:
+            if hasattr(scene, "beside"):
+                stack.enter_context(scene.beside(url))
+        yield
+
+
+def compared_beside(before: Counted, after: Counted) -> tuple[Table, int]:
+    """Return the same as two tables beside each other, and how many lines they take; no line is folded."""
+    lines: list[tuple[str, str, str]] = []
+    for title, kinds in after.items():
+        lines.append((title, "", ""))
+        lines += [(f"  {kind}", f"{before[title].get(kind, 0):,}", f"{now:,}") for kind, now in kinds.items()]
+    half = (len(lines) + 1) // 2
+    both = Table.grid(padding=(0, 4, 0, 0))
+    halves = []
+    for part in (lines[:half], lines[half:]):
+        shown = table("WHAT CHANGED", ">BEFORE", ">NOW")
+        for line in part:
+            shown.add_row(*line)
+        for column in shown.columns:
+            column.no_wrap, column.overflow = True, "ellipsis"
+        halves.append(shown)
+    both.add_row(*halves)
+    return both, half + 1
+
+
+def compared(before: Counted, after: Counted) -> Table:
+    """A line for each kind, by scene: what there was and what there is."""
+    shown = table("", ">BEFORE", ">NOW", title="\nwhat changed")
+    for title, kinds in after.items():
+        shown.add_row(Text(title, style="bold"), "", "")
+        for kind, now in kinds.items():
+            shown.add_row(f"  {kind}", f"{before[title].get(kind, 0):,}", f"{now:,}")
+    return shown

@@ -1,0 +1,73 @@
+"""Made-up user statuses: due, not yet due, never due, and some that another session is just editing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg2
+
+from housekeeping.database.connection import database
+
+TITLE: Final = "USER STATUSES"
+DUE: Final = 40_000
+LATER: Final = 12_000
+NEVER: Final = 3_000
+LOCKED: Final = 250
+
+#: Due over the last two days; later ones from now on, ten a second at first, so that there is always work.
+_SEED: Final = """
+INSERT INTO user_statuses (user_id, emoji, message, clear_status_at)
+SELECT n,
+       (ARRAY['palm_tree', 'calendar', 'coffee', 'house', 'face_with_thermometer'])[1 + n %% 5],
+       (ARRAY['On holiday', 'In a meeting', 'Back soon', 'Working from home', 'Off sick'])[1 + n %% 5],
+       CASE
+         WHEN n <= %(due)s THEN now() - interval '2 days' * (n::float / %(due)s)
+         WHEN n <= %(due)s + %(later)s THEN now() + interval '100 milliseconds' * (n - %(due)s)
+       END
+FROM generate_series(1, %(due)s + %(later)s + %(never)s) AS n
+"""
+_COUNT: Final = """
+SELECT count(*) FILTER (WHERE clear_status_at <= now()),
+       count(*) FILTER (WHERE clear_status_at > now()),
+       count(*) FILTER (WHERE clear_status_at IS NULL)
+FROM user_statuses
+"""
+
+
+def seed(folder: Path) -> str:
+    """Fill the table; under a second. Returns what was made, in a line."""
+    with database.atomic():
+        database.execute_sql(_SEED, {"due": DUE, "later": LATER, "never": NEVER})
+    database.execute_sql("ANALYZE user_statuses")
+    return (
+        f"{DUE + LATER + NEVER:,} user statuses: {DUE:,} due, {LATER:,} due later, {NEVER:,} never; "
+        f"{LOCKED} of those due are locked by another session"
+    )
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """None are needed."""
+    return {}
+
+
+def counted() -> dict[str, int]:
+    """How many statuses there are of each kind."""
+    due, later, never = database.execute_sql(_COUNT).fetchone()
+    return {f"due ({LOCKED} locked by another session)": due, "due later": later, "never due": never}
+
+
+@contextmanager
+def beside(url: str) -> Iterator[None]:
+    """Hold some due statuses locked, as a session does that is editing them."""
+    holder: Any = psycopg2.connect(url)
+    try:
+        with holder.cursor() as cursor:
+            cursor.execute(
+                "SELECT user_id FROM user_statuses WHERE user_id %% 160 = 1 AND user_id <= %s FOR UPDATE", (DUE,)
+            )
+        yield
+    finally:
+        holder.close()

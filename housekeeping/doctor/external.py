@@ -1,0 +1,22 @@
+"""What lies outside of PostgreSQL and Redis: each family of workers says what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import one_line
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.insight.diagnostics import Finding
+from housekeeping.workers import families
+
+
+def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Object stores, the folder of the repositories, the git program."""
+    for family in families(settings):
+        users = [sweep.name for sweep in family.sweeps if sweep.name in sweeps]
+        if users and family.examine is not None:
+            try:
+                yield from family.examine()
+            except Exception as error:
+                yield Finding("error", users[0], "outside", f"could not be looked at: {one_line(error)}")

@@ -1,0 +1,128 @@
+"""Which rights on the application's tables the workers need, as they are and as GRANT statements."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from peewee import Model
+
+from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import database
+from housekeeping.leases import fencing as fencing
+from housekeeping.sweeps.checks.needed_columns import updated_columns
+from housekeeping.sweeps.checks.touched_tables import recorded
+from housekeeping.sweeps.ledger import models
+from housekeeping.sweeps.registry import Family
+from housekeeping.sweeps.stages.stage import Pass
+from housekeeping.workers import families
+
+#: Words of SQL that are no names without quotes.
+_RESERVED: Final = frozenset(
+    "all analyse analyze and any array as asc asymmetric both case cast check collate column constraint create "
+    "current_date current_role current_time current_timestamp current_user default deferrable desc distinct do else "
+    "end except false fetch for foreign from grant group having in initially intersect into lateral leading limit "
+    "localtime localtimestamp not null offset on only or order placing primary references returning select "
+    "session_user some symmetric table then to trailing true union unique user using variadic when where window "
+    "with".split()
+)
+
+
+def needed_rights(settings: Settings) -> dict[str, tuple[str, ...]]:
+    """Return table, by the name it has now -> the rights the workers need on it.
+
+    They are those that a family declares, and those of the statements of its sweeps: subqueries of a predicate, and
+    what an action of your own changes.
+    """
+    return {table: rights for family in families(settings) for table, (_, rights) in tables_of(family).items()}
+
+
+def tables_of(family: Family) -> dict[str, tuple[type[Model], tuple[str, ...]]]:
+    """Return table, by the name it has now -> its model, and the rights that the family's sweeps need on it."""
+    found = {model: family.rights.get(name, ("SELECT",)) for name, model in family.models.items()}
+    for sweep in family.sweeps:
+        for stage in sweep.declared():
+            for model, rights in _rights_of(stage).items():
+                if not _is_own(model):
+                    found[model] = _merged(model, found.get(model, ()), rights)
+    return {name_in_sql(model): (model, rights) for model, rights in found.items()}
+
+
+def _rights_of(stage: Pass) -> dict[type[Model], tuple[str, ...]]:
+    try:
+        return recorded(stage, SYSTEM_CLOCK.now()).rights()
+    except Exception:  # a failing predicate has a finding of its own
+        return {}
+
+
+def own_tables_grants(role: str, settings: Settings) -> Iterator[str]:
+    """Return the statements that give a role the rights on the library's own tables."""
+    schema = _quoted(settings.schema_name)
+    yield f"GRANT USAGE ON SCHEMA {schema} TO {role}"
+    yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}"
+
+
+def name_in_sql(model: type[Model]) -> str:
+    """Return the table's name, quoted where it must be."""
+    meta: Any = model._meta
+    return ".".join(_quoted(part) for part in (meta.schema, meta.table_name) if part)
+
+
+def exists(table: str) -> bool:
+    """Return whether the database has the table."""
+    return bool(database.execute_sql("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()[0])
+
+
+def missing_rights(table: str, needed: tuple[str, ...]) -> list[str]:
+    """Those that the current user does not have; a right on some columns is asked for column by column."""
+    return [right for right in needed if not _has(table, right)]
+
+
+def grants(role: str, rights: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """The statements that give a role these rights."""
+    for table, needed in rights.items():
+        yield f"GRANT {', '.join(needed)} ON {table} TO {role}"
+
+
+def _is_own(model: type[Model]) -> bool:
+    return model.__module__ == models.__name__ or model.__module__ == fencing.__name__
+
+
+def _merged(model: type[Model], known: tuple[str, ...], rights: Iterable[str]) -> tuple[str, ...]:
+    meta: Any = model._meta
+    for right in rights:
+        if right == "FOR UPDATE":
+            # A row is locked by the right to update one column of it.
+            if any(each.startswith("UPDATE") for each in known):
+                continue
+            right = f"UPDATE ({meta.sorted_fields[0].column_name})"
+        covered = right in known or (right.startswith("UPDATE") and updated_columns([right]) <= updated_columns(known))
+        known = known if covered else (*known, right)
+    return known
+
+
+def _quoted(name: str) -> str:
+    plain = re.fullmatch(r"[a-z_][a-z0-9_]*", name) is not None and name not in _RESERVED
+    return name if plain else '"' + name.replace('"', '""') + '"'
+
+
+def _has(table: str, right: str) -> bool:
+    kind, columns = _parts(right)
+    if not columns:
+        row = database.execute_sql("SELECT has_table_privilege(%s, %s)", (table, kind)).fetchone()
+        return bool(row[0])
+    # Of the columns that are there: a missing one is no matter of rights, and PostgreSQL would raise for it.
+    row = database.execute_sql(
+        "SELECT coalesce(bool_and(has_column_privilege(attrelid, attnum, %s)), true) FROM pg_attribute "
+        "WHERE attrelid = to_regclass(%s) AND attname = ANY (%s) AND NOT attisdropped",
+        (kind, table, columns),
+    ).fetchone()
+    return bool(row[0])
+
+
+def _parts(right: str) -> tuple[str, list[str]]:
+    found = re.fullmatch(r"(\w+)(?: \((.*)\))?", right)
+    assert found is not None
+    return found[1], [] if found[2] is None else found[2].split(", ")

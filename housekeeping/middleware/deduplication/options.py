@@ -1,0 +1,142 @@
+"""What an actor may say of its deduplication, checked when it is declared."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+from uuid import uuid4
+
+from dramatiq import Actor, Message, MessageProxy
+
+from housekeeping.core.middleware_errors import InvalidOption
+from housekeeping.leases.lease import SHORTEST_TTL
+from housekeeping.middleware.call_keys import KeyOption, check_key
+
+DEFAULT_TTL: Final = timedelta(hours=1)  # semantics.md, Actor options
+
+_STRATEGIES: Final = ("until_executed", "until_executing")
+_OPTIONS: Final = {"ttl", "key", "if_deduplicated", "including_scheduled"}
+#: Message options that say that somebody waits for this very message: it is never dropped (semantics.md, D2).
+_WAITED_FOR: Final = ("pipe_target", "group_completion_uuid", "on_success", "on_failure")
+
+
+#: The message option that says where a message stands; what it says at each step is in `deduplication`.
+STANDING: Final = "deduplication_standing"
+CLAIMED: Final = "claimed"  # it was given its key when it was enqueued
+WHEN_DUE: Final = "when_due"  # it is checked when its delay is over, as if it were sent then
+SECOND_DELIVERY: Final = "second_delivery"  # another delivery of it is at work: that one has the key, if any
+SUPERSEDED: Final = "superseded"  # its retry is in the queue: that one has the key, if any
+RETRY_WAITS: Final = "retry_waits"  # the reason of a delivery that is superseded
+_NEVER_DROPPED: Final = "never_dropped"
+
+#: The message option with the name of its key, so that it is freed by whichever release ends the message.
+KEY: Final = "deduplication_key"
+
+#: The message option with the position of the primary's log when it was sent, see `data_consistency`.
+POSITION: Final = "database_position"
+#: For how long the positions of dropped duplicates are remembered for the message that stands for them.
+POSITION_REMEMBERED: Final = timedelta(hours=24)
+
+
+#: The message option that tells the attempts of a dead letter that was requeued from those of before.
+LIFE: Final = "deduplication_life"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """An actor's deduplication, defaults filled in."""
+
+    until_executed: bool
+    ttl: timedelta
+    key: KeyOption
+    reschedule_once: bool
+    including_scheduled: bool
+    supersede_retry: bool
+
+
+def waited_for(message: Message[Any] | MessageProxy) -> bool:
+    """Whether others wait for this message, so that it must not be dropped."""
+    return any(message.options.get(name) for name in (*_WAITED_FOR, _NEVER_DROPPED))
+
+
+def never_drop(message: Message[Any]) -> None:
+    """Mark a message that others wait for, though it does not say so itself."""
+    message.options[_NEVER_DROPPED] = True
+
+
+def as_new(message: Message[Any]) -> Message[Any]:
+    """The message as if it had not been sent before, for sending it once more: its key is asked for anew.
+
+    For messages from the dead letters: without this, a message would go on as one that has its key, and its first
+    attempt would be taken for one of before, whose retry waits.
+    """
+    options = {name: value for name, value in message.options.items() if name not in (STANDING, KEY)}
+    return dataclasses.replace(message, options={**options, LIFE: uuid4().hex})
+
+
+def awaited_by(message: MessageProxy) -> frozenset[str]:
+    """The ids of the messages that are to follow this one: its pipe target, its group's callbacks."""
+    options = message.options
+    following = [options.get("pipe_target"), *(options.get("group_completion_callbacks") or ())]
+    return frozenset(str(each.get("message_id")) for each in following if isinstance(each, dict))
+
+
+def terms_of(actor: Actor[..., Any]) -> Terms | None:
+    """The actor's terms; None when its messages are not deduplicated."""
+    options = actor.options
+    if not options.get("idempotent"):
+        return None
+    strategy = options.get("deduplicate", "until_executing")
+    if strategy is None:
+        return None
+    given: dict[str, Any] = options.get("deduplication", {})
+    return Terms(
+        strategy == "until_executed",
+        given.get("ttl", DEFAULT_TTL),
+        given.get("key"),
+        given.get("if_deduplicated") == "reschedule_once",
+        given.get("including_scheduled", False),
+        # A retry of until_executing holds no key, so there is nothing to take from it.
+        strategy == "until_executed" and bool(options.get("rediscovered")),
+    )
+
+
+def check_options(actor: Actor[..., Any]) -> None:
+    """Refuse what cannot work.
+
+    Raises:
+      InvalidOption: In words that show the right form.
+    """
+    name, options = actor.actor_name, actor.options
+    strategy = options.get("deduplicate")
+    if "deduplicate" in options and strategy is not None:
+        if strategy not in _STRATEGIES:
+            raise InvalidOption(
+                f'{name}: deduplicate is {strategy!r}; it should be "until_executed", "until_executing" or None'
+            )
+        if not options.get("idempotent"):
+            raise InvalidOption(f"{name}: deduplicate={strategy!r} needs idempotent=True beside it")
+    given = options.get("deduplication")
+    if given is None:
+        return
+    if not isinstance(given, dict) or not set(given) <= _OPTIONS:
+        raise InvalidOption(f"{name}: deduplication is {given!r}; its keys should be of {', '.join(sorted(_OPTIONS))}")
+    if terms_of(actor) is None:
+        raise InvalidOption(
+            f"{name}: deduplication needs idempotent=True, "
+            'and a deduplicate of "until_executed" or "until_executing" (used unless said)'
+        )
+    ttl = given.get("ttl", DEFAULT_TTL)
+    if not isinstance(ttl, timedelta) or ttl < SHORTEST_TTL:
+        raise InvalidOption(f"{name}: deduplication ttl is {ttl!r}; it should be a timedelta of at least 3 seconds")
+    if given.get("if_deduplicated", "drop") not in ("drop", "reschedule_once"):
+        raise InvalidOption(
+            f'{name}: if_deduplicated is {given["if_deduplicated"]!r}; it should be "drop" or "reschedule_once"'
+        )
+    if not isinstance(given.get("including_scheduled", False), bool):
+        raise InvalidOption(
+            f"{name}: including_scheduled is {given['including_scheduled']!r}; it should be True or False"
+        )
+    check_key(actor, "deduplication", given.get("key"))

@@ -1,0 +1,93 @@
+"""Exports the metrics from a worker's processes, by Dramatiq's own exposition."""
+
+from __future__ import annotations
+
+import http.server
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from dramatiq import Broker, Middleware, Worker
+
+from housekeeping.core.cron import Cron
+from housekeeping.core.errors import SettingsError
+from housekeeping.core.extras import how_to_install
+from housekeeping.core.settings import Settings
+from housekeeping.core.telemetry import metrics
+from housekeeping.core.telemetry.logs import configure
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.sweeps.engine import run_metrics
+
+if TYPE_CHECKING:
+    from dramatiq.middleware.prometheus import Prometheus
+
+logger = named_logger(__name__)
+
+_OF_ACTORS: Final = (
+    *(metrics.DEDUPLICATED, metrics.RETRIES, metrics.DEAD_LETTERS),
+    *(metrics.LEASES_REQUESTED, metrics.LEASES_HELD, metrics.LEASES_LOST),
+)
+
+
+class Metrics(Middleware):
+    """Middleware that makes each actor's metrics known before the first message, for who counts increases.
+
+    Note: It exports nothing; for that a broker has Dramatiq's ``Prometheus`` besides, see `exposition`.
+    """
+
+    def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
+        for name, actor in broker.actors.items():
+            for counter in _OF_ACTORS:
+                counter.add(name, number=0)
+            sweep, cron = actor.options.get("sweep"), actor.options.get("periodic")
+            if sweep is not None:
+                run_metrics.awaits(sweep, cron if isinstance(cron, Cron) else None)
+
+
+def exposition(settings: Settings) -> Prometheus:
+    """Dramatiq's middleware for the metrics page, at the address of the settings; for a broker without it.
+
+    Raises:
+      SettingsError: When prometheus-client is not installed.
+    """
+    require_prometheus()
+    # Imported only now: it reads its folder from the environment, and makes it.
+    from dramatiq.middleware.prometheus import Prometheus as DramatiqsOwn
+
+    class Prometheus(DramatiqsOwn):  # called so for those who look for it by its name, to put it first
+        @property
+        def forks(self) -> list[Callable[[], int]]:
+            return [serve]
+
+    return Prometheus()
+
+
+def require_prometheus() -> None:
+    """Return where prometheus-client is installed; asked without importing it.
+
+    Raises:
+      SettingsError: When it is not.
+    """
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise SettingsError(
+            f"a port for metrics is set, but prometheus-client is not installed: {how_to_install('metrics')}"
+        )
+
+
+def serve() -> int:
+    """The metrics page of all processes of a worker, in a process of its own that Dramatiq starts."""
+    from dramatiq.middleware.prometheus import _metrics_handler
+
+    settings = Settings.load()
+    configure(settings.log_level, settings.log_format)
+    assert settings.metrics_port is not None
+    address = (settings.metrics_host, settings.metrics_port)
+    try:
+        server = http.server.ThreadingHTTPServer(address, _metrics_handler)
+    except OSError as error:
+        logger.error("Metrics cannot be served", host=address[0], port=address[1], error=str(error))
+        return 1
+    logger.info("Metrics are served", host=address[0], port=address[1])
+    with server:
+        server.serve_forever()
+    return 0

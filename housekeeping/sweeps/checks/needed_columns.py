@@ -1,0 +1,42 @@
+"""The columns that the statements of a pass name, and the types that fit them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Final
+
+from peewee import Field
+
+from housekeeping.sweeps.checks.touched_tables import recorded
+from housekeeping.sweeps.stages.call import CallPass
+from housekeeping.sweeps.stages.stage import Pass
+
+ZONED: Final = {"timestamp with time zone"}
+UNZONED: Final = {"timestamp without time zone"}
+TEXTS: Final = {"text", "character varying", "character", "citext"}
+_INTEGERS: Final = {"smallint", "integer", "bigint", "numeric"}
+#: peewee's name of a field's type -> types of columns that fit; nothing is said about other fields.
+FITTING: Final[Mapping[str, set[str]]] = {
+    **dict.fromkeys(("AUTO", "BIGAUTO", "INT", "BIGINT", "SMALLINT"), _INTEGERS),
+    **dict.fromkeys(("TEXT", "VARCHAR", "CHAR"), TEXTS),
+    "BOOL": {"boolean"},
+    "DATETIME": ZONED | UNZONED | {"date"},
+    "TIMESTAMPTZ": ZONED,
+    "TIMESTAMP": UNZONED,
+}
+KNOWN_TYPES: Final = set().union(*FITTING.values())
+
+
+def fields_used(walk: Pass, now: datetime) -> set[Field]:
+    """Return the fields that the statements of a pass name."""
+    fields = recorded(walk, now).fields
+    if isinstance(walk, CallPass):
+        fields.update(walk.model._meta.sorted_fields)  # its function is given whole rows
+    return fields
+
+
+def updated_columns(rights: Iterable[str]) -> set[str]:
+    """Return the columns that rights such as ``UPDATE (status, updated_at)`` name."""
+    return {column for right in rights for named in re.findall(r"\((.*)\)", right) for column in named.split(", ")}

@@ -1,0 +1,162 @@
+"""Checks of a predicate where it is declared: it is a condition, depends on the time, and keeps all its columns."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from peewee import (
+    ColumnBase,
+    Field,
+    FieldAccessor,
+    ForeignKeyAccessor,
+    Node,
+    ObjectIdAccessor,
+    PostgresqlDatabase,
+)
+
+from housekeeping.core.errors import DeclarationError
+
+#: Two times that differ in every part, also in the day of the week.
+_TIMES: Final = (datetime(2024, 2, 12, 3, 14, 15, 926535, UTC), datetime(2026, 11, 25, 16, 47, 38, 1, UTC))
+_SHOWN: Final = 200  # characters of the SQL
+_EXAMPLE: Final = "lambda now: Session.expires_at <= now"
+
+#: Renders SQL without a server.
+_offline: Final = PostgresqlDatabase(None)
+
+
+@dataclass(slots=True)
+class _Usage:
+    """What a predicate did with columns while it ran.
+
+    Attributes:
+      fields: The columns it read from a model.
+      truth_tested: Whether Python asked a condition or a column for its truth.
+    """
+
+    fields: list[Field] = field(default_factory=list)
+    truth_tested: bool = False
+
+
+class _OfThread(threading.local):
+    usage: _Usage | None = None
+
+
+_of_thread: Final = _OfThread()
+_lock: Final = threading.Lock()
+_watching = 0
+_ACCESSORS: Final[dict[Any, Any]] = {
+    kind: kind.__get__ for kind in (FieldAccessor, ForeignKeyAccessor, ObjectIdAccessor)
+}
+
+
+def refuse_predicate(name: str, stale: Callable[[datetime], Any], *, always_stale: bool) -> None:
+    """Reject a predicate that may match more rows than its author means; needs no database.
+
+    Parameters:
+      always_stale: Whether the predicate need not depend on the time, nor keep the columns it uses.
+
+    Raises:
+      DeclarationError: The text says what to write.
+      Exception: The predicate itself fails, so that nothing is known of it.
+    """
+    _refuse_signature(name, stale)
+    with _watched() as usage:
+        conditions = [stale(at) for at in _TIMES]
+    if usage.truth_tested:
+        raise DeclarationError(
+            f"{name}: stale uses and, or, not, in, if or a chained comparison on a column, which Python evaluates "
+            "instead of PostgreSQL; write (A) & (B), (A) | (B), ~(A), column.in_([...]), column.between(a, b)"
+        )
+    for condition in conditions:
+        if not isinstance(condition, Node):
+            raise DeclarationError(f"{name}: stale returns {condition!r}; write a condition on columns: {_EXAMPLE}")
+    if always_stale:
+        return
+    first, second = (_offline.get_sql_context().sql(condition).query() for condition in conditions)
+    if first == second:
+        raise DeclarationError(
+            f"{name}: stale does not depend on the time it is given, so rows of any age are stale; write a comparison "
+            f"with it: {_EXAMPLE}; or always_stale=True, if the age does not matter"
+        )
+    sql = f"{first[0]} {second[0]}"
+    for used in usage.fields:
+        if not re.search(rf"(?<!\w){re.escape(used.column_name)}(?!\w)", sql):
+            raise DeclarationError(
+                f"{name}: stale uses {used.model.__name__}.{used.name}, but its SQL does not: {first[0][:_SHOWN]}; "
+                "write (A) & (B) to join conditions; or always_stale=True, if this is meant"
+            )
+
+
+def _refuse_signature(name: str, stale: Callable[[datetime], Any]) -> None:
+    try:
+        signature = inspect.signature(stale)
+    except ValueError:  # some functions written in C have none
+        return
+    try:
+        signature.bind(_TIMES[0])
+    except TypeError as error:
+        raise DeclarationError(f"{name}: stale is called with one time ({error}); write {_EXAMPLE}") from None
+
+
+@contextmanager
+def _watched() -> Iterator[_Usage]:
+    """Note what this thread does with columns.
+
+    peewee has no hook for this, so its classes are changed as long as any thread is in here. Other threads see no
+    difference: columns are as true, and models return the same fields, as before.
+    """
+    usage, before = _Usage(), _of_thread.usage
+    _watch(1)
+    _of_thread.usage = usage
+    try:
+        yield usage
+    finally:
+        _of_thread.usage = before
+        _watch(-1)
+
+
+def _watch(change: int) -> None:
+    global _watching
+    with _lock:
+        before, _watching = _watching, _watching + change
+        if before == 0:
+            ColumnBase.__bool__ = _truth  # type: ignore[attr-defined]
+            for kind, get in _ACCESSORS.items():
+                kind.__get__ = _noting(get)
+        elif _watching == 0:
+            del ColumnBase.__bool__  # type: ignore[attr-defined]
+            for kind, get in _ACCESSORS.items():
+                kind.__get__ = get
+
+
+def _truth(column: ColumnBase) -> bool:
+    usage = _of_thread.usage
+    if usage is not None and not _is_of_peewee(2):
+        usage.truth_tested = True
+    return True
+
+
+def _noting(get: Callable[..., Any]) -> Callable[..., Any]:
+    def get_and_note(accessor: Any, instance: Any, instance_type: Any = None) -> Any:
+        found = get(accessor, instance, instance_type)
+        usage = _of_thread.usage
+        if usage is not None and isinstance(found, Field) and not _is_of_peewee(2):
+            usage.fields.append(found)
+        return found
+
+    return get_and_note
+
+
+def _is_of_peewee(depth: int) -> bool:
+    """Whether the caller so many frames up is peewee's own code."""
+    module = sys._getframe(depth).f_globals.get("__name__", "")
+    return str(module).partition(".")[0] in ("peewee", "playhouse")

@@ -1,0 +1,211 @@
+"""Foreign keys that reference the rows that a stage deletes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from peewee import Column
+
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.database.catalog import quoted_name
+from housekeeping.database.connection import database
+from housekeeping.sweeps.stages.actions import Delete
+from housekeeping.sweeps.stages.call import Call
+from housekeeping.sweeps.stages.stage import Pass
+from housekeeping.sweeps.stages.table_stage import TablePass
+
+logger = named_logger(__name__)
+
+#: Stale rows that are looked up in each referencing table.
+SAMPLE: Final = 100
+
+_ACTIONS: Final = {"a": "NO ACTION", "r": "RESTRICT", "c": "CASCADE", "n": "SET NULL", "d": "SET DEFAULT"}
+#: A constraint of a partitioned table has one for each partition below it; only the topmost is listed.
+_REFERENCES: Final = """
+WITH RECURSIVE ours (id) AS (
+    SELECT to_regclass(%s)::oid UNION SELECT inhrelid FROM ours JOIN pg_inherits ON inhparent = ours.id
+)
+SELECT conrelid::regclass::text, confdeltype::text, relkind = 'p',
+    ARRAY(SELECT quote_ident(attname) FROM unnest(conkey) WITH ORDINALITY AS one (number, place)
+          JOIN pg_attribute ON attrelid = conrelid AND attnum = number ORDER BY place),
+    ARRAY(SELECT attname::text FROM unnest(confkey) WITH ORDINALITY AS one (number, place)
+          JOIN pg_attribute ON attrelid = confrelid AND attnum = number ORDER BY place),
+    EXISTS (
+        SELECT FROM pg_index WHERE indrelid = conrelid AND indisvalid AND indpred IS NULL
+        AND (indkey::smallint[])[0:cardinality(conkey) - 1] @> conkey
+    ),
+    has_table_privilege(conrelid, 'SELECT') AND has_schema_privilege(relnamespace, 'USAGE')
+FROM pg_constraint AS one JOIN pg_class ON pg_class.oid = conrelid
+WHERE contype = 'f' AND confrelid IN (SELECT id FROM ours) AND NOT EXISTS (
+    SELECT FROM pg_constraint AS above WHERE above.oid = one.conparentid AND above.confrelid IN (SELECT id FROM ours)
+) ORDER BY 1, 4
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A foreign key that references a table whose rows are deleted.
+
+    Attributes:
+      stage: The stage that deletes them.
+      table: The referencing table, as SQL has it.
+      columns: Its columns, as SQL has them.
+      referenced: The table whose rows are deleted.
+      referenced_columns: The columns that are referenced.
+      on_delete: What PostgreSQL does with the referencing rows.
+      indexed: Whether an index begins with the referencing columns.
+      partitioned: Whether the referencing table is partitioned.
+      readable: Whether the current role may read it.
+      handled: Whether the action of the stage is one of your own, which may delete the referencing rows itself.
+      referenced_rows: How many of the sampled rows are referenced; None: not counted.
+      sampled_rows: How many stale rows were looked up.
+    """
+
+    stage: str
+    table: str
+    columns: Sequence[str]
+    referenced: str
+    referenced_columns: Sequence[str]
+    on_delete: str
+    indexed: bool
+    partitioned: bool
+    readable: bool
+    handled: bool
+    referenced_rows: int | None = None
+    sampled_rows: int | None = None
+
+    @property
+    def restricts(self) -> bool:
+        """Whether a referenced row cannot be deleted."""
+        return self.on_delete in ("NO ACTION", "RESTRICT") and not self.handled
+
+    @property
+    def level(self) -> Literal["fine", "warning"]:
+        """Whether the sweep needs a change."""
+        return "warning" if self.way_out else "fine"
+
+    @property
+    def text(self) -> str:
+        """What the foreign key is and does, in one line."""
+        key = f"{self.table} ({', '.join(self.columns)}) references {self.referenced}, ON DELETE {self.on_delete}"
+        return f"{key}, {'indexed' if self.indexed else 'not indexed'}: {self._effect()}"
+
+    @property
+    def way_out(self) -> str | None:
+        """What to do; None where nothing needs to be done."""
+        steps = []
+        if not self.indexed:
+            concurrently = "" if self.partitioned else " CONCURRENTLY"
+            steps.append(f"CREATE INDEX{concurrently} ON {self.table} ({', '.join(self.columns)})")
+        if self.restricts and self.referenced_rows != 0:
+            steps.append(
+                f"leave referenced rows out of `stale`, or delete the rows of {self.table} first by a sweep of their "
+                "own, or declare the foreign key ON DELETE CASCADE"
+            )
+        return "; ".join(steps) or None
+
+    def as_json(self) -> dict[str, Any]:
+        """One element of ``references`` in ``housekeeping plan --json``."""
+        return {
+            "pass": self.stage,
+            "table": self.table,
+            "columns": list(self.columns),
+            "on_delete": self.on_delete,
+            "indexed": self.indexed,
+            "referenced_rows": self.referenced_rows,
+            "sampled_rows": self.sampled_rows,
+            "level": self.level,
+            "text": self.text,
+            "way_out": self.way_out,
+        }
+
+    def _effect(self) -> str:
+        scan = "" if self.indexed else "; each deleted row reads all of it"
+        if self.handled:
+            return f"the sweep's own action decides about its rows{scan}"
+        if self.on_delete == "CASCADE":
+            return f"its rows are deleted as well, and not counted{scan}"
+        if not self.restricts:
+            return f"its rows are changed as well, and not counted{scan}"
+        if self.referenced_rows is not None:
+            number = f"{self.referenced_rows} of the first {self.sampled_rows} stale rows"
+            return f"{number} are referenced and cannot be deleted"
+        unknown = "it has no index" if not self.indexed else "this role cannot read it" if not self.readable else ""
+        return f"referenced rows cannot be deleted{f' (not counted, {unknown})' if unknown else ''}{scan}"
+
+
+def references(stages: Sequence[Pass]) -> list[Reference]:
+    """Return the foreign keys that reference the rows of the stages that delete.
+
+    Raises:
+      peewee.PeeweeException: When the database cannot be asked.
+    """
+    found = []
+    for stage in stages:
+        delete = _delete_of(stage)
+        if not isinstance(stage, TablePass) or delete is None:
+            continue
+        rows = database.execute_sql(_REFERENCES, (quoted_name(stage.model),)).fetchall()
+        handled = type(delete).write is not Delete.write
+        meta: Any = stage.model._meta
+        for table, action, partitioned, columns, referenced_columns, indexed, readable in rows:
+            found.append(
+                Reference(
+                    stage.name,
+                    table,
+                    columns,
+                    meta.table_name,
+                    referenced_columns,
+                    _ACTIONS[action],
+                    indexed,
+                    partitioned,
+                    readable,
+                    handled,
+                )
+            )
+    return found
+
+
+def counted(stages: Sequence[Pass], now: datetime) -> list[Reference]:
+    """Return the same with the number of referenced rows among the first stale ones, where an index finds them.
+
+    Raises:
+      peewee.PeeweeException: When the database cannot be asked.
+    """
+    by_name = {stage.name: stage for stage in stages if isinstance(stage, TablePass)}
+    return [
+        _with_number(by_name[each.stage], each, now) if each.restricts and each.indexed and each.readable else each
+        for each in references(stages)
+    ]
+
+
+def warn_of_references(stages: Sequence[Pass]) -> None:
+    """Log each foreign key that references the rows of the stages that delete."""
+    for each in references(stages):
+        logger.warning("Deleted rows are referenced", text=each.text, way_out=each.way_out)
+
+
+def _delete_of(stage: Pass) -> Delete | None:
+    action = getattr(stage, "action", None)
+    action = action.then if isinstance(action, Call) else action
+    return action if isinstance(action, Delete) else None
+
+
+def _with_number(stage: TablePass, reference: Reference, now: datetime) -> Reference:
+    meta: Any = stage.model._meta
+    columns = [
+        Column(meta.table, name).alias(f"column_{number}") for number, name in enumerate(reference.referenced_columns)
+    ]
+    sample = stage.model.select(*columns).where(stage.stale(now)).order_by(*stage.order).limit(SAMPLE)
+    sql, parameters = database.get_sql_context().sql(sample).query()
+    same = " AND ".join(f"other.{name} = sample.column_{number}" for number, name in enumerate(reference.columns))
+    exists = f"EXISTS (SELECT FROM {reference.table} AS other WHERE {same})".replace("%", "%%")
+    # Names come from the catalog, quoted by PostgreSQL.
+    row: Any = database.execute_sql(
+        f"SELECT count(*), count(*) FILTER (WHERE {exists}) FROM ({sql}) AS sample",  # noqa: S608
+        parameters,
+    ).fetchone()
+    return replace(reference, sampled_rows=row[0], referenced_rows=row[1])

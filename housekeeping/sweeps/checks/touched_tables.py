@@ -1,0 +1,65 @@
+"""The tables that the statements of a stage touch, and the rights that they need there."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from peewee import Context, Delete, Field, FieldAlias, Insert, Model, ModelAlias, PostgresqlDatabase, Query, Update
+
+from housekeeping.sweeps.stages.stage import Explainable, Pass
+from housekeeping.sweeps.stages.table_stage import TablePass
+
+
+class Recorder(Context):
+    """Puts a statement together and notes its fields, its tables, and what it does with them."""
+
+    def __init__(self) -> None:
+        super().__init__(**PostgresqlDatabase(None).get_context_options())
+        self.fields: set[Field] = set()
+        self.models: dict[type[Model], None] = {}
+        self.changes: dict[type[Model], dict[str, None]] = {}
+
+    def sql(self, obj: Any) -> Any:
+        if isinstance(obj, Field):
+            self.fields.add(obj.field if isinstance(obj, FieldAlias) else obj)
+        if isinstance(obj, type) and issubclass(obj, Model):
+            self.models[obj] = None
+        elif isinstance(obj, ModelAlias):
+            self.models[obj.model] = None
+        elif isinstance(obj, Query):
+            self._note(obj)
+        return super().sql(obj)
+
+    def _note(self, query: Any) -> None:
+        if isinstance(query, Insert | Update | Delete) and hasattr(query, "model"):
+            self.models[query.model] = None
+            if isinstance(query, Update):
+                changes: Any = query
+                columns = ", ".join(getattr(each, "column_name", str(each)) for each in changes._update)
+                right = f"UPDATE ({columns})"
+            else:
+                right = "INSERT" if isinstance(query, Insert) else "DELETE"
+            self.changes.setdefault(query.model, {})[right] = None
+        if getattr(query, "_for_update", None):
+            for model in query._from_list:
+                if isinstance(model, type) and issubclass(model, Model):
+                    self.changes.setdefault(model, {})["FOR UPDATE"] = None
+
+    def rights(self) -> dict[type[Model], tuple[str, ...]]:
+        """Return table -> the rights that the statements need on it, ``FOR UPDATE`` where they lock its rows."""
+        return {model: ("SELECT", *self.changes.get(model, ())) for model in self.models}
+
+
+def recorded(stage: Pass, now: datetime) -> Recorder:
+    """Return what the statements of a stage touch; none is carried out.
+
+    What raw SQL names within them, and what a function of a `Call` does, cannot be told.
+    """
+    recorder = Recorder()
+    queries = [reading.query for reading in stage.readings(now)] if isinstance(stage, Explainable) else []
+    if isinstance(stage, TablePass):
+        queries += stage.statements_of_a_run(now)
+    for query in queries:
+        recorder.sql(query)
+    return recorder

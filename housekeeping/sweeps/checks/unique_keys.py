@@ -1,0 +1,87 @@
+"""Comparison of the key that a stage names its rows by with the keys that its table has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from peewee import Model
+
+from housekeeping.core.errors import DeclarationError
+from housekeeping.database.catalog import Table, forget_table, table_of
+from housekeeping.database.primary_key import declared_key, says_unique
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.limits.db_health import table_name
+from housekeeping.sweeps.stages.stage import Pass
+from housekeeping.sweeps.stages.table_stage import TablePass
+
+_NO_KEY: Final = "has no primary key and no unique index over NOT NULL columns, so its rows cannot be told apart"
+
+
+def stages_of(sweep: Sweep) -> tuple[Pass, ...]:
+    """Return the stages of a run.
+
+    Raises:
+      DeclarationError: When a stage names its rows by columns that are not unique in its table.
+      peewee.PeeweeException: When the database cannot be asked.
+    """
+    stages = sweep.walks()
+    for stage in stages:
+        if isinstance(stage, TablePass) and wrong_key(stage) is not None:
+            forget_table(stage.model)  # it may have been given a key since it was looked at
+            if (mismatch := wrong_key(stage)) is not None:
+                forget_table(stage.model)
+                raise DeclarationError(f"{sweep.name}: {'; '.join(mismatch)}")
+    return stages
+
+
+def wrong_key(stage: TablePass) -> tuple[str, str] | None:
+    """Return what is wrong with the key of a stage, and what to write instead; None when nothing is."""
+    model, table = stage.model, table_of(stage.model)
+    if not table.enforced or says_unique(model) or table.is_unique(column.column_name for column in stage.key):
+        return None
+    name, declared = table_name(model), ", ".join(declared_key(model))
+    if not table.keys:
+        return (
+            f"{name} {_NO_KEY} ({model.__name__} declares the key ({declared}))",
+            f"add one: ALTER TABLE {name} ADD PRIMARY KEY ({declared})",
+        )
+    keys = " and ".join(_in_brackets(key) for key in table.keys)
+    order = _in_brackets([column.column_name for column in stage.order])
+    return (
+        f"{model.__name__} declares the key ({declared}) and order is {order}, "
+        f"but rows of {name} are identified by {keys}",
+        f"write {_as_written(stage, table)}",
+    )
+
+
+def key_in_model(model: type[Model], table: Table) -> str:
+    """Return how a model declares the key of the table."""
+    meta: Any = model._meta
+    key = [_field_name(model, column) for column in table.keys[0]]
+    if len(key) == 1:
+        written = f"{key[0]} = ...Field(primary_key=True) in {model.__name__}"
+    else:
+        written = (
+            f"primary_key = CompositeKey({', '.join(repr(name) for name in key)}) in class Meta of {model.__name__}"
+        )
+    missing = [column for column in table.keys[0] if column not in meta.columns]
+    return f"{written}, with a field for {' and '.join(missing)}" if missing else written
+
+
+def _as_written(stage: TablePass, table: Table) -> str:
+    model, key = stage.model, table.keys[0]
+    declared = declared_key(model)
+    before = [column.column_name for column in stage.order if column.column_name not in (*key, *declared)]
+    columns = [*before, *(column for column in (*declared, *key) if column in table.columns)]
+    order = [f"{model.__name__}.{_field_name(model, column)}" for column in dict.fromkeys(columns)]
+    return f"order=({', '.join(order)}{',' if len(order) == 1 else ''}) and {key_in_model(model, table)}"
+
+
+def _in_brackets(columns: Sequence[str]) -> str:
+    return f"({', '.join(columns)})"
+
+
+def _field_name(model: type[Model], column: str) -> str:
+    meta: Any = model._meta
+    return str(meta.columns[column].name) if column in meta.columns else column

@@ -1,0 +1,87 @@
+"""What a declaration is refused for, where it is made and in words that show the right form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from blinker import NamedSignal
+from peewee import Field, Ordering
+
+from housekeeping.core.errors import DeclarationError
+from housekeeping.database.connection import database
+from housekeeping.database.primary_key import key_of
+from housekeeping.sweeps.stages.call import Call, CallPass
+from housekeeping.sweeps.stages.table_stage import TablePass
+
+_FORMS: Final = {
+    "stale": "lambda now: Session.ends <= now",
+    "order": "(Session.ends, Session.id)",
+    "action": "Delete()",
+}
+
+
+def refuse_incomplete(name: str, stale: Any, order: Any, action: Any, passes: Any) -> None:
+    """Reject a sweep without all of stale, order and action, and without passes; or with both."""
+    given = {"stale": stale is not None, "order": bool(order), "action": action is not None}
+    missing = [field for field, there in given.items() if not there]
+    if passes is None and missing:
+        forms = ", ".join(f"{field}={_FORMS[field]}" for field in missing)
+        raise DeclarationError(f"{name}: give stale, order and action, or passes; missing: {forms}")
+    if passes is not None and not missing:
+        raise DeclarationError(f"{name}: give stale, order and action, or passes; not both")
+
+
+def refuse_order(name: str, order: tuple[Any, ...]) -> None:
+    """Reject an order of anything else than the columns of one model, ascending."""
+    for column in order:
+        if isinstance(column, Ordering):
+            known_as = getattr(column.node, "name", "the column")
+            raise DeclarationError(f"{name}: order is always oldest first; write {known_as} without .asc() and .desc()")
+        if not isinstance(column, Field):
+            raise DeclarationError(f"{name}: order has {column!r}; write columns: {_FORMS['order']}")
+        if column.model is not order[0].model:
+            raise DeclarationError(
+                f"{name}: order has {column.model.__name__}.{column.name}, but begins with a column of "
+                f"{order[0].model.__name__}; write columns of one model: {_FORMS['order']}"
+            )
+
+
+def refuse_form(name: str, stale: Any, order: Any, action: Any) -> None:
+    """Refuse what is easily written, and would fail far from here."""
+    if stale is not None and not callable(stale):
+        raise DeclarationError(f"{name}: stale should be a function of the time: lambda now: Session.ends <= now")
+    if not isinstance(order, tuple):
+        raise DeclarationError(f"{name}: order should be a tuple of columns, such as (Session.ends, Session.id)")
+    refuse_order(name, order)
+    if isinstance(action, type):
+        raise DeclarationError(f"{name}: action should be {action.__name__}(), with brackets")
+
+
+def refuse_event(name: str, event: Any, columns: Any, *, has_passes: bool) -> None:
+    """Refuse an event that no batch would announce."""
+    if has_passes and (event is not None or columns):
+        raise DeclarationError(f"{name}: a sweep of passes has no event; give it to each TablePass, as sends")
+    if event is None and columns:
+        raise DeclarationError(f"{name}: event_columns without an event; give event=events.event('shop.order_expired')")
+    if event is not None and not isinstance(event, NamedSignal):
+        raise DeclarationError(f"{name}: event is {event!r}; it should be events.event('shop.order_expired')")
+    for key, column in columns.items() if isinstance(columns, Mapping) else ():
+        if not isinstance(column, Field):
+            raise DeclarationError(f'{name}: event_columns has {column!r} as {key!r}; write {{"order_id": Order.id}}')
+
+
+def refuse_walk(name: str, table: TablePass) -> None:
+    """Refuse a walk that would miss rows, look elsewhere, or call nothing."""
+    refuse_order(name, table.order)
+    kind = table.model
+    meta: Any = kind._meta
+    if meta.database is not database:
+        raise DeclarationError(f"{name}: {kind.__name__} should be derived from housekeeping.BaseModel")
+    key = tuple(column.column_name for column in key_of(kind))
+    if not key or {column.column_name for column in table.order[-len(key) :]} != set(key):
+        raise DeclarationError(
+            f"{name}: order must end with the primary key ({', '.join(key)}), or rows could be missed"
+        )
+    if isinstance(table.action, Call) and not isinstance(table, CallPass):
+        raise DeclarationError(f"{name}: a Call needs a CallPass, or nothing would be called")

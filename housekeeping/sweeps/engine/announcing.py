@@ -1,0 +1,132 @@
+"""Announcing of a batch's events: within its transaction, in the outbox, and after its commit."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from peewee import PeeweeException, __exception_wrapper__  # type: ignore[attr-defined]
+from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_UNKNOWN
+
+from housekeeping.core import events
+from housekeeping.core.errors import HandlerFailed, HousekeepingError, TransactionEnded
+from housekeeping.core.telemetry.error_reporting import report
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.database.connection import database, one_line, sqlstate, typed_line
+from housekeeping.sweeps.engine.error_mapping import comes_from
+from housekeeping.sweeps.ledger import outbox
+from housekeeping.sweeps.ledger.outbox import Stored
+from housekeeping.sweeps.stages.bisection import is_row_error, is_timeout
+from housekeeping.sweeps.stages.stage import Announcement, Announcing, Pass, Settled
+
+logger = named_logger(__name__)
+
+#: Errors of a handler that say nothing about the row: the other side cannot be reached. They end the run.
+UNREACHABLE: Final = (ConnectionError, socket.gaierror)
+_SAVEPOINT: Final = "housekeeping_handler"
+#: PostgreSQL's codes for a savepoint whose transaction is over: no transaction, or another one.
+_ENDED: Final = ("25P01", "3B001")
+
+
+@dataclass
+class Announcer:
+    """Announces the batches of one run."""
+
+    worker: str
+    run_id: int
+    _announcements: Sequence[Announcement] = ()
+    _stored: list[Stored] = field(default_factory=list)
+    _failing: set[tuple[str, str]] = field(default_factory=set)
+
+    def announce(self, stage: Pass, settled: Settled) -> None:
+        """Call the handlers that belong in the batch's transaction, and store rows in the outbox.
+
+        Raises:
+          HandlerFailed: When a handler raises for a reason that may be a row's.
+          TransactionEnded: When a handler ends the transaction, or tries to.
+          Exception: What else a handler raises: it says nothing about the rows.
+        """
+        found = stage.announcements(settled) if isinstance(stage, Announcing) else ()
+        # What an attempt that was rolled back has left here is dropped.
+        self._announcements, self._stored = [each for each in found if each.rows], []
+        for each in self._announcements:
+            for handler in events.handlers_of(each.event).within_transaction:
+                self._call(handler, each)
+            if not each.in_outbox:
+                self._stored += outbox.store(each.event, each.rows, worker=self.worker, run_id=self.run_id)
+
+    def after_commit(self) -> None:
+        """Tell subscribers of the last batch, and deliver what was stored; never raises for a failed one."""
+        announcements, stored = self._announcements, self._stored
+        self._announcements, self._stored = (), []
+        for each in announcements:
+            events.send(each.event, each.rows, worker=self.worker, run_id=self.run_id)
+        handlers = events.subscriptions()
+        for key in dict.fromkeys((row.event, row.subscription) for row in stored):
+            # What fails once is left to the outbox's own sweep for the rest of the run: the run has other work to do.
+            if key in handlers and key not in self._failing:
+                self._deliver(handlers[key], [row for row in stored if (row.event, row.subscription) == key])
+
+    def _deliver(self, handler: events.OutboxHandler, rows: Sequence[Stored]) -> None:
+        first = rows[0]
+        about = {"subscribed_to": first.event, "subscription": first.subscription}
+        try:
+            outbox.deliver(handler, rows)
+        except Exception as error:
+            self._failing.add((first.event, first.subscription))
+            logger.exception("A delivery failed and is left to the outbox", **about, error=one_line(error))
+            report(error, worker=self.worker, run_id=self.run_id, **about)
+            return
+        try:
+            with database.atomic():
+                outbox.remove(rows)
+        except PeeweeException as error:
+            logger.warning("Delivered rows stay in the outbox and are repeated", **about, error=one_line(error))
+
+    def _call(self, handler: events.TransactionHandler, each: Announcement) -> None:
+        connection = database.connection()
+        named = f"{getattr(handler, '__module__', '')}.{getattr(handler, '__qualname__', repr(handler))}"
+        with _own_transaction(connection, named):
+            try:
+                # psycopg2's errors become peewee's, as those of the batch's own statements do.
+                with connection.lent(), __exception_wrapper__:
+                    handler(connection, [dict(row) for row in each.rows], worker=self.worker, run_id=self.run_id)
+            except HousekeepingError:
+                raise
+            except Exception as error:
+                about_database = is_timeout(error) or not is_row_error(error)
+                if (isinstance(error, PeeweeException) and about_database) or comes_from(error, UNREACHABLE):
+                    raise
+                raise HandlerFailed(f"{named} failed for {each.event.name}: {typed_line(error)}") from error
+            if connection.info.transaction_status == TRANSACTION_STATUS_INERROR:
+                raise HandlerFailed(f"{named} left the transaction of {each.event.name} aborted by an error")
+
+
+@contextmanager
+def _own_transaction(connection: Any, handler: str) -> Iterator[None]:
+    """Set a savepoint that is gone where a handler has ended the transaction, by whichever statement."""
+    database.execute_sql(f"SAVEPOINT {_SAVEPOINT}")
+    try:
+        yield
+    except Exception as error:
+        if connection.info.transaction_status != TRANSACTION_STATUS_UNKNOWN:
+            _refer_to_savepoint("ROLLBACK TO", handler, error)
+        raise
+    _refer_to_savepoint("RELEASE", handler, None)
+
+
+def _refer_to_savepoint(verb: str, handler: str, error: Exception | None) -> None:
+    try:
+        database.execute_sql(f"{verb} SAVEPOINT {_SAVEPOINT}")
+    except PeeweeException as gone:
+        if sqlstate(gone) not in _ENDED:
+            if error is not None:
+                return  # the handler's error is the one to be seen
+            raise
+        raise TransactionEnded(
+            f"{handler} ended the batch's transaction by a statement; what it had changed may be committed "
+            "without being counted. Take the COMMIT or ROLLBACK out of it"
+        ) from error

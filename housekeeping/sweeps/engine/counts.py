@@ -1,0 +1,60 @@
+"""A run's counts: which there are, in which order, and what a batch adds to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from housekeeping.core.errors import DeclarationError
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.ledger.runs import Counts, Outcome
+from housekeeping.sweeps.stages.stage import Settled
+
+#: Seconds this machine's clock was ahead of the database's, in the counts of a run that started beyond the tolerance.
+CLOCK_SKEW: Final = "clock_skew_s"
+#: Counts that say that time ran out, by whichever name the worker's document gives it.
+_DOCUMENT_100: Final = "execution_timeout"
+_TIME_FLAGS: Final = ("out_of_time", _DOCUMENT_100)
+
+
+def initial_counts(sweep: Sweep) -> Counts:
+    """All counts of the sweep at nothing, in the order they are shown."""
+    return {name: False if name in _TIME_FLAGS else 0 for name in sweep.counts}
+
+
+def in_order(sweep: Sweep, counts: Counts) -> Counts:
+    """Counts as the ledger has them (jsonb keeps no order), in the order the worker's own are shown."""
+    names = dict.fromkeys((*sweep.counts, *counts))
+    return {name: counts[name] for name in names if name in counts}
+
+
+def added(before: Counts, settled: Settled) -> Counts:
+    """The counts with those of a batch.
+
+    Raises:
+      DeclarationError: When the batch has a count that the sweep does not declare.
+    """
+    counts = dict(before)
+    for name, value in settled.counts.items():
+        if name not in counts:
+            declared = ", ".join(before) or "none"
+            raise DeclarationError(f"{name!r} is counted, but not among the sweep's counts ({declared}); add it there")
+        counts[name] = counts[name] + value if isinstance(value, int) and not isinstance(value, bool) else value
+    if "batches" in counts:
+        counts["batches"] += any(settled.counts.values())  # one that changed something
+    if settled.failures:
+        counts["failed"] = counts.get("failed", 0) + sum(failure.rows for failure in settled.failures)
+    return counts
+
+
+def flagged(counts: Counts, verdict: tuple[Outcome, str | None], exceeded: Callable[[], bool]) -> Counts:
+    """The counts at the end of a run, with whether its time ran out.
+
+    Parameters:
+      exceeded: Whether more than the longest time has passed. `execution_timeout` is set then, also when nothing is
+        left (document 100, 処理フロー 4).
+    """
+    flags = {flag: verdict == ("partial", "out_of_time") for flag in _TIME_FLAGS if flag in counts}
+    if _DOCUMENT_100 in flags:
+        flags[_DOCUMENT_100] = flags[_DOCUMENT_100] or exceeded()
+    return counts | flags

@@ -1,0 +1,139 @@
+"""Rejected records of a run, grouped by cause: a few log lines, one report and one row for each cause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from peewee import PeeweeException
+
+from housekeeping.core.sanitize import in_one_line, shortened
+from housekeeping.core.telemetry.error_reporting import report
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.core.telemetry.logs import presentable
+from housekeeping.database.connection import one_line
+from housekeeping.sweeps.engine import rejection_store
+from housekeeping.sweeps.engine.rejection_store import Rejected
+from housekeeping.sweeps.stages.causes import cause_of
+from housekeeping.sweeps.stages.stage import Failure, Position, Settled
+
+logger = named_logger(__name__)
+
+LINES: Final = 20  # records of a cause that have a log line of their own in a run
+SAMPLES: Final = 5  # records of a cause that its report shows
+CAUSES: Final = 20  # that are told apart in a run; with it the memory, lines and reports of a run are bounded
+OTHER_CAUSES: Final = "other causes"
+_LONGEST_VALUE: Final = 300  # characters of a value in a log line, report or row
+
+
+@dataclass(slots=True)
+class _Group:
+    """The records of one cause; `error` is that of the first."""
+
+    error: BaseException
+    rows: int = 0
+    logged: int = 0
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, failure: Failure) -> None:
+        self.rows += failure.rows
+        if len(self.samples) < SAMPLES:
+            self.samples.append(short_record(failure.record))
+
+
+class Rejections:
+    """Records that a run could not settle, or settled another way after an error.
+
+    Parameters:
+      worker: The worker's name.
+      run_id: The run's row in the ledger.
+    """
+
+    def __init__(self, worker: str, run_id: int | None, argument: Any = None) -> None:
+        self.worker = worker
+        self.run_id = run_id
+        self.subject = rejection_store.subject_of(argument)
+        self._rejected: dict[str, _Group] = {}
+        self._rescued: dict[str, _Group] = {}
+
+    def add(self, settled: Settled) -> None:
+        """Group the batch's rejected records, and log the first of each cause."""
+        for failure in settled.failures:
+            group = _add(self._rejected, failure)
+            if group.logged < LINES:
+                group.logged += 1
+                error = shortened(one_line(failure.error), _LONGEST_VALUE)
+                logger.error("A record could not be settled", record=short_record(failure.record), error=error)
+        for failure in settled.rescued:
+            _add(self._rescued, failure)
+
+    def close(self, *, whole: bool, settled_any: bool, rejected_before: bool, position: Position | None) -> None:
+        """Log, record and report each cause once; never raises.
+
+        Parameters:
+          whole: Whether the run looked at everything, so that a cause it did not meet is gone.
+          settled_any: Whether it settled a record.
+          rejected_before: Whether records stand rejected since an earlier run.
+          position: Where it ended.
+        """
+        for cause, group in self._rejected.items():
+            if group.rows > group.logged:
+                logger.error("More records could not be settled", cause=cause, rows=group.rows, logged=group.logged)
+        if self._rejected or (whole and rejected_before):
+            self._record(whole, settled_any, position)
+        due = rejection_store.due_for_report(self.worker, list(self._rejected)) if self._rejected else set()
+        # A rescued record does not come back, so its report is not held back.
+        for group in (*(self._rejected[cause] for cause in self._rejected if cause in due), *self._rescued.values()):
+            # A column of the record may have any of these names.
+            about = {"worker": self.worker, "run_id": self.run_id, "rows": group.rows, "samples": group.samples}
+            report(group.error, **{**group.samples[0], **about})
+
+    def _record(self, whole: bool, settled_any: bool, position: Position | None) -> None:
+        found = {
+            cause: Rejected(group.rows, _storable(group.samples[0], group.error))
+            for cause, group in self._rejected.items()
+        }
+        try:
+            rejection_store.record(
+                self.worker, self.subject, found, whole=whole, settled_any=settled_any, position=position
+            )
+        except PeeweeException as error:
+            logger.warning("Could not record what was rejected", error=one_line(error))
+
+
+def _add(groups: dict[str, _Group], failure: Failure) -> _Group:
+    cause = cause_of(failure.error, failure.record)
+    if cause not in groups and len(groups) >= CAUSES:
+        cause = OTHER_CAUSES
+    group = groups.setdefault(cause, _Group(failure.error))
+    group.add(failure)
+    return group
+
+
+def short_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record with long values shortened."""
+    return {name: _short(value) for name, value in record.items()}
+
+
+def _short(value: Any) -> Any:
+    if value is None or isinstance(value, int | float):
+        return value
+    text = value if isinstance(value, str) else str(presentable(value))
+    # Kept as it is when it is short: a log line and a tracker have their own form for a time or a list.
+    return value if len(text) <= _LONGEST_VALUE else shortened(text, _LONGEST_VALUE)
+
+
+def _storable(sample: Mapping[str, Any], error: BaseException) -> dict[str, Any]:
+    """Return the sample and its error in a form that jsonb takes."""
+    shown = {"record": presentable(dict(sample)), "error": one_line(error)}
+    stored: dict[str, Any] = _printable(shown)
+    return stored
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return in_one_line(shortened(value, _LONGEST_VALUE), _LONGEST_VALUE)
+    if isinstance(value, dict):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    return [_printable(each) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,248 @@
+"""What became of a tick, and the reason: from the ledger, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta, tzinfo
+from typing import Any, Final
+
+from peewee import fn
+
+from housekeeping.core.cron import Cron
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.insight.run_state import HEARTBEAT_AGE_S, is_lost, outcome_in_words
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.limits.first_run import UNCONFIRMED, in_words
+from housekeeping.sweeps.processes.alerts import no_living_scheduler, no_living_worker
+from housekeeping.sweeps.processes.liveness import UNKNOWN, Processes
+
+#: A tick is sent within its minute and a worker takes it at once; later than this something keeps it.
+_SOON: Final = timedelta(minutes=2)
+_SHOWN: Final = 100  # attempts at one tick; its retries are 25
+_OPEN: Final = ("running", "silent")  # outcomes of attempts that have not ended
+
+_MADE_UP: Final = (
+    "The next one to start makes up the latest tick (HOUSEKEEPING_CATCH_UP), and records the others as missed"
+)
+
+#: What a recorded reason means, and what to do about it where something can be done.
+REASONS: Final = {
+    "lease_held": "another run held the lease, and did its work; nothing to do unless that run hangs: "
+    "housekeeping leases list",
+    "paused": "the worker is paused: housekeeping resume NAME",
+    "disabled": "the worker is disabled in HOUSEKEEPING_WORKERS",
+    "not_set_up": "the worker's tables or stores are not set up here, so it is not scheduled: housekeeping list says "
+    "what is missing; to be told by an alert instead, name its family in HOUSEKEEPING_BUILT_IN",
+    "deduplicated": "a message for the same work was waiting or at work already, and stands for this one",
+    "already_done": "the message had been completed before and was delivered once more",
+    "tick_already_sent": "another scheduler had sent this tick",
+    "no_scheduler": "no scheduler ran, or none reached Redis: is the process `housekeeping scheduler` alive?",
+    "out_of_time": "its budget of time was used up; the next run goes on",
+    "limit": "the most records of one run were settled; the next run goes on",
+    "shutdown": "its process was told to stop; its message went back to the queue and goes on where it stopped",
+    "taken_over": "it gave no sign of life and another attempt took over; see the next attempt",
+    "lease_lost": "another run had taken its lease; what it had not committed was rolled back",
+    "gate": "the database was not well and did not become so in time, the log line `A gate stays shut` says how; "
+    "it worked slowly meanwhile, and the next run goes on where it stopped",
+    "breaker": "far more rows were stale than usual; it processed as many as its breaker allows, and the next run "
+    "goes on there. To process all at once: housekeeping plan NAME, then run --confirm",
+    UNCONFIRMED: "no run of this worker has ended yet, and it would process a large part of a table",
+    "clock": "this machine's clock was over a minute from the database's; check NTP on both. Its retries come by "
+    "themselves; in a hurry: housekeeping run NAME --force",
+    "retry_waits": "a retry of this worker waited already and does the same work",
+}
+
+#: Whether a scheduler has sent the message of a tick; null: that is not known.
+WasSent = Callable[[datetime], bool | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One row of the ledger; `outcome` is ``running`` while it goes on, ``silent`` when it no longer says so.
+
+    Attributes:
+      heartbeat_age_s: Of an open run, the age of its last heartbeat in seconds; None: it has ended.
+    """
+
+    run_id: int
+    trigger: str
+    outcome: str
+    reason: str | None
+    started_at: datetime
+    finished_at: datetime | None
+    counts: dict[str, Any]
+    error: str | None
+    heartbeat_age_s: float | None = None
+
+    def __str__(self) -> str:
+        return outcome_in_words(None if self.outcome in _OPEN else self.outcome, self.heartbeat_age_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one tick.
+
+    Attributes:
+      tick: The tick in question, UTC; null when the worker has no schedule.
+      outcome: That of the last attempt, or ``missed``, ``not_a_tick``, ``not_yet``, ``waiting``, ``not_sent``,
+        ``unknown``.
+      meaning: The reason in words, with the way out where there is one.
+      attempts: Rows of the ledger for this tick, or for this run's message, oldest first; a hundred at most.
+      newer_run: The worker's latest run, where it is of no tick and began after this one.
+      run_id: The run in question; None where it is a tick.
+      origin: What started that run, and which lost run it took over from.
+      next_step: What comes after that run.
+    """
+
+    worker: str
+    tick: datetime | None
+    outcome: str
+    meaning: str
+    attempts: list[Attempt]
+    newer_run: Attempt | None = None
+    run_id: int | None = None
+    origin: str | None = None
+    next_step: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of ``housekeeping why --json``."""
+        return asdict(self)
+
+
+def why(
+    sweep: Sweep,
+    tick: datetime | None,
+    now: datetime,
+    zone: tzinfo,
+    was_sent: WasSent = lambda tick: None,
+    processes: Processes = UNKNOWN,
+) -> Answer:
+    """Say what became of a worker's tick.
+
+    Parameters:
+      tick: The nominal time, any moment of its minute; null: the latest, or the last run of a worker without schedule.
+      now: The current time.
+      zone: Whose clock the schedule is read on.
+      was_sent: Asked about a tick of which the ledger says nothing.
+      processes: The workers and schedulers that are alive, or were.
+    """
+    name = sweep.name
+    cron = Cron(sweep.schedule, zone) if sweep.schedule else None
+    if tick is None:
+        if cron is None or not sweep.enabled:
+            return _last_run(sweep, now)
+        tick = cron.latest(now)
+    else:
+        tick = tick.replace(second=0, microsecond=0)
+    attempts = _attempts(sweep, Run.tick == tick)
+    if attempts:
+        last = attempts[-1]
+        return Answer(name, tick, last.outcome, meaning_of(name, last), attempts)
+    if cron is not None and cron.latest(tick) != tick:
+        nearest = f"the ticks around it are {cron.latest(tick):%Y-%m-%d %H:%M} and {cron.next(tick):%Y-%m-%d %H:%M} UTC"
+        return Answer(name, tick, "not_a_tick", f"{sweep.schedule!r} does not fire at this minute; {nearest}", [])
+    gap = _gap_around(name, tick, cron)
+    if gap is not None:
+        return Answer(name, tick, "missed", REASONS["no_scheduler"], [gap])
+    return Answer(name, tick, *_without_a_row(sweep, tick, now, was_sent, processes), [])
+
+
+def _without_a_row(
+    sweep: Sweep, tick: datetime, now: datetime, was_sent: WasSent, processes: Processes
+) -> tuple[str, str]:
+    if not sweep.enabled:
+        return "unknown", REASONS["disabled"]
+    problem = sweep.lacks()
+    if problem is not None:
+        return "unknown", f"{REASONS['not_set_up']} ({problem.text})"
+    if sweep.schedule is None:
+        return "unknown", "this worker has no schedule: it runs when it is enqueued or run by hand"
+    if tick > now:
+        return "not_yet", "this tick is still to come"
+    sent = was_sent(tick)
+    no_worker, no_scheduler = no_living_worker(processes, sweep.queue), no_living_scheduler(processes)
+    if sent and no_worker:
+        return "waiting", f"it was sent, but {no_worker}"
+    if sent:
+        return "waiting", (
+            "it was sent, and no worker has taken it: is `housekeeping worker` alive, and for this queue? "
+            "Look at the queues in `housekeeping status` (the tick before a first start of a scheduler counts as sent)"
+        )
+    if no_scheduler:
+        # Without Redis, a scheduler may have sent it before it died.
+        return "unknown" if sent is None else "not_sent", f"{no_scheduler}; {_MADE_UP}"
+    if now - tick < _SOON:
+        return "waiting", "it is being sent, or waits in the queue; look again in a minute"
+    if sent is not None:
+        return "not_sent", (f"no scheduler has sent it: is the process `housekeeping scheduler` alive? {_MADE_UP}")
+    first = Run.select(fn.MIN(Run.started_at)).where(Run.worker == sweep.name).scalar()
+    if first is not None and tick < first:
+        return "unknown", "the ledger does not reach back so far: old runs are removed after 30 days"
+    return "unknown", (
+        "it was not recorded: no scheduler has sent it, or its message waits in the queue. "
+        "Look at the queues in `housekeeping status`; are `housekeeping worker` and `housekeeping scheduler` alive?"
+    )
+
+
+def _last_run(sweep: Sweep, now: datetime) -> Answer:
+    last = Run.select(fn.MAX(Run.id)).where(Run.worker == sweep.name).scalar()
+    attempts = _attempts(sweep, Run.id == last) if last is not None else []
+    idle = REASONS["disabled"] if not sweep.enabled else "this worker has no schedule"
+    if not attempts:
+        return Answer(sweep.name, None, "unknown", f"{idle}, and it never ran", [])
+    return Answer(
+        sweep.name,
+        None,
+        attempts[-1].outcome,
+        f"{idle}; its last run: {meaning_of(sweep.name, attempts[-1])}",
+        attempts,
+    )
+
+
+def _attempts(sweep: Sweep, which: Any) -> list[Attempt]:
+    rows = (
+        Run.select(Run, HEARTBEAT_AGE_S.alias("heartbeat_age_s"))
+        .where((Run.worker == sweep.name) & which)
+        .order_by(Run.id)
+        .limit(_SHOWN)
+    )
+    return [_attempt(run) for run in rows]
+
+
+def _attempt(run: Any) -> Attempt:
+    """Return a row of the ledger, selected with its `heartbeat_age_s`."""
+    age_s = None if run.outcome else round(float(run.heartbeat_age_s), 3)
+    outcome = run.outcome or ("silent" if is_lost(run.outcome, age_s) else "running")
+    return Attempt(
+        run.id, run.trigger, outcome, run.reason, run.started_at, run.finished_at, run.counts, run.error, age_s
+    )
+
+
+def _gap_around(worker: str, tick: datetime, cron: Cron | None) -> Attempt | None:
+    """The row that says that this tick was missed with others: the next one recorded, if its gap reaches so far."""
+    after = (Run.worker == worker) & (Run.tick > tick)
+    run = Run.select().where(after).order_by(Run.tick, Run.id).limit(1).first()
+    if run is None or run.outcome != "missed":
+        return None
+    missed = run.counts.get("missed", 0)
+    if cron is not None and cron.count(tick, run.tick, missed) >= missed:
+        return None  # it begins after this tick
+    return _attempt(run)
+
+
+def meaning_of(worker: str, attempt: Attempt) -> str:
+    """Return what an attempt's outcome and reason mean, with the way out where there is one."""
+    if attempt.outcome == "running":
+        return "it is at work"
+    if attempt.outcome == "silent":
+        return f"{attempt}: its process was killed or hangs; the next attempt takes over"
+    if attempt.outcome == "done":
+        return "it did its work to the end"
+    if (attempt.trigger, attempt.reason) == ("cli", "shutdown"):
+        return "it was interrupted, by Ctrl-C or SIGTERM; the next run resumes where it stopped"
+    if attempt.reason == UNCONFIRMED and UNCONFIRMED in attempt.counts:
+        return in_words(attempt.counts[UNCONFIRMED])
+    if attempt.error:
+        return f"it failed: {attempt.error}"
+    return REASONS.get(attempt.reason or "", attempt.reason or attempt.outcome).replace("NAME", worker)

@@ -1,0 +1,111 @@
+"""Why a run began, how it ended and what comes next: for runs of any trigger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, tzinfo
+from typing import Final
+
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.insight.explain_outcome import Answer, Attempt, meaning_of
+from housekeeping.sweeps.insight.status import next_tick
+from housekeeping.sweeps.ledger import history
+from housekeeping.sweeps.ledger.history import RunRecord
+from housekeeping.sweeps.ledger.overrides import switch_of
+
+#: What started a run, by its trigger.
+_ORIGINS: Final = {
+    "schedule": "the schedule sent it",
+    "enqueue": "it was enqueued, by the application or by housekeeping enqueue",
+    "cli": "it was started by hand: housekeeping run",
+    "parent": "another worker's run enqueued it",
+}
+
+
+def why_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzinfo) -> Answer:
+    """Explain one run.
+
+    Parameters:
+      sweep: Its worker; None for one that is no longer declared.
+    """
+    attempts = history.attempts_of(record)
+    asked = _attempt(record)
+    return Answer(
+        record.worker,
+        record.tick,
+        asked.outcome,
+        meaning_of(record.worker, asked),
+        [_attempt(each) for each in attempts],
+        run_id=record.run_id,
+        origin=_origin(record),
+        next_step=_next_step(record, attempts, sweep, now, zone),
+    )
+
+
+def with_newer_run(answer: Answer) -> Answer:
+    """Add the worker's latest run, where it is of no tick and began after the last attempt at the answer's tick."""
+    latest = next(iter(history.recent(worker=answer.worker, limit=1)), None)
+    if latest is None or latest.tick is not None or answer.tick is None:
+        return answer
+    is_newer = latest.run_id > answer.attempts[-1].run_id if answer.attempts else latest.started_at > answer.tick
+    return replace(answer, newer_run=_attempt(latest)) if is_newer else answer
+
+
+def _attempt(record: RunRecord) -> Attempt:
+    return Attempt(
+        record.run_id,
+        record.trigger,
+        record.outcome or ("silent" if record.lost else "running"),
+        record.reason,
+        record.started_at,
+        record.finished_at,
+        record.counts,
+        record.error,
+        record.silent_s,
+    )
+
+
+def _origin(record: RunRecord) -> str:
+    origin = _ORIGINS.get(record.trigger, record.trigger)
+    if record.tick is not None:
+        origin += f" for the tick {record.tick:%Y-%m-%d %H:%M} UTC"
+    lost = history.took_over_from(record)
+    if lost:
+        origin += f"; it took over from lost {_runs(lost)}"
+    return origin
+
+
+def _runs(ids: list[int]) -> str:
+    return f"run{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
+
+
+def _next_step(
+    record: RunRecord, attempts: list[RunRecord], sweep: Sweep | None, now: datetime, zone: tzinfo
+) -> str | None:
+    tick = None if sweep is None else next_tick(sweep, now, zone)
+    steps = [
+        *filter(None, [_follow_up(record, attempts)]),
+        *([f"the next tick is {tick:%Y-%m-%d %H:%M} UTC"] if tick is not None else []),
+    ]
+    if sweep is not None and not sweep.enabled:
+        steps.append("the worker is disabled in HOUSEKEEPING_WORKERS")
+    elif (switch := switch_of(record.worker)) is not None and switch.state == "paused":
+        steps.append(f"the worker is paused, and its runs are skipped: housekeeping resume {record.worker}")
+    return "; ".join(steps) or None
+
+
+def _follow_up(record: RunRecord, attempts: list[RunRecord]) -> str | None:
+    """Return what became of the work that this run has left."""
+    if record.outcome in ("done", "skipped", "missed") or (record.outcome is None and not record.lost):
+        return None
+    taker = history.taken_over_by(record)
+    if taker is not None:
+        return f"run {taker} took over"
+    later = next((each.run_id for each in attempts if each.run_id > record.run_id), None)
+    if later is not None:
+        return f"the next attempt at its message is run {later}"
+    if record.outcome is None and record.message_id is not None:
+        return "its message is delivered again, and that attempt takes over"
+    if record.outcome == "failed" and record.message_id is not None and record.reason != "breaker":
+        return "its message is retried, and after the last retry it is in housekeeping deadletters list"
+    return "the next run does the rest"

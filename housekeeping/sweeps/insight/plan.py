@@ -1,0 +1,181 @@
+"""What a run would do now: by its very query, in one snapshot, without writing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from peewee import PeeweeException, ProgrammingError
+
+from housekeeping.core.clock import SYSTEM_CLOCK, Clock
+from housekeeping.core.errors import HousekeepingError
+from housekeeping.database.clock_skew import ClockSkew, read_database_clock
+from housekeeping.database.connection import database, one_line, reaching_postgres
+from housekeeping.sweeps.checks.references import Reference, counted
+from housekeeping.sweeps.checks.unique_keys import stages_of
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.engine.counts import initial_counts
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.insight.backlog import first_of
+from housekeeping.sweeps.insight.throughput import last_ended, pace
+from housekeeping.sweeps.limits.first_run import Unconfirmed, check_first_run
+from housekeeping.sweeps.stages.stage import Backlog, Pass, PassPlan, as_cursor
+
+#: Counted exactly up to here; beyond it the plan says "at least", so that it never takes minutes.
+COUNT_LIMIT: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run would find, at `now`.
+
+    Attributes:
+      passes: What each pass would do, with the number of batches.
+      references: Foreign keys that reference the rows it would delete.
+      clock_skew: How far this machine's clock is from the database's; null: not measured.
+      unconfirmed: Why a run is skipped until it is confirmed; None: it is not.
+      pace: Records a second, by the worker's own last runs; null: it has no history to tell by.
+    """
+
+    worker: str
+    now: datetime
+    passes: list[tuple[PassPlan, int]]
+    pace: float | None = None
+    clock_skew: ClockSkew | None = None
+    references: Sequence[Reference] = ()
+    unconfirmed: Unconfirmed | None = None
+
+    @property
+    def stale(self) -> Backlog:
+        """How many records a run would settle, over all passes."""
+        total = Backlog(0)
+        for each, _ in self.passes:
+            total += each.stale
+        return total
+
+    @property
+    def batches(self) -> int:
+        """In how many batches, if it had the time."""
+        return sum(batches for _, batches in self.passes)
+
+    def expected_s(self, stale: Backlog) -> float | None:
+        """How many seconds of work these records are, over as many runs as that takes; None when unknown."""
+        if stale.rows == 0:
+            return 0.0
+        return None if self.pace is None else stale.rows / self.pace
+
+    @property
+    def oldest(self) -> Any:
+        """What the oldest record is known by, usually its time; null when there is none."""
+        return first_of(each.oldest for each, _ in self.passes)
+
+    @property
+    def newest(self) -> Any:
+        """The same of the newest."""
+        return first_of((each.newest for each, _ in self.passes), max)
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of ``housekeeping plan --json``."""
+        return {
+            "worker": self.worker,
+            "now": self.now.isoformat(),
+            "stale_rows": self.stale.rows,
+            "exact": self.stale.exact,
+            "batches": self.batches,
+            "expected_s": _rounded(self.expected_s(self.stale)),
+            "records_per_s": _rounded(self.pace),
+            "oldest": _plain(self.oldest),
+            "newest": _plain(self.newest),
+            "clock_skew_s": None if self.clock_skew is None else self.clock_skew.seconds,
+            "unconfirmed": None if self.unconfirmed is None else str(self.unconfirmed),
+            "passes": [
+                {
+                    "pass": each.name,
+                    "stale_rows": each.stale.rows,
+                    "exact": each.stale.exact,
+                    "batches": batches,
+                    "expected_s": _rounded(self.expected_s(each.stale)),
+                    "oldest": _plain(each.oldest),
+                    "newest": _plain(each.newest),
+                    "samples": [{name: _plain(value) for name, value in row.items()} for row in each.samples],
+                }
+                for each, batches in self.passes
+            ],
+            "references": [each.as_json() for each in self.references],
+        }
+
+
+def plan(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None, limit: int = COUNT_LIMIT) -> Plan:
+    """Look, and change nothing: one read-only transaction, no row in the ledger, no lease.
+
+    Parameters:
+      clock: Decides what is stale, for tests; the database's clock unless given.
+
+    Raises:
+      DatabaseUnavailable: When PostgreSQL does not answer.
+      DeclarationError: When a stage names its rows by columns that are not unique.
+    """
+    with reaching_postgres(), _snapshot():
+        skew = read_database_clock()
+        now = clock.now() if clock else skew.server_at
+        stages = stages_of(sweep)
+        found = [(each.plan(now, limit, argument), each.batch_size) for each in stages]
+        referenced = counted(stages, now)
+    passes = [(planned, -(-planned.stale.rows // size)) for planned, size in found]
+    if sweep.before_lease is not None:
+        passes.insert(0, (sweep.before_lease.plan(), 0))
+    return Plan(sweep.name, now, passes, _pace(sweep), skew, referenced, _unconfirmed(sweep, stages, now, argument))
+
+
+def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None) -> RunResult:
+    """The plan in the form of a run's result: what would be counted if time were no limit; never raises."""
+    meter = clock or SYSTEM_CLOCK
+    started, now, counts = meter.monotonic(), meter.now(), initial_counts(sweep)
+    try:
+        planned = plan(sweep, argument, clock=clock)
+    except (HousekeepingError, PeeweeException) as error:
+        spent = meter.monotonic() - started
+        return RunResult(sweep.name, "failed", one_line(error), None, now, spent, counts, dry_run=True, error=error)
+    for each, batches in planned.passes:
+        for name, number in each.counts.items():
+            counts[name] += number
+        if "batches" in counts:
+            counts["batches"] += batches
+    reason = None if planned.stale.exact else "counted_up_to_limit"
+    return RunResult(sweep.name, "done", reason, None, planned.now, meter.monotonic() - started, counts, dry_run=True)
+
+
+def _pace(sweep: Sweep) -> float | None:
+    # Not in the snapshot, which must not fail where the library's own tables are not made yet.
+    try:
+        with reaching_postgres(), _snapshot():
+            return pace(last_ended(sweep))
+    except ProgrammingError:
+        return None
+
+
+def _unconfirmed(sweep: Sweep, walks: Sequence[Pass], now: datetime, argument: Any) -> Unconfirmed | None:
+    # Not in the snapshot, for the same reason, and because a count that takes too long would end it.
+    try:
+        with reaching_postgres():
+            return check_first_run(sweep, walks, now, argument)
+    except ProgrammingError:
+        return None
+
+
+@contextmanager
+def _snapshot() -> Iterator[None]:
+    with database.atomic():
+        database.execute_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        yield
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def _plain(value: Any) -> Any:
+    return None if value is None else (as_cursor((value,)) or [None])[0]

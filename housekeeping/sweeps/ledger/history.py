@@ -1,0 +1,157 @@
+"""The ledger's past runs: newest first, and each with all that is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from housekeeping.sweeps.ledger.models import NOW, Run
+from housekeeping.sweeps.ledger.runs import SILENCE
+
+#: What `recent` can be asked for: an outcome of the ledger, or a run without one.
+RUNNING: Final = "running"
+_ATTEMPTS: Final = 100  # of one message; its retries are 25
+_NEVER_BEGAN: Final = ("skipped", "missed")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One row of the ledger.
+
+    Attributes:
+      outcome: None while the run goes on, or since its process died.
+      silent_s: Seconds since the last heartbeat of a run that has no outcome.
+      lost: Whether that is so long ago that the next run takes it for dead.
+      backlog: What waited at its end, counted up to a limit; None where that was not counted.
+    """
+
+    run_id: int
+    worker: str
+    trigger: str
+    tick: datetime | None
+    message_id: str | None
+    epoch: int | None
+    started_at: datetime
+    heartbeat_at: datetime
+    finished_at: datetime | None
+    outcome: str | None
+    reason: str | None
+    counts: dict[str, Any]
+    cursor: dict[str, Any] | None
+    error: str | None
+    backlog: int | None
+    backlog_exact: bool | None
+    silent_s: float | None
+    lost: bool
+
+    @property
+    def duration_s(self) -> float | None:
+        """How long it took; None while it goes on."""
+        return None if self.finished_at is None else (self.finished_at - self.started_at).total_seconds()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one element of ``runs`` in ``housekeeping runs --json``."""
+        names = [name for name in self.__slots__ if name not in ("silent_s", "lost")]
+        values = {name: getattr(self, name) for name in names}
+        times = {name: value.isoformat() for name, value in values.items() if isinstance(value, datetime)}
+        duration_s = None if self.duration_s is None else round(self.duration_s, 3)
+        return {**values, **times, "duration_s": duration_s, "maybe_lost": self.lost}
+
+
+def recent(
+    *,
+    worker: str | None = None,
+    since: datetime | None = None,
+    outcome: str | None = None,
+    before: int | None = None,
+    limit: int,
+) -> list[RunRecord]:
+    """Return runs, newest first, that meet all conditions.
+
+    Parameters:
+      since: Began at this time or later.
+      outcome: One of the ledger's, or `RUNNING`.
+      before: The id of a run; only older ones, for the next page.
+    """
+    conditions = []
+    if worker is not None:
+        conditions.append(Run.worker == worker)
+    if before is not None:
+        conditions.append(Run.id < before)
+    if outcome is not None:
+        conditions.append(Run.outcome.is_null() if outcome == RUNNING else Run.outcome == outcome)
+    if since is not None:
+        # The second condition follows from the first, and has an index.
+        conditions.append((Run.started_at >= since) & (Run.outcome.is_null() | (Run.finished_at >= since)))
+    query: Any = _rows().order_by(Run.id.desc()).limit(limit)
+    return [_record(run) for run in (query.where(*conditions) if conditions else query)]
+
+
+def find(run_id: int) -> RunRecord | None:
+    """Return the run with this id."""
+    run = _rows().where(Run.id == run_id).first()
+    return None if run is None else _record(run)
+
+
+def attempts_of(record: RunRecord) -> list[RunRecord]:
+    """Return all attempts at the run's message, oldest first; a run without a message is the only one."""
+    if record.message_id is None:
+        return [record]
+    rows = _rows().where(Run.message_id == record.message_id).order_by(Run.id).limit(_ATTEMPTS)
+    return [_record(run) for run in rows]
+
+
+def took_over_from(record: RunRecord) -> list[int]:
+    """Return the lost runs that this run closed when it began."""
+    if record.outcome in _NEVER_BEGAN:
+        return []
+    earlier = (Run.worker == record.worker) & (Run.id < record.run_id)
+    before = Run.select(Run.started_at).where(earlier & _began()).order_by(Run.id.desc()).limit(1).scalar()
+    if before is None:
+        return []
+    # Those it has closed ended between the start of the run before it and its own.
+    closed = Run.finished_at.between(before, record.started_at) & (Run.outcome == "lost")
+    rows: Any = Run.select(Run.id).where(earlier & closed).order_by(Run.id).tuples()
+    return [run_id for (run_id,) in rows]
+
+
+def taken_over_by(record: RunRecord) -> int | None:
+    """Return the run that closed this one as lost, when it began."""
+    if record.outcome != "lost" or record.finished_at is None:
+        return None
+    later = (Run.worker == record.worker) & (Run.id > record.run_id) & (Run.started_at >= record.finished_at)
+    found: int | None = Run.select(Run.id).where(later & _began()).order_by(Run.id).limit(1).scalar()
+    return found
+
+
+def _began() -> Any:
+    return Run.outcome.is_null() | Run.outcome.not_in(_NEVER_BEGAN)
+
+
+def _rows() -> Any:
+    return Run.select(Run, NOW.alias("read_at"), (Run.heartbeat_at < NOW - SILENCE).alias("silent"))
+
+
+def _record(run: Any) -> RunRecord:
+    ended = run.outcome is not None
+    return RunRecord(
+        run.id,
+        run.worker,
+        run.trigger,
+        run.tick,
+        run.message_id,
+        run.epoch,
+        run.started_at,
+        run.heartbeat_at,
+        run.finished_at,
+        run.outcome,
+        run.reason,
+        run.counts,
+        run.cursor,
+        run.error,
+        run.backlog,
+        run.backlog_exact,
+        None if ended else (run.read_at - run.heartbeat_at).total_seconds(),
+        not ended and run.silent,
+    )

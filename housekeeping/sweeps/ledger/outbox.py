@@ -1,0 +1,153 @@
+"""Outbox: rows of events, stored with the change they tell of, and delivered until a handler has taken them.
+
+A row is claimed before it is delivered: its next attempt is put off, later each time. So it needs no lock while its
+handler is at work, and what a killed process had claimed is delivered by another one when that time has come.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from enum import Enum
+from typing import Any, Final
+
+from blinker import NamedSignal
+from peewee import fn
+
+from housekeeping.core.events import OutboxHandler, Row, handlers_of, subscriptions
+from housekeeping.database.connection import database, one_line
+from housekeeping.sweeps.ledger.models import NOW, OutboxRow
+
+#: Before the second delivery; doubled before each further one, and up to half as much again at random.
+FIRST_DELAY: Final = timedelta(minutes=1)
+LONGEST_DELAY: Final = timedelta(hours=1)
+#: Due for so long without a delivery: no process that runs the sweep has a handler for it.
+OVERDUE: Final = timedelta(minutes=10)
+#: Rows delivered so often are delivered alone: one of them may kill its process each time.
+_TOGETHER: Final = 2
+
+_STORE: Final = """
+INSERT INTO {table} (event, subscription, worker, run_id, contents, attempts, due_at)
+SELECT %s, %s, %s, %s, value, %s, clock_timestamp() + %s
+FROM json_array_elements(%s) WITH ORDINALITY ORDER BY ordinality
+RETURNING id, contents
+"""
+_CLAIM: Final = """
+WITH picked AS MATERIALIZED (
+    SELECT id FROM {table} WHERE event = %s AND subscription = %s AND due_at <= clock_timestamp()
+    ORDER BY due_at, id LIMIT %s FOR UPDATE SKIP LOCKED
+)
+UPDATE {table} SET attempts = attempts + 1,
+    due_at = clock_timestamp() + least(%s, %s * power(2, least(attempts, 20))) * (1 + random() / 2)
+WHERE id = ANY (ARRAY (SELECT id FROM picked))
+RETURNING id, worker, run_id, contents, attempts
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One row of an event in the outbox, claimed by this process."""
+
+    id: int
+    event: str
+    subscription: str
+    worker: str
+    run_id: int | None
+    contents: Row
+    attempts: int = 1
+
+
+def store(
+    event: NamedSignal, rows: Sequence[Row], *, worker: str, run_id: int | None, claimed: bool = True
+) -> list[Stored]:
+    """Store the rows once for each subscription of the event; to be called within a transaction.
+
+    Parameters:
+      claimed: Whether this process delivers them after the commit; otherwise they are due at once.
+    """
+    stored: list[Stored] = []
+    if not rows:
+        return stored
+    contents = json.dumps([dict(row) for row in rows], default=_plain)
+    attempts, delay = (1, FIRST_DELAY) if claimed else (0, timedelta())
+    for name in handlers_of(event).outbox:
+        values = (event.name, name, worker, run_id, attempts, delay, contents)
+        found = database.execute_sql(_STORE.format(table=_table()), values).fetchall()
+        stored += [Stored(id, event.name, name, worker, run_id, contents) for id, contents in found]
+    return stored
+
+
+def claim(event: str, subscription: str, limit: int) -> list[Stored]:
+    """Claim the subscription's due rows that no other process has locked, the longest due first."""
+    values = (event, subscription, limit, LONGEST_DELAY, FIRST_DELAY)
+    with database.atomic():
+        found = database.execute_sql(_CLAIM.format(table=_table()), values).fetchall()
+    claimed = [
+        Stored(id, event, subscription, worker, run_id, contents, attempts)
+        for id, worker, run_id, contents, attempts in found
+    ]
+    return sorted(claimed, key=lambda row: row.id)
+
+
+def groups(rows: Iterable[Stored]) -> list[list[Stored]]:
+    """Divide the rows into those that one call of their handler is given."""
+    found: list[list[Stored]] = []
+    for row in rows:
+        last = found[-1][-1] if found else None
+        together = last is not None and row.attempts <= _TOGETHER and last.attempts <= _TOGETHER
+        if last is not None and together and (last.worker, last.run_id) == (row.worker, row.run_id):
+            found[-1].append(row)
+        else:
+            found.append([row])
+    return found
+
+
+def deliver(handler: OutboxHandler, rows: Sequence[Stored]) -> None:
+    """Call the handler with rows of one worker and run; raises what it raises."""
+    given = [{**row.contents, "delivery_id": row.id} for row in rows]
+    handler(given, worker=rows[0].worker, run_id=rows[0].run_id)
+
+
+def remove(rows: Sequence[Stored]) -> None:
+    """Delete delivered rows."""
+    if rows:
+        OutboxRow.delete().where(OutboxRow.id.in_([row.id for row in rows])).execute()
+
+
+def note_failures(failures: Iterable[tuple[Stored, BaseException]]) -> None:
+    """Note why rows could not be delivered; their next attempt is set already."""
+    for row, error in failures:
+        OutboxRow.update(error=one_line(error)).where(OutboxRow.id == row.id).execute()
+
+
+def release(rows: Sequence[Stored]) -> None:
+    """Make claimed rows due again that there was no time to deliver."""
+    if rows:
+        ours = OutboxRow.id.in_([row.id for row in rows])
+        OutboxRow.update(attempts=OutboxRow.attempts - 1, due_at=NOW).where(ours).execute()
+
+
+def without_handler(limit: int) -> dict[tuple[str, str], int]:
+    """Count overdue rows, up to a limit, of subscriptions that have no handler in this process."""
+    overdue = OutboxRow.select(OutboxRow.event, OutboxRow.subscription).where(OutboxRow.due_at < NOW - OVERDUE)
+    for event, name in subscriptions():
+        overdue = overdue.where((OutboxRow.event != event) | (OutboxRow.subscription != name))
+    some = overdue.limit(limit).alias("some")
+    key = (some.c.event, some.c.subscription)
+    query: Any = some.select_from(*key, fn.COUNT(some.c.event)).group_by(*key).tuples()
+    return {(event, name): number for event, name, number in query}
+
+
+def _table() -> str:
+    return f'"{OutboxRow._meta.schema}"."{OutboxRow._meta.table_name}"'
+
+
+def _plain(value: Any) -> Any:
+    """Return a value JSON has no form for in the form handlers are given it: text, mostly."""
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, Enum):
+        return value.value
+    return value.hex() if isinstance(value, bytes | memoryview) else str(value)

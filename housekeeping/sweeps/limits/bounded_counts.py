@@ -1,0 +1,98 @@
+"""Counts before a run: of what is stale, and of the rows of a table; bounded in rows and in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from peewee import PeeweeException
+
+from housekeeping.database.connection import database, one_line, sqlstate
+from housekeeping.sweeps.engine.error_mapping import is_away
+from housekeeping.sweeps.stages.stage import Backlog, Pass
+
+#: A count takes at most this long, and at most this part of the run's time: the rest is for the rows.
+_COUNT_FOR_AT_MOST: Final = timedelta(seconds=5)
+_PART_OF_RUN: Final = 4
+#: SQLSTATE of a statement that ran into its time limit, and of one that did not get a lock.
+_TIMED_OUT: Final = ("57014", "55P03")
+
+_ROWS: Final = """
+WITH RECURSIVE ours (id) AS (
+    SELECT to_regclass(name)::oid FROM unnest(%s::text[]) AS name
+    UNION SELECT inhrelid FROM ours JOIN pg_inherits ON inhparent = ours.id
+)
+SELECT CASE WHEN min(reltuples) >= 0 AND sum(reltuples) > 0 THEN sum(reltuples)::bigint END
+FROM ours JOIN pg_class ON pg_class.oid = ours.id WHERE relkind <> 'p'
+"""
+#: A shorter timeout of the session stays.
+_TIMEOUT: Final = """
+SELECT set_config('statement_timeout', least(nullif(setting::bigint, 0), %s)::text, true)
+FROM pg_settings WHERE name = 'statement_timeout'
+"""
+
+
+class CountFailed(Exception):
+    """A count took too long, or PostgreSQL refused it.
+
+    Attributes:
+      timed_out: Whether it took too long, or waited too long for a lock.
+    """
+
+    def __init__(self, error: PeeweeException) -> None:
+        super().__init__(one_line(error))
+        self.timed_out = sqlstate(error) in _TIMED_OUT
+
+
+def count_stale(passes: Sequence[Pass], now: datetime, limit: int, argument: Any, max_runtime: timedelta) -> Backlog:
+    """Count what is stale, no further than the limit of each pass.
+
+    Raises:
+      CountFailed: The count took too long, or PostgreSQL refused it.
+      peewee.PeeweeException: The database does not answer.
+    """
+    with _bounded(max_runtime):
+        stale = Backlog(0)
+        for each in passes:
+            stale += each.backlog(now, limit, argument)
+        return stale
+
+
+def count_rows(table: str, limit: int, max_runtime: timedelta) -> int:
+    """Count the rows of a table, no further than the limit.
+
+    Parameters:
+      table: Its name, quoted as SQL has it.
+
+    Raises:
+      CountFailed, peewee.PeeweeException: As `count_stale`.
+    """
+    with _bounded(max_runtime):
+        (rows,) = database.execute_sql(
+            f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT %s) AS counted",  # noqa: S608 - quoted by the caller
+            (limit,),
+        ).fetchone()
+        return int(rows)
+
+
+def estimated_rows(tables: Sequence[str]) -> int | None:
+    """Return about how many rows the tables have, by PostgreSQL's statistics; None when one was never analyzed."""
+    if not tables:
+        return None
+    (rows,) = database.execute_sql(_ROWS, (list(tables),)).fetchone()
+    return None if rows is None else int(rows)
+
+
+@contextmanager
+def _bounded(max_runtime: timedelta) -> Iterator[None]:
+    timeout = min(_COUNT_FOR_AT_MOST, max_runtime / _PART_OF_RUN)
+    try:
+        with database.atomic():
+            database.execute_sql(_TIMEOUT, (round(timeout.total_seconds() * 1000),))
+            yield
+    except PeeweeException as error:
+        if is_away(error):
+            raise
+        raise CountFailed(error) from error

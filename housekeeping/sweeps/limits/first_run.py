@@ -1,0 +1,126 @@
+"""Guard of a worker's first run: one that would process a large part of a table waits for a confirmation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping.sweeps.limits.bounded_counts import CountFailed, count_rows, count_stale, estimated_rows
+from housekeeping.sweeps.limits.confirmation import Confirmation, named
+from housekeeping.sweeps.limits.db_health import table_name
+from housekeeping.sweeps.stages.stage import Backlog, Pass
+from housekeeping.sweeps.stages.table_stage import TablePass
+
+logger = named_logger(__name__)
+
+#: Reason of the skipped run, its count, and the name of its alert.
+UNCONFIRMED: Final = "unconfirmed"
+#: A first run may process one row in so many without a confirmation: 20 %.
+ONE_IN: Final = 5
+#: Fewer stale rows than this need no confirmation, whatever their share: a trial, or a small table.
+AT_LEAST: Final = 1000
+#: Rows of a table are counted up to here; above it PostgreSQL's estimate is good enough.
+_COUNTED: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Unconfirmed:
+    """What a first run would process of one table, where that needs a confirmation.
+
+    Attributes:
+      worker: The worker, with its argument, as the command line takes it.
+      stale: The stale rows, counted no further than needed; None: the count took too long or failed.
+      rows: About how many rows the table has, or at least; None: the count took too long or failed.
+    """
+
+    worker: str
+    table: str
+    stale: Backlog | None
+    rows: int | None
+
+    def as_count(self) -> Counts:
+        """Return the count ``unconfirmed`` of the skipped run, as the ledger keeps it."""
+        return {
+            "worker": self.worker,
+            "table": self.table,
+            "stale": None if self.stale is None else self.stale.rows,
+            "exact": self.stale is not None and self.stale.exact,
+            "rows": self.rows,
+        }
+
+    def __str__(self) -> str:
+        return in_words(self.as_count())
+
+
+def in_words(count: Mapping[str, Any]) -> str:
+    """Return the count ``unconfirmed`` of a run as text: the numbers, and the commands to type."""
+    stale, rows, worker = count["stale"], count["rows"], count["worker"]
+    if stale is None:
+        found = f"the stale rows of {count['table']} could not be counted in time"
+    else:
+        size = "" if rows is None else f" of about {rows:,}"
+        found = f"{'' if count['exact'] else 'more than '}{stale:,}{size} rows of {count['table']} are stale"
+    return (
+        f"{found}, and no run of this worker has ended yet: its runs are skipped until one is confirmed. Look: "
+        f"housekeeping plan {worker}; then: housekeeping run {worker} --confirm PLAN_ID"
+    )
+
+
+def check_first_run(
+    sweep: Sweep, passes: Sequence[Pass], now: datetime, argument: Any = None, confirmation: Confirmation | None = None
+) -> Unconfirmed | None:
+    """Return why the run needs a confirmation; None when it does not.
+
+    Counts each table's stale rows no further than needed, and its rows up to 100,000.
+
+    Raises:
+      peewee.PeeweeException: The database does not answer, or the library's own tables are missing.
+    """
+    if not sweep.confirm_first_run or (confirmation is not None and confirmation.most is None):
+        return None
+    if runs.has_worked(sweep.name):
+        return None
+    tables: dict[str, list[Pass]] = {}
+    for each in passes:
+        if isinstance(each, TablePass):
+            tables.setdefault(table_name(each.model), []).append(each)
+    for table, walks in tables.items():
+        rows = _rows_of(sweep, table)
+        limit = max(AT_LEAST - 1, (rows or 0) // ONE_IN)
+        if confirmation is not None and confirmation.most is not None:
+            limit = max(limit, confirmation.most)
+        stale = _stale(sweep, walks, now, limit, argument)
+        if stale is None or not stale.exact or stale.rows > limit:
+            return Unconfirmed(named(sweep.name, argument), table, stale, rows)
+    return None
+
+
+def _rows_of(sweep: Sweep, table: str) -> int | None:
+    try:
+        counted = count_rows(table, _COUNTED, sweep.max_runtime)
+    except CountFailed as error:
+        _raise_unless_timed_out(error)
+        logger.warning("Could not count the rows of a table", table=table, error=str(error))
+        return estimated_rows([table])
+    return counted if counted < _COUNTED else max(counted, estimated_rows([table]) or 0)
+
+
+def _stale(sweep: Sweep, walks: Sequence[Pass], now: datetime, limit: int, argument: Any) -> Backlog | None:
+    try:
+        return count_stale(walks, now, limit, argument, sweep.max_runtime)
+    except CountFailed as error:
+        _raise_unless_timed_out(error)
+        logger.warning("Could not count the stale rows before a first run", error=str(error))
+        return None
+
+
+def _raise_unless_timed_out(error: CountFailed) -> None:
+    """Raise what PostgreSQL refused the count for: the run fails with it, because it sends the same predicate."""
+    if not error.timed_out and error.__cause__ is not None:
+        raise error.__cause__

@@ -1,0 +1,96 @@
+"""Alerts about processes: no worker serves a queue, no scheduler is alive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timedelta, tzinfo
+from typing import Final
+
+from housekeeping.core.cron import Cron
+from housekeeping.core.plural import counted
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.insight.alerts import Alarm
+from housekeeping.sweeps.processes.liveness import Process, Processes
+
+NO_WORKER: Final = "no_worker"
+NO_SCHEDULER: Final = "no_scheduler"
+#: A scheduler is missed after this time at the earliest: a restart takes less.
+GRACE: Final = timedelta(minutes=2)
+_PERIODS: Final = 2  # of the shortest schedule without a scheduler
+_START_BOTH: Final = "start `housekeeping worker` and `housekeeping scheduler`"
+
+
+def process_alerts(
+    sweeps: Iterable[Sweep],
+    processes: Processes,
+    waiting: Mapping[str, int],
+    now: datetime,
+    zone: tzinfo,
+    *,
+    ever_ran: bool,
+) -> list[Alarm]:
+    """Return the alerts of the whole installation; none when the heartbeats could not be read.
+
+    Parameters:
+      sweeps: The workers that are set up.
+      waiting: Messages that wait, by queue; empty when that is unknown.
+      ever_ran: Whether the ledger has a run of any worker.
+    """
+    if not processes.known:
+        return []
+    scheduled = [sweep for sweep in sweeps if sweep.enabled and sweep.schedule]
+    needed = {sweep.queue for sweep in scheduled} | {queue for queue, messages in waiting.items() if messages}
+    if not needed:
+        return []
+    if not processes.every:
+        text = "no worker or scheduler has sent a heartbeat for a day" if ever_ran else "no worker has run yet"
+        return [Alarm(NO_WORKER, f"{text}: {_START_BOTH}")]
+    alerts = [alert for queue in sorted(needed) for alert in _no_worker(processes, queue, waiting.get(queue, 0))]
+    if scheduled:
+        alerts += _no_scheduler(processes, _shortest_period(scheduled, now, zone))
+    return alerts
+
+
+def no_living_scheduler(processes: Processes) -> str | None:
+    """Return since when no scheduler is alive and what to do, in words; None when one is, or that is unknown."""
+    seen = processes.schedulers
+    if not processes.known or any(each.alive for each in seen):
+        return None
+    text = f"no scheduler is alive {_since(seen[0])}" if seen else "no scheduler has run yet, or none for a day"
+    return f"{text}: start `housekeeping scheduler`"
+
+
+def no_living_worker(processes: Processes, queue: str) -> str | None:
+    """Return since when no worker serves a queue and what to do, in words; None when one does, or that is unknown."""
+    seen = processes.serving(queue)
+    if not processes.known or any(each.alive for each in seen):
+        return None
+    since = f" {_since(seen[0])}" if seen else ""
+    others = any(each.alive and each.said.kind == "worker" for each in processes.every)
+    do = f"start `housekeeping worker --queues {queue}`" if others else "start `housekeeping worker`"
+    return f"no worker serves the queue {queue!r}{since}: {do}"
+
+
+def _since(last: Process) -> str:
+    how = "stopped" if last.said.stopped else "last heartbeat"
+    return f"since {last.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC ({how} of {last.name}, {last.age_s:,.0f} s ago)"
+
+
+def _no_worker(processes: Processes, queue: str, waiting: int) -> Iterator[Alarm]:
+    text = no_living_worker(processes, queue)
+    if text is not None:
+        yield Alarm(NO_WORKER, f"{text}; {counted(waiting, 'message waits', 'messages wait')}", 0, waiting)
+
+
+def _no_scheduler(processes: Processes, period: timedelta) -> Iterator[Alarm]:
+    text = no_living_scheduler(processes)
+    limit_s = max(_PERIODS * period, GRACE).total_seconds()
+    seen = processes.schedulers
+    # None was ever there: it is missed since the first process started.
+    silent_s = seen[0].age_s if seen else max(each.said.up_s + each.age_s for each in processes.every)
+    if text is not None and silent_s > limit_s:
+        yield Alarm(NO_SCHEDULER, text, limit_s, silent_s)
+
+
+def _shortest_period(scheduled: Iterable[Sweep], now: datetime, zone: tzinfo) -> timedelta:
+    return min(Cron(sweep.schedule, zone).period(now) for sweep in scheduled if sweep.schedule)

@@ -1,0 +1,163 @@
+"""Sweeps that come together in a module, with the tables they touch: the built-in ones, and one's own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any, Final
+
+from peewee import Model
+
+from housekeeping.core.errors import DeclarationError, SettingsError
+from housekeeping.core.settings import PREFIX, Settings
+from housekeeping.database.connection import one_line, typed_line
+from housekeeping.database.statement_time import STATEMENT_TIME
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.insight.diagnostics import Finding
+from housekeeping.sweeps.stages.actions import Delete, Transition
+from housekeeping.sweeps.stages.call import Call
+from housekeeping.sweeps.stages.table_stage import TablePass
+
+_SHOWN: Final = 60  # characters of a wrong value
+
+#: Model -> the name its table was declared with; settings may have given it another since.
+_declared: Final[dict[type[Model], str]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Sweeps that come together, and what they stand on.
+
+    Attributes:
+      name: Where they come from.
+      models: The application's tables they touch, by the name each was declared with.
+      rights: The rights they need on these, by the same name, as GRANT has them.
+      configure: Given the settings before a sweep is used.
+      examine: What `housekeeping doctor` finds about what lies outside of PostgreSQL and Redis.
+      unconfigured: Returns the setting that the family cannot work without, in words; None when nothing is missing.
+      automatic: Whether its workers are active only where they are set up (see `FamilySetup`).
+    """
+
+    name: str
+    sweeps: Sequence[Sweep]
+    models: Mapping[str, type[Model]] = field(default_factory=dict)
+    rights: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    configure: Callable[[Settings], object] | None = None
+    examine: Callable[[], Iterator[Finding]] | None = None
+    unconfigured: Callable[[], str | None] | None = None
+    automatic: bool = False
+
+
+def family_of(module: ModuleType) -> Family:
+    """The sweeps of a module: those of its ``SWEEPS``, or else all that have a name there.
+
+    ``MODELS``, ``RIGHTS``, ``configure`` and ``examine`` are the module's where it has them; else tables and rights are
+    taken from the declarations.
+
+    Raises:
+      SettingsError: When it has none, or ``SWEEPS`` is something else.
+    """
+    given = getattr(module, "SWEEPS", None)
+    sweeps = [each for each in vars(module).values() if isinstance(each, Sweep)] if given is None else given
+    if not isinstance(sweeps, list | tuple) or not all(isinstance(each, Sweep) for each in sweeps):
+        raise SettingsError(f"{module.__name__}.SWEEPS is {repr(given)[:_SHOWN]}; it should be a tuple of Sweep")
+    if not sweeps:
+        raise SettingsError(f"{module.__name__} has no sweeps; it should have a Sweep, or SWEEPS, a tuple of them")
+    family = declared_by(module.__name__, sweeps)
+    return replace(
+        family,
+        models=getattr(module, "MODELS", family.models),
+        rights=getattr(module, "RIGHTS", family.rights),
+        configure=getattr(module, "configure", None),
+        examine=getattr(module, "examine", None),
+        unconfigured=getattr(module, "unconfigured", None),
+    )
+
+
+def declared_by(name: str, sweeps: Iterable[Sweep]) -> Family:
+    """A family of these sweeps, with the tables and rights that their declarations tell of."""
+    models: dict[str, type[Model]] = {}
+    rights: dict[str, tuple[str, ...]] = {}
+    each_once = tuple({id(sweep): sweep for sweep in sweeps}.values())
+    for sweep in each_once:
+        for table in sweep.declared():
+            if isinstance(table, TablePass):
+                known_as = _declared.setdefault(table.model, _table_of(table.model))
+                models[known_as] = table.model
+                rights[known_as] = tuple(dict.fromkeys((*rights.get(known_as, ()), *rights_for(table))))
+    return Family(name, each_once, models, rights)
+
+
+def rights_for(table: TablePass) -> tuple[str, ...]:
+    """The rights a pass needs on its table; an action of one's own is taken to read it only."""
+    action = table.action.then if isinstance(table.action, Call) else table.action
+    if isinstance(action, Delete):
+        # A row is locked by the right to update one column of it.
+        return "SELECT", "DELETE", f"UPDATE ({table.order[0].column_name})"
+    if isinstance(action, Transition):
+        columns = (action.machine.field, *_changed_by(action))
+        return "SELECT", f"UPDATE ({', '.join(getattr(each, 'column_name', each) for each in columns)})"
+    return ("SELECT",)
+
+
+def _changed_by(action: Transition) -> Iterable[Any]:
+    try:
+        return action.changes(STATEMENT_TIME)
+    except (AttributeError, TypeError) as error:
+        raise DeclarationError(
+            f"Transition to {action.event!r}: its `changes` fails: {one_line(error)}; `now` is the time in SQL, to be "
+            "used as it is or with a timedelta added"
+        ) from error
+
+
+def imported(names: Iterable[str]) -> Iterator[Family]:
+    """The families of modules that the settings name.
+
+    Raises:
+      SettingsError: When one is not found, cannot be imported, or has no sweeps.
+    """
+    for name in names:
+        try:
+            module = importlib.import_module(name)
+        except DeclarationError as error:
+            raise SettingsError(f"{PREFIX}SWEEPS: {name}: {error}") from error
+        except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+                said = f"names {name!r}, which is not found; it should be a module that can be imported from here"
+                raise SettingsError(f"{PREFIX}SWEEPS {said}") from None
+            said = f"{name} cannot be imported: {typed_line(error)}"
+            raise SettingsError(f"{PREFIX}SWEEPS: {said} (housekeeping --debug shows where)") from error
+        yield family_of(module)
+
+
+def each_once(families: Iterable[Family]) -> tuple[Family, ...]:
+    """The families with what an earlier one has left out of the later ones.
+
+    Raises:
+      DeclarationError: When two sweeps have the same name.
+    """
+    found: list[Family] = []
+    sweeps: dict[str, tuple[Sweep, str]] = {}
+    models: set[type[Model]] = set()
+    for family in families:
+        new = []
+        for sweep in family.sweeps:
+            if sweep.name not in sweeps:
+                new.append(sweep)
+            known, where = sweeps.setdefault(sweep.name, (sweep, family.name))
+            if known is not sweep:
+                raise DeclarationError(
+                    f"{family.name}: there is a sweep {sweep.name} already, of {where}; give one of them another name"
+                )
+        own = {name: model for name, model in family.models.items() if model not in models}
+        models.update(own.values())
+        rights = {name: needed for name, needed in family.rights.items() if name in own}
+        found.append(replace(family, sweeps=tuple(new), models=own, rights=rights))
+    return tuple(found)
+
+
+def _table_of(model: type[Model]) -> str:
+    meta: Any = model._meta
+    return ".".join(filter(None, (meta.schema, meta.table_name)))

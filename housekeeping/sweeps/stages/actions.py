@@ -1,0 +1,120 @@
+"""What can be done with the stale rows of a batch, as part of the one statement that picks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from peewee import CTE, Expression, fn
+
+from housekeeping.core.errors import DeclarationError
+from housekeeping.database.state_machines import StateMachine
+from housekeeping.database.statement_time import STATEMENT_TIME, StatementTime, all_as_stored
+from housekeeping.sweeps.checks.field_types import refuse_wrong_types
+from housekeeping.sweeps.stages.stage import Settled, Step
+
+if TYPE_CHECKING:
+    from housekeeping.sweeps.stages.table_stage import TablePass
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """The part of a batch's statement that changes rows.
+
+    Attributes:
+      ctes: Data-modifying; the first changes the picked rows and returns their key, others change what hangs on them.
+      counts: The name of the count of the rows of each.
+    """
+
+    ctes: Sequence[CTE]
+    counts: Sequence[str]
+
+
+class Action(Protocol):
+    """What a sweep does with the stale rows of a batch."""
+
+    @property
+    def counted_as(self) -> Sequence[str]:
+        """The names of its counts, in the order they are shown."""
+
+    def write(self, table: TablePass, step: Step, chosen: Expression) -> Write:
+        """Change the rows that `chosen` is true of: the picked ones, still stale."""
+
+    def rescue(self, table: TablePass, step: Step, error: BaseException) -> Settled | None:
+        """Another way for the one row of `step.only` that could not be changed so; None: there is none."""
+
+
+def allowed_by(action: Any) -> Expression | None:
+    """Return which rows the action can change, of those that are stale; None: all of them."""
+    if isinstance(action, Transition):
+        allowed: Expression = action.machine.field.in_(action.machine.sources(action.event))
+        return allowed
+    return allowed_by(action.then) if hasattr(action, "then") else None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete the rows.
+
+    Attributes:
+      rows_counted_as: The name of the count of deleted rows.
+    """
+
+    rows_counted_as: str = "deleted_rows"
+
+    def __post_init__(self) -> None:
+        refuse_wrong_types("Delete", self)
+
+    @property
+    def counted_as(self) -> Sequence[str]:
+        return (self.rows_counted_as,)
+
+    def write(self, table: TablePass, step: Step, chosen: Expression) -> Write:
+        delete: Any = table.model.delete().where(chosen).returning(*table.key)
+        return Write([delete.cte("deleted")], self.counted_as)
+
+    def rescue(self, table: TablePass, step: Step, error: BaseException) -> Settled | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """Fire an event of the table's state machine on the rows: allowed sources and target are the machine's.
+
+    Attributes:
+      rows_counted_as: The name of the count of moved rows.
+      changes: Further columns to set, given the time of the change: SQL for the database's time of the statement. Use
+        it as it is, or add a `timedelta`; it has none of the methods of a `datetime`.
+    """
+
+    machine: StateMachine
+    event: str
+    rows_counted_as: str = "moved_rows"
+    changes: Callable[[StatementTime], Mapping[Any, Any]] = lambda now: {}
+
+    def __post_init__(self) -> None:
+        refuse_wrong_types("Transition", self)
+        events = self.machine.events
+        if self.event not in events:
+            raise DeclarationError(
+                f"Transition: the machine has no event {self.event!r}; write {' or '.join(map(repr, events))}"
+            )
+
+    @property
+    def counted_as(self) -> Sequence[str]:
+        return (self.rows_counted_as,)
+
+    def write(self, table: TablePass, step: Step, chosen: Expression) -> Write:
+        state = self.machine.field
+        changes = all_as_stored(table.model, self.changes(STATEMENT_TIME))
+        update: Any = (
+            table.model.update({state: self.machine.target(self.event), **changes})
+            # COALESCE: not to choose an index by (see `TablePass.settle`).
+            .where(chosen & fn.COALESCE(state.in_(self.machine.sources(self.event)), False))
+            .returning(*table.key)
+        )
+        return Write([update.cte("moved")], self.counted_as)
+
+    def rescue(self, table: TablePass, step: Step, error: BaseException) -> Settled | None:
+        return None

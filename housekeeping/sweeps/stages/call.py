@@ -1,0 +1,163 @@
+"""An effect outside of the database for each stale row, and then the change of the row that says it is done."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from peewee import Expression
+
+from housekeeping.database.connection import database
+from housekeeping.sweeps.checks.field_types import refuse_wrong_types
+from housekeeping.sweeps.engine.error_mapping import comes_from
+from housekeeping.sweeps.stages.actions import Delete, Transition, Write
+from housekeeping.sweeps.stages.stage import Failure, Position, Settled, Step
+from housekeeping.sweeps.stages.table_stage import TablePass, text_of
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call a function for each stale row, outside of any transaction, and change the row once that has succeeded.
+
+    ::
+
+        action=Call(cancel_at_the_carrier, then=Transition(machine, "expire"))
+
+    The function must be repeatable. A process that is killed between a call and the commit of its batch leaves the row
+    as it was, and the next run calls for it again; so it does when somebody else holds the row, or has changed it, when
+    the batch is written. A lease keeps two runs from calling for the same row at the same time.
+
+    Note: A call should take well under a minute, so give it a time limit of its own: a run that gives no sign of life
+    for that long is taken for dead. The budget, a pause and a shutdown are heard between two calls.
+
+    Attributes:
+      function: Given one row, as an object of the sweep's model with all its columns. When it raises, the row stays as
+        it is: it is logged, reported, counted as ``failed``, and met again by the next run.
+      then: The change of the rows it succeeded for, in the batch's transaction, of those that are still stale.
+      whole_batch: Whether it is given the list of all rows of a batch. When it raises for several, it is called again
+        with each of them alone (in a list), to find the one that it fails for.
+      away: Errors that say nothing of the row, because the other side cannot be reached. One that is of these types, or
+        comes from one that is, ends the run as failed, when what has succeeded is written; no row counts as failed for
+        it. Unless said: a refused, reset or broken connection, and a name that does not resolve. A time-out costs its
+        row only, unless it is named here.
+    """
+
+    function: Callable[[Any], object]
+    then: Delete | Transition
+    whole_batch: bool = False
+    away: tuple[type[Exception], ...] = (ConnectionError, socket.gaierror)
+
+    def __post_init__(self) -> None:
+        refuse_wrong_types("Call", self)
+
+    @property
+    def counted_as(self) -> Sequence[str]:
+        return self.then.counted_as
+
+    def write(self, table: TablePass, step: Step, chosen: Expression) -> Write:
+        return self.then.write(table, step, chosen)
+
+    def rescue(self, table: TablePass, step: Step, error: BaseException) -> Settled | None:
+        return None
+
+    def is_away(self, error: BaseException) -> bool:
+        """Whether it says that the other side cannot be reached, itself or by what it comes from."""
+        return comes_from(error, self.away)
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What became of the rows of a step.
+
+    Attributes:
+      called: Those the function has succeeded for.
+      failures: Those it has failed for.
+      position: The last of all these; None: the front.
+      end, exhausted: Where the stage stands after the whole batch, and whether nothing is left then.
+      complete: Whether these are all that the step has taken.
+    """
+
+    position: Position | None
+    end: Position | None
+    exhausted: bool
+    complete: bool = True
+    called: list[Position] = field(default_factory=list)
+    failures: list[tuple[Position, Failure]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallPass(TablePass):
+    """One walk through a table whose action is a `Call`."""
+
+    action: Call
+
+    def take(self, step: Step) -> _Taken:
+        """Call for each row of the step that nobody holds at this moment.
+
+        Raises:
+          Exception: What says that the other side cannot be reached, when nothing else is to be written first.
+        """
+        texts = [column.cast("text").alias(text_of(column)) for column in self.as_text]
+        query: Any = self.rows(step).select(self.model, *texts).for_update(skip_locked=True)
+        rows = list(query.execute(database))
+        last = self._position(rows[-1]) if rows else None
+        taken = _Taken(step.after, *self.stands_after(step, last, len(rows)))
+        waiting = [rows] if self.action.whole_batch and rows else [[row] for row in rows]
+        while waiting:
+            some = waiting.pop(0)
+            positions = [self._position(row) for row in some]
+            try:
+                self.action.function(some if self.action.whole_batch else some[0])
+            except Exception as error:
+                if self.action.is_away(error):
+                    if not (taken.called or taken.failures):
+                        raise
+                    # What has succeeded is written first; the next step meets the same error.
+                    taken.complete = False
+                    break
+                if len(some) > 1:
+                    waiting = [[row] for row in some]
+                    continue
+                taken.failures.append((positions[0], Failure(self.describe(positions[0]), error)))
+            else:
+                taken.called += positions
+            taken.position = positions[-1]
+            if waiting and step.time_is_up():
+                taken.complete = False
+                break
+        return taken
+
+    def settle(self, step: Step, taken: _Taken) -> Settled:  # type: ignore[override]
+        """Change the rows that were called for and are still stale."""
+        called = [position for position in taken.called if self._is_about(step, position)]
+        failures = [failure for position, failure in taken.failures if self._is_about(step, position)]
+        changed = super().settle(dataclasses.replace(step, only=called)) if called else Settled(self._counted(()))
+        end = self.after_all(step, taken, ())
+        return dataclasses.replace(
+            changed, position=end.position, exhausted=end.exhausted, failures=[*failures, *changed.failures]
+        )
+
+    def positions(self, step: Step, taken: _Taken | None = None) -> list[Position]:
+        if taken is None:
+            return super().positions(step)
+        return [*taken.called, *(position for position, _ in taken.failures)]
+
+    def after_all(self, step: Step, taken: _Taken, positions: Sequence[Position]) -> Settled:
+        if not taken.complete:
+            return Settled({}, taken.position, exhausted=False)
+        return Settled({}, taken.end, taken.exhausted)
+
+    def _position(self, row: Any) -> Position:
+        # Not by attribute, which would read what a foreign key refers to.
+        as_text = {id(column) for column in self.as_text}
+        return tuple(
+            getattr(row, text_of(column)) if id(column) in as_text else row.__data__[column.name]
+            for column in self.order
+        )
+
+    def _is_about(self, step: Step, position: Position) -> bool:
+        # A batch that failed only at its commit is written again in parts.
+        return step.only is None or self.key_values(position) in [self.key_values(each) for each in step.only]

@@ -1,0 +1,430 @@
+"""A pass through a table: keyset order, oldest first, rows locked elsewhere left out, one statement a batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final, Self
+
+from blinker import NamedSignal
+from peewee import (
+    CTE,
+    SQL,
+    DateTimeField,
+    Expression,
+    Field,
+    IntegerField,
+    Model,
+    ModelSelect,
+    Query,
+    Select,
+    Tuple,
+    Value,
+    fn,
+)
+
+from housekeeping.core import events
+from housekeeping.core.errors import DeclarationError, RowNotChanged
+from housekeeping.core.telemetry.logs import log_each
+from housekeeping.database.catalog import is_left_out, leave_out_absent
+from housekeeping.database.compiled_query import Place, Prepared, Statements
+from housekeeping.database.connection import database
+from housekeeping.database.primary_key import key_within
+from housekeeping.sweeps.stages.actions import Action, Write
+from housekeeping.sweeps.stages.nulls import may_be_null
+from housekeeping.sweeps.stages.row_log import RecordLine
+from housekeeping.sweeps.stages.stage import Announcement, Backlog, Failure, PassPlan, Position, Reading, Settled, Step
+
+_SAMPLES: Final = 5
+_NOT_CHANGED: Final = (
+    "PostgreSQL left the row as it was, without an error; a trigger, a rule or a policy prevents the change"
+)
+#: The position before the rows whose first order column is NULL; they come last.
+_BEFORE_NULLS: Final[Position] = (None,)
+
+
+def named_keys(keys: tuple[str, ...] | Mapping[str, str]) -> Mapping[str, str]:
+    """Return which key of an event's row has which key of the record."""
+    return keys if isinstance(keys, Mapping) else dict(zip(keys, keys, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePass:
+    """One walk through a table.
+
+    Attributes:
+      stale: The one predicate, given the time the run began; run, plan and backlog all use it.
+      order: The columns the walk follows, ending with those of the primary key in any order, so that it can go on
+        after any row. Rows with NULL in one of them come last.
+      action: What is done with the stale rows of a batch.
+      columns: Further columns to read, by the key a record has for them, for events and log lines. Those that are among
+        the model's ``optional_fields`` are left out where the table does not have them.
+      sends: The event announced with the changed records of each batch, and which keys of the record it carries; a
+        mapping where the event calls them otherwise (event's key -> record's).
+      line: The log line for each changed record; null: none.
+    """
+
+    name: str
+    stale: Any
+    order: tuple[Any, ...]
+    action: Action
+    batch_size: int = 100
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    sends: tuple[NamedSignal, tuple[str, ...] | Mapping[str, str]] | None = None
+    line: RecordLine | None = None
+    statements: Statements = field(default_factory=Statements, init=False, repr=False, compare=False)
+
+    @property
+    def model(self) -> type[Model]:
+        """The table."""
+        model: type[Model] = self.order[0].model
+        return model
+
+    @property
+    def key(self) -> tuple[Field, ...]:
+        """The columns that identify a row, by the model and its table."""
+        return key_within(self.model, [column.column_name for column in self.order])
+
+    def key_values(self, position: Position) -> Position:
+        """Return the values of `key` in a position, which has those of `order`."""
+        values = {column.column_name: value for column, value in zip(self.order, position, strict=True)}
+        return tuple(values[column.column_name] for column in self.key)
+
+    def is_position(self, position: Position) -> bool:
+        """Return whether a position is one of this stage, as far as can be told: as long as its `order`."""
+        return position == _BEFORE_NULLS or len(position) == len(self.order)
+
+    @property
+    def as_text(self) -> list[Any]:
+        """The order columns whose values a position has as PostgreSQL writes them; integers are read as they are.
+
+        What the driver makes of a value may be another one: it knows no infinity, no year before 1, no months.
+        """
+        return [column for column in self.order if not isinstance(column, IntegerField)]
+
+    def position_of(self, row: Sequence[Any]) -> Position:
+        """Return the position of a row of `rows`, as the driver has it."""
+        texts = iter(row[len(self.order) + len(self.columns) :])
+        as_text = {id(column) for column in self.as_text}
+        return tuple(
+            next(texts) if id(column) in as_text else value for column, value in zip(self.order, row, strict=False)
+        )
+
+    def stands_after(self, step: Step, last: Position | None, number: int) -> tuple[Position | None, bool]:
+        """Return the position after a batch of `number` rows that ends with `last`, and whether none is left."""
+        position = last or step.after
+        if number >= self.batch_size:
+            return position, False
+        beyond = step.after is None or step.after[0] is None or (step.until is not None and step.until[0] is not None)
+        if beyond or not self._may_be_null(step.now, self.order[0]):
+            return position, True
+        return _BEFORE_NULLS, False
+
+    def on_real_columns(self) -> Self:
+        """Return the pass without the optional columns that its table does not have now, in lines and events too.
+
+        Raises:
+          peewee.PeeweeException: When the database cannot be asked.
+        """
+        leave_out_absent(self.model)
+        absent = {key for key, column in self.columns.items() if is_left_out(column)}
+        if not absent:
+            return self
+        line, sends = self.line, self.sends
+        if line is not None:
+            line = replace(line, fields={name: key for name, key in line.fields.items() if key not in absent})
+        if sends is not None:
+            named = {name: key for name, key in named_keys(sends[1]).items() if key not in absent}
+            sends = (sends[0], named)
+        columns = {key: column for key, column in self.columns.items() if key not in absent}
+        return replace(self, columns=columns, line=line, sends=sends)
+
+    def rows(self, step: Step) -> ModelSelect[Any]:
+        """Select the rows of a step: the order columns, the further ones, then what `position_of` needs; unlocked."""
+        texts = [column.cast("text").alias(text_of(column)) for column in self.as_text]
+        query = self.model.select(*self.order, *self.columns.values(), *texts).where(self.stale(step.now))
+        if step.only is not None:
+            return query.where(self.is_one_of(step.only)).order_by(*self.order)
+        if step.after is not None:
+            query = query.where(self._comes_after(step.now, step.after))
+        if step.until is not None:
+            query = query.where(self._comes_until(step.now, step.until))
+        return query.order_by(*self.order).limit(self.batch_size)
+
+    def picked(self, step: Step) -> CTE:
+        """The rows a step takes, locked, as a set that is fixed once and before anything else.
+
+        Materialized: as a mere subquery of the statement that changes rows, PostgreSQL may run
+        ``SELECT ... LIMIT`` once for each row it looks at, and change more rows than the batch has.
+        """
+        return self.rows(step).for_update(skip_locked=True).cte("picked", materialized=True)
+
+    def among(self, picked: CTE) -> Expression:
+        """That a row of the table is one of the picked."""
+        chosen = Select((picked,), [getattr(picked.c, column.column_name) for column in self.key])
+        if len(self.key) > 1:
+            several: Expression = Tuple(*self.key).in_(chosen)
+            return several
+        # An array, and not a join, for which PostgreSQL may choose to read the whole table.
+        single: Expression = self.key[0] == fn.ANY(fn.ARRAY(chosen))
+        return single
+
+    def take(self, step: Step) -> Any:
+        """Nothing: the rows are read by the statement that changes them."""
+
+    def settle(self, step: Step, taken: Any = None) -> Settled:
+        """Pick, lock and change the rows in one statement; it also says which they were, where somebody is told."""
+        told = self.somebody_is_told()
+        rows = self.carried_out(step, ("settle", told), lambda step: self._statement(step, told))
+        self._refuse_more_rows(step, rows, told)
+        return self._each(step, rows) if told else self._in_all(step, rows)
+
+    def carried_out(self, step: Step, form: Hashable, make: Callable[[Step], Query]) -> list[tuple[Any, ...]]:
+        """The rows of a statement of a step, which is put together once a run.
+
+        Parameters:
+          form: What else it depends on than the run and the place.
+          make: Puts it together; the place of the step that it is given is one to be filled in.
+        """
+        if step.only is not None:
+            return Prepared(make(step)).rows()
+        after = step.after
+        shape = None if after is None else tuple(value is None for value in after)
+        blank = None if after is None else tuple(v if v is None else Place(n) for n, v in enumerate(after))
+        form = (form, shape, step.until)
+        statement = self.statements.of(self.purpose(step), form, lambda: make(replace(step, after=blank)))
+        return statement.rows(*after or ())
+
+    def purpose(self, step: Step) -> Hashable:
+        """What a statement that is put together once is made for: this run."""
+        return step.run_id, step.now
+
+    def _statement(self, step: Step, told: bool) -> Query:
+        picked = self.picked(step)
+        # What is changed is stale at the moment it is changed: the predicate once more, as compare-and-set. COALESCE
+        # keeps it from choosing the index: with old statistics, all that is stale would be looked through for each row.
+        still_stale = fn.COALESCE(self.stale(step.now), False)
+        write = self.action.write(self, step, self.among(picked) & still_stale)
+        self._refuse_other_counts(write)
+        changed = write.ctes[0]
+        totals = [Select((each,), [fn.COUNT(SQL("*"))]) for each in write.ctes]
+        order = [getattr(picked.c, column.column_name) for column in self.order]
+        texts = [getattr(picked.c, text_of(column)) for column in self.as_text]
+        if not told:
+            last = Select((picked,), (*order, *texts, Select((picked,), [fn.COUNT(SQL("*"))]), *totals))
+            return last.order_by(*(column.desc() for column in order)).limit(1).with_cte(picked, *write.ctes)
+        read = [*order, *(getattr(picked.c, column.column_name) for column in self.columns.values()), *texts]
+        key = [getattr(picked.c, column.column_name) for column in self.key]
+        done = Select((changed,), [getattr(changed.c, column.column_name) for column in self.key])
+        flag = key[0].in_(done) if len(key) == 1 else Tuple(*key).in_(done)
+        return Select((picked,), (*read, flag, *totals)).order_by(*order).with_cte(picked, *write.ctes)
+
+    def _each(self, step: Step, rows: list[tuple[Any, ...]]) -> Settled:
+        flag = len(self.order) + len(self.columns) + len(self.as_text)
+        columns = (*self.order, *self.columns.values())
+        # Column by column, because to find out for each value how it is read takes as long as a log line.
+        values = zip(columns, zip(*rows, strict=True), strict=False)
+        read = zip(*([column.python_value(each) for each in found] for column, found in values), strict=True)
+        changed = [self.record(each) for each, row in zip(read, rows, strict=True) if row[flag]]
+        kept = [self.describe(self.position_of(row)) for row in rows if not row[flag]]
+        position, exhausted = self.stands_after(step, self.position_of(rows[-1]) if rows else None, len(rows))
+        return Settled(
+            self._counted(rows[0][flag + 1 :] if rows else ()),
+            position,
+            exhausted,
+            rows=changed,
+            failures=[Failure(record, RowNotChanged(_NOT_CHANGED)) for record in kept],
+        )
+
+    def _in_all(self, step: Step, rows: list[tuple[Any, ...]]) -> Settled:
+        if not rows:
+            return Settled(self._counted(()), *self.stands_after(step, None, 0))
+        row = rows[0]
+        width = len(self.order)
+        after_texts = width + len(self.as_text)
+        picked, *counts = row[after_texts:]
+        last = self.position_of((*row[:width], *[None] * len(self.columns), *row[width:after_texts]))
+        kept = picked - counts[0]
+        failures = [Failure({"stage": self.name}, RowNotChanged(_NOT_CHANGED), kept)] if kept else []
+        return Settled(self._counted(counts), *self.stands_after(step, last, picked), failures=failures)
+
+    def _refuse_more_rows(self, step: Step, rows: list[tuple[Any, ...]], told: bool) -> None:
+        """Raise DeclarationError, and so undo the batch, when its key stands for more rows than it has."""
+        if not rows:
+            return
+        if told:
+            flag = len(self.order) + len(self.columns) + len(self.as_text)
+            picked, allowed, changed = len(rows), sum(bool(row[flag]) for row in rows), rows[0][flag + 1]
+        else:
+            picked, changed = rows[0][len(self.order) + len(self.as_text) :][:2]
+            allowed = picked
+        if step.only is not None and picked > len(step.only):
+            changed, allowed = picked, len(step.only)
+        if changed > allowed:
+            key = ", ".join(column.column_name for column in self.key)
+            raise DeclarationError(
+                f"{self.model.__name__} is identified by ({key}), which is not unique: {allowed} rows of a batch are "
+                f"{changed} in the table; nothing was changed. Declare the table's real key"
+            )
+
+    def _counted(self, numbers: Sequence[int]) -> dict[str, int]:
+        """The counts of a step, nought for those of which its statement has no number."""
+        names = self.action.counted_as
+        return {**dict.fromkeys(names, 0), **dict(zip(names, numbers, strict=False))}
+
+    def _refuse_other_counts(self, write: Write) -> None:
+        names = tuple(self.action.counted_as)[: len(write.ctes)]
+        if tuple(write.counts) != names or len(names) != len(write.ctes):
+            raise DeclarationError(
+                f"{self.name}: the counts of its action's Write are {', '.join(write.counts) or 'none'}; they should "
+                f"be one for each statement, as counted_as begins: {', '.join(names)}"
+            )
+
+    def somebody_is_told(self) -> bool:
+        """Whether the records themselves are wanted: by a line for each, or by a listener of the event."""
+        written = self.line is not None and logging.getLogger(__name__).isEnabledFor(self.line.level)
+        return written or (self.sends is not None and events.has_listeners(self.sends[0]))
+
+    def committed(self, step: Step, settled: Settled) -> None:
+        if self.line is not None:
+            fields, constants = self.line.fields.items(), self.line.constants
+            each = [{**{name: row[key] for name, key in fields}, **constants} for row in settled.rows]
+            log_each(__name__, self.line.level, self.line.event, each)
+
+    def announcements(self, settled: Settled) -> Sequence[Announcement]:
+        """Return the event of the changed rows, if the stage has one and they were read back."""
+        if self.sends is None or not events.has_listeners(self.sends[0]):
+            return ()
+        event, keys = self.sends
+        named = named_keys(keys)
+        return [Announcement(event, [{name: row[key] for name, key in named.items()} for row in settled.rows])]
+
+    def positions(self, step: Step, taken: Any = None) -> list[Position]:
+        found = Prepared(self.rows(step).for_update(skip_locked=True)).rows()
+        return [self.position_of(row) for row in found]
+
+    def after_all(self, step: Step, taken: Any, positions: Sequence[Position]) -> Settled:
+        last = positions[-1] if positions else None
+        return Settled({}, *self.stands_after(step, last, len(positions)))
+
+    def rescue(self, step: Step, error: BaseException) -> Settled | None:
+        return self.action.rescue(self, step, error)
+
+    def describe(self, position: Position) -> dict[str, Any]:
+        return {column.name: _in_words(column, value) for column, value in zip(self.order, position, strict=True)}
+
+    def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
+        stale = self.model.select(SQL("1")).where(self.stale(now)).limit(limit + 1)
+        query: Any = stale.select_from(fn.COUNT(SQL("1")))
+        rows: int = next(iter(query.tuples().execute(database)))[0]
+        return Backlog(min(rows, limit), rows <= limit)
+
+    def oldest(self, now: datetime, argument: Any = None) -> Any:
+        return self._edge(now, self.order)
+
+    def readings(self, now: datetime) -> list[Reading]:
+        walk = self.rows(Step("", None, now)).for_update(skip_locked=True)
+        return [Reading(f"the walk through {self.name}", walk, self.model)]
+
+    def statements_of_a_run(self, now: datetime) -> list[Query]:
+        """Return the statements that change the rows of a batch, for `housekeeping doctor` to look at; none is run."""
+        return [self._statement(Step("", None, now), True)]
+
+    def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
+        stale = self.backlog(now, limit)
+        samples = Prepared(self.rows(Step("", None, now)).limit(_SAMPLES)).rows()
+        return PassPlan(
+            self.name,
+            stale,
+            {self.action.counted_as[0]: stale.rows},
+            self.oldest(now),
+            self._edge(now, tuple(column.desc() for column in self.order)),
+            [self.describe(self.position_of(row)) for row in samples],
+        )
+
+    def is_one_of(self, positions: Sequence[Position]) -> Expression:
+        """That a row of the table is the one at one of these positions."""
+        keys = [_literals(self.key_values(position)) for position in positions]
+        if len(self.key) == 1:
+            found: Expression = self.key[0].in_([key for (key,) in keys])
+        else:
+            found = Tuple(*self.key).in_([Tuple(*key) for key in keys])
+        return found
+
+    def _may_be_null(self, now: datetime, column: Field) -> bool:
+        in_key = column.column_name in [each.column_name for each in self.key]
+        return not in_key and may_be_null(column, self.stale(now))
+
+    def _comes_after(self, now: datetime, position: Position) -> Expression:
+        """That a row comes after the position, among those whose first order column is NULL where its is, or is not."""
+        first, *others = self.order
+        after: Expression
+        if len(position) < len(self.order):  # before the NULLs; not by ==, which a place to be filled in overloads
+            after = first.is_null()
+            return after
+        values = _literals(position)
+        if not any(self._may_be_null(now, column) for column in others):
+            after = Tuple(*self.order) > Tuple(*values)
+            if position[0] is None:
+                after = first.is_null() & (Tuple(*others) > Tuple(*values[1:]))
+            return after
+        # A comparison of whole rows knows nothing of NULL. The first column once more, for the index.
+        later: Any = None
+        for column, value in reversed(list(zip(self.order, values, strict=True))):
+            same = column.is_null() if value is None else column == value
+            later = same & later if later is not None else None
+            if value is not None:
+                greater = column > value
+                if column is not first and self._may_be_null(now, column):
+                    greater |= column.is_null()
+                later = greater if later is None else greater | later
+        after = later if position[0] is None else (first >= values[0]) & later
+        return after
+
+    def _comes_until(self, now: datetime, position: Position) -> Expression:
+        """That a row does not come after the position."""
+        after: Any = self._comes_after(now, position)
+        value = _literals(position)[0]
+        until: Expression = ~after if value is None else (self.order[0] <= value) & ~after
+        return until
+
+    def _edge(self, now: datetime, order: tuple[Any, ...]) -> Any:
+        first: Any = self.model.select(self.order[0]).where(self.stale(now)).order_by(*order).limit(1).tuples()
+        value = next((value for (value,) in first), None)
+        # A column without a time zone is read as UTC, like by the sessions; no reader has to tell the two apart.
+        return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
+
+    def read(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A row as the driver has it, each value as its column reads it."""
+        return tuple(
+            column.python_value(value)
+            for column, value in zip((*self.order, *self.columns.values()), row, strict=False)
+        )
+
+    def record(self, row: tuple[Any, ...]) -> dict[str, Any]:
+        """A row of `rows` as events and log lines know it."""
+        named = {column.name: value for column, value in zip(self.order, row, strict=False)}
+        further = row[len(self.order) : len(self.order) + len(self.columns)]
+        return named | dict(zip(self.columns, further, strict=True))
+
+
+def text_of(column: Any) -> str:
+    """Return the name under which `TablePass.rows` has a column as PostgreSQL writes it."""
+    return f"position_of_{column.column_name}"
+
+
+def _literals(position: Position) -> list[Any]:
+    """Return the values of a position as PostgreSQL is to read them: no column of the model converts them."""
+    return [v if v is None or isinstance(v, Place) else Value(v, converter=False, unpack=False) for v in position]
+
+
+def _in_words(column: Any, value: Any) -> Any:
+    """Return a value of a position for people: times in ISO 8601, anything else as PostgreSQL writes it."""
+    if not isinstance(column, DateTimeField) or not isinstance(value, str):
+        return value
+    try:
+        return column.python_value(datetime.fromisoformat(value)).isoformat()
+    except ValueError:
+        return value  # infinity, or a year that Python does not have

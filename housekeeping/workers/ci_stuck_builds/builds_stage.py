@@ -1,0 +1,162 @@
+"""The walk through the stuck builds of one status: dropped in sets, doomed one by one where that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from peewee import CTE, Expression, Select, Tuple, fn
+
+from housekeeping.core import events
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.database.connection import database, one_line
+from housekeeping.database.primary_key import key_of
+from housekeeping.sweeps import Announcement
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.stages.actions import Write
+from housekeeping.sweeps.stages.row_log import RecordLine
+from housekeeping.sweeps.stages.stage import Failure, Position, Settled, Step
+from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.workers.ci_stuck_builds.models import (
+    Build,
+    BuildStatus,
+    FailureReason,
+    doomed_at,
+    ended_at,
+    machine,
+    version,
+    version_after_doom,
+)
+
+logger = named_logger(__name__)
+
+#: What an error says of its build (document 6, エラー処理).
+_ABOUT = ("build_id", "build_name", "build_stage", "pipeline_id", "project_id")
+
+
+def stuck_builds(
+    sweep: Sweep, status: BuildStatus, outdated: Callable[[datetime], Expression], reason: FailureReason
+) -> BuildPass:
+    """The pass over the builds of a status that are outdated.
+
+    Parameters:
+      outdated: That a build is, given the oldest time that is not.
+    """
+    length = sweep.stale_after
+    assert length is not None
+    key = key_of(Build)
+    # A table whose rows are known by more than their id: say all of it.
+    further = tuple(column.name for column in key if column is not Build.id)
+    line = RecordLine(
+        event="Dropping outdated build",
+        fields={name: name for name in ("build_id", "runner_id", *further)},
+        constants={"status": status.value, "failure_reason": reason.label},
+    )
+    return BuildPass(
+        name=status.value,
+        stale=lambda now: Build.in_status(status) & outdated(now - length),
+        order=(Build.created_at, Build.project_id, *key),  # document 6, 備考
+        action=Drop(status, reason),
+        batch_size=sweep.batch_size,
+        columns={
+            "runner_id": Build.runner_id,
+            "build_name": Build.name,
+            "build_stage": Build.stage,
+            "pipeline_id": Build.commit_id,
+            "lock_version": Build.lock_version,
+        },
+        sends=(events.build_dropped, ("build_id", "project_id", "pipeline_id", "failure_reason", *further)),
+        line=line if sweep.options["log_records"] else None,
+        reason=reason,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildPass(TablePass):
+    """A walk through builds.
+
+    Attributes:
+      reason: Why the dropped ones failed.
+    """
+
+    reason: FailureReason
+
+    def among(self, picked: CTE) -> Expression:
+        """That a row is one of the picked, in the version that was picked."""
+        keys = [getattr(picked.c, column.column_name) for column in self.key]
+        chosen = Select((picked,), [*keys, fn.COALESCE(picked.c.lock_version, 0)])
+        among: Expression = Tuple(*self.key, version()).in_(chosen)
+        return among
+
+    def record(self, row: tuple[Any, ...]) -> dict[str, Any]:
+        record = super().record(row)
+        return {**record, "build_id": record["id"], "failure_reason": self.reason}
+
+    def describe(self, position: Position) -> dict[str, Any]:
+        """The build as the error tracker should know it."""
+        columns = (*self.order, *self.columns.values())
+        found = Build.select(*columns).where(self.is_one_of([position])).tuples().first()
+        return super().describe(position) if found is None else self.about(self.record(found))
+
+    def about(self, record: dict[str, Any]) -> dict[str, Any]:
+        """What an error says of its build."""
+        further = (column.name for column in self.key if column is not Build.id)
+        return {name: record[name] for name in (*_ABOUT, *further) if name in record}
+
+    def committed(self, step: Step, settled: Settled) -> None:
+        super().committed(step, settled)
+        for each in settled.rescued:
+            logger.error("Build could not be dropped and is doomed", **each.record, error=one_line(each.error))
+
+    def announcements(self, settled: Settled) -> Sequence[Announcement]:
+        reason = FailureReason.DATA_INTEGRITY_FAILURE
+        unsent = ("build_name", "build_stage")
+        doomed = [
+            {**{name: value for name, value in each.record.items() if name not in unsent}, "failure_reason": reason}
+            for each in settled.rescued
+        ]
+        return [*super().announcements(settled), Announcement(events.build_doomed, doomed)]
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Fail the builds of a batch; a build that refuses is doomed."""
+
+    status: BuildStatus
+    reason: FailureReason
+
+    @property
+    def counted_as(self) -> Sequence[str]:
+        return ("dropped",)
+
+    def write(self, table: TablePass, step: Step, chosen: Expression) -> Write:
+        update: Any = (
+            Build.update(
+                {
+                    Build.status: machine.target("drop"),
+                    Build.failure_reason: self.reason,
+                    **ended_at(),
+                    Build.lock_version: version() + 1,
+                }
+            )
+            .where(chosen & Build.status.in_(machine.sources("drop")))
+            .returning(*table.key)
+        )
+        return Write([update.cte("dropped")], self.counted_as)
+
+    def rescue(self, table: TablePass, step: Step, error: BaseException) -> Settled | None:
+        """Doom the one build of the step, if it is still there to be dropped; else it is left alone."""
+        assert isinstance(table, BuildPass)
+        found: Any = table.rows(step).for_update(skip_locked=True).tuples()
+        for row in found.execute(database):
+            record = table.about(table.record(row))
+            values = table.key_values(row[: len(table.order)])
+            same = [column == value for column, value in zip(table.key, values, strict=True)]
+            doom = {Build.status: machine.target("doom"), Build.lock_version: version_after_doom()}
+            doomed = Build.update({**doom, **doomed_at()}).where(*same, Build.in_status(self.status)).execute()
+            if doomed == 0:
+                return Settled(failures=[Failure(record, error)])
+            return Settled({"doomed": doomed}, rescued=[Failure(record, error)])
+        return Settled()

@@ -1,0 +1,45 @@
+"""The children of a parent worker, enqueued before the parent's lease."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.database.connection import one_line
+from housekeeping.sweeps.actor_registry import actor_named
+from housekeeping.sweeps.stages.stage import Backlog, PassPlan, PreflightResult
+
+logger = named_logger(__name__)
+
+
+@dataclass(frozen=True)
+class EnqueueChildren:
+    """Preflight that enqueues each child with its delay, unless the child is still live.
+
+    Attributes:
+      delays: Child's name -> delay after the parent.
+    """
+
+    delays: Mapping[str, timedelta]
+
+    def carry_out(self) -> PreflightResult:
+        """Enqueue all children; one that cannot be enqueued does not keep the others from the queue."""
+        enqueued, errors = 0, list[Exception]()
+        for child, delay in self.delays.items():
+            try:
+                message = actor_named(child).send_with_options(
+                    delay=int(delay.total_seconds() * 1000), trigger="parent"
+                )
+            except Exception as error:
+                logger.error("A child could not be enqueued", child=child, error=one_line(error))
+                errors.append(error)
+            else:
+                enqueued += "duplicate_of" not in message.options
+        return PreflightResult({"enqueued": enqueued}, errors[0] if errors else None)
+
+    def plan(self) -> PassPlan:
+        """Return the children and their delays; those that are still live would not be enqueued again."""
+        samples = [{"child": child, "delay_s": delay.total_seconds()} for child, delay in self.delays.items()]
+        return PassPlan("children", Backlog(0), {"enqueued": len(self.delays)}, samples=samples)

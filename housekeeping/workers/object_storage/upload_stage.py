@@ -1,0 +1,220 @@
+"""The pass through the hash of pending uploads: a page, the objects of its stale entries, and those entries."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from housekeeping.core import events
+from housekeeping.core.errors import ObjectStoreUnavailable, RedisUnavailable
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.sweeps import Announcement, at_work, database, store_in_outbox
+from housekeeping.sweeps.stages.stage import Backlog, Failure, PassPlan, Settled, Step
+from housekeeping.workers.object_storage import backlog, pending_uploads, stores
+from housekeeping.workers.object_storage.claims import Claims
+from housekeeping.workers.object_storage.classification import judge, stale_before
+from housekeeping.workers.object_storage.deletion import Deletion
+from housekeeping.workers.object_storage.pending_entry import Entry
+
+logger = named_logger(__name__)
+
+#: Entries that are claimed, deleted and removed together: what S3 deletes in a request. Lua's stack has room for 8000.
+_TOGETHER: Final = 1000
+#: Added to the longest run, and then its claims are free for others whatever the ledger says: its last request, and
+#: what a machine stands still.
+_GRACE: Final = timedelta(minutes=2)
+#: What failed is not tried again in the same run; when there are more than this, one may be counted twice.
+_REMEMBERED: Final = 100_000
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What a step did outside of the database.
+
+    Attributes:
+      total: How many entries there are in all; null but in the first step of a run.
+      cursor: Where the next page begins; 0: there is none.
+      complete: Whether there was time for everything on this page.
+      from_front: Whether the front comes after this page: a resumed run has not seen the entries before its beginning.
+    """
+
+    total: int | None = None
+    cursor: int = 0
+    complete: bool = True
+    from_front: bool = False
+    removed: list[Entry] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+
+class PendingUploadsPass:
+    """One walk through the hash; made anew for each run.
+
+    Parameters:
+      batch_size: Entries a page, about.
+      stale_after: An upload is stale when it was prepared more than this ago, in whole seconds.
+      longest: How long a run takes new work.
+      log_records: Whether each deletion has a line of its own.
+    """
+
+    name: Final = "pending_direct_uploads"
+
+    def __init__(
+        self,
+        batch_size: int,
+        stale_after: timedelta,
+        longest: timedelta,
+        log_records: bool = False,
+    ) -> None:
+        self.batch_size = batch_size
+        self._stale_after = stale_after
+        self._longest = longest
+        self._log_records = log_records
+        self._claims: Claims | None = None
+        self._deletions: dict[str, Deletion] = {}
+        self._failed: set[int] = set()
+        self._resumed = False
+
+    def resized(self, batch_size: int) -> PendingUploadsPass:
+        """This very pass, because it knows what the run has claimed and what has failed."""
+        self.batch_size = batch_size
+        return self
+
+    def take(self, step: Step) -> _Taken:
+        """Read a page and settle what is stale on it, as far as time and stores allow.
+
+        Raises:
+          RedisUnavailable: Objects may be gone whose entries still stand; a later run finds them missing, and goes on.
+        """
+        taken = _Taken()
+        if self._claims is None:
+            self._resumed = step.after is not None
+            taken.total = pending_uploads.count()
+            self._claims = Claims(self._longest + _GRACE, step.run_id, lambda: at_work(step.worker))
+        first_fresh = stale_before(step.now, self._stale_after)
+        taken.cursor, page = pending_uploads.page(step.after[0] if step.after else 0, self.batch_size, first_fresh)
+        judged = judge(page, first_fresh, stores.configured)
+        for entry, error in judged.refused:
+            self._fail(taken, entry, error)
+        chosen = _first(judged.stale, step.most)
+        parts = [
+            (location, entries[start : start + _TOGETHER])
+            for location, entries in chosen.items()
+            for start in range(0, len(entries), _TOGETHER)
+        ]
+        for number, (location, entries) in enumerate(parts, 1):
+            try:
+                self._delete(taken, location, entries, step)
+            except RedisUnavailable:
+                if not (taken.removed or taken.failures):
+                    raise
+                # What is removed is counted first; the next step meets the same error.
+                taken.complete = False
+                break
+            if number < len(parts) and (not taken.complete or step.time_is_up()):
+                taken.complete = False
+                break
+        if taken.removed and sum(map(len, chosen.values())) < len(judged.entries):
+            taken.complete = False  # the breaker's limit ends within this page
+        if self._resumed and taken.complete and not taken.cursor:
+            # Redis gives entries in no order, so the second way goes through all of them.
+            taken.from_front, self._resumed = True, False
+        return taken
+
+    def settle(self, step: Step, taken: _Taken) -> Settled:
+        """Nothing of its own: the engine counts what was done, in the run's row."""
+        following = (taken.cursor,) if taken.cursor or taken.from_front else None
+        counts = {"total_deleted_stale_entries": len(taken.removed)}
+        if taken.total is not None:
+            counts["total_pending_entries"] = taken.total
+        return Settled(
+            counts,
+            # Time was up in the middle of the page: the next run begins with it.
+            following if taken.complete else step.after,
+            exhausted=taken.complete and following is None,
+            rows=_rows(taken.removed),
+            failures=taken.failures,
+            unreachable=self._unreachable(),
+        )
+
+    def committed(self, step: Step, settled: Settled) -> None:
+        if self._log_records:
+            for row in settled.rows:
+                logger.info("Stale upload deleted", **row)
+
+    def announcements(self, settled: Settled) -> Sequence[Announcement]:
+        return [Announcement(events.upload_deleted, settled.rows, in_outbox=True)]
+
+    def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
+        return backlog.backlog(now, self._stale_after, limit)
+
+    def oldest(self, now: datetime, argument: Any = None) -> Any:
+        return backlog.oldest(now, self._stale_after)
+
+    def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
+        return backlog.plan(self.name, now, self._stale_after, limit)
+
+    def _delete(self, taken: _Taken, location: str, stale: Sequence[Entry], step: Step) -> None:
+        """Claim some entries of a location, delete their objects, remove the entries whose objects are gone."""
+        assert self._claims is not None
+        deletion = self._deletions.get(location)
+        if deletion is None:
+            deletion = self._deletions[location] = Deletion(stores.configured[location])
+        new = [entry for entry in stale if hash(entry.field) not in self._failed]
+        if deletion.away is not None or not new:
+            return
+        # Redis shows a page in the same order each time: where time runs out among objects that are slow to be
+        # refused, those behind them would never have their turn.
+        random.shuffle(new)
+        claimed = {entry.path: entry for entry in self._claims.take(new)}
+        if not claimed:
+            return
+        deleted = deletion.delete(list(claimed), step.time_is_up, step.check)
+        are_gone = set(deleted.gone)
+        gone = [claimed[path] for path in deleted.gone]
+        kept = [entry for path, entry in claimed.items() if path not in are_gone]
+        _store(gone, step)
+        ends = self._claims.settle(gone, kept)
+        taken.removed += ends.removed
+        for path, refusal in deleted.refused.items():
+            self._fail(taken, claimed[path], refusal)
+        for entry, change in ends.lost:
+            self._fail(taken, entry, change)
+        if deletion.away is None and len(deleted.gone) + len(deleted.refused) < len(claimed):
+            taken.complete = False
+
+    def _fail(self, taken: _Taken, entry: Entry, error: BaseException) -> None:
+        known_as = hash(entry.field)
+        if known_as in self._failed:
+            return
+        if len(self._failed) < _REMEMBERED:
+            self._failed.add(known_as)
+        record = {"location": entry.location, "path": entry.path, "prepared_at": entry.value.decode(errors="replace")}
+        taken.failures.append(Failure(record, error))
+
+    def _unreachable(self) -> ObjectStoreUnavailable | None:
+        away = [deletion.away for deletion in self._deletions.values() if deletion.away is not None]
+        return ObjectStoreUnavailable("; ".join(map(str, away))) if away else None
+
+
+def _first(stale: dict[str, list[Entry]], most: int | None) -> dict[str, list[Entry]]:
+    """The first entries of a page, as many as the breaker still allows."""
+    if most is None:
+        return stale
+    first: dict[str, list[Entry]] = {}
+    for location, entries in stale.items():
+        first[location] = entries[: max(0, most - sum(map(len, first.values())))]
+    return first
+
+
+def _store(gone: Sequence[Entry], step: Step) -> None:
+    """Store the event before the entries are removed, by which alone a later run would know of these uploads."""
+    if events.handlers_of(events.upload_deleted).outbox:
+        with database.atomic():
+            store_in_outbox(events.upload_deleted, _rows(gone), worker=step.worker, run_id=step.run_id, claimed=False)
+
+
+def _rows(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    return [{"location": entry.location, "path": entry.path} for entry in entries]

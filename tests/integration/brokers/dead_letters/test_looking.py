@@ -1,0 +1,194 @@
+"""Dead letters as they are listed and found."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import dramatiq
+import pytest
+from dramatiq import Message
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.common import current_millis
+
+from housekeeping.brokers.dead_letters import RedisDeadLetters, dead_letters_of, on_redis, requeue
+from housekeeping.core.errors import Refused
+from tests.integration.brokers.dead_letters.conftest import Doomed
+from tests.integration.middleware.applications import eventually, working
+from tests.integration.middleware.hands import Hands
+
+
+class _MayNot(Exception):
+    """An error that an actor declares as one not to be tried again."""
+
+
+def bury(broker: RedisBroker, body: bytes, redis_id: str = "5-5", queue: str = "default") -> None:
+    """Put this among the dead letters, as they stand in Redis."""
+    broker.client.zadd(f"{broker.namespace}:{queue}.XQ", {redis_id: current_millis()})
+    broker.client.hset(f"{broker.namespace}:{queue}.XQ.msgs", redis_id, body)
+
+
+@pytest.mark.parametrize(
+    ("error", "options", "said"),
+    [
+        (ValueError("disk full"), {}, "ValueError: disk full"),
+        (ValueError("row 7\nof a table\n  ^"), {}, "ValueError: row 7"),
+        (_MayNot("no"), {"throws": _MayNot, "max_retries": 3}, "_MayNot: no"),
+    ],
+)
+def test_a_dead_letter_says_what_it_died_of(  # R6
+    doomed: Doomed, hands: Hands, store: RedisDeadLetters, error: Exception, options: dict[str, Any], said: str
+) -> None:
+    doomed(error, **options).send()
+
+    hands.run()
+
+    [letter] = store.newest(10)
+    assert letter.error is not None and letter.error.endswith(said)
+    assert letter.retries == 0
+
+
+def test_it_says_what_its_last_attempt_died_of_and_how_many_retries_there_were(  # R6
+    broker: RedisBroker, hands: Hands, store: RedisDeadLetters
+) -> None:
+    errors = iter(["the first", "the second", "the last"])
+
+    @dramatiq.actor(broker=broker, max_retries=2)
+    def fails() -> None:
+        raise ValueError(next(errors))
+
+    fails.send()
+    for _ in range(2):
+        hands.run()
+        hands.come_due()
+    hands.run()
+
+    [letter] = store.newest(10)
+    assert (letter.error, letter.retries) == ("ValueError: the last", 2)
+
+
+def test_a_message_of_an_actor_that_nobody_knows_says_so(  # R6
+    broker: RedisBroker, doomed: Doomed, store: RedisDeadLetters
+) -> None:
+    message = doomed().send()
+    del broker.actors["doomed"]
+
+    with working(broker):
+        eventually(lambda: store.newest(1))
+
+    [letter] = store.newest(10)
+    assert letter.id == message.message_id
+    assert letter.error is not None and letter.error.endswith("ActorNotFound: doomed")
+
+
+def test_the_newest_of_all_queues_come_first_and_no_more_than_wanted(  # R6
+    doomed: Doomed, broker: RedisBroker, store: RedisDeadLetters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_redis, "_PAGE", 2)
+    actors = [doomed(name="here"), doomed(name="there", queue_name="other")]
+    hands = [Hands(broker), Hands(broker, "other")]
+    an_hour_ago = current_millis() - 3_600_000
+    for number in range(6):
+        actors[number % 2].send(number)
+        hands[number % 2].run()
+        broker.client.zadd(
+            f"{broker.namespace}:{('default', 'other')[number % 2]}.XQ",
+            {letter.broker_id: an_hour_ago + number for letter in store.newest(1)},
+        )
+
+    assert [letter.message.args for letter in store.newest(5) if letter.message] == [(5,), (4,), (3,), (2,), (1,)]
+    assert store.counts() == {"default": 3, "other": 3}
+
+
+def test_letters_are_found_by_message_id_and_by_the_id_of_the_broker(  # R6
+    doomed: Doomed, hands: Hands, store: RedisDeadLetters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_redis, "_PAGE", 2)
+    actor = doomed()
+    sent = [actor.send(number) for number in range(5)]
+    for _ in sent:
+        hands.run()
+    [newest] = store.newest(1)
+
+    found = store.find({sent[0].message_id, newest.broker_id, "nobody"})
+
+    assert {name: letter.id for name, letter in found.items()} == {
+        sent[0].message_id: sent[0].message_id,
+        newest.broker_id: newest.id,
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"\xff\x00not json", ""),
+        (b"[1, 2]", ""),
+        (b'{"queue_name": "default"}', "'args'"),
+        (
+            b'{"queue_name":"default","actor_name":5,"args":[],"kwargs":{},"options":{},"message_id":"x"}',
+            "its actor_name is of type int",
+        ),
+        (
+            b'{"queue_name":"default","actor_name":"a","args":[],"kwargs":{},"options":7,"message_id":"x"}',
+            "its options is of type int",
+        ),
+        (b"[" * 100_000, ""),
+    ],
+)
+def test_what_nothing_can_read_is_listed_by_the_brokers_id_with_the_reason(  # R6, B3
+    broker: RedisBroker, store: RedisDeadLetters, body: bytes, why: str
+) -> None:
+    bury(broker, body)
+
+    [letter] = store.newest(10)
+
+    assert (letter.id, letter.message, letter.body) == ("5-5", None, body)
+    assert letter.unreadable and why in letter.unreadable
+    assert letter.error == letter.unreadable
+
+
+def test_what_cannot_be_read_shows_no_secret_of_its_arguments(  # R6
+    broker: RedisBroker, store: RedisDeadLetters
+) -> None:
+    arguments = ["redis://:hunter2@host/0", {"password": "hunter2"}]
+    bury(broker, json.dumps({**Message("default", "a", (), {}, {}).asdict(), "kwargs": arguments}).encode())
+
+    [letter] = store.newest(10)
+    with pytest.raises(Refused) as refused:
+        requeue(store, ["5-5"])
+
+    assert letter.unreadable == "its kwargs is of type list"
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("traceback", ["", "\n"])
+def test_a_letter_with_nothing_in_its_traceback_is_listed_beside_the_others(  # R6
+    broker: RedisBroker, store: RedisDeadLetters, traceback: str
+) -> None:
+    bury(broker, Message("default", "a", (), {}, {"traceback": traceback}, message_id="empty").encode())
+
+    assert [(letter.id, letter.error) for letter in store.newest(10)] == [("empty", None)]
+
+
+def test_the_dead_letters_of_another_kind_of_broker_are_refused_in_words() -> None:
+    with pytest.raises(Refused, match="of a StubBroker cannot be listed"):
+        dead_letters_of(StubBroker())
+
+
+@pytest.mark.parametrize("message_id", ['with "quotes"', "größer", "back\\slash"])
+def test_an_id_of_any_form_is_found(broker: RedisBroker, store: RedisDeadLetters, message_id: str) -> None:  # R6
+    body = Message("default", "someone", (), {}, {}, message_id=message_id).encode()
+    bury(broker, body, "1-1")
+
+    assert list(store.find({message_id})) == [message_id]
+    assert list(store.find({"1-1"})) == ["1-1"]
+
+
+def test_of_several_with_one_id_the_newest_is_found(broker: RedisBroker, store: RedisDeadLetters) -> None:  # R6
+    body = Message("default", "someone", (), {}, {}, message_id="twice").encode()
+    for place, (redis_id, queue) in enumerate([("1", "a"), ("2", "b"), ("3", "b"), ("4", "a")]):
+        bury(broker, body, redis_id, queue)
+        broker.client.zadd(f"{broker.namespace}:{queue}.XQ", {redis_id: current_millis() - 1000 + place})
+
+    assert store.find({"twice"})["twice"].broker_id == "4"

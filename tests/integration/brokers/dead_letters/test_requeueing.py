@@ -1,0 +1,224 @@
+"""Dead letters that are sent once more."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.brokers.dead_letters import RedisDeadLetters, Requeued, requeue
+from housekeeping.core.errors import DeadLetterRefused, RedisUnavailable
+from housekeeping.core.settings import Settings
+from tests.integration.brokers.dead_letters.conftest import Doomed
+from tests.integration.brokers.dead_letters.test_looking import bury
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.deduplication.deduplicated import executed, keys
+from tests.integration.middleware.hands import Hands
+
+PATIENCE_S = 20
+
+
+def test_a_requeued_message_begins_a_new_life_as_the_same_message(  # R6
+    doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters
+) -> None:
+    actor = doomed(idempotent=True)
+    sent = actor.send_with_options(args=(7,), idempotency_key="order-7", tick="2026-03-02T10:00:00+00:00", claim="x")
+    hands.run()
+
+    requeue(store, [sent.message_id])
+
+    [message] = queued(broker)
+    assert (message.message_id, message.args) == (sent.message_id, (7,))
+    kept = {"idempotency_key": "order-7", "tick": "2026-03-02T10:00:00+00:00"}
+    assert {name: value for name, value in message.options.items() if not name.startswith(("redis", "dedup"))} == kept
+    assert message.options["redis_message_id"] != sent.options["redis_message_id"]
+    assert store.newest(10) == []
+
+
+def test_its_retries_begin_again(doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters) -> None:
+    sent = doomed(max_retries=1).send()
+    hands.run()
+    hands.come_due()
+    hands.run()
+
+    requeue(store, [sent.message_id])
+    hands.run()
+
+    [retry] = queued(broker, "default.DQ")
+    assert retry.options["retries"] == 1
+
+
+def test_age_does_not_end_it_at_once(broker: RedisBroker, hands: Hands, store: RedisDeadLetters) -> None:  # R6
+    runs: list[int] = []
+    dramatiq.actor(broker=broker, actor_name="young", max_age=60_000)(lambda: runs.append(1))
+    old = broker.actors["young"].message().copy()
+    object.__setattr__(old, "message_timestamp", old.message_timestamp - 100_000)
+    broker.enqueue(old)
+    hands.run()
+
+    requeue(store, [old.message_id])
+    hands.run()
+
+    assert runs == [1]
+
+
+def test_it_goes_where_its_actor_is_now(
+    doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters
+) -> None:
+    sent = doomed().send()
+    hands.run()
+    del broker.actors["doomed"]
+    doomed(queue_name="elsewhere")
+
+    requeue(store, [sent.message_id])
+
+    assert [message.queue_name for message in queued(broker, "elsewhere")] == ["elsewhere"]
+
+
+def test_a_duplicate_of_a_live_message_stays_a_dead_letter(  # R6, D1
+    doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters
+) -> None:
+    actor = doomed(idempotent=True, **executed())
+    dead = actor.send()
+    hands.run()
+    live = actor.send()
+
+    results = requeue(store, [dead.message_id])
+
+    assert results == [Requeued(dead.message_id, "duplicate", live.message_id)]
+    assert [letter.id for letter in store.newest(10)] == [dead.message_id]
+    assert [message.message_id for message in queued(broker)] == [live.message_id]
+
+
+def test_a_requeued_message_holds_its_key_until_it_ends(  # R6, D1, D4
+    doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters, settings: Settings
+) -> None:
+    actor = doomed(idempotent=True, **executed())
+    dead = actor.send()
+    hands.run()
+
+    requeue(store, [dead.message_id])
+    duplicate = actor.send()
+    [key] = keys(broker.client, settings)
+    waits_for_ms: Any = broker.client.pttl(key)
+    hands.run()
+
+    assert duplicate.options["duplicate_of"] == dead.message_id
+    assert waits_for_ms > timedelta(minutes=5).total_seconds() * 1000
+    assert keys(broker.client, settings) == []
+
+
+@pytest.mark.parametrize("wrong", ["nobody", "5-5"])
+def test_with_one_wrong_id_nothing_is_done_to_any(  # R6
+    doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters, wrong: str
+) -> None:
+    sent = doomed().send()
+    hands.run()
+    bury(broker, b"unreadable")
+
+    with pytest.raises(DeadLetterRefused, match=wrong):
+        requeue(store, [sent.message_id, wrong])
+
+    assert queued(broker) == []
+    assert len(store.newest(10)) == 2
+
+
+@pytest.mark.parametrize(("answered", "left", "moved"), [("never", 1, 0), ("lost", 0, 1)])
+def test_wherever_redis_breaks_off_the_message_is_in_one_place(  # R6
+    doomed: Doomed,
+    broker: RedisBroker,
+    hands: Hands,
+    store: RedisDeadLetters,
+    monkeypatch: pytest.MonkeyPatch,
+    answered: str,
+    left: int,
+    moved: int,
+) -> None:
+    sent = doomed().send()
+    hands.run()
+    move = store._move
+
+    def breaks(**given: Any) -> None:
+        if answered == "lost":
+            move(**given)
+        raise redis.ConnectionError("gone")
+
+    monkeypatch.setattr(store, "_move", breaks)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with pytest.raises(RedisUnavailable):
+        requeue(store, [sent.message_id])
+
+    assert broker.client.zcard(f"{broker.namespace}:default.XQ") == left
+    assert broker.client.hlen(f"{broker.namespace}:default.XQ.msgs") == left
+    assert broker.client.llen(f"{broker.namespace}:default") == moved
+    assert broker.client.hlen(f"{broker.namespace}:default.msgs") == moved
+
+
+def test_an_answer_that_was_lost_once_doubles_nothing(  # R6
+    doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = doomed().send()
+    hands.run()
+    move, lost = store._move, iter([True])
+
+    def loses_an_answer(**given: Any) -> Any:
+        answer = move(**given)
+        if next(lost, False):
+            raise redis.ConnectionError("the answer got lost")
+        return answer
+
+    monkeypatch.setattr(store, "_move", loses_an_answer)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+
+    assert requeue(store, [sent.message_id]) == [Requeued(sent.message_id, "requeued")]
+    assert broker.client.llen(f"{broker.namespace}:default") == 1
+
+
+def test_of_two_operators_at_once_one_requeues(  # R6
+    doomed: Doomed, broker: RedisBroker, hands: Hands, settings: Settings
+) -> None:
+    actor = doomed(idempotent=True, **executed())
+    sent = [actor.send(number) for number in range(8)]
+    for _ in sent:
+        hands.run()
+    ids = [message.message_id for message in sent]
+    letters = list(RedisDeadLetters(broker).find(ids).values())
+    outcomes: list[str] = []
+    together = threading.Barrier(2)
+
+    def operate() -> None:
+        store = RedisDeadLetters(broker)
+        for letter in letters:
+            together.wait(PATIENCE_S)
+            outcomes.append(store.requeue(letter).outcome)
+
+    operators = [threading.Thread(target=operate) for _ in range(2)]
+    for operator in operators:
+        operator.start()
+    for operator in operators:
+        operator.join(PATIENCE_S)
+
+    assert sorted(outcomes) == ["gone"] * 8 + ["requeued"] * 8
+    assert broker.client.llen(f"{broker.namespace}:default") == 8
+    assert all(broker.client.pttl(key) > 60_000 for key in keys(broker.client, settings))
+
+
+def test_arguments_that_fit_no_longer_are_refused_one_by_one(  # R6
+    doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters
+) -> None:
+    sent = doomed(idempotent=True).send(1, 2)
+    hands.run()
+    del broker.actors["doomed"]
+
+    @dramatiq.actor(broker=broker, actor_name="doomed", idempotent=True)
+    def with_one_argument(project_id: int) -> None: ...
+
+    [result] = requeue(store, [sent.message_id])
+
+    assert result.outcome == "refused" and result.detail
+    assert [letter.id for letter in store.newest(10)] == [sent.message_id]

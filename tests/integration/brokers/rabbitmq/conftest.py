@@ -1,0 +1,45 @@
+"""Fixtures of the tests that are about RabbitMQ as the broker, whatever ``--broker`` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis
+from pika.exceptions import AMQPError
+
+from housekeeping.core.settings import Settings
+from tests.integration.middleware.applications import close_all, installed
+from tests.rabbitmq_look import Watched
+
+
+@pytest.fixture
+def broker_url(amqp_url: str) -> str:
+    return amqp_url
+
+
+@pytest.fixture
+def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
+    """The ready-made broker on RabbitMQ, with the library's middleware and no database."""
+    broker: Any = installed(settings.model_copy(update={"database_url": None}))
+    yield broker
+    close_all()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers come back at once after a lost connection."""
+    monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.05)
+
+
+def cut(connection: Any) -> None:
+    """Break a connection as a failing network does: neither side is told by the other."""
+    with suppress(AMQPError, OSError):
+        connection._impl._transport._sock.shutdown(2)
+
+
+def running(broker: Watched, queue: str) -> list[Any]:
+    """What a worker of this process has in hand of a queue."""
+    return [message for name, message in broker.held.values() if name == queue]

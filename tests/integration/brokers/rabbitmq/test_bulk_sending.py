@@ -1,0 +1,128 @@
+"""Many messages into a queue of RabbitMQ at once (semantics.md, D6 and D10, as far as they are the broker's)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dramatiq
+import pytest
+from dramatiq import Message
+from dramatiq.errors import ConnectionClosed
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import StreamLostError
+
+from housekeeping.brokers.rabbitmq.broker import SoundRabbitmqBroker
+from housekeeping.middleware.enqueue_many.bulk import BATCH_SIZE, enqueue_many
+from tests.integration.brokers.rabbitmq.conftest import cut
+from tests.integration.middleware.applications import queued
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One element for each answer of RabbitMQ that a channel waited for."""
+    waited: list[str] = []
+    flush = BlockingChannel._flush_output
+
+    def flush_and_note(self: Any, *waiters: Any) -> None:
+        waited.extend(["answer"] * bool(waiters))
+        flush(self, *waiters)
+
+    monkeypatch.setattr(BlockingChannel, "_flush_output", flush_and_note)
+    return waited
+
+
+def actor(broker: Any, **options: Any) -> dramatiq.Actor[..., Any]:
+    return dramatiq.actor(broker=broker, actor_name="work", **options)(lambda *arguments: None)
+
+
+def numbers(broker: Any) -> list[Any]:
+    return [message.args[0] for message in queued(broker)]
+
+
+def test_rabbitmq_takes_a_thousand_messages_in_as_many_round_trips_as_one(broker: Any, waits: list[str]) -> None:
+    # D10
+    work = actor(broker, idempotent=True)
+    enqueue_many(work, ["the queue is declared"])
+
+    waits.clear()
+    enqueue_many(work, [0])
+    for_one = len(waits)
+    waits.clear()
+    enqueue_many(work, range(1, BATCH_SIZE + 1))
+
+    assert len(waits) == for_one <= 5
+    assert len(queued(broker)) == BATCH_SIZE + 2
+
+
+def test_a_bulk_whose_connection_was_lost_since_the_last_one_is_made_again(broker: Any) -> None:
+    work = actor(broker)
+    enqueue_many(work, [1])
+
+    cut(broker.connection)
+    enqueue_many(work, [2, 3])
+
+    assert numbers(broker) == [1, 2, 3]
+
+
+def test_a_bulk_whose_connection_breaks_half_way_leaves_no_message(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # D6
+    work = actor(broker)
+    enqueue_many(work, [0])
+    publish, sent = BlockingChannel.basic_publish, list[Any]()
+
+    def break_off(self: Any, **given: Any) -> None:
+        publish(self, **given)
+        sent.append(Message.decode(given["body"]).args[0])
+        if sent[-1] == 50:
+            cut(self.connection)
+            raise StreamLostError("cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockingChannel, "basic_publish", break_off)
+        with pytest.raises(ConnectionClosed):
+            enqueue_many(work, range(1, 101))
+
+    assert sent.count(50) == 3, "every try had sent half of them"
+    assert numbers(broker) == [0]
+
+
+def test_a_bulk_for_a_queue_that_somebody_deleted_makes_it_again(broker: Any) -> None:
+    # B2
+    work = actor(broker)
+    enqueue_many(work, [1])
+    broker.channel.queue_delete(broker.physical("default"))
+
+    enqueue_many(work, [2, 3])
+
+    assert numbers(broker) == [2, 3]
+
+
+def test_priorities_of_messages_are_kept(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    priorities: list[int | None] = []
+    publish = BlockingChannel.basic_publish
+
+    def publish_and_note(self: Any, **given: Any) -> None:
+        priorities.append(given["properties"].priority)
+        publish(self, **given)
+
+    monkeypatch.setattr(BlockingChannel, "basic_publish", publish_and_note)
+    enqueue_many(actor(broker), [1], broker_priority=3)
+
+    assert priorities == [3]
+
+
+def test_a_broker_with_an_enqueue_of_its_own_gets_each_message(broker: Any) -> None:
+    seen: list[Any] = []
+
+    class Own(SoundRabbitmqBroker):
+        def enqueue(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
+            seen.append(message.args[0])
+            return super().enqueue(message, delay=delay)
+
+    broker.__class__ = Own
+    del broker.enqueue  # the library's, around the one that the class had
+    enqueue_many(actor(broker), [1, 2])
+
+    assert seen == numbers(broker) == [1, 2]

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from typing import Any
+
+import dramatiq
+import pytest
+from dramatiq import Message
+
+from housekeeping.brokers import message_broker
+from housekeeping.brokers.dead_letters import dead_letters_of, requeue
+from housekeeping.brokers.dead_letters.models import DeadLetterStore
+from housekeeping.core.errors import BrokerUnavailable, DeadLetterRefused
+from housekeeping.core.settings import Settings
+from tests.integration.brokers.rabbitmq.conftest import cut
+from tests.integration.middleware.applications import eventually, queued, working
+from tests.rabbitmq_look import bodies
+from tests.rabbitmq_server import free_ports
+
+
+class Crash(BaseException):
+    """The end of the operator's process."""
+
+
+@pytest.fixture
+def store(broker: Any) -> DeadLetterStore:
+    """Three dead letters of one actor."""
+
+    @dramatiq.actor(broker=broker, max_retries=0, idempotent=True)
+    def failing(number: int) -> None:
+        raise ValueError(f"no {number}")
+
+    for number in range(3):
+        failing.send(number)
+    with working(broker):
+        eventually(lambda: len(queued(broker, "default.XQ")) == 3)
+    return dead_letters_of(broker)
+
+
+def test_dead_letters_are_read_without_being_moved(broker: Any, store: DeadLetterStore) -> None:  # R6
+    before = bodies(broker, "default.XQ")
+
+    newest = store.newest(2)
+
+    assert len(newest) == 2
+    assert all((letter.error or "").startswith("ValueError: no") for letter in newest)
+    assert all(letter.died_at is not None for letter in newest)
+    assert store.counts() == {"default": 3}
+    assert bodies(broker, "default.XQ") == before
+
+
+def test_a_requeued_letter_is_in_its_queue_and_no_longer_dead(broker: Any, store: DeadLetterStore) -> None:  # R6
+    letter = store.newest(3)[1]
+
+    [result] = requeue(store, [letter.id])
+
+    [message] = queued(broker)
+    assert (result.outcome, message.message_id) == ("requeued", letter.id)
+    assert "traceback" not in message.options
+    assert letter.id not in [dead.message_id for dead in queued(broker, "default.XQ")]
+    assert store.counts() == {"default": 2}
+    assert store.requeue(letter).outcome == "gone"
+
+
+def test_a_letter_is_requeued_into_a_queue_that_somebody_deleted_with_its_priority(broker: Any) -> None:  # R6
+    message: Message[Any] = Message("default", "nobody", (), {}, {"broker_priority": 7})
+    broker.declare_queue("default", ensure=True)
+    broker.bury("default", message.encode())
+    broker.channel.queue_delete(broker.physical("default"))
+
+    requeue(dead_letters_of(broker), [message.message_id])
+
+    _, properties, body = broker.channel.basic_get(broker.physical("default"))
+    assert (Message.decode(body).message_id, properties.priority) == (message.message_id, 7)
+
+
+def test_dead_letters_whose_queue_somebody_deleted_hide_no_others(broker: Any, store: DeadLetterStore) -> None:  # R6
+    broker.declare_queue("other", ensure=True)
+    broker.channel.queue_delete(broker.physical("other.XQ"))
+
+    assert len(store.newest(10)) == 3
+
+
+def test_dead_letters_are_read_over_a_new_connection_where_the_last_one_was_lost(  # R6
+    broker: Any, store: DeadLetterStore
+) -> None:
+    cut(broker.connection)
+
+    assert len(store.newest(10)) == 3
+
+
+def test_an_error_of_pika_s_own_says_that_rabbitmq_did_not_answer(  # R6
+    broker: Any, store: DeadLetterStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half_closed(*_: object) -> None:
+        raise AssertionError("half closed")
+
+    monkeypatch.setattr("pika.adapters.blocking_connection.BlockingChannel.basic_get", half_closed)
+
+    with pytest.raises(BrokerUnavailable, match="did not answer: half closed"):
+        store.newest(10)
+
+
+def test_a_rabbitmq_that_is_away_is_named_once_and_without_its_password(settings: Settings) -> None:
+    [port] = free_ports(1)
+    away = settings.model_copy(update={"broker_url": f"amqp://who:hunter2@127.0.0.1:{port}/"})
+
+    with pytest.raises(BrokerUnavailable) as told:
+        dead_letters_of(message_broker(away)).newest(10)
+
+    assert str(told.value).count("RabbitMQ") == 1
+    assert "refused" in str(told.value) and "hunter2" not in str(told.value)
+
+
+def test_a_requeue_that_dies_half_way_leaves_the_letter_where_it_was(  # R6
+    broker: Any, store: DeadLetterStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object, **__: object) -> None:
+        raise Crash
+
+    [letter] = store.newest(1)
+    monkeypatch.setattr("pika.adapters.blocking_connection.BlockingChannel.tx_commit", crash)
+    with pytest.raises(Crash):
+        store.requeue(letter)
+
+    assert queued(broker) == []
+    assert store.counts() == {"default": 3}
+
+
+def test_a_letter_that_cannot_be_read_is_known_by_its_brokers_id(broker: Any, store: DeadLetterStore) -> None:  # B3
+    broker.bury("default", b"\x80")
+
+    [unreadable] = [letter for letter in store.newest(10) if letter.message is None]
+
+    assert list(store.find({unreadable.broker_id})) == [unreadable.broker_id]
+    with pytest.raises(DeadLetterRefused, match="cannot be read"):
+        requeue(store, [unreadable.broker_id])

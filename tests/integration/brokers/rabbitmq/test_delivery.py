@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import dramatiq
+import pytest
+from dramatiq import Message
+from dramatiq.errors import ConnectionClosed
+
+from housekeeping.brokers.queues import queue_lengths
+from housekeeping.brokers.rabbitmq import delay_queues
+from housekeeping.brokers.rabbitmq.delay_queues import LEVELS, Level, level_queue
+from housekeeping.core.settings import Settings
+from tests.integration.brokers.rabbitmq.conftest import cut, running
+from tests.integration.middleware.applications import PATIENCE_S, eventually, queued, working
+from tests.rabbitmq_look import bodies
+
+HOURS_MS = 3 * 3_600_000
+
+
+def of_queue(queue: str, **fields: object) -> bytes:
+    message: Message[Any] = Message(queue_name=queue, actor_name="good", args=(), kwargs={}, options={})
+    return Message(**{**message.asdict(), **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x80not json",
+        b'{"queue_name": "default"}',
+        b"[]",
+    ],
+)
+def test_an_unreadable_message_costs_itself_only(  # B3
+    broker: Any, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    costs_itself_only(broker, body, caplog)
+
+
+@pytest.mark.parametrize(("name", "part"), [("options", []), ("actor_name", ["good"]), ("message_id", {})])
+def test_a_message_that_decodes_and_cannot_be_taken_costs_itself_only(  # B3
+    broker: Any, name: str, part: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    costs_itself_only(broker, of_queue("default", **{name: part}), caplog)
+
+
+def test_a_message_of_another_queue_costs_itself_only(broker: Any, caplog: pytest.LogCaptureFixture) -> None:  # B3
+    costs_itself_only(broker, of_queue("elsewhere"), caplog)
+
+
+def costs_itself_only(broker: Any, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    ran: list[int] = []
+
+    @dramatiq.actor(broker=broker)
+    def good() -> None:
+        ran.append(1)
+
+    good.send()
+    broker.channel.basic_publish("", broker.physical("default"), body)
+    good.send()
+    with working(broker):
+        eventually(lambda: len(ran) == 2)
+        eventually(lambda: bodies(broker, "default.XQ") == [body])
+
+    assert [r.levelno for r in caplog.records if "cannot be read" in r.getMessage()] == [logging.ERROR]
+    assert not [record for record in caplog.records if record.levelno == logging.CRITICAL]
+
+
+def test_a_message_of_a_lost_connection_acknowledges_no_other(broker: Any) -> None:  # B1
+    work = dramatiq.actor(broker=broker, actor_name="work")(lambda number: None)
+    work.send(1)
+    before = broker.consume("default", prefetch=5, timeout=5000)
+    at_work = next(before)
+    work.send(2)
+    cut(before.connection)
+    after = broker.consume("default", prefetch=5, timeout=5000)
+    assert {next(after).args, next(after).args} == {(1,), (2,)}
+
+    after.ack(at_work)
+    after.close()
+    with suppress(ConnectionClosed):
+        before.close()
+
+    assert sorted(message.args for message in queued(broker)) == [(1,), (2,)]
+
+
+def test_a_message_at_work_whose_connection_is_lost_has_one_effect(broker: Any, quick: None) -> None:  # I2
+    effects: list[int] = []
+    began, may_end = threading.Event(), threading.Event()
+
+    @dramatiq.actor(broker=broker, idempotent=True)
+    def long() -> None:
+        began.set()
+        assert may_end.wait(PATIENCE_S)
+        effects.append(1)
+
+    long.send()
+    with working(broker, threads=2) as worker:
+        assert began.wait(PATIENCE_S)
+        consumer: Any = worker.consumers["default"].consumer
+        cut(consumer.connection)
+        # Delivered once more, it waits its turn among the delayed.
+        eventually(lambda: running(broker, "default.DQ"))
+        may_end.set()
+        eventually(lambda: not queued(broker) and not queued(broker, "default.DQ"))
+
+    assert effects == [1]
+
+
+def test_a_worker_holds_no_message_that_is_not_due_for_long(broker: Any, settings: Settings) -> None:
+    # RabbitMQ cuts off a consumer that holds a message for half an hour.
+    work = dramatiq.actor(broker=broker, actor_name="work")(lambda: None)
+    far = of_queue("default.DQ", actor_name="work", options={"eta": int(time.time() * 1000) + HOURS_MS})
+    broker.declare_queue("default", ensure=True)
+    broker.channel.basic_publish("", broker.physical("default.DQ"), far)
+    work.send_with_options(delay=HOURS_MS)
+    level = level_queue("default.DQ", LEVELS[3])
+
+    with working(broker):
+        eventually(lambda: len(bodies(broker, level)) == 2)
+        assert running(broker, "default.DQ") == []
+
+    assert queue_lengths(settings, ["default"])["default"].delayed == 2
+
+
+def test_a_far_message_does_not_keep_a_near_one_waiting(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dramatiq.worker.DELAY_QUEUE_PREFETCH", 1)
+    ran = threading.Event()
+
+    @dramatiq.actor(broker=broker)
+    def work(number: int) -> None:
+        ran.set()
+
+    for _ in range(3):
+        work.send_with_options(args=(0,), delay=HOURS_MS)
+    work.send_with_options(args=(1,), delay=100)
+    with working(broker):
+        assert ran.wait(PATIENCE_S)
+
+
+def test_a_message_goes_from_level_to_level_until_it_is_due(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delay_queues, "LEVELS", (Level(1),))
+    at: list[float] = []
+
+    @dramatiq.actor(broker=broker)
+    def work() -> None:
+        at.append(time.time())
+
+    sent = time.time()
+    work.send_with_options(delay=2_500)
+    waited = len(bodies(broker, "default.DQ"))
+    with working(broker):
+        eventually(lambda: at)
+
+    assert (waited, at[0] - sent >= 2.5) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "level_s"),
+    [(0, None), (60, None), (61, 60), (240, 60), (241, 240), (345_600, 245_760), (10**7, 245_760)],
+)
+def test_a_level_ends_before_its_messages_are_due(left_s: int, level_s: int | None) -> None:
+    eta = int(time.time() * 1000) + left_s * 1000 + 500 * (left_s % 60 == 1)
+    message: Message[Any] = Message("default.DQ", "work", (), {}, {"eta": eta})
+
+    level = delay_queues.level_for(message)
+
+    assert (level.seconds if level else None) == level_s
+
+
+@pytest.mark.parametrize("eta", [10**400, float("inf")], ids=["huge", "infinite"])
+def test_a_message_that_is_never_due_waits_in_the_longest_level(eta: float) -> None:  # B3
+    message: Message[Any] = Message("default.DQ", "work", (), {}, {"eta": eta})
+
+    assert delay_queues.level_for(message) == LEVELS[-1]
+
+
+def test_a_dead_letter_says_what_it_died_of(broker: Any) -> None:  # R6
+    @dramatiq.actor(broker=broker, max_retries=0)
+    def failing() -> None:
+        raise ValueError("disk full")
+
+    failing.send()
+    with working(broker):
+        eventually(lambda: queued(broker, "default.XQ"))
+
+    [dead] = queued(broker, "default.XQ")
+    assert "ValueError: disk full" in dead.options["traceback"]
+    assert queued(broker) == []

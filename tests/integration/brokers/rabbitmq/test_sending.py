@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Message, Middleware
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from dramatiq.errors import ConnectionClosed
+
+from housekeeping.brokers import harden, message_broker
+from housekeeping.brokers.queues import queue_lengths
+from housekeeping.brokers.rabbitmq import broker as rabbitmq
+from housekeeping.brokers.rabbitmq.broker import QueueDeclaredOtherwise, SoundRabbitmqBroker
+from housekeeping.brokers.rabbitmq.consumer import let_go
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
+from housekeeping.installation import install
+from tests.integration.brokers.rabbitmq.conftest import cut
+from tests.integration.middleware.applications import queued
+from tests.rabbitmq_look import remove
+from tests.rabbitmq_server import free_ports
+
+FORKING = """
+import os, dramatiq
+from housekeeping.brokers import harden, message_broker
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
+from housekeeping.installation import install
+
+broker = message_broker(Settings.load())
+work = dramatiq.actor(broker=broker, actor_name="work")(lambda who: None)
+work.send("parent, before")
+if not os.fork():
+    work.send("child")
+    broker.close()
+    os._exit(0)
+assert os.wait()[1] == 0
+work.send("parent, after")
+broker.close()
+"""
+
+
+HARDENING = """
+import sys, dramatiq
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from housekeeping.brokers import harden
+from tests.rabbitmq_look import remove
+
+url, queue = sys.argv[1:]
+for hardened in (False, True):
+    broker = RabbitmqBroker(url=url, middleware=[])
+    if hardened:
+        harden(broker)
+    dramatiq.actor(broker=broker, actor_name="work", queue_name=queue)(lambda: None).send()
+remove(broker)
+"""
+
+
+class Counting(Middleware):
+    """Sees each message on its way, and what the test wants to happen then."""
+
+    def __init__(self, meanwhile: Any = None) -> None:
+        self.before: list[str] = []
+        self.after: list[str] = []
+        self._meanwhile = meanwhile
+
+    def before_enqueue(self, broker: Any, message: Message[Any], delay: int | None) -> None:
+        self.before.append(message.message_id)
+        if self._meanwhile is not None:
+            self._meanwhile()
+
+    def after_enqueue(self, broker: Any, message: Message[Any], delay: int | None) -> None:
+        self.after.append(message.message_id)
+
+
+class Ended(threading.Thread):
+    """A thread that has ended; two learn it at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._both = threading.Barrier(2)
+
+    def is_alive(self) -> bool:
+        self._both.wait(timeout=20)
+        return False
+
+
+def in_threads(*steps: Callable[[], object]) -> None:
+    threads = [threading.Thread(target=step) for step in steps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+
+
+def actor(broker: Any) -> dramatiq.Actor[..., Any]:
+    return dramatiq.actor(broker=broker, actor_name="work")(lambda *arguments: None)
+
+
+def test_a_send_whose_connection_was_lost_since_the_last_one_is_made_again(broker: Any) -> None:
+    work = actor(broker)
+    work.send(1)
+
+    cut(broker.connection)
+    work.send(2)
+
+    assert [message.args for message in queued(broker)] == [(1,), (2,)]
+
+
+def test_the_hooks_see_a_message_once_however_often_it_is_tried(broker: Any) -> None:
+    work = actor(broker)
+    work.send()
+    counting = Counting(lambda: cut(broker.connection))
+    broker.add_middleware(counting)
+
+    message = work.send()
+
+    assert counting.before == counting.after == [message.message_id]
+    assert len(queued(broker)) == 2
+
+
+def test_a_queue_that_somebody_deleted_is_made_again_and_the_message_is_in_it(broker: Any) -> None:
+    work = actor(broker)
+    work.send(1)
+
+    broker.channel.queue_delete(broker.physical("default"))
+    work.send(2)
+
+    assert [message.args for message in queued(broker)] == [(2,)]
+
+
+def test_nothing_is_reserved_for_a_message_while_rabbitmq_is_away(settings: Settings) -> None:
+    [port] = free_ports(1)
+    broker = message_broker(settings.model_copy(update={"broker_url": f"amqp://who:secret@127.0.0.1:{port}/"}))
+    counting = Counting()
+    broker.add_middleware(counting)
+
+    with pytest.raises(ConnectionClosed) as refused:
+        actor(broker).send()
+
+    assert counting.before == []
+    assert "Connection refused" in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_queue_that_is_there_with_other_arguments_is_named(broker: Any) -> None:
+    broker.channel.queue_declare(broker.physical("default.XQ"), durable=True, arguments={"x-message-ttl": 5})
+
+    with pytest.raises(QueueDeclaredOtherwise, match="other arguments: .*x-message-ttl.*HOUSEKEEPING_NAMESPACE"):
+        actor(broker).send()
+
+
+def test_applications_of_two_namespaces_do_not_meet(broker: Any, settings: Settings) -> None:
+    other = message_broker(settings.model_copy(update={"namespace": f"{settings.namespace}-other"}))
+    actor(broker).send("ours")
+    actor(other).send("theirs")
+
+    assert [message.args for message in queued(broker)] == [("ours",)]
+    remove(other)
+
+
+def test_threads_that_have_ended_leave_no_connection(broker: Any) -> None:
+    work = actor(broker)
+    for _ in range(5):
+        in_threads(work.send)
+
+    assert len(queued(broker)) == 5
+    assert len(broker.connections) == 1, "this thread's own"
+
+
+def test_of_two_threads_that_find_the_connection_of_an_ended_one_one_closes_it(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, closed = actor(broker), list[Any]()
+    in_threads(lambda: work.send("ended"))
+    [left] = broker.connections
+    broker._owners[left] = Ended()
+
+    def close_once(connection: Any) -> None:
+        closed.append(connection)
+        if closed.count(connection) == 1:
+            let_go(connection)
+
+    monkeypatch.setattr(rabbitmq, "let_go", close_once)
+    in_threads(*[lambda: work.send("alive")] * 2)
+
+    assert closed.count(left) == 1
+    assert [message.args for message in queued(broker)] == [("ended",), ("alive",), ("alive",)]
+
+
+def test_a_forked_child_sends_on_a_connection_of_its_own(broker: Any, environment: dict[str, str]) -> None:
+    actor(broker)
+
+    ended = subprocess.run([sys.executable, "-c", FORKING], env=environment, capture_output=True, text=True, timeout=60)
+
+    assert ended.returncode == 0, ended.stderr
+    assert [message.args[0] for message in queued(broker)] == ["parent, before", "child", "parent, after"]
+
+
+def test_an_applications_own_broker_is_hardened_where_it_stands(amqp_url: str, settings: Settings) -> None:
+    own = RabbitmqBroker(url=amqp_url, middleware=[])
+    queue = f"{settings.namespace}_own"
+    work = dramatiq.actor(broker=own, actor_name="work", queue_name=queue)(lambda: None)
+    work.send()
+
+    harden(own)
+    own.channel.queue_delete(queue)
+    work.send()
+
+    hardened: Any = own
+    assert isinstance(own, SoundRabbitmqBroker)
+    assert [message.queue_name for message in queued(hardened, queue)] == [queue]
+    remove(hardened)
+
+
+def test_dead_letters_of_an_applications_own_broker_are_kept_for_as_long_as_it_has_said(
+    amqp_url: str, settings: Settings, environment: dict[str, str]
+) -> None:
+    program = [sys.executable, "-c", HARDENING, amqp_url, f"{settings.namespace}_own"]
+    a_day = environment | {"dramatiq_dead_message_ttl": "86400000"}
+
+    ended = subprocess.run(program, env=a_day, capture_output=True, text=True, timeout=60)
+
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.fixture
+def own(amqp_url: str, settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
+    """An application's own broker with the library on it."""
+    own: Any = RabbitmqBroker(url=amqp_url, middleware=[])
+    install(own, settings.model_copy(update={"database_url": None}), workers=False)
+    yield own
+    remove(own)
+    shared_redis.get().close()
+
+
+def test_the_hooks_of_an_installed_broker_of_ones_own_see_a_message_once_too(own: Any, settings: Settings) -> None:
+    queue = f"{settings.namespace}_own"
+    work = dramatiq.actor(broker=own, actor_name="work", queue_name=queue)(lambda: None)
+    work.send()
+    counting = Counting(lambda: cut(own.connection))
+    own.add_middleware(counting)
+
+    message = work.send()
+
+    assert counting.before == counting.after == [message.message_id]
+    assert len(queued(own, queue)) == 2
+
+
+def test_a_far_message_of_an_installed_broker_of_ones_own_waits_in_rabbitmq(own: Any, settings: Settings) -> None:
+    queue = f"{settings.namespace}_own"
+    work = dramatiq.actor(broker=own, actor_name="work", queue_name=queue)(lambda: None)
+
+    work.send_with_options(delay=3_600_000)
+
+    assert own.channel.queue_declare(f"{queue}.DQ", passive=True).method.message_count == 0
+    assert len(queued(own, f"{queue}.DQ")) == 1, "in a queue of its length of time"
+
+
+def test_lengths_are_those_of_the_queues_and_none_of_a_queue_that_is_not_there(broker: Any, settings: Settings) -> None:
+    work = actor(broker)
+    work.send()
+    for delay in (30_000, 3_600_000, 400_000_000):
+        work.send_with_options(delay=delay)
+    broker.bury("default", b"{")
+
+    lengths = queue_lengths(settings, ["default", "unheard_of"])
+
+    assert lengths["default"].as_json() == {"waiting": 1, "delayed": 3, "dead": 1}
+    assert lengths["unheard_of"].as_json() == {"waiting": 0, "delayed": 0, "dead": 0}
+
+
+def test_what_the_url_says_of_the_connection_wins(settings: Settings) -> None:
+    urls = "amqp://host/?heartbeat=7;amqp://other/"
+    broker: Any = message_broker(settings.model_copy(update={"broker_url": urls}))
+
+    given, ours = broker.parameters
+    assert (given.heartbeat, ours.heartbeat) == (7, 30)
+    assert (given.host, ours.host) == ("host", "other")
+    assert ours.blocked_connection_timeout == 30
+
+
+def test_of_several_nodes_one_that_answers_is_enough(settings: Settings, amqp_url: str) -> None:
+    [port] = free_ports(1)
+    urls = f"amqp://who:secret@127.0.0.1:{port}/;{amqp_url}"
+    broker: Any = message_broker(settings.model_copy(update={"broker_url": urls}))
+
+    actor(broker).send(1)
+
+    assert [message.args for message in queued(broker)] == [(1,)]
+    remove(broker)

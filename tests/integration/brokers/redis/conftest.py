@@ -1,0 +1,23 @@
+"""The Redis broker itself, and what is in its queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.core.settings import Settings
+from tests.integration.middleware.applications import close_all, installed
+
+
+@pytest.fixture
+def broker_url() -> None:
+    """Redis, whatever carries the other tests' messages: `tests/integration/brokers/rabbitmq` has RabbitMQ's."""
+
+
+@pytest.fixture
+def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:
+    yield installed(settings.model_copy(update={"database_url": None}))
+    close_all()

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+import logging
+import threading
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Message
+from dramatiq.brokers.redis import MAINTENANCE_SCALE, RedisBroker
+
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
+from housekeeping.installation import install
+from tests.integration.middleware.applications import PATIENCE_S, eventually, installed, working
+
+
+def put(broker: RedisBroker, redis_id: str, body: bytes) -> None:
+    broker.do_enqueue("default", redis_id, body)
+
+
+def of_queue(queue: str, **options: object) -> bytes:
+    return Message(queue_name=queue, actor_name="good", args=(), kwargs={}, options=dict(options)).encode()
+
+
+def with_part(name: str, part: object) -> bytes:
+    """A message all right but for this part."""
+    good = json.loads(of_queue("default", redis_message_id="poison"))
+    return json.dumps({**good, name: part}).encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x80not json",
+        b'{"queue_name": "default"}',
+        b"[]",
+        of_queue("default"),
+        with_part("options", []),
+        with_part("actor_name", ["good"]),
+        with_part("message_id", {}),
+        with_part("message_id", ["a"]),
+        with_part("message_timestamp", "now"),
+        with_part("kwargs", []),
+    ],
+)
+def test_an_unreadable_message_costs_itself_only(  # B3
+    broker: RedisBroker, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    costs_itself_only(broker, body, caplog)
+
+
+def test_a_message_of_another_queue_costs_itself_only(  # B3
+    broker: RedisBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    costs_itself_only(broker, of_queue("elsewhere", redis_message_id="poison"), caplog)
+
+
+def costs_itself_only(broker: RedisBroker, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    ran = []
+
+    @dramatiq.actor(broker=broker)
+    def good() -> None:
+        ran.append(1)
+
+    good.send()
+    put(broker, "poison", body)
+    good.send()
+    good.send()
+    with working(broker):
+        eventually(lambda: len(ran) == 3)
+
+    dead = f"{broker.namespace}:default.XQ"
+    assert broker.client.hgetall(f"{dead}.msgs") == {b"poison": body}
+    assert broker.client.zcard(dead) == 1
+    assert [r.levelno for r in caplog.records if "cannot be read" in r.getMessage()] == [logging.ERROR]
+    assert not [record for record in caplog.records if record.levelno == logging.CRITICAL]
+
+
+def test_an_unreadable_message_costs_itself_only_on_an_applications_own_broker(  # B3
+    settings: Settings, redis_client: redis.Redis
+) -> None:
+    own = RedisBroker(client=redis_client, namespace=f"{settings.namespace}:own", middleware=[])
+    install(own, settings.model_copy(update={"database_url": None}), workers=False)
+    ran = []
+
+    @dramatiq.actor(broker=own)
+    def good() -> None:
+        ran.append(1)
+
+    good.send()
+    put(own, "poison", b"{")
+    good.send()
+    try:
+        with working(own):
+            eventually(lambda: len(ran) == 2)
+    finally:
+        shared_redis.get().close()
+
+    assert own.client.hgetall(f"{own.namespace}:default.XQ.msgs") == {b"poison": b"{"}
+    assert own.maintenance_chance == MAINTENANCE_SCALE
+
+
+def test_a_message_behind_a_long_one_is_left_to_another_process(  # B2
+    broker: RedisBroker, settings: Settings
+) -> None:
+    other = installed(settings.model_copy(update={"database_url": None}))
+    may_end = threading.Event()
+    ran: list[str] = []
+
+    def declared(on: RedisBroker) -> None:
+        @dramatiq.actor(broker=on, actor_name="work")
+        def work(what: str) -> None:
+            ran.append(what)
+            if what == "long":
+                assert may_end.wait(3 * PATIENCE_S)
+
+    declared(broker)
+    declared(other)
+    for what in ("long", "short"):
+        broker.enqueue(Message("default", "work", (what,), {}, {}))
+    try:
+        with working(broker):
+            eventually(lambda: "long" in ran)
+            with working(other):
+                eventually(lambda: "short" in ran)
+            may_end.set()
+    finally:
+        may_end.set()
+
+    assert ran == ["long", "short"]
+
+
+def test_a_process_whose_hands_are_full_is_not_taken_for_dead(broker: RedisBroker) -> None:  # B1
+    work = dramatiq.actor(broker=broker, actor_name="work")(lambda: None)
+    work.send()
+    consumer = broker.consume("default", prefetch=1, timeout=1)
+    assert next(consumer) is not None
+    broker.client.delete(f"{broker.namespace}:__heartbeats__")
+
+    assert next(consumer) is None
+
+    assert broker.client.zscore(f"{broker.namespace}:__heartbeats__", broker.broker_id) is not None
+
+
+def test_several_unreadable_messages_alike_are_all_moved(broker: RedisBroker) -> None:  # B3
+    @dramatiq.actor(broker=broker)
+    def good() -> None: ...
+
+    for number in range(3):
+        put(broker, f"poison-{number}", b"{")
+    with working(broker):
+        eventually(lambda: broker.client.zcard(f"{broker.namespace}:default.XQ") == 3)
+
+    assert broker.client.hlen(f"{broker.namespace}:default.msgs") == 0

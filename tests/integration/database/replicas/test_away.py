@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+from urllib.parse import quote
+
+import dramatiq
+import psycopg2
+import pytest
+from dramatiq import Actor
+
+from housekeeping.core.errors import RedisUnavailable
+from housekeeping.core.settings import Settings
+from housekeeping.database.replicas import Replicas, read_database
+from housekeeping.database.wal_position import Position
+from tests.integration.database.replicas.conftest import Application, MakeApplication
+from tests.integration.database.replicas.standby import Standby
+
+LEFT_ALONE = "A replica is not read from for a minute"
+NOWHERE = f"postgresql://postgres@/postgres?host={quote('/nonexistent', safe='')}"
+
+
+def declared(application: Application, seen: list[Any], consistency: str = "sticky", **options: Any) -> Actor[[], None]:
+    @dramatiq.actor(
+        broker=application.broker, actor_name="look", max_retries=0, data_consistency=consistency, **options
+    )
+    def look() -> None:
+        seen.append(read_database().execute_sql("SELECT count(*) FROM notes").fetchone()[0])
+
+    return look
+
+
+@pytest.mark.parametrize("consistency", ["sticky", "delayed"])
+def test_messages_of_a_replica_that_is_away_read_from_the_primary_after_one_warning(
+    make_application: MakeApplication, consistency: str
+) -> None:
+    application, seen = make_application(NOWHERE), list[Any]()
+    look = declared(application, seen, consistency)
+    application.write("one")
+
+    used = [(look.send(), application.run())[1] for _ in range(2)]
+
+    assert (used, seen) == (["primary", "primary"], [1, 1])
+    assert len(application.lines(LEFT_ALONE)) == 1
+
+
+def test_a_replica_that_is_away_is_warned_of_once_a_minute(make_application: MakeApplication) -> None:
+    application, now = make_application(NOWHERE), [0.0]
+    position, replicas = application.position(), Replicas([NOWHERE], clock=lambda: now[0])
+
+    warned = []
+    for now[0] in (0.0, 59.9, 60.0, 119.9, 120.0):
+        replicas.caught_up(position, lambda _: None)
+        warned.append(len(application.lines(LEFT_ALONE)))
+
+    assert warned == [1, 1, 2, 2, 3]
+
+
+def test_a_replica_that_is_left_alone_is_not_asked(
+    make_application: MakeApplication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    position, now, tries = make_application(NOWHERE).position(), [0.0], set[float]()
+    replicas = Replicas([NOWHERE], clock=lambda: now[0])
+    connect = replicas._all[0].connect
+
+    def connect_and_note() -> None:
+        tries.add(now[0])
+        connect()
+
+    monkeypatch.setattr(replicas._all[0], "connect", connect_and_note)
+
+    for now[0] in (0.0, 59.9, 60.0):
+        replicas.caught_up(position, lambda _: None)
+
+    assert tries == {0.0, 60.0}
+
+
+def test_threads_that_fail_at_the_same_time_say_so_once(
+    make_application: MakeApplication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    application, meeting = make_application(NOWHERE), threading.Barrier(2, timeout=20)
+    position, [replica] = application.position(), Replicas([NOWHERE])._all
+    connect = replica.connect
+
+    def connect_together() -> None:
+        meeting.wait()
+        connect()
+
+    monkeypatch.setattr(replica, "connect", connect_together)
+    threads = [threading.Thread(target=replica.look, args=(position,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(application.lines(LEFT_ALONE)) == 1
+
+
+def test_a_promoted_replica_is_not_read_from(make_application: MakeApplication, doomed_standby: Standby) -> None:
+    application, seen = make_application(doomed_standby.url), list[Any]()
+    look = declared(application, seen)
+    look.send()
+    doomed_standby.catch_up(application.primary)
+    doomed_standby.promote()
+
+    assert (application.run(), seen) == ("primary", [0])
+    assert [line["reason"] for line in application.lines(LEFT_ALONE)] == ["it is no replica"]
+
+
+def test_a_replica_that_is_killed_costs_no_message(make_application: MakeApplication, doomed_standby: Standby) -> None:
+    application, seen = make_application(doomed_standby.url), list[Any]()
+    look = declared(application, seen)
+    for _ in range(2):
+        look.send()
+    doomed_standby.catch_up(application.primary)
+    before = application.run()
+
+    doomed_standby.kill()
+    application.write("only the primary has it")
+
+    assert (before, application.run(), seen) == ("replica", "primary", [0, 1])
+
+
+def test_a_replica_that_comes_back_is_looked_at_before_it_is_read_from(
+    make_application: MakeApplication, doomed_standby: Standby
+) -> None:
+    application, seen = make_application(doomed_standby.url), list[Any]()
+
+    @dramatiq.actor(broker=application.broker, max_retries=0, data_consistency="sticky")
+    def look() -> None:
+        place = read_database()
+        seen.append(place.execute_sql("SELECT pg_is_in_recovery()").fetchone()[0])
+        doomed_standby.kill()
+        doomed_standby.start()
+        seen.append(place.execute_sql("SELECT pg_is_in_recovery()").fetchone()[0])
+
+    look.send()
+    doomed_standby.catch_up(application.primary)
+    application.run()
+
+    assert seen == [True, False]
+
+
+def test_what_a_replica_was_asked_when_it_was_killed_is_asked_of_the_primary(
+    make_application: MakeApplication, doomed_standby: Standby
+) -> None:
+    application, seen = make_application(doomed_standby.url), list[Any]()
+
+    @dramatiq.actor(broker=application.broker, max_retries=0, data_consistency="sticky")
+    def look() -> None:
+        place = read_database()
+        in_replica = "CASE WHEN pg_is_in_recovery() THEN pg_sleep(60)::text END"
+        seen.append(place.execute_sql(f"SELECT count(*), {in_replica} FROM notes").fetchone()[0])
+        seen.append(place.execute_sql("SELECT pg_is_in_recovery()").fetchone()[0])
+
+    def kill_it_at_work() -> None:
+        doomed_standby.ask("SELECT true")
+        doomed_standby._eventually(lambda: doomed_standby.ask(at_work))
+        doomed_standby.kill()
+
+    at_work = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+    application.write("one")
+    look.send()
+    doomed_standby.catch_up(application.primary)
+    killer = threading.Thread(target=kill_it_at_work)
+    killer.start()
+    application.run()
+    killer.join()
+
+    assert (seen, len(application.lines(LEFT_ALONE))) == ([1, False], 1)
+
+
+def test_after_a_conflict_with_what_is_replayed_a_run_goes_on_on_the_primary(
+    make_application: MakeApplication, standby: Standby
+) -> None:
+    application, seen = make_application(standby.url), list[Any]()
+    conflict = "RAISE EXCEPTION USING ERRCODE = 'serialization_failure'"  # as PostgreSQL reports one
+
+    @dramatiq.actor(broker=application.broker, max_retries=0, data_consistency="sticky")
+    def look() -> None:
+        place = read_database()
+        for statement in (f"DO $$ BEGIN IF pg_is_in_recovery() THEN {conflict}; END IF; END $$", "SELECT 1"):
+            place.execute_sql(statement)
+            seen.append(place.execute_sql("SELECT pg_is_in_recovery()").fetchone()[0])
+
+    look.send()
+    standby.catch_up(application.primary)
+    application.run()
+
+    assert seen == [False, False], "never older than what was read before"
+
+
+def test_a_statement_that_takes_too_long_is_not_begun_again_on_the_primary(
+    make_application: MakeApplication, standby: Standby
+) -> None:
+    application, codes = make_application(standby.url), list[Any]()
+
+    @dramatiq.actor(broker=application.broker, max_retries=0, data_consistency="sticky")
+    def look() -> None:
+        place = read_database()
+        place.execute_sql("SELECT set_config('statement_timeout', '10ms', false)")
+        try:
+            place.execute_sql("SELECT pg_sleep(60)")
+        except Exception as error:
+            codes.append(getattr(error, "orig", None))
+
+    look.send()
+    standby.catch_up(application.primary)
+    application.run()
+
+    assert isinstance(codes[0], psycopg2.errors.QueryCanceled)
+    assert application.lines(LEFT_ALONE) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"timeline": 2}, "it is on another timeline"),
+        ({"system": "7000000000000000000"}, "it is a replica of another database"),
+    ],
+)
+def test_a_replica_of_another_timeline_or_database_is_not_read_from(
+    make_application: MakeApplication, standby: Standby, other: dict[str, Any], reason: str
+) -> None:
+    application = make_application(standby.url)
+    position = application.position()
+    standby.catch_up(application.primary)
+    elsewhere = Position(**{"system": position.system, "timeline": position.timeline, "lsn": position.lsn, **other})
+    replicas = Replicas([standby.url])
+
+    found = replicas.caught_up(elsewhere, lambda _: None)
+
+    assert (found.replica, found.lagging) == (None, False)
+    assert [line["reason"] for line in application.lines(LEFT_ALONE)] == [reason]
+    replicas._all[0].close()
+
+
+def test_the_primary_itself_is_no_replica(make_application: MakeApplication, settings: Settings) -> None:
+    assert settings.database_url is not None
+    application = make_application(settings.database_url.partition("&")[0])
+    seen = list[Any]()
+    declared(application, seen).send()
+
+    assert application.run() == "primary"
+    assert [line["reason"] for line in application.lines(LEFT_ALONE)] == ["it is no replica"]
+
+
+def test_a_connection_left_inside_a_transaction_is_closed(make_application: MakeApplication, standby: Standby) -> None:
+    application, seen = make_application(standby.url), list[Any]()
+
+    @dramatiq.actor(broker=application.broker, max_retries=0, data_consistency="sticky")
+    def leave() -> None:
+        place = read_database()
+        place.connection().cursor().execute("BEGIN")
+        seen.append(place)
+
+    leave.send()
+    standby.catch_up(application.primary)
+    application.run()
+
+    assert seen[0].is_closed()
+
+
+def test_without_an_answer_about_dropped_duplicates_the_primary_is_read(
+    make_application: MakeApplication, standby: Standby, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    application, seen = make_application(standby.url), list[Any]()
+    look = declared(application, seen, idempotent=True)
+    look.send()
+    standby.catch_up(application.primary)
+    ours = application.consistency
+
+    class Away:
+        def get(self, name: str) -> bytes:
+            raise RedisUnavailable("away")
+
+    monkeypatch.setattr(ours, "_client", Away())
+
+    assert (application.run(), seen) == ("primary", [0])

@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from dramatiq.middleware import Shutdown
+from peewee import InterfaceError, OperationalError, PostgresqlDatabase, fn
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE
+from psycopg2.extensions import connection as Connection
+
+from housekeeping import embedded
+from housekeeping.core.errors import DatabaseUnavailable, SettingsError
+from housekeeping.core.settings import Settings
+from housekeeping.core.thread_interrupt import LostLease
+from housekeeping.database.connection import Database, connect_to, database, reaching_postgres
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+
+_PID = "SELECT pg_backend_pid()"
+PATIENCE_S = 20
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[embedded.Servers]:
+    """A PostgreSQL of this module's own, to be restarted."""
+    with embedded.start(redis=False) as servers:
+        yield servers
+
+
+@pytest.fixture
+def restartable(servers: embedded.Servers) -> Iterator[Database]:
+    """A handle on that server, reached as the library's code reaches its own: by the proxy."""
+    proxy: Any = database
+    before = proxy.obj
+    proxy.initialize(connect_to(servers.database_url))
+    proxy.execute_sql("CREATE TABLE IF NOT EXISTS notes (text text)")
+    proxy.execute_sql("TRUNCATE notes")
+    yield proxy
+    proxy.close()
+    proxy.initialize(before)
+
+
+def _notes(connected: Database) -> list[str]:
+    return [text for (text,) in connected.execute_sql("SELECT text FROM notes ORDER BY text").fetchall()]
+
+
+def test_after_a_restart_of_the_server_the_next_read_works(servers: embedded.Servers, restartable: Database) -> None:
+    before = restartable.execute_sql(_PID).fetchone()
+
+    servers.restart("postgres")
+
+    assert restartable.execute_sql(_PID).fetchone() != before
+
+
+def test_after_a_restart_of_the_server_the_next_write_works(servers: embedded.Servers, restartable: Database) -> None:
+    servers.restart("postgres")
+
+    restartable.execute_sql("INSERT INTO notes VALUES ('a')")
+
+    assert _notes(restartable) == ["a"]
+
+
+def test_after_a_restart_of_the_server_the_next_transaction_works(
+    servers: embedded.Servers, restartable: Database
+) -> None:
+    servers.restart("postgres")
+
+    with restartable.atomic():
+        restartable.execute_sql("INSERT INTO notes VALUES ('a')")
+
+    assert _notes(restartable) == ["a"]
+
+
+@pytest.mark.parametrize("ending", ["restart", "kill"])
+def test_a_server_that_goes_within_a_transaction_fails_it_whole_and_the_next_one_works(
+    servers: embedded.Servers, restartable: Database, ending: str
+) -> None:
+    with pytest.raises((OperationalError, InterfaceError)), restartable.atomic():
+        restartable.execute_sql("INSERT INTO notes VALUES ('lost')")
+        getattr(servers, ending)("postgres")
+        servers.start("postgres")
+        restartable.execute_sql("INSERT INTO notes VALUES ('never')")
+
+    with restartable.atomic():
+        restartable.execute_sql("INSERT INTO notes VALUES ('kept')")
+    assert _notes(restartable) == ["kept"]
+
+
+@pytest.mark.parametrize("interrupt", [LostLease, Shutdown])
+@pytest.mark.parametrize("where", ["commit", "rollback"])
+def test_an_interrupt_at_the_end_of_a_transaction_leaves_nothing_of_it_to_the_next_one(
+    restartable: Database, monkeypatch: pytest.MonkeyPatch, interrupt: type[BaseException], where: str
+) -> None:
+    step, once = getattr(PostgresqlDatabase, where), [interrupt]
+
+    def interrupted(self: Database) -> None:
+        if once:
+            raise once.pop()
+        step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PostgresqlDatabase, where, interrupted)
+        with pytest.raises(interrupt), restartable.atomic():
+            restartable.execute_sql("INSERT INTO notes VALUES ('stopped')")
+            if where == "rollback":
+                raise ValueError("so it is rolled back")
+
+    with restartable.atomic():
+        restartable.execute_sql("INSERT INTO notes VALUES ('next')")
+    assert _notes(restartable) == ["next"]
+
+
+@pytest.mark.parametrize("interrupt", [LostLease, Shutdown])
+def test_an_interrupt_where_a_transaction_begins_leaves_none_open(
+    restartable: Database, monkeypatch: pytest.MonkeyPatch, interrupt: type[BaseException]
+) -> None:
+    begin = Database.begin
+
+    def interrupted(self: Database) -> None:
+        begin(self)
+        raise interrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "begin", interrupted)
+        with pytest.raises(interrupt), restartable.atomic():
+            pass
+
+    assert not restartable.in_transaction()
+    assert restartable.connection().info.transaction_status == TRANSACTION_STATUS_IDLE
+
+
+def test_a_commit_that_was_interrupted_lets_go_of_its_locks_at_once(
+    restartable: Database, servers: embedded.Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Database) -> None:
+        raise LostLease
+
+    restartable.execute_sql("INSERT INTO notes VALUES ('locked')")
+    with monkeypatch.context() as patch:
+        patch.setattr(PostgresqlDatabase, "commit", interrupted)
+        with pytest.raises(LostLease), restartable.atomic():
+            restartable.execute_sql("UPDATE notes SET text = 'stopped'")
+
+    other = connect_to(servers.database_url)
+    with other.atomic():
+        found = other.execute_sql("SELECT text FROM notes FOR UPDATE NOWAIT").fetchall()
+    other.close()
+    assert found == [("locked",)]
+
+
+def test_what_killed_a_transaction_is_the_error_that_is_seen(restartable: Database, servers: embedded.Servers) -> None:
+    with pytest.raises(OperationalError, match="terminating|server closed"), restartable.atomic():
+        other = connect_to(servers.database_url)
+        other.execute_sql("SELECT pg_terminate_backend(%s)", restartable.execute_sql(_PID).fetchone())
+        other.close()
+        restartable.execute_sql("SELECT 1")
+
+
+def test_a_server_that_is_away_is_reported_in_one_line(servers: embedded.Servers, restartable: Database) -> None:
+    servers.stop("postgres")
+    try:
+        with pytest.raises(DatabaseUnavailable, match=r"^PostgreSQL did not answer: .*\Z"), reaching_postgres():
+            restartable.execute_sql("SELECT 1")
+    finally:
+        servers.start("postgres")
+
+
+def test_each_thread_has_a_connection_of_its_own(postgres: Database) -> None:
+    together = threading.Barrier(2, timeout=10)
+
+    def pid() -> int:
+        number: int = postgres.execute_sql(_PID).fetchone()[0]
+        together.wait()
+        postgres.close()
+        return number
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = (threads.submit(pid) for _ in range(2))
+
+    assert first.result() != second.result()
+
+
+def test_a_thread_whose_server_does_not_answer_keeps_no_other_waiting(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle: Any = Database
+    connect, waits, may_go_on = handle._connect, threading.Event(), threading.Event()
+
+    def silent_to_others(connected: Database) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            waits.set()
+            assert may_go_on.wait(PATIENCE_S)
+        return connect(connected)
+
+    monkeypatch.setattr(Database, "_connect", silent_to_others)
+    with ThreadPoolExecutor(1) as another:
+        waiting = another.submit(postgres.connect)
+        assert waits.wait(PATIENCE_S)
+        postgres.close()
+        answered = postgres.execute_sql("SELECT 1").fetchone()
+        unanswered = not waiting.done()
+        may_go_on.set()
+        another.submit(postgres.close).result(PATIENCE_S)
+
+    assert (answered, unanswered) == ((1,), True)
+
+
+@pytest.mark.parametrize("setting", ["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"])
+def test_no_statement_and_no_wait_is_without_an_end(postgres: Database, setting: str) -> None:
+    (limit,) = postgres.execute_sql(f"SELECT setting::int FROM pg_settings WHERE name = '{setting}'").fetchone()
+
+    assert 0 < limit <= 60_000
+
+
+def test_the_url_s_own_options_win(settings: Settings) -> None:
+    connected = connect_to(f"{settings.database_url}%20-cstatement_timeout%3D1234&application_name=mine")
+
+    shown = [connected.execute_sql(f"SHOW {name}").fetchone()[0] for name in ("statement_timeout", "application_name")]
+    connected.close()
+    assert shown == ["1234ms", "mine"]
+
+
+def test_a_session_in_another_time_zone_reads_and_compares_the_same_moments(
+    settings: Settings, statuses: type[UserStatus]
+) -> None:
+    due = datetime(2026, 7, 1, 12, tzinfo=timezone(timedelta(hours=9)))
+    database.close()
+    database.initialize(connect_to(f"{settings.database_url}%20-ctimezone%3DAsia%2FTokyo"))
+    statuses.create(user_id=1, clear_status_at=due)
+
+    read = statuses.get(statuses.scheduled_for_cleanup(due))
+
+    assert (read.clear_status_at, read.clear_status_at.tzinfo) == (due, UTC)
+    assert not statuses.select().where(statuses.scheduled_for_cleanup(due - timedelta(microseconds=1))).exists()
+    assert statuses.select(fn.to_char(statuses.clear_status_at, "HH24")).scalar() == "12"
+    database.close()
+
+
+def test_a_moment_without_a_time_zone_is_refused(statuses: type[UserStatus]) -> None:
+    with pytest.raises(ValueError, match="has no timezone"):
+        statuses.create(user_id=1, clear_status_at=datetime(2026, 1, 1))  # noqa: DTZ001
+
+
+@pytest.mark.parametrize("url", ["postgresql://me:hunter2@host/db?nosuch=1", "postgresql://me:hunter2%zz@host/db"])
+def test_a_url_that_libpq_cannot_read_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(SettingsError, match="libpq says") as refusal:
+        connect_to(url)
+
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_the_connections_of_this_library_can_be_told_apart(postgres: Database, admin: Connection) -> None:
+    (pid,) = postgres.execute_sql(_PID).fetchone()
+
+    with admin.cursor() as cursor:
+        cursor.execute("SELECT application_name FROM pg_stat_activity WHERE pid = %s", (pid,))
+        assert cursor.fetchone() == ("housekeeping",)
+
+
+def test_a_first_statement_that_fails_is_not_done_again_and_costs_no_connection(
+    postgres: Database, admin: Connection, settings: Settings
+) -> None:
+    postgres.execute_sql("SET lock_timeout = '50ms'")
+    before = postgres.execute_sql("SELECT pg_backend_pid()").fetchone()
+    admin.autocommit = False
+    with admin.cursor() as cursor:
+        cursor.execute(f"LOCK TABLE {settings.schema_name}.runs")
+
+    with pytest.raises(OperationalError, match="lock timeout"), postgres.atomic():
+        postgres.execute_sql(f"SELECT 1 FROM {settings.schema_name}.runs")
+
+    admin.rollback()
+    assert postgres.execute_sql("SELECT pg_backend_pid()").fetchone() == before

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from peewee import OperationalError, PeeweeException
+
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database, connect_to
+
+_INSERT = "INSERT INTO notes VALUES (%s)"
+
+
+class _BrokenOff(Exception):
+    pass
+
+
+def _connected(settings: Settings) -> Database:
+    assert settings.database_url is not None
+    return connect_to(settings.database_url)
+
+
+@pytest.fixture
+def ours(settings: Settings, postgres: Database) -> Iterator[Database]:
+    ours = _connected(settings)
+    ours.execute_sql("CREATE TABLE notes (text text)")
+    yield ours
+    ours.close()
+
+
+@pytest.fixture
+def other(settings: Settings, ours: Database) -> Iterator[Database]:
+    other = _connected(settings)
+    yield other
+    other.close()
+
+
+def _kill(ours: Database, other: Database) -> None:
+    other.execute_sql("SELECT pg_terminate_backend(%s, 5000)", (ours.connection().info.backend_pid,))
+
+
+def _notes(connected: Database) -> list[str]:
+    return [text for (text,) in connected.execute_sql("SELECT text FROM notes ORDER BY text").fetchall()]
+
+
+@pytest.mark.parametrize(
+    ("refused", "parameters"),
+    [("SELEC 1", None), ("SELECT %s", (object(),)), ("SELECT %s", ("a\0b",)), ("SELECT %s, %s", (1,))],
+    ids=["syntax", "no such type", "zero byte", "too few"],
+)
+def test_what_follows_a_refused_first_statement_is_still_one_transaction(
+    ours: Database, refused: str, parameters: Any
+) -> None:
+    with pytest.raises(_BrokenOff), ours.atomic():
+        with pytest.raises((PeeweeException, ValueError, IndexError)):
+            ours.execute_sql(refused, parameters)
+        ours.execute_sql(_INSERT, ("rolled back",))
+        raise _BrokenOff
+
+    assert _notes(ours) == []
+
+
+def test_what_follows_a_server_that_was_away_for_the_first_statement_is_still_one_transaction(
+    ours: Database, other: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(self: Database) -> None:
+        raise OperationalError("the server is away")
+
+    _kill(ours, other)
+    with pytest.raises(_BrokenOff), ours.atomic():
+        with monkeypatch.context() as patch, pytest.raises(OperationalError, match="away"):
+            patch.setattr(Database, "_connect", away)
+            ours.execute_sql(_INSERT, ("never",))
+        ours.execute_sql(_INSERT, ("rolled back",))
+        raise _BrokenOff
+
+    assert _notes(ours) == []
+
+
+@pytest.mark.parametrize("level", ["SERIALIZABLE", "REPEATABLE READ"])
+def test_a_transaction_has_the_isolation_level_it_was_asked_for(ours: Database, level: str) -> None:
+    with ours.atomic(level):
+        (found,) = ours.execute_sql("SHOW transaction_isolation").fetchone()
+
+    assert found == level.lower()
+
+
+def test_a_handle_s_own_isolation_level_is_that_of_its_transactions(settings: Settings, ours: Database) -> None:
+    strict = Database(ours.database, **ours.connect_params, isolation_level="SERIALIZABLE")
+    with strict.atomic():
+        (found,) = strict.execute_sql("SHOW transaction_isolation").fetchone()
+    strict.close()
+
+    assert found == "serializable"
+
+
+def test_a_transaction_begun_by_hand_is_one(ours: Database) -> None:
+    ours.begin()
+    ours.execute_sql(_INSERT, ("a",))
+    ours.execute_sql(_INSERT, ("b",))
+    ours.rollback()
+
+    assert _notes(ours) == []
+
+
+@pytest.mark.parametrize("past", ["connection", "cursor"])
+def test_what_goes_past_the_handle_is_within_the_transaction(ours: Database, past: str) -> None:
+    with pytest.raises(_BrokenOff), ours.atomic():
+        cursor = ours.connection().cursor() if past == "connection" else ours.cursor()
+        cursor.execute(_INSERT, ("rolled back",))
+        raise _BrokenOff
+
+    assert _notes(ours) == []
+
+
+def test_a_connection_replaced_at_the_first_statement_ends_none_of_the_blocks_around_it(
+    ours: Database, other: Database
+) -> None:
+    told = []
+    _kill(ours, other)
+
+    with ours:
+        ours.after_commit(lambda: told.append("committed"))
+        ours.execute_sql(_INSERT, ("kept",))
+
+    assert told == ["committed"]
+    assert _notes(ours) == ["kept"]
+
+
+def test_a_transaction_that_was_given_up_with_its_connection_begins_no_other(ours: Database) -> None:
+    ours.transaction().__enter__()
+    ours.pop_transaction()
+    ours.close()
+
+    ours.execute_sql(_INSERT, ("kept",))
+    ours.close()
+
+    assert _notes(ours) == ["kept"]

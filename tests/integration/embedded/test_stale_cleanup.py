@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from housekeeping import embedded
+from housekeeping.embedded import folders
+from housekeeping.embedded.stale_cleanup import clear_leftovers
+from tests.integration.embedded.observing import answers_of, ended, eventually, parent, segments, shared_memory, traces
+
+IPC_PRIVATE, IPC_RMID = 0, 0
+
+
+def leave_behind(place: Path) -> Path:
+    """A folder such as a killed run leaves, with nothing running in it."""
+    folder = folders.make([place], account=None)
+    folder.give_up()
+    return folder.path
+
+
+@contextmanager
+def stranger(cwd: Path) -> Iterator[psutil.Process]:
+    with subprocess.Popen(["sleep", "600"], cwd=cwd) as process:
+        try:
+            yield psutil.Process(process.pid)
+        finally:
+            process.kill()
+
+
+def test_the_next_start_clears_what_a_killed_keeper_left_and_leaves_a_neighbour_alone(place: Path) -> None:
+    with embedded.start(postgres=False) as neighbour, redis.Redis.from_url(neighbour.redis_url) as client:
+        with parent() as victim:
+            segment = shared_memory(victim.folder)
+            keeper = victim.keeper()
+            keeper.kill()
+            victim.process.kill()
+            assert eventually(lambda: ended(keeper))
+        assert answers_of(victim.database_url, victim.redis_url) == (1, True)
+
+        with embedded.start(postgres=False):
+            assert not victim.folder.exists()
+            assert segment not in segments()
+            assert client.ping()
+
+    assert traces(place, segment) == []
+
+
+def test_the_shared_memory_of_a_killed_postgres_is_cleared_with_the_rest(place: Path) -> None:
+    with parent("servers.kill('postgres')") as victim:
+        segment = shared_memory(victim.folder)
+        keeper = victim.keeper()
+        keeper.kill()
+        victim.process.kill()
+        assert eventually(lambda: ended(keeper))
+    assert list(segments()).count(segment) == Path("/proc/sysvipc/shm").exists()
+
+    clear_leftovers([place])
+
+    assert traces(place, segment) == []
+
+
+def test_a_process_that_got_the_number_of_a_dead_server_is_not_killed(place: Path) -> None:
+    left = leave_behind(place)
+    (left / "pg" / "data").mkdir(parents=True)
+    with stranger(cwd=place) as sleeper:
+        (left / "pg" / "data" / "postmaster.pid").write_text(f"{sleeper.pid}\n{left}/pg/data\n")
+
+        clear_leftovers([place])
+
+        assert not left.exists()
+        assert sleeper.status() == psutil.STATUS_SLEEPING
+
+
+def test_somebody_looking_around_in_a_leftover_is_not_killed(place: Path) -> None:
+    left = leave_behind(place)
+    with stranger(cwd=left) as sleeper:
+        clear_leftovers([place])
+
+        assert not left.exists()
+        assert sleeper.status() == psutil.STATUS_SLEEPING
+
+
+def test_shared_memory_that_is_anothers_by_now_is_kept(place: Path) -> None:
+    left = leave_behind(place)
+    libc = ctypes.CDLL(None)
+    segment = libc.shmget(IPC_PRIVATE, ctypes.c_size_t(64), 0o600)
+    (left / "pg" / "data").mkdir(parents=True)
+    (left / "pg" / "data" / "postmaster.pid").write_text(f"1\n2\n3\n4\n5\n6\n 4711 {segment}\nready\n")
+    try:
+        clear_leftovers([place])
+
+        assert not left.exists()
+        assert libc.shmctl(segment, IPC_RMID, None) == 0
+    finally:
+        libc.shmctl(segment, IPC_RMID, None)
+
+
+def test_a_folder_that_only_looks_like_ours_is_kept(place: Path) -> None:
+    alike = place / "housekeeping-receipts"
+    alike.mkdir()
+    (alike / "electricity.txt").write_text("paid")
+
+    clear_leftovers([place])
+
+    assert (alike / "electricity.txt").read_text() == "paid"
+
+
+def test_a_link_that_looks_like_ours_is_not_followed(place: Path) -> None:
+    target = leave_behind(place).rename(place / "elsewhere")
+    (place / "housekeeping-abcd1234").symlink_to(target)
+
+    clear_leftovers([place])
+
+    assert target.is_dir()
+    assert (place / "housekeeping-abcd1234").is_symlink()
+
+
+def test_an_empty_folder_left_right_after_it_was_made_is_removed(place: Path) -> None:
+    (place / "housekeeping-abcd1234").mkdir()
+
+    clear_leftovers([place])
+
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folder")
+def test_another_users_folder_is_left_alone_even_by_root(place: Path) -> None:
+    left = leave_behind(place)
+    os.chown(left, 4711, 4711)
+
+    clear_leftovers([place])
+
+    assert left.is_dir()
+
+
+def test_a_folder_in_the_making_is_never_taken_for_a_leftover(place: Path) -> None:
+    made: list[bool] = []
+    done = threading.Event()
+
+    def clear_all_the_time() -> None:
+        while not done.is_set():
+            for folder in folders.abandoned([place]):
+                folder.remove()
+
+    clearer = threading.Thread(target=clear_all_the_time)
+    clearer.start()
+    try:
+        for _ in range(500):
+            folder = folders.make([place], account=None)
+            made.append(folder.path.is_dir())
+            folder.remove()
+    finally:
+        done.set()
+        clearer.join()
+
+    assert made == [True] * 500
+    assert list(place.iterdir()) == []

@@ -1,0 +1,266 @@
+"""Epochs and the fence (semantics.md, L3), on a real PostgreSQL and Redis."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import psycopg2
+import pytest
+import redis
+from peewee import OperationalError
+from psycopg2.extensions import connection as Connection
+
+import housekeeping
+from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, LeaseLost
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database, connect_to, database
+from housekeeping.leases.fencing import take_epoch
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.models import Lease
+
+TTL = timedelta(minutes=10)
+KEY = "報告/夜"
+PATIENCE_S = 20
+
+
+@pytest.fixture
+def written(postgres: Database, admin: Connection) -> Iterator[Any]:
+    """A table to write into, and what others see in it."""
+    postgres.execute_sql("CREATE TABLE written (epoch bigint)")
+
+    def seen() -> list[int]:
+        with admin.cursor() as cursor:
+            cursor.execute("SELECT epoch FROM written ORDER BY epoch")
+            return [epoch for (epoch,) in cursor.fetchall()]
+
+    yield seen
+
+
+def write(lease: ExclusiveLease, epoch: int) -> None:
+    with database.atomic():
+        database.execute_sql("INSERT INTO written VALUES (%s)", (epoch,))
+        lease.fence()
+
+
+def obtained(ttl: timedelta = TTL) -> ExclusiveLease:
+    lease = ExclusiveLease(KEY, ttl)
+    assert lease.try_obtain() is not None
+    return lease
+
+
+def lost_in_redis(client: redis.Redis, settings: Settings) -> None:
+    assert client.delete(f"{settings.namespace}:lease:{KEY}")
+
+
+def test_a_holder_that_slept_commits_nothing_once_another_has_begun(
+    written: Any, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # L3
+    zombie = obtained()
+    write(zombie, 1)
+    lost_in_redis(redis_client, settings)
+    write(zombie, 1)  # Redis may fail: nobody has begun, so nothing is in danger
+
+    successor = obtained()
+    with pytest.raises(LeaseLost, match="since epoch 1"):
+        write(zombie, 1)
+    write(successor, 2)
+
+    assert written() == [1, 1, 2]
+
+
+def test_the_next_epoch_waits_for_a_fenced_transaction_to_end(
+    written: Any, postgres: Database, redis_client: redis.Redis, settings: Settings, admin: Connection
+) -> None:
+    # L3: else a commit could come after another has begun, though it asked before
+    zombie = obtained()
+    with ThreadPoolExecutor(1) as another:
+        with postgres.atomic():
+            zombie.fence()
+            lost_in_redis(redis_client, settings)
+            beginning = another.submit(obtained)
+            waiting = (
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+                f'AND query LIKE \'%FROM "{settings.schema_name}"."leases"%FOR UPDATE%\''
+            )
+            with admin.cursor() as cursor:
+                count = 0
+                while count == 0 and not beginning.done():
+                    cursor.execute(waiting)
+                    (count,) = cursor.fetchone() or (0,)
+            assert not beginning.done()
+            postgres.execute_sql("INSERT INTO written VALUES (1)")
+        successor = beginning.result(PATIENCE_S)
+
+    write(successor, 2)
+    assert written() == [1, 2]
+
+
+def test_an_applications_own_connection_is_fenced_too(
+    written: Any, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # L3
+    lease = obtained()
+    assert settings.database_url is not None
+    own = psycopg2.connect(settings.database_url)
+    try:
+        with own, own.cursor() as cursor:
+            cursor.execute("INSERT INTO written VALUES (1)")
+            lease.fence(own)
+        lost_in_redis(redis_client, settings)
+        obtained()
+        with pytest.raises(LeaseLost), own, own.cursor() as cursor:
+            cursor.execute("INSERT INTO written VALUES (1)")
+            lease.fence(own)
+        own.autocommit = True
+        with pytest.raises(HousekeepingError, match="there is none"):
+            obtained_again(lease).fence(own)
+    finally:
+        own.close()
+
+    assert written() == [1]
+
+
+def obtained_again(lease: ExclusiveLease) -> ExclusiveLease:
+    """Another key's, so that nothing but the missing transaction is in the way."""
+    another = ExclusiveLease(f"{lease.key}/2", TTL)
+    assert another.try_obtain() is not None
+    return another
+
+
+def test_a_fence_outside_of_a_transaction_is_refused(written: Any, redis_client: redis.Redis) -> None:
+    # L3: it would guard nothing, and look as if it did
+    with pytest.raises(HousekeepingError, match="its fence guards a transaction, and there is none"):
+        obtained().fence()
+
+
+def test_a_lease_that_was_given_back_fences_nothing(postgres: Database, redis_client: redis.Redis) -> None:
+    lease = obtained()
+    lease.cancel()
+
+    with postgres.atomic(), pytest.raises(HousekeepingError, match="it is not held"):
+        lease.fence()
+
+
+def test_a_holder_that_could_not_renew_in_time_is_fenced_off_before_another_begins(
+    written: Any, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # L2, L3
+    with pytest.raises(LeaseLost), ExclusiveLease(KEY, TTL) as lease:
+        assert lease._kept is not None
+        lease._kept._lost = True
+        write(lease, 1)
+
+    assert written() == []
+
+
+def test_sweeps_and_code_take_their_epochs_from_one_row(postgres: Database, redis_client: redis.Redis) -> None:
+    # L3: one name space
+    obtained().cancel()
+    begun = runs.begin("any", message_id=None, tick=None, trigger="cli", lease=(KEY, "token"))
+    obtained()
+
+    assert begun is not None and begun.epoch == 2
+    assert [(lease.key, lease.epoch) for lease in Lease.select()] == [(KEY, 3)]
+
+
+def test_without_a_database_a_lease_holds_and_its_fence_says_what_is_missing(redis_client: redis.Redis) -> None:
+    lease = obtained()
+
+    with pytest.raises(HousekeepingError, match=r"no epoch to be fenced by: no database is configured"):
+        lease.fence()
+    assert lease.cancel()
+
+
+def test_while_the_database_is_away_a_lease_holds_and_its_fence_lets_nothing_commit(
+    postgres: Database, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    # L3, L5
+    there = database.obj
+    database.initialize(connect_to("postgresql://postgres@/postgres?host=/nowhere"))
+    try:
+        lease = obtained()
+    finally:
+        database.initialize(there)
+
+    with postgres.atomic(), pytest.raises(DatabaseUnavailable, match="PostgreSQL did not answer"):
+        lease.fence()
+    assert "has no epoch" in caplog.text
+    assert lease.cancel()
+
+
+def test_without_the_librarys_tables_a_lease_holds_and_its_fence_names_the_way_out(
+    postgres: Database, redis_client: redis.Redis, admin: Connection, settings: Settings
+) -> None:
+    with admin.cursor() as cursor:
+        cursor.execute(f"DROP SCHEMA {settings.schema_name} CASCADE")
+    lease = obtained()
+
+    with postgres.atomic(), pytest.raises(HousekeepingError, match="run: housekeeping init"):
+        lease.fence()
+
+
+def test_a_lease_whose_epoch_is_refused_is_given_back(
+    written: Any, postgres: Database, redis_client: redis.Redis, settings: Settings, admin: Connection
+) -> None:
+    # L3: the last holder's transaction does not end, so nobody may begin
+    obtained().cancel()
+    zombie_may_end = threading.Event()
+
+    def zombie() -> None:
+        with psycopg2.connect(settings.database_url) as own, own.cursor() as cursor:
+            cursor.execute(f"SELECT 1 FROM {settings.schema_name}.leases FOR SHARE")
+            began.set()
+            zombie_may_end.wait(PATIENCE_S)
+        own.close()
+
+    began = threading.Event()
+    with ThreadPoolExecutor(1) as another:
+        sleeping = another.submit(zombie)
+        assert began.wait(PATIENCE_S)
+        postgres.execute_sql("SET lock_timeout = '50ms'")
+        lease = ExclusiveLease(KEY, TTL)
+        with pytest.raises(OperationalError, match="lock timeout"):
+            lease.try_obtain()
+        zombie_may_end.set()
+        sleeping.result(PATIENCE_S)
+
+    assert not lease.exists()
+
+
+def test_a_lease_that_ended_while_its_epoch_was_taken_is_none(
+    postgres: Database, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # L3: others may have begun meanwhile, and a late epoch would fence them off
+    lease, now = ExclusiveLease(KEY, TTL), [1000.0]
+
+    def slowly(key: str, token: str) -> int:
+        now[0] += TTL.total_seconds()
+        return take_epoch(key, token)
+
+    monkeypatch.setattr("housekeeping.leases.renewal.read_clock", lambda: now[0])
+    monkeypatch.setattr("housekeeping.leases.lease.take_epoch", slowly)
+
+    with pytest.raises(LeaseLost, match="while its epoch was taken"):
+        lease.try_obtain()
+    assert not lease.exists()
+
+
+def test_a_thread_without_a_connection_is_left_without_one(postgres: Database, redis_client: redis.Redis) -> None:
+    postgres.close()
+    obtained().cancel()
+    assert postgres.is_closed()
+
+    postgres.connect()
+    obtained().cancel()
+    assert not postgres.is_closed()
+
+
+def test_the_fence_of_no_run_is_refused() -> None:
+    with pytest.raises(HousekeepingError, match="of an actor with an exclusive_lease"):
+        housekeeping.fence()

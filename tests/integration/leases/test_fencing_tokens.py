@@ -1,0 +1,169 @@
+"""Epochs never go down, whoever takes, forgets and upgrades (semantics.md, L3), on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import psycopg2
+import pytest
+import redis
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.core.errors import HousekeepingError, LeaseLost
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database, database
+from housekeeping.leases.fencing import check_epoch, take_epoch
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.sweeps.ledger import schema
+from housekeeping.sweeps.ledger.models import NOW, Lease
+
+PATIENCE_S = 20
+LONG_AGO = NOW - timedelta(days=29)
+
+
+def forget(key: str) -> None:
+    assert Lease.delete().where(Lease.key == key).execute() == 1
+
+
+def fence(key: str, epoch: int) -> None:
+    with database.atomic():
+        check_epoch(key, epoch)
+
+
+def is_recent(key: str) -> bool:
+    return bool(Lease.select().where((Lease.key == key) & (Lease.used_at > NOW - timedelta(minutes=5))).exists())
+
+
+def test_an_epoch_is_higher_than_those_before_it_though_its_row_was_forgotten(postgres: Database) -> None:
+    # L3
+    before = [take_epoch("k", "first"), take_epoch("k", "second")]
+    forget("k")
+
+    after = [take_epoch("k", "third"), take_epoch("k", "fourth")]
+
+    assert sorted({*before, *after}) == [*before, *after]
+
+
+def test_a_holder_whose_row_was_forgotten_commits_nothing(postgres: Database) -> None:
+    # L3
+    epoch = take_epoch("k", "sleeper")
+    fence("k", epoch)
+    forget("k")
+
+    with pytest.raises(LeaseLost):
+        fence("k", epoch)
+    take_epoch("k", "successor")
+    with pytest.raises(LeaseLost):
+        fence("k", epoch)
+
+
+def test_an_epoch_is_drawn_only_when_nobody_else_can_begin(
+    postgres: Database, admin: Connection, settings: Settings
+) -> None:
+    # L3: one drawn while it waited might be lower than that of another who waited less
+    first = take_epoch("k", "first")
+    with ThreadPoolExecutor(1) as another:
+        with postgres.atomic():
+            check_epoch("k", first)
+            beginning = another.submit(take_epoch, "k", "second")
+            wait_for_a_lock(admin, settings)
+            with psycopg2.connect(settings.database_url) as own, own.cursor() as cursor:
+                cursor.execute(
+                    f"INSERT INTO {settings.schema_name}.leases (key, holder) VALUES ('other', '') RETURNING epoch"
+                )
+                (meanwhile,) = cursor.fetchone() or (0,)
+            own.close()
+        second = beginning.result(PATIENCE_S)
+
+    assert first < meanwhile < second
+
+
+def wait_for_a_lock(admin: Connection, settings: Settings) -> None:
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
+    never = threading.Event()
+    with admin.cursor() as cursor:
+        for _ in range(PATIENCE_S * 100):
+            cursor.execute(waiting, (f'%"{settings.schema_name}"."leases"%',))
+            if cursor.fetchone() != (0,):
+                return
+            never.wait(0.01)
+    raise AssertionError("nobody waits")
+
+
+def test_an_epoch_is_higher_than_one_that_was_counted_on_without_the_sequence(postgres: Database) -> None:
+    # L3: by an older release, or by hand
+    take_epoch("k", "first")
+    Lease.update(epoch=7).where(Lease.key == "k").execute()
+
+    assert [take_epoch("k", "next") for _ in range(2)] == [8, 9]
+
+
+def test_epochs_of_an_upgraded_database_go_on_above_all_there_were(
+    postgres: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # L3
+    postgres.execute_sql(f"DROP SCHEMA {settings.schema_name} CASCADE")
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:2])
+        schema.init()
+        postgres.execute_sql(f"INSERT INTO {settings.schema_name}.leases VALUES ('k', 41, 'first')")
+        postgres.execute_sql(
+            f"INSERT INTO {settings.schema_name}.runs (worker, trigger, epoch) VALUES ('w', 'cli', 50)"
+        )
+
+    assert schema.init() == len(schema.MIGRATIONS) - 2
+
+    assert [take_epoch(key, "next") for key in ("k", "another")] == [51, 52]
+    assert is_recent("k")
+
+
+def test_with_the_tables_of_an_older_release_a_lease_holds_and_its_fence_names_the_way_out(
+    postgres: Database, redis_client: redis.Redis, settings: Settings
+) -> None:
+    postgres.execute_sql(f"ALTER TABLE {settings.schema_name}.leases DROP COLUMN used_at")
+    lease = ExclusiveLease("k", timedelta(minutes=10))
+
+    assert lease.try_obtain() is not None
+    with postgres.atomic(), pytest.raises(HousekeepingError, match="run: housekeeping init"):
+        lease.fence()
+
+
+def test_a_lease_that_is_fenced_is_not_forgotten_however_long_it_is_held(postgres: Database) -> None:
+    # L3
+    epoch = take_epoch("k", "holder for months")
+    Lease.update(used_at=LONG_AGO).execute()
+
+    fence("k", epoch)
+
+    assert is_recent("k")
+
+
+def test_transactions_of_one_holder_do_not_wait_for_each_others_fences(postgres: Database, settings: Settings) -> None:
+    # L3: both would note that the lease is in use
+    epoch = take_epoch("k", "holder for months")
+    Lease.update(used_at=LONG_AGO).execute()
+    own = psycopg2.connect(settings.database_url)
+    try:
+        with postgres.atomic():
+            postgres.execute_sql("SET LOCAL lock_timeout = '1s'")
+            with own.cursor() as cursor:
+                cursor.execute(f"SELECT 1 FROM {settings.schema_name}.leases WHERE key = 'k' FOR SHARE")
+            check_epoch("k", epoch)
+        check_epoch("k", epoch, own)
+        own.commit()
+    finally:
+        own.close()
+
+    assert is_recent("k")
+
+
+def test_a_lease_that_was_just_taken_is_not_written_to_by_its_fence(postgres: Database, settings: Settings) -> None:
+    epoch = take_epoch("k", "holder")
+    table = f"{settings.schema_name}.leases"
+    before = postgres.execute_sql(f"SELECT ctid FROM {table}").fetchall()
+
+    fence("k", epoch)
+
+    assert postgres.execute_sql(f"SELECT ctid FROM {table}").fetchall() == before

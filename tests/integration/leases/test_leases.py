@@ -1,0 +1,243 @@
+"""What a lease promises (semantics.md, L1, L5, L6), by the stand-in and by Redis alike: the stub is not kinder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+
+from housekeeping.core.errors import (
+    DeclarationError,
+    HousekeepingError,
+    LeaseHeld,
+    LeaseLost,
+    RedisUnavailable,
+)
+from housekeeping.core.redis_client import redis_client as make_redis_client
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from housekeeping.leases.lease import ExclusiveLease, LeaseStore, RedisLeaseStore
+from housekeeping.testing import ManualClock, MemoryLeaseStore
+
+TTL = timedelta(seconds=30)
+KEY = "報告/夜"
+
+#: Lets a key's ttl pass.
+Expire = Callable[[str], None]
+
+
+@pytest.fixture(params=["memory", "redis", "redis, answers as text"])
+def store_and_expire(request: pytest.FixtureRequest) -> Any:
+    if request.param == "memory":
+        clock = ManualClock()
+        yield MemoryLeaseStore(clock), lambda key: clock.advance(TTL)
+        return
+    request.getfixturevalue("redis_client")
+    settings: Settings = request.getfixturevalue("settings")
+    client: Any = redis.Redis.from_url(settings.require_redis_url(), decode_responses="text" in request.param)
+
+    def expire(key: str) -> None:
+        name = f"{settings.namespace}:lease:{key}"
+        assert client.pexpire(name, 1)
+        while client.exists(name):
+            time.sleep(0.001)
+
+    yield RedisLeaseStore(client, settings.namespace), expire
+    client.close()
+
+
+@pytest.fixture
+def store(store_and_expire: tuple[LeaseStore, Expire]) -> LeaseStore:
+    return store_and_expire[0]
+
+
+@pytest.fixture
+def expire(store_and_expire: tuple[LeaseStore, Expire]) -> Expire:
+    return store_and_expire[1]
+
+
+def test_a_store_names_the_holder_and_lets_only_it_renew_and_release(store: LeaseStore) -> None:
+    # L1
+    assert store.obtain(KEY, "a", TTL) == "a"
+    assert store.obtain(KEY, "a", TTL) == "a", "asked again after a lost answer"
+    assert store.obtain(KEY, "b", TTL) == "a"
+    assert store.obtain("another", "b", TTL) == "b"
+
+    assert not store.renew(KEY, "b", TTL) and not store.release(KEY, "b")
+    assert store.owner(KEY) == "a"
+    assert store.renew(KEY, "a", 2 * TTL)
+    assert TTL < (store.remaining(KEY) or TTL) <= 2 * TTL
+    assert store.release(KEY, "a") and not store.release(KEY, "a")
+    assert (store.owner(KEY), store.remaining(KEY)) == (None, None)
+
+
+def test_an_expired_token_has_no_rights(store: LeaseStore, expire: Expire) -> None:
+    # L1
+    store.obtain(KEY, "a", TTL)
+    expire(KEY)
+
+    assert store.owner(KEY) is None
+    assert not store.renew(KEY, "a", TTL), "what has expired is not revived"
+    assert store.obtain(KEY, "b", TTL) == "b"
+    assert not store.release(KEY, "a")
+    assert store.owner(KEY) == "b"
+
+
+def test_of_many_at_once_exactly_one_obtains(store: LeaseStore) -> None:
+    # L1
+    with ThreadPoolExecutor(8) as threads:
+        tokens = list(threads.map(lambda _: ExclusiveLease(KEY, TTL, store).try_obtain(), range(32)))
+
+    assert sum(token is not None for token in tokens) == 1
+
+
+def test_a_lease_says_who_holds_it_and_for_how_long(store: LeaseStore) -> None:
+    # L4
+    lease, other = ExclusiveLease(KEY, TTL, store), ExclusiveLease(KEY, TTL, store)
+    assert (lease.exists(), lease.owner(), lease.remaining(), lease.held_for()) == (False, None, None, None)
+
+    token = lease.try_obtain()
+
+    assert token is not None and other.owner() == token and other.exists()
+    assert timedelta() < (other.remaining() or timedelta()) <= TTL
+    assert timedelta() <= (other.held_for() or timedelta()) < timedelta(minutes=1)
+
+
+def test_a_lease_is_not_reentrant_and_its_loser_cannot_give_it_back(store: LeaseStore) -> None:
+    # L1
+    lease, other = ExclusiveLease(KEY, TTL, store), ExclusiveLease(KEY, TTL, store)
+    assert lease.try_obtain() is not None
+
+    assert lease.try_obtain() is None
+    assert other.try_obtain() is None
+    assert not other.cancel() and not other.renew()
+    assert lease.renew() and lease.cancel() and not lease.cancel()
+    assert other.try_obtain() is not None
+
+
+def test_a_block_holds_its_lease_to_the_end(store: LeaseStore) -> None:
+    other = ExclusiveLease(KEY, TTL, store)
+
+    with ExclusiveLease(KEY, TTL, store) as lease:
+        lease.check()
+        with pytest.raises(LeaseHeld, match=KEY), other:
+            pass
+        lease.check()
+
+    assert not lease.exists()
+
+
+def test_a_block_waits_between_its_tries(store: LeaseStore) -> None:
+    holder, waits = ExclusiveLease(KEY, TTL, store), list[int]()
+    holder.try_obtain()
+
+    def wait(number: int) -> float:
+        waits.append(number)
+        if number == 2:
+            holder.cancel()
+        return 0.0
+
+    with ExclusiveLease(KEY, TTL, store, retries=5, sleep=wait):
+        pass
+
+    assert waits == [1, 2]
+
+
+def test_a_block_whose_lease_was_lost_says_so_at_its_end(store: LeaseStore, expire: Expire) -> None:
+    successor = ExclusiveLease(KEY, TTL, store)
+
+    with pytest.raises(LeaseLost), ExclusiveLease(KEY, TTL, store):
+        expire(KEY)
+        successor.try_obtain()
+
+    assert successor.renew(), "it gives nobody else's lease back"
+
+
+def test_an_error_in_the_block_is_not_hidden_by_a_lost_lease(store: LeaseStore, expire: Expire) -> None:
+    with pytest.raises(ZeroDivisionError), ExclusiveLease(KEY, TTL, store):
+        expire(KEY)
+        raise ZeroDivisionError
+
+
+def test_a_forked_child_neither_renews_nor_gives_back_its_parents_lease(
+    store: LeaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # L1
+    lease = ExclusiveLease(KEY, TTL, store)
+    lease.try_obtain()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        assert not lease.renew()
+        assert not lease.cancel()
+
+    assert lease.exists()
+
+
+@pytest.mark.parametrize("ttl", [timedelta(), timedelta(seconds=2.999), 30])
+def test_a_ttl_that_cannot_be_renewed_in_time_is_refused(store: LeaseStore, ttl: Any) -> None:
+    with pytest.raises(DeclarationError, match="at least 3 seconds"):
+        ExclusiveLease(KEY, ttl, store)
+    ExclusiveLease(KEY, timedelta(seconds=3), store)
+
+
+def test_an_unreachable_store_is_an_error_not_a_free_lease() -> None:
+    # L5
+    broken = MemoryLeaseStore()
+    broken.broken = True
+
+    for store in (broken, make_redis_client("redis://127.0.0.1:1")):
+        with pytest.raises(RedisUnavailable):
+            ExclusiveLease(KEY, TTL, store).try_obtain()
+
+
+def test_a_lease_whose_answer_got_lost_is_not_held_by_nobody(
+    redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # L5: the command took effect, then the connection broke
+    store = RedisLeaseStore(redis_client, settings.namespace)
+    obtain, failures = store._obtain, [redis.ConnectionError("connection reset")]
+
+    def lost_once(**given: Any) -> Any:
+        answer = obtain(**given)
+        if failures:
+            raise failures.pop()
+        return answer
+
+    monkeypatch.setattr(store, "_obtain", lost_once)
+    lease = ExclusiveLease(KEY, TTL, store)
+
+    assert lease.try_obtain() is not None
+    assert lease.cancel()
+
+
+def test_a_lease_is_refused_inside_an_open_transaction(postgres: Database, redis_client: redis.Redis) -> None:
+    # L6: whoever began it
+    lease = ExclusiveLease(KEY, TTL)
+
+    with postgres.atomic(), pytest.raises(HousekeepingError, match="inside an open database transaction"):
+        lease.try_obtain()
+    postgres.execute_sql("BEGIN")
+    with pytest.raises(HousekeepingError, match="inside an open database transaction"):
+        lease.try_obtain()
+    postgres.execute_sql("ROLLBACK")
+
+    assert not lease.exists()
+    assert lease.try_obtain() is not None
+
+
+def test_a_lease_shares_the_installed_applications_redis_and_name_space(
+    redis_client: redis.Redis, settings: Settings
+) -> None:
+    ExclusiveLease(f"k{uuid4().hex}", TTL, redis_client).try_obtain()
+    ExclusiveLease(KEY, TTL).try_obtain()
+
+    assert RedisLeaseStore(redis_client, settings.namespace).owner(KEY) is not None
+    assert len(list(redis_client.scan_iter(match=f"{settings.namespace}:lease:*", count=1000))) == 2

@@ -1,0 +1,119 @@
+"""What becomes of a lease whose holder gives it back while Redis does not answer (semantics.md, L1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+
+from housekeeping.core.errors import RedisUnavailable
+from housekeeping.core.settings import Settings
+from housekeeping.core.telemetry import metrics
+from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore
+
+TTL = timedelta(seconds=30)
+KEY = "報告/夜"
+
+
+class UnansweredStore(RedisLeaseStore):
+    """Answers a release only after so many tries.
+
+    Parameters:
+      heard: Whether a try that gets no answer takes effect.
+    """
+
+    def __init__(self, client: redis.Redis, settings: Settings, unanswered: int, heard: bool = False) -> None:
+        super().__init__(client, settings.namespace)
+        self.tries = 0
+        release = self._release
+
+        def answered_late(**given: Any) -> Any:
+            self.tries += 1
+            answer = release(**given) if heard or self.tries > unanswered else None
+            if self.tries <= unanswered:
+                raise redis.ConnectionError("connection reset")
+            return answer
+
+        self._release = answered_late
+
+
+@pytest.fixture
+def between_tries(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Has something happen in place of the pause between two tries."""
+
+    def happens(step: Callable[[], object]) -> None:
+        monkeypatch.setattr("housekeeping.core.redis_client.time.sleep", lambda seconds: step())
+
+    happens(lambda: None)
+    return happens
+
+
+@pytest.fixture
+def counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The workers of the leases that were counted as lost."""
+    lost: list[str] = []
+    monkeypatch.setattr(metrics, "LEASES_LOST", SimpleNamespace(add=lost.append))
+    return lost
+
+
+@pytest.mark.parametrize("heard", [False, True])
+@pytest.mark.usefixtures("between_tries")
+def test_a_lease_is_given_back_although_redis_answers_only_the_third_time(
+    redis_client: redis.Redis,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+    counted_as_lost: list[str],
+    heard: bool,
+) -> None:
+    with ExclusiveLease(KEY, TTL, UnansweredStore(redis_client, settings, 2, heard)) as lease:
+        pass
+
+    assert not lease.exists()
+    assert (caplog.text, counted_as_lost) == ("", [])
+
+
+def test_a_lease_that_was_given_back_without_an_answer_is_left_to_its_next_holder(
+    redis_client: redis.Redis,
+    settings: Settings,
+    between_tries: Callable[[Callable[[], object]], None],
+    counted_as_lost: list[str],
+) -> None:
+    lease, successor = (ExclusiveLease(KEY, TTL, UnansweredStore(redis_client, settings, 1, True)) for _ in range(2))
+    between_tries(successor.try_obtain)
+    lease.try_obtain()
+
+    assert lease.cancel()
+    assert successor.renew()
+    assert counted_as_lost == []
+
+
+def test_a_lease_that_another_holds_by_now_counts_as_lost(
+    redis_client: redis.Redis, settings: Settings, counted_as_lost: list[str]
+) -> None:
+    lease, successor = (ExclusiveLease(KEY, TTL, RedisLeaseStore(redis_client, settings.namespace)) for _ in range(2))
+    lease.try_obtain()
+    redis_client.delete(f"{settings.namespace}:lease:{KEY}")
+    successor.try_obtain()
+
+    assert not lease.cancel()
+    assert successor.renew()
+    assert counted_as_lost == [""]
+
+
+@pytest.mark.usefixtures("between_tries")
+def test_a_lease_that_cannot_be_given_back_in_three_tries_stays_until_its_ttl_is_over(
+    redis_client: redis.Redis, settings: Settings
+) -> None:
+    store = UnansweredStore(redis_client, settings, 3)
+    lease = ExclusiveLease(KEY, TTL, store)
+    lease.try_obtain()
+
+    with pytest.raises(RedisUnavailable):
+        lease.cancel()
+
+    assert store.tries == 3
+    assert timedelta() < (lease.remaining() or timedelta()) <= TTL

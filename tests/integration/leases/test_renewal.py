@@ -1,0 +1,212 @@
+"""Renewal in the background (semantics.md, L2), in real threads and processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import pytest
+
+from housekeeping.core.errors import RedisUnavailable
+from housekeeping.leases.renewal import Kept, Renewals, elapsed
+
+TTL = timedelta(seconds=30)
+DUE_S = 10  # a third of the ttl: asked for so long ago, it is due now and good for long enough
+PATIENCE_S = 10
+
+_SLEEPER = """
+import sys, threading
+from datetime import timedelta
+from housekeeping.leases.renewal import elapsed, renewals
+kept = renewals.keep("lease", lambda: True, timedelta(seconds=0.6), elapsed())
+print("held", flush=True)
+sys.stdin.readline()
+print("lost" if kept.lost else "ours", flush=True)
+"""
+
+_FORKER = """
+import os, sys
+from datetime import timedelta
+from housekeeping.leases.renewal import elapsed, renewals
+kept = renewals.keep("parent's", lambda: True, timedelta(seconds=30), elapsed())
+if os.fork() == 0:
+    import threading
+    renewed = threading.Event()
+    own = renewals.keep("own", lambda: renewed.set() or True, timedelta(seconds=30), elapsed() - 10)
+    os._exit(0 if kept.lost and renewed.wait(5) and not own.lost else 1)
+status = os.waitstatus_to_exitcode(os.wait()[1])
+sys.exit(status or kept.lost)
+"""
+
+
+@pytest.fixture
+def now() -> list[float]:
+    """The time, in a list so that it can be set."""
+    return [100.0]
+
+
+def said(say: Callable[[], object]) -> Callable[[], bool]:
+    """A renewal that succeeds, and says so."""
+
+    def renew() -> bool:
+        say()
+        return True
+
+    return renew
+
+
+def kept_at(now: list[float], answers: Sequence[bool | Exception]) -> Kept:
+    left = list(answers)
+
+    def renew() -> bool:
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return Kept("lease", renew, TTL, now[0], lambda: now[0])
+
+
+def test_it_is_renewed_at_a_third_of_the_ttl(now: list[float]) -> None:
+    # L2
+    kept = kept_at(now, [True])
+    assert kept.due_at == 110
+
+    now[0] = 111
+    assert kept.step()
+
+    assert kept.due_at == 121
+    now[0] = 111 + 27
+    lost_at_the_limit = kept.lost
+    now[0] += 0.01
+    assert (lost_at_the_limit, kept.lost) == (False, True)
+
+
+def test_it_is_lost_when_it_was_not_renewed_until_the_ttl_less_a_margin(now: list[float]) -> None:
+    # L2
+    kept = kept_at(now, [RedisUnavailable("away")] * 2 + [True])
+
+    now[0] = 110
+    assert kept.step() and kept.due_at == 111
+    now[0] = 127
+    assert kept.step()
+    lost_at_the_limit = kept.lost
+    now[0] = 127.01
+
+    assert (lost_at_the_limit, kept.lost) == (False, True)
+    assert not kept.step(), "nor is it renewed any more"
+
+
+def test_it_is_lost_at_once_when_another_holds_it(now: list[float]) -> None:
+    # L2
+    kept = kept_at(now, [False])
+
+    assert not kept.step()
+    assert kept.lost
+
+
+def test_the_ttl_counts_from_the_question_not_from_a_late_answer(now: list[float]) -> None:
+    # L2: the process may have been stopped in between
+    def slow() -> bool:
+        now[0] += 60
+        return True
+
+    kept = Kept("lease", slow, TTL, now[0], lambda: now[0])
+    kept.step()
+
+    assert kept.lost
+
+
+def test_many_are_renewed_in_the_background_each_until_it_is_stopped() -> None:
+    # L2
+    renewals, renewed = Renewals(), [threading.Semaphore(0) for _ in range(20)]
+
+    def once(number: int) -> bool:
+        renewed[number].release()
+        return True
+
+    def keep(number: int) -> Kept:
+        return renewals.keep(f"lease {number}", lambda: once(number), TTL, elapsed() - DUE_S)
+
+    all_kept = [keep(number) for number in range(20)]
+
+    assert all(each.acquire(timeout=PATIENCE_S) for each in renewed)
+    assert not any(kept.lost for kept in all_kept)
+    for kept in all_kept:
+        renewals.stop(kept)
+    assert not renewals._in_use, "what is stopped is forgotten at once, however long its ttl"
+
+
+def test_one_with_a_short_ttl_does_not_wait_for_those_with_a_long_one() -> None:
+    # L2
+    renewals, renewed = Renewals(), threading.Event()
+    long = renewals.keep("long", lambda: True, timedelta(hours=1), elapsed())
+    while renewals._renewing._wakes_at == 0:
+        time.sleep(0.001)
+
+    short = renewals.keep("short", said(renewed.set), TTL, elapsed() - DUE_S + 0.1)
+
+    assert renewed.wait(PATIENCE_S)
+    renewals.stop(short)
+    renewals.stop(long)
+
+
+def test_an_error_of_one_does_not_end_the_renewal_of_others(caplog: pytest.LogCaptureFixture) -> None:
+    renewals, failed, renewed = Renewals(), threading.Event(), threading.Event()
+
+    def broken() -> bool:
+        failed.set()
+        raise ZeroDivisionError
+
+    bad = renewals.keep("bad", broken, TTL, elapsed() - DUE_S)
+    assert failed.wait(PATIENCE_S)
+    good = renewals.keep("good", said(renewed.set), TTL, elapsed() - DUE_S)
+
+    assert renewed.wait(PATIENCE_S)
+    assert "Could not renew bad" in caplog.text
+    renewals.stop(bad)
+    renewals.stop(good)
+
+
+def test_a_holder_that_cannot_be_told_keeps_no_other_from_being_told(caplog: pytest.LogCaptureFixture) -> None:
+    renewals, tried, told = Renewals(), threading.Event(), threading.Event()
+
+    def too_many_threads() -> None:
+        tried.set()
+        raise RuntimeError("can't start new thread")
+
+    bad = renewals.keep("bad", lambda: True, TTL, elapsed() - 2 * TTL.total_seconds(), on_lost=too_many_threads)
+    assert tried.wait(PATIENCE_S)
+    late = renewals.keep("late", lambda: True, TTL, elapsed() - 2 * TTL.total_seconds(), on_lost=told.set)
+
+    assert told.wait(PATIENCE_S)
+    assert "Could not renew bad" in caplog.text
+    renewals.stop(bad)
+    renewals.stop(late)
+
+
+def test_a_process_that_was_stopped_past_its_ttl_knows_that_it_lost() -> None:
+    # L2, L3: it asks nobody, and its own thread may not have run yet
+    with subprocess.Popen(
+        [sys.executable, "-c", _SLEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(0.7)  # the operating system's clock decides
+        os.kill(process.pid, signal.SIGCONT)
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+        assert process.stdout.readline() == "lost\n"
+
+
+def test_a_forked_child_renews_its_own_and_knows_that_its_parents_is_not() -> None:
+    # L1, L2
+    assert subprocess.run([sys.executable, "-c", _FORKER], timeout=60, check=False).returncode == 0

@@ -1,0 +1,181 @@
+"""When keys are free (semantics.md, D4 and D5), on a real Redis and with Dramatiq's own worker code."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import MiddlewareError, SkipMessage
+
+from housekeeping.core.settings import Settings
+from housekeeping.middleware.deduplication.options import as_new
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.deduplication.deduplicated import declared, executed, executing, fail, keys
+from tests.integration.middleware.hands import Hands, delivered_again
+
+PATIENCE_S = 10
+
+
+def skipping(broker: RedisBroker) -> None:
+    class SkipEverything(Middleware):
+        def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+            raise SkipMessage("not today")
+
+    broker.middleware.insert(0, SkipEverything())
+
+
+def refusing(broker: RedisBroker) -> None:
+    class FailEverything(Middleware):
+        def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+            raise MiddlewareError("not allowed")
+
+    broker.middleware.insert(0, FailEverything())
+
+
+def skipping_late(broker: RedisBroker) -> None:
+    class SkipEverything(Middleware):
+        def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+            raise SkipMessage("not today")
+
+    broker.middleware.append(SkipEverything())
+
+
+@pytest.mark.parametrize("strategy", ["until_executed", "until_executing"])
+@pytest.mark.parametrize(
+    ("function", "options", "arrange"),
+    [
+        pytest.param(None, {}, None, id="done"),
+        pytest.param(fail, {"max_retries": 0}, None, id="dead-lettered"),
+        pytest.param(fail, {"throws": RuntimeError}, None, id="aborted"),
+        pytest.param(None, {"max_age": 1}, None, id="too old"),
+        pytest.param(None, {}, skipping, id="skipped before"),
+        pytest.param(None, {}, skipping_late, id="skipped after"),
+        pytest.param(None, {"max_retries": 0}, refusing, id="refused before"),
+    ],
+)
+def test_a_key_is_free_however_its_message_ends(
+    broker: RedisBroker,
+    hands: Hands,
+    redis_client: redis.Redis,
+    settings: Settings,
+    strategy: str,
+    function: Any,
+    options: dict[str, Any],
+    arrange: Any,
+) -> None:
+    # D4
+    work: Actor[..., Any] = declared(broker, [], function, deduplicate=strategy, **options)
+    if arrange is not None:
+        arrange(broker)
+
+    broker.enqueue(work.message().copy(message_timestamp=1))
+    assert len(keys(redis_client, settings)) == 1
+    hands.run()
+
+    assert keys(redis_client, settings) == []
+    assert "duplicate_of" not in work.send().options
+
+
+def test_a_key_is_free_when_a_failed_message_is_not_tried_again(broker: RedisBroker, hands: Hands) -> None:
+    # D4: Retries may let a message go that neither failed for good nor was enqueued again
+    work: Actor[..., Any] = declared(broker, [], fail, **executed())
+    work.send()
+
+    broker.middleware[:] = [each for each in broker.middleware if type(each).__name__ != "Retries"]
+    hands.run()
+
+    assert "duplicate_of" not in work.send().options
+
+
+def test_a_retry_that_never_started_keeps_its_key_whatever_else_is_sent(broker: RedisBroker, hands: Hands) -> None:
+    # D1: its callback is enqueued after it, in the same hooks
+    work: Actor[..., Any] = declared(broker, [], **executed())
+    dramatiq.actor(broker=broker, actor_name="tell", idempotent=True)(lambda message, error: None)
+    refusing(broker)
+
+    first = work.send_with_options(on_failure="tell")
+    hands.run()
+
+    assert work.send().options["duplicate_of"] == first.message_id
+
+
+def test_a_retry_of_until_executing_that_never_started_is_not_live(broker: RedisBroker, hands: Hands) -> None:
+    # D1
+    work: Actor[..., Any] = declared(broker, [], **executing())
+    refusing(broker)
+
+    first = work.send()
+    hands.run()
+    second = work.send()
+    hands.come_due()
+
+    assert "duplicate_of" not in second.options
+    assert [message.message_id for message in queued(broker)] == [second.message_id] != [first.message_id]
+
+
+def test_the_key_of_a_killed_run_expires(
+    broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # D4
+    work: Actor[..., Any] = declared(
+        broker, [], lambda: seen.extend(map(redis_client.pttl, keys(redis_client, settings))), **executed()
+    )
+    seen: list[int] = []
+
+    work.send()
+    seen.extend(map(redis_client.pttl, keys(redis_client, settings)))
+    hands.run()
+
+    assert len(seen) == 2
+    assert all(500_000 < left <= 600_000 for left in seen)
+
+
+def test_a_second_delivery_frees_nothing_while_the_first_one_runs(broker: RedisBroker, hands: Hands) -> None:
+    # D5
+    work: Actor[..., Any] = declared(broker, [], lambda: twice(), **executed())
+    dropped: list[Message[Any]] = []
+
+    def twice() -> None:
+        with ThreadPoolExecutor(1) as another:
+            another.submit(Hands(broker).run, second).result(PATIENCE_S)
+        dropped.append(work.send())
+
+    first = work.send()
+    message = hands.fetch()
+    assert message is not None
+    # Too old by now: what skips it comes before anything that knows of the other delivery.
+    second = delivered_again(message.copy(message_timestamp=1, options={"max_age": 1}))
+    hands.run(message)
+
+    assert dropped[0].options.get("duplicate_of") == first.message_id
+
+
+def test_an_enqueued_message_holds_its_key_for_the_whole_ttl(
+    broker: RedisBroker, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # D4
+    declared(broker, [], **executed()).send()
+
+    (key,) = keys(redis_client, settings)
+    assert redis_client.pttl(key) > 590_000
+
+
+def test_a_dead_letter_that_is_sent_again_as_new_asks_for_its_key_again(
+    broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # D1: its key was freed when it died
+    work: Actor[..., Any] = declared(broker, [], fail, max_retries=0, **executed())
+    work.send()
+    hands.run()
+    (dead,) = queued(broker, "default.XQ")
+
+    broker.enqueue(as_new(dead))
+
+    assert len(keys(redis_client, settings)) == 1
+    assert work.send().options["duplicate_of"] == dead.message_id
+    assert "duplicate_of" in broker.enqueue(as_new(dead.copy(message_id="another"))).options

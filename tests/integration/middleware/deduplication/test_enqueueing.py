@@ -1,0 +1,301 @@
+"""A message and its key stand or fall together, wherever a sender dies (semantics.md, D6; scenario F5)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Actor
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping import embedded
+from housekeeping.core.middleware_errors import StoreUnavailable
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
+from housekeeping.installation import install
+from housekeeping.middleware.deduplication.enqueueing import EnqueueingWithKeys
+from tests.integration.middleware import applications
+from tests.integration.middleware.applications import at, queued, scheduler, wake_up
+from tests.integration.middleware.deduplication.deduplicated import declared, executed, keys
+from tests.integration.middleware.deduplication.deduplicated_faults import (
+    Crash,
+    Where,
+    crash,
+    exchanges,
+    lose_connection,
+)
+from tests.integration.middleware.hands import Hands, installed
+
+pytestmark = pytest.mark.redis_broker_only(reason="with RabbitMQ a key is reserved for seconds before")
+
+EXCHANGES: Final = 4  # more than a send makes
+PATIENCE_S: Final = 30
+TOP: Final = Path(__file__).parents[4]
+
+
+def send_and_crash(work: Actor[..., Any], project_id: int, number: int, where: Where) -> bool:
+    """Whether the sender got as far as to crash."""
+    with exchanges() as made:
+        made.at(number, where, crash)
+        try:
+            work.send(project_id)
+        except Crash:
+            return True
+    return False
+
+
+def test_wherever_a_sender_dies_message_and_key_are_both_there_or_neither(
+    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+) -> None:
+    # D6, F5: and what is sent next is live, once
+    work: Actor[..., Any] = declared(broker, runs, **executed())
+    work.send(), hands.run()  # connected, scripts known
+    crashed: list[bool] = []
+    project_id = 0
+
+    for number in range(1, EXCHANGES):
+        for where in ("before", "after"):
+            project_id += 1
+            crashed.append(send_and_crash(work, project_id, number, where))
+            found = keys(redis_client, settings)
+            assert len(found) == len(queued(broker)) == (where == "after" or not crashed[-1])
+            assert all(redis_client.pttl(key) > 590_000 for key in found)
+
+            work.send(project_id)
+
+            assert len(queued(broker)) == 1
+            hands.run()
+            assert runs[1:] == list(range(1, project_id + 1))
+    assert crashed[:3] == [True, True, False], "one exchange does it all"
+
+
+def test_a_send_whose_answer_is_lost_enqueues_once(broker: RedisBroker) -> None:
+    # D6
+    work: Actor[..., Any] = declared(broker, [], **executed())
+    work.send(0)
+
+    with exchanges() as made:
+        made.at(1, "after", lose_connection)
+        message = work.send(1)
+
+    assert "duplicate_of" not in message.options
+    assert [message.args for message in queued(broker)] == [(0,), (1,)]
+
+
+def test_a_message_without_a_key_is_enqueued_once_though_its_answer_is_lost(broker: RedisBroker) -> None:
+    # D6: others wait for it, so it goes beside the one that holds the key
+    work: Actor[..., Any] = declared(broker, [], **executed())
+    work.send(1)
+
+    with exchanges() as made:
+        made.at(1, "after", lose_connection)
+        work.send_with_options(args=(1,), on_success="work")
+
+    assert broker.client.llen(f"{broker.namespace}:default") == len(queued(broker)) == 2
+
+
+def test_a_call_that_is_repeated_because_its_answer_was_lost_enqueues_once(broker: RedisBroker) -> None:
+    # D6
+    work: Actor[..., Any] = declared(broker, [], **executed())
+    work.send(0)
+
+    with exchanges() as made:
+        made.at(1, "after", lose_connection)
+        made.at(2, "before", lose_connection)
+        with pytest.raises(StoreUnavailable, match="connection reset"):
+            work.send(1)
+    again = work.send(1)
+
+    assert again.options["duplicate_of"] == queued(broker)[1].message_id
+    assert [message.args for message in queued(broker)] == [(0,), (1,)]
+
+
+def test_a_message_that_is_enqueued_again_because_its_answer_was_lost_is_there_once(
+    broker: RedisBroker, hands: Hands, runs: list[Any]
+) -> None:
+    # D6: the very same message, by an application or a hook that has patience
+    work: Actor[..., Any] = declared(broker, runs, **executed())
+    message = work.message(1)
+    with exchanges() as made:
+        made.at(2, "after", lose_connection)
+        made.at(3, "before", lose_connection)
+        work.send(0)
+        with pytest.raises(StoreUnavailable):
+            broker.enqueue(message)
+
+    sent = broker.enqueue(message)
+
+    assert "duplicate_of" not in sent.options
+    assert len(queued(broker)) == 2
+    hands.run(), hands.run()
+    assert runs == [0, 1]
+
+
+def test_a_tick_that_is_sent_again_because_its_answer_was_lost_runs_once(
+    successor: RedisBroker, monkeypatch: pytest.MonkeyPatch, runs: list[Any]
+) -> None:
+    # D6: its second message takes the place of the first one, whose claim to the tick is over
+    enqueue = EnqueueingWithKeys.enqueue
+
+    def enqueue_in_vain(*args: Any) -> None:
+        enqueue(*args)
+        lose_connection()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EnqueueingWithKeys, "enqueue", enqueue_in_vain)
+        wake_up(successor, at(12))
+    wake_up(successor, at(12, 0, 30))
+    monkeypatch.setattr(successor.actors["swept"], "fn", lambda: runs.append("ran"))
+    hands = Hands(successor)
+    while (message := hands.fetch()) is not None:
+        hands.run(message)
+
+    assert runs == ["ran"]
+    assert queued(successor) == []
+
+
+def test_a_message_that_left_its_queue_for_the_dead_letters_may_be_enqueued_again(
+    broker: RedisBroker, hands: Hands
+) -> None:
+    # D6: the key of one that could not be started stays for a while, and is its own
+    work: Actor[..., Any] = declared(broker, [], **executed())
+    message = work.message(1)
+    broker.enqueue(message)
+    fetched = hands.fetch()
+    assert fetched is not None
+    broker.do_nack("default", fetched.options["redis_message_id"])
+
+    broker.enqueue(message)
+
+    assert len(queued(broker)) == 1
+
+
+def test_an_applications_own_broker_whose_client_repeats_commands_enqueues_once(
+    settings: Settings, redis_client: redis.Redis
+) -> None:
+    # D6: redis-py's own default is to send a command again when its answer is lost
+    client = redis.Redis.from_url(settings.require_redis_url())
+    broker = RedisBroker(client=client, namespace=f"{settings.namespace}:own")
+    install(broker, settings.model_copy(update={"database_url": None}), workers=False)
+    work: Actor[..., Any] = declared(broker, [], **executed())
+    plain = dramatiq.actor(broker=broker, actor_name="plain")(lambda: None)
+    plain.send(), work.send(0)
+
+    with exchanges() as made:
+        made.at(1, "after", lose_connection)
+        work.send(1)
+
+    assert made.made > 1, "it was sent again"
+    assert [message.args for message in queued(broker)] == [(), (0,), (1,)]
+    client.close()
+    shared_redis.get().close()
+
+
+def test_a_key_on_another_redis_is_reserved_for_seconds_only_when_its_message_never_came(
+    settings: Settings, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # D6, where one script cannot do both
+    with (
+        embedded.start(postgres=False) as servers,
+        installed(settings.model_copy(update={"broker_url": servers.redis_url})) as broker,
+    ):
+        work: Actor[..., Any] = declared(broker, [], **executed())
+        monkeypatch.setattr(broker, "do_enqueue", lambda *_: crash(), raising=False)
+
+        with pytest.raises(Crash):
+            work.send()
+
+    (key,) = keys(redis_client, settings)
+    assert 0 < redis_client.pttl(key) <= 5_000
+
+
+#: A scheduler that is killed before or after its exchange of this number about a deduplication key.
+_KILLED: Final = """
+import sys
+from redis.connection import AbstractConnection
+from housekeeping.core.settings import Settings
+from tests.integration.middleware.applications import at, scheduler, wake_up
+from tests.integration.middleware.deduplication.deduplicated_faults import kill_myself
+
+number, where = int(sys.argv[1]), sys.argv[2]
+seen, about_a_key = 0, False
+send, read = AbstractConnection.send_packed_command, AbstractConnection.read_response
+
+def send_packed_command(self, command, check_health=True):
+    global seen, about_a_key
+    about_a_key = b":dedup:" in (b"".join(command) if isinstance(command, list) else command)
+    seen += about_a_key
+    if about_a_key and (seen, where) == (number, "before"):
+        kill_myself()
+    send(self, command, check_health)
+
+def read_response(self, *args, **options):
+    try:
+        return read(self, *args, **options)
+    finally:
+        if about_a_key and (seen, where) == (number, "after") and sys.exception() is None:
+            kill_myself()
+
+AbstractConnection.send_packed_command = send_packed_command
+AbstractConnection.read_response = read_response
+wake_up(scheduler(Settings.load(), idempotent=True, deduplicate="until_executed"), at(12))
+"""
+
+
+@pytest.fixture
+def successor(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:
+    """The scheduler that takes the place of a killed one; it has sent a tick before."""
+    own = settings.model_copy(update={"database_url": None})
+    broker = scheduler(own, idempotent=True, deduplicate="until_executed")
+    wake_up(broker, at(11))
+    Hands(broker).run()
+    yield broker
+    applications.close_all()
+
+
+def kill_a_scheduler(environment: dict[str, str], where: Where) -> None:
+    """Let a process send the tick of noon, and die before or after its first exchange about a key."""
+    without = {name: value for name, value in environment.items() if name != "HOUSEKEEPING_DATABASE_URL"}
+    killed = subprocess.run(
+        [sys.executable, "-c", _KILLED, "1", where],
+        cwd=TOP,
+        env=without | {name: os.environ[name] for name in ("PYTHONPATH", "BROKEN_TWIN") if name in os.environ},
+        capture_output=True,
+        timeout=PATIENCE_S,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+
+
+def test_a_scheduler_killed_before_its_message_was_sent_leaves_nothing_in_the_way_of_the_next_tick(
+    successor: RedisBroker, environment: dict[str, str]
+) -> None:
+    # F5
+    kill_a_scheduler(environment, "before")
+    assert queued(successor) == []
+
+    wake_up(successor, at(13))
+
+    assert [message.options["tick"] for message in queued(successor)] == [at(13).isoformat()]
+
+
+def test_a_scheduler_killed_once_its_message_was_sent_leaves_it_and_nothing_else(
+    successor: RedisBroker, environment: dict[str, str], redis_client: redis.Redis, settings: Settings
+) -> None:
+    # F5: that one runs, and the next tick is its duplicate; never two of them are live
+    kill_a_scheduler(environment, "after")
+    assert len(queued(successor)) == 1
+    assert [redis_client.pttl(key) > 3_500_000 for key in keys(redis_client, settings)] == [True]
+
+    wake_up(successor, at(13))
+
+    assert [message.options["tick"] for message in queued(successor)] == [at(12).isoformat()]
+    Hands(successor).run()
+    assert (queued(successor), keys(redis_client, settings)) == ([], [])

@@ -1,0 +1,91 @@
+"""An idempotency key that the application gives is part of the deduplication key (semantics.md, D3 and I3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq.brokers.redis import RedisBroker
+
+import housekeeping
+from housekeeping.core.settings import Settings
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.deduplication.deduplicated import declared, executed, executing, keys
+from tests.integration.middleware.hands import Hands
+
+STRATEGIES = [executed(), executing(), executed(key=["project_id"]), executed(including_scheduled=True)]
+
+
+@pytest.mark.parametrize("options", STRATEGIES)
+def test_messages_with_different_idempotency_keys_both_have_an_effect(
+    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings, options: Any
+) -> None:
+    work = declared(broker, runs, **options)
+    work.send_with_options(args=(7,), idempotency_key="order-1")
+    hands.run()
+    for key in ("order-1", "order-2", None):
+        given: dict[str, Any] = {} if key is None else {"idempotency_key": key}
+        assert "duplicate_of" not in work.send_with_options(args=(7,), **given).options
+
+    for _ in range(3):
+        hands.run()
+
+    assert runs == [7, 7, 7]  # order-1 once, order-2, and the message without a key
+    assert keys(redis_client, settings) == []
+
+
+@pytest.mark.parametrize("options", STRATEGIES)
+def test_messages_with_the_same_idempotency_key_are_duplicates(
+    broker: RedisBroker, runs: list[Any], options: Any
+) -> None:
+    work = declared(broker, runs, **options)
+    first = work.send_with_options(args=(7,), idempotency_key="order-1")
+
+    again = work.send_with_options(args=(7,), idempotency_key="order-1")
+
+    assert again.options["duplicate_of"] == first.message_id
+    assert len(queued(broker)) == 1
+
+
+def test_bulk_enqueue_takes_the_idempotency_key_into_account(broker: RedisBroker, runs: list[Any]) -> None:
+    work = declared(broker, runs, **executed())
+    work.send(1)
+
+    sent = housekeeping.enqueue_many(work, [1, 1], idempotency_key="order-1")
+
+    assert ["duplicate_of" in message.options for message in sent] == [False, True]
+
+
+def test_one_more_run_keeps_the_idempotency_key(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+    # I3: the duplicate that arrived has the key of what is done by then.
+    def duplicate() -> None:
+        work.send_with_options(args=(7,), idempotency_key="order-1")
+
+    work = declared(broker, runs, duplicate, **executed(if_deduplicated="reschedule_once"))
+    work.send_with_options(args=(7,), idempotency_key="order-1")
+
+    hands.run()
+    hands.run()
+
+    assert runs == [7]
+    assert queued(broker) == []
+
+
+def test_failed_message_with_an_idempotency_key_is_retried_beside_another_retry(
+    broker: RedisBroker, hands: Hands
+) -> None:
+    # R2 is about a schedule's own messages: an application's key stands for an effect of its own.
+    def fail() -> None:
+        raise RuntimeError("disk full")
+
+    actor = dramatiq.actor(broker=broker, actor_name="work", idempotent=True, schedule="0 * * * *")(fail)
+    actor.send_with_options(idempotency_key="order-1")
+    actor.send_with_options(idempotency_key="order-2")
+
+    hands.run()
+    hands.run()
+
+    waiting = [message.options["idempotency_key"] for message in queued(broker, "default.DQ")]
+    assert sorted(waiting) == ["order-1", "order-2"]

@@ -1,0 +1,175 @@
+"""The rules of a key, step by step, whatever the client makes of Redis's answers (semantics.md, D1 to D8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from housekeeping.core.settings import Settings
+from housekeeping.middleware.deduplication import keys as deduplication_keys
+from housekeeping.middleware.deduplication.keys import DeduplicationKeys
+
+TTL = timedelta(minutes=10)
+KEY = "報告:1"
+
+
+@pytest.fixture(params=[False, True], ids=["bytes", "text"])
+def keys(request: pytest.FixtureRequest, settings: Settings, redis_client: redis.Redis) -> Iterator[DeduplicationKeys]:
+    client = redis.Redis.from_url(settings.require_redis_url(), decode_responses=request.param)
+    yield DeduplicationKeys(client, settings.namespace)
+    client.close()
+
+
+def claim(keys: DeduplicationKeys, message_id: str, **options: Any) -> str:
+    return keys.take(deduplication_keys.claim(KEY, message_id, TTL, **options))
+
+
+def release(keys: DeduplicationKeys, message_id: str, run: str, **options: Any) -> str:
+    return keys.release(deduplication_keys.release(KEY, message_id, run, TTL, **options))
+
+
+def hold_on(keys: DeduplicationKeys, message_id: str, run: str, **options: Any) -> None:
+    keys.take(deduplication_keys.hold_on(KEY, message_id, run, TTL, **options))
+
+
+def test_a_key_is_its_first_claimants_until_released(keys: DeduplicationKeys) -> None:
+    # D1, D5
+    assert claim(keys, "a") == ""
+    assert claim(keys, "b") == "a"
+    assert claim(keys, "a") == "", "its own message may claim it again"
+
+    release(keys, "b", "")
+    release(keys, "b", "a run")
+    assert claim(keys, "b") == "a", "nobody frees a key that another message holds"
+    assert release(keys, "a", "") == "free"
+    assert claim(keys, "b") == ""
+
+
+def test_only_the_run_that_holds_a_key_renews_and_frees_it(keys: DeduplicationKeys) -> None:
+    # D5
+    keys.start(KEY, "a", "first run", TTL)
+    keys.start(KEY, "a", "second run", TTL)
+
+    assert not keys.renew(KEY, "first run", TTL)
+    release(keys, "a", "first run")
+    release(keys, "a", "")
+    hold_on(keys, "a", "first run")
+    assert keys.renew(KEY, "second run", TTL), "the second run holds it all along"
+
+
+def test_a_start_tells_a_waiting_holder_from_one_that_runs(keys: DeduplicationKeys) -> None:
+    # D7
+    claim(keys, "a")
+    assert keys.start(KEY, "b", "r", TTL) == "waiting"
+    assert keys.start(KEY, "a", "r", TTL) == "ours"
+    assert keys.start(KEY, "b", "r2", TTL) == "running"
+    release(keys, "a", "r")
+    claim(keys, "c", fresh=True)
+    assert keys.start(KEY, "b", "r2", TTL) == "reserved", "it may never come: not one to yield to"
+
+
+def test_a_second_delivery_that_is_enqueued_again_leaves_the_run_as_it_is(keys: DeduplicationKeys) -> None:
+    # D7, D8
+    keys.start(KEY, "a", "run", TTL)
+
+    assert claim(keys, "a") == ""
+
+    assert keys.start(KEY, "b", "r", TTL) == "running"
+
+
+def test_a_message_holds_on_to_what_it_has_and_takes_nothing_from_others(keys: DeduplicationKeys) -> None:
+    # D5, D7
+    hold_on(keys, "a", "")
+    assert claim(keys, "b") == "", "what never ran and holds nothing takes nothing"
+    hold_on(keys, "a", "run")
+    assert claim(keys, "a") == "b"
+    release(keys, "b", "")
+
+    hold_on(keys, "a", "run")
+    assert claim(keys, "b") == "a", "a run that lost its key takes it for its retry when it is free"
+
+
+def test_a_late_confirmation_changes_nothing(
+    keys: DeduplicationKeys, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # D6: the worker was quicker than the sender
+    name = f"{settings.namespace}:dedup:v1:{KEY}"
+    step = deduplication_keys.claim(KEY, "a", TTL, fresh=True)
+    keys.take(step)
+    keys.start(KEY, "a", "run", TTL)
+    keys.confirm(step)
+    assert keys.start(KEY, "b", "r", TTL) == "running"
+
+    release(keys, "a", "run")
+    keys.confirm(step)
+    assert not redis_client.exists(name)
+
+
+@pytest.mark.parametrize("steps", [["claim"], ["claim", "start"], ["claim", "start", "hold_on"]])
+def test_one_more_run_is_owed_only_to_a_duplicate_that_came_while_it_ran(
+    keys: DeduplicationKeys, steps: list[str]
+) -> None:
+    # D8
+    claim(keys, "a")
+    if "start" in steps:
+        keys.start(KEY, "a", "run", TTL)
+    claim(keys, "b", again=True)
+    if "hold_on" in steps:
+        hold_on(keys, "a", "run")
+
+    left = release(keys, "a", "run" if steps[-1] == "start" else "")
+    assert left == ("again" if steps[-1] == "start" else "free")
+
+
+def test_a_redelivery_and_a_run_that_was_put_back_still_owe_the_run_that_was_asked_for(keys: DeduplicationKeys) -> None:
+    # D8: they may go on where the first one stopped, or find that it had ended
+    keys.start(KEY, "a", "killed", TTL)
+    claim(keys, "b", again=True)
+    keys.start(KEY, "a", "put back", TTL)
+    hold_on(keys, "a", "put back", still_again=True)
+    keys.start(KEY, "a", "run", TTL)
+
+    assert release(keys, "a", "run") == "again"
+
+
+def test_a_run_that_is_wanted_is_owed_until_its_message_takes_the_key_over(keys: DeduplicationKeys) -> None:
+    # D8: whatever answers are lost, the same questions may be asked again
+    keys.start(KEY, "a", "run", TTL)
+    claim(keys, "b", again=True)
+
+    assert [release(keys, "a", "run") for _ in range(3)] == ["again"] * 3
+    assert claim(keys, "another", again=True) == "a"
+    assert [claim(keys, "c", after=("a", "run")) for _ in range(2)] == ["", ""]
+    assert release(keys, "a", "run") == "lost"
+    assert claim(keys, "d") == "c"
+
+
+def test_only_the_run_that_it_comes_after_is_followed(keys: DeduplicationKeys) -> None:
+    # D5
+    keys.start(KEY, "a", "another run", TTL)
+
+    assert claim(keys, "c", after=("a", "run")) == "a"
+
+
+def test_a_key_that_is_given_up_at_once_is_free_though_one_more_run_was_asked_for(keys: DeduplicationKeys) -> None:
+    # D4: that run was refused by another middleware
+    keys.start(KEY, "a", "run", TTL)
+    claim(keys, "b", again=True)
+
+    assert release(keys, "a", "run", at_once=True) == "free"
+    assert claim(keys, "c") == ""
+
+
+def test_a_run_that_lost_its_key_is_told_so(keys: DeduplicationKeys) -> None:
+    # D8: nobody can tell then whether one more run was wanted
+    keys.start(KEY, "a", "run", TTL)
+    keys.start(KEY, "a", "another delivery", TTL)
+    assert release(keys, "a", "run") == "free", "the other delivery answers for it"
+    release(keys, "a", "another delivery")
+
+    assert release(keys, "a", "another delivery") == "lost"
+    assert release(keys, "b", "") == "free", "what never ran has lost nothing"

@@ -1,0 +1,233 @@
+"""What deduplication costs, and what it does without Redis (semantics.md, D10 and L5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Actor
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping import embedded
+from housekeeping.core.middleware_errors import StoreUnavailable
+from housekeeping.core.settings import Settings
+from housekeeping.middleware.call_keys import UnusableArguments
+from housekeeping.middleware.deduplication.enqueueing import EnqueueingWithKeys
+from housekeeping.middleware.deduplication.keys import DeduplicationKeys
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.deduplication.deduplicated import fail
+from tests.integration.middleware.hands import Hands, counting, installed
+
+TTL = timedelta(minutes=10)
+ALL: Any = {"ttl": TTL, "including_scheduled": True, "if_deduplicated": "reschedule_once"}
+
+
+@pytest.fixture
+def known_scripts(broker: RedisBroker, hands: Hands) -> None:
+    """Redis has seen every script, as it has in a process that is not new."""
+    warm = dramatiq.actor(broker=broker, actor_name="warm", idempotent=True, deduplicate="until_executed")(fail)
+    warm.send_with_options(max_retries=1)
+    hands.run()
+    hands.come_due()
+    hands.run()
+
+
+def send(actor: Actor[..., Any], hands: Hands) -> None:
+    actor.send()
+    hands.run()
+
+
+def send_delayed(actor: Actor[..., Any], hands: Hands) -> None:
+    actor.send_with_options(delay=60_000)
+    hands.come_due()
+    hands.run()
+
+
+@pytest.mark.usefixtures("known_scripts")
+@pytest.mark.parametrize("deduplication", [{"ttl": TTL}, ALL])
+@pytest.mark.parametrize("strategy", ["until_executed", "until_executing"])
+@pytest.mark.parametrize("sent", [send, send_delayed])
+def test_a_message_costs_no_more_round_trips_than_its_steps(
+    broker: RedisBroker,
+    hands: Hands,
+    monkeypatch: pytest.MonkeyPatch,
+    sent: Callable[[Actor[..., Any], Hands], None],
+    strategy: str,
+    deduplication: dict[str, Any],
+    broker_url: str | None,
+) -> None:
+    # D10
+    work = dramatiq.actor(broker=broker, idempotent=True, deduplicate=strategy, deduplication=deduplication)(
+        lambda: None
+    )
+
+    with counting(monkeypatch, ":dedup:") as commands:
+        sent(work, hands)
+
+    # The enqueueing, which is one of them, the start and the end; four where it cannot be one of them.
+    reserved = broker_url is not None
+    assert len(commands) == (3 if strategy == "until_executed" else 2) + reserved
+    assert queued(broker) == []
+
+
+def test_a_message_whose_key_is_on_another_redis_costs_four_round_trips_at_most(
+    settings: Settings, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # D10: reserving, confirming, start and end
+    with (
+        embedded.start(postgres=False) as servers,
+        installed(settings.model_copy(update={"broker_url": servers.redis_url})) as broker,
+    ):
+        hands = Hands(broker)
+        work = dramatiq.actor(broker=broker, idempotent=True, deduplicate="until_executed")(lambda: None)
+        send(work, hands)  # the scripts are known from now on
+
+        with counting(monkeypatch, ":dedup:") as commands:
+            send(work, hands)
+
+    assert len(commands) == 4
+
+
+@pytest.mark.usefixtures("known_scripts")
+def test_a_retry_costs_three_round_trips_at_most(
+    broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # D10
+    def work() -> None:
+        raise RuntimeError
+
+    actor = dramatiq.actor(broker=broker, idempotent=True, deduplicate="until_executed", max_retries=1)(work)
+    actor.send()
+    hands.run()
+
+    with counting(monkeypatch, ":dedup:") as commands:
+        hands.come_due()
+        hands.run()
+
+    assert len(commands) <= 3
+
+
+@pytest.mark.parametrize("strategy", ["until_executed", "until_executing"])
+def test_there_are_no_more_keys_than_live_messages_and_each_expires(
+    broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings, strategy: str
+) -> None:
+    # D10
+    work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate=strategy)(lambda number: None)
+    pattern = f"{settings.namespace}:dedup:*"
+
+    for number in (1, 2, 3, 1, 2, 3):
+        work.send(number)
+    lives = [redis_client.pttl(key) for key in redis_client.scan_iter(match=pattern, count=1000)]
+    for _ in range(3):
+        hands.run()
+
+    assert len(lives) == 3
+    assert all(0 < life <= 3_600_000 for life in lives)
+    assert list(redis_client.scan_iter(match=pattern, count=1000)) == []
+
+
+def no_redis(*_: object, **__: object) -> str:
+    raise redis.ConnectionError("connection refused")
+
+
+def test_without_redis_nothing_is_sent_unprotected(broker: RedisBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    # L5
+    work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda: None)
+
+    monkeypatch.setattr(EnqueueingWithKeys, "enqueue", no_redis)
+    with pytest.raises(StoreUnavailable, match="connection refused"):
+        work.send()
+
+    assert queued(broker) == []
+
+
+def test_without_redis_nothing_runs_unprotected_and_the_retry_holds_on_to_the_key(
+    broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # L5, D1: the answer to the start is lost, though it took effect
+    runs: list[int] = []
+    work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate="until_executed")(
+        lambda: runs.append(1)
+    )
+    first = work.send()
+    start = DeduplicationKeys.start
+
+    def answer_lost(self: DeduplicationKeys, *args: Any) -> str:
+        start(self, *args)
+        raise redis.ConnectionError("connection reset")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeduplicationKeys, "start", answer_lost)
+        hands.run()
+
+    assert runs == []
+    assert work.send().options["duplicate_of"] == first.message_id
+    hands.come_due()
+    hands.run()
+    assert runs == [1]
+    assert "duplicate_of" not in work.send().options
+
+
+def test_a_message_the_broker_has_had_is_not_lost_for_want_of_its_key(
+    broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # R4: an error of ours where a delayed message comes due would leave it behind
+    work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda: None)
+    delayed = work.send_with_options(delay=60_000)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("housekeeping.middleware.deduplication.middleware.key_of", no_redis)
+        hands.come_due()
+
+    assert [message.message_id for message in queued(broker)] == [delayed.message_id]
+
+
+def test_arguments_that_cannot_be_sent_are_refused_where_they_are_sent(broker: RedisBroker) -> None:
+    # D3
+    work: Any = dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda number: None)
+
+    with pytest.raises(UnusableArguments, match="work: its arguments"):
+        work.send(object())
+    with pytest.raises(UnusableArguments, match="too many positional arguments"):
+        work.send(1, 2)
+    assert queued(broker) == []
+
+
+def test_the_release_is_said_again_when_redis_was_away_for_a_moment(
+    broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # D4
+    work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate="until_executed")(lambda: None)
+    release, failures = DeduplicationKeys.release, [redis.ConnectionError("connection reset")]
+
+    def once_away(self: DeduplicationKeys, *args: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return release(self, *args)
+
+    monkeypatch.setattr("housekeeping.core.redis_client.time.sleep", lambda _: None)
+    monkeypatch.setattr(DeduplicationKeys, "release", once_away)
+    work.send()
+    hands.run()
+
+    assert "duplicate_of" not in work.send().options
+
+
+@pytest.mark.parametrize("strategy", ["until_executed", "until_executing"])
+def test_a_message_whose_start_was_not_answered_and_that_is_given_up_blocks_nobody(
+    broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    # D4: its key was not freed by the start, so the end has to free it
+    once: Any = {"idempotent": True, "deduplicate": strategy, "max_retries": 0}
+    work = dramatiq.actor(broker=broker, actor_name="work", **once)(lambda: None)
+    work.send()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeduplicationKeys, "start", no_redis)
+        hands.run()
+
+    assert "duplicate_of" not in work.send().options

@@ -1,0 +1,50 @@
+"""The keys as an operator sees them, on a Redis that has many."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import redis
+
+from housekeeping.core.settings import Settings
+from housekeeping.middleware.deduplication import listing
+from housekeeping.middleware.deduplication.keys import DeduplicationKeys, claim
+from housekeeping.middleware.deduplication.listing import held_keys, take_away
+from tests.integration.middleware.hands import counting
+
+
+@pytest.fixture
+def namespace(settings: Settings, redis_client: redis.Redis) -> str:
+    """Forty keys under a name space with signs that patterns are made of."""
+    name = f"{settings.namespace}:[a]*"
+    keys = DeduplicationKeys(redis_client, name)
+    for number in range(40):
+        keys.take(claim(f"work:{number:02}", "m", timedelta(minutes=1)))
+    return name
+
+
+def test_all_keys_are_listed_by_name(redis_client: redis.Redis, namespace: str) -> None:
+    held, more = held_keys(redis_client, namespace, 40)
+
+    assert ([each.key for each in held], more) == ([f"work:{number:02}" for number in range(40)], False)
+
+
+def test_redis_is_asked_no_further_than_for_as_many_as_are_wanted(
+    redis_client: redis.Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "_PAGE", 1)
+
+    with counting(monkeypatch, namespace.partition("[")[0]) as for_all:
+        assert held_keys(redis_client, namespace, 40)[1] is False
+    with counting(monkeypatch, namespace.partition("[")[0]) as for_two:
+        assert held_keys(redis_client, namespace, 2)[1] is True
+
+    assert for_two.count("SCAN") < for_all.count("SCAN")
+
+
+def test_a_key_is_taken_away_once(redis_client: redis.Redis, namespace: str) -> None:
+    was = take_away(redis_client, namespace, "work:07")
+
+    assert was is not None and (was.message_id, was.state, was.actor) == ("m", "waiting", "work")
+    assert take_away(redis_client, namespace, "work:07") is None

@@ -1,0 +1,200 @@
+"""One count for each dropped duplicate, in every kind of process (semantics.md, D2)."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import dramatiq
+import pytest
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.core.telemetry import metrics
+from housekeeping.middleware.enqueue_many.bulk import enqueue_many
+from tests.acceptance.processes import WORKER, eventually, started
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.deduplication.deduplicated import declared, executed, keys
+from tests.integration.middleware.hands import Hands
+
+PATIENCE_S: Final = 30
+_APPLICATION: Final = """
+import dramatiq
+from dramatiq.middleware.prometheus import Prometheus
+from housekeeping import install
+from housekeeping.brokers import message_broker
+from housekeeping.core.settings import Settings
+
+settings = Settings.load()
+broker = message_broker(settings)
+broker.add_middleware(Prometheus())
+install(broker, settings, workers=False)
+dramatiq.set_broker(broker)
+
+@dramatiq.actor(idempotent=True)
+def work(number): ...
+
+@dramatiq.actor(queue_name="asked")
+def ask():
+    work.send(2), work.send(2), work.send(2)
+
+@dramatiq.actor(queue_name="never_worked_off", idempotent=True)
+def early(): ...
+"""
+
+
+class Counting:
+    """In place of prometheus-client: how many duplicates it was told of."""
+
+    def __init__(self) -> None:
+        self.counted: dict[str, int] = {}
+        self.generate_latest = None
+
+    def Counter(self, name: str, *_: object, **__: object) -> SimpleNamespace:
+        told = self.counted if name == "housekeeping_deduplicated_total" else {}
+
+        def labels(worker: str, *_: str) -> SimpleNamespace:
+            return SimpleNamespace(inc=lambda number: told.update({worker: told.get(worker, 0) + number}))
+
+        return SimpleNamespace(labels=labels)
+
+    def Gauge(self, *_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(labels=lambda *_: SimpleNamespace(set=lambda value: None))
+
+    def Histogram(self, *_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(labels=lambda *_: SimpleNamespace(observe=lambda seconds: None))
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """What a process that exports metrics has counted."""
+    counting: Any = Counting()
+    monkeypatch.setitem(sys.modules, "prometheus_client", counting)
+    monkeypatch.setattr(metrics, "_exporter", metrics._Exporter())
+    counted: dict[str, int] = counting.counted
+    return counted
+
+
+def test_each_dropped_duplicate_is_counted_once_wherever_it_was_dropped(
+    broker: RedisBroker, hands: Hands, exported: dict[str, int], settings: Any, redis_client: Any
+) -> None:
+    # D2: by `send`, `send_with_options`, groups, bulk; when due; and one that yields when it starts
+    work = declared(broker, [], **executed())
+    other = dramatiq.actor(broker=broker, actor_name="other", idempotent=True, deduplicate="until_executed")(fail_first)
+    work.send(0), work.send(0), work.send_with_options(args=(0,))
+    dramatiq.group([work.message(0)], broker=broker).run()
+    enqueue_many(work, [0, 1, 1])
+    assert exported == {"work": 5}
+
+    delayed = work.send_with_options(args=(0,), delay=60_000)
+    hands.come_due()
+    assert exported == {"work": 6} and delayed.message_id not in [each.message_id for each in queued(broker)]
+
+    redis_client.delete(*keys(redis_client, settings))
+    other.send(), work.send(0)
+    hands.run()
+    assert exported == {"work": 7}
+
+
+def fail_first() -> None:
+    raise RuntimeError
+
+
+def test_what_was_counted_before_anybody_exported_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    # D2
+    counting: Any = Counting()
+    monkeypatch.setattr(metrics, "_exporter", metrics._Exporter())
+    monkeypatch.delitem(sys.modules, "prometheus_client", raising=False)
+    metrics.count_deduplicated("work")
+    metrics.count_deduplicated("work")
+    assert "prometheus_client" not in sys.modules, "it is the exporter's to import it first"
+
+    monkeypatch.setitem(sys.modules, "prometheus_client", counting)
+    metrics.hand_over()
+
+    assert counting.counted == {"work": 2}
+
+
+def test_a_metric_that_cannot_be_counted_fails_no_send(
+    broker: RedisBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # D2
+    def broken(*_: object, **__: object) -> None:
+        raise OSError("the folder of shared values is gone")
+
+    monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Counter=broken, generate_latest=None))
+    monkeypatch.setattr(metrics, "_exporter", metrics._Exporter())
+    work = declared(broker, [])
+    work.send()
+
+    messages = [work.send(), work.send()]
+
+    assert all("duplicate_of" in message.options for message in messages)
+    assert [record.message for record in caplog.records].count("Metrics are not exported") == 1
+
+
+def application(folder: Path, more: str = "") -> Path:
+    module = folder / "deduplicating_application.py"
+    module.write_text(_APPLICATION + more)
+    return module
+
+
+def test_a_plain_sender_exports_what_it_dropped(environment: dict[str, str], tmp_path: Path, redis_client: Any) -> None:
+    # D2: such as a web application that has its own metrics page
+    module = application(tmp_path, "import prometheus_client\nwork.send(1), work.send(1), work.send(1)\n")
+    environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
+
+    sender = [
+        sys.executable,
+        "-c",
+        f"exec(open({str(module)!r}).read())\nprint(prometheus_client.generate_latest().decode())",
+    ]
+    said = subprocess.run(sender, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+
+    assert 'housekeeping_deduplicated_total{worker="work"} 2.0' in said.stdout, said.stderr
+
+
+def test_a_worker_with_dramatiqs_metrics_page_shows_all_its_processes_dropped(
+    environment: dict[str, str], tmp_path: Path, broker: RedisBroker
+) -> None:
+    # D2: dropped before the process had booted, when Dramatiq had not yet prepared the values, and after
+    application(
+        tmp_path,
+        "early.send()\nfor _ in range(5): early.send()\nassert 'prometheus_client' not in __import__('sys').modules\n",
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    own = {
+        "dramatiq_prom_host": "127.0.0.1",
+        "dramatiq_prom_port": str(port),
+        "dramatiq_prom_db": str(tmp_path / "shared"),
+        "PYTHONPATH": str(tmp_path),
+    }
+    arguments = [*WORKER, "deduplicating_application:broker", "--processes", "1", "--threads", "1", "-Q", "asked"]
+
+    with started(arguments, environment | own, tmp_path / "log") as process:
+        eventually(shown(port, 'housekeeping_deduplicated_total{worker="early"} '), process)
+        ask(broker)
+        eventually(shown(port, 'housekeeping_deduplicated_total{worker="work"} 2.0'), process)
+        eventually(shown(port, 'dramatiq_messages_total{actor_name="ask",queue_name="asked"} 1.0'), process)
+
+
+def ask(broker: RedisBroker) -> None:
+    dramatiq.actor(broker=broker, actor_name="ask", queue_name="asked")(lambda: None).send()
+
+
+def shown(port: int, line: str) -> Callable[[], bool]:
+    def look() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as page:
+                return line in page.read().decode()
+        except OSError:
+            return False
+
+    return look

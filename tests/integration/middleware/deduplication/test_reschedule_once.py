@@ -1,0 +1,163 @@
+"""One more run, whatever comes between the end of a run and the release of its key (semantics.md, D8; scenario F6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import MiddlewareError
+
+from housekeeping.core.middleware_errors import PutBack, SkipEnqueue
+from housekeeping.core.settings import Settings
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.deduplication.deduplicated import declared, keys
+from tests.integration.middleware.deduplication.deduplicated_faults import (
+    Crash,
+    Where,
+    crash,
+    elsewhere,
+    exchanges,
+    lose_connection,
+)
+from tests.integration.middleware.ending_badly import ONCE, EndingBadly, run_all
+from tests.integration.middleware.hands import Hands
+
+
+def exchanges_of_a_run(hands: Hands) -> int:
+    """How many a worker has, from a message's start to its end; RabbitMQ takes the acknowledgement elsewhere."""
+    message = hands.fetch()
+    with exchanges() as made:
+        hands.run(message)
+    return made.made
+
+
+def test_whenever_a_duplicate_arrives_some_run_starts_its_reading_after_it(broker: RedisBroker, hands: Hands) -> None:
+    # F6, D8: at every exchange of the worker with Redis, its last batch among them
+    sent: list[Message[Any]] = []
+    arrived_before_reading: list[int] = []
+    work: Actor[..., Any] = declared(broker, [], lambda: arrived_before_reading.append(len(sent)), **ONCE)
+    work.send()
+    run_all(hands)
+    work.send()
+    usual = exchanges_of_a_run(hands)
+
+    for number in range(1, usual + 1):
+        work.send()
+        message = hands.fetch()
+        with exchanges() as made:
+            made.at(number, "before", elsewhere(lambda: sent.append(work.send())))
+            hands.run(message)
+        run_all(hands)
+
+        assert arrived_before_reading[-1] == len(sent), f"no run began after the duplicate at exchange {number}"
+    assert len(sent) == usual >= 3, "at each of them one arrived"
+
+
+#: Of a run's end: the release of its key, the enqueueing of the message that comes after it, the completion.
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_the_one_more_run_is_made_once_whichever_answer_is_lost(
+    broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings, number: int, where: Where
+) -> None:
+    # D8
+    worker = EndingBadly(broker, hands)
+
+    worker.end(number, where, lose_connection)
+    run_all(hands)
+
+    assert worker.reads == ["read"]
+    assert keys(redis_client, settings) == []
+
+
+def test_the_one_more_run_is_made_however_long_redis_is_away(broker: RedisBroker, hands: Hands) -> None:
+    # D8: many times as long as a key that nobody waits for is given up
+    worker = EndingBadly(broker, hands)
+
+    worker.end(1, "before", lose_connection, times=50)
+    run_all(hands)
+
+    assert worker.reads == ["read"]
+
+
+def test_the_one_more_run_is_made_though_redis_came_back_empty(
+    broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # D8: a run that lost its key cannot know whether it was wanted
+    worker = EndingBadly(broker, hands)
+
+    def empty() -> None:
+        redis_client.delete(*keys(redis_client, settings))
+
+    worker.end(1, "before", elsewhere(empty))
+    run_all(hands)
+
+    assert worker.reads == ["read"]
+
+
+@pytest.mark.parametrize(
+    ("number", "where"), [(n, where) for n in (1, 2, 3) for where in ("before", "after")] + [(4, "before")]
+)
+def test_the_one_more_run_is_made_wherever_the_worker_is_killed_once_its_work_was_done(
+    broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings, number: int, where: Where
+) -> None:
+    # D8, F6: its message is delivered again, and finds nothing left to do
+    worker = EndingBadly(broker, hands)
+    with pytest.raises(Crash):
+        worker.end(number, where, crash)
+
+    worker.completed = True
+    for mark in redis_client.scan_iter(match=f"{settings.namespace}:running:*"):
+        redis_client.delete(mark)  # it lives for seconds only
+    Hands(broker).run(MessageProxy(Message.decode(worker.in_hand)))
+    worker.completed = False
+    run_all(hands)
+
+    assert worker.reads == ["read"]
+    assert keys(redis_client, settings) == []
+
+
+def test_a_run_that_is_put_back_owes_the_one_more_run_after_it(broker: RedisBroker, hands: Hands) -> None:
+    # D8: a sweep that was stopped goes on at its cursor, and does not read again what is behind it
+    runs: list[str] = []
+
+    def stopped_once() -> None:
+        runs.append("run")
+        if len(runs) == 1:
+            work.send()
+            raise PutBack("the process was told to stop")
+
+    work: Actor[..., Any] = declared(broker, [], stopped_once, **ONCE)
+    work.send()
+    run_all(hands)
+
+    assert runs == ["run"] * 3
+
+
+@pytest.mark.parametrize("error", [SkipEnqueue("not_wanted"), MiddlewareError("not this one")])
+def test_a_key_is_free_when_another_middleware_refuses_the_one_more_run(
+    broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings, error: MiddlewareError
+) -> None:
+    # D4, D8
+    class Refusing(Middleware):
+        wanted = True
+
+        def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
+            if not self.wanted:
+                raise error
+
+    refusing = Refusing()
+    broker.add_middleware(refusing)
+
+    def duplicate() -> None:
+        work.send()
+        refusing.wanted = False
+
+    work: Actor[..., Any] = declared(broker, [], duplicate, **ONCE)
+    work.send()
+    hands.run()
+
+    assert keys(redis_client, settings) == []
+    assert queued(broker) == []

@@ -1,0 +1,224 @@
+"""Which messages are enqueued, and which are live (semantics.md, D1, D2, D9), on a real Redis."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Actor, Message
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.core.settings import Settings
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.deduplication.deduplicated import TTL, declared, executed, executing, fail, keys
+from tests.integration.middleware.hands import Hands
+
+PATIENCE_S = 10
+
+
+def test_a_duplicate_comes_back_marked_and_is_not_enqueued(
+    broker: RedisBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    # D1, D2
+    caplog.set_level(logging.INFO)
+    work: Actor[..., Any] = declared(broker, [])
+
+    first, second, other = work.send(7), work.send(7), work.send(8)
+
+    assert [message.message_id for message in queued(broker)] == [first.message_id, other.message_id]
+    assert second.options["duplicate_of"] == first.message_id
+    assert "duplicate_of" not in first.options
+    assert (second.actor_name, second.args) == (first.actor_name, first.args)
+    assert [getattr(record, "job_status", None) for record in caplog.records].count("deduplicated") == 1
+
+
+def test_until_executed_holds_its_key_while_it_runs_and_no_longer(broker: RedisBroker, hands: Hands) -> None:
+    # D1, D4
+    meanwhile: list[Message[Any]] = []
+    work: Actor[..., Any] = declared(broker, [], lambda: meanwhile.append(work.send()), **executed())
+
+    first = work.send()
+    hands.run()
+
+    assert meanwhile[0].options["duplicate_of"] == first.message_id
+    assert "duplicate_of" not in work.send().options
+
+
+def test_until_executing_frees_its_key_when_it_starts(broker: RedisBroker, hands: Hands) -> None:
+    # D1
+    meanwhile: list[Message[Any]] = []
+    work: Actor[..., Any] = declared(broker, [], lambda: meanwhile.extend([work.send(), work.send()]), **executing())
+
+    work.send()
+    hands.run()
+
+    assert "duplicate_of" not in meanwhile[0].options
+    assert meanwhile[1].options["duplicate_of"] == meanwhile[0].message_id
+
+
+@pytest.mark.parametrize("options", [executed(), executing()])
+def test_a_delayed_message_is_not_live_before_it_is_due(
+    broker: RedisBroker, hands: Hands, runs: list[Any], options: dict[str, Any]
+) -> None:
+    # D1, D9
+    work: Actor[..., Any] = declared(broker, runs, **options)
+
+    delayed = work.send_with_options(delay=60_000)
+    now = work.send()
+    hands.come_due()
+
+    assert "duplicate_of" not in delayed.options and "duplicate_of" not in now.options
+    assert [message.message_id for message in queued(broker)] == [now.message_id]
+    assert queued(broker, "default.DQ") == []
+
+
+def test_a_delayed_message_takes_the_key_when_it_comes_due(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+    # D1
+    work: Actor[..., Any] = declared(broker, runs, **executed())
+
+    delayed = work.send_with_options(delay=60_000)
+    hands.come_due()
+
+    assert work.send().options["duplicate_of"] == delayed.message_id
+    hands.run()
+    assert runs == [0]
+    assert "duplicate_of" not in work.send().options
+
+
+@pytest.mark.parametrize("strategy", ["until_executed", "until_executing"])
+def test_a_delayed_message_with_including_scheduled_is_live_from_the_start(
+    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings, strategy: str
+) -> None:
+    # D9
+    work: Actor[..., Any] = declared(
+        broker, runs, deduplicate=strategy, deduplication={"ttl": TTL, "including_scheduled": True}
+    )
+
+    delayed = work.send_with_options(delay=3_600_000)
+
+    assert work.send().options["duplicate_of"] == delayed.message_id
+    assert work.send_with_options(delay=5).options["duplicate_of"] == delayed.message_id
+    (key,) = keys(redis_client, settings)
+    assert 4_190_000 < redis_client.pttl(key) <= 4_200_000
+    hands.come_due()
+    assert work.send().options["duplicate_of"] == delayed.message_id
+    hands.run()
+    assert runs == [0]
+    assert keys(redis_client, settings) == []
+
+
+def test_a_retry_of_until_executed_holds_its_key_while_it_waits(
+    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+) -> None:
+    # D1, D7
+    work: Actor[..., Any] = declared(broker, runs, fail, min_backoff=3_600_000, max_backoff=3_600_000, **executed())
+
+    first = work.send()
+    hands.run()
+
+    assert work.send().options["duplicate_of"] == first.message_id
+    (key,) = keys(redis_client, settings)
+    # Half the longest backoff at least, by Dramatiq's jitter, and the ttl after it.
+    assert redis_client.pttl(key) > 1_800_000 + 500_000
+    hands.come_due()
+    assert work.send().options["duplicate_of"] == first.message_id
+    hands.run()
+    assert runs == [0, 0]
+
+
+def test_a_retry_of_until_executing_is_live_when_it_comes_due(
+    broker: RedisBroker, hands: Hands, runs: list[Any]
+) -> None:
+    # D1, R4
+    work: Actor[..., Any] = declared(broker, runs, fail, **executing())
+
+    first = work.send(1)
+    work.send(2)
+    hands.run(), hands.run()
+    waiting = work.send(1)
+    hands.come_due()
+
+    assert "duplicate_of" not in waiting.options
+    assert sorted(message.args for message in queued(broker)) == [(1,), (2,)]
+    assert first.message_id not in [message.message_id for message in queued(broker)]
+    assert "duplicate_of" in work.send(2).options
+
+
+def test_groups_and_pipelines_drop_duplicates_that_nobody_waits_for(broker: RedisBroker) -> None:
+    # D2
+    work: Actor[..., Any] = declared(broker, [])
+    work.send(1)
+
+    dramatiq.group([work.message(1), work.message(2)], broker=broker).run()
+    dramatiq.pipeline([work.message(2)], broker=broker).run()
+
+    assert sorted(message.args for message in queued(broker)) == [(1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    "waiting", [{"pipe_target": {"x": 1}}, {"group_completion_uuid": "g"}, {"on_success": "w"}, {"on_failure": "w"}]
+)
+def test_a_message_that_others_wait_for_is_never_dropped(
+    broker: RedisBroker, hands: Hands, runs: list[Any], waiting: dict[str, Any]
+) -> None:
+    # D2
+    work: Actor[..., Any] = declared(broker, runs, **executed())
+    holder = work.send()
+
+    awaited = broker.enqueue(work.message_with_options(**waiting))
+
+    assert "duplicate_of" not in awaited.options
+    assert len(queued(broker)) == 2
+    message, behind = hands.fetch(), hands.fetch()
+    assert message is not None and message.message_id == holder.message_id and behind is not None
+    behind.options.update(dict.fromkeys(waiting))  # its followers are not this test's business
+    behind.options["never_dropped"] = True
+    hands.run(behind)
+    assert work.send().options["duplicate_of"] == holder.message_id, "it frees no key but its own"
+    hands.run(message)
+    assert runs == [0, 0]
+
+
+def test_a_message_that_others_wait_for_takes_the_key_when_it_is_free(broker: RedisBroker) -> None:
+    # D2
+    work: Actor[..., Any] = declared(broker, [], **executed())
+
+    awaited = work.send_with_options(on_success="work")
+
+    assert work.send().options["duplicate_of"] == awaited.message_id
+
+
+def test_the_target_of_a_pipe_is_never_dropped(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+    # D2
+    work: Actor[..., Any] = declared(broker, runs)
+    holder = work.send(5)
+    source = dramatiq.actor(broker=broker, actor_name="source", queue_name="sources")(lambda: 5)
+
+    pipe = dramatiq.pipeline([source.message(), work.message()], broker=broker).run()
+    Hands(broker, "sources").run()
+
+    target = pipe.messages[1].message_id
+    assert [message.message_id for message in queued(broker)] == [holder.message_id, target]
+    hands.run(), hands.run()
+    assert runs == [5, 5]
+
+
+def test_of_many_senders_at_once_one_enqueues(broker: RedisBroker) -> None:
+    # D1
+    work: Actor[..., Any] = declared(broker, [])
+    together = threading.Barrier(8)
+
+    def send(_: int) -> Message[Any]:
+        together.wait(PATIENCE_S)
+        return work.send()
+
+    with ThreadPoolExecutor(8) as threads:
+        messages = list(threads.map(send, range(8)))
+
+    assert len(queued(broker)) == 1
+    assert sum("duplicate_of" not in message.options for message in messages) == 1

@@ -1,0 +1,101 @@
+"""A tick's message that came into the queue twice, under one id: the copy that does not run, and the key of the other.
+
+See semantics.md, D1, D4 and D5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import redis
+from dramatiq import Actor, Message, MessageProxy
+
+from housekeeping.core.settings import Settings
+from housekeeping.middleware.deduplication.options import STANDING
+from housekeeping.middleware.schedule.tick_store import TickMemory
+from tests.integration.middleware.applications import at, queued, wake_up
+from tests.integration.middleware.deduplication.deduplicated import declared, executed, executing, fail, keys
+from tests.integration.middleware.hands import Hands
+
+
+def lose(self: TickMemory, *given: Any, **more: Any) -> None:
+    raise redis.ConnectionError("connection closed by server")
+
+
+@pytest.fixture(params=[executed(), executing()], ids=["until_executed", "until_executing"])
+def terms(request: pytest.FixtureRequest) -> dict[str, Any]:
+    given: dict[str, Any] = request.param
+    return given
+
+
+def sent_twice(broker: Any) -> None:
+    """The scheduler could not say that it sent the tick, so the next minute sends it again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TickMemory, "settle", lose)
+        wake_up(broker, at(10))
+    wake_up(broker, at(10, 1))
+
+
+def fetched(hands: Hands) -> MessageProxy:
+    message = hands.fetch()
+    assert message is not None
+    return message
+
+
+def another_copy(message: MessageProxy) -> Message[Any]:
+    """As a scheduler enqueues it that claimed the tick as well."""
+    options = {name: value for name, value in message.options.items() if name != STANDING}
+    return dataclasses.replace(Message.decode(message.encode()), options={**options, "claim": "another"})
+
+
+def test_the_copy_of_a_tick_that_is_refused_leaves_the_key_to_the_one_that_waits(
+    broker: Any, hands: Hands, runs: list[Any], terms: dict[str, Any]
+) -> None:
+    # D1, D5
+    actor: Actor[..., Any] = declared(broker, runs, schedule="0 * * * *", **terms)
+    sent_twice(broker)
+    copies = len(queued(broker))
+
+    refused = hands.run()
+    duplicate = actor.send()
+
+    assert (copies, runs) == (2, [])
+    assert duplicate.options.get("duplicate_of") == refused.message_id
+    hands.run()
+    assert runs == [0]
+
+
+def test_no_copy_of_a_tick_leaves_its_key_behind(
+    broker: Any, hands: Hands, runs: list[Any], terms: dict[str, Any], redis_client: redis.Redis, settings: Settings
+) -> None:
+    # D4: nor one that came into the queue when the other had ended
+    declared(broker, runs, schedule="0 * * * *", **terms)
+    sent_twice(broker)
+    hands.run()
+    winner = fetched(hands)
+    late = another_copy(winner)
+    hands.run(winner)
+    broker.enqueue(late)
+
+    hands.run()
+
+    assert runs == [0]
+    assert keys(redis_client, settings) == []
+
+
+def test_the_copy_of_a_tick_that_is_refused_leaves_the_key_to_a_retry_that_waits(
+    broker: Any, hands: Hands, runs: list[Any]
+) -> None:
+    # D1, D5
+    actor: Actor[..., Any] = declared(broker, runs, fail, schedule="0 * * * *", **executed())
+    wake_up(broker, at(10))
+    winner = fetched(hands)
+    broker.enqueue(another_copy(winner))
+    hands.run(winner)
+
+    hands.run()
+
+    assert runs == [0]
+    assert actor.send().options.get("duplicate_of") == winner.message_id

@@ -1,0 +1,197 @@
+"""Messages that meet their like when they start or come back (semantics.md, D7 and D8), on a real Redis."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.core.settings import Settings
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.deduplication.deduplicated import declared, executed, fail, keys
+from tests.integration.middleware.hands import Hands
+
+PATIENCE_S = 10
+
+
+def test_a_redelivery_of_the_holder_runs(
+    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+) -> None:
+    # D7: its worker was killed while it ran
+    work: Actor[..., Any] = declared(broker, runs, **executed())
+    message = work.send()
+    (key,) = keys(redis_client, settings)
+    redis_client.hset(key, mapping={"state": "running", "run": "of a process that was killed"})
+
+    hands.run()
+
+    assert runs == [0]
+    assert keys(redis_client, settings) == []
+    assert work.send().message_id != message.message_id
+
+
+def test_a_message_that_lost_its_key_yields_to_one_that_waits(
+    broker: RedisBroker,
+    hands: Hands,
+    runs: list[Any],
+    redis_client: redis.Redis,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # D7
+    caplog.set_level(logging.INFO)
+    work: Actor[..., Any] = declared(broker, runs, **executed())
+    work.send()
+    redis_client.delete(*keys(redis_client, settings))
+    holder = work.send()
+
+    hands.run()
+
+    assert runs == []
+    assert [message.message_id for message in queued(broker)] == [holder.message_id]
+    assert "deduplicated" in [getattr(record, "job_status", None) for record in caplog.records]
+
+
+def test_a_message_that_lost_its_key_waits_for_one_that_may_never_come(
+    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+) -> None:
+    # D6, D7: its key is reserved for a message that is not in the queue yet
+    work: Actor[..., Any] = declared(broker, runs, **executed())
+    first = work.send()
+    (key,) = keys(redis_client, settings)
+    redis_client.hset(key, mapping={"id": "of a sender that died", "state": "reserved"})
+
+    hands.run()
+    redis_client.delete(key)
+    hands.come_due()
+
+    assert hands.run().message_id == first.message_id
+    assert runs == [0]
+
+
+def test_a_message_that_lost_its_key_waits_for_the_one_that_runs(
+    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+) -> None:
+    # D7: put back, come due while the other still runs, put back again, then it runs; no retry is used up
+    work: Actor[..., Any] = declared(broker, runs, lambda: meanwhile(), **executed())
+    first = work.send(1)
+    redis_client.delete(*keys(redis_client, settings))
+    second = work.send(1)
+    late, holder = hands.fetch(), hands.fetch()
+    assert late is not None and holder is not None
+    states: list[tuple[int, int]] = []
+
+    def meanwhile() -> None:
+        if states:
+            return
+        for message in (late, None):
+            with ThreadPoolExecutor(1) as another:
+                another.submit(hands.run, message).result(PATIENCE_S)
+            states.append((len(queued(broker)), len(queued(broker, "default.DQ"))))
+            hands.come_due()
+
+    hands.run(holder)
+
+    assert holder.message_id == second.message_id
+    assert runs == [1]
+    assert states == [(1, 1), (1, 1)], "beside the one that runs it is delayed, never dropped"
+    last = hands.run()
+    assert (last.message_id, runs) == (first.message_id, [1, 1])
+    assert "retries" not in last.options
+
+
+def test_duplicates_that_arrive_while_the_holder_runs_make_one_more_run(
+    broker: RedisBroker, hands: Hands, runs: list[Any]
+) -> None:
+    # D8
+    sent: list[Message[Any]] = []
+    work: Actor[..., Any] = declared(
+        broker,
+        runs,
+        lambda: sent.extend(work.send() for _ in range(3 if not sent else 0)),
+        **executed(if_deduplicated="reschedule_once"),
+    )
+
+    first = work.send()
+    hands.run()
+
+    assert [message.options["duplicate_of"] for message in sent] == [first.message_id] * 3
+    assert len(queued(broker)) == 1
+    hands.run()
+    assert runs == [0, 0]
+    assert queued(broker) == []
+
+
+def test_a_duplicate_that_arrives_between_the_end_and_the_release_is_not_lost(
+    broker: RedisBroker, hands: Hands, runs: list[Any]
+) -> None:
+    # D8
+    work: Actor[..., Any] = declared(broker, runs, **executed(if_deduplicated="reschedule_once"))
+    sent: list[Message[Any]] = []
+
+    class SendsAtTheEnd(Middleware):
+        def after_process_message(self, broker: Broker, message: MessageProxy, **_: Any) -> None:
+            sent.append(work.send())
+
+    broker.middleware.append(SendsAtTheEnd())
+    work.send()
+    hands.run()
+
+    assert "duplicate_of" in sent[0].options
+    assert len(queued(broker)) == 1
+
+
+@pytest.mark.parametrize(("max_retries", "waiting", "delayed"), [(1, 0, 1), (0, 1, 0)])
+def test_after_a_failed_run_its_retry_serves_and_after_a_dead_letter_one_more_run(
+    broker: RedisBroker, hands: Hands, runs: list[Any], max_retries: int, waiting: int, delayed: int
+) -> None:
+    # D8
+    def duplicate_and_fail() -> None:
+        if len(runs) == 1:
+            work.send()
+            fail()
+
+    work: Actor[..., Any] = declared(
+        broker, runs, duplicate_and_fail, max_retries=max_retries, **executed(if_deduplicated="reschedule_once")
+    )
+    work.send()
+    hands.run()
+
+    assert (len(queued(broker)), len(queued(broker, "default.DQ"))) == (waiting, delayed)
+    hands.come_due()
+    hands.run()
+    assert runs == [0, 0]
+    assert queued(broker) == [], "and no further run"
+
+
+def test_a_duplicate_of_one_that_waits_makes_no_further_run(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+    # D8
+    work: Actor[..., Any] = declared(broker, runs, **executed(if_deduplicated="reschedule_once"))
+
+    work.send()
+    work.send()
+    hands.run()
+
+    assert queued(broker) == []
+
+
+def test_a_retry_that_yields_to_a_waiting_message_makes_room_for_its_retry(broker: RedisBroker, hands: Hands) -> None:
+    @dramatiq.actor(broker=broker, schedule="0 0 * * *", idempotent=True)
+    def tick() -> None:
+        raise ValueError("always")
+
+    tick.send()
+    hands.run()
+    assert len(queued(broker, "default.DQ")) == 1
+    second = tick.send()
+    hands.come_due()
+
+    hands.run()
+
+    assert [message.message_id for message in queued(broker, "default.DQ")] == [second.message_id]

@@ -1,0 +1,123 @@
+"""Keys and queues on different servers, where no script can take a step in both (semantics.md, D1, D4, D8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.middleware import MiddlewareError
+
+from housekeeping import embedded
+from housekeeping.core.settings import Settings
+from housekeeping.installation import install
+from tests.integration.middleware.deduplication.deduplicated import declared, executed, fail, keys
+from tests.integration.middleware.deduplication.deduplicated_faults import Crash, crash, exchanges, lose_connection
+from tests.integration.middleware.ending_badly import EndingBadly, run_all
+from tests.integration.middleware.hands import Hands, installed
+
+
+@pytest.fixture
+def apart(settings: Settings) -> Iterator[tuple[RedisBroker, Hands]]:
+    """A broker whose queues and keys are on servers of their own, and a worker."""
+    with (
+        embedded.start(postgres=False) as servers,
+        installed(settings.model_copy(update={"broker_url": servers.redis_url})) as broker,
+    ):
+        yield broker, Hands(broker)
+
+
+def test_the_one_more_run_is_made_where_keys_and_queue_are_on_different_servers(
+    apart: tuple[RedisBroker, Hands],
+) -> None:
+    # D8: its message reaches the broker only at the second attempt
+    broker, hands = apart
+    worker = EndingBadly(broker, hands)
+
+    worker.end(2, "before", lose_connection)
+    run_all(hands)
+
+    assert worker.reads == ["read"]
+    assert "duplicate_of" not in worker.work.send().options
+
+
+def test_the_one_more_run_is_owed_until_its_message_is_on_the_other_server(
+    apart: tuple[RedisBroker, Hands], redis_client: redis.Redis, settings: Settings
+) -> None:
+    # D8: its worker is killed just before it sends that, and what it had in hand finds nothing left to do
+    broker, hands = apart
+    worker = EndingBadly(broker, hands)
+    with pytest.raises(Crash):
+        worker.end(2, "after", crash)
+
+    worker.completed = True
+    for mark in redis_client.scan_iter(match=f"{settings.namespace}:running:*"):
+        redis_client.delete(mark)  # it lives for seconds only
+    Hands(broker).run(MessageProxy(Message.decode(worker.in_hand)))
+    worker.completed = False
+    run_all(hands)
+
+    assert worker.reads == ["read"]
+    assert keys(redis_client, settings) == []
+
+
+def test_a_message_that_could_not_be_sent_is_sent_as_new_the_next_time(
+    redis_client: redis.Redis, settings: Settings
+) -> None:
+    # D1: with a broker that hands the hooks the very message, whose marks of a failed try are not true of the next
+    broker = StubBroker(middleware=[])
+    install(broker, settings.model_copy(update={"database_url": None}), workers=False)
+    work: Actor[..., Any] = declared(broker, [], **executed())
+    message = work.message(7)
+    with exchanges() as made:
+        made.at(1, "before", lose_connection)
+        with pytest.raises(MiddlewareError):
+            broker.enqueue(message)
+
+    broker.enqueue(message)
+
+    assert work.send(7).options.get("duplicate_of") == message.message_id
+
+
+def test_retry_outlives_a_sender_that_died_before_superseding_it(  # D6, R4
+    apart: tuple[RedisBroker, Hands],
+) -> None:
+    broker, hands = apart
+    runs: list[Any] = []
+    work = declared(
+        broker, runs, lambda: fail() if len(runs) == 1 else None, rediscovered=True, min_backoff=3_600_000, **executed()
+    )
+    work.send()
+    hands.run()
+    with exchanges() as made:
+        made.at(1, "after", crash)
+        with pytest.raises(Crash):
+            work.send()
+
+    hands.come_due()
+    hands.run()
+
+    assert runs == [0, 0]
+
+
+def test_a_key_on_another_server_is_free_at_once_when_its_message_is_refused(
+    apart: tuple[RedisBroker, Hands], redis_client: redis.Redis, settings: Settings
+) -> None:
+    # D4
+    broker, _ = apart
+
+    class Refusing(Middleware):
+        def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
+            raise MiddlewareError("not this one")
+
+    broker.add_middleware(Refusing())
+    work: Actor[..., Any] = declared(broker, [], **executed())
+
+    with pytest.raises(MiddlewareError, match="not this one"):
+        work.send()
+
+    assert keys(redis_client, settings) == []

@@ -1,0 +1,157 @@
+"""Many messages and their keys stand or fall together (semantics.md, D6), and on brokers of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Message
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.brokers.stub import StubBroker
+from redis.client import Pipeline
+
+from housekeeping import embedded
+from housekeeping.core.middleware_errors import StoreUnavailable
+from housekeeping.core.settings import Settings
+from housekeeping.installation import install
+from housekeeping.middleware.enqueue_many.bulk import enqueue_many
+from tests.integration.middleware.applications import close_all, installed, queued
+from tests.integration.middleware.deduplication.deduplicated_faults import Crash, crash, exchanges, lose_connection
+from tests.integration.middleware.enqueue_many.bulked import actor_of, keys
+
+pytestmark = pytest.mark.redis_broker_only(reason="it is about messages and keys in one transaction of Redis")
+
+
+@contextmanager
+def answers_lost_by(fault: Callable[[], None]) -> Iterator[None]:
+    """What a pipeline is for is done during the block, and its answer does not arrive."""
+    execute = Pipeline.execute
+
+    def execute_in_vain(self: Pipeline, *args: Any, **options: Any) -> Any:
+        execute(self, *args, **options)
+        fault()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pipeline, "execute", execute_in_vain)
+        yield
+
+
+def test_wherever_a_sender_of_many_dies_all_are_there_with_their_keys_or_none(
+    broker: RedisBroker, settings: Settings
+) -> None:  # D6, F5
+    work = actor_of(broker)
+    enqueue_many(work, [0])
+    with exchanges() as made:
+        enqueue_many(work, [1])
+    exchanged = made.made
+
+    for number in range(1, exchanged + 1):
+        with exchanges() as made, pytest.raises(Crash):
+            made.at(number, "before", crash)
+            enqueue_many(work, range(100))
+        assert len(keys(broker, settings)) == len(queued(broker)) == 2
+    with answers_lost_by(crash), pytest.raises(Crash):
+        enqueue_many(work, range(100))
+    assert len(keys(broker, settings)) == len(queued(broker)) == 100
+    assert min(keys(broker, settings).values()) > 3_000_000
+
+    enqueue_many(work, range(200))
+    assert len(queued(broker)) == 200
+
+
+def test_a_bulk_whose_answer_is_lost_is_there_once_when_it_is_repeated(broker: RedisBroker) -> None:  # D6
+    work = actor_of(broker)
+
+    with answers_lost_by(lose_connection), pytest.raises(StoreUnavailable):
+        enqueue_many(work, range(50))
+    messages = enqueue_many(work, range(50))
+
+    assert len(queued(broker)) == 50
+    assert all("duplicate_of" in message.options for message in messages)
+
+
+def test_a_connection_that_breaks_half_way_leaves_neither_messages_nor_keys(
+    broker: RedisBroker, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:  # D6
+    work = actor_of(broker)
+    enqueue_many(work, ["scripts are loaded"])
+    pack = redis.connection.Connection.pack_commands
+
+    def break_off(self: redis.connection.Connection, given: Any) -> list[bytes]:
+        packed = b"".join(pack(self, given))
+        if b"enqueue" not in packed:
+            return [packed]
+        self._sock.sendall(packed[: len(packed) // 2])  # type: ignore[attr-defined]
+        raise redis.ConnectionError("cut")
+
+    monkeypatch.setattr(redis.connection.Connection, "pack_commands", break_off)
+    monkeypatch.setattr(redis.connection.UnixDomainSocketConnection, "pack_commands", break_off)
+    with pytest.raises(StoreUnavailable, match="cut"):
+        enqueue_many(work, range(100))
+    monkeypatch.undo()
+
+    assert len(queued(broker)) == 1
+    assert len(keys(broker, settings)) == 1
+
+
+def test_redis_away_is_an_error_and_nothing_is_enqueued(settings: Settings) -> None:
+    with embedded.start(postgres=False) as servers:
+        broker = installed(settings.model_copy(update={"redis_url": servers.redis_url, "database_url": None}))
+        work = actor_of(broker)
+        plain = dramatiq.actor(broker=broker, actor_name="plain")(lambda: None)
+        servers.stop("redis")
+
+        with pytest.raises(StoreUnavailable, match="Redis did not answer"):
+            enqueue_many(work, [1])
+        with pytest.raises(redis.ConnectionError):
+            enqueue_many(plain, [()])
+    close_all()
+
+
+def test_keys_on_a_redis_of_their_own_are_confirmed_there(settings: Settings, redis_client: redis.Redis) -> None:
+    with embedded.start(postgres=False) as servers:
+        update = {"broker_url": servers.redis_url, "database_url": None}
+        broker = installed(settings.model_copy(update=update))
+
+        enqueue_many(actor_of(broker), [1, 2])
+
+        assert len(queued(broker)) == 2
+        left = [redis_client.pttl(key) for key in redis_client.scan_iter(match=f"{settings.namespace}:dedup:*")]
+        assert len(left) == 2
+        assert all(ms > 5_000 for ms in left)
+    close_all()
+
+
+def test_another_broker_gets_each_message_by_itself(settings: Settings, redis_client: redis.Redis) -> None:
+    broker = StubBroker()
+    install(broker, settings.model_copy(update={"database_url": None}), workers=False)
+    work = actor_of(broker)
+    work.send(1)
+
+    messages = enqueue_many(work, [1, 2])
+
+    assert ["duplicate_of" in message.options for message in messages] == [True, False]
+    assert broker.queues["default"].qsize() == 2
+    broker.close()
+    close_all()
+
+
+def test_a_broker_with_an_enqueue_of_its_own_keeps_it(settings: Settings, redis_client: redis.Redis) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    class Own(RedisBroker):
+        def enqueue(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
+            seen.append(message.args)
+            return super().enqueue(message, delay=delay)
+
+    broker = Own(client=redis_client, namespace=f"{settings.namespace}:broker")
+    install(broker, settings.model_copy(update={"database_url": None}), workers=False)
+
+    enqueue_many(actor_of(broker), [1, 2])
+
+    assert seen == [(1,), (2,)]
+    close_all()

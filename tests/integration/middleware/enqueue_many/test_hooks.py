@@ -1,0 +1,106 @@
+"""What other middleware is asked and told of many messages that are enqueued at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dramatiq import Broker, Message, Middleware
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import MiddlewareError
+
+from housekeeping.core.middleware_errors import SkipEnqueue
+from housekeeping.core.settings import Settings
+from housekeeping.middleware.call_keys import UnusableArguments
+from housekeeping.middleware.enqueue_many.bulk import enqueue_many
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.enqueue_many.bulked import actor_of, keys
+
+
+class Watching(Middleware):
+    """Notes what its hooks are told, and does to a message what its argument says."""
+
+    def __init__(self) -> None:
+        self.before: list[tuple[Any, int | None]] = []
+        self.after: list[tuple[Any, int | None]] = []
+
+    def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
+        (what,) = message.args
+        self.before.append((what, delay))
+        if what == "skip":
+            raise SkipEnqueue("not_wanted")
+        if what == "refuse":
+            raise MiddlewareError("not this one")
+        if what == "stumble":
+            raise ValueError("a fault of the middleware's own")
+
+    def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
+        self.after.append((message.args[0], delay))
+        if message.args[0] == "stumble":
+            raise ValueError("another")
+
+
+def test_the_other_middleware_is_asked_and_told_of_every_message(broker: RedisBroker) -> None:
+    watching = Watching()
+    broker.add_middleware(watching)
+    work = actor_of(broker)
+    work.send("waits")
+    watching.before.clear()
+    watching.after.clear()
+
+    enqueue_many(work, ["a", "waits", "b"])
+
+    assert watching.before == [("a", None), ("waits", None), ("b", None)]
+    assert watching.after == [("a", None), ("b", None)]
+
+
+def test_a_middleware_before_deduplication_is_asked_of_duplicates_too(broker: RedisBroker) -> None:
+    watching = Watching()
+    broker.middleware.insert(0, watching)
+    work = actor_of(broker)
+
+    enqueue_many(work, ["a", "a"])
+
+    assert watching.before == [("a", None)] * 2
+    assert watching.after == [("a", None)]
+
+
+def test_a_message_that_another_middleware_skips_is_not_enqueued_and_the_others_are(broker: RedisBroker) -> None:
+    broker.add_middleware(Watching())
+
+    messages = enqueue_many(actor_of(broker), ["a", "skip", "b"])
+
+    assert ["duplicate_of" in message.options for message in messages] == [False, True, False]
+    assert [message.args for message in queued(broker)] == [("a",), ("b",)]
+
+
+def test_a_faulty_hook_stops_nothing(broker: RedisBroker, caplog: pytest.LogCaptureFixture) -> None:
+    # As in Dramatiq's own emit_before and emit_after.
+    broker.add_middleware(Watching())
+
+    enqueue_many(actor_of(broker), ["stumble", "b"])
+
+    assert len(queued(broker)) == 2
+    assert [record.levelname for record in caplog.records if "Unexpected failure" in record.message] == ["CRITICAL"] * 2
+
+
+def test_a_refused_message_fails_its_thousand_before_any_key_is_taken(
+    broker: RedisBroker, settings: Settings
+) -> None:  # D6
+    broker.add_middleware(Watching())
+
+    with pytest.raises(MiddlewareError, match="not this one"):
+        enqueue_many(actor_of(broker), ["a", "refuse"])
+
+    assert queued(broker) == []
+    assert keys(broker, settings) == {}
+
+
+def test_arguments_that_make_no_key_are_refused_before_anything_is_taken(
+    broker: RedisBroker, settings: Settings
+) -> None:  # D3
+    with pytest.raises(UnusableArguments):
+        enqueue_many(actor_of(broker), [1, object()])
+
+    assert queued(broker) == []
+    assert keys(broker, settings) == {}

@@ -1,0 +1,145 @@
+"""Many messages in one script: the same ends as one by one (semantics.md, D1, D2, D6), whatever is in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from dramatiq import Broker, Message, Middleware
+from dramatiq.brokers.redis import RedisBroker
+from redis.client import Pipeline
+
+from housekeeping.core.settings import Settings
+from housekeeping.middleware.deduplication.enqueueing import AT_ONCE
+from housekeeping.middleware.enqueue_many.bulk import enqueue_many
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.enqueue_many.bulked import actor_of, keys
+
+pytestmark = pytest.mark.redis_broker_only(reason="it is about messages and keys in one transaction of Redis")
+
+
+def held(broker: RedisBroker, settings: Settings) -> list[dict[bytes, bytes]]:
+    """What the deduplication keys say."""
+    client: Any = broker.client
+    return [client.hgetall(key) for key in keys(broker, settings)]
+
+
+def carried_out_twice(between: Callable[[], object]) -> Callable[..., Any]:
+    """A pipeline's `execute` as a client does it that repeats what it got no answer to."""
+    execute = Pipeline.execute
+
+    def execute_twice(self: Pipeline, *args: Any, **options: Any) -> Any:
+        commands, scripts = list(self.command_stack), set(self.scripts)
+        execute(self, *args, **options)
+        between()
+        self.command_stack, self.scripts = commands, scripts
+        return execute(self, *args, **options)
+
+    return execute_twice
+
+
+@pytest.mark.parametrize("options", [{}, {"claim": "of a tick"}], ids=["plain", "with the claim of a tick"])
+def test_a_key_says_what_send_makes_it_say(broker: RedisBroker, settings: Settings, options: dict[str, Any]) -> None:
+    work = actor_of(broker, deduplicate="until_executed")
+    sent = work.send_with_options(args=(1,), **options)
+    (by_send,) = held(broker, settings)
+    broker.client.delete(*keys(broker, settings))
+
+    (bulk,) = enqueue_many(work, [2], **options)
+
+    (by_bulk,) = held(broker, settings)
+    ids = {b"id": sent.message_id.encode(), b"queued": sent.options["redis_message_id"].encode()}
+    assert by_send == by_send | ids
+    assert by_bulk == by_send | {
+        b"id": bulk.message_id.encode(),
+        b"queued": bulk.options["redis_message_id"].encode(),
+    }
+
+
+def test_those_that_wait_already_are_left_out_wherever_they_are_among_the_others(broker: RedisBroker) -> None:
+    work = actor_of(broker)
+    taken = [0, 100, AT_ONCE - 1, AT_ONCE, 2 * AT_ONCE]
+    holders = {number: work.send(number).message_id for number in taken}
+
+    messages = enqueue_many(work, range(2 * AT_ONCE + 1))
+
+    dropped = {
+        message.args[0]: message.options["duplicate_of"] for message in messages if "duplicate_of" in message.options
+    }
+    waiting: Any = broker.client.lrange(f"{broker.namespace}:default", 0, -1)
+    enqueued = [message for message in messages if "duplicate_of" not in message.options]
+    assert dropped == holders
+    assert [each.decode() for each in waiting][len(taken) :] == [message.message_id for message in enqueued]
+    assert len(queued(broker)) == len(waiting) == 2 * AT_ONCE + 1
+
+
+def test_many_that_all_wait_already_are_all_left_out(broker: RedisBroker) -> None:
+    work = actor_of(broker)
+    enqueue_many(work, range(AT_ONCE))
+
+    messages = enqueue_many(work, range(AT_ONCE))
+
+    assert all("duplicate_of" in message.options for message in messages)
+    assert len(queued(broker)) == AT_ONCE
+
+
+def test_a_script_that_is_asked_again_changes_nothing(
+    broker: RedisBroker, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:  # D6
+    monkeypatch.setattr(Pipeline, "execute", carried_out_twice(lambda: None))
+
+    messages = enqueue_many(actor_of(broker), [1, 2, 2, 3])
+
+    assert ["duplicate_of" in message.options for message in messages] == [False, False, True, False]
+    assert [message.args for message in queued(broker)] == [(1,), (2,), (3,)]
+    assert broker.client.llen(f"{broker.namespace}:default") == len(keys(broker, settings)) == 3
+
+
+def test_a_script_that_is_asked_again_after_its_keys_have_gone_enqueues_none_twice(
+    broker: RedisBroker, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:  # D6: they wait for longer than the ttl
+    def forget() -> None:
+        broker.client.delete(*keys(broker, settings))
+
+    monkeypatch.setattr(Pipeline, "execute", carried_out_twice(forget))
+
+    enqueue_many(actor_of(broker), [1, 2])
+
+    assert broker.client.llen(f"{broker.namespace}:default") == 2
+    assert len(queued(broker)) == 2
+
+
+def test_a_dropped_message_comes_back_as_the_one_that_send_drops(broker: RedisBroker) -> None:  # D2
+    work = actor_of(broker)
+    first = work.send(1)
+    by_send = work.send_with_options(args=(1,), trigger="parent")
+
+    (by_bulk,) = enqueue_many(work, [1], trigger="parent")
+
+    assert by_bulk.options == by_send.options == {"trigger": "parent", "duplicate_of": first.message_id}
+
+
+def test_middleware_is_asked_and_told_in_the_order_that_send_has(broker: RedisBroker) -> None:
+    seen: list[str] = []
+
+    class Noting(Middleware):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
+            seen.append(f"{self.name} before")
+
+        def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
+            seen.append(f"{self.name} after")
+
+    broker.add_middleware(Noting("first"))
+    broker.add_middleware(Noting("second"))
+    work = actor_of(broker)
+    work.send(1)
+    by_send = list(seen)
+    seen.clear()
+
+    enqueue_many(work, [2])
+
+    assert seen == by_send == ["first before", "second before", "second after", "first after"]

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Broker, MessageProxy, Middleware, Worker
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import Shutdown
+
+from housekeeping.core.settings import Settings
+from tests.integration.middleware.applications import close_all, installed, queued
+
+PATIENCE_S = 20
+
+
+@pytest.fixture
+def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:
+    yield installed(settings.model_copy(update={"database_url": None, "grace_s": 1.0}))
+    close_all()
+
+
+class Endless:
+    """An actor that runs until it is interrupted or let go."""
+
+    def __init__(self, broker: RedisBroker, first: Callable[[], object] = lambda: None, **options: Any) -> None:
+        self.began, self.may_end, self.interrupted = threading.Event(), threading.Event(), threading.Event()
+
+        @dramatiq.actor(broker=broker, max_retries=0, **{"actor_name": "endless", **options})
+        def endless() -> None:
+            first()
+            self.began.set()
+            try:
+                while not self.may_end.wait(0.01):
+                    pass
+            except Shutdown:
+                self.interrupted.set()
+                raise
+
+        self.actor = endless
+
+
+def started(broker: RedisBroker, endless: Endless) -> Worker:
+    endless.actor.send()
+    worker = Worker(broker, worker_timeout=20, worker_threads=1)
+    worker.start()
+    assert endless.began.wait(PATIENCE_S)
+    return worker
+
+
+def test_an_actor_is_interrupted_after_the_grace_and_put_back(broker: RedisBroker) -> None:  # R5
+    endless = Endless(broker)
+
+    started(broker, endless).stop(timeout=PATIENCE_S * 1000)
+
+    [message] = queued(broker)
+    assert endless.interrupted.is_set()
+    assert "retries" not in message.options
+    assert broker.client.llen(f"{broker.namespace}:default") == 1
+
+
+def test_an_actor_that_ends_within_the_grace_is_done(broker: RedisBroker) -> None:  # R5
+    endless = Endless(broker)
+    worker = started(broker, endless)
+
+    threading.Timer(0.2, endless.may_end.set).start()
+    worker.stop(timeout=PATIENCE_S * 1000)
+
+    assert not endless.interrupted.is_set()
+    assert queued(broker) == []
+
+
+def test_an_actor_that_asked_for_it_is_told_at_once(settings: Settings, redis_client: redis.Redis) -> None:  # R5
+    broker = installed(settings.model_copy(update={"database_url": None, "grace_s": 600.0}))
+    endless = Endless(broker, notify_shutdown=True)
+
+    started(broker, endless).stop(timeout=PATIENCE_S * 1000)
+    close_all()
+
+    assert endless.interrupted.is_set()
+
+
+def test_a_thread_in_its_after_hooks_is_never_interrupted(broker: RedisBroker) -> None:  # R5
+    class SlowHook(Middleware):
+        def __init__(self) -> None:
+            self.began, self.may_end, self.ended = threading.Event(), threading.Event(), threading.Event()
+
+        def after_process_message(
+            self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
+        ) -> None:
+            self.began.set()
+            while not self.may_end.wait(0.01):
+                pass
+            self.ended.set()
+
+    hook = SlowHook()
+    broker.add_middleware(hook)
+
+    @dramatiq.actor(broker=broker, notify_shutdown=True)
+    def quick() -> None: ...
+
+    quick.send()
+    worker = Worker(broker, worker_timeout=20, worker_threads=1)
+    worker.start()
+    assert hook.began.wait(PATIENCE_S)
+    threading.Timer(1.5, hook.may_end.set).start()
+    worker.stop(timeout=PATIENCE_S * 1000)
+
+    assert hook.ended.is_set()
+    assert queued(broker) == []
+
+
+@pytest.mark.parametrize(("grace_s", "at_once"), [(1.0, False), (600.0, True)], ids=["after_the_grace", "at_once"])
+def test_an_actor_that_has_called_another_one_as_a_function_is_interrupted_all_the_same(  # R5
+    settings: Settings, redis_client: redis.Redis, grace_s: float, at_once: bool
+) -> None:
+    broker = installed(settings.model_copy(update={"database_url": None, "grace_s": grace_s}))
+    other = dramatiq.actor(broker=broker, actor_name="other")(lambda: None)
+    endless = Endless(broker, first=other, notify_shutdown=at_once)
+    worker = started(broker, endless)
+
+    threading.Timer(PATIENCE_S, endless.may_end.set).start()
+    worker.stop(timeout=2 * PATIENCE_S * 1000)
+    close_all()
+
+    assert endless.interrupted.is_set()
+
+
+def test_an_actor_called_as_a_function_is_not_interrupted(broker: RedisBroker) -> None:
+    in_worker, called = Endless(broker), Endless(broker, actor_name="called")
+    worker = started(broker, in_worker)
+    caller = threading.Thread(target=called.actor)
+    caller.start()
+    assert called.began.wait(PATIENCE_S)
+
+    worker.stop(timeout=PATIENCE_S * 1000)
+    called.may_end.set()
+    caller.join(PATIENCE_S)
+
+    assert (in_worker.interrupted.is_set(), called.interrupted.is_set()) == (True, False)

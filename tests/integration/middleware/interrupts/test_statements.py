@@ -1,0 +1,243 @@
+"""Statements under way when the grace of a shutdown is over."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq.brokers.redis import RedisBroker
+from peewee import OperationalError
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database, database
+from housekeeping.middleware.interrupts.statements import statement_of_this_thread
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.registration import register
+from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.integration.conftest import AddStatuses
+from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
+
+pytestmark = pytest.mark.redis_broker_only(reason="it is about the database, whatever carries the messages")
+
+#: Longer than any test waits; ended by the fixture should nobody else do so. No SELECT, which is repeated.
+_LONG = "DO 'BEGIN PERFORM pg_sleep(100); END'"
+
+
+@pytest.fixture
+def broker(settings: Settings, postgres: Database, redis_client: redis.Redis) -> Iterator[RedisBroker]:
+    yield installed(settings.model_copy(update={"grace_s": 0.5}))
+    close_all()
+
+
+@pytest.fixture
+def active(admin: Connection, settings: Settings, postgres: Database) -> Iterator[Callable[[str], list[int]]]:
+    """The backends of this test that run such a statement now."""
+    mine = postgres.connect_params["options"]
+    assert settings.namespace in mine
+
+    def find(statement: str) -> list[int]:
+        with admin.cursor() as cursor:
+            cursor.execute(
+                "SELECT pid FROM pg_stat_activity WHERE state = 'active' AND query = %s AND pid <> pg_backend_pid()",
+                [statement],
+            )
+            return [pid for (pid,) in cursor.fetchall()]
+
+    yield find
+    with admin.cursor() as cursor:
+        for pid in find(_LONG):
+            cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+
+def test_a_statement_under_way_when_the_grace_is_over_is_cancelled_and_its_message_put_back(  # R5
+    broker: RedisBroker, active: Callable[[str], list[int]]
+) -> None:
+    @dramatiq.actor(broker=broker, max_retries=0)
+    def waits() -> None:
+        database.execute_sql(_LONG)
+
+    waits.send()
+    with working(broker):
+        eventually(lambda: active(_LONG))
+
+    [message] = queued(broker)
+    assert "retries" not in message.options
+    assert broker.client.llen(f"{broker.namespace}:default") == 1
+
+
+def test_an_actor_that_takes_the_cancelled_statement_for_its_own_error_is_put_back_too(  # R5
+    broker: RedisBroker, active: Callable[[str], list[int]]
+) -> None:
+    @dramatiq.actor(broker=broker, max_retries=0)
+    def waits() -> None:
+        try:
+            database.execute_sql(_LONG)
+        except BaseException as error:
+            raise ValueError("it did not work") from error
+
+    waits.send()
+    with working(broker):
+        eventually(lambda: active(_LONG))
+
+    assert broker.client.llen(f"{broker.namespace}:default") == 1
+    assert queued(broker, "default.XQ") == []
+
+
+def test_a_sweep_in_a_statement_when_the_grace_is_over_closes_its_row_and_goes_on_later(  # R5
+    broker: RedisBroker, add_statuses: AddStatuses, admin: Connection
+) -> None:
+    add_statuses(30, "now() - interval '1 hour' + interval '1 millisecond' * n")
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN IF OLD.user_id = 15 THEN PERFORM pg_sleep(100); END IF; RETURN OLD; END $$;"
+            "CREATE TRIGGER hangs BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION hang()"
+        )
+    actor = register(broker, dataclasses.replace(sweep, batch_size=10))
+
+    def hangs() -> bool:
+        with admin.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND query ~ 'user_statuses'")
+            return cursor.fetchone() is not None
+
+    actor.send()
+    with working(broker):
+        eventually(hangs)
+
+    [run] = Run.select()
+    assert (run.outcome, run.reason, run.counts["deleted_rows"]) == ("partial", "shutdown", 10)
+    assert broker.client.llen(f"{broker.namespace}:{actor.queue_name}") == 1
+
+
+def test_only_statements_within_an_actor_are_cancelled(  # R5
+    broker: RedisBroker, active: Callable[[str], list[int]], admin: Connection
+) -> None:
+    ended: list[BaseException | None] = []
+
+    @dramatiq.actor(broker=broker)
+    def waits() -> None:
+        database.execute_sql(_LONG)
+
+    def beside() -> None:
+        try:
+            database.execute_sql(_LONG)
+        except OperationalError as error:
+            ended.append(error)
+        finally:
+            database.close()
+
+    waits.send()
+    other = threading.Thread(target=beside)
+    with working(broker):
+        other.start()
+        eventually(lambda: len(active(_LONG)) == 2)
+
+    [still_there] = active(_LONG)
+    with admin.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s)", [still_there])
+    other.join(20)
+    assert "canceling statement" not in str(ended) and len(ended) == 1
+
+
+def test_a_commit_is_not_cancelled(  # R5
+    postgres: Database, active: Callable[[str], list[int]], admin: Connection, settings: Settings
+) -> None:
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE slow (id int);"
+            "CREATE FUNCTION take_time() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN PERFORM pg_advisory_xact_lock(1, hashtext(current_schema())); RETURN NULL; END $$;"
+            "CREATE CONSTRAINT TRIGGER slowly AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION take_time();"
+            "SELECT pg_advisory_lock(1, hashtext(current_schema()))"
+        )
+    its_own: list[Any] = []
+    failed: list[Exception] = []
+
+    def insert() -> None:
+        its_own.append(statement_of_this_thread())
+        try:
+            with database.atomic():
+                database.execute_sql("INSERT INTO slow VALUES (7)")
+        except OperationalError as error:
+            failed.append(error)
+        finally:
+            database.close()
+
+    inserting = threading.Thread(target=insert)
+    inserting.start()
+    eventually(lambda: active("COMMIT"))
+    cancelled = its_own[0].cancel()
+    with admin.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_unlock(1, hashtext(current_schema()))")
+    inserting.join(20)
+
+    assert (cancelled, failed) == (False, [])
+    assert database.execute_sql("SELECT id FROM slow").fetchall() == [(7,)]
+
+
+def test_nothing_under_way_is_nothing_to_cancel(postgres: Database) -> None:
+    statement = statement_of_this_thread()
+    assert statement is not None
+    without_a_connection = statement.cancel()
+    database.execute_sql("SELECT 1")
+
+    assert (without_a_connection, statement.cancel()) == (False, False)
+
+
+def test_a_server_that_does_not_let_one_in_is_said_and_no_more(  # R5
+    postgres: Database, active: Callable[[str], list[int]], admin: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    its_own: list[Any] = []
+    ended: list[str] = []
+
+    def wait() -> None:
+        its_own.append(statement_of_this_thread())
+        try:
+            database.execute_sql(_LONG)
+        except OperationalError as error:
+            ended.append(str(error))
+        finally:
+            database.close()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    eventually(lambda: active(_LONG))
+    [statement] = its_own
+    connection = statement._connection()
+    statement._connection = lambda: _Elsewhere(connection)
+
+    cancelled = statement.cancel()
+
+    with admin.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s)", active(_LONG))
+    waiting.join(20)
+    assert cancelled is False
+    assert "Statement could not be cancelled" in caplog.text
+
+
+class _Elsewhere:
+    """A connection whose server lets nobody else in."""
+
+    closed = 0
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    @property
+    def info(self) -> Any:
+        info = self._connection.info
+
+        class Info:
+            transaction_status = info.transaction_status
+            dsn_parameters = {**info.dsn_parameters, "user": "nobody_known", "dbname": "no_such_database"}
+            password = None
+            backend_pid = info.backend_pid
+
+        return Info

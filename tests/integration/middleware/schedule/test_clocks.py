@@ -1,0 +1,205 @@
+"""Clocks that step, daylight saving, schedulers side by side, and days without one (F7, S1, S4, S5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+from zoneinfo import ZoneInfo
+
+import pytest
+import redis
+
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from tests.integration.middleware.applications import at, close_all, rows, wake_up
+from tests.integration.middleware.schedule.ticking import Account, utc
+from tests.set_clock import Machine
+
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def own(settings: Settings, postgres: Database, redis_client: redis.Redis) -> Iterator[Settings]:
+    yield settings
+    close_all()
+
+
+def _run(machine: Machine, account: Account, until: datetime) -> None:
+    """One scheduler's life, in periodiq's own loop, and a worker after it."""
+    machine.run_scheduler(*account.process().actors.values(), until=until)
+    account.work_off()
+
+
+def test_two_schedulers_side_by_side_for_an_hour_fire_each_tick_once(own: Settings) -> None:
+    account = Account(own, "*/3 * * * *")
+    one, other = account.process(), account.process()
+
+    for minute in range(60):
+        wake_up(one, at(10, minute, 1))
+        wake_up(other, at(10, minute, 2))
+    account.work_off()
+
+    assert account.ran == account.recorded == account.nominal(at(9, 59), at(10, 59))
+    assert account.missed == 0
+
+
+def test_schedulers_restarted_within_each_minute_fire_each_tick_once(own: Settings) -> None:
+    account = Account(own, "* * * * *")
+
+    for second in range(0, 180, 20):
+        wake_up(account.process(), at(10) + timedelta(seconds=second))
+    account.work_off()
+
+    assert account.ran == account.recorded == account.nominal(at(9, 59), at(10, 2))
+    assert account.missed == 0
+
+
+@pytest.mark.parametrize("schedule", ["* * * * *", "*/7 * * * *", "0 * * * *"])
+@pytest.mark.parametrize("by", [HOUR, -HOUR], ids=["forwards", "backwards"])
+def test_a_clock_that_steps_by_an_hour_leaves_each_tick_one_outcome(
+    own: Settings, monkeypatch: pytest.MonkeyPatch, schedule: str, by: timedelta
+) -> None:
+    account, machine = Account(own, schedule), Machine(monkeypatch, at(9, 59, 30))
+    machine.step_clock(at(11, 20, 10), by)
+
+    _run(machine, account, until=at(12, 40, 30))
+
+    assert account.ran == account.recorded
+    assert account.ran <= account.nominal(at(9, 58), at(12, 40))
+    assert len(account.ran) + account.missed == len(account.nominal(at(9, 58), at(12, 40)))
+
+
+@pytest.mark.parametrize("schedule", ["* * * * *", "*/7 * * * *", "0 * * * *"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_clock_that_steps_forwards_and_back_again_leaves_each_tick_one_outcome(
+    own: Settings, monkeypatch: pytest.MonkeyPatch, schedule: str, restarted: bool
+) -> None:
+    # What was counted as missed while the clock was ahead, fires when its time comes after all, and is missed no more.
+    account, machine = Account(own, schedule), Machine(monkeypatch, at(9, 59, 30))
+    machine.step_clock(at(10, 20, 10), HOUR)
+    machine.step_clock(at(11, 25, 10), -HOUR)
+
+    if restarted:
+        _run(machine, account, until=at(11, 24, 30))
+    _run(machine, account, until=at(12, 40, 30))
+
+    assert account.ran == account.recorded
+    assert len(account.ran) + account.missed == len(account.nominal(at(9, 58), at(12, 40)))
+    assert account.missed < 60 / 7
+
+
+def test_a_clock_that_was_a_year_ahead_does_not_silence_the_year(own: Settings) -> None:
+    account, year = Account(own, "*/10 * * * *"), timedelta(days=365)
+    ahead = [at(10, 10) + year, at(10, 20) + year]
+
+    for moment in (at(10), *ahead, at(10, 10), at(10, 20), at(10, 30)):
+        wake_up(account.process(), moment)
+    account.work_off()
+
+    assert account.ran == account.recorded == {at(10), *ahead, at(10, 10), at(10, 20), at(10, 30)}
+    assert account.missed == len(account.nominal(at(10, 30), at(10) + year))
+
+
+SPRING, AUTUMN = "2026-03-29", "2026-10-25"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "day", "fired"),
+    [
+        # 2 o'clock is 3 o'clock: what the gap swallowed comes at its end.
+        ("30 2 * * *", SPRING, ["03:00+02:00"]),
+        ("15,45 2 * * *", SPRING, ["03:00+02:00"]),
+        # 3 o'clock is 2 o'clock: it comes the first time round.
+        ("30 2 * * *", AUTUMN, ["02:30+02:00"]),
+        ("0 1-3 * * *", AUTUMN, ["01:00+02:00", "02:00+02:00", "03:00+01:00"]),
+    ],
+)
+def test_a_time_of_day_fires_once_on_the_days_of_daylight_saving(
+    own: Settings, monkeypatch: pytest.MonkeyPatch, schedule: str, day: str, fired: list[str]
+) -> None:
+    account = _night(own, monkeypatch, schedule, day)
+
+    assert account.ran == account.recorded == {utc(f"{day}T{time}") for time in fired}
+    assert account.missed == 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "day", "fired"),
+    [
+        ("0 * * * *", SPRING, ["00:00+01:00", "01:00+01:00", "03:00+02:00", "04:00+02:00"]),
+        ("*/30 2 * * *", SPRING, []),
+        (
+            "0 * * * *",
+            AUTUMN,
+            ["00:00+02:00", "01:00+02:00", "02:00+02:00", "02:00+01:00", "03:00+01:00", "04:00+01:00"],
+        ),
+        ("*/30 2 * * *", AUTUMN, ["02:00+02:00", "02:30+02:00", "02:00+01:00", "02:30+01:00"]),
+    ],
+)
+def test_readings_of_the_clock_fire_once_each_on_the_days_of_daylight_saving(
+    own: Settings, monkeypatch: pytest.MonkeyPatch, schedule: str, day: str, fired: list[str]
+) -> None:
+    account = _night(own, monkeypatch, schedule, day)
+
+    assert account.ran == account.recorded == {utc(f"{day}T{time}") for time in fired}
+    assert account.missed == 0
+
+
+def _night(own: Settings, monkeypatch: pytest.MonkeyPatch, schedule: str, day: str) -> Account:
+    """A scheduler in Berlin from half a minute before midnight until ten past four."""
+    berlin = own.model_copy(update={"timezone": ZoneInfo("Europe/Berlin")})
+    midnight = datetime.fromisoformat(day).replace(tzinfo=berlin.timezone)
+    account = Account(berlin, schedule)
+    machine = Machine(monkeypatch, midnight.astimezone(UTC) - MINUTE / 2, zone="Europe/Berlin")
+    _run(machine, account, until=midnight.replace(hour=4, minute=10).astimezone(UTC))
+    return account
+
+
+@pytest.mark.parametrize("catch_up", ["latest", "none"])
+@pytest.mark.parametrize(
+    ("schedule", "start", "made_up"),
+    [
+        ("*/6 * * * *", "2026-03-05T10:02:20", "2026-03-05T10:00"),
+        ("30 2 * * *", "2026-03-05T10:02:20", "2026-03-05T02:30"),
+        ("0 0 1 * *", "2026-04-03T10:02:20", "2026-04-01T00:00"),
+        # The minute of the start is itself a tick: that one is it, in either case.
+        ("0 10 * * *", "2026-03-05T10:00:20", "2026-03-05T10:00"),
+        ("* * * * *", "2026-03-05T10:02:20", "2026-03-05T10:02"),
+    ],
+)
+def test_of_three_days_without_a_scheduler_the_latest_tick_is_made_up_and_all_are_accounted_for(
+    own: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    catch_up: Literal["latest", "none"],
+    schedule: str,
+    start: str,
+    made_up: str,
+) -> None:
+    account = Account(own.model_copy(update={"catch_up": catch_up}), schedule)
+    wake_up(account.process(), at(10))
+    before = set(account.nominal(at(9, 59), at(10)))
+
+    _run(Machine(monkeypatch, utc(start)), account, until=utc(start) + 3 * MINUTE)
+
+    latest = utc(made_up)
+    in_its_minute = utc(start) - latest < MINUTE
+    expected = {latest} if catch_up == "latest" or in_its_minute else set()
+    assert {tick for tick in account.ran if tick <= utc(start)} == expected | before
+    assert account.ran == account.recorded
+    last_missed = latest - MINUTE if latest in expected else latest
+    assert account.missed == len(account.nominal(at(10), last_missed))
+    gaps = [row for row in rows("swept") if row[0] == "missed"]
+    assert len(gaps) <= 1, "a row for each gap"
+
+
+def test_outages_one_after_the_other_have_a_row_each(own: Settings) -> None:
+    account = Account(own, "0 * * * *")
+    for hour in (6, 9, 10, 14):
+        wake_up(account.process(), at(hour))
+    account.work_off()
+
+    gaps = [row[2:] for row in rows("swept") if row[0] == "missed"]
+    assert gaps == [(at(8), {"missed": 2}), (at(13), {"missed": 3})]
+    assert account.ran == account.recorded == {at(6), at(9), at(10), at(14)}

@@ -1,0 +1,164 @@
+"""Ticks whose outcome the database could not take when they had it (S5, F8)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq.middleware import SkipMessage
+from peewee import OperationalError
+
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database, connect_to, database
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.middleware.schedule.tick_store import TickMemory
+from housekeeping.sweeps.declaration import LeaseTerms
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.registration import register
+from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.integration.middleware.applications import at, close_all, installed, rows, scheduler, wake_up
+from tests.integration.middleware.hands import Hands
+from tests.integration.middleware.schedule.ticking import Account
+
+
+@pytest.fixture
+def own(settings: Settings, postgres: Database, redis_client: redis.Redis) -> Iterator[Settings]:
+    yield settings
+    close_all()
+
+
+def test_an_outcome_the_database_could_not_take_is_written_by_the_next_scheduler(own: Settings) -> None:
+    # The worker that ran it may be gone by then.
+    account = Account(own, "0 * * * *")
+    wake_up(account.process(), at(10))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "record", _database_away)
+        account.work_off()
+
+    wake_up(account.process(), at(10, 1))
+
+    assert rows("swept") == [("done", None, at(10), {})]
+
+
+def test_a_tick_whose_sweep_could_not_open_its_row_has_failed_when_the_database_is_back(own: Settings) -> None:
+    broker = installed(own)
+    register(broker, sweep)
+    wake_up(broker, at(10))
+    ours = database.obj
+
+    database.initialize(connect_to("postgresql://nobody@127.0.0.1:1/nothing"))
+    Hands(broker, sweep.queue).run()
+    database.initialize(ours)
+    wake_up(broker, at(10, 1))
+
+    [(outcome, reason, tick, _)] = rows(sweep.name)
+    assert (outcome, tick) == ("failed", at(10))
+    assert reason is not None and reason.startswith("database: ")
+
+
+def test_a_tick_that_was_skipped_and_could_not_be_recorded_is_tried_again(own: Settings) -> None:
+    broker = installed(own)
+    register(broker, dataclasses.replace(sweep, lease=LeaseTerms("statuses", timedelta(minutes=10))))
+    wake_up(broker, at(10))
+    hands = Hands(broker, sweep.queue)
+    assert ExclusiveLease("statuses", timedelta(minutes=10)).try_obtain() is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "record", _database_away)
+        hands.run()
+
+    hands.come_due()
+    hands.run()
+
+    assert rows(sweep.name) == [("skipped", "lease_held", at(10), {})]
+
+
+def test_an_outcome_that_neither_database_nor_redis_could_take_is_handed_on_with_the_workers_next_message(
+    own: Settings,
+) -> None:
+    worker = scheduler(own)
+    other = dramatiq.actor(broker=worker, actor_name="other")(lambda: None)
+    wake_up(scheduler(own), at(10))
+    hands = Hands(worker)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "record", _database_away)
+        patch.setattr(TickMemory, "note", _redis_away)
+        hands.run()
+        other.send()
+        hands.run()
+
+    other.send()
+    hands.run()
+    wake_up(scheduler(own), at(10, 1))
+
+    assert rows("swept") == [("done", None, at(10), {})]
+
+
+@pytest.mark.parametrize("text", ["caf\udce9", "a\0b"], ids=["undecodable", "nul"])
+@pytest.mark.parametrize(("kind", "outcome"), [(ValueError, "failed"), (SkipMessage, "skipped")])
+def test_a_tick_that_ends_with_a_text_the_database_cannot_take_has_its_outcome(
+    own: Settings, text: str, kind: type[Exception], outcome: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Dramatiq logs the text as it is; what runs tests in parallel cannot send that on.
+    caplog.set_level(logging.CRITICAL, "dramatiq")
+    account = Account(own, "0 * * * *", max_retries=0)
+    account.failures = iter([kind(text)])
+    wake_up(account.process(), at(10))
+
+    account.work_off()
+
+    assert [(row[0], row[2]) for row in rows("swept")] == [(outcome, at(10))]
+
+
+@pytest.mark.parametrize(
+    ("field", "row"),
+    [
+        ("nothing that we know", {}),
+        ("row.1:no time:swept", {}),
+        ("row.1:1:swept", {}),
+        ("row.1:1:swept", None),
+        ("row.1:1:swept", {"outcome": "failed", "reason": "caf\udce9", "message_id": "1"}),
+        ("row.1:1:swept", {"outcome": "failed", "reason": "x", "message_id": "1", "of_a_newer_release": 1}),
+    ],
+    ids=["no_note", "no_time", "no_row", "null", "undecodable", "newer"],
+)
+def test_a_note_that_cannot_be_written_costs_itself_only(
+    own: Settings, redis_client: redis.Redis, field: str, row: object
+) -> None:
+    account = Account(own, "0 * * * *")
+    wake_up(account.process(), at(10))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "record", _database_away)
+        account.work_off()
+    redis_client.hset(f"{own.namespace}:tick_notes", field, json.dumps(row))
+
+    wake_up(account.process(), at(11))
+    account.work_off()
+
+    assert rows("swept") == [("done", None, at(10), {}), ("done", None, at(11), {})]
+    assert redis_client.hkeys(f"{own.namespace}:tick_notes") == [field.encode()], "another release may know it"
+
+
+def test_a_sweep_that_failed_and_said_so_has_one_row(own: Settings) -> None:
+    # Its table is not there.
+    broker = installed(own)
+    register(broker, sweep)
+    wake_up(broker, at(10))
+
+    Hands(broker, sweep.queue).run()
+
+    assert [(row[0], row[2]) for row in rows(sweep.name)] == [("failed", at(10))]
+
+
+def _database_away(*args: Any, **kwargs: Any) -> None:
+    raise OperationalError("the server closed the connection")
+
+
+def _redis_away(*args: Any, **kwargs: Any) -> None:
+    raise redis.ConnectionError("connection closed by server")

@@ -1,0 +1,183 @@
+"""Schedulers that die between any two steps of sending a tick: it fires once, or is recorded as missed (S1, S5, F7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from housekeeping.middleware.schedule.middleware import Schedule
+from housekeeping.middleware.schedule.tick_store import TickMemory
+from housekeeping.sweeps.ledger import runs
+from tests.integration.middleware.applications import at, close_all, queued, rows, wake_up
+from tests.integration.middleware.schedule.ticking import Account, Killed, let_claims_end
+
+#: Plants where a scheduler dies.
+Dies = Callable[[pytest.MonkeyPatch, RedisBroker], None]
+
+
+@pytest.fixture
+def own(settings: Settings, postgres: Database, redis_client: redis.Redis) -> Iterator[Settings]:
+    yield settings
+    close_all()
+
+
+def _dies_before(owner: Any, name: str) -> Dies:
+    def plant(patch: pytest.MonkeyPatch, broker: RedisBroker) -> None:
+        def die(*args: Any, **kwargs: Any) -> None:
+            raise Killed
+
+        # None: of this broker itself, which makes some of its methods as they are asked for.
+        patch.setattr(owner or broker, name, die, raising=False)
+
+    return plant
+
+
+def _dies_after(owner: Any, name: str) -> Dies:
+    def plant(patch: pytest.MonkeyPatch, broker: RedisBroker) -> None:
+        step = getattr(owner, name)
+
+        def do_and_die(*args: Any, **kwargs: Any) -> None:
+            step(*args, **kwargs)
+            raise Killed
+
+        patch.setattr(owner, name, do_and_die)
+
+    return plant
+
+
+POINTS = {
+    "before_the_claim": _dies_before(TickMemory, "claim"),
+    "between_claim_and_enqueue": _dies_after(TickMemory, "claim"),
+    "within_the_enqueue": _dies_before(None, "do_enqueue"),
+    "between_enqueue_and_confirm": _dies_before(Schedule, "sent"),
+    "between_confirm_and_ledger": _dies_after(TickMemory, "settle"),
+    "before_the_note_is_written": _dies_before(runs, "record"),
+    "between_ledger_and_note": _dies_before(TickMemory, "strike"),
+}
+
+
+def _killed(account: Account, dies: Dies, now: Any) -> None:
+    broker = account.process()
+    with pytest.MonkeyPatch.context() as patch:
+        dies(patch, broker)
+        with pytest.raises(Killed):
+            wake_up(broker, now)
+    let_claims_end(account.settings.namespace)
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("quick", [True, False], ids=["worker_at_once", "worker_later"])
+def test_a_scheduler_killed_anywhere_leaves_each_tick_one_outcome(own: Settings, point: str, quick: bool) -> None:
+    # The outage before it makes a gap, whose row has to outlive the kill as well.
+    account = Account(own, "0 * * * *")
+    wake_up(account.process(), at(6))
+
+    _killed(account, POINTS[point], at(10))
+    if quick:
+        account.work_off()
+    wake_up(account.process(), at(10, 1))
+    wake_up(account.process(), at(11))
+    account.work_off()
+
+    assert account.ran == account.recorded == {at(6), at(10), at(11)}
+    assert account.missed == 3
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("quick", [True, False], ids=["worker_at_once", "worker_later"])
+def test_a_scheduler_killed_anywhere_for_good_leaves_each_tick_one_outcome(
+    own: Settings, point: str, quick: bool
+) -> None:
+    # Nobody comes to make it up before the next tick is due.
+    account = Account(own, "* * * * *")
+    wake_up(account.process(), at(10))
+
+    _killed(account, POINTS[point], at(10, 5))
+    if quick:
+        account.work_off()
+    wake_up(account.process(), at(10, 9))
+    account.work_off()
+    wake_up(account.process(), at(10, 10))
+    account.work_off()
+
+    assert account.ran == account.recorded
+    assert len(account.ran) + account.missed == len(account.nominal(at(9, 59), at(10, 10)))
+
+
+@pytest.mark.parametrize("point", ["between_claim_and_enqueue", "between_enqueue_and_confirm"])
+def test_a_scheduler_killed_anywhere_with_nothing_made_up_leaves_each_tick_one_outcome(
+    own: Settings, point: str
+) -> None:
+    account = Account(own.model_copy(update={"catch_up": "none"}), "0 * * * *")
+    wake_up(account.process(), at(9))
+
+    _killed(account, POINTS[point], at(10))
+    wake_up(account.process(), at(10, 1))
+    account.work_off()
+
+    assert account.ran == account.recorded == {at(9)}
+    assert rows("swept")[0] == ("missed", "no_scheduler", at(10), {"missed": 1})
+
+
+def test_a_message_whose_tick_was_counted_as_missed_meanwhile_does_not_run(own: Settings) -> None:
+    account = Account(own, "* * * * *")
+    wake_up(account.process(), at(10))
+    account.work_off()
+
+    _killed(account, POINTS["between_enqueue_and_confirm"], at(10, 1))
+    wake_up(account.process(), at(10, 2))
+    account.work_off()
+
+    assert account.ran == account.recorded == {at(10), at(10, 2)}
+    assert account.missed == 1
+
+
+def test_a_scheduler_killed_at_its_very_first_tick_leaves_that_to_be_made_up(own: Settings) -> None:
+    account = Account(own, "0 * * * *")
+
+    _killed(account, POINTS["between_claim_and_enqueue"], at(10))
+    wake_up(account.process(), at(10, 7))
+    account.work_off()
+
+    assert (account.ran, account.missed) == ({at(10)}, 0)
+
+
+def test_a_tick_that_is_just_being_sent_is_left_to_who_sends_it(own: Settings) -> None:
+    account = Account(own, "0 * * * *")
+    one, other = account.process(), account.process()
+    with pytest.MonkeyPatch.context() as patch:
+        POINTS["between_claim_and_enqueue"](patch, one)
+        with pytest.raises(Killed):
+            wake_up(one, at(10))
+
+    wake_up(other, at(10, 0, 1))
+
+    assert queued(other) == []
+
+
+def test_a_tick_dropped_as_a_duplicate_is_recorded_though_the_scheduler_dies_of_it(own: Settings) -> None:
+    # D2, S5
+    account = Account(own, "* * * * *", idempotent=True)
+    wake_up(account.process(), at(10))
+
+    _killed(account, POINTS["before_the_note_is_written"], at(10, 1))
+    wake_up(account.process(), at(10, 1, 30))
+
+    assert rows("swept") == [("skipped", "deduplicated", at(10, 1), {})]
+
+
+def test_two_schedulers_that_write_of_one_gap_write_one_row(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    account = Account(own, "0 * * * *")
+    wake_up(account.process(), at(6))
+    monkeypatch.setattr(TickMemory, "strike", lambda *args: False)
+
+    wake_up(account.process(), at(10))
+    wake_up(account.process(), at(10, 1))
+
+    assert rows("swept") == [("missed", "no_scheduler", at(9), {"missed": 3})]

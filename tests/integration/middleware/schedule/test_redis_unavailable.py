@@ -1,0 +1,193 @@
+"""Schedulers and workers that lose Redis between any two steps of a tick, or find it empty (S1, S3, S5, F7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from housekeeping.middleware.schedule.tick_store import TickMemory
+from tests.integration.middleware.applications import at, close_all, queued, rows, wake_up
+from tests.integration.middleware.hands import Hands, delivered_again
+from tests.integration.middleware.schedule.ticking import Account
+
+
+@pytest.fixture
+def own(settings: Settings, postgres: Database, redis_client: redis.Redis) -> Iterator[Settings]:
+    yield settings
+    close_all()
+
+
+def _lose(patch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool) -> None:
+    """The connection breaks before Redis hears of this step, or after it took it and before it could say so."""
+    step = getattr(owner, name)
+
+    def lose(*args: Any, **kwargs: Any) -> None:
+        if after:
+            step(*args, **kwargs)
+        raise redis.ConnectionError("connection closed by server")
+
+    patch.setattr(owner, name, lose, raising=False)
+
+
+POINTS = ["look", "claim", "do_enqueue", "settle", "notes", "strike"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("after", [False, True], ids=["not_heard", "not_answered"])
+def test_a_scheduler_that_loses_redis_anywhere_goes_on_and_each_tick_has_one_outcome(
+    own: Settings, point: str, after: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    account = Account(own, "0 * * * *")
+    wake_up(account.process(), at(6))
+    broker = account.process()
+
+    with pytest.MonkeyPatch.context() as patch:
+        _lose(patch, broker if point == "do_enqueue" else TickMemory, point, after=after)
+        wake_up(broker, at(10))
+    for moment in (at(10, 1), at(11), at(11, 1)):
+        wake_up(broker, moment)
+    account.work_off()
+
+    assert account.ran == account.recorded == {at(6), at(10), at(11)}
+    assert account.missed == 3
+    assert any(record.levelname == "ERROR" for record in caplog.records), "it says so"
+
+
+def test_the_ticks_of_a_new_actor_are_accounted_for_though_redis_is_away_when_the_first_scheduler_starts(
+    own: Settings,
+) -> None:
+    # S5: neither Redis nor the ledger has ever heard of it
+    account = Account(own, "* * * * *")
+    broker = account.process()
+
+    with pytest.MonkeyPatch.context() as patch:
+        _lose(patch, TickMemory, "look", after=False)
+        for minute in (0, 1, 2):
+            wake_up(broker, at(10, minute))
+    wake_up(broker, at(10, 3))
+    account.work_off()
+
+    assert account.ran == account.recorded == {at(10, 3)}
+    assert account.missed == 3
+
+
+def test_a_tick_whose_message_came_into_the_queue_twice_runs_once(own: Settings) -> None:
+    # The answer to the enqueueing was lost, so the next minute sends it again; the actor is not idempotent.
+    account = Account(own, "0 * * * *")
+    broker = account.process()
+    with pytest.MonkeyPatch.context() as patch:
+        _lose(patch, broker, "do_enqueue", after=True)
+        wake_up(broker, at(10))
+    wake_up(broker, at(10, 1))
+    in_the_queue = len(queued(broker))
+
+    account.work_off()
+
+    assert (in_the_queue, account.runs) == (2, {at(10): 1})
+    assert rows("swept") == [("done", None, at(10), {})]
+
+
+def test_a_tick_whose_message_is_found_in_the_queue_is_not_dropped_in_its_favour(own: Settings) -> None:
+    # Deduplication sees that the message is there: that is no reason to say that the tick was skipped.
+    account = Account(own, "0 * * * *", idempotent=True, deduplicate="until_executed")
+    broker = account.process()
+    with pytest.MonkeyPatch.context() as patch:
+        _lose(patch, TickMemory, "settle", after=False)
+        wake_up(broker, at(10))
+    wake_up(broker, at(10, 1))
+
+    account.work_off()
+
+    assert account.runs == {at(10): 1}
+    assert rows("swept") == [("done", None, at(10), {})]
+
+
+def test_a_message_whose_tick_cannot_be_asked_for_does_not_run_unprotected(own: Settings) -> None:
+    account = Account(own, "0 * * * *")
+    broker = account.process()
+    wake_up(broker, at(10))
+
+    with pytest.MonkeyPatch.context() as patch:
+        _lose(patch, TickMemory, "settle", after=False)
+        account.work_off()
+    ran = dict(account.runs)
+    account.come_due()
+
+    assert ran == {}
+    assert account.runs == {at(10): 1}
+
+
+def test_a_worker_killed_over_a_tick_leaves_it_to_the_next_delivery(own: Settings) -> None:
+    account = Account(own, "0 * * * *")
+    broker = account.process()
+    wake_up(broker, at(10))
+    message = Hands(broker).fetch()
+    assert message is not None
+    broker.emit_before("process_message", message)
+
+    account.run(delivered_again(message))
+
+    assert rows("swept") == [("done", None, at(10), {})]
+    assert account.ran == {at(10)}
+
+
+def test_the_outcome_of_a_tick_is_that_of_its_last_row(own: Settings) -> None:
+    account = Account(own, "0 * * * *")
+    account.failures = iter([ValueError("no"), ValueError("not yet"), None])
+    wake_up(account.process(), at(10))
+
+    account.work_off()
+    account.come_due()
+    wake_up(account.process(), at(11))
+    account.failures = iter([])
+    account.come_due()
+    account.work_off()
+
+    assert [(row[0], row[2]) for row in rows("swept")] == [
+        ("failed", at(10)),
+        ("failed", at(10)),
+        ("done", at(10)),
+        ("done", at(11)),
+    ]
+
+
+def test_a_redis_that_comes_back_empty_between_two_ticks_makes_no_difference(own: Settings) -> None:
+    account = Account(own, "* * * * *")
+    for minute in (0, 1):
+        wake_up(account.process(), at(10, minute))
+        account.work_off()
+
+    _empty(account)
+    wake_up(account.process(), at(10, 1, 30))
+    wake_up(account.process(), at(10, 2))
+    account.work_off()
+
+    assert account.ran == account.recorded == {at(10), at(10, 1), at(10, 2)}
+    assert account.missed == 0
+
+
+def test_a_tick_that_was_in_the_queue_of_a_redis_that_came_back_empty_is_missed_or_made_up(own: Settings) -> None:
+    account = Account(own, "* * * * *")
+    wake_up(account.process(), at(10))
+    account.work_off()
+
+    wake_up(account.process(), at(10, 1))
+    _empty(account)
+    wake_up(account.process(), at(10, 1, 30))
+    _empty(account)
+    wake_up(account.process(), at(10, 4))
+    account.work_off()
+
+    assert account.ran == account.recorded == {at(10), at(10, 4)}
+    assert account.missed == 3
+
+
+def _empty(account: Account) -> None:
+    client = shared_redis.get()
+    client.delete(*client.scan_iter(match=f"{account.settings.namespace}:*"))

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import dramatiq
+import periodiq
+import pytest
+import redis
+
+from housekeeping import embedded
+from housekeeping.core.cron import Cron
+from housekeeping.core.errors import DeclarationError
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from tests.integration.middleware.applications import (
+    at,
+    close_all,
+    due,
+    eventually,
+    installed,
+    queued,
+    rows,
+    scheduler,
+    ticks,
+    wake_up,
+    working,
+)
+
+
+@pytest.fixture
+def own(settings: Settings, postgres: Database, redis_client: redis.Redis) -> Iterator[Settings]:
+    yield settings
+    close_all()
+
+
+def test_a_tick_fires_once_although_two_schedulers_saw_it_due(own: Settings) -> None:  # S1
+    one, other = scheduler(own), scheduler(own)
+    now = at(10)
+    both = [*due(one, now), *due(other, now)]
+
+    for actor in both:
+        actor.send_with_options(scheduled_at=str(now))
+
+    assert len(both) == 2
+    assert ticks(one) == ["10:00"]
+
+
+def test_a_scheduler_restarted_within_the_minute_does_not_fire_again(own: Settings) -> None:  # S1
+    wake_up(scheduler(own), at(10, 0, 3))
+
+    wake_up(scheduler(own), at(10, 0, 40))
+
+    assert ticks(scheduler(own)) == ["10:00"]
+
+
+def test_a_clock_that_steps_back_fires_no_tick_again(own: Settings) -> None:  # S1
+    broker = scheduler(own, "* * * * *")
+    for minute in (0, 1, 2, 0, 1, 2, 3):
+        wake_up(broker, at(10, minute))
+
+    assert ticks(broker) == ["10:00", "10:01", "10:02", "10:03"]
+
+
+def test_a_clock_that_steps_back_beyond_what_is_remembered_fires_nothing(own: Settings) -> None:  # S1
+    broker = scheduler(own)
+    redis_client = broker.client
+    key = f"{own.namespace}:ticks:swept"
+    redis_client.zadd(key, {f"{n}:x": int(at(10).timestamp()) + n * 3600 for n in range(1500)})
+
+    wake_up(broker, at(9))
+
+    assert ticks(broker) == []
+
+
+def test_a_tick_sent_again_after_redis_came_back_empty_is_the_same_message(own: Settings) -> None:  # S1
+    broker = scheduler(own)
+    wake_up(broker, at(10))
+    [before] = queued(broker)
+    keys = list(broker.client.scan_iter(match=f"{own.namespace}:*"))
+    broker.client.delete(*keys)
+
+    wake_up(broker, at(10, 0, 30))
+
+    assert [message.message_id for message in queued(broker)] == [before.message_id]
+
+
+def test_a_scheduler_outlives_redis_and_fires_the_next_tick(own: Settings) -> None:  # S3
+    with embedded.start(postgres=False) as servers:
+        broker = scheduler(own.model_copy(update={"redis_url": servers.redis_url}), "* * * * *")
+        wake_up(broker, at(10))
+        servers.stop("redis")
+        wake_up(broker, at(10, 1))
+        servers.start("redis")
+        wake_up(broker, at(10, 2))
+
+        assert ticks(broker) == ["10:02"]
+
+
+def test_one_actor_waits_for_a_redis_that_is_away_not_each(  # S3
+    own: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    with embedded.start(postgres=False) as servers:
+        broker = scheduler(own.model_copy(update={"redis_url": servers.redis_url}))
+
+        @dramatiq.actor(broker=broker, schedule="* * * * *")
+        def other() -> None: ...
+
+        servers.stop("redis")
+        assert due(broker, at(10)) == []
+        assert due(broker, at(10, 1)) == []
+
+    asked = [record for record in caplog.records if "cannot be asked for" in record.getMessage()]
+    assert len(asked) == 2
+
+
+def test_a_tick_whose_message_did_not_reach_the_queue_is_sent_the_next_minute(  # S3
+    own: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = scheduler(own)
+    with monkeypatch.context() as patch:
+        patch.setattr(broker, "do_enqueue", _connection_lost, raising=False)
+        wake_up(broker, at(10))
+
+    wake_up(broker, at(10, 1))
+
+    assert (ticks(broker), rows("swept")) == (["10:00"], [])
+
+
+def _connection_lost(*args: object) -> None:
+    raise redis.ConnectionError("connection closed by server")
+
+
+def test_a_tick_whose_message_was_a_duplicate_is_skipped_in_the_ledger(own: Settings) -> None:  # S5, D2
+    broker = scheduler(own, "* * * * *", idempotent=True)
+    wake_up(broker, at(10))
+
+    wake_up(broker, at(10, 1))
+
+    assert ticks(broker) == ["10:00"]
+    assert rows("swept") == [("skipped", "deduplicated", at(10, 1), {})]
+
+
+def test_the_ticks_of_a_plain_actor_have_their_outcome_in_the_ledger(own: Settings) -> None:  # S5
+    broker = installed(own)
+    failures = iter([None, ValueError("no")])
+
+    @dramatiq.actor(broker=broker, schedule="* * * * *", max_retries=0)
+    def plain() -> None:
+        if failure := next(failures):
+            raise failure
+
+    with working(broker):
+        for minute in (0, 1):
+            wake_up(broker, at(10, minute))
+            eventually(lambda: not queued(broker))
+    wake_up(broker, at(10, 1))
+
+    assert rows("plain") == [("done", None, at(10), {}), ("failed", "no", at(10, 1), {})]
+
+
+def test_a_message_skipped_by_a_middleware_has_its_tick_skipped_with_the_reason(own: Settings) -> None:  # S5
+    broker = installed(own)
+
+    @dramatiq.actor(broker=broker, schedule="* * * * *", max_age=1)
+    def old() -> None: ...
+
+    wake_up(broker, at(10))
+    with working(broker):
+        eventually(lambda: rows("old"))
+
+    assert rows("old") == [("skipped", "Message age limit exceeded", at(10), {})]
+
+
+def test_late_messages_and_retries_run_even_with_periodiqs_own_middleware(own: Settings) -> None:  # R3
+    broker = installed(own)
+    broker.add_middleware(periodiq.PeriodiqMiddleware(skip_delay=30))
+    failures = iter([ValueError("not yet"), None])
+
+    @dramatiq.actor(broker=broker, schedule="* * * * *", min_backoff=1, max_backoff=2)
+    def late() -> None:
+        if failure := next(failures):
+            raise failure
+
+    wake_up(broker, datetime.now(UTC) - timedelta(hours=1))
+    with working(broker):
+        eventually(lambda: len(rows("late")) == 2)
+
+    assert [row[0] for row in rows("late")] == ["failed", "done"]
+
+
+def test_a_schedule_given_in_periodiqs_own_words_is_read_by_ours(own: Settings) -> None:  # S2
+    broker = installed(own)
+
+    @dramatiq.actor(broker=broker, periodic=periodiq.cron("@weekly"))
+    def weekly() -> None: ...
+
+    cron = weekly.options["periodic"]
+    assert isinstance(cron, Cron)
+    assert cron.next(datetime(2026, 3, 5, tzinfo=UTC)) == datetime(2026, 3, 8, tzinfo=UTC)
+
+
+def test_actors_that_share_a_cron_have_ticks_of_their_own(own: Settings) -> None:  # S1
+    broker = installed(own)
+    shared = Cron("* * * * *")
+
+    @dramatiq.actor(broker=broker, periodic=shared)
+    def one() -> None: ...
+
+    @dramatiq.actor(broker=broker, periodic=shared)
+    def other() -> None: ...
+
+    other.send_with_options(scheduled_at=str(at(10)))
+    wake_up(broker, at(10))
+
+    assert sorted(message.actor_name for message in queued(broker)) == ["one", "other"]
+
+
+def test_a_schedule_for_an_actor_that_needs_arguments_is_refused(own: Settings) -> None:
+    broker = installed(own)
+
+    with pytest.raises(DeclarationError, match="a schedule sends no arguments"):
+
+        @dramatiq.actor(broker=broker, schedule="* * * * *")
+        def needy(project_id: int) -> None: ...

@@ -1,0 +1,107 @@
+"""A schedule whose every tick is accounted for: what fired, what ran, and what the ledger says of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import dramatiq
+from dramatiq import MessageProxy
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.core.cron import Cron
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
+from housekeeping.sweeps.ledger.models import Run
+from tests.integration.middleware.applications import installed
+from tests.integration.middleware.hands import Hands
+
+
+class Killed(BaseException):
+    """What a process is to itself when it is killed: nothing of it goes on."""
+
+
+class Account:
+    """The schedulers and workers of one plain actor, ``swept``, and the books of its ticks."""
+
+    def __init__(self, settings: Settings, schedule: str, **options: Any) -> None:
+        self.settings = settings
+        self.schedule = schedule
+        self._options = options
+        self.runs: Counter[datetime] = Counter()
+        #: What the coming runs raise; none: they end well.
+        self.failures: Iterator[Exception | None] = iter(())
+        self._in_hand = ""
+
+    def process(self) -> RedisBroker:
+        """A process that has just started: a broker of its own, with nothing in its memory."""
+        broker = installed(self.settings)
+
+        @dramatiq.actor(broker=broker, actor_name="swept", schedule=self.schedule, **self._options)
+        def swept() -> None:
+            self.runs[datetime.fromisoformat(self._in_hand)] += 1
+            if failure := next(self.failures, None):
+                raise failure
+
+        return broker
+
+    def work_off(self) -> None:
+        """A worker that runs all there is in the queue."""
+        hands = Hands(self.process())
+        while (message := hands.fetch()) is not None:
+            self._run(hands, message)
+
+    def run(self, message: MessageProxy) -> None:
+        """A worker that runs a message it was given."""
+        self._run(Hands(self.process()), message)
+
+    def come_due(self) -> None:
+        """Retries come due and run, until none is left."""
+        hands = Hands(self.process())
+        hands.come_due()
+        while (message := hands.fetch()) is not None:
+            self._run(hands, message)
+            hands.come_due()
+
+    def _run(self, hands: Hands, message: MessageProxy) -> None:
+        self._in_hand = message.options["tick"]
+        hands.run(message)
+
+    def nominal(self, after: datetime, until: datetime) -> set[datetime]:
+        """The ticks later than one moment and not later than another."""
+        return set(Cron(self.schedule, self.settings.timezone).ticks(after, until))
+
+    @property
+    def ran(self) -> set[datetime]:
+        assert all(times == 1 for times in self.runs.values()), "a tick ran more than once"
+        return set(self.runs)
+
+    @property
+    def recorded(self) -> set[datetime]:
+        """The ticks that have an outcome of their own."""
+        own: Any = Run.select(Run.tick).where(Run.outcome != "missed").tuples()
+        ticks = [tick for (tick,) in own]
+        assert len(ticks) == len(set(ticks)), "a tick has two outcomes"
+        return set(ticks)
+
+    @property
+    def missed(self) -> int:
+        """How many ticks the ledger says were missed."""
+        gaps: Any = Run.select(Run.counts).where(Run.outcome == "missed").tuples()
+        return sum(counts["missed"] for (counts,) in gaps)
+
+
+def let_claims_end(namespace: str) -> None:
+    """The seconds for which a dead scheduler's claims hold are over."""
+    client = shared_redis.get()
+    for key in list(client.scan_iter(match=f"{namespace}:tick_claim:*")):
+        assert 0 < client.pttl(key) <= 10_000, "a claim that would block for longer than seconds"
+        client.delete(key)
+
+
+def utc(text: str) -> datetime:
+    """A moment from its ISO form; UTC unless it says otherwise."""
+    at = datetime.fromisoformat(text)
+    return at if at.tzinfo else at.replace(tzinfo=UTC)

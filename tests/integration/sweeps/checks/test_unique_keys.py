@@ -1,0 +1,274 @@
+"""Which columns identify a row: a sweep whose model says otherwise than its table does not begin."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from peewee import BigAutoField, BigIntegerField, CompositeKey, Field, IntegerField, TextField, UUIDField
+from psycopg2.extensions import connection as Connection
+
+from housekeeping import BaseModel, Call, Delete, Sweep, UtcDateTimeField
+from housekeeping.core.errors import DeclarationError
+from housekeeping.core.events import event
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from housekeeping.database.primary_key import forget
+from housekeeping.doctor import unique_keys
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.insight.diagnostics import Finding
+from housekeeping.sweeps.insight.plan import plan
+
+Do = Callable[[str], Any]
+
+
+class Event(BaseModel):
+    """Declared with a part of its table's key."""
+
+    id = BigAutoField()
+    happened_at = UtcDateTimeField()
+    kind = IntegerField(null=True)
+
+
+def sweep_of(*order: Field, action: Any = None, **given: Any) -> Sweep:
+    return Sweep(
+        name="shop.events", stale=lambda now: Event.happened_at < now, order=order, action=action or Delete(), **given
+    )
+
+
+by_id = sweep_of(Event.id, batch_size=5)
+by_time = sweep_of(Event.happened_at, Event.id, batch_size=5)
+
+
+@pytest.fixture
+def do(postgres: Database, admin: Connection) -> Iterator[Do]:
+    def execute(statement: str) -> Any:
+        with admin.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchone()[0] if cursor.description else None
+
+    yield execute
+    forget(Event)
+
+
+@pytest.fixture
+def events(do: Do) -> None:
+    """Ten events of each of five ids."""
+    do("CREATE TABLE event (id bigint, happened_at timestamptz, kind integer, PRIMARY KEY (id, happened_at))")
+    do(
+        "INSERT INTO event SELECT n % 5, '2026-01-01'::timestamptz + n * interval '1 s' "
+        "FROM generate_series(1, 50) AS n"
+    )
+
+
+def found(sweep: Sweep) -> list[Finding]:
+    return list(unique_keys.examine(Settings.load(), {sweep.name: sweep}))
+
+
+WRONG = 'Event declares the key (id) and order is (id), but rows of "event" are identified by (id, happened_at)'
+WRITE = (
+    "write order=(Event.id, Event.happened_at) and "
+    "primary_key = CompositeKey('id', 'happened_at') in class Meta of Event"
+)
+
+
+def test_order_without_the_whole_key_fails_the_run(events: None, do: Do, last_run: Callable[[], Any]) -> None:
+    archived: list[Event] = []
+    archive = sweep_of(Event.id, action=Call(archived.append, then=Delete()), batch_size=5)
+
+    result = perform(archive)
+
+    assert (result.outcome, result.reason) == ("failed", f"shop.events: {WRONG}; {WRITE}")
+    assert (last_run().outcome, last_run().reason) == ("failed", result.reason)
+    assert (archived, do("SELECT count(*) FROM event")) == ([], 50)
+
+
+def test_plan_and_doctor_refuse_the_same_key(events: None) -> None:
+    with pytest.raises(DeclarationError) as refused:
+        plan(by_id)
+
+    assert str(refused.value) == f"shop.events: {WRONG}; {WRITE}"
+    (error,) = found(by_id)
+    assert (error.level, error.area, error.text, error.way_out) == ("error", "shop.events", WRONG, WRITE)
+
+
+@pytest.mark.parametrize("whole_batch", [True, False])
+def test_call_acts_on_the_rows_it_was_given_by_the_real_key(events: None, do: Do, whole_batch: bool) -> None:
+    given: list[Event] = []
+    function = given.extend if whole_batch else given.append
+    some = sweep_of(
+        Event.happened_at, Event.id, action=Call(function, then=Delete(), whole_batch=whole_batch), batch_size=5
+    )
+    planned = plan(some).stale.rows
+
+    result = perform(some)
+
+    assert (result.outcome, result.counts["deleted_rows"], planned, len(given)) == ("done", 50, 50, 50)
+    assert len({(event.id, event.happened_at) for event in given}) == 50
+    (warning,) = found(some)
+    assert (warning.level, warning.text) == (
+        "warning",
+        "Event declares the key (id), which is not unique; runs use (id, happened_at)",
+    )
+
+
+def test_bisection_acts_on_single_rows_of_a_composite_key(events: None, do: Do) -> None:
+    do(
+        "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF OLD.happened_at = '2026-01-01 00:00:07+00' THEN RAISE EXCEPTION 'kept'; END IF; RETURN OLD; END $$;"
+        "CREATE TRIGGER keep BEFORE DELETE ON event FOR EACH ROW EXECUTE FUNCTION keep()"
+    )
+
+    result = perform(by_time)
+
+    assert (result.outcome, result.counts["deleted_rows"], do("SELECT count(*) FROM event")) == ("done", 49, 1)
+
+
+@pytest.mark.parametrize(
+    ("unique", "accepted"),
+    [
+        ("CREATE UNIQUE INDEX ON event (id)", True),
+        ("CREATE UNIQUE INDEX ON event (id) INCLUDE (kind)", True),
+        ("CREATE UNIQUE INDEX ON event (id) WHERE kind IS NULL", False),
+        ("CREATE UNIQUE INDEX ON event (id, kind)", False),
+        ("CREATE UNIQUE INDEX ON event ((id + 1))", False),
+        ("ALTER TABLE event ALTER id DROP NOT NULL; CREATE UNIQUE INDEX ON event (id)", False),
+        ("CREATE INDEX ON event (id)", False),
+    ],
+)
+def test_unique_index_over_not_null_columns_is_a_key(do: Do, unique: str, accepted: bool) -> None:
+    do("CREATE TABLE event (id bigint NOT NULL, happened_at timestamptz, kind integer)")
+    do("INSERT INTO event SELECT n, '2026-01-01' FROM generate_series(1, 8) AS n")
+    do(unique)
+
+    result = perform(by_id)
+
+    assert (result.outcome, do("SELECT count(*) FROM event")) == (("done", 0) if accepted else ("failed", 8))
+    if not accepted:
+        assert "has no primary key and no unique index over NOT NULL columns" in str(result.reason)
+        assert 'ALTER TABLE "event" ADD PRIMARY KEY (id)' in str(result.reason)
+
+
+def test_key_that_was_added_after_a_failed_run_is_found(do: Do) -> None:
+    do("CREATE TABLE event (id bigint NOT NULL, happened_at timestamptz, kind integer)")
+    before = perform(by_id)
+
+    do("ALTER TABLE event ADD PRIMARY KEY (id)")
+
+    assert (before.outcome, perform(by_id).outcome) == ("failed", "done")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "CREATE VIEW event AS SELECT * FROM base",
+        "CREATE TABLE event (LIKE base INCLUDING ALL); CREATE TABLE child () INHERITS (event)",
+    ],
+)
+def test_key_that_the_catalog_cannot_tell_is_trusted_and_warned_of(do: Do, form: str) -> None:
+    do("CREATE TABLE base (id bigint PRIMARY KEY, happened_at timestamptz, kind integer)")
+    do(form)
+    do("INSERT INTO event SELECT n, '2026-01-01' FROM generate_series(1, 8) AS n")
+
+    result = perform(by_id)
+
+    assert (result.outcome, do("SELECT count(*) FROM event")) == ("done", 0)
+    (warning,) = found(by_id)
+    assert warning.level == "warning"
+    assert "nothing says that (id) is unique" in warning.text
+
+
+def test_catalog_is_asked_once_for_many_runs(events: None, statements: list[str]) -> None:
+    perform(by_time)
+    perform(by_time)
+
+    assert len([sql for sql in statements if sql.startswith("WITH there")]) == 1
+
+
+def test_settings_apply_after_the_models_key_was_read(events: None) -> None:
+    perform(by_id)
+
+    assert by_id.configured(Settings.load(workers={"shop.events": {"batch_size": 7}}).workers["shop.events"])
+
+
+def test_cursor_of_another_order_is_ignored(events: None, postgres: Database, do: Do) -> None:
+    stopping = threading.Event()
+    perform(by_time, stopping=stopping, on_batch=lambda counts: stopping.set())
+    longer = sweep_of(Event.kind, Event.happened_at, Event.id, batch_size=5)
+
+    result = perform(longer)
+
+    assert (result.outcome, do("SELECT count(*) FROM event")) == ("done", 0)
+
+
+KEYS = {"text": (TextField, "'k' || n"), "uuid": (UUIDField, "md5(n::text)::uuid"), "bigint": (BigIntegerField, "n")}
+
+
+@pytest.mark.parametrize("kind", sorted(KEYS))
+@pytest.mark.parametrize("partitioned", [True, False])
+def test_composite_key_of_any_type_needs_no_option(do: Do, kind: str, partitioned: bool) -> None:
+    field, value = KEYS[kind]
+
+    class Reading(BaseModel):
+        at = UtcDateTimeField()
+        device = field()
+
+        class Meta:
+            primary_key = CompositeKey("device", "at")
+
+    parts = " PARTITION BY RANGE (at)" if partitioned else ""
+    do(f"CREATE TABLE reading (device {kind}, at timestamptz, PRIMARY KEY (at, device)){parts}")
+    if partitioned:
+        do("CREATE TABLE reading_1 PARTITION OF reading DEFAULT")
+    do(f"INSERT INTO reading SELECT {value}, '2026-01-01' FROM generate_series(1, 20) AS n")
+    seen: list[Any] = []
+    readings = Sweep(
+        name="shop.readings",
+        stale=lambda now: Reading.at < now,
+        order=(Reading.at, Reading.device),
+        action=Call(seen.append, then=Delete()),
+        batch_size=3,
+    )
+
+    result = perform(readings)
+
+    assert (result.outcome, result.reason) == ("done", None)
+    assert (len(seen), do("SELECT count(*) FROM reading")) == (20, 0)
+
+
+class Vouched(BaseModel):
+    """Says of a key that is not unique that it is."""
+
+    id = BigAutoField()
+    happened_at = UtcDateTimeField()
+
+    class Meta:
+        table_name = "event"
+        key_is_unique = True
+
+
+@pytest.mark.parametrize("action", [Delete(), Call(lambda row: None, then=Delete())])
+@pytest.mark.parametrize("told", [True, False])
+def test_key_that_is_not_unique_after_all_costs_no_row(events: None, do: Do, action: Any, told: bool) -> None:
+    gone = event("shop.event_gone")
+    vouched = Sweep(
+        name="shop.vouched",
+        stale=lambda now: Vouched.happened_at < now,
+        order=(Vouched.happened_at, Vouched.id),
+        action=action,
+        batch_size=2,
+        event=gone,
+    )
+    heard: list[Any] = []
+
+    def hear(sender: str, **rows: Any) -> None:
+        heard.append(rows)
+
+    with gone.connected_to(hear) if told else nullcontext():
+        result = perform(vouched)
+
+    assert (result.outcome, do("SELECT count(*) FROM event"), heard) == ("failed", 50, [])
+    assert "Vouched is identified by (id), which is not unique" in str(result.reason)

@@ -1,0 +1,93 @@
+"""What the tests of gates, pace and breaker have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from housekeeping.sweeps.ledger.models import NOW, Run
+from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping.sweeps.limits.db_health import Signs
+from housekeeping.testing import ManualClock
+from housekeeping.workers.user_status_cleanup.worker import sweep
+
+#: Due by the clock that tests set, and by any real one.
+DUE: Final = "timestamptz '2025-12-31 00:00:00+00' + interval '1 millisecond' * n"
+LONG_DUE: Final = "timestamptz '2025-12-30 00:00:00+00'"
+#: One that begins at the front after a run that its limits cut short, but not after one that was stopped.
+SMALL: Final = dataclasses.replace(sweep, batch_size=10, goes_round=False)
+WELL: Final = Signs(0.0, 0, False)
+
+
+class Impatient(threading.Event):
+    """Ends a run as usual; what is waited for it passes at once, by a clock that is set.
+
+    Attributes:
+      waits: The seconds of each wait.
+    """
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.waits: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waits.append(timeout)
+        self._clock.advance(timedelta(seconds=timeout))
+        return self.is_set()
+
+
+class Told:
+    """Vitals that are told what to say: each of the signs once, the last one from then on.
+
+    Attributes:
+      looks: For which tables it was asked, each time.
+    """
+
+    def __init__(self, *signs: Signs) -> None:
+        self._signs = list(signs)
+        self.looks: list[list[str]] = []
+
+    def look(self, tables: Sequence[str]) -> Signs:
+        self.looks.append(list(tables))
+        return self._signs.pop(0) if len(self._signs) > 1 else self._signs[0]
+
+
+class Sizes:
+    """Told the counts after each batch: how many rows each batch deleted."""
+
+    def __init__(self) -> None:
+        self._before = 0
+        self.seen: list[int] = []
+
+    def __call__(self, counts: Counts) -> None:
+        self.seen.append(counts["deleted_rows"] - self._before)
+        self._before = counts["deleted_rows"]
+
+
+def past_runs(
+    runs: int,
+    settled: int,
+    outcome: str = "done",
+    reason: str | None = None,
+    *,
+    worker: str = SMALL.name,
+    counted_as: str = "deleted_rows",
+    **counts: Any,
+) -> None:
+    """Add runs that ended before, each of which processed so many rows."""
+    for _ in range(runs):
+        Run.create(
+            worker=worker,
+            trigger="schedule",
+            started_at=NOW,
+            heartbeat_at=NOW,
+            finished_at=NOW,
+            outcome=outcome,
+            reason=reason,
+            counts={counted_as: settled, **counts},
+        )

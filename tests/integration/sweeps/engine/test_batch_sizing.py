@@ -1,0 +1,108 @@
+"""Batches that adapt to the time they take."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+
+import pytest
+
+from housekeeping.core.errors import SettingsError
+from housekeeping.core.settings import WorkerSettings
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.ledger.overrides import Switched, switch
+from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping.sweeps.limits.db_health import Signs
+from housekeeping.testing import ManualClock
+from housekeeping.workers.object_storage.worker import sweep as uploads
+from tests.integration.conftest import AddStatuses
+from tests.integration.sweeps.engine.sizing import DUE, SMALL, WELL, Impatient, Sizes, Told
+
+TARGET = dataclasses.replace(SMALL, batch_size=100, target_batch=timedelta(seconds=1), max_runtime=timedelta(hours=1))
+
+
+class Slow(Sizes):
+    """Lets time pass in each batch, in order; the last length from then on."""
+
+    def __init__(self, clock: ManualClock, *seconds: float) -> None:
+        super().__init__()
+        self._clock = clock
+        self._seconds = list(seconds)
+
+    def __call__(self, counts: Counts) -> None:
+        super().__call__(counts)
+        seconds = self._seconds.pop(0) if len(self._seconds) > 1 else self._seconds[0]
+        self._clock.advance(timedelta(seconds=seconds))
+
+
+def test_batches_that_take_too_long_are_halved_down_to_a_tenth(add_statuses: AddStatuses, clock: ManualClock) -> None:
+    add_statuses(250, DUE)
+    slow = Slow(clock, 1.001)
+
+    perform(TARGET, clock=clock, on_batch=slow)
+
+    assert slow.seen[:7] == [100, 50, 25, 12, 10, 10, 10]
+
+
+def test_batches_that_are_fast_again_grow_by_a_tenth_and_never_over_their_own_size(
+    add_statuses: AddStatuses, clock: ManualClock
+) -> None:
+    add_statuses(1000, DUE)
+    slow = Slow(clock, 2, 2, 1, 0.5)
+
+    perform(TARGET, clock=clock, on_batch=slow)
+
+    # Exactly the target is in time.
+    assert slow.seen[:11] == [100, 50, 25, 35, 45, 55, 65, 75, 85, 95, 100]
+    assert max(slow.seen) == 100
+
+
+def test_a_small_batch_shrinks_to_one_row_and_grows_by_one(add_statuses: AddStatuses, clock: ManualClock) -> None:
+    add_statuses(17, DUE)
+    slow = Slow(clock, 2, 2, 2, 0)
+
+    perform(dataclasses.replace(TARGET, batch_size=5), clock=clock, on_batch=slow)
+
+    assert slow.seen == [5, 2, 1, 1, 2, 3, 3]
+
+
+def test_batches_have_one_size_unless_a_target_is_set(add_statuses: AddStatuses, clock: ManualClock) -> None:
+    add_statuses(30, DUE)
+    slow = Slow(clock, 60)
+
+    perform(dataclasses.replace(SMALL, max_runtime=timedelta(hours=1)), clock=clock, on_batch=slow)
+
+    assert slow.seen == [10, 10, 10, 0]
+
+
+def test_what_an_operator_says_is_the_most_for_a_batch_that_adapts(
+    add_statuses: AddStatuses, clock: ManualClock
+) -> None:
+    add_statuses(120, DUE)
+    switch(Switched(SMALL.name, "narrow", batch_size=30))
+    slow = Slow(clock, 2, 2, 0)
+
+    perform(TARGET, clock=clock, on_batch=slow)
+
+    assert slow.seen[:4] == [30, 30, 25, 30]
+
+
+def test_a_shut_gate_halves_a_batch_that_adapts(add_statuses: AddStatuses, clock: ManualClock) -> None:
+    add_statuses(300, DUE)
+    slow = Slow(clock, 2, 0)  # the second batch ends when the next look is due
+    lagging = Told(WELL, Signs(99.0, 0, False))
+    in_time = dataclasses.replace(TARGET, target_batch=timedelta(seconds=10))
+
+    perform(in_time, clock=clock, on_batch=slow, vitals=lagging, stopping=Impatient(clock))
+
+    assert slow.seen[:3] == [100, 100, 50]
+
+
+def test_a_worker_whose_batches_cannot_vary_refuses_a_target() -> None:
+    with pytest.raises(SettingsError, match=r'"target_batch_s"\] is 1.0, but this worker has no use for it'):
+        uploads.configured(WorkerSettings(target_batch_s=1.0))
+
+
+def test_a_target_is_set_by_setting() -> None:
+    assert SMALL.configured(WorkerSettings(target_batch_s=0.5)).target_batch == timedelta(seconds=0.5)
+    assert TARGET.configured(WorkerSettings(target_batch_s=None)).target_batch is None

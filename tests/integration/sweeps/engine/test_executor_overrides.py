@@ -1,0 +1,106 @@
+"""The engine: what a run tells in alarms, log lines and events, and to the ledger when it is paused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.core import events
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import database
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.testing import ManualClock
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.integration.conftest import AddStatuses
+from tests.integration.sweeps.engine.executed import DUE, SMALL
+
+
+def test_the_alarms_ring_at_their_limit_and_not_before(
+    add_statuses: AddStatuses, locked: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    few = dataclasses.replace(SMALL, alarms=dataclasses.replace(sweep.alarms, backlog=10))
+    add_statuses(11, DUE)
+
+    with locked("SELECT * FROM user_statuses WHERE user_id <= 10 FOR UPDATE"):
+        perform(few)
+        at_the_limit = alarms(caplog)
+        add_statuses(1, DUE, first_id=100)
+        with locked("SELECT * FROM user_statuses WHERE user_id = 100 FOR UPDATE"):
+            perform(few)
+
+    assert at_the_limit == []
+    assert alarms(caplog) == ["backlog"]
+
+
+def alarms(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [getattr(record, "alarm", "") for record in caplog.records if record.message == "Alarm"]
+
+
+def test_a_run_over_its_longest_time_rings(add_statuses: AddStatuses, caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock(tick=sweep.max_runtime * 3)
+    add_statuses(1, "timestamptz '2025-01-01 00:00:00+00'")
+
+    perform(sweep, clock=clock)
+
+    assert alarms(caplog) == ["longest_run"]
+
+
+def test_a_paused_worker_is_skipped_and_the_tick_says_so(
+    add_statuses: AddStatuses, admin: Connection, settings: Settings, last_run: Callable[[], Run]
+) -> None:
+    add_statuses(5, DUE)
+    with admin.cursor() as cursor:
+        cursor.execute(f"INSERT INTO {settings.schema_name}.switches VALUES ('{sweep.name}', 'paused', 'migration')")
+
+    result = perform(sweep)
+
+    assert (result.outcome, result.reason, result.exit_code) == ("skipped", "paused", 0)
+    assert (last_run().outcome, last_run().reason) == ("skipped", "paused")
+    assert perform(sweep, force=True).counts["deleted_rows"] == 5
+
+
+def test_a_run_logs_one_line_when_it_starts_and_one_when_it_ends(
+    add_statuses: AddStatuses, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_statuses(25, DUE)
+
+    with caplog.at_level("INFO"):
+        result = perform(SMALL)
+
+    started, ended = (record for record in caplog.records if record.message in ("Run started", "Run ended"))
+    assert (started.message, vars(started)["run_id"], vars(started)["worker"]) == (
+        "Run started",
+        result.run_id,
+        "user_status_cleanup.batch",
+    )
+    fields = ("outcome", "deleted_rows", "batches", "out_of_time", "run_id")
+    assert [vars(ended)[name] for name in fields] == ["done", 25, 3, False, result.run_id]
+
+
+def test_subscribers_hear_of_each_batch_after_its_commit_and_one_that_raises_harms_nothing(
+    add_statuses: AddStatuses, reported: list[dict[str, Any]]
+) -> None:
+    add_statuses(25, DUE)
+    heard: list[tuple[int, int]] = []
+
+    def fail(sender: str, **event: Any) -> None:
+        raise OSError("the mail server is away")
+
+    def listen(sender: str, *, rows: list[dict[str, Any]], worker: str, run_id: int) -> None:
+        assert not database.in_transaction()
+        heard.append(
+            (len(rows), UserStatus.select().where(UserStatus.user_id.in_([r["user_id"] for r in rows])).count())
+        )
+
+    with events.user_status_cleared.connected_to(fail), events.user_status_cleared.connected_to(listen):
+        result = perform(SMALL)
+
+    assert result.outcome == "done"
+    assert heard == [(10, 0), (10, 0), (5, 0)]
+    assert {str(about["error"]) for about in reported} == {"the mail server is away"}

@@ -1,0 +1,242 @@
+"""Rejected records: a few log lines, one report and one row for each cause, whatever their number."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from peewee import PeeweeException, fn
+
+from housekeeping.database.connection import Database
+from housekeeping.sweeps import perform
+from housekeeping.sweeps.engine import rejection_store
+from housekeeping.sweeps.engine.rejections import CAUSES, LINES, OTHER_CAUSES, SAMPLES
+from housekeeping.sweeps.ledger.models import NOW, Rejection, RejectionReport
+from housekeeping.testing import ManualClock
+from tests.integration.sweeps.orders import Order, add, sweep
+
+Lines = Callable[[str], list[Any]]
+
+
+@pytest.fixture(autouse=True)
+def orders(postgres: Database) -> None:
+    postgres.create_tables([Order])
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
+    return lambda event: [record for record in caplog.records if record.getMessage() == event]
+
+
+def refuse_all(order: Order) -> None:
+    raise ValueError(f"no order {order.reference!r}")
+
+
+def refuse_most(order: Order) -> None:
+    """Settle each tenth: a run in which many rows in a row fail alike is ended."""
+    if order.id % 10:
+        refuse_all(order)
+
+
+def standing() -> list[tuple[str, int]]:
+    return [(each.cause, each.rows) for each in Rejection.select().order_by(Rejection.cause)]
+
+
+def test_records_of_one_cause_are_one_report_with_samples(clock: ManualClock, reported: list[dict[str, Any]]) -> None:
+    add(30)
+
+    result = perform(sweep(refuse_most), clock=clock)
+
+    assert result.counts["failed"] == 27
+    (report,) = reported
+    assert (report["worker"], report["run_id"], report["rows"]) == ("shop.stuck_orders", result.run_id, 27)
+    assert [each["id"] for each in report["samples"]] == [1, 2, 3, 4, 5][:SAMPLES]
+    assert report["id"] == 1, "the fields of the first record"
+
+
+def test_first_records_of_a_cause_have_lines_and_the_rest_a_summary(clock: ManualClock, lines: Lines) -> None:
+    add(LINES + 5)
+
+    perform(sweep(refuse_most), clock=clock)
+
+    assert len(lines("A record could not be settled")) == LINES
+    (summary,) = lines("More records could not be settled")
+    assert (summary.cause, summary.rows, summary.logged) == ("ValueError: no order …", LINES + 3, LINES)
+
+
+def test_same_cause_is_reported_again_after_an_hour(clock: ManualClock, reported: list[dict[str, Any]]) -> None:
+    add(2)
+    failing = sweep(refuse_all)
+
+    for _ in range(3):
+        perform(failing, clock=clock)
+    within_the_hour = len(reported)
+    RejectionReport.update(reported_at=NOW - timedelta(hours=1)).execute()
+    perform(failing, clock=clock)
+
+    assert (within_the_hour, len(reported)) == (1, 2)
+
+
+def test_two_runs_at_once_report_a_cause_once(postgres: Database) -> None:
+    both = threading.Barrier(2, timeout=10)
+    due: list[set[str]] = []
+
+    def ask() -> None:
+        both.wait()
+        due.append(rejection_store.due_for_report("shop.stuck_orders", ["b", "a"]))
+        postgres.close()
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(map(len, due)) == [0, 2]
+
+
+def test_report_is_not_lost_when_its_table_is_away(
+    clock: ManualClock, postgres: Database, reported: list[dict[str, Any]], lines: Lines
+) -> None:
+    add(1)
+    postgres.drop_tables([RejectionReport])
+    # Not the whole table: the ledger looks at it when a run begins.
+    postgres.execute_sql(f"ALTER TABLE {Rejection._meta.schema}.rejections DROP COLUMN sample")
+    broken = dataclasses.replace(sweep(refuse_all), name="shop.without_tables")
+
+    outcomes = [perform(broken, clock=clock).outcome for _ in range(2)]
+
+    assert outcomes == ["done", "done"]
+    assert len(reported) == 1, "once an hour, by this process's own memory"
+    assert len(lines("Could not record what was rejected")) == 2
+
+
+def test_rejections_are_recorded_until_a_whole_run_is_without_them(clock: ManualClock) -> None:
+    add(3)
+
+    perform(sweep(refuse_all), clock=clock)
+    (first,) = Rejection.select()
+    perform(sweep(refuse_all), clock=clock)
+    (second,) = Rejection.select()
+    perform(sweep(lambda order: None), clock=clock)
+
+    assert (first.worker, first.subject, first.cause, first.rows) == (
+        "shop.stuck_orders",
+        "",
+        "ValueError: no order …",
+        3,
+    )
+    assert first.sample["record"]["id"] == 1 and "order 1" in first.sample["error"]
+    assert (second.since, second.last_at > first.last_at) == (first.since, True)
+    assert standing() == []
+
+
+def test_run_that_was_cut_short_removes_no_cause_it_did_not_meet(clock: ManualClock) -> None:
+    add(12)
+    perform(sweep(lambda order: refuse_all(order) if order.id > 10 else None), clock=clock)
+    before = standing()
+    add_more(1)
+    stopping = threading.Event()
+
+    result = perform(
+        sweep(lambda order: None, batch_size=1), clock=clock, stopping=stopping, on_batch=lambda counts: stopping.set()
+    )
+
+    assert (result.outcome, result.reason) == ("partial", "shutdown")
+    assert standing() == before != []
+
+
+def add_more(first_id: int) -> None:
+    Order.update(status="pending").where(Order.id == first_id).execute()
+
+
+def test_run_that_fails_still_reports_what_it_rejected(clock: ManualClock, reported: list[dict[str, Any]]) -> None:
+    add(7)
+
+    def refuse_then_break(order: Order) -> None:
+        if order.id > 5:
+            raise ConnectionResetError("reset")
+        refuse_all(order)
+
+    result = perform(sweep(refuse_then_break), clock=clock)
+
+    assert (result.outcome, result.counts["failed"]) == ("failed", 5)
+    assert sorted(each.get("rows", 0) for each in reported) == [0, 5], "the run's own error, and the cause"
+    assert standing() == [("ValueError: no order …", 5)]
+
+
+def test_causes_of_a_run_are_bounded(clock: ManualClock, reported: list[dict[str, Any]]) -> None:
+    add(40)
+
+    def refuse_most_in_other_words(order: Order) -> None:
+        if order.id % 10:
+            raise ValueError("".join(chr(ord("a") + int(digit)) for digit in f"{order.id:02}"))
+
+    perform(sweep(refuse_most_in_other_words), clock=clock)
+
+    assert len(reported) == CAUSES + 1
+    assert (OTHER_CAUSES, 36 - CAUSES) in standing()
+    assert sum(rows for _, rows in standing()) == 36
+
+
+def test_long_values_are_shortened_in_lines_and_rows(clock: ManualClock, lines: Lines) -> None:
+    add(1)
+
+    def refuse_at_length(order: Order) -> None:
+        raise ValueError("'" + "x" * 5000 + "' is in the way\0")
+
+    perform(sweep(refuse_at_length), clock=clock)
+
+    (line,) = lines("A record could not be settled")
+    assert len(line.error) <= 300 and line.error.endswith("is in the way\\x00")
+    (row,) = Rejection.select()
+    assert len(row.cause) <= 300 and len(row.sample["error"]) <= 300
+
+
+def test_database_errors_are_grouped_by_code_and_constraint(clock: ManualClock, postgres: Database) -> None:
+    add(4)
+    postgres.execute_sql("ALTER TABLE orders ADD CONSTRAINT stays CHECK (id < 3 OR status = 'pending')")
+
+    perform(sweep(lambda order: None), clock=clock)
+
+    assert standing() == [("IntegrityError 23514: constraint stays", 2)]
+
+
+def test_rows_of_causes_that_never_come_again_are_bounded() -> None:
+    for number in range(0, 90, 10):
+        found = {f"cause {n}": rejection_store.Rejected(1, {}) for n in range(number, number + 10)}
+        rejection_store.record("shop.stuck_orders", "", found, whole=False, settled_any=True, position=None)
+
+    newest: datetime = Rejection.select(fn.MAX(Rejection.last_at)).scalar()
+    assert Rejection.select().count() == 50
+    assert Rejection.select().where((Rejection.cause == "cause 89") & (Rejection.last_at == newest)).exists()
+
+
+@pytest.mark.parametrize(("times", "minutes"), [(1, 1), (2, 2), (3, 4), (6, 32), (7, 60), (5000, 60)])
+def test_delay_doubles_from_a_minute_to_an_hour(times: int, minutes: int) -> None:
+    assert rejection_store.delay_after(times) == timedelta(minutes=minutes)
+
+
+def test_error_hook_that_raises_keeps_no_cause_from_the_next(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def hook(error: BaseException, about: dict[str, Any]) -> None:
+        seen.append(about["rows"])
+        raise PeeweeException("the tracker is away")
+
+    monkeypatch.setattr("housekeeping.core.telemetry.error_reporting.hooks", [hook])
+    add(4)
+
+    def refuse_in_two_ways(order: Order) -> None:
+        raise ValueError("odd") if order.id % 2 else KeyError("even")
+
+    result = perform(sweep(refuse_in_two_ways), clock=clock)
+
+    assert (result.outcome, seen) == ("done", [2, 2])
+    assert RejectionReport.select().where(RejectionReport.reported_at <= NOW).count() == 2

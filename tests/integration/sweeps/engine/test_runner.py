@@ -1,0 +1,238 @@
+"""A run around its walk: leases, epochs, what is away."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+import redis
+from dramatiq.middleware import Shutdown
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.core.errors import DatabaseUnavailable, LeaseLost
+from housekeeping.core.redis_client import redis_client as make_redis_client
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
+from housekeeping.core.telemetry.message_context import MessageContext, current_message
+from housekeeping.database.connection import Database, connect_to, database
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.sweeps.declaration import LeaseTerms
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.models import Lease, Run
+from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.integration.conftest import AddStatuses
+
+TTL = timedelta(minutes=10)
+LEASED = dataclasses.replace(sweep, batch_size=10, lease=LeaseTerms("statuses", TTL))
+DUE = "now() - interval '1 hour' + interval '1 millisecond' * n"
+
+
+def test_a_run_whose_lease_is_held_elsewhere_is_skipped_quietly(
+    add_statuses: AddStatuses, redis_client: redis.Redis, last_run: Callable[[], Run], caplog: pytest.LogCaptureFixture
+) -> None:
+    # L4
+    add_statuses(5, DUE)
+    with caplog.at_level("INFO"), ExclusiveLease("statuses", TTL):
+        result = perform(LEASED)
+
+    assert (result.outcome, result.reason, result.exit_code) == ("skipped", "lease_held", 0)
+    assert (last_run().outcome, last_run().reason) == ("skipped", "lease_held")
+    assert [record.levelname for record in caplog.records if "Lease" in record.message] == ["INFO"]
+
+
+def test_the_lease_is_given_back_however_the_run_ends(add_statuses: AddStatuses, redis_client: redis.Redis) -> None:
+    add_statuses(25, DUE)
+
+    def fail(counts: Counts) -> None:
+        raise OSError("the disk is full")
+
+    assert perform(LEASED, on_batch=fail).outcome == "failed"
+    assert not ExclusiveLease("statuses", TTL).exists()
+    assert perform(LEASED).outcome == "done"
+    assert not ExclusiveLease("statuses", TTL).exists()
+
+
+def test_each_run_has_a_higher_epoch(add_statuses: AddStatuses, redis_client: redis.Redis) -> None:
+    # L3
+    for _ in range(3):
+        perform(LEASED)
+
+    assert [run.epoch for run in Run.select().order_by(Run.id)] == [1, 2, 3]
+
+
+def test_a_holder_that_slept_commits_nothing_once_another_has_begun(
+    add_statuses: AddStatuses, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # L3: Redis has lost the lease, so another run begins in the middle of this one.
+    add_statuses(50, DUE)
+    others: list[RunResult] = []
+
+    def lose_the_lease(counts: Counts) -> None:
+        if not others:
+            redis_client.delete(f"{settings.namespace}:lease:statuses")
+            others.append(perform(LEASED))
+
+    zombie = perform(LEASED, on_batch=lose_the_lease)
+
+    assert (others[0].outcome, others[0].counts["deleted_rows"]) == ("done", 40)
+    assert (zombie.outcome, zombie.reason) == ("lost_lease", "lease_lost")
+    assert isinstance(zombie.error, LeaseLost)
+    assert zombie.counts["deleted_rows"] == 10
+
+
+def test_the_epoch_is_checked_within_the_batchs_own_transaction(
+    add_statuses: AddStatuses, redis_client: redis.Redis, admin: Connection, settings: Settings
+) -> None:
+    # L3: the epoch grows after the batch has begun; nothing of the batch may stay.
+    add_statuses(25, DUE)
+
+    def raise_epoch(counts: Counts) -> None:
+        with admin.cursor() as cursor:
+            cursor.execute(f"UPDATE {settings.schema_name}.leases SET epoch = epoch + 1")
+
+    result = perform(LEASED, on_batch=raise_epoch)
+
+    assert (result.outcome, result.counts["deleted_rows"]) == ("lost_lease", 10)
+    with admin.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM user_statuses")
+        assert cursor.fetchall() == [(15,)]
+
+
+def test_nothing_runs_unprotected_while_redis_is_away(
+    add_statuses: AddStatuses, settings: Settings, last_run: Callable[[], Run]
+) -> None:
+    # L5
+    add_statuses(5, DUE)
+    shared_redis.use(make_redis_client("unix:///nowhere/redis.sock"), settings.namespace)
+
+    result = perform(LEASED)
+
+    assert result.outcome == "failed" and result.reason is not None and "Redis did not answer" in result.reason
+    assert last_run().outcome == "failed"
+    assert Lease.select().count() == 0
+
+
+def test_a_database_that_is_away_fails_the_run_in_one_line_and_records_nothing(statuses: object) -> None:
+    there = database.obj
+    database.initialize(connect_to("postgresql://postgres@/postgres?host=/nowhere"))
+    try:
+        result = perform(sweep)
+    finally:
+        database.initialize(there)
+
+    assert (result.outcome, result.run_id, result.exit_code) == ("failed", None, 1)
+    assert isinstance(result.error, DatabaseUnavailable)
+    assert result.reason is not None and "\n" not in result.reason
+
+
+def test_a_missing_schema_names_the_way_out(
+    postgres: Database, add_statuses: AddStatuses, admin: Connection, settings: Settings
+) -> None:
+    with admin.cursor() as cursor:
+        cursor.execute(f"DROP SCHEMA {settings.schema_name} CASCADE")
+
+    result = perform(sweep)
+
+    assert result.outcome == "failed"
+    assert result.reason is not None and result.reason.endswith("run: housekeeping init")
+
+
+def test_an_interrupt_for_the_shutdown_leaves_a_row_that_is_gone_on_from(
+    add_statuses: AddStatuses, last_run: Callable[[], Run]
+) -> None:
+    # R5: past its grace a run is interrupted wherever it is.
+    add_statuses(25, DUE)
+
+    def interrupt(counts: Counts) -> None:
+        raise Shutdown
+
+    with pytest.raises(Shutdown):
+        perform(dataclasses.replace(sweep, batch_size=10), on_batch=interrupt)
+
+    assert (last_run().outcome, last_run().reason, last_run().counts["deleted_rows"]) == ("partial", "shutdown", 10)
+    assert perform(sweep).counts["deleted_rows"] == 15
+
+
+def test_a_message_that_was_completed_is_not_executed_again_without_redis_either(add_statuses: AddStatuses) -> None:
+    # I1: the completion is the run's row, in the transaction of its last effect.
+    add_statuses(5, DUE)
+    token = current_message.set(MessageContext("message-1"))
+    try:
+        first = perform(sweep)
+        add_statuses(5, DUE, first_id=100)
+        second = perform(sweep)
+    finally:
+        current_message.reset(token)
+
+    assert first.counts["deleted_rows"] == 5
+    assert (second.outcome, second.reason, second.counts["deleted_rows"]) == ("skipped", "already_done", 0)
+    assert Run.select().count() == 1
+
+
+def dead_attempt(redis_client: redis.Redis, settings: Settings, message_id: str, silent_s: int) -> None:
+    """What a worker leaves that was killed in the middle: its row, its lease and its message."""
+    token = ExclusiveLease("statuses", TTL, with_epoch=False, worker=LEASED.name).try_obtain()
+    assert token is not None
+    runs.begin(
+        LEASED.name,
+        message_id=message_id,
+        tick=None,
+        trigger="enqueue",
+        lease=("statuses", token),
+        resume="interrupted",
+    )
+    database.execute_sql(f"UPDATE {settings.schema_name}.runs SET heartbeat_at = now() - interval '{silent_s} seconds'")
+
+
+def test_the_lease_of_a_run_that_died_is_taken_over_long_before_its_ttl(
+    add_statuses: AddStatuses, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # B1: else the message that comes back after a minute would find its own dead attempt's lease, and end.
+    add_statuses(5, DUE)
+    dead_attempt(redis_client, settings, "message-1", silent_s=61)
+
+    result = perform(LEASED)
+
+    assert (result.outcome, result.counts["deleted_rows"]) == ("done", 5)
+    assert [run.outcome for run in Run.select().order_by(Run.id)] == ["lost", "done"]
+    assert not ExclusiveLease("statuses", TTL).exists()
+
+
+def test_the_lease_of_a_run_that_lives_is_not_taken_over(
+    add_statuses: AddStatuses, redis_client: redis.Redis, settings: Settings
+) -> None:
+    dead_attempt(redis_client, settings, "message-1", silent_s=50)
+
+    result = perform(LEASED)
+
+    assert (result.outcome, result.reason, result.again_after) == ("skipped", "lease_held", None)
+
+
+def test_a_message_that_meets_its_own_dead_attempts_lease_comes_back(
+    add_statuses: AddStatuses, redis_client: redis.Redis, settings: Settings
+) -> None:
+    dead_attempt(redis_client, settings, "message-1", silent_s=50)
+    token = current_message.set(MessageContext("message-1"))
+    try:
+        result = perform(LEASED)
+    finally:
+        current_message.reset(token)
+
+    assert (result.outcome, result.reason) == ("skipped", "lease_held")
+    assert result.again_after == timedelta(seconds=20)
+    assert Run.select().count() == 1, "the tick's outcome is still to come"
+
+
+def test_a_lease_that_an_application_holds_by_hand_is_never_taken_over(
+    add_statuses: AddStatuses, redis_client: redis.Redis
+) -> None:
+    perform(LEASED)
+
+    with ExclusiveLease("statuses", TTL) as lease:
+        assert perform(LEASED).reason == "lease_held"
+        lease.check()

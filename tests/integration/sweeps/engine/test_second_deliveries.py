@@ -1,0 +1,126 @@
+"""A message that is delivered again while its first delivery sleeps in the beginning of its run (semantics.md, I1)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from peewee import OperationalError
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.core.errors import RunTakenOver
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.runs import Attempt
+
+PATIENCE_S = 20
+
+
+def begin() -> Attempt | None:
+    return runs.begin("work", message_id="message-1", tick=None, trigger="enqueue", lease=None)
+
+
+def test_no_run_of_a_message_begins_once_it_is_completed_though_a_delivery_slept_in_its_beginning(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asleep, awake = threading.Event(), threading.Event()
+    completed = runs.completed
+
+    def asked_by_the_sleeper(message_id: str) -> bool:
+        answer = completed(message_id)
+        if threading.current_thread() is not threading.main_thread():
+            asleep.set()
+            assert awake.wait(PATIENCE_S)
+        return answer
+
+    def sleep() -> Attempt | None:
+        try:
+            return begin()
+        finally:
+            postgres.close()
+
+    monkeypatch.setattr(runs, "completed", asked_by_the_sleeper)
+    postgres.execute_sql("SET lock_timeout = '100ms'")
+    with ThreadPoolExecutor(1) as another:
+        sleeper = another.submit(sleep)
+        try:
+            assert asleep.wait(PATIENCE_S)
+            with pytest.raises(OperationalError, match="lock timeout"):
+                begin()  # and its message is tried again
+        finally:
+            awake.set()
+        slept = sleeper.result(PATIENCE_S)
+    second = begin()
+
+    assert slept is not None and second is not None
+    with pytest.raises(RunTakenOver), postgres.atomic():
+        runs.advance(slept.run_id, {}, None, None)
+    runs.finish(second.run_id, "done", None, counts={}, cursor=None)
+    assert begin() is None
+
+
+def test_no_run_of_a_message_begins_that_waited_for_the_commit_that_completed_it(
+    postgres: Database, admin: Connection
+) -> None:
+    first = begin()
+    assert first is not None
+
+    def again() -> Attempt | None:
+        try:
+            return begin()
+        finally:
+            postgres.close()
+
+    with ThreadPoolExecutor(1) as another, postgres.atomic():
+        runs.finish(first.run_id, "done", None, counts={}, cursor=None)
+        second = another.submit(again)
+        await_waiting(admin)
+
+    assert second.result(PATIENCE_S) is None
+
+
+def test_a_run_that_waited_for_the_last_one_to_be_done_begins_at_the_front(
+    postgres: Database, admin: Connection
+) -> None:
+    # Not where one before that had been interrupted: what has become due there meanwhile would wait for the next run.
+    place = {"pass": "rows", "after": [3]}
+
+    def of(message_id: str) -> Attempt:
+        begun = runs.begin(
+            "worker", message_id=message_id, tick=None, trigger="enqueue", lease=("worker", f"token of {message_id}")
+        )
+        assert begun is not None and begun.epoch is not None
+        return begun
+
+    def third() -> Attempt:
+        try:
+            return of("third")
+        finally:
+            postgres.close()
+
+    interrupted = of("first")
+    runs.finish(interrupted.run_id, "failed", None, counts={}, cursor=place)
+    last = of("second")
+    with ThreadPoolExecutor(1) as another, postgres.atomic():
+        assert last.epoch is not None
+        runs.finish(last.run_id, "done", None, counts={}, cursor=None, lease=("worker", last.epoch))
+        waiting = another.submit(third)
+        await_waiting(admin)
+
+    assert (last.cursor, waiting.result(PATIENCE_S).cursor) == (place, None)
+
+
+def await_waiting(admin: Connection) -> None:
+    """Until a session waits for the end of another's transaction."""
+    deadline = time.monotonic() + PATIENCE_S
+    with admin.cursor() as cursor:
+        while time.monotonic() < deadline:
+            cursor.execute(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted AND pid IN "
+                "(SELECT pid FROM pg_stat_activity WHERE application_name = 'housekeeping')"
+            )
+            if cursor.fetchone() != (0,):
+                return
+    raise AssertionError("nobody waits")

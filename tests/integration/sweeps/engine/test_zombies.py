@@ -1,0 +1,293 @@
+"""Runs that sleep, hang, lose their lease or the answer to a COMMIT (semantics.md, L2 and L3; scenarios F1, F2, F4)."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from peewee import PostgresqlDatabase
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.core.errors import LeaseLost, RunTakenOver
+from housekeeping.core.settings import Settings
+from housekeeping.core.telemetry.message_context import MessageContext, current_message
+from housekeeping.database.connection import Database, database
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.sweeps.declaration import LeaseTerms
+from housekeeping.sweeps.engine.executor import Walk
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.integration.conftest import AddStatuses
+
+TTL = timedelta(minutes=10)
+SHORT = timedelta(seconds=3)
+LEASED = dataclasses.replace(sweep, batch_size=10, lease=LeaseTerms("statuses", TTL))
+DUE = "now() - interval '1 hour' + interval '1 millisecond' * n"
+PATIENCE_S = 20
+LONG_ENOUGH_S = 8  # several of the shortest ttl
+
+
+@pytest.fixture
+def audited(statuses: object, admin: Connection, settings: Settings) -> Callable[[], dict[str, Any]]:
+    """What was committed, noted by triggers: which row was deleted how often, and by which epochs, in order."""
+    runs = f"{settings.schema_name}.runs"
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE deletions (user_id bigint); CREATE TABLE commits (id serial, epoch bigint);"
+            "CREATE FUNCTION note_deletion() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN INSERT INTO deletions VALUES (OLD.user_id); RETURN OLD; END $$;"
+            "CREATE TRIGGER note AFTER DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION note_deletion();"
+            f"CREATE FUNCTION {settings.schema_name}.note_epoch() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$ BEGIN INSERT INTO {settings.namespace}.commits (epoch) VALUES (NEW.epoch); RETURN NEW; END $$;"
+            # Not what closes a row that broke off: that is no effect, and comes after the successor's.
+            f"CREATE TRIGGER note AFTER UPDATE ON {runs} FOR EACH ROW WHEN (NEW.error IS NULL) "
+            f"EXECUTE FUNCTION {settings.schema_name}.note_epoch();"
+        )
+
+    def noted() -> dict[str, Any]:
+        with admin.cursor() as cursor:
+            cursor.execute("SELECT count(*), count(DISTINCT user_id) FROM deletions")
+            deleted, different = cursor.fetchone() or (0, 0)
+            cursor.execute("SELECT epoch FROM commits ORDER BY id")
+            epochs = [epoch for (epoch,) in cursor.fetchall()]
+            cursor.execute(f"SELECT coalesce(sum((counts->>'deleted_rows')::int), 0) FROM {runs}")
+            (counted,) = cursor.fetchone() or (0,)
+        return {"deleted": deleted, "different": different, "counted": counted, "epochs": epochs}
+
+    return noted
+
+
+def lose_the_lease(client: redis.Redis, settings: Settings) -> None:
+    assert client.delete(f"{settings.namespace}:lease:statuses")
+
+
+def test_a_zombie_that_wakes_in_the_middle_of_a_batch_commits_nothing_of_it(
+    add_statuses: AddStatuses,
+    audited: Callable[[], dict[str, Any]],
+    redis_client: redis.Redis,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # F1, L3: it has deleted its rows, and sleeps before it counts them
+    add_statuses(50, DUE)
+    asleep, awake, batches = threading.Event(), threading.Event(), list[int]()
+    written = Walk._written
+
+    def sleeping(walk: Walk, *args: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            batches.append(1)
+            if len(batches) == 3:
+                asleep.set()
+                assert awake.wait(PATIENCE_S)
+        return written(walk, *args)
+
+    monkeypatch.setattr(Walk, "_written", sleeping)
+
+    def sleep() -> RunResult:
+        try:
+            return perform(LEASED)
+        finally:
+            database.close()
+
+    with ThreadPoolExecutor(1) as another:
+        sleeper = another.submit(sleep)
+        assert asleep.wait(PATIENCE_S)
+        lose_the_lease(redis_client, settings)
+        successor = perform(LEASED)
+        awake.set()
+        zombie = sleeper.result(PATIENCE_S)
+    last = perform(LEASED)
+
+    assert (zombie.outcome, zombie.reason, zombie.counts["deleted_rows"]) == ("lost_lease", "lease_lost", 20)
+    assert (successor.outcome, successor.counts["deleted_rows"]) == ("done", 20)
+    assert last.counts["deleted_rows"] == 10, "what the zombie had in hand is done by the next one"
+    noted = audited()
+    assert noted["epochs"] == sorted(noted["epochs"])
+    assert (noted["deleted"], noted["different"], noted["counted"]) == (50, 50, 50)
+
+
+def test_when_redis_loses_its_keys_attempts_double_and_effects_do_not(
+    add_statuses: AddStatuses, audited: Callable[[], dict[str, Any]], redis_client: redis.Redis, settings: Settings
+) -> None:
+    # F2, L1
+    add_statuses(100, DUE)
+    begun, ended = list[int](), list[RunResult]()
+
+    def lose_everything(counts: Counts) -> None:
+        if len(begun) < 3 and counts["batches"] == 2:
+            begun.append(1)
+            for key in redis_client.scan_iter(match=f"{settings.namespace}:*", count=1000):
+                redis_client.delete(key)
+            ended.append(perform(LEASED, on_batch=lose_everything))
+
+    ended.append(perform(LEASED, on_batch=lose_everything))
+
+    assert [result.outcome for result in ended] == ["done", "lost_lease", "lost_lease", "lost_lease"]
+    noted = audited()
+    assert noted["epochs"] == sorted(noted["epochs"])
+    assert (noted["deleted"], noted["different"], noted["counted"]) == (100, 100, 100)
+
+
+def breaking(commit: int, admin: Connection) -> Callable[[Database], Any]:
+    """A COMMIT of which the one with this number takes effect, and its connection breaks before the answer."""
+    commits, really_commit = list[int](), Database.commit
+
+    def commit_and_break(self: Database) -> Any:
+        done = really_commit(self)
+        commits.append(1)
+        if len(commits) == commit:
+            with admin.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(%s, 20000)", (self.connection().info.backend_pid,))
+            PostgresqlDatabase.execute_sql(self, "SELECT 1")
+        return done
+
+    return commit_and_break
+
+
+def performed_twice() -> tuple[RunResult, RunResult]:
+    """A run of a message, and of its retry."""
+    message = current_message.set(MessageContext("message-1"))
+    try:
+        return perform(LEASED), perform(LEASED)
+    finally:
+        current_message.reset(message)
+
+
+@pytest.mark.parametrize(("commit", "ends"), [(2, "failed"), (3, "failed"), (4, "done")])
+def test_a_batch_whose_commit_was_not_answered_is_counted_once(
+    add_statuses: AddStatuses,
+    audited: Callable[[], dict[str, Any]],
+    redis_client: redis.Redis,
+    admin: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    commit: int,
+    ends: str,
+) -> None:
+    # F4: the last batch's COMMIT closes the run, which is done, whatever its process saw
+    add_statuses(25, DUE)
+    monkeypatch.setattr(Database, "commit", breaking(commit, admin))
+
+    broken, retried = performed_twice()
+
+    assert broken.outcome == ends
+    assert (retried.outcome, retried.reason) == (("skipped", "already_done") if ends == "done" else ("done", None))
+    assert Run.select().where(Run.outcome == "done").count() == 1
+    noted = audited()
+    assert (noted["deleted"], noted["different"], noted["counted"]) == (25, 25, 25)
+
+
+def test_a_run_whose_first_commit_was_not_answered_leaves_a_row_that_its_retry_closes(
+    add_statuses: AddStatuses, redis_client: redis.Redis, admin: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # F4
+    add_statuses(25, DUE)
+    monkeypatch.setattr(Database, "commit", breaking(1, admin))
+
+    broken, retried = performed_twice()
+
+    assert (broken.outcome, retried.outcome, retried.counts["deleted_rows"]) == ("failed", "done", 25)
+    assert [run.outcome for run in Run.select().order_by(Run.id)] == ["lost", "done"]
+
+
+def test_a_run_that_ended_before_it_lost_its_lease_is_done(
+    add_statuses: AddStatuses, redis_client: redis.Redis, settings: Settings, last_run: Callable[[], Run]
+) -> None:
+    # F4: its row is closed, whatever comes after
+    add_statuses(5, DUE)
+
+    def lose_it_at_the_end(counts: Counts) -> None:
+        raise LeaseLost("too late")
+
+    result = perform(LEASED, on_batch=lose_it_at_the_end)
+
+    assert (result.outcome, result.reason, result.error) == ("done", None, None)
+    assert (last_run().outcome, last_run().counts["deleted_rows"]) == ("done", 5)
+
+
+def test_a_sweep_that_hangs_in_a_batch_is_interrupted_when_its_lease_is_lost(
+    add_statuses: AddStatuses,
+    redis_client: redis.Redis,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    last_run: Callable[[], Run],
+) -> None:
+    # L2
+    add_statuses(25, DUE)
+    written, batches = Walk._written, list[int]()
+
+    def hanging(walk: Walk, *args: Any) -> Any:
+        batches.append(1)
+        if len(batches) == 2:
+            lose_the_lease(redis_client, settings)
+            never = threading.Event()
+            for _ in range(LONG_ENOUGH_S * 100):
+                never.wait(0.01)
+        return written(walk, *args)
+
+    monkeypatch.setattr(Walk, "_written", hanging)
+
+    short = dataclasses.replace(LEASED, max_runtime=timedelta(seconds=2), lease=LeaseTerms("statuses", SHORT))
+    result = perform(short)
+
+    assert (result.outcome, result.reason, result.counts["deleted_rows"]) == ("lost_lease", "lease_lost", 10)
+    assert isinstance(result.error, LeaseLost), "its message is retried"
+    assert (last_run().outcome, last_run().counts["deleted_rows"]) == ("lost_lease", 10)
+    assert UserStatus.select().count() == 15
+
+
+def test_an_interrupted_run_whose_row_was_closed_by_another_is_not_retried(
+    add_statuses: AddStatuses, redis_client: redis.Redis, admin: Connection, settings: Settings
+) -> None:
+    # L2: the one that took over does its work
+    add_statuses(25, DUE)
+
+    def taken_over(counts: Counts) -> None:
+        with admin.cursor() as cursor:
+            cursor.execute(f"UPDATE {settings.schema_name}.runs SET outcome = 'lost', finished_at = now()")
+        raise LeaseLost("interrupted")
+
+    result = perform(LEASED, on_batch=taken_over)
+
+    assert (result.outcome, result.reason) == ("lost_lease", "taken_over")
+    assert isinstance(result.error, RunTakenOver)
+
+
+def test_the_lease_of_an_attempt_that_died_before_its_row_is_taken_over_by_its_own_message(
+    add_statuses: AddStatuses, redis_client: redis.Redis
+) -> None:
+    # F3: killed between acquiring and the first transaction; no row says that it is dead
+    add_statuses(5, DUE)
+    message = current_message.set(MessageContext("message-1"))
+    try:
+        dead = ExclusiveLease("statuses", TTL, with_epoch=False, worker=LEASED.name)
+        assert dead.try_obtain() is not None
+
+        result = perform(LEASED)
+    finally:
+        current_message.reset(message)
+
+    assert (result.outcome, result.counts["deleted_rows"]) == ("done", 5)
+
+
+def test_the_lease_of_another_message_that_has_no_row_yet_is_left_alone(
+    add_statuses: AddStatuses, redis_client: redis.Redis
+) -> None:
+    # L1: it may be about to begin
+    add_statuses(5, DUE)
+    message = current_message.set(MessageContext("message-1"))
+    beginning = ExclusiveLease("statuses", TTL, with_epoch=False, worker=LEASED.name)
+    assert beginning.try_obtain() is not None
+    current_message.reset(message)
+
+    assert perform(LEASED).reason == "lease_held"
+    assert beginning.renew()

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.insight.explain_outcome import Answer, why
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.processes.heartbeats import Heartbeat
+from housekeeping.sweeps.processes.liveness import Process, Processes
+from housekeeping.sweeps.stages.actions import Delete
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+
+NOW = datetime(2026, 11, 20, 12, 0, 30, tzinfo=UTC)
+LAST = datetime(2026, 11, 20, 11, 45, tzinfo=UTC)
+
+Recorded = Callable[..., None]
+
+
+@pytest.fixture
+def sweep() -> Sweep:
+    return Sweep(
+        name="test.why",
+        stale=lambda now: UserStatus.clear_status_at <= now,
+        order=(UserStatus.clear_status_at, UserStatus.user_id),
+        action=Delete(),
+        schedule="45 * * * *",
+    )
+
+
+@pytest.fixture
+def recorded(postgres: Database) -> Recorded:
+    def record(tick: datetime | None, outcome: str | None, reason: str | None = None, **more: Any) -> None:
+        ended = None if outcome is None else NOW
+        given = {"started_at": NOW - timedelta(hours=2), "heartbeat_at": NOW, "trigger": "schedule", **more}
+        Run.create(worker="test.why", tick=tick, outcome=outcome, reason=reason, finished_at=ended, **given)
+
+    return record
+
+
+def asked(sweep: Sweep, tick: datetime | None = None, sent: bool | None = None) -> Answer:
+    return why(sweep, tick, NOW, UTC, lambda tick: sent)
+
+
+def test_without_a_tick_it_answers_for_the_latest_one(sweep: Sweep, recorded: Recorded) -> None:
+    recorded(LAST - timedelta(hours=1), "failed")
+    recorded(LAST, "done")
+
+    answer = asked(sweep)
+
+    assert (answer.tick, answer.outcome) == (LAST, "done")
+
+
+def test_the_outcome_is_that_of_the_last_of_all_attempts(sweep: Sweep, recorded: Recorded) -> None:
+    recorded(LAST, "lost", "taken_over")
+    recorded(LAST, "partial", "out_of_time")
+
+    answer = asked(sweep)
+
+    assert [attempt.outcome for attempt in answer.attempts] == ["lost", "partial"]
+    assert answer.outcome == "partial" and "budget of time" in answer.meaning
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "error", "said"),
+    [
+        ("skipped", "paused", None, "housekeeping resume test.why"),
+        ("skipped", "lease_held", None, "another run held the lease"),
+        ("failed", "database: x", "relation is missing", "it failed: relation is missing"),
+        ("skipped", "some_new_reason", None, "some_new_reason"),
+    ],
+)
+def test_each_reason_is_said_in_words_with_the_way_out(
+    sweep: Sweep, recorded: Recorded, outcome: str, reason: str, error: str | None, said: str
+) -> None:
+    recorded(LAST, outcome, reason, error=error)
+
+    assert said in asked(sweep).meaning
+
+
+def test_a_tick_within_a_gap_that_was_recorded_as_one_row_was_missed(sweep: Sweep, recorded: Recorded) -> None:
+    recorded(LAST - timedelta(hours=9), "done")
+    recorded(LAST - timedelta(hours=1), "missed", "no_scheduler", counts={"missed": 8})
+
+    answer = asked(sweep, LAST - timedelta(hours=5))
+
+    assert (answer.outcome, answer.attempts[0].counts) == ("missed", {"missed": 8})
+    assert "no scheduler ran" in answer.meaning
+
+
+@pytest.mark.parametrize(("hours", "outcome"), [(0, "missed"), (7, "missed"), (8, "unknown")])
+def test_a_gap_reaches_back_as_far_as_it_counts(sweep: Sweep, recorded: Recorded, hours: int, outcome: str) -> None:
+    recorded(LAST - timedelta(hours=1), "missed", "no_scheduler", counts={"missed": 8})
+
+    assert asked(sweep, LAST - timedelta(hours=1 + hours)).outcome == outcome
+
+
+def test_a_tick_before_a_gap_that_was_sent_waits(sweep: Sweep, recorded: Recorded) -> None:
+    recorded(LAST - timedelta(hours=1), "missed", "no_scheduler", counts={"missed": 2})
+
+    assert asked(sweep, LAST - timedelta(hours=3), sent=True).outcome == "waiting"
+
+
+def test_a_tick_before_one_that_was_done_was_not_missed_with_a_later_gap(sweep: Sweep, recorded: Recorded) -> None:
+    recorded(LAST - timedelta(hours=9), "done")
+    recorded(LAST - timedelta(hours=1), "missed", "no_scheduler", counts={"missed": 8})
+
+    assert asked(sweep, LAST - timedelta(hours=10)).outcome == "unknown"
+
+
+def test_a_minute_at_which_the_schedule_does_not_fire_is_told_from_one_that_was_missed(
+    sweep: Sweep, recorded: Recorded
+) -> None:
+    answer = asked(sweep, datetime(2026, 11, 20, 11, 40, tzinfo=UTC))
+
+    assert answer.outcome == "not_a_tick"
+    assert "2026-11-20 10:45 and 2026-11-20 11:45 UTC" in answer.meaning
+
+
+@pytest.mark.parametrize(
+    "minute", [datetime(2026, 11, 20, 10, 40, tzinfo=UTC), datetime(2026, 11, 20, 12, 40, tzinfo=UTC)]
+)
+def test_a_minute_without_a_tick_was_not_missed_and_is_not_to_come(
+    sweep: Sweep, recorded: Recorded, minute: datetime
+) -> None:
+    recorded(LAST, "missed", "no_scheduler", counts={"missed": 8})
+
+    assert asked(sweep, minute).outcome == "not_a_tick"
+
+
+def test_a_tick_to_come_is_not_yet(sweep: Sweep, recorded: Recorded) -> None:
+    assert asked(sweep, datetime(2026, 11, 20, 12, 45, tzinfo=UTC)).outcome == "not_yet"
+
+
+@pytest.mark.parametrize(("change", "said"), [({"schedule": None}, "no schedule"), ({"enabled": False}, "disabled")])
+def test_nothing_is_still_to_come_of_a_worker_that_no_schedule_sends(
+    sweep: Sweep, recorded: Recorded, change: dict[str, Any], said: str
+) -> None:
+    answer = asked(replace(sweep, **change), datetime(2026, 11, 20, 12, 45, tzinfo=UTC))
+
+    assert answer.outcome == "unknown" and said in answer.meaning
+
+
+def test_a_run_at_work_and_one_that_fell_silent_are_told_apart(sweep: Sweep, recorded: Recorded) -> None:
+    recorded(LAST, None, heartbeat_at=datetime.now(UTC) - timedelta(seconds=61))
+    silent = asked(sweep)
+    recorded(LAST, None, heartbeat_at=datetime.now(UTC))
+
+    assert (silent.outcome, asked(sweep).outcome) == ("silent", "running")
+    assert silent.meaning.startswith("lost? no heartbeat for 6") and str(silent.attempts[0]) in silent.meaning
+
+
+@pytest.mark.parametrize(
+    ("sent", "outcome", "said"),
+    [
+        (True, "waiting", "no worker has taken it"),
+        (False, "not_sent", "no scheduler has sent it"),
+        (None, "unknown", "no scheduler has sent it, or its message waits in the queue"),
+    ],
+)
+def test_of_a_tick_without_a_row_it_is_said_whether_it_was_sent(
+    sweep: Sweep, recorded: Recorded, sent: bool | None, outcome: str, said: str
+) -> None:
+    recorded(LAST - timedelta(hours=1), "done")
+
+    answer = asked(sweep, LAST, sent)
+
+    assert answer.outcome == outcome and said in answer.meaning
+
+
+@pytest.mark.parametrize("sent", [False, None])
+def test_a_tick_of_this_moment_is_given_time_to_be_sent(sweep: Sweep, recorded: Recorded, sent: bool | None) -> None:
+    answer = asked(replace(sweep, schedule="59 11 * * *"), LAST.replace(minute=59), sent)
+
+    assert answer.outcome == "waiting" and "look again in a minute" in answer.meaning
+
+
+def test_where_nothing_ever_ran_the_ledger_is_not_said_to_be_too_short(sweep: Sweep, recorded: Recorded) -> None:
+    answer = asked(sweep)
+
+    assert answer.outcome == "unknown" and "30 days" not in answer.meaning
+
+
+def test_a_tick_before_all_that_the_ledger_has_is_unknown(sweep: Sweep, recorded: Recorded) -> None:
+    recorded(LAST, "done", started_at=LAST)
+
+    answer = asked(sweep, LAST - timedelta(hours=1))
+
+    assert answer.outcome == "unknown" and "does not reach back so far" in answer.meaning
+
+
+def scheduler(age_s: float) -> Process:
+    said = Heartbeat(kind="scheduler", host="a", pid=7, version="1", up_s=0.0)
+    return Process(said, NOW, NOW - timedelta(seconds=age_s), age_s)
+
+
+@pytest.mark.parametrize(("sent", "outcome"), [(False, "not_sent"), (None, "unknown")])
+def test_dead_scheduler_is_named_at_once_with_the_time_of_its_death(
+    sweep: Sweep, recorded: Recorded, sent: bool | None, outcome: str
+) -> None:
+    soon = replace(sweep, schedule="59 11 * * *")
+
+    answer = why(soon, None, NOW, UTC, lambda tick: sent, Processes((scheduler(50),)))
+
+    assert answer.outcome == outcome and "look again" not in answer.meaning
+    assert answer.meaning.startswith("no scheduler is alive since 2026-11-20 11:59:40 UTC (last heartbeat of a:7")
+
+
+def test_living_scheduler_is_given_time_to_send(sweep: Sweep, recorded: Recorded) -> None:
+    soon = replace(sweep, schedule="59 11 * * *")
+
+    answer = why(soon, None, NOW, UTC, lambda tick: False, Processes((scheduler(5),)))
+
+    assert answer.outcome == "waiting" and "look again in a minute" in answer.meaning
+
+
+def test_message_that_no_worker_takes_is_said_to_wait_for_one(sweep: Sweep, recorded: Recorded) -> None:
+    answer = why(sweep, None, NOW, UTC, lambda tick: True, Processes((scheduler(5),)))
+
+    assert answer.outcome == "waiting" and "no worker serves the queue 'cronjob'" in answer.meaning

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from peewee import InternalError
+
+from housekeeping.core.errors import DatabaseUnavailable
+from housekeeping.database.connection import Database, connect_to, database
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.insight.plan import dry_run, plan
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.stages.actions import Delete
+from housekeeping.testing import ManualClock
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.integration.conftest import AddStatuses, Locked
+
+_NOW = "'2026-01-01 00:00:00+00'::timestamptz"
+
+
+def test_a_plan_counts_what_a_run_then_does(
+    add_statuses: AddStatuses, statuses: type[UserStatus], clock: ManualClock
+) -> None:
+    add_statuses(150, f"{_NOW} - interval '1 second' * n")
+    add_statuses(1, _NOW, first_id=1000)
+    add_statuses(7, f"{_NOW} + interval '1 microsecond' * n", first_id=2000)
+
+    planned = plan(sweep, clock=clock)
+    result = perform(sweep, clock=clock)
+
+    assert (planned.stale.rows, planned.batches) == (151, 2)
+    assert (result.counts["deleted_rows"], result.counts["batches"]) == (151, 2)
+
+
+def test_a_plan_changes_nothing_and_leaves_no_row(
+    add_statuses: AddStatuses, statuses: type[UserStatus], clock: ManualClock
+) -> None:
+    add_statuses(3, f"{_NOW} - interval '1 second' * n")
+
+    plan(sweep, clock=clock)
+    dry_run(sweep, clock=clock)
+
+    assert (statuses.select().count(), Run.select().count()) == (3, 0)
+
+
+def test_a_plan_s_transaction_cannot_write(add_statuses: AddStatuses, clock: ManualClock) -> None:
+    add_statuses(1, _NOW)
+
+    def write(now: object) -> Any:
+        assert database.in_transaction(), "only in the plan, not at the declaration"
+        return UserStatus.delete().execute()
+
+    writing = Sweep(name="w", stale=write, order=(UserStatus.user_id,), action=Delete())
+
+    with pytest.raises(InternalError, match="read-only transaction"):
+        plan(writing, clock=clock)
+
+
+def test_a_plan_shows_the_oldest_the_newest_and_the_first_few(add_statuses: AddStatuses, clock: ManualClock) -> None:
+    add_statuses(9, f"{_NOW} - interval '1 hour' * n")
+
+    planned = plan(sweep, clock=clock).as_json()
+
+    assert planned["oldest"] == "2025-12-31T15:00:00+00:00"
+    assert planned["newest"] == "2025-12-31T23:00:00+00:00"
+    (only,) = planned["passes"]
+    assert [row["user_id"] for row in only["samples"]] == [9, 8, 7, 6, 5]
+
+
+def test_with_nothing_stale_a_plan_says_so(statuses: type[UserStatus], clock: ManualClock) -> None:
+    planned = plan(sweep, clock=clock).as_json()
+
+    assert (planned["stale_rows"], planned["exact"], planned["batches"]) == (0, True, 0)
+    assert (planned["oldest"], planned["newest"]) == (None, None)
+
+
+@pytest.mark.parametrize(("rows", "shown"), [(4, "4"), (5, "5"), (6, "at least 5")])
+def test_counting_ends_at_the_limit(add_statuses: AddStatuses, clock: ManualClock, rows: int, shown: str) -> None:
+    add_statuses(rows, _NOW)
+
+    planned = plan(sweep, clock=clock, limit=5)
+
+    assert str(planned.stale) == shown
+
+
+def test_rows_locked_elsewhere_are_counted_and_not_waited_for(
+    add_statuses: AddStatuses, locked: Locked, clock: ManualClock
+) -> None:
+    add_statuses(3, _NOW)
+
+    with locked("SELECT * FROM user_statuses FOR UPDATE"):
+        planned = plan(sweep, clock=clock)
+
+    assert planned.stale.rows == 3
+
+
+def test_a_dry_run_is_a_result_with_what_would_be_counted(add_statuses: AddStatuses, clock: ManualClock) -> None:
+    add_statuses(101, _NOW)
+
+    result = dry_run(sweep, clock=clock).as_json()
+
+    assert result["counts"] == {"deleted_rows": 101, "batches": 2, "out_of_time": False}
+    assert (result["outcome"], result["run_id"], result["dry_run"]) == ("done", None, True)
+    assert result["started_at"] == clock.now().isoformat()
+
+
+def test_a_dry_run_without_the_table_is_a_failed_result(postgres: Database, clock: ManualClock) -> None:
+    result = dry_run(sweep, clock=clock)
+
+    assert (result.outcome, result.reason) == ("failed", 'relation "user_statuses" does not exist')
+    assert result.counts == {"deleted_rows": 0, "batches": 0, "out_of_time": False}
+
+
+def test_a_dry_run_without_a_server_is_a_failed_result(clock: ManualClock) -> None:
+    database.initialize(connect_to("postgresql://me:hunter2@localhost:1/db"))
+
+    result = dry_run(sweep, clock=clock)
+    database.initialize(None)
+
+    assert (result.outcome, type(result.error)) == ("failed", DatabaseUnavailable)

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from housekeeping.cli.commands.plan import _show
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.insight.plan import plan
+from housekeeping.sweeps.insight.throughput import Rates, last_ended, pace, rates
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.testing import ManualClock
+from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.integration.conftest import AddStatuses
+
+_START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def _ran(
+    hour: float,
+    settled: int,
+    *,
+    left: int | None = 0,
+    exact: bool = True,
+    outcome: str = "done",
+    seconds: float = 10,
+    worker: str = sweep.name,
+) -> None:
+    """A run that ended so many hours after the start."""
+    ended = _START + timedelta(hours=hour)
+    Run.insert(
+        worker=worker,
+        trigger="schedule",
+        started_at=ended - timedelta(seconds=seconds),
+        heartbeat_at=ended,
+        finished_at=ended,
+        outcome=outcome,
+        counts={"deleted_rows": settled, "batches": 1},
+        backlog=left,
+        backlog_exact=exact,
+    ).execute()
+
+
+def test_what_was_settled_and_what_more_waits_have_arrived(postgres: Database) -> None:
+    _ran(0, 1000, left=50)
+    _ran(1, 300, left=40)
+    _ran(2, 500, left=250)
+
+    # Of the first run only what it left counts: its own work was done before.
+    assert rates(last_ended(sweep)) == Rates(drained=400, arrived=500)
+
+
+def test_a_backlog_that_was_not_counted_to_its_end_leaves_arrival_unknown(postgres: Database) -> None:
+    _ran(0, 0, left=10_000, exact=False)
+    _ran(1, 300, left=400)
+
+    assert rates(last_ended(sweep)) == Rates(drained=300, arrived=None)
+
+
+def test_a_run_whose_backlog_nobody_counted_still_counts_for_what_it_settled(postgres: Database) -> None:
+    _ran(0, 0)
+    _ran(1, 200, left=None)
+    _ran(2, 100)
+
+    assert rates(last_ended(sweep)) == Rates(drained=150, arrived=150)
+
+
+@pytest.mark.parametrize("hours", [[], [1], [1, 1]])
+def test_fewer_than_two_moments_tell_no_rate(postgres: Database, hours: list[float]) -> None:
+    for hour in hours:
+        _ran(hour, 100)
+
+    assert rates(last_ended(sweep)) is None
+
+
+def test_only_the_worker_s_own_last_runs_count_oldest_first(postgres: Database) -> None:
+    for hour, outcome in enumerate(("done", "skipped", "failed", "missed", "lost", "partial")):
+        _ran(hour, hour, outcome=outcome)
+    _ran(9, 9, worker="another")
+
+    assert [run.settled for run in last_ended(sweep)] == [0, 2, 4, 5]
+    assert [run.settled for run in last_ended(sweep, 2)] == [4, 5]
+
+
+def test_the_pace_is_that_of_runs_that_ended_well(postgres: Database) -> None:
+    _ran(0, 100, seconds=2)
+    _ran(1, 300, seconds=6, outcome="partial")
+    _ran(2, 9000, seconds=1, outcome="failed")
+
+    assert pace(last_ended(sweep)) == 50
+
+
+def test_runs_that_found_nothing_tell_no_pace(postgres: Database) -> None:
+    _ran(0, 0)
+
+    assert pace(last_ended(sweep)) is None
+
+
+def test_a_plan_says_how_long_the_work_takes_by_the_worker_s_own_runs(
+    add_statuses: AddStatuses, clock: ManualClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _ran(0, 100, seconds=40)
+    add_statuses(150, "'2026-01-01 00:00:00+00'::timestamptz - interval '1 second' * n")
+
+    planned = plan(sweep, clock=clock)
+    _show(planned)
+
+    assert (planned.as_json()["expected_s"], planned.as_json()["records_per_s"]) == (60, 2.5)
+    assert planned.as_json()["passes"][0]["expected_s"] == 60
+    assert capsys.readouterr().out.splitlines()[1].split()[1:5] == ["150", "2", "1", "min"]
+
+
+def test_a_plan_without_history_does_not_know_how_long(
+    add_statuses: AddStatuses, clock: ManualClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_statuses(1, "'2026-01-01 00:00:00+00'::timestamptz")
+
+    planned = plan(sweep, clock=clock)
+    _show(planned)
+
+    assert (planned.as_json()["expected_s"], planned.as_json()["records_per_s"]) == (None, None)
+    assert capsys.readouterr().out.splitlines()[1].split()[1:4] == ["1", "1", "unknown"]
+
+
+def test_a_plan_counted_up_to_its_limit_takes_at_least_so_long(
+    add_statuses: AddStatuses, clock: ManualClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _ran(0, 100, seconds=40)
+    add_statuses(151, "'2026-01-01 00:00:00+00'::timestamptz")
+
+    _show(plan(sweep, clock=clock, limit=150))
+
+    assert "over 1 min" in capsys.readouterr().out
+
+
+def test_nothing_to_do_takes_no_time(
+    add_statuses: AddStatuses, clock: ManualClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = plan(sweep, clock=clock)
+    _show(planned)
+
+    assert json.loads(json.dumps(planned.as_json()))["expected_s"] == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[1:] == ["0", "0", "-", "-", "-"]
+
+
+def test_a_plan_before_init_knows_no_history_and_counts_all_the_same(
+    add_statuses: AddStatuses, postgres: Database, clock: ManualClock
+) -> None:
+    add_statuses(3, "'2026-01-01 00:00:00+00'::timestamptz")
+    schema = Run._meta.schema
+    postgres.execute_sql(f'ALTER TABLE "{schema}".runs RENAME TO runs_elsewhere')
+
+    planned = plan(sweep, clock=clock)
+
+    assert (planned.stale.rows, planned.pace) == (3, None)
+
+
+@pytest.mark.parametrize(("minutes", "known"), [(9.9, False), (10, True)])
+def test_a_rate_needs_ten_minutes_of_observation(postgres: Database, minutes: float, known: bool) -> None:
+    _ran(0, 0)
+    _ran(minutes / 60, 40_000)
+
+    assert (rates(last_ended(sweep)) is not None) == known

@@ -1,0 +1,175 @@
+"""Runs, plans and what people are shown on a machine whose clock is not the database's."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from housekeeping.core.clock import SystemClock
+from housekeeping.core.errors import ClocksDiffer
+from housekeeping.database.clock_skew import database_now
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.insight.explain_outcome import why
+from housekeeping.sweeps.insight.plan import dry_run, plan
+from housekeeping.sweeps.insight.status import overview
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.limits.confirmation import confirmed, plan_id
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.integration.conftest import AddStatuses
+from tests.integration.metrics.conftest import Exported
+from tests.integration.metrics.conftest import exported as exported
+from tests.integration.sweeps.conftest import History
+from tests.integration.sweeps.engine.sizing import SMALL
+
+TWO_DAYS = timedelta(days=2)
+TOMORROW = "now() + interval '1 day'"
+DUE_NOW = "now() - interval '1 second' * n"
+UTC_ZONE = ZoneInfo("UTC")
+
+#: Sets this machine's clock so far ahead of the real one.
+SetAhead = Callable[[timedelta], None]
+
+
+@pytest.fixture
+def set_ahead(monkeypatch: pytest.MonkeyPatch) -> SetAhead:
+    return lambda by: monkeypatch.setattr(SystemClock, "now", lambda self: datetime.now(UTC) + by)
+
+
+@pytest.mark.parametrize("ahead", [TWO_DAYS, -TWO_DAYS])
+def test_run_does_not_start_where_the_clocks_are_days_apart(
+    add_statuses: AddStatuses, set_ahead: SetAhead, last_run: Callable[[], Run], ahead: timedelta
+) -> None:
+    add_statuses(3, DUE_NOW)
+    set_ahead(ahead)
+
+    result = perform(sweep)
+
+    run = last_run()
+    assert (result.outcome, result.reason, result.exit_code, result.run_id) == ("failed", "clock", 1, run.id)
+    assert (run.outcome, run.reason, run.finished_at is not None) == ("failed", "clock", True)
+    assert run.error == str(result.error)
+    assert "clocks differ, nothing was changed: this machine (" in run.error and "check NTP" in run.error
+    assert UserStatus.select().count() == 3
+    with pytest.raises(ClocksDiffer):
+        result.raise_for_failure()
+
+
+def test_forced_run_changes_what_is_stale_by_the_databases_clock_only(
+    add_statuses: AddStatuses, set_ahead: SetAhead, last_run: Callable[[], Run]
+) -> None:
+    add_statuses(3, DUE_NOW)
+    add_statuses(2, TOMORROW, first_id=10)
+    set_ahead(TWO_DAYS)
+
+    result = perform(sweep, force=True)
+
+    assert (result.outcome, result.counts["deleted_rows"]) == ("done", 3)
+    assert [status.user_id for status in UserStatus.select().order_by(UserStatus.user_id)] == [10, 11]
+    assert last_run().backlog == 0
+
+
+def test_plan_and_dry_run_count_what_is_stale_by_the_databases_clock(
+    add_statuses: AddStatuses, set_ahead: SetAhead
+) -> None:
+    add_statuses(3, DUE_NOW)
+    add_statuses(2, TOMORROW, first_id=10)
+    set_ahead(TWO_DAYS)
+
+    planned = plan(sweep)
+
+    assert (planned.stale.rows, dry_run(sweep).counts["deleted_rows"]) == (3, 3)
+    assert planned.clock_skew is not None and planned.clock_skew.refused
+    assert abs(planned.as_json()["clock_skew_s"] - TWO_DAYS.total_seconds()) < 1
+    assert abs(planned.now - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+@pytest.mark.parametrize("ahead_s", [6, -6, 57])
+def test_difference_over_5_s_is_an_alert_and_the_run_goes_on(
+    add_statuses: AddStatuses,
+    set_ahead: SetAhead,
+    exported: Exported,
+    caplog: pytest.LogCaptureFixture,
+    ahead_s: int,
+) -> None:
+    add_statuses(3, DUE_NOW)
+    set_ahead(timedelta(seconds=ahead_s))
+
+    with caplog.at_level(logging.WARNING):
+        result = perform(sweep)
+
+    assert (result.outcome, result.counts["deleted_rows"]) == ("done", 3)
+    assert abs(result.counts["clock_skew_s"] - ahead_s) < 1
+    assert [each.getMessage() for each in caplog.records] == ["Clocks differ", "Alarm"]
+    side = "ahead of" if ahead_s > 0 else "behind"
+    [alarm] = overview(sweep, database_now(), UTC_ZONE).alarms
+    assert alarm.name == "clock" and f" s {side} the database's; check NTP" in str(alarm)
+    assert round(exported("housekeeping_clock_skew_seconds", worker=sweep.name) or 0) == ahead_s
+    assert exported("housekeeping_alarm", worker=sweep.name, alarm="clock") == 1
+    assert exported("housekeeping_rows_total", worker=sweep.name, result="clock_skew_s") is None
+
+
+@pytest.mark.parametrize("ahead_s", [0, 4, -4])
+def test_difference_of_a_few_seconds_is_no_alert(
+    add_statuses: AddStatuses, set_ahead: SetAhead, exported: Exported, ahead_s: int
+) -> None:
+    add_statuses(3, DUE_NOW)
+    set_ahead(timedelta(seconds=ahead_s))
+
+    result = perform(sweep)
+
+    assert result.counts == {"deleted_rows": 3, "batches": 1, "out_of_time": False}
+    assert overview(sweep, database_now(), UTC_ZONE).alarms == []
+    assert exported("housekeeping_alarm", worker=sweep.name, alarm="clock") == 0
+
+
+def test_refused_runs_are_no_history_and_leave_the_cursor(
+    add_statuses: AddStatuses, history: History, set_ahead: SetAhead
+) -> None:
+    add_statuses(20, DUE_NOW)
+    history(1, 7)
+    Run.create(
+        worker=SMALL.name,
+        trigger="schedule",
+        started_at=database_now(),
+        heartbeat_at=database_now(),
+        finished_at=database_now(),
+        outcome="failed",
+        reason="database: gone",
+        counts={"deleted_rows": 5},
+        cursor={"pass": SMALL.name, "after": ["2026-01-01", 1]},
+    )
+    set_ahead(TWO_DAYS)
+    refused = [perform(SMALL).reason for _ in range(3)]
+    set_ahead(timedelta())
+
+    attempt = runs.begin(SMALL.name, message_id=None, tick=None, trigger="cli", lease=None)
+
+    assert refused == ["clock"] * 3 and attempt is not None
+    assert [past.counts["deleted_rows"] for past in attempt.history] == [5, 7]
+    assert attempt.cursor == {"pass": SMALL.name, "after": ["2026-01-01", 1]}
+
+
+def test_plan_id_is_as_old_as_the_database_says(add_statuses: AddStatuses, set_ahead: SetAhead) -> None:
+    add_statuses(3, DUE_NOW)
+    found = plan(sweep)
+    set_ahead(TWO_DAYS)
+
+    word = confirmed(plan_id(sweep.name, None, found.stale, found.now), sweep.name, None, database_now())
+
+    assert word.rows == 3
+
+
+def test_reason_of_a_refused_tick_says_what_to_do(add_statuses: AddStatuses, set_ahead: SetAhead) -> None:
+    set_ahead(TWO_DAYS)
+    perform(sweep)
+
+    answer = why(dataclasses.replace(sweep, schedule=None), None, database_now(), UTC_ZONE)
+
+    assert answer.outcome == "failed" and "clocks differ" in answer.meaning

@@ -1,0 +1,185 @@
+"""Past runs from the ledger: filters, pages, takeovers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import pytest
+
+from housekeeping.database.connection import Database, database
+from housekeeping.sweeps.insight.explain_run import why_run
+from housekeeping.sweeps.ledger import history, runs
+from housekeeping.sweeps.ledger.models import NOW, Run
+
+WORKER: Final = "test.history"
+MINUTE: Final = timedelta(minutes=1)
+
+Plans = Callable[[], list[str]]
+
+
+@pytest.fixture
+def plans(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> Plans:
+    """What PostgreSQL plans for the statements of this test, without the values."""
+    sent: list[tuple[Any, Any]] = []
+    execute = type(database.obj).execute_sql
+
+    def noting(self: Any, sql: Any, params: Any = None, *more: Any) -> Any:
+        sent.append((sql, params))
+        return execute(self, sql, params, *more)
+
+    monkeypatch.setattr(type(database.obj), "execute_sql", noting)
+
+    def explain() -> list[str]:
+        selects = [(sql, params) for sql, params in sent if sql.startswith("SELECT")]
+        assert selects
+        return ["\n".join(line for (line,) in execute(database.obj, f"EXPLAIN {sql}", p)) for sql, p in selects]
+
+    return explain
+
+
+@pytest.fixture
+def many_runs(postgres: Database) -> datetime:
+    """A hundred thousand runs of two workers, a second apart; returns when the last one began."""
+    postgres.execute_sql(
+        f'INSERT INTO "{Run._meta.schema}".runs '
+        "(worker, trigger, tick, started_at, heartbeat_at, finished_at, outcome, counts, message_id) "
+        "SELECT CASE mod(n, 2) WHEN 0 THEN 'test.history' ELSE 'test.other' END, 'schedule', t, t, t, t, "
+        "CASE mod(n, 1000) WHEN 0 THEN 'failed' ELSE 'done' END, '{}', n::text "
+        "FROM (SELECT n, timestamptz '2026-01-01 00:00Z' + n * interval '1 second' AS t "
+        "FROM generate_series(1, 100000) AS n) AS made"
+    )
+    postgres.execute_sql(f'ANALYZE "{Run._meta.schema}".runs')
+    return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=100_000)
+
+
+def ids(**conditions: Any) -> list[int]:
+    return [each.run_id for each in history.recent(**{"limit": 20, **conditions})]
+
+
+def test_every_page_of_a_hundred_thousand_runs_uses_an_index(many_runs: datetime, plans: Plans) -> None:
+    minute, days = many_runs - MINUTE, many_runs - timedelta(days=3)
+
+    ids()
+    ids(before=50_000)
+    ids(worker=WORKER)
+    ids(worker=WORKER, before=50_000)
+    ids(outcome="failed")
+    ids(outcome="lost")
+    ids(outcome=history.RUNNING)
+    ids(worker=WORKER, outcome="failed")
+    ids(since=minute)
+    ids(worker=WORKER, since=minute)
+    ids(since=days)
+    ids(since=days, outcome="lost", worker=WORKER)
+
+    assert [plan for plan in plans() if "Seq Scan" in plan or "Index" not in plan] == []
+
+
+def test_explanation_of_a_run_uses_indexes(many_runs: datetime, plans: Plans) -> None:
+    record = history.find(99_999)
+    assert record is not None
+
+    why_run(record, None, many_runs, UTC)
+
+    assert [plan for plan in plans() if "Seq Scan on runs" in plan] == []
+
+
+def test_pages_follow_each_other_newest_first(many_runs: datetime) -> None:
+    first = ids(limit=3)
+    second = ids(limit=3, before=first[-1])
+
+    assert first + second == list(range(100_000, 99_994, -1))
+
+
+def test_filters_are_combined(many_runs: datetime) -> None:
+    found = history.recent(worker=WORKER, outcome="failed", since=many_runs - timedelta(seconds=2000), limit=20)
+
+    assert [each.run_id for each in found] == [100_000, 99_000, 98_000]
+
+
+def test_running_runs_are_found_and_old_heartbeats_named(postgres: Database) -> None:
+    ended = _begun(outcome="done", finished_at=NOW)
+    alive = _begun()
+    silent = _begun(heartbeat_at=NOW - runs.SILENCE - MINUTE)
+
+    found = {each.run_id: each for each in history.recent(outcome=history.RUNNING, limit=20)}
+
+    assert ended not in found
+    assert (found[alive].lost, found[silent].lost) == (False, True)
+    assert found[silent].silent_s == pytest.approx(120, abs=30)
+
+
+def test_takeover_is_known_from_both_sides(postgres: Database) -> None:
+    dead = _begun(heartbeat_at=NOW - 2 * runs.SILENCE)
+    _record("skipped")
+    taker = runs.begin(WORKER, message_id="m", tick=None, trigger="enqueue", lease=None)
+    assert taker is not None
+    _record("skipped")
+    later = runs.begin(WORKER, message_id="n", tick=None, trigger="enqueue", lease=None)
+    assert later is not None
+
+    lost, took, other = (history.find(run_id) for run_id in (dead, taker.run_id, later.run_id))
+
+    assert lost is not None and took is not None and other is not None
+    assert history.taken_over_by(lost) == taker.run_id
+    assert (history.took_over_from(took), history.took_over_from(other)) == ([dead], [])
+    assert "took over from lost run" in str(why_run(took, None, took.started_at, UTC).origin)
+    assert why_run(lost, None, took.started_at, UTC).next_step == (f"run {taker.run_id} took over")
+
+
+@pytest.mark.parametrize(
+    ("trigger", "origin"),
+    [
+        ("schedule", "the schedule sent it"),
+        ("enqueue", "it was enqueued"),
+        ("cli", "it was started by hand"),
+        ("parent", "another worker's run enqueued it"),
+    ],
+)
+def test_run_of_each_trigger_is_explained(postgres: Database, trigger: str, origin: str) -> None:
+    record = history.find(_begun(trigger=trigger, outcome="done", finished_at=NOW))
+    assert record is not None
+
+    answer = why_run(record, None, record.started_at, UTC)
+
+    assert str(answer.origin).startswith(origin)
+    assert (answer.outcome, answer.meaning) == ("done", "it did its work to the end")
+
+
+@pytest.mark.parametrize(
+    ("row", "next_step"),
+    [
+        ({"trigger": "cli", "outcome": "partial", "reason": "shutdown"}, "the next run does the rest"),
+        ({"message_id": "m", "outcome": "failed", "reason": "x", "error": "x"}, "its message is retried"),
+        ({"message_id": "m", "heartbeat_at": NOW - 2 * runs.SILENCE}, "its message is delivered again"),
+        ({"outcome": "done"}, "None"),
+    ],
+)
+def test_next_step_follows_from_the_outcome(postgres: Database, row: dict[str, Any], next_step: str) -> None:
+    record = history.find(_begun(**row, **({"finished_at": NOW} if "outcome" in row else {})))
+    assert record is not None
+
+    assert str(why_run(record, None, record.started_at, UTC).next_step).startswith(next_step)
+
+
+def test_next_attempt_at_the_same_message_is_named(postgres: Database) -> None:
+    first = history.find(_begun(message_id="m", outcome="failed", reason="x", finished_at=NOW))
+    second = _begun(message_id="m", outcome="done", finished_at=NOW)
+    assert first is not None
+
+    answer = why_run(first, None, first.started_at, UTC)
+
+    assert answer.next_step == f"the next attempt at its message is run {second}"
+    assert [each.run_id for each in answer.attempts] == [first.run_id, second]
+
+
+def _begun(**columns: Any) -> int:
+    given = {"worker": WORKER, "trigger": "enqueue", "started_at": NOW, "heartbeat_at": NOW, **columns}
+    run_id: int = Run.insert(**given).execute()
+    return run_id
+
+
+def _record(outcome: runs.Outcome) -> None:
+    runs.record(WORKER, outcome, "paused", message_id=None, tick=None, trigger="enqueue")

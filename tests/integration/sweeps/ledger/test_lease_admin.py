@@ -1,0 +1,255 @@
+"""Leases as an operator sees them, and released by hand (semantics.md, L3; design.md, Command line)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+
+import psycopg2
+import pytest
+import redis
+
+from housekeeping.core.errors import HousekeepingError, LeaseLost, RedisUnavailable
+from housekeeping.core.settings import Settings
+from housekeeping.core.telemetry.message_context import MessageContext, current_message
+from housekeeping.database.connection import Database
+from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore
+from housekeeping.sweeps.ledger import lease_admin as module
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.lease_admin import HeldLease, UnknownLease, held_leases, release_lease
+from housekeeping.sweeps.ledger.models import Lease, Run
+
+TTL = timedelta(minutes=10)
+KEY = "報告/夜"
+WORKER = "user_status_cleanup.batch"
+
+List = Callable[[], list[HeldLease]]
+Release = Callable[[], HeldLease]
+
+
+@pytest.fixture
+def run_at_work(postgres: Database, redis_client: redis.Redis) -> runs.Attempt:
+    """A run that holds the lease, as a worker process has it."""
+    message = current_message.set(MessageContext("message-1"))
+    lease = ExclusiveLease(KEY, TTL, with_epoch=False, worker=WORKER)
+    token = lease.try_obtain()
+    current_message.reset(message)
+    assert token is not None
+    begun = runs.begin(WORKER, message_id="message-1", tick=None, trigger="enqueue", lease=(KEY, token))
+    assert begun is not None
+    return begun
+
+
+@pytest.fixture
+def listed(redis_client: redis.Redis, settings: Settings) -> List:
+    return lambda: held_leases(redis_client, settings.namespace)
+
+
+@pytest.fixture
+def release(redis_client: redis.Redis, settings: Settings) -> Release:
+    return lambda: release_lease(redis_client, settings.namespace, KEY)
+
+
+def commits_nothing(postgres: Database, run: runs.Attempt) -> bool:
+    """Whether the run's next batch is refused."""
+    try:
+        with postgres.atomic():
+            runs.advance(run.run_id, {}, None, (KEY, 1))
+    except LeaseLost:
+        return True
+    return False
+
+
+def test_a_held_lease_is_listed_with_its_holder_and_run(listed: List, run_at_work: runs.Attempt) -> None:
+    (held,) = listed()
+
+    assert (held.key, held.worker, held.message_id) == (KEY, WORKER, "message-1")
+    assert held.process is not None and held.process.endswith(f":{os.getpid()}")
+    assert (held.epoch, held.run_id) == (1, run_at_work.run_id)
+    assert held.held_for_s is not None and held.remaining_s is not None and held.silent_for_s is not None
+    assert 0 <= held.held_for_s < 60 and 540 < held.remaining_s <= 600 and 0 <= held.silent_for_s < 60
+
+
+def test_the_leases_of_application_code_are_listed_too(
+    listed: List, postgres: Database, redis_client: redis.Redis, settings: Settings
+) -> None:
+    ExclusiveLease("b", TTL).try_obtain()
+    ExclusiveLease("a", TTL, with_epoch=False).try_obtain()
+    RedisLeaseStore(redis_client, settings.namespace).obtain("c", "a token of another release", TTL)
+
+    assert [(held.key, held.worker, held.epoch, held.run_id) for held in listed()] == [
+        ("a", None, None, None),
+        ("b", None, 1, None),
+        ("c", None, None, None),
+    ]
+
+
+def test_keys_that_others_wrote_keep_no_lease_from_being_listed(
+    listed: List, run_at_work: runs.Attempt, redis_client: redis.Redis, settings: Settings
+) -> None:
+    prefix = f"{settings.namespace}:lease:".encode()
+    redis_client.set(prefix + b"\xff", b"\xfe", ex=60)
+    redis_client.set(prefix + b"\0", "x", ex=60)
+    redis_client.hset((prefix + b"hash").decode(), "field", "value")
+    redis_client.expire((prefix + b"hash").decode(), 60)
+
+    held = listed()
+
+    assert sorted(each.key for each in held) == ["\0", "\\xff", KEY]
+
+
+def test_a_lease_that_redis_has_lost_is_listed_while_its_run_is_open(
+    listed: List, run_at_work: runs.Attempt, redis_client: redis.Redis, settings: Settings
+) -> None:
+    redis_client.delete(f"{settings.namespace}:lease:{KEY}")
+    assert [(held.remaining_s, held.run_id) for held in listed()] == [(None, run_at_work.run_id)]
+
+    runs.finish(run_at_work.run_id, "done", None, counts={}, cursor=None)
+    assert listed() == []
+
+
+def test_a_lost_lease_and_its_successors_are_both_listed(
+    listed: List, run_at_work: runs.Attempt, redis_client: redis.Redis, settings: Settings
+) -> None:
+    redis_client.delete(f"{settings.namespace}:lease:{KEY}")
+    ExclusiveLease(KEY, TTL, with_epoch=False).try_obtain()
+
+    assert {(held.run_id, held.remaining_s is None) for held in listed()} == {(run_at_work.run_id, True), (None, False)}
+
+
+def test_a_lease_that_was_released_by_hand_makes_its_holder_harmless(
+    release: Release, run_at_work: runs.Attempt, postgres: Database
+) -> None:
+    # L3: whether it still lives or only sleeps
+    assert release().run_id == run_at_work.run_id
+
+    assert commits_nothing(postgres, run_at_work)
+    assert ExclusiveLease(KEY, TTL).try_obtain() is not None
+    assert Lease.get().epoch == 3
+    # Its row is its own to close, or the next run's, so that what it left is gone on from.
+    assert Run.get().outcome is None
+
+
+def test_the_holder_is_harmless_before_redis_lets_go(
+    release: Release, run_at_work: runs.Attempt, postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # L3: else it could commit beside its successor
+    harmless: list[bool] = []
+
+    def away(*_: object) -> bool:
+        harmless.append(commits_nothing(postgres, run_at_work))
+        raise RedisUnavailable("connection refused")
+
+    monkeypatch.setattr(RedisLeaseStore, "release", away)
+    with pytest.raises(RedisUnavailable, match="its holder commits nothing more, but it stays until its ttl is over"):
+        release()
+
+    assert harmless == [True]
+
+
+def test_a_successor_that_begins_meanwhile_is_left_alone(
+    release: Release, run_at_work: runs.Attempt, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # L1, L3
+    known, successors = module._known, list[ExclusiveLease]()
+
+    def slowly(keys: list[str]) -> object:
+        answer = known(keys)
+        redis_client.delete(f"{settings.namespace}:lease:{KEY}")
+        successors.append(ExclusiveLease(KEY, TTL))
+        successors[0].try_obtain()
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_known", slowly)
+        with pytest.raises(HousekeepingError, match="another holder has begun meanwhile; nothing was released"):
+            release()
+
+    assert successors[0].renew()
+    assert (Lease.get().epoch, successors[0]._epoch) == (2, 2)
+
+
+def test_the_successor_of_a_holder_that_was_meant_keeps_its_lease(
+    listed: List, run_at_work: runs.Attempt, redis_client: redis.Redis, settings: Settings
+) -> None:
+    [meant] = listed()
+    redis_client.delete(f"{settings.namespace}:lease:{KEY}")
+    successor = ExclusiveLease(KEY, TTL)
+    successor.try_obtain()
+
+    with pytest.raises(HousekeepingError, match="another holder has begun meanwhile; nothing was released"):
+        release_lease(redis_client, settings.namespace, KEY, expected=meant.token)
+
+    assert successor.renew()
+    assert (Lease.get().epoch, successor._epoch) == (2, 2)
+
+
+def test_two_holders_in_one_process_without_a_database_are_told_apart(
+    listed: List, redis_client: redis.Redis, settings: Settings
+) -> None:
+    lease, successor = ExclusiveLease(KEY, TTL), ExclusiveLease(KEY, TTL)
+    lease.try_obtain()
+    [meant] = listed()
+    lease.cancel()
+    successor.try_obtain()
+
+    with pytest.raises(HousekeepingError, match="another holder has begun meanwhile"):
+        release_lease(redis_client, settings.namespace, KEY, expected=meant.token)
+
+    assert successor.exists()
+    assert meant.token and meant.token not in str(meant) and "token" not in meant.as_json()
+
+
+def test_a_lease_that_only_its_open_run_knows_of_can_be_released(
+    release: Release,
+    run_at_work: runs.Attempt,
+    redis_client: redis.Redis,
+    settings: Settings,
+    postgres: Database,
+) -> None:
+    redis_client.delete(f"{settings.namespace}:lease:{KEY}")
+
+    assert release().remaining_s is None
+
+    assert commits_nothing(postgres, run_at_work)
+
+
+def test_a_lease_without_a_database_is_released_in_redis(release: Release, redis_client: redis.Redis) -> None:
+    lease = ExclusiveLease(KEY, TTL)
+    lease.try_obtain()
+
+    assert release().epoch is None
+
+    assert not lease.exists()
+
+
+def test_a_lease_that_nobody_holds_cannot_be_released(
+    release: Release, postgres: Database, redis_client: redis.Redis
+) -> None:
+    held, given_back = ExclusiveLease("another", TTL), ExclusiveLease(KEY, TTL)
+    held.try_obtain(), given_back.try_obtain()
+    given_back.cancel()
+
+    with pytest.raises(UnknownLease, match=f"nobody holds a lease '{KEY}'"):
+        release()
+
+    assert held.exists()
+    assert sorted(lease.epoch for lease in Lease.select()) == [1, 2], "as they were taken"
+
+
+def test_a_holders_open_transaction_keeps_its_lease_from_being_released(
+    release: Release, run_at_work: runs.Attempt, settings: Settings, postgres: Database
+) -> None:
+    # L3: it has asked for its epoch, and may commit at any moment
+    own = psycopg2.connect(settings.database_url)
+    with own.cursor() as cursor:
+        cursor.execute(f"SELECT 1 FROM {settings.schema_name}.leases FOR SHARE")
+    postgres.execute_sql("SET lock_timeout = '50ms'")
+
+    with pytest.raises(HousekeepingError, match="a transaction of its holder is open, so nothing was released"):
+        release()
+    own.rollback()
+    own.close()
+
+    assert ExclusiveLease(KEY, TTL).exists()

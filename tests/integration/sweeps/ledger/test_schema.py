@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from housekeeping.core.errors import DatabaseUnavailable, SchemaMissing
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database, connect_to, database
+from housekeeping.sweeps.ledger import schema
+from housekeeping.sweeps.ledger.models import NOW, Run
+
+
+def _drop(postgres: Database, settings: Settings) -> None:
+    postgres.execute_sql(f"DROP SCHEMA {settings.schema_name} CASCADE")
+
+
+def test_init_makes_the_tables_once(postgres: Database, settings: Settings) -> None:
+    _drop(postgres, settings)
+
+    steps = [schema.init(), schema.init()]
+
+    assert steps == [len(schema.MIGRATIONS), 0]
+    assert Run.select().count() == 0
+
+
+def test_init_leaves_rows_that_are_there_alone(postgres: Database) -> None:
+    Run.insert(worker="w", trigger="cli", started_at=NOW, heartbeat_at=NOW).execute()
+
+    schema.init()
+
+    assert Run.select().count() == 1
+
+
+def test_two_inits_at_once_make_the_tables_once(postgres: Database, settings: Settings) -> None:
+    _drop(postgres, settings)
+    together = threading.Barrier(2, timeout=10)
+
+    def init() -> int:
+        together.wait()
+        try:
+            return schema.init()
+        finally:
+            postgres.close()
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = (threads.submit(init) for _ in range(2))
+
+    assert sorted([first.result(), second.result()]) == [0, len(schema.MIGRATIONS)]
+
+
+def test_a_failed_init_leaves_nothing_behind(
+    postgres: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _drop(postgres, settings)
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, "SELECT 1 / 0"))
+
+    with pytest.raises(Exception, match="division by zero"):
+        schema.init()
+
+    found = postgres.execute_sql("SELECT 1 FROM pg_namespace WHERE nspname = %s", (settings.schema_name,))
+    assert found.fetchall() == []
+
+
+def test_a_newer_release_adds_its_steps_to_what_is_there(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, "ALTER TABLE {schema}.runs ADD COLUMN added int"))
+    with pytest.raises(SchemaMissing, match=r"is at version \d+, this code needs \d+; run: housekeeping init$"):
+        schema.require()
+
+    steps = schema.init()
+
+    assert steps == 1
+    schema.require()
+
+
+def test_without_the_tables_the_way_out_is_named(postgres: Database, settings: Settings) -> None:
+    _drop(postgres, settings)
+
+    with pytest.raises(SchemaMissing, match=f"'{settings.schema_name}' is not in this database.*: housekeeping init$"):
+        schema.require()
+
+
+def test_a_newer_schema_than_the_code_knows_will_do(postgres: Database, settings: Settings) -> None:
+    postgres.execute_sql(f"INSERT INTO {settings.schema_name}.migrations (version) VALUES (99)")
+
+    schema.require()
+
+
+def test_a_server_that_does_not_answer_is_no_missing_schema() -> None:
+    database.initialize(connect_to("postgresql://me:hunter2@localhost:1/db"))
+
+    with pytest.raises(DatabaseUnavailable):
+        schema.require()
+    database.initialize(None)

@@ -1,0 +1,263 @@
+"""The breaker as it is by default: a run that finds far more than usual goes on, and an alert says so."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from datetime import UTC, timedelta
+from typing import Any
+
+import pytest
+import redis
+from peewee import AutoField, OperationalError
+
+from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
+from housekeeping.core.errors import DeclarationError
+from housekeeping.database.connection import Database, database
+from housekeeping.database.primary_key import forget
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.insight.status import overview
+from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping.sweeps.limits import bounded_counts
+from housekeeping.sweeps.limits.breaker import Breaker
+from housekeeping.sweeps.stages.stage import Backlog
+from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.testing import ManualClock
+from housekeeping.workers.ci_stuck_builds.models import Build
+from housekeeping.workers.ci_stuck_builds.worker import drop_running
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from housekeeping.workers.user_status_cleanup.worker import sweep as statuses_sweep
+from tests.integration.conftest import AddStatuses
+from tests.integration.sweeps.conftest import History
+from tests.integration.sweeps.engine.sizing import DUE, SMALL, past_runs
+
+FLOOD = 10_001
+
+
+def alerts(sweep: Sweep, clock: ManualClock, name: str = "breaker") -> list[str]:
+    """What `housekeeping status` and the dashboard show."""
+    return [alarm.text for alarm in overview(sweep, clock.now(), UTC).alarms if alarm.name == name]
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The alerts in the log at a run's end."""
+    return [record.__dict__["alarm"] for record in caplog.records if record.getMessage() == "Alarm"]
+
+
+def test_flood_of_statuses_is_deleted_with_an_alert(
+    add_statuses: AddStatuses, history: History, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    history(50, 3)
+    add_statuses(FLOOD, DUE)
+
+    result = perform(statuses_sweep, clock=clock)
+
+    assert (result.outcome, result.reason, result.exit_code) == ("done", None, 0)
+    assert result.counts["deleted_rows"] == FLOOD and UserStatus.select().count() == 0
+    assert "breaker" in logged(caplog)
+    assert alerts(statuses_sweep, clock) == [
+        "more than 10,000 rows are stale; the last 50 runs processed 3 at most, the breaker allows 10,000; the run "
+        "goes on; if these rows should stay: housekeeping pause user_status_cleanup.batch"
+    ]
+
+
+@pytest.fixture
+def builds(postgres: Database, redis_client: redis.Redis) -> Iterator[type[Build]]:
+    postgres.create_tables([Build])
+    yield Build
+    forget(Build)
+
+
+def test_flood_of_stuck_builds_is_dropped_with_an_alert(builds: type[Build], clock: ManualClock) -> None:
+    past_runs(50, 3, worker=drop_running.name, counted_as="dropped")
+    long_ago = "timestamp '2025-12-30' + interval '1 millisecond' * n"
+    database.execute_sql(
+        "INSERT INTO ci_builds (id, type, status, created_at, updated_at, project_id) "
+        f"SELECT n, 'Ci::Build', 'running', {long_ago}, {long_ago}, 1 FROM generate_series(1, {FLOOD}) AS n"
+    )
+
+    result = perform(drop_running, clock=clock)
+
+    assert (result.outcome, result.counts["dropped"]) == ("done", FLOOD)
+    assert len(alerts(drop_running, clock)) == 1
+
+
+class Session(BaseModel):
+    id = AutoField()
+    expires_at = UtcDateTimeField()
+
+    class Meta:
+        table_name = "sessions"
+
+
+own = Sweep(
+    name="sessions.expired",
+    stale=lambda now: Session.expires_at <= now,
+    order=(Session.expires_at, Session.id),
+    action=Delete(),
+)
+
+
+def test_flood_of_an_own_sweep_is_cleared_with_an_alert(postgres: Database, clock: ManualClock) -> None:
+    postgres.create_tables([Session])
+    past_runs(50, 3, worker=own.name, counted_as="deleted_rows")
+    database.execute_sql(
+        "INSERT INTO sessions (expires_at) SELECT timestamptz '2025-12-31' + interval '1 ms' * n "
+        f"FROM generate_series(1, {FLOOD}) AS n"
+    )
+
+    result = perform(own, clock=clock)
+
+    assert (result.outcome, result.counts["deleted_rows"]) == ("done", FLOOD)
+    assert len(alerts(own, clock)) == 1
+
+
+def test_alert_stays_while_the_flood_lasts_and_ends_after_a_normal_run(
+    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
+) -> None:
+    history(10, 0)
+    add_statuses(60, DUE)
+    hasty = dataclasses.replace(SMALL, max_runtime=timedelta(seconds=1))
+
+    def late(counts: Counts) -> None:
+        clock.advance(timedelta(seconds=2))
+
+    rang = []
+    for _ in range(4):
+        perform(hasty, clock=clock, on_batch=late)
+        rang.append(len(alerts(SMALL, clock)))
+
+    assert rang == [1, 1, 1, 0]  # with 60, 40 and 20 rows, then none: two batches a run
+
+
+def test_skipped_run_does_not_hide_the_alert(
+    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
+) -> None:
+    history(10, 0)
+    add_statuses(11, DUE)
+    perform(SMALL, clock=clock)
+
+    history(1, 0, "skipped", "lease_held")
+
+    assert len(alerts(SMALL, clock)) == 1
+
+
+def test_run_at_work_shows_the_alert_after_its_first_batch(
+    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
+) -> None:
+    history(10, 0)
+    add_statuses(30, DUE)
+    seen: list[int] = []
+
+    perform(SMALL, clock=clock, on_batch=lambda counts: seen.append(len(alerts(SMALL, clock))))
+
+    assert seen[0] == 1
+
+
+def test_run_that_fails_after_the_alert_keeps_it(
+    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
+) -> None:
+    history(10, 0)
+    add_statuses(30, DUE)
+
+    def fail(counts: Counts) -> None:
+        raise OSError("the disk is full")
+
+    assert perform(SMALL, clock=clock, on_batch=fail).outcome == "failed"
+    assert len(alerts(SMALL, clock)) == 1
+
+
+def test_flood_in_portions_does_not_become_usual(
+    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
+) -> None:
+    history(10, 0)
+    add_statuses(11, DUE)
+    perform(SMALL, clock=clock)
+    flood = {"breaker": {"action": "alert", "stale": 10, "exact": False, "allowed": 10, "usual": 0, "runs": 10}}
+    history(60, 1000, "partial", "out_of_time", **flood)
+    add_statuses(11, DUE)
+
+    perform(SMALL, clock=clock)
+
+    assert "processed 0 at most, the breaker allows 10;" in alerts(SMALL, clock)[0]
+
+
+@pytest.mark.parametrize(("runs", "alert"), [(9, True), (10, False)])
+def test_load_that_ten_runs_finished_is_usual(
+    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock, runs: int, alert: bool
+) -> None:
+    flood = {"breaker": {"action": "alert", "stale": 10, "exact": False, "allowed": 10, "usual": 0, "runs": 10}}
+    history(10, 0)
+    history(runs, 11, **flood)
+    add_statuses(11, DUE)
+
+    perform(SMALL, clock=clock)
+
+    assert bool(alerts(SMALL, clock)) == alert
+
+
+@pytest.mark.parametrize(
+    ("action", "outcome", "reason"),
+    [("alert", "done", None), ("limit", "partial", "breaker"), ("stop", "failed", "breaker")],
+)
+def test_count_that_times_out_alerts_and_only_stop_fails(
+    add_statuses: AddStatuses,
+    history: History,
+    low_floor: None,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    action: Any,
+    outcome: str,
+    reason: str | None,
+) -> None:
+    history(10, 0)
+    add_statuses(25, DUE)
+    count = TablePass.backlog
+    slow = iter(["SELECT pg_sleep(30)"])
+
+    def backlog(self: TablePass, *given: Any) -> Backlog:
+        for statement in slow:
+            database.execute_sql(statement)
+        return count(self, *given)
+
+    monkeypatch.setattr(TablePass, "backlog", backlog)
+    monkeypatch.setattr(bounded_counts, "_COUNT_FOR_AT_MOST", timedelta(milliseconds=50))
+
+    result = perform(dataclasses.replace(SMALL, breaker=Breaker(action=action)), clock=clock)
+
+    assert (result.outcome, result.reason) == (outcome, reason)
+    assert result.counts["deleted_rows"] == {"alert": 25, "limit": 10, "stop": 0}[action]
+    assert alerts(SMALL, clock)[0].startswith("the stale rows could not be counted;")
+
+
+def test_timeout_of_the_count_ends_with_it(add_statuses: AddStatuses, history: History) -> None:
+    history(10, 0)
+    add_statuses(5, DUE)
+    before = database.execute_sql("SHOW statement_timeout").fetchone()
+
+    perform(SMALL)
+
+    assert database.execute_sql("SHOW statement_timeout").fetchone() == before != ("5s",)
+
+
+def test_database_that_goes_away_in_the_count_fails_the_run(
+    add_statuses: AddStatuses, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history(10, 0)
+
+    def away(self: TablePass, *given: Any) -> Backlog:
+        raise OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(TablePass, "backlog", away)
+
+    assert perform(SMALL).outcome == "failed"
+
+
+def test_unknown_action_is_refused() -> None:
+    with pytest.raises(DeclarationError, match="action is 'halt'; it should be alert, limit or stop"):
+        Breaker(action="halt")  # type: ignore[arg-type]
+
+
+def test_count_that_the_engine_makes_itself_is_refused() -> None:
+    with pytest.raises(DeclarationError, match="counts 'throttled'; give this count another name"):
+        dataclasses.replace(SMALL, counts=("deleted_rows", "throttled"))

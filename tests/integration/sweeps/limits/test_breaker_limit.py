@@ -1,0 +1,181 @@
+"""The breaker that is set to limit runs: a flood is processed in portions, each with an alert."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping.sweeps.limits.breaker import Breaker
+from housekeeping.sweeps.limits.confirmation import Confirmation
+from housekeeping.sweeps.stages.stage import Pass
+from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.testing import ManualClock
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.integration.conftest import AddStatuses
+from tests.integration.sweeps.conftest import History
+from tests.integration.sweeps.engine.sizing import DUE, SMALL, Sizes, past_runs
+from tests.integration.sweeps.limits.test_breaker_alert import alerts
+from tests.integration.sweeps.orders import Order, Outside, add
+from tests.integration.sweeps.orders import sweep as orders_sweep
+
+LIMITED = dataclasses.replace(SMALL, breaker=Breaker(action="limit"))
+
+
+def test_flood_is_deleted_in_two_runs(add_statuses: AddStatuses, history: History, clock: ManualClock) -> None:
+    worker = dataclasses.replace(sweep, breaker=Breaker(action="limit"))
+    history(50, 3)
+    add_statuses(10_001, DUE)
+
+    first = perform(worker, clock=clock)
+    alert = alerts(worker, clock)
+    second = perform(worker, clock=clock)
+
+    assert (first.outcome, first.reason, first.exit_code) == ("partial", "breaker", 0)
+    assert (first.counts["deleted_rows"], second.counts["deleted_rows"]) == (10_000, 1)
+    assert alert == [
+        "more than 10,000 rows are stale; the last 50 runs processed 3 at most, the breaker allows 10,000; each run "
+        f"stops there; to process all at once: housekeeping plan {worker.name}, then run --confirm"
+    ]
+    assert (second.outcome, alerts(worker, clock)) == ("done", [])
+
+
+@pytest.mark.parametrize(("stale", "outcome", "left"), [(24, "done", 0), (25, "done", 0), (26, "partial", 1)])
+def test_last_batch_shrinks_to_the_limit(
+    add_statuses: AddStatuses, history: History, low_floor: None, stale: int, outcome: str, left: int
+) -> None:
+    history(10, 25)
+    add_statuses(stale, DUE)
+    sizes = Sizes()
+
+    result = perform(dataclasses.replace(LIMITED, breaker=Breaker(1, action="limit")), on_batch=sizes)
+
+    assert (result.outcome, UserStatus.select().count()) == (outcome, left)
+    assert sizes.seen == [10, 10, stale - left - 20]
+
+
+def test_limit_holds_for_rows_that_become_stale_in_the_run(
+    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
+) -> None:
+    history(10, 0)
+    add_statuses(10, DUE)
+    small = dataclasses.replace(LIMITED, batch_size=5)
+
+    def more(counts: Counts) -> None:
+        if counts["batches"] == 1:
+            add_statuses(100, DUE, first_id=1000)
+
+    result = perform(dataclasses.replace(small, breaker=Breaker(5, action="limit")), clock=clock, on_batch=more)
+
+    assert result.counts["deleted_rows"] == 10
+
+
+def test_rows_that_become_stale_in_the_run_alert_at_the_limit(
+    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
+) -> None:
+    history(10, 0)
+    add_statuses(6, DUE)
+
+    def more(counts: Counts) -> None:
+        if counts["batches"] == 1:
+            add_statuses(100, DUE, first_id=1000)
+
+    result = perform(dataclasses.replace(LIMITED, batch_size=5), clock=clock, on_batch=more)
+
+    assert (result.reason, result.counts["deleted_rows"]) == ("breaker", 10)
+    assert alerts(LIMITED, clock)[0].startswith("more than 10 rows are stale; ")
+
+
+def test_limit_counts_the_rows_of_all_stages(
+    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
+) -> None:
+    history(10, 0)
+    add_statuses(16, DUE)
+
+    def halves(worker: Sweep) -> list[Pass]:
+        (whole,) = LIMITED.declared()
+        assert isinstance(whole, TablePass)
+        return [
+            dataclasses.replace(whole, name="low", stale=lambda now: whole.stale(now) & (UserStatus.user_id <= 8)),
+            dataclasses.replace(whole, name="high", stale=lambda now: whole.stale(now) & (UserStatus.user_id > 8)),
+        ]
+
+    staged = dataclasses.replace(LIMITED, passes=halves)
+    first = perform(staged, clock=clock)
+    left = [row.user_id for row in UserStatus.select().order_by(UserStatus.user_id)]
+    second = perform(staged, clock=clock)
+
+    assert (first.reason, first.counts["deleted_rows"]) == ("breaker", 10)
+    assert left == list(range(11, 17)), "eight of the first stage and two of the second are gone"
+    assert (second.outcome, second.counts["deleted_rows"]) == ("done", 6)
+
+
+def test_rows_that_cannot_be_deleted_do_not_pin_the_next_run(
+    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock, admin: Connection
+) -> None:
+    history(10, 0)
+    add_statuses(35, DUE)
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN IF OLD.user_id <= 12 THEN RAISE 'kept'; END IF; RETURN OLD; END $$;"
+            "CREATE TRIGGER refuse BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+
+    deleted = [perform(LIMITED, clock=clock).counts["deleted_rows"] for _ in range(3)]
+
+    assert deleted == [10, 10, 3]
+    assert UserStatus.select().count() == 12
+
+
+def test_calls_of_an_own_sweep_are_limited(postgres: Database, low_floor: None, clock: ManualClock) -> None:
+    postgres.create_tables([Order])
+    past_runs(10, 0, worker="shop.stuck_orders", counted_as="moved_rows")
+    add(23)
+    outside = Outside()
+    limited = orders_sweep(outside, breaker=Breaker(action="limit"), batch_size=4)
+
+    reasons = [perform(limited, clock=clock).reason for _ in range(3)]
+
+    assert (reasons, outside.asked) == (["breaker", "breaker", None], list(range(1, 24)))
+
+
+def test_parts_of_a_divided_sweep_share_the_limit(
+    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
+) -> None:
+    history(10, 0)
+    add_statuses(30, DUE)
+
+    assert perform(dataclasses.replace(LIMITED, parts=2), clock=clock).counts["deleted_rows"] == 5
+
+
+def test_confirmed_run_has_the_limit_of_its_plan(
+    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
+) -> None:
+    history(10, 0)
+    add_statuses(60, DUE)
+
+    result = perform(LIMITED, clock=clock, confirmation=Confirmation("abc", 50, exact=True))
+
+    assert (result.reason, result.counts["deleted_rows"]) == ("breaker", 55)
+
+
+def test_limited_runs_do_not_make_the_flood_usual(
+    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
+) -> None:
+    history(10, 0)
+    add_statuses(45, DUE)
+
+    deleted = []
+    for _ in range(5):
+        deleted.append(perform(LIMITED, clock=clock).counts["deleted_rows"])
+        clock.advance(timedelta(minutes=1))
+
+    assert deleted == [10, 10, 10, 10, 5]

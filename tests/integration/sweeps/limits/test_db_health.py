@@ -1,0 +1,166 @@
+"""The signs as PostgreSQL's own views have them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg2
+import pytest
+from psycopg2.extensions import connection as Connection
+from psycopg2.extras import PhysicalReplicationConnection
+
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database, connect_to, database
+from housekeeping.sweeps.limits.db_health import POSTGRES_VITALS, Signs
+from tests.conftest import Urls
+from tests.integration.conftest import AddStatuses, Locked
+
+OURS = ['"user_statuses"']
+
+
+def until(question: Callable[[], bool]) -> None:
+    """Ask until it is so."""
+    asked = threading.Event()
+    for _ in range(300):
+        if question():
+            return
+        asked.wait(0.1)
+    pytest.fail("it was never so")
+
+
+@contextmanager
+def background(url: str | None, *statements: str) -> Iterator[int]:
+    """Run statements in a session of its own, that may wait or fail; gives its process id."""
+    assert url is not None
+    session = psycopg2.connect(url)
+    session.autocommit = True
+
+    def run() -> None:
+        try:
+            with session.cursor() as cursor:
+                for statement in statements:
+                    cursor.execute(statement)
+        except psycopg2.Error:
+            pass  # cancelled at the end of the block
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield session.get_backend_pid()
+    finally:
+        session.cancel()
+        thread.join(30)
+        session.close()
+
+
+def test_a_database_that_is_well_has_known_signs(add_statuses: AddStatuses) -> None:
+    assert POSTGRES_VITALS.look(OURS) == Signs(0.0, 0, False)
+
+
+def test_tables_that_are_not_there_have_no_signs(postgres: Database) -> None:
+    assert POSTGRES_VITALS.look(['"not_there"', '"no_schema"."x"', '"quo""ted"']) == Signs(0.0, 0, False)
+    assert POSTGRES_VITALS.look([]).waiting_locks == 0
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["LOCK TABLE user_statuses IN ACCESS EXCLUSIVE MODE", "UPDATE user_statuses SET clear_status_at = NULL"],
+    ids=["the table", "a row"],
+)
+def test_sessions_that_wait_for_a_table_or_its_rows_are_counted(
+    add_statuses: AddStatuses, locked: Locked, settings: Settings, statement: str
+) -> None:
+    add_statuses(1, "now()")
+
+    with (
+        locked("SELECT * FROM user_statuses FOR UPDATE"),
+        background(settings.database_url, f"BEGIN; {statement}"),
+        background(settings.database_url, f"BEGIN; {statement}"),
+    ):
+        until(lambda: POSTGRES_VITALS.look(OURS).waiting_locks == 2)
+        assert POSTGRES_VITALS.look(['"pg_class"']).waiting_locks == 0
+
+    assert POSTGRES_VITALS.look(OURS).waiting_locks == 0
+
+
+def test_sessions_that_wait_for_a_partition_are_counted(
+    postgres: Database, admin: Connection, locked: Locked, settings: Settings
+) -> None:
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE parted (id int) PARTITION BY LIST (id); CREATE TABLE part PARTITION OF parted DEFAULT"
+        )
+
+    with locked("LOCK TABLE part"), background(settings.database_url, "BEGIN; LOCK TABLE part"):
+        until(lambda: POSTGRES_VITALS.look(['"parted"']).waiting_locks == 1)
+
+
+def test_a_vacuum_of_the_table_is_seen(add_statuses: AddStatuses, admin: Connection, settings: Settings) -> None:
+    add_statuses(20_000, "now()")
+    with admin.cursor() as cursor:
+        cursor.execute("DELETE FROM user_statuses")
+    slowly = ("SET vacuum_cost_delay = 100", "SET vacuum_cost_limit = 1", "SET vacuum_cost_page_dirty = 100")
+
+    with background(settings.database_url, *slowly, "VACUUM user_statuses"):
+        until(lambda: POSTGRES_VITALS.look(OURS).vacuum is True)
+        assert POSTGRES_VITALS.look(['"pg_class"']).vacuum is False
+
+    until(lambda: POSTGRES_VITALS.look(OURS).vacuum is False)
+
+
+@pytest.fixture
+def standby(urls: Urls) -> Iterator[Callable[[], None]]:
+    """A connection that takes the write-ahead log as a standby does; called, it says that it has replayed all of it."""
+    connection = psycopg2.connect(urls.database, connection_factory=PhysicalReplicationConnection)
+    cursor = connection.cursor()
+    cursor.execute("IDENTIFY_SYSTEM")
+    cursor.start_replication(start_lsn=cursor.fetchone()[2], decode=False)
+
+    def replay() -> None:
+        while (message := cursor.read_message()) is not None:
+            end = message.wal_end
+            cursor.send_feedback(write_lsn=end, flush_lsn=end, apply_lsn=end, reply=True)
+
+    yield replay
+    connection.close()
+
+
+def test_the_lag_of_a_standby_is_seen_by_those_who_may(
+    add_statuses: AddStatuses, standby: Callable[[], None], admin: Connection
+) -> None:
+    began = time.monotonic()
+    add_statuses(100, "now()")
+    seen: list[float] = []
+
+    def lags() -> bool:
+        standby()
+        seen.append(POSTGRES_VITALS.look(OURS).replication_lag_s or 0.0)
+        return seen[-1] > 0
+
+    until(lags)
+
+    assert seen[-1] <= time.monotonic() - began
+
+
+def test_the_lag_of_a_standby_is_unknown_to_a_role_that_may_not_look(
+    settings: Settings, postgres: Database, standby: Callable[[], None], admin: Connection
+) -> None:
+    role = settings.namespace
+    with admin.cursor() as cursor:
+        cursor.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+    try:
+        assert settings.database_url is not None
+        separator = "&" if "?" in settings.database_url else "?"
+        database.initialize(connect_to(f"{settings.database_url}{separator}user={role}&password=x"))
+
+        signs = POSTGRES_VITALS.look(OURS)
+
+        database.close()
+        assert (signs.replication_lag_s, signs.waiting_locks, signs.trouble) == (None, 0, None)
+    finally:
+        database.initialize(postgres)
+        with admin.cursor() as cursor:
+            cursor.execute(f"DROP ROLE {role}")

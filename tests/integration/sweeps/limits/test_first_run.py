@@ -1,0 +1,237 @@
+"""A new sweep's first run that would process a large part of its table waits for a confirmation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from peewee import BigAutoField, BooleanField
+
+from housekeeping.database.connection import Database, database
+from housekeeping.sweeps import BaseModel, Breaker, Delete, Sweep, TablePass, UtcDateTimeField, perform
+from housekeeping.sweeps.insight.alerts import Alarm
+from housekeeping.sweeps.insight.explain_outcome import why
+from housekeeping.sweeps.insight.plan import plan
+from housekeeping.sweeps.insight.status import overview
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.limits import bounded_counts, first_run
+from housekeeping.sweeps.limits.confirmation import Confirmation, confirmed, plan_id
+from housekeeping.testing import ManualClock
+from tests.integration.sweeps.engine.sizing import past_runs
+
+UTC = ZoneInfo("UTC")
+NAME = "shop.visits"
+
+
+class Visit(BaseModel):
+    id = BigAutoField()
+    at = UtcDateTimeField()
+    bot = BooleanField(default=False)
+
+
+OLD = Sweep(
+    name=NAME,
+    stale=lambda now: Visit.at < now,
+    order=(Visit.at, Visit.id),
+    action=Delete(),
+    batch_size=10_000,
+    breaker=Breaker(times_history=None),
+)
+
+
+@pytest.fixture
+def visits(postgres: Database) -> Callable[[int, int], None]:
+    """Adds visits, so many stale ones and so many others."""
+    postgres.create_tables([Visit])
+
+    def add(stale: int, others: int) -> None:
+        for number, at in ((stale, "2025-01-01 00:00:00+00"), (others, "2099-01-01 00:00:00+00")):
+            database.execute_sql(
+                "INSERT INTO visit (at, bot) SELECT %s, false FROM generate_series(1, %s)", (at, number)
+            )
+
+    return add
+
+
+def old(bot: bool, now: datetime) -> Any:
+    return (Visit.at < now) & (Visit.bot == bot)
+
+
+def confirmation(clock: ManualClock, sweep: Sweep = OLD) -> Confirmation:
+    found = plan(sweep, clock=clock)
+    return confirmed(plan_id(sweep.name, None, found.stale, found.now), sweep.name, None, clock.now())
+
+
+def alerts(clock: ManualClock, sweep: Sweep = OLD) -> list[Alarm]:
+    return overview(sweep, clock.now(), UTC).alarms
+
+
+@pytest.mark.parametrize(
+    ("stale", "others", "outcome"),
+    [
+        (999, 0, "done"),
+        (1000, 0, "skipped"),
+        (1000, 4000, "done"),
+        (1001, 4000, "skipped"),
+        (1001, 4004, "done"),
+        (0, 5000, "done"),
+    ],
+)
+def test_first_run_over_a_fifth_of_the_table_is_skipped(
+    visits: Callable[[int, int], None], clock: ManualClock, stale: int, others: int, outcome: str
+) -> None:
+    visits(stale, others)
+
+    result = perform(OLD, clock=clock)
+
+    assert (result.outcome, result.exit_code) == (outcome, 0)
+    assert Visit.select().count() == others + (stale if outcome == "skipped" else 0)
+
+
+@pytest.mark.parametrize("action", ["alert", "limit", "stop"])
+def test_first_run_is_skipped_whatever_the_breaker_does(
+    visits: Callable[[int, int], None], clock: ManualClock, action: Any
+) -> None:
+    visits(2000, 0)
+
+    result = perform(dataclasses.replace(OLD, breaker=Breaker(action=action)), clock=clock, force=True)
+
+    assert (result.outcome, result.reason, Visit.select().count()) == ("skipped", "unconfirmed", 2000)
+
+
+def test_skipped_first_run_says_what_to_type(visits: Callable[[int, int], None], clock: ManualClock) -> None:
+    visits(2000, 10)
+    text = (
+        'more than 999 of about 2,010 rows of "visit" are stale, and no run of this worker has ended yet: its runs '
+        f"are skipped until one is confirmed. Look: housekeeping plan {NAME}; then: housekeeping run {NAME} "
+        "--confirm PLAN_ID"
+    )
+
+    planned = plan(OLD, clock=clock)
+    perform(OLD, clock=clock)
+    row = Run.get()
+    answer = why(OLD, None, clock.now(), UTC)
+
+    assert str(planned.unconfirmed) == text
+    assert (row.outcome, row.reason, row.error) == ("skipped", "unconfirmed", None)
+    assert [(alarm.name, alarm.text) for alarm in alerts(clock)] == [("unconfirmed", text)]
+    assert (answer.outcome, answer.meaning) == ("skipped", f"this worker has no schedule; its last run: {text}")
+
+
+def test_scheduled_runs_follow_a_confirmed_run(visits: Callable[[int, int], None], clock: ManualClock) -> None:
+    visits(2000, 0)
+    perform(OLD, clock=clock)
+
+    first = perform(OLD, clock=clock, confirmation=confirmation(clock))
+    visits(3000, 0)
+    next_one = perform(OLD, clock=clock)
+
+    assert (first.outcome, first.counts["deleted_rows"]) == ("done", 2000)
+    assert (next_one.outcome, next_one.counts["deleted_rows"]) == ("done", 3000)
+    assert alerts(clock) == []
+    assert plan(OLD, clock=clock).unconfirmed is None
+
+
+def test_confirmation_does_not_cover_many_more_rows(visits: Callable[[int, int], None], clock: ManualClock) -> None:
+    visits(2000, 0)
+    given = confirmation(clock)
+    visits(201, 0)
+
+    assert perform(OLD, clock=clock, confirmation=given).reason == "unconfirmed"
+    assert perform(OLD, clock=clock, confirmation=confirmation(clock)).outcome == "done"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "counts", "goes_on"),
+    [
+        ("done", None, {}, True),
+        ("partial", "out_of_time", {}, True),
+        ("partial", "shutdown", {}, False),
+        ("failed", "breaker", {}, False),
+        ("failed", "it broke", {"confirmed": True}, True),
+        ("lost", "taken_over", {}, False),
+        ("skipped", "paused", {}, False),
+    ],
+)
+def test_only_a_run_that_ended_or_was_confirmed_is_history(
+    visits: Callable[[int, int], None],
+    clock: ManualClock,
+    outcome: str,
+    reason: str | None,
+    counts: dict[str, Any],
+    goes_on: bool,
+) -> None:
+    visits(2000, 0)
+    past_runs(1, 0, outcome, reason, worker=NAME, **counts)
+    past_runs(60, 0, "failed", "it broke", worker=NAME)
+
+    assert (perform(OLD, clock=clock).outcome == "done") is goes_on
+
+
+def test_stages_through_one_table_are_counted_together(visits: Callable[[int, int], None], clock: ManualClock) -> None:
+    visits(1000, 0)
+    stages = [
+        TablePass(
+            name=name,
+            stale=partial(old, bot),
+            order=OLD.order,
+            action=Delete(),
+        )
+        for name, bot in (("people", False), ("bots", True))
+    ]
+    sweep = Sweep(name=NAME, passes=lambda sweep: stages, counts=("deleted_rows",), settles=("deleted_rows",))
+    Visit.update(bot=True).where(Visit.id <= 500).execute()
+
+    assert perform(sweep, clock=clock).reason == "unconfirmed"
+
+
+def test_large_table_is_estimated_and_not_read_through(
+    visits: Callable[[int, int], None], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_run, "_COUNTED", 1000)
+    visits(1500, 8000)
+
+    before = perform(OLD, clock=clock, force=True).reason
+    database.execute_sql("ANALYZE visit")
+    after = perform(OLD, clock=clock).outcome
+
+    assert (before, after) == ("unconfirmed", "done")
+
+
+def test_first_run_that_cannot_count_in_time_is_skipped(
+    visits: Callable[[int, int], None], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visits(3, 0)
+    monkeypatch.setattr(bounded_counts, "_COUNT_FOR_AT_MOST", timedelta(milliseconds=50))
+    asleep = database.execute_sql
+    monkeypatch.setattr(TablePass, "backlog", lambda *_, **__: asleep("SELECT pg_sleep(10)"))
+
+    result = perform(OLD, clock=clock)
+
+    assert (result.outcome, result.reason) == ("skipped", "unconfirmed")
+    assert result.counts["unconfirmed"]["stale"] is None
+
+
+@pytest.mark.parametrize(("stale", "reason"), [(50, None), (51, "breaker")])
+def test_share_of_the_breaker_holds_for_the_first_run(
+    visits: Callable[[int, int], None], clock: ManualClock, stale: int, reason: str | None
+) -> None:
+    visits(stale, 100 - stale)
+    database.execute_sql("ANALYZE visit")
+    sweep = dataclasses.replace(OLD, breaker=Breaker(share=0.5, action="stop"))
+
+    result = perform(sweep, clock=clock)
+
+    assert result.reason == reason
+    assert reason is None or "no run before it has ended, the breaker allows 50" in str(result.error)
+
+
+def test_sweep_that_says_so_needs_no_confirmation(visits: Callable[[int, int], None], clock: ManualClock) -> None:
+    visits(2000, 0)
+
+    assert perform(dataclasses.replace(OLD, confirm_first_run=False), clock=clock).outcome == "done"

@@ -1,0 +1,286 @@
+"""A database that is sick rather than away (F8): locks on hot rows, statements that take too long, a failover to a
+server that is read-only, no connection left. A run ends in bounded time and says why, as far as the ledger can be
+reached; the next one goes on where it stopped, and nothing is done or counted twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from uuid import uuid4
+
+import psycopg2
+import pytest
+from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import make_dsn
+
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database, connect_to, database
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.integration.conftest import AddStatuses, Locked
+
+SMALL = dataclasses.replace(sweep, batch_size=10)
+DUE = "now() - interval '1 hour' + interval '1 millisecond' * n"
+#: Makes the deletion of each status from the 21st on do this first, in PL/pgSQL.
+Sicken = Callable[[str], None]
+#: The library's connections are cut, and new ones made with these further options.
+FailOver = Callable[[str], None]
+
+
+@pytest.fixture
+def resumed(caplog: pytest.LogCaptureFixture) -> Callable[[], bool]:
+    """Whether the last run went on where the one before it stopped."""
+    caplog.set_level("INFO")
+    return lambda: [record.resumed for record in caplog.records if record.message == "Run started"][-1]  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def fifty(add_statuses: AddStatuses) -> None:
+    add_statuses(50, DUE)
+
+
+@pytest.fixture
+def sicken(admin: Connection) -> Sicken:
+    def plant(body: str) -> None:
+        with admin.cursor() as cursor:
+            cursor.execute(
+                "CREATE OR REPLACE FUNCTION sick() RETURNS trigger LANGUAGE plpgsql AS "
+                f"$$ BEGIN IF OLD.user_id > 20 THEN {body}; END IF; RETURN OLD; END $$;"
+                "DROP TRIGGER IF EXISTS sick ON user_statuses;"
+                "CREATE TRIGGER sick BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION sick()"
+            )
+
+    return plant
+
+
+@pytest.fixture
+def fail_over(postgres: Database, admin: Connection) -> FailOver:
+    def cut(options: str) -> None:
+        connection: Any = postgres.connection()
+        with admin.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s)", (connection.get_backend_pid(),))
+        postgres.connect_params["options"] += f" {options}"
+
+    return cut
+
+
+@pytest.fixture
+def as_nobody_special(settings: Settings, postgres: Database, admin: Connection) -> Iterator[Database]:
+    """The library's connections are those of a role that may have two at a time."""
+    role, secret = f"role_{uuid4().hex[:12]}", uuid4().hex
+    schemas = f"{settings.namespace}, {settings.schema_name}"
+    with admin.cursor() as cursor:
+        cursor.execute(
+            f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 2 PASSWORD '{secret}';"
+            f"GRANT ALL ON SCHEMA {schemas} TO {role};"
+            f"GRANT ALL ON ALL TABLES IN SCHEMA {schemas} TO {role};"
+            f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {schemas} TO {role}"
+        )
+    limited = connect_to(make_dsn(settings.database_url, user=role, password=secret))
+    database.initialize(limited)
+    yield limited
+    limited.close()
+    database.initialize(postgres)
+    with admin.cursor() as cursor:
+        cursor.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_hot_row_that_stays_locked_costs_the_run_its_batch_and_the_next_goes_on(
+    resumed: Callable[[], bool], sicken: Sicken, locked: Locked, admin: Connection, last_run: Callable[[], Run]
+) -> None:
+    # Each deletion counts down a row of the application's, which another session holds.
+    with admin.cursor() as cursor:
+        cursor.execute("CREATE TABLE totals (number integer); INSERT INTO totals VALUES (50)")
+    sicken("UPDATE totals SET number = number - 1")
+    database.execute_sql("SET lock_timeout = '50ms'")
+
+    with locked("UPDATE totals SET number = number"):
+        held = perform(SMALL)
+        row = last_run()
+    free = perform(SMALL)
+
+    assert (held.outcome, held.counts["deleted_rows"]) == ("failed", 20)
+    assert (row.outcome, row.reason) == ("failed", "database: canceling statement due to lock timeout")
+    assert (free.outcome, free.counts["deleted_rows"], resumed()) == ("done", 30, True)
+    assert _totals() == 50
+
+
+def test_a_statement_that_takes_too_long_costs_the_run_its_batch_and_the_next_goes_on(
+    resumed: Callable[[], bool], sicken: Sicken, last_run: Callable[[], Run]
+) -> None:
+    sicken("PERFORM pg_sleep(600)")
+    database.execute_sql("SET statement_timeout = '1s'")
+
+    slow = perform(SMALL)
+    row = last_run()
+    sicken("PERFORM 1")
+    quick = perform(SMALL)
+
+    assert (slow.outcome, slow.counts["deleted_rows"]) == ("failed", 20)
+    assert (row.outcome, row.reason) == ("failed", "database: canceling statement due to statement timeout")
+    assert (quick.outcome, quick.counts["deleted_rows"], resumed()) == ("done", 30, True)
+    assert _totals() == 50
+
+
+def test_every_session_of_ours_has_limits_that_end_a_batch_before_its_run_looks_dead(postgres: Database) -> None:
+    limits = [
+        postgres.execute_sql(f"SHOW {name}").fetchone()[0]
+        for name in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+    ]
+
+    assert limits == ["30s", "10s", "1min"]
+
+
+def test_a_ledger_whose_row_is_locked_is_closed_by_the_next_run(
+    resumed: Callable[[], bool], locked: Locked, admin: Connection, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Neither the batch nor the end of the run can be written.
+    database.execute_sql("SET lock_timeout = '50ms'")
+
+    with ExitStack() as stack:
+        holder = locked(f"SELECT * FROM {settings.schema_name}.runs FOR UPDATE")
+        held = perform(SMALL, on_batch=_after(2, lambda: stack.enter_context(holder)))
+    _silence(admin, settings)
+    free = perform(SMALL)
+
+    assert (held.outcome, held.reason) == ("failed", "database: canceling statement due to lock timeout")
+    assert "Could not close the run" in [record.message for record in caplog.records]
+    assert _outcomes() == [("lost", "taken_over"), ("done", None)]
+    assert (free.counts["deleted_rows"], resumed(), _totals()) == (30, True, 50)
+
+
+def test_a_failover_to_a_server_that_is_read_only_fails_the_run_and_no_row_is_blamed(
+    resumed: Callable[[], bool],
+    fail_over: FailOver,
+    postgres: Database,
+    admin: Connection,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+    reported: list[dict[str, Any]],
+) -> None:
+    given = postgres.connect_params["options"]
+
+    failed_over = perform(SMALL, on_batch=_after(2, lambda: fail_over("-c default_transaction_read_only=on")))
+    meanwhile = perform(SMALL)
+    postgres.connect_params["options"] = given
+    fail_over("")
+    _silence(admin, settings)
+    promoted = perform(SMALL)
+
+    assert failed_over.outcome == meanwhile.outcome == "failed"
+    assert failed_over.reason is not None and failed_over.reason.endswith("in a read-only transaction")
+    assert meanwhile.reason is not None and meanwhile.reason.endswith("in a read-only transaction")
+    said = [record.message for record in caplog.records]
+    assert "Could not close the run" in said and "A batch failed and is bisected" not in said
+    assert [about for about in reported if "user_id" in about] == []
+    assert _outcomes() == [("lost", "taken_over"), ("done", None)]
+    assert (promoted.counts["deleted_rows"], resumed(), _totals()) == (30, True, 50)
+
+
+def test_a_session_that_becomes_read_only_under_a_run_fails_it_and_no_row_is_blamed(
+    postgres: Database, reported: list[dict[str, Any]], last_run: Callable[[], Run]
+) -> None:
+    # What a pooler in front does, which holds our connection while the servers behind it change.
+    def become(characteristic: str) -> None:
+        postgres.execute_sql(f"SET SESSION CHARACTERISTICS AS TRANSACTION {characteristic}")
+
+    failed = perform(SMALL, on_batch=_after(2, lambda: become("READ ONLY")))
+    become("READ WRITE")
+
+    assert (failed.outcome, failed.counts["deleted_rows"]) == ("failed", 20)
+    assert "failed" not in failed.counts
+    assert [about for about in reported if "user_id" in about] == []
+    assert last_run().outcome is None, "the next one marks it lost"
+
+
+def test_no_connection_left_at_the_start_fails_the_run_and_the_next_one_works(
+    as_nobody_special: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    with _all_connections_of(as_nobody_special):
+        refused = perform(SMALL)
+    free = perform(SMALL)
+
+    assert refused.outcome == "failed" and refused.reason is not None
+    assert "too many connections for role" in refused.reason
+    assert (refused.run_id, refused.exit_code) == (None, 1)
+    assert (free.outcome, free.counts["deleted_rows"], _outcomes()) == ("done", 50, [("done", None)])
+
+
+def test_no_connection_left_in_the_middle_fails_the_run_and_the_next_goes_on(
+    resumed: Callable[[], bool],
+    as_nobody_special: Database,
+    admin: Connection,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with ExitStack() as stack:
+
+        def cut_and_take() -> None:
+            as_nobody_special.close()
+            stack.enter_context(_all_connections_of(as_nobody_special))
+
+        refused = perform(SMALL, on_batch=_after(2, cut_and_take))
+    _silence(admin, settings)
+    free = perform(SMALL)
+
+    assert refused.outcome == "failed" and refused.reason is not None
+    assert "too many connections for role" in refused.reason
+    assert "Could not close the run" in [record.message for record in caplog.records]
+    assert _outcomes() == [("lost", "taken_over"), ("done", None)]
+    assert (free.counts["deleted_rows"], resumed(), _totals()) == (30, True, 50)
+
+
+def _after(batches: int, do: Callable[[], object]) -> Callable[[Counts], None]:
+    def maybe(counts: Counts) -> None:
+        if counts["batches"] == batches:
+            do()
+
+    return maybe
+
+
+@contextmanager
+def _all_connections_of(limited: Database) -> Iterator[None]:
+    """Another program of the same role has both connections."""
+    held = [_connected(limited) for _ in range(2)]
+    try:
+        yield
+    finally:
+        for each in held:
+            each.close()
+        _connected(limited).close()
+
+
+def _connected(limited: Database) -> Connection:
+    # The server may be a moment behind in counting who has gone.
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            connection: Connection = psycopg2.connect(dbname=limited.database, **limited.connect_params)
+            return connection
+        except psycopg2.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+
+
+def _silence(admin: Connection, settings: Settings) -> None:
+    """A minute passes, in which the run that is open gives no sign of life."""
+    with admin.cursor() as cursor:
+        cursor.execute(f"UPDATE {settings.schema_name}.runs SET heartbeat_at = now() - interval '61 seconds'")
+
+
+def _outcomes() -> list[tuple[str | None, str | None]]:
+    found: Any = Run.select(Run.outcome, Run.reason).order_by(Run.id).tuples()
+    return list(found)
+
+
+def _totals() -> int:
+    """What the ledger counts over all runs, when it is what was really deleted."""
+    counted: int = sum(run.counts["deleted_rows"] for run in Run.select())
+    assert counted == 50 - UserStatus.select().count()
+    return counted

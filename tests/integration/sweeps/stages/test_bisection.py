@@ -1,0 +1,185 @@
+"""Rows that are slow, or wait for a lock, fail alone; a database on which everything times out fails the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.database.connection import Database, database
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.testing import ManualClock
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.integration.conftest import AddStatuses, Locked
+from tests.integration.sweeps.engine.executed import DUE, SMALL
+from tests.integration.sweeps.orders import Order, Outside, add
+from tests.integration.sweeps.orders import sweep as orders_sweep
+
+#: Makes the deletion of the statuses that the SQL condition holds for do this first, in PL/pgSQL.
+Plant = Callable[[str, str], None]
+
+
+@pytest.fixture
+def on_delete(statuses: type[UserStatus], admin: Connection) -> Plant:
+    def plant(condition: str, body: str) -> None:
+        with admin.cursor() as cursor:
+            cursor.execute(
+                "CREATE OR REPLACE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+                f"$$ BEGIN IF {condition} THEN {body}; END IF; RETURN OLD; END $$;"
+                "DROP TRIGGER IF EXISTS slow ON user_statuses;"
+                "CREATE TRIGGER slow BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION slow()"
+            )
+
+    return plant
+
+
+def _left() -> list[int]:
+    return [row.user_id for row in UserStatus.select().order_by(UserStatus.user_id)]
+
+
+@pytest.mark.parametrize("slow", [1, pytest.param(150, marks=pytest.mark.slow), 350])
+def test_row_slower_than_the_statement_timeout_fails_alone(
+    add_statuses: AddStatuses, on_delete: Plant, reported: list[dict[str, Any]], slow: int
+) -> None:
+    add_statuses(350, DUE)
+    on_delete(f"OLD.user_id = {slow}", "PERFORM pg_sleep(60)")
+    database.execute_sql("SET statement_timeout = '1s'")
+
+    result = perform(sweep)
+
+    assert (result.outcome, result.counts["deleted_rows"], result.counts["failed"]) == ("done", 349, 1)
+    assert _left() == [slow]
+
+
+def test_row_whose_trigger_waits_for_a_lock_fails_alone(
+    add_statuses: AddStatuses, on_delete: Plant, admin: Connection, locked: Locked
+) -> None:
+    add_statuses(30, DUE)
+    with admin.cursor() as cursor:
+        cursor.execute("CREATE TABLE totals (number integer); INSERT INTO totals VALUES (50)")
+    on_delete("OLD.user_id = 14", "UPDATE totals SET number = number - 1")
+    database.execute_sql("SET lock_timeout = '200ms'")
+
+    with locked("UPDATE totals SET number = number"):
+        result = perform(SMALL)
+    again = perform(SMALL)
+
+    assert (result.outcome, result.counts["deleted_rows"], result.counts["failed"]) == ("done", 29, 1)
+    assert (again.outcome, again.counts["deleted_rows"], _left()) == ("done", 1, [])
+
+
+def test_table_on_which_every_row_is_slow_is_processed_in_smaller_batches(
+    add_statuses: AddStatuses, on_delete: Plant
+) -> None:
+    add_statuses(60, DUE)
+    on_delete("true", "PERFORM pg_sleep(0.05)")
+    database.execute_sql("SET statement_timeout = '1s'")
+
+    result = perform(dataclasses.replace(sweep, batch_size=30))
+
+    assert (result.outcome, result.counts["deleted_rows"], _left()) == ("done", 60, [])
+
+
+def test_database_on_which_everything_times_out_fails_the_run_after_three_probes(
+    add_statuses: AddStatuses, on_delete: Plant, statements: list[str]
+) -> None:
+    add_statuses(50, DUE)
+    on_delete("true", "PERFORM pg_sleep(60)")
+    database.execute_sql("SET statement_timeout = '300ms'")
+
+    result = perform(SMALL)
+
+    assert (result.outcome, result.counts["deleted_rows"]) == ("failed", 0)
+    assert result.reason == "database: canceling statement due to statement timeout"
+    assert len([sql for sql in statements if "DELETE" in sql]) == 4, "the batch, and three of its rows"
+
+
+def test_run_after_one_that_failed_continues_behind_the_batch_that_timed_out(
+    add_statuses: AddStatuses, on_delete: Plant
+) -> None:
+    add_statuses(50, DUE)
+    on_delete("OLD.user_id <= 10", "PERFORM pg_sleep(60)")
+    database.execute_sql("SET statement_timeout = '300ms'")
+
+    outcomes = [perform(SMALL).outcome for _ in range(2)]
+    on_delete("true", "PERFORM 1")
+    last = perform(SMALL)
+
+    # The second run clears all other rows, then meets the bad batch once more.
+    assert outcomes == ["failed", "failed"]
+    assert (last.outcome, last.counts["deleted_rows"], _left()) == ("done", 10, [])
+
+
+def test_same_error_on_twenty_rows_in_a_row_ends_the_run_and_is_reported_once(
+    add_statuses: AddStatuses, on_delete: Plant, reported: list[dict[str, Any]], last_run: Callable[[], Run]
+) -> None:
+    add_statuses(100, DUE)
+    on_delete("true", "RAISE EXCEPTION 'not today'")
+
+    first, second = perform(sweep), perform(sweep)
+
+    assert (first.outcome, first.counts["failed"], second.counts["failed"]) == ("failed", 20, 20)
+    assert last_run().reason == "20 rows in a row failed with the same error: not today"
+    assert [about["rows"] for about in reported if "samples" in about] == [20], "one report, none for the second run"
+
+
+def test_run_after_one_that_ended_on_the_same_error_continues_behind_those_rows(
+    add_statuses: AddStatuses, on_delete: Plant
+) -> None:
+    add_statuses(100, DUE)
+    on_delete("OLD.user_id BETWEEN 31 AND 60", "RAISE EXCEPTION 'not today'")
+
+    for _ in range(3):
+        perform(sweep)
+
+    assert _left() == list(range(31, 61)), "all others are gone"
+
+
+def test_row_that_a_trigger_keeps_without_an_error_is_counted_as_failed(
+    add_statuses: AddStatuses, on_delete: Plant
+) -> None:
+    add_statuses(20, DUE)
+    on_delete("OLD.user_id IN (3, 4)", "RETURN NULL")
+
+    result = perform(SMALL)
+
+    assert (result.outcome, result.counts["deleted_rows"], result.counts["failed"]) == ("done", 18, 2)
+    assert _left() == [3, 4]
+
+
+def test_shutdown_during_a_bisection_ends_the_run_before_the_batch(
+    add_statuses: AddStatuses, on_delete: Plant, last_run: Callable[[], Run]
+) -> None:
+    add_statuses(20, DUE)
+    on_delete("OLD.user_id = 4", "RAISE EXCEPTION 'not this one'")
+    stopping = threading.Event()
+    stopped = perform(SMALL, stopping=stopping, on_batch=lambda counts: stopping.set())
+    resumed = perform(SMALL)
+
+    assert (stopped.outcome, stopped.reason) == ("partial", "shutdown")
+    assert (resumed.outcome, resumed.counts["failed"], _left()) == ("done", 1, [4])
+    assert stopped.counts["deleted_rows"] + resumed.counts["deleted_rows"] == 19
+
+
+def test_row_too_slow_to_change_after_its_call_fails_alone(postgres: Database, admin: Connection) -> None:
+    postgres.create_tables([Order])
+    add(12)
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN IF OLD.id = 3 THEN PERFORM pg_sleep(60); END IF; RETURN NEW; END $$;"
+            "CREATE TRIGGER slow BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION slow()"
+        )
+    database.execute_sql("SET statement_timeout = '1s'")
+    outside = Outside()
+
+    result = perform(orders_sweep(outside, batch_size=6), clock=ManualClock())
+
+    assert (result.outcome, result.counts["moved_rows"], result.counts["failed"]) == ("done", 11, 1)
+    assert outside.asked == list(range(1, 13)), "each was called for once"

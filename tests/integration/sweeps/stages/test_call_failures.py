@@ -1,0 +1,138 @@
+"""What costs a row, and what costs the run, where rows have an effect outside of the database."""
+
+from __future__ import annotations
+
+import urllib.error
+from typing import Any
+
+import pytest
+
+from housekeeping.database.connection import Database
+from housekeeping.sweeps import Call, Delete, perform
+from housekeeping.testing import ManualClock
+from tests.integration.sweeps.orders import Order, Outside, add, expired, sweep
+
+
+@pytest.fixture(autouse=True)
+def orders(postgres: Database) -> None:
+    postgres.create_tables([Order])
+
+
+def refused_connection() -> urllib.error.URLError:
+    """As urllib has it: not a ConnectionError, but come from one."""
+    error = urllib.error.URLError("refused")
+    error.__context__ = ConnectionRefusedError("refused")
+    return error
+
+
+def test_a_row_whose_call_fails_costs_itself_only(clock: ManualClock, reported: list[dict[str, Any]]) -> None:
+    add(4)
+    outside = Outside(2)
+
+    result = perform(sweep(outside), clock=clock)
+
+    assert (result.outcome, result.counts["moved_rows"], result.counts["failed"]) == ("done", 3, 1)
+    assert (outside.asked, expired()) == ([1, 2, 3, 4], [1, 3, 4])
+    assert [(each["id"], str(each["error"])) for each in reported] == [(2, "no such order")]
+
+
+def test_when_the_other_side_is_away_the_run_fails_after_writing_what_has_succeeded(clock: ManualClock) -> None:
+    add(5)
+    away = refused_connection()
+    outside = Outside(3, error=away)
+
+    result = perform(sweep(outside, batch_size=10), clock=clock)
+
+    assert (result.outcome, result.counts["moved_rows"], result.counts["failed"]) == ("failed", 2, 0)
+    assert result.error is away
+    assert outside.asked == [1, 2, 3, 3], "the rows behind it are left alone"
+    assert expired() == [1, 2]
+
+
+def test_when_the_other_side_is_away_at_the_first_row_nothing_is_changed(clock: ManualClock) -> None:
+    add(3)
+    outside = Outside(1, error=ConnectionResetError("reset"))
+
+    result = perform(sweep(outside), clock=clock)
+
+    assert (result.outcome, result.reason, outside.asked, expired()) == ("failed", "reset", [1], [])
+
+
+def test_a_time_out_costs_its_row_only_unless_it_says_that_the_other_side_is_away(clock: ManualClock) -> None:
+    add(3)
+    slow = Outside(1, error=TimeoutError("timed out"))
+
+    named = perform(sweep(slow, away=(TimeoutError,)), clock=clock)
+    unnamed = perform(sweep(slow), clock=clock)
+
+    assert (named.outcome, named.counts["failed"]) == ("failed", 0)
+    assert (unnamed.outcome, unnamed.counts["failed"], expired()) == ("done", 1, [2, 3])
+
+
+def test_an_error_raised_from_none_comes_from_nothing() -> None:
+    error = ValueError("the answer was no")
+    error.__context__ = ConnectionResetError()
+    call = Call(print, then=Delete())
+
+    before = call.is_away(error)
+    error.__suppress_context__ = True
+
+    assert (before, call.is_away(error)) == (True, False)
+
+
+def test_a_row_that_the_database_refuses_costs_itself_only(clock: ManualClock, postgres: Database) -> None:
+    add(5)
+    refuse(postgres, 2, "BEFORE UPDATE", "TRIGGER")
+    outside = Outside(4)
+
+    result = perform(sweep(outside), clock=clock)
+
+    assert (result.outcome, result.counts["moved_rows"], result.counts["failed"]) == ("done", 3, 2)
+    assert (outside.asked, expired()) == ([1, 2, 3, 4, 5], [1, 3, 5])
+
+
+def test_a_row_that_the_database_refuses_at_the_commit_costs_itself_only(
+    clock: ManualClock, postgres: Database
+) -> None:
+    add(8)
+    refuse(postgres, 2, "AFTER UPDATE", "CONSTRAINT TRIGGER", "DEFERRABLE INITIALLY DEFERRED")
+    outside = Outside(4)
+
+    result = perform(sweep(outside), clock=clock)
+
+    assert (result.outcome, result.counts["moved_rows"], result.counts["failed"]) == ("done", 6, 2)
+    assert (outside.asked, expired()) == ([1, 2, 3, 4, 5, 6, 7, 8], [1, 3, 5, 6, 7, 8])
+
+
+def refuse(postgres: Database, number: int, when: str, kind: str, how: str = "") -> None:
+    """Let the database raise an error when this order changes."""
+    postgres.execute_sql(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN IF new.id = {number} THEN RAISE 'this one stays'; END IF; RETURN new; END $$"
+    )
+    postgres.execute_sql(f"CREATE {kind} refused {when} ON orders {how} FOR EACH ROW EXECUTE FUNCTION refuse()")
+
+
+def test_a_server_that_became_read_only_fails_the_run_and_not_its_rows(
+    clock: ManualClock, postgres: Database, reported: list[dict[str, Any]]
+) -> None:
+    add(3)
+
+    def fail_over(order: Order) -> None:
+        postgres.execute_sql("SET default_transaction_read_only = on")
+
+    result = perform(sweep(fail_over), clock=clock)
+    postgres.execute_sql("SET default_transaction_read_only = off")
+
+    assert (result.outcome, result.counts["failed"], expired()) == ("failed", 0, [])
+    assert len(reported) == 1, "the run, not three rows"
+
+
+def test_a_whole_batch_that_fails_is_called_for_row_by_row(clock: ManualClock) -> None:
+    add(3)
+    outside = Outside(2)
+
+    result = perform(sweep(outside.all, whole_batch=True), clock=clock)
+
+    assert (result.counts["moved_rows"], result.counts["failed"]) == (2, 1)
+    assert (outside.asked, expired()) == ([3, 1, 1, 1], [1, 3])

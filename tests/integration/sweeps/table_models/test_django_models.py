@@ -1,0 +1,259 @@
+"""Sweeps on Django models: names, types, keys, and models that a sweep cannot take."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, models
+from peewee import DecimalField, Field, JSONField, TextField, UUIDField
+from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import parse_dsn
+
+from housekeeping import Call, Delete, StateMachine, Sweep, Transition, UtcDateTimeField, events
+from housekeeping.core.errors import DeclarationError
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from housekeeping.sweeps import Action, model_of, perform
+from housekeeping.testing import assert_survives_kill
+from tests.integration.sweeps.table_models import django_shop as shop
+
+TOKYO = "tests.integration.sweeps.table_models"
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def tables(settings: Settings, postgres: Database) -> Iterator[None]:
+    """The application's tables, made by Django."""
+    given = parse_dsn(settings.require_database_url())
+    names = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
+    connection.settings_dict.update({names[name]: value for name, value in given.items() if name in names})
+    connection.settings_dict["OPTIONS"] = {"options": given["options"]}
+    with connection.schema_editor() as editor:
+        for model in (shop.Customer, shop.Session):
+            editor.create_model(model)
+    yield
+    connection.close()
+
+
+@pytest.fixture
+def order_lines(tables: None, admin: Connection) -> Iterator[None]:
+    with admin.cursor() as cursor:
+        cursor.execute('DROP SCHEMA IF EXISTS "order" CASCADE; CREATE SCHEMA "order"')
+    with connection.schema_editor() as editor:
+        editor.create_model(shop.OrderLine)
+    yield
+    connection.close()
+    with admin.cursor() as cursor:
+        cursor.execute('DROP SCHEMA "order" CASCADE')
+
+
+def add_sessions(*expires: datetime | None, **columns: Any) -> list[Any]:
+    return [shop.Session.objects.create(expires=each, **columns) for each in expires]
+
+
+def left() -> list[Any]:
+    return list(shop.Session.objects.values_list("expires", flat=True).order_by("expires"))
+
+
+def expired(action: Action | None = None, **options: Any) -> Sweep:
+    return Sweep.on(
+        shop.Session,
+        name="shop.expired",
+        stale=lambda row, now: row.expires <= now,
+        order="expires",
+        action=action or Delete(),
+        **options,
+    )
+
+
+def fields_of(table: object) -> dict[str, Field]:
+    fields: dict[str, Field] = model_of(table)._meta.fields
+    return fields
+
+
+def test_stale_rows_of_django_model_are_deleted_in_batches(tables: None) -> None:
+    now = datetime.now(UTC)
+    add_sessions(None, *(now - timedelta(hours=n) for n in range(1, 6)), now + timedelta(hours=1))
+
+    result = perform(expired(batch_size=2))
+
+    assert result.counts["deleted_rows"] == 5
+    assert left() == [now + timedelta(hours=1), None]
+
+
+def test_fields_have_django_names_and_database_columns() -> None:
+    fields = fields_of(shop.Session)
+
+    assert [*fields] == (
+        ["id", "customer_id", "expires", "state", "details", "tags", "address", "price", "secret", "index_"]
+    )
+    assert (fields["expires"].column_name, fields["index_"].column_name) == ("expires_at", "index")
+    assert [name for name, field in fields.items() if field.null] == ["customer_id", "expires", "address"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("id", UUIDField),
+        ("expires", UtcDateTimeField),
+        ("state", TextField),
+        ("details", JSONField),
+        ("price", DecimalField),
+    ],
+)
+def test_field_has_the_type_of_its_column(name: str, kind: type[Field]) -> None:
+    assert type(fields_of(shop.Session)[name]) is kind
+
+
+@pytest.mark.parametrize(
+    "stale",
+    [
+        lambda row, now: row.details["kind"] == "bot",
+        lambda row, now: row.tags.contains("bot"),
+        lambda row, now: row.address == "10.0.0.1",
+        lambda row, now: row.price > 5,
+        lambda row, now: row.customer_id.is_null(False),
+        lambda row, now: row.state == shop.Session.State.CLOSED,
+        lambda row, now: row.secret == b"\x00s",
+        lambda row, now: row.index_ == 7,
+    ],
+)
+def test_predicate_on_each_column_type_finds_its_rows(tables: None, stale: Any) -> None:
+    customer = shop.Customer.objects.create()
+    add_sessions(NOW)
+    bot = {"details": {"kind": "bot"}, "tags": ["bot", "x"], "address": "10.0.0.1", "price": 6, "customer": customer}
+    add_sessions(None, **bot, state="closed", secret=b"\x00s", index=7)
+
+    result = perform(Sweep.on(shop.Session, name="shop.bots", stale=stale, always_stale=True, action=Delete()))
+
+    assert (result.counts["deleted_rows"], left()) == (1, [NOW])
+
+
+def test_transition_changes_a_state_of_django_choices(tables: None) -> None:
+    add_sessions(NOW - timedelta(days=1), NOW)
+    states: Any = shop.Session.State
+    machine = StateMachine(model_of(shop.Session).state, states, {"close": ([states.OPEN], states.CLOSED)})
+
+    result = perform(expired(Transition(machine, "close")))
+
+    assert result.counts["moved_rows"] == 2
+    assert set(shop.Session.objects.values_list("state", flat=True)) == {"closed"}
+
+
+def test_call_gets_the_row_with_django_names(tables: None) -> None:
+    [session] = add_sessions(NOW, details={"a": [1]}, tags=["x"], secret=b"s", price="1.50")
+    given: list[Any] = []
+
+    perform(expired(Call(given.append, then=Delete())))
+
+    [row] = given
+    assert (row.id, row.expires, row.customer_id, row.details) == (session.pk, NOW, None, {"a": [1]})
+    assert (row.tags, row.secret, str(row.price)) == (["x"], b"s", "1.50")
+
+
+def test_event_carries_the_named_columns(tables: None) -> None:
+    [session] = add_sessions(NOW)
+    event = events.event("shop.session_expired")
+    told: list[dict[str, Any]] = []
+
+    def note(sender: str, *, rows: list[dict[str, Any]], **more: Any) -> None:
+        told.extend(rows)
+
+    with event.connected_to(note):
+        perform(expired(event=event, event_columns={"session": "id", "ended": "expires_at"}))
+
+    assert told == [{"session": session.pk, "ended": NOW}]
+
+
+def test_killed_run_on_uuid_keys_resumes(tables: None) -> None:
+    add_sessions(*(NOW - timedelta(hours=n) for n in range(5)))
+
+    assert assert_survives_kill(expired(batch_size=2))
+
+
+def test_rows_with_composite_key_in_quoted_schema_are_deleted(order_lines: None, admin: Connection) -> None:
+    with admin.cursor() as cursor:
+        cursor.execute("INSERT INTO \"order\".line SELECT 1, n, date '2026-01-01' + n FROM generate_series(1, 5) AS n")
+        sweep = Sweep.on(
+            shop.OrderLine,
+            name="shop.lines",
+            always_stale=True,
+            stale=lambda row, now: row.touched_on <= date(2026, 1, 4),
+            order="touched_on",
+            action=Delete(),
+            batch_size=2,
+        )
+
+        perform(sweep)
+        cursor.execute('SELECT line FROM "order".line')
+        assert cursor.fetchall() == [(4,), (5,)]
+
+
+def test_order_defaults_to_the_primary_key() -> None:
+    lines = Sweep.on(shop.OrderLine, name="a", stale=lambda row, now: row.touched_on < now, action=Delete())
+
+    assert [column.name for column in lines.order] == ["order_id", "line"]
+    assert [column.name for column in expired().order] == ["expires", "id"]
+
+
+def test_proxy_model_stands_for_its_concrete_model(tables: None) -> None:
+    assert model_of(shop.LateSession)._meta.table_name == "shop_session"
+    assert model_of(shop.LateSession)._meta.schema is None
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (shop.Dated, "shop.Dated is abstract, so it has no table; name a model that has one"),
+        (shop.Invoice, r"in several tables \(shop_document, shop_invoice\); .* declare it on the parent"),
+        (shop.Session.State, "is no table; it should be a Django model, a SQLAlchemy Table or mapped class, or"),
+        (shop.Session.objects, "is no table"),
+        ("shop.Session", "'shop.Session' is no table"),
+        ([shop.Session], "is no table"),
+    ],
+)
+def test_model_without_a_single_table_is_rejected(model: object, said: str) -> None:
+    with pytest.raises(DeclarationError, match=said):
+        model_of(model)
+
+
+def test_model_is_rejected_before_django_setup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shop.Customer._meta.apps, "models_ready", False)
+
+    class Early(models.Model):
+        class Meta:
+            app_label = "shop"
+
+    with pytest.raises(DeclarationError, match=r"call django.setup\(\) before a sweep on shop.Early is declared"):
+        model_of(Early)
+
+
+def test_order_by_missing_column_is_rejected_with_the_columns() -> None:
+    with pytest.raises(
+        DeclarationError, match="^shop.a: Session has no column 'ends'; its columns are id, customer_id"
+    ):
+        Sweep.on(shop.Session, name="shop.a", stale=lambda row, now: row.expires < now, order="ends", action=Delete())
+
+
+def test_predicate_on_missing_column_is_rejected_with_the_columns() -> None:
+    with pytest.raises(DeclarationError, match="^shop.a: stale: Session has no column 'ends'; its columns are id,"):
+        Sweep.on(shop.Session, name="shop.a", stale=lambda row, now: row.ends < now, action=Delete()).walks()[0].oldest(
+            NOW
+        )
+
+
+@pytest.mark.parametrize("use_tz", ["on", "off"])
+def test_expired_row_is_deleted_with_use_tz_on_and_off(
+    environment: dict[str, str], postgres: Database, use_tz: str
+) -> None:
+    command = [sys.executable, "-W", "error", "-m", f"{TOKYO}.tokyo"]
+    given = {"USE_TZ": use_tz, "DJANGO_SETTINGS_MODULE": f"{TOKYO}.tokyo_settings"}
+
+    ended = subprocess.run(command, env={**environment, **given}, capture_output=True, text=True, timeout=60)
+
+    assert (ended.returncode, ended.stdout) == (0, "valid"), ended.stderr

@@ -1,0 +1,137 @@
+"""Pausing, narrowing, and asking for a plan."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from housekeeping.core.redis_client import redis_client
+from housekeeping.leases.lease_token import new_token
+from housekeeping.sweeps.insight.plan import plan
+from housekeeping.sweeps.ledger.models import Lease, Run
+from housekeeping.sweeps.ledger.overrides import switch_of
+from housekeeping.web import plan as planning
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.integration.web.conftest import WORKER, LogIn, form_token
+
+PATH = f"/workers/{WORKER}"
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def word(client: FlaskClient, log_in: LogIn) -> str:
+    log_in(client)
+    return form_token(client.get(PATH))
+
+
+def test_a_worker_is_narrowed_by_a_form_and_its_page_says_to_what(client: FlaskClient, word: str) -> None:
+    form = {"form_token": word, "batch_size": "10", "max_runtime_s": "5", "reason": "peak", "until": "2h"}
+
+    done = client.post(f"{PATH}/narrow", data=form)
+    page = client.get(PATH).get_data(as_text=True)
+
+    said = switch_of(WORKER)
+    assert done.status_code == 303 and said is not None
+    assert (said.state, said.batch_size, said.max_runtime, said.reason) == ("narrow", 10, timedelta(seconds=5), "peak")
+    assert f"{WORKER} is narrowed to 10 records a batch and 5 s a run until" in page
+    assert ">Resume</button>" in page and ">Pause</button>" in page
+
+
+def test_a_reason_with_what_a_database_does_not_take_is_kept_in_words(client: FlaskClient, word: str) -> None:
+    done = client.post(f"{PATH}/pause", data={"form_token": word, "reason": " a\0b\nc "})
+
+    said = switch_of(WORKER)
+    assert done.status_code == 303 and said is not None
+    assert said.reason == "a\\x00b\\nc"
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "10001", "1e3", "x", "１０", "9" * 5000])
+def test_a_number_that_cannot_be_is_refused_in_words(client: FlaskClient, word: str, number: str) -> None:
+    refused = client.post(f"{PATH}/narrow", data={"form_token": word, "batch_size": number})
+
+    assert refused.status_code == 400 and switch_of(WORKER) is None
+    assert "it should be a number from 1 to 10,000" in refused.get_data(as_text=True)
+
+
+def test_narrow_without_a_number_is_refused(client: FlaskClient, word: str) -> None:
+    refused = client.post(f"{PATH}/narrow", data={"form_token": word, "batch_size": ""})
+
+    assert refused.status_code == 400 and "say how narrow" in refused.get_data(as_text=True)
+
+
+def test_a_plan_says_what_a_run_would_do_and_leaves_nothing(client: FlaskClient) -> None:
+    UserStatus.insert_many(
+        [{"user_id": each, "clear_status_at": NOW - timedelta(hours=1)} for each in (1, 2, 3)]
+    ).execute()
+
+    page = client.get(f"{PATH}/plan").get_data(as_text=True)
+
+    assert "would settle <strong>3</strong> in 1 batches of at most 100" in page
+    assert (UserStatus.select().count(), Run.select().count()) == (3, 0)
+
+
+def test_a_plan_counts_no_further_than_its_limit(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "_COUNTED", 2)
+    UserStatus.insert_many(
+        [{"user_id": each, "clear_status_at": NOW - timedelta(hours=1)} for each in (1, 2, 3)]
+    ).execute()
+
+    page = client.get(f"{PATH}/plan").get_data(as_text=True)
+
+    assert "<strong>at least 2</strong>" in page
+
+
+@pytest.mark.parametrize(
+    ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
+)
+def test_no_other_page_makes_the_database_count(client: FlaskClient, site: str, status: int) -> None:
+    assert client.get(f"{PATH}/plan", headers={"Sec-Fetch-Site": site}).status_code == status
+
+
+def test_a_plan_beside_another_one_is_put_off_and_takes_no_thread(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = []
+
+    def meanwhile(*given: Any, **named: Any) -> Any:
+        beside.append(client.application.test_client().get(f"{PATH}/plan"))
+        return plan(*given, **named)
+
+    monkeypatch.setattr("housekeeping.web.plan.make_plan", meanwhile)
+
+    first = client.get(f"{PATH}/plan")
+
+    assert (first.status_code, [answer.status_code for answer in beside]) == (200, [503])
+    monkeypatch.undo()
+    assert client.get(f"{PATH}/plan").status_code == 200
+
+
+def test_a_wrong_argument_of_a_plan_is_refused_in_words(client: FlaskClient) -> None:
+    refused = client.get(f"{PATH}/plan", query_string={"argument": "<script>"})
+
+    assert refused.status_code == 400 and "takes no argument" in refused.get_data(as_text=True)
+    assert "<script>" not in refused.get_data(as_text=True)
+
+
+def test_without_redis_the_first_page_says_so_and_shows_the_rest(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Lease.create(key="nightly", epoch=7, holder=new_token(WORKER))
+    now = datetime.now(UTC)
+    Run.create(worker=WORKER, trigger="schedule", epoch=7, started_at=now, heartbeat_at=now)
+    away = redis_client("unix:///nowhere/redis.sock")
+    monkeypatch.setattr("housekeeping.web.snapshot.redis_client", lambda url: away)
+    monkeypatch.setattr("housekeeping.brokers.queues.redis_client", lambda url: away)
+
+    page = client.get("/")
+    text = page.get_data(as_text=True)
+
+    assert page.status_code == 200 and text.count("Redis did not answer") == 1
+    assert WORKER in text and "what follows is what the database knows" in text
+    assert re.findall(r'class="outcome (\w+)"', text) == ["running"]
+    assert '<th scope="row">nightly</th>' in text
+    assert client.get(PATH).status_code == 200

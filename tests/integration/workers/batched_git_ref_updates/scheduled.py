@@ -1,0 +1,34 @@
+"""The scheduler with other limits, and what it enqueued."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from dramatiq.brokers.redis import RedisBroker
+
+from housekeeping.core.settings import Settings
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.workers.batched_git_ref_updates.worker import BATCH_SIZE, cleanup_scheduler
+from tests.integration.middleware.applications import queued
+
+#: The counts of a run that found nothing.
+NONE: Final = {"total_projects": 0, "enqueued": 0, "deduplicated": 0}
+
+
+def sized(max_projects: int, batch_size: int = BATCH_SIZE) -> Sweep:
+    """The scheduler with other limits."""
+    return dataclasses.replace(cleanup_scheduler, batch_size=batch_size, options={"max_projects": max_projects})
+
+
+def enqueued(broker: RedisBroker) -> list[int]:
+    """The projects whose cleanup waits."""
+    return sorted(message.args[0] for message in queued(broker, "git_refs"))
+
+
+def drain(broker: RedisBroker, settings: Settings) -> list[int]:
+    """The same, and then none waits any more."""
+    projects = enqueued(broker)
+    broker.flush("git_refs")
+    broker.client.delete(*broker.client.scan_iter(match=f"{settings.namespace}:dedup:*"))
+    return projects

@@ -1,0 +1,165 @@
+"""Document 58, section by section: each test names the section it keeps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from dramatiq.brokers.redis import RedisBroker
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.database.connection import Database
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
+from tests.integration.middleware.applications import eventually, queued, working
+from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, Pending
+from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
+from tests.integration.workers.batched_git_ref_updates.scheduled import NONE, enqueued
+
+
+def test_each_project_with_pending_rows_is_enqueued_once(
+    broker: RedisBroker, add_deletions: AddDeletions, admin: Connection
+) -> None:
+    # 処理フロー 3, 4, 5; データベース操作仕様: status = pending, each project_id once.
+    add_deletions(30, project="1 + n % 3")
+    add_deletions(5, project="7")
+    with admin.cursor() as cursor:
+        cursor.execute(f"UPDATE {Deletion._meta.table_name} SET status = 2 WHERE project_id = 7")
+
+    result = perform(cleanup_scheduler)
+
+    assert (result.outcome, result.reason) == ("done", None)
+    assert result.counts == {"total_projects": 3, "enqueued": 3, "deduplicated": 0}
+    assert enqueued(broker) == [1, 2, 3]
+
+
+def test_nothing_pending_is_nothing_to_do(broker: RedisBroker) -> None:
+    # 実行可否判定
+    result = perform(cleanup_scheduler)
+
+    assert (result.outcome, result.counts) == ("done", NONE)
+    assert enqueued(broker) == []
+
+
+def test_the_messages_are_the_project_cleanups(broker: RedisBroker, add_deletions: AddDeletions) -> None:
+    # 出力仕様: ProjectCleanupWorkerキュー; 備考: without context, so nothing but the id.
+    add_deletions(1, project="42")
+
+    perform(cleanup_scheduler)
+
+    (message,) = queued(broker, "git_refs")
+    assert (message.actor_name, message.args, message.kwargs) == (project_cleanup.name, (42,), {})
+    assert message.options["trigger"] == "parent"
+
+
+def test_the_children_do_the_work_and_their_rows_name_the_parent(
+    broker: RedisBroker, add_deletions: AddDeletions, repository: MakeRepository, pending: Pending, postgres: Database
+) -> None:
+    # 前後の処理との関連
+    bare = [repository("refs/heads/1", "refs/heads/2", project_id=project) for project in (1, 2)]
+    add_deletions(2, project="1")
+    add_deletions(2, project="2")
+    perform(cleanup_scheduler)
+
+    with working(broker):
+        eventually(lambda: not queued(broker, "git_refs"))
+
+    assert [each.refs() for each in bare] == [[], []]
+    assert pending() == []
+    rows = Run.select(Run.trigger, Run.outcome, Run.counts).where(Run.worker == project_cleanup.name).tuples()
+    assert list(rows) == [("parent", "done", {"total_deletes": 2, "invalid": 0, "failed": 0})] * 2
+
+
+def test_a_second_run_finds_the_messages_waiting(broker: RedisBroker, add_deletions: AddDeletions) -> None:
+    # 備考: idempotent!
+    add_deletions(250, project="n")
+    perform(cleanup_scheduler)
+
+    result = perform(cleanup_scheduler)
+
+    assert result.counts == {"total_projects": 250, "enqueued": 0, "deduplicated": 250}
+    assert len(enqueued(broker)) == 250
+
+
+def test_a_project_that_is_done_between_reading_and_running_costs_an_empty_run(
+    broker: RedisBroker, add_deletions: AddDeletions, root: Path, admin: Connection
+) -> None:
+    add_deletions(1, project="1")
+    perform(cleanup_scheduler)
+    with admin.cursor() as cursor:
+        cursor.execute(f"UPDATE {Deletion._meta.table_name} SET status = 2")
+
+    with working(broker):
+        eventually(lambda: not queued(broker, "git_refs"))
+
+    (run,) = Run.select().where(Run.worker == project_cleanup.name)
+    assert (run.outcome, run.counts) == ("done", {"total_deletes": 0, "invalid": 0, "failed": 0})
+
+
+def test_a_run_whose_lease_is_held_elsewhere_ends_at_once(
+    broker: RedisBroker, add_deletions: AddDeletions, caplog: pytest.LogCaptureFixture
+) -> None:
+    # 実行条件, 排他制御, エラーケース一覧 (リース取得失敗): skipped, never waits.
+    caplog.set_level(logging.INFO)
+    add_deletions(1, project="1")
+
+    with ExclusiveLease("batched_git_ref_updates/cleanup_scheduler", timedelta(minutes=10)):
+        result = perform(cleanup_scheduler)
+
+    assert (result.outcome, result.reason, result.exit_code) == ("skipped", "lease_held", 0)
+    assert enqueued(broker) == []
+    (line,) = [record for record in caplog.records if record.message == "Lease is held elsewhere"]
+    assert line.levelname == "INFO"
+
+
+def test_two_runs_at_once_enqueue_each_project_once(
+    broker: RedisBroker, add_deletions: AddDeletions, postgres: Database
+) -> None:
+    # 排他制御
+    add_deletions(300, project="n")
+    start, outcomes = threading.Barrier(2), list[tuple[str, str | None]]()
+
+    def run() -> None:
+        with postgres.connection_context():
+            start.wait(timeout=10)
+            result = perform(cleanup_scheduler)
+            outcomes.append((result.outcome, result.reason))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+
+    assert ("done", None) in outcomes
+    assert set(outcomes) <= {("done", None), ("skipped", "lease_held")}
+    assert enqueued(broker) == list(range(1, 301))
+
+
+def test_the_end_line_carries_the_counts(
+    broker: RedisBroker, add_deletions: AddDeletions, caplog: pytest.LogCaptureFixture
+) -> None:
+    # ログ出力: stats at the end; 処理フロー 7.
+    caplog.set_level(logging.INFO)
+    add_deletions(2, project="n")
+
+    perform(cleanup_scheduler)
+
+    (line,) = [record for record in caplog.records if record.message == "Run ended"]
+    assert (line.total_projects, line.enqueued, line.deduplicated) == (2, 2, 0)  # type: ignore[attr-defined]
+
+
+def test_nothing_of_the_table_is_changed(broker: RedisBroker, add_deletions: AddDeletions) -> None:
+    # トランザクション仕様: なし (スケジューリングのみ)
+    add_deletions(20, project="n % 3")
+    before = list(Deletion.select().order_by(Deletion.id).dicts())
+
+    perform(cleanup_scheduler)
+
+    assert list(Deletion.select().order_by(Deletion.id).dicts()) == before

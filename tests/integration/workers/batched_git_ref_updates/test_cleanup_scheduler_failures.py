@@ -1,0 +1,161 @@
+"""The scheduler with queue, Redis or database away, or with failing cleanups; each names its section of document 58."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import redis
+from dramatiq.brokers.redis import RedisBroker
+from psycopg2.extensions import connection as Connection
+
+from housekeeping import embedded
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from housekeeping.sweeps import actor_registry
+from housekeeping.sweeps.actor_registry import actor_named
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping.sweeps.registration import register
+from housekeeping.workers.batched_git_ref_updates.backends import surroundings
+from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
+from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
+from tests.integration.middleware.hands import Hands
+from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, Pending
+from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
+from tests.integration.workers.batched_git_ref_updates.scheduled import NONE, drain, enqueued, sized
+
+
+def test_a_run_that_broke_off_is_gone_on_from(
+    broker: RedisBroker, add_deletions: AddDeletions, settings: Settings
+) -> None:
+    # 障害時対応
+    add_deletions(9, project="n")
+
+    def fail(counts: Counts) -> None:
+        if counts["total_projects"] == 6:
+            raise OSError("the disk is full")
+
+    first = perform(sized(100, 3), on_batch=fail)
+    drain(broker, settings)
+    second = perform(sized(4, 3))
+
+    assert (first.outcome, second.outcome) == ("failed", "partial")
+    assert enqueued(broker) == [1, 7, 8, 9]
+
+
+def test_a_project_whose_cleanup_failed_has_one_message_and_no_more(
+    broker: RedisBroker, add_deletions: AddDeletions, redis_client: redis.Redis
+) -> None:
+    # A repository that stays broken must not pile up a message a minute, with 25 retries each. No root is set here.
+    add_deletions(1, project="1")
+    perform(cleanup_scheduler)
+    with working(broker):
+        eventually(lambda: Run.select().where(Run.worker == project_cleanup.name, Run.outcome == "failed").count())
+        eventually(lambda: len(queued(broker, "git_refs.DQ")) == 1)
+
+    result = perform(cleanup_scheduler)
+
+    assert result.counts == {"total_projects": 1, "enqueued": 0, "deduplicated": 1}
+
+
+def test_project_resumes_with_the_first_run_after_an_outage(
+    broker: RedisBroker,
+    add_deletions: AddDeletions,
+    repository: MakeRepository,
+    root: Path,
+    pending: Pending,
+    redis_client: redis.Redis,
+) -> None:
+    # D1, D7: it has failed so often that its retry is a long way off
+    bare = repository("refs/heads/1")
+    add_deletions(1, "'refs/heads/' || n")
+    surroundings.use_root(None)
+    old = actor_named(project_cleanup.name).send_with_options(args=(1,), retries=20)
+    with working(broker):
+        eventually(lambda: len(queued(broker, "git_refs.DQ")) == 1 and not queued(broker, "git_refs"))
+        surroundings.use_root(root)
+
+        result = perform(cleanup_scheduler)
+        eventually(lambda: not queued(broker, "git_refs"))
+
+    hands = Hands(broker, "git_refs")
+    [waiting] = queued(broker, "git_refs.DQ")
+    hands.come_due()
+    hands.run()
+    assert result.counts == {"total_projects": 1, "enqueued": 1, "deduplicated": 0}
+    assert waiting.message_id == old.message_id
+    assert (bare.refs(), pending(), queued(broker, "git_refs.DQ")) == ([], [], [])
+    runs = Run.select().where(Run.worker == project_cleanup.name).order_by(Run.id)
+    assert [run.outcome for run in runs] == ["failed", "done"]
+
+
+def test_the_queue_away_fails_the_run_and_the_next_does_its_work(
+    settings: Settings, redis_client: redis.Redis, add_deletions: AddDeletions, last_run: Callable[[], Any]
+) -> None:
+    # リトライ仕様: すべての例外
+    add_deletions(3, project="n")
+    with embedded.start(postgres=False) as servers:
+        broker = installed(settings.model_copy(update={"broker_url": servers.redis_url, "database_url": None}))
+        register(broker, project_cleanup)
+        servers.stop("redis")
+        result = perform(cleanup_scheduler)
+    close_all()
+
+    assert result.outcome == "failed"
+    assert result.reason is not None and result.reason.startswith("Redis did not answer")
+    assert result.counts == NONE
+    assert (last_run().outcome, last_run().counts.get("total_projects", 0)) == ("failed", 0)
+
+
+def test_redis_away_altogether_runs_nothing(
+    settings: Settings, postgres: Database, add_deletions: AddDeletions
+) -> None:
+    # L5: an unreachable lease is not a free one.
+    with embedded.start(postgres=False) as servers:
+        broker = installed(settings.model_copy(update={"redis_url": servers.redis_url, "database_url": None}))
+        register(broker, project_cleanup)
+        servers.stop("redis")
+        add_deletions(1)
+
+        result = perform(cleanup_scheduler)
+    close_all()
+
+    assert result.outcome == "failed"
+    assert result.reason is not None and "Redis did not answer" in result.reason
+
+
+def test_a_database_that_goes_away_fails_the_run_and_it_is_retried(
+    broker: RedisBroker, add_deletions: AddDeletions, admin: Connection, settings: Settings
+) -> None:
+    # エラーケース一覧: DB接続エラー
+    add_deletions(3, project="n")
+
+    def cut(counts: Counts) -> None:
+        with admin.cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {Deletion._meta.table_name} RENAME TO away")
+            cursor.execute(
+                "CREATE FUNCTION gone() RETURNS bigint LANGUAGE plpgsql VOLATILE AS "
+                "$$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN 1; END $$;"
+                f"CREATE VIEW {Deletion._meta.table_name} AS SELECT gone() AS project_id, 1 AS status, 1 AS id"
+            )
+
+    result = perform(sized(10, 1), on_batch=cut)
+
+    assert result.outcome == "failed"
+    assert result.reason is not None and result.reason.startswith("database: ")
+    assert enqueued(broker) == [1]
+    assert result.error is not None, "the message is retried"
+
+
+def test_without_a_broker_it_says_what_is_missing(add_deletions: AddDeletions) -> None:
+    actor_registry.forget_all()
+    add_deletions(1)
+
+    result = perform(cleanup_scheduler)
+
+    assert result.outcome == "failed"
+    assert result.reason is not None and "housekeeping.install(broker)" in result.reason

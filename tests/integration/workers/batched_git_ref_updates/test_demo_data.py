@@ -1,0 +1,39 @@
+"""The demo's repositories are real ones, and its rows are settled as its line says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from housekeeping.demo import batched_git_ref_updates as scene
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.workers.batched_git_ref_updates.backends import surroundings
+from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
+from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
+from tests.integration.workers.batched_git_ref_updates.repositories import Bare
+
+
+def test_the_demos_refs_are_deleted_by_the_real_worker(
+    deletions: type[Deletion], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scene, "PROJECTS", 3)
+    assert scene.settings(tmp_path) == {"REPOSITORIES_ROOT": str(root)}
+    (root / "@hashed").rmdir()
+    root.rmdir()
+    line = scene.seed(tmp_path)
+    before = scene.counted()
+    surroundings.use_root(root)
+
+    results = [perform(project_cleanup, project) for project in (1, 2, 3)]
+
+    assert line.startswith("3 bare git repositories with 78 refs each, and 246 refs asked to be deleted")
+    assert before == {"pending": 246, "processed": 0, "refs in the repositories": 234}
+    assert [result.outcome for result in results] == ["done"] * 3
+    assert [result.counts["invalid"] for result in results] == [3, 3, 0]
+    assert scene.counted() == {"pending": 1, "processed": 245, "refs in the repositories": 10}
+    bare = Bare.__new__(Bare)
+    bare.path = root / hashed_path(3)
+    assert bare.refs() == sorted(scene.KEPT)
+    assert bare.git("fsck", "--full") == ""

@@ -1,0 +1,93 @@
+"""A git program that is killed, hangs or refuses in the middle of a run (F9): what it confirmed is marked, nothing is
+marked whose ref is still there, no other ref is touched, and the next run does the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.workers.batched_git_ref_updates.backends import surroundings
+from housekeeping.workers.batched_git_ref_updates.git_cli import GitProgram
+from tests.integration.workers.batched_git_ref_updates.cleaned import SMALL
+from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, Pending
+from tests.integration.workers.batched_git_ref_updates.repositories import Bare, MakeRepository
+
+LIVE = ["refs/heads/live", "refs/tags/live"]
+#: Makes the program do this, in shell, at its third batch of five refs, and what git does at all others.
+Program = Callable[[str], None]
+
+
+@pytest.fixture
+def bare(repository: MakeRepository, add_deletions: AddDeletions) -> Bare:
+    """A repository with 25 refs that are to go, and two that are in use."""
+    add_deletions(25)
+    return repository(*(f"refs/heads/{number}" for number in range(1, 26)), *LIVE)
+
+
+@pytest.fixture
+def program(tmp_path: Path, root: Path) -> Program:
+    def make(third: str) -> None:
+        file, calls = tmp_path / "git", tmp_path / "calls"
+        file.write_text(
+            f"#!/bin/sh\necho >> '{calls}'\nif [ $(wc -l < '{calls}') -eq 3 ]; then {third}; fi\nexec git \"$@\"\n"
+        )
+        file.chmod(0o755)
+        # Far above what git takes for five refs on a busy machine.
+        surroundings.replace(deletion=GitProgram(str(file), timedelta(seconds=5)))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "third",
+    [
+        pytest.param("kill -9 $$", id="killed_before_it_deletes"),
+        pytest.param('git "$@"; kill -9 $$', id="killed_when_it_has_deleted"),
+        pytest.param("exec sleep 600", id="hangs_before_it_deletes"),
+        pytest.param('git "$@"; exec sleep 600', id="hangs_when_it_has_deleted"),
+        pytest.param('echo "fatal: No space left on device" >&2; exit 128', id="finds_the_disk_full"),
+    ],
+)
+def test_a_git_that_breaks_down_in_the_middle_loses_and_doubles_nothing(
+    bare: Bare, program: Program, pending: Pending, third: str
+) -> None:
+    program(third)
+    broken = perform(SMALL, 1)
+    rows, refs = set(pending()), set(bare.refs())
+    # The program's third call is over: from now on it does what git does.
+    again = perform(SMALL, 1)
+
+    assert (broken.outcome, broken.counts["total_deletes"], again.outcome) == ("failed", 10, "done")
+    assert refs - set(LIVE) <= rows, "nothing is marked whose ref is still there"
+    assert (bare.refs(), pending()) == (LIVE, [])
+    assert broken.counts["total_deletes"] + again.counts["total_deletes"] == 25
+
+
+def test_a_hook_that_fails_has_no_say(bare: Bare, program: Program, pending: Pending) -> None:
+    bare.hook("reference-transaction", "exit 1")
+    program("true")
+
+    result = perform(SMALL, 1)
+
+    assert (result.outcome, result.counts["total_deletes"]) == ("done", 25)
+    assert (bare.refs(), pending()) == (LIVE, [])
+
+
+def test_a_ref_that_is_locked_among_others_costs_itself_only_and_no_ref_in_use_is_touched(
+    bare: Bare, program: Program, pending: Pending
+) -> None:
+    lock = bare.lock("refs/heads/13")
+    program("true")
+
+    locked = perform(SMALL, 1)
+    rows, refs = pending(), bare.refs()
+    lock.unlink()
+    again = perform(SMALL, 1)
+
+    assert (locked.outcome, locked.counts["total_deletes"], locked.counts["failed"]) == ("done", 24, 1)
+    assert (rows, sorted(refs)) == (["refs/heads/13"], sorted(["refs/heads/13", *LIVE]))
+    assert (again.counts["total_deletes"], bare.refs(), pending()) == (1, LIVE, [])

@@ -1,0 +1,288 @@
+"""The default ref deletion, on real repositories (workers.md, 58)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from housekeeping.workers.batched_git_ref_updates.git_cli import GitProgram
+from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletionFailed, RefsRefused, delete_refs
+from tests.integration.workers.batched_git_ref_updates.repositories import Bare
+
+GIT = GitProgram()
+Program = Callable[[str], str]
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Bare:
+    return Bare(tmp_path / "a repository.git")
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    """A stand-in for the git program: a script."""
+
+    def make(script: str) -> str:
+        file = tmp_path / "git"
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+        return str(file)
+
+    return make
+
+
+def test_loose_and_packed_refs_are_deleted_and_no_others(bare: Bare) -> None:
+    bare.add("refs/heads/packed", "refs/heads/both", "refs/heads/kept")
+    bare.pack()
+    bare.add("refs/heads/loose")
+    bare.git("update-ref", "refs/heads/both", bare.git("commit-tree", "-m", "later", f"{bare.commit}^{{tree}}"))
+
+    GIT.delete(bare.path, ["refs/heads/packed", "refs/heads/both", "refs/heads/loose"])
+
+    assert bare.refs() == ["refs/heads/kept"]
+
+
+def test_a_missing_ref_and_a_missing_repository_are_deleted_already(bare: Bare, tmp_path: Path) -> None:
+    GIT.delete(bare.path, ["refs/heads/never"])
+    GIT.delete(tmp_path / "none.git", ["refs/heads/never"])
+
+
+def test_a_symbolic_ref_goes_and_what_it_points_to_stays(bare: Bare) -> None:
+    bare.add("refs/heads/target")
+    bare.git("symbolic-ref", "refs/heads/alias", "refs/heads/target")
+    bare.git("symbolic-ref", "refs/heads/nowhere", "refs/heads/none")
+
+    GIT.delete(bare.path, ["refs/heads/alias", "refs/heads/nowhere"])
+
+    assert bare.refs() == ["refs/heads/target"]
+    assert [file.name for file in (bare.path / "refs/heads").iterdir()] == ["target"]
+
+
+@pytest.mark.parametrize(
+    "ref", ["refs/heads/-d", "refs/heads/日本", "refs/heads/a'b\"c$(d)", "refs/heads/" + "x" * 200]
+)
+def test_an_odd_but_valid_name_is_a_name_and_nothing_more(bare: Bare, ref: str) -> None:
+    bare.add(ref, "refs/heads/kept")
+
+    GIT.delete(bare.path, [ref])
+
+    assert bare.refs() == ["refs/heads/kept"]
+
+
+def test_one_locked_ref_refuses_its_batch_and_nothing_is_deleted(bare: Bare) -> None:
+    bare.add("refs/heads/a", "refs/heads/b")
+    bare.lock("refs/heads/b")
+
+    with pytest.raises(RefsRefused, match="cannot lock ref 'refs/heads/b'"):
+        GIT.delete(bare.path, ["refs/heads/a", "refs/heads/b"])
+
+    assert bare.refs() == ["refs/heads/a", "refs/heads/b"]
+
+
+def test_a_refused_batch_is_taken_apart_until_the_locked_ones_are_alone(bare: Bare) -> None:
+    refs = [f"refs/heads/{number:03}" for number in range(100)]
+    bare.add(*refs)
+    bare.lock("refs/heads/017")
+    bare.lock("refs/heads/018")
+    bare.lock("refs/heads/099")
+
+    fates = dict(delete_refs(GIT, bare.path, refs))
+
+    assert list(fates) == refs
+    assert (
+        [ref for ref, refused in fates.items() if refused]
+        == bare.refs()
+        == [
+            "refs/heads/017",
+            "refs/heads/018",
+            "refs/heads/099",
+        ]
+    )
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_name_that_would_be_a_folder_of_others_is_not_there(bare: Bare, packed: bool) -> None:
+    bare.add("refs/heads/a/b", "refs/heads/c")
+    if packed:
+        bare.pack()
+
+    fates = dict(delete_refs(GIT, bare.path, ["refs/heads/a", "refs/heads/c/d"]))
+
+    assert list(fates.values()) == [None, None]
+    assert bare.refs() == ["refs/heads/a/b", "refs/heads/c"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_ref_and_one_that_would_lie_below_it_are_both_gone_in_the_end(bare: Bare, packed: bool) -> None:
+    bare.add("refs/heads/a/b")
+    if packed:
+        bare.pack()
+
+    fates = dict(delete_refs(GIT, bare.path, ["refs/heads/a", "refs/heads/a/b"]))
+
+    assert list(fates.values()) == [None, None]
+    assert bare.refs() == []
+
+
+def test_locked_packed_refs_are_no_single_refs_fault(bare: Bare) -> None:
+    bare.add("refs/heads/a", "refs/heads/b")
+    (bare.path / "packed-refs.lock").touch()
+
+    with pytest.raises(RefDeletionFailed, match=r"packed-refs\.lock': File exists"):
+        list(delete_refs(GIT, bare.path, ["refs/heads/a", "refs/heads/b"]))
+
+    assert bare.refs() == ["refs/heads/a", "refs/heads/b"]
+
+
+def test_a_branch_called_packed_refs_is_a_ref_like_any(bare: Bare) -> None:
+    bare.add("refs/heads/packed-refs", "refs/heads/b")
+    bare.lock("refs/heads/packed-refs")
+
+    fates = dict(delete_refs(GIT, bare.path, ["refs/heads/packed-refs", "refs/heads/b"]))
+
+    assert [ref for ref, refused in fates.items() if refused] == ["refs/heads/packed-refs"]
+
+
+def test_broken_packed_refs_are_no_single_refs_fault(bare: Bare) -> None:
+    (bare.path / "packed-refs").write_text("nonsense\n")
+
+    with pytest.raises(RefDeletionFailed, match="unexpected line"):
+        GIT.delete(bare.path, ["refs/heads/a"])
+
+
+def test_a_folder_that_is_no_repository_is_not_taken_for_a_missing_one(tmp_path: Path) -> None:
+    with pytest.raises(RefDeletionFailed, match="not a git repository"):
+        GIT.delete(tmp_path, ["refs/heads/a"])
+
+
+def test_a_link_that_leads_nowhere_is_not_taken_for_a_missing_one(tmp_path: Path) -> None:
+    (tmp_path / "link.git").symlink_to(tmp_path / "unmounted")
+
+    with pytest.raises(RefDeletionFailed, match="not a git repository"):
+        GIT.delete(tmp_path / "link.git", ["refs/heads/a"])
+
+
+def test_a_repository_that_vanishes_while_git_is_at_work_has_no_refs_left(bare: Bare, program: Program) -> None:
+    vanishing = program('rm -rf "$GIT_DIR"; echo "fatal: not a git repository" >&2; exit 128')
+
+    GitProgram(vanishing).delete(bare.path, ["refs/heads/a"])
+
+    assert not bare.path.exists()
+
+
+def test_no_hook_of_the_repository_runs(bare: Bare, tmp_path: Path) -> None:
+    bare.add("refs/heads/a")
+    bare.hook("reference-transaction", f"touch '{tmp_path}/ran'; exit 1")
+
+    GIT.delete(bare.path, ["refs/heads/a"])
+
+    assert bare.refs() == []
+    assert not (tmp_path / "ran").exists()
+
+
+def test_neither_the_users_nor_the_environments_settings_have_a_say(
+    bare: Bare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Bare(tmp_path / "other.git")
+    bare.add("refs/heads/a")
+    other.add("refs/heads/a")
+    (tmp_path / ".gitconfig").write_text("[core]\n\tnonsense")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in {
+        "GIT_DIR": str(other.path),
+        "GIT_NAMESPACE": "elsewhere",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "core.hooksPath",
+        "GIT_CONFIG_VALUE_0": str(tmp_path),
+        "LC_ALL": "de_DE.UTF-8",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    GIT.delete(bare.path, ["refs/heads/a"])
+
+    monkeypatch.undo()
+    assert (bare.refs(), other.refs()) == ([], ["refs/heads/a"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_repository_of_another_user_is_cleaned_all_the_same(bare: Bare) -> None:
+    bare.add("refs/heads/a")
+    for folder, _, files in os.walk(bare.path):
+        for name in (".", *files):
+            os.chown(os.path.join(folder, name), 65534, 65534)
+
+    GIT.delete(bare.path, ["refs/heads/a"])
+
+    assert bare.refs() == []
+
+
+def test_where_refs_are_logged_the_log_says_who_did_it(bare: Bare) -> None:
+    bare.git("config", "core.logAllRefUpdates", "always")
+    bare.git("symbolic-ref", "HEAD", "refs/heads/a")
+    bare.add("refs/heads/a")
+    bare.git("update-ref", "-m", "made", "HEAD", bare.commit)
+
+    GIT.delete(bare.path, ["refs/heads/a"])
+
+    assert bare.refs() == []
+
+
+def test_a_missing_program_is_named(bare: Bare) -> None:
+    with pytest.raises(RefDeletionFailed, match="git program 'no-such-git' does not start: No such file"):
+        GitProgram("no-such-git").delete(bare.path, ["refs/heads/a"])
+
+
+def test_a_program_that_hangs_is_killed(bare: Bare, program: Program, tmp_path: Path) -> None:
+    hanging = program(f"echo $$ > '{tmp_path}/pid'; exec sleep 600")
+
+    with pytest.raises(RefDeletionFailed, match=r"did not end within 0\.3 s"):
+        GitProgram(hanging, timedelta(seconds=0.3)).delete(bare.path, ["refs/heads/a"])
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_program_that_is_killed_is_no_refs_fault(bare: Bare, program: Program) -> None:
+    with pytest.raises(RefDeletionFailed, match="status -9"):
+        GitProgram(program("kill -9 $$")).delete(bare.path, ["refs/heads/a"])
+
+
+def test_of_a_flood_of_words_the_beginning_is_kept(bare: Bare, program: Program) -> None:
+    talking = program("cat > /dev/null; head -c 20000000 /dev/zero | tr '\\0' x >&2; exit 1")
+
+    with pytest.raises(RefsRefused) as refused:
+        GitProgram(talking).delete(bare.path, ["refs/heads/a"])
+
+    assert len(str(refused.value)) < 10_000
+
+
+def test_the_program_gets_no_ref_on_its_command_line(bare: Bare, program: Program, tmp_path: Path) -> None:
+    telling = program(f"printf '%s\\n' \"$@\" > '{tmp_path}/arguments'; cat > '{tmp_path}/orders'")
+
+    GitProgram(telling).delete(bare.path, ["refs/heads/-d", "refs/heads/日本"])
+
+    arguments = (tmp_path / "arguments").read_text().split()
+    assert arguments[-4:] == ["update-ref", "--no-deref", "-z", "--stdin"]
+    assert "core.hooksPath=/dev/null" in arguments
+    assert (tmp_path / "orders").read_bytes() == "delete refs/heads/-d\0\0delete refs/heads/日本\0\0".encode()
+
+
+def test_orders_longer_than_a_pipe_do_not_block(bare: Bare) -> None:
+    GIT.delete(bare.path, [f"refs/heads/{number:05}/{'x' * 200}" for number in range(2000)])
+
+
+def test_a_repository_with_a_reftable_is_cleaned_too(tmp_path: Path) -> None:
+    version = subprocess.run(["git", "--version"], capture_output=True, text=True, check=True).stdout.split()[2]
+    if tuple(int(part) for part in version.split(".")[:2]) < (2, 45):
+        pytest.skip(f"git {version} knows no reftable; 2.45 does")
+    bare = Bare(tmp_path / "reftable.git", "--ref-format=reftable")
+    bare.add("refs/heads/a", "refs/heads/b")
+
+    GIT.delete(bare.path, ["refs/heads/a", "refs/heads/none"])
+
+    assert bare.refs() == ["refs/heads/b"]

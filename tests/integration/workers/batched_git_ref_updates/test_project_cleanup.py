@@ -1,0 +1,192 @@
+"""The cleanup of one project (document 58, its follow-up; workers.md, 58): each test names what it keeps."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.core.settings import WorkerSettings
+from housekeeping.database.connection import database
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.testing import ManualClock
+from housekeeping.workers.batched_git_ref_updates import cleanup
+from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from housekeeping.workers.batched_git_ref_updates.worker import MAX_RUNTIME, project_cleanup
+from tests.database_times import DatabaseTimes
+from tests.integration.workers.batched_git_ref_updates.cleaned import NONE, SMALL
+from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, AddRefs, Pending, Watched
+from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
+
+
+def test_the_refs_are_deleted_and_their_rows_processed(
+    repository: MakeRepository, add_refs: AddRefs, times: DatabaseTimes
+) -> None:
+    # 概要: the refs asked for go, the rows say so, with updated_at.
+    bare = repository("refs/heads/a", "refs/tags/b", "refs/heads/kept")
+    add_refs("refs/heads/a", "refs/tags/b")
+
+    result = perform(project_cleanup.configured(WorkerSettings(page_size=1)), 1, on_batch=times.note)
+
+    assert (result.outcome, result.counts) == ("done", {**NONE, "total_deletes": 2})
+    assert bare.refs() == ["refs/heads/kept"]
+    rows = Deletion.select().order_by(Deletion.id)
+    assert [(row.status, times.batch_of(row.updated_at)) for row in rows] == [(2, 0), (2, 1)]
+
+
+def test_other_projects_and_processed_rows_are_left_alone(
+    repository: MakeRepository, add_refs: AddRefs, admin: Connection
+) -> None:
+    first, second = repository("refs/heads/a", "refs/heads/b"), repository("refs/heads/a", project_id=2)
+    add_refs("refs/heads/a", project_id=2)
+    add_refs("refs/heads/a", "refs/heads/b")
+    with admin.cursor() as cursor:
+        cursor.execute(f"UPDATE {Deletion._meta.table_name} SET status = 2 WHERE id = 2")
+
+    assert perform(project_cleanup, 1).counts["total_deletes"] == 1
+    assert (first.refs(), second.refs()) == (["refs/heads/a"], ["refs/heads/a"])
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 6, 9, 10, 11, 25])
+def test_every_ref_goes_whatever_their_number(
+    watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, pending: Pending, count: int
+) -> None:
+    # workers.md: pages, and batches of refs within them.
+    bare = repository(*(f"refs/heads/{number}" for number in range(1, count + 1)))
+    add_deletions(count)
+
+    result = perform(SMALL, 1)
+
+    assert (result.outcome, result.counts["total_deletes"]) == ("done", count)
+    assert (bare.refs(), pending()) == ([], [])
+    assert all(len(batch) <= 5 for batch in watched.batches)
+
+
+@pytest.mark.parametrize(
+    ("count", "outcome", "deletes"),
+    [
+        (29, ("done", None), 29),
+        (30, ("done", None), 30),
+        (31, ("partial", "limit"), 30),
+        (95, ("partial", "limit"), 30),
+    ],
+)
+def test_a_run_ends_at_its_limit_of_rows(
+    root: Path, add_deletions: AddDeletions, pending: Pending, count: int, outcome: tuple[str, str], deletes: int
+) -> None:
+    # workers.md: until 10,000 rows or none; here 30. The next run does the rest.
+    add_deletions(count)
+
+    result = perform(SMALL, 1)
+
+    assert (result.outcome, result.reason) == outcome
+    assert result.counts["total_deletes"] == deletes
+    assert len(pending()) == count - deletes
+
+
+def test_what_is_invalid_or_refused_counts_towards_the_limit(
+    repository: MakeRepository, add_deletions: AddDeletions
+) -> None:
+    # Or a project of nothing but locked refs would be walked to its end, however long.
+    bare = repository(*(f"refs/heads/{number}" for number in range(1, 41)))
+    for number in range(1, 41):
+        bare.lock(f"refs/heads/{number}")
+    add_deletions(40)
+
+    result = perform(SMALL, 1)
+
+    assert (result.outcome, result.reason, result.counts["failed"]) == ("partial", "limit", 30)
+
+
+def test_a_ref_asked_for_many_times_is_deleted_once(
+    watched: Watched, repository: MakeRepository, add_refs: AddRefs, pending: Pending
+) -> None:
+    # workers.md: the refs, each once; a duplicate in a batch would make git refuse it.
+    bare = repository("refs/heads/a", "refs/heads/b")
+    add_refs("refs/heads/a", "refs/heads/b", "refs/heads/a", "refs/heads/a")
+
+    result = perform(SMALL, 1)
+
+    assert watched.batches == [["refs/heads/a", "refs/heads/b"]]
+    assert (result.counts["total_deletes"], pending(), bare.refs()) == (4, [], [])
+
+
+def test_a_second_run_changes_nothing(
+    repository: MakeRepository, add_deletions: AddDeletions, told: list[dict[str, Any]]
+) -> None:
+    # 備考: idempotent!
+    repository()
+    add_deletions(5)
+    perform(project_cleanup, 1)
+    before = list(Deletion.select().order_by(Deletion.id).dicts())
+    told.clear()
+
+    assert perform(project_cleanup, 1).counts == NONE
+    assert list(Deletion.select().order_by(Deletion.id).dicts()) == before
+    assert told == []
+
+
+def test_the_run_stops_when_its_time_is_over_and_the_next_does_the_rest(
+    root: Path, add_deletions: AddDeletions, pending: Pending
+) -> None:
+    # パフォーマンス要件
+    add_deletions(30)
+
+    result = perform(SMALL, 1, clock=ManualClock(tick=2 * MAX_RUNTIME))
+
+    assert (result.outcome, result.reason) == ("partial", "out_of_time")
+    assert result.counts["total_deletes"] == 5, "the batch in hand is finished, and its rows marked"
+    assert perform(SMALL, 1).counts["total_deletes"] == 25
+    assert pending() == []
+
+
+def test_slow_batches_are_settled_before_the_run_looks_dead(
+    watched: Watched, add_deletions: AddDeletions, monkeypatch: pytest.MonkeyPatch, pending: Pending
+) -> None:
+    # design.md, State in PostgreSQL: a run whose heartbeat is older than a minute is taken for lost.
+    monkeypatch.setattr(cleanup, "HEARTBEAT", timedelta())
+    left: list[int] = []
+    watched.before = lambda number, refs: left.append(len(pending()))
+    add_deletions(20)
+
+    assert perform(SMALL, 1).counts["total_deletes"] == 20
+    assert left == [20, 15, 10, 5]
+
+
+def test_the_lease_is_the_projects_own(root: Path, add_deletions: AddDeletions, pending: Pending) -> None:
+    # 排他制御: 10 minutes, never waits; other projects are cleaned meanwhile.
+    add_deletions(2, project="n")
+    lease = project_cleanup.lease
+    assert lease is not None
+
+    with ExclusiveLease("batched_git_ref_updates/project_cleanup/1", timedelta(minutes=10)):
+        first, second = perform(project_cleanup, 1), perform(project_cleanup, 2)
+
+    assert (first.outcome, first.reason, first.exit_code) == ("skipped", "lease_held", 0)
+    assert second.outcome == "done"
+    assert pending() == ["refs/heads/1"]
+    assert (lease.key_for(7), lease.ttl) == ("batched_git_ref_updates/project_cleanup/7", timedelta(minutes=10))
+
+
+def test_row_too_slow_to_mark_fails_alone(
+    repository: MakeRepository, add_deletions: AddDeletions, admin: Connection, pending: Pending
+) -> None:
+    repository()
+    add_deletions(30)
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN IF OLD.id = 3 THEN PERFORM pg_sleep(60); END IF; RETURN NEW; END $$;"
+            "CREATE TRIGGER slow BEFORE UPDATE ON batched_git_ref_updates_deletions "
+            "FOR EACH ROW EXECUTE FUNCTION slow()"
+        )
+    database.execute_sql("SET statement_timeout = '1s'")
+
+    result = perform(SMALL, 1)
+
+    assert (result.outcome, result.counts) == ("done", {**NONE, "total_deletes": 29, "failed": 1})
+    assert pending() == ["refs/heads/3"]

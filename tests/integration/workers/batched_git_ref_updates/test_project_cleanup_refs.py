@@ -1,0 +1,207 @@
+"""Repositories that are away, and refs that are locked, odd or none (workers.md, 58): what becomes of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
+from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
+from tests.integration.workers.batched_git_ref_updates.cleaned import NONE, SMALL
+from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, AddRefs, Lines, Pending, Watched
+from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
+
+
+def test_a_repository_lies_where_its_projects_hash_says() -> None:
+    # workers.md, 58
+    digest = "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b"
+
+    assert str(hashed_path(1)) == f"@hashed/6b/86/{digest}.git"
+
+
+def test_a_symbolic_ref_goes_and_its_target_stays(repository: MakeRepository, add_refs: AddRefs) -> None:
+    bare = repository("refs/heads/target")
+    bare.git("symbolic-ref", "refs/heads/alias", "refs/heads/target")
+    add_refs("refs/heads/alias")
+
+    assert perform(project_cleanup, 1).counts["total_deletes"] == 1
+    assert bare.refs() == ["refs/heads/target"]
+
+
+def test_rows_of_a_missing_repository_are_processed(root: Path, add_deletions: AddDeletions, pending: Pending) -> None:
+    add_deletions(3)
+
+    result = perform(project_cleanup, 1)
+
+    assert (result.outcome, result.counts["total_deletes"], pending()) == ("done", 3, [])
+
+
+def test_a_repository_that_vanishes_during_the_run_has_no_refs_left(
+    watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, pending: Pending
+) -> None:
+    bare = repository(*(f"refs/heads/{number}" for number in range(1, 16)))
+    watched.before = lambda number, refs: bare.remove() if number == 2 else None
+    add_deletions(15)
+
+    result = perform(SMALL, 1)
+
+    assert (result.outcome, result.counts["total_deletes"], pending()) == ("done", 15, [])
+
+
+def test_a_ref_deleted_by_others_meanwhile_is_fine(
+    watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, pending: Pending
+) -> None:
+    bare = repository(*(f"refs/heads/{number}" for number in range(1, 6)))
+
+    def meanwhile(number: int, refs: Sequence[str]) -> None:
+        bare.git("update-ref", "-d", "refs/heads/3")
+
+    watched.before = meanwhile
+    add_deletions(5)
+
+    assert perform(SMALL, 1).counts["total_deletes"] == 5
+    assert (bare.refs(), pending()) == ([], [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_locked_ref_among_10_000_costs_itself_only(
+    root: Path,
+    repository: MakeRepository,
+    add_deletions: AddDeletions,
+    pending: Pending,
+    reported: list[dict[str, Any]],
+    lines: Lines,
+    packed: bool,
+) -> None:
+    # エラー処理: a poison ref is logged, reported and counted; its row stays pending; the loop ends.
+    bare = repository()
+    bare.add_many((f"refs/heads/{number}" for number in range(1, 10_001)), packed=packed)
+    bare.lock("refs/heads/5005")
+    add_deletions(10_000)
+
+    result = perform(project_cleanup, 1)
+
+    assert (result.outcome, result.counts) == ("done", {"total_deletes": 9_999, "invalid": 0, "failed": 1})
+    assert bare.refs() == pending() == ["refs/heads/5005"]
+    assert [(about["project_id"], about["ref"]) for about in reported] == [(1, "refs/heads/5005")]
+    (line,) = lines("A record could not be settled")
+    assert (line.levelname, line.record) == ("ERROR", {"id": 5005, "project_id": 1, "ref": "refs/heads/5005"})
+    assert [line.alarm for line in lines("Alarm")] == ["failed_rows"]
+
+
+def test_the_next_run_takes_what_was_locked(repository: MakeRepository, add_refs: AddRefs, pending: Pending) -> None:
+    # 障害時対応
+    bare = repository("refs/heads/a", "refs/heads/b")
+    lock = bare.lock("refs/heads/a")
+    add_refs("refs/heads/a", "refs/heads/b")
+    perform(project_cleanup, 1)
+    lock.unlink()
+
+    assert perform(project_cleanup, 1).counts == {**NONE, "total_deletes": 1}
+    assert (bare.refs(), pending()) == ([], [])
+
+
+def test_a_ref_that_would_be_a_folder_of_others_is_not_there(
+    repository: MakeRepository, add_refs: AddRefs, pending: Pending
+) -> None:
+    bare = repository("refs/heads/a/b", "refs/heads/c")
+    add_refs("refs/heads/a", "refs/heads/c/d", "refs/heads/c")
+
+    assert perform(project_cleanup, 1).counts == {**NONE, "total_deletes": 3}
+    assert (bare.refs(), pending()) == (["refs/heads/a/b"], [])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HEAD", "main", "refs/", "-d", "--stdin", "refs/heads/a\ndelete refs/heads/kept", "refs/heads/a..b", "", " "]
+    + ["refs/heads/a.lock", "refs/heads/\x01", "refs/../../elsewhere"],
+)
+def test_what_cannot_be_a_ref_is_logged_counted_and_processed(
+    watched: Watched, repository: MakeRepository, add_refs: AddRefs, pending: Pending, lines: Lines, name: str
+) -> None:
+    # workers.md: it never reaches git, and would come back for ever were it left pending.
+    bare = repository("refs/heads/a", "refs/heads/kept")
+    add_refs(name, "refs/heads/a")
+
+    result = perform(project_cleanup, 1)
+
+    assert (result.outcome, result.counts) == ("done", {"total_deletes": 1, "invalid": 1, "failed": 0})
+    assert (watched.batches, pending(), bare.refs()) == ([["refs/heads/a"]], [], ["refs/heads/kept"])
+    (line,) = lines("Not a ref that can be deleted")
+    assert (line.levelname, line.id, line.project_id, line.ref) == ("WARNING", 1, 1, name)
+
+
+#: The longest part of a path that a file can have, and git's lock file with ".lock" at its end.
+FILE, LOCKED = 255, 250
+
+
+@pytest.mark.parametrize("length", [LOCKED + 1, FILE, FILE + 1, 1000])
+def test_name_too_long_for_a_file_is_invalid_and_processed(
+    repository: MakeRepository, add_refs: AddRefs, pending: Pending, lines: Lines, length: int
+) -> None:
+    bare = repository("refs/heads/a", "refs/heads/kept")
+    add_refs("refs/heads/" + "x" * length, "refs/heads/a")
+
+    result = perform(project_cleanup, 1)
+
+    assert (result.outcome, result.counts) == ("done", {"total_deletes": 1, "invalid": 1, "failed": 0})
+    assert (pending(), bare.refs()) == ([], ["refs/heads/kept"])
+    (line,) = lines("Not a ref that can be deleted")
+    assert line.id == 1 and line.ref.startswith("refs/heads/xxx") and len(line.ref) <= 300
+    assert all(len(line.error) <= 520 for line in lines("A batch of refs was refused and is taken apart"))
+
+
+def test_longest_name_that_git_can_lock_is_deleted(
+    repository: MakeRepository, add_refs: AddRefs, pending: Pending
+) -> None:
+    ref = "refs/heads/" + "x" * LOCKED
+    bare = repository(ref)
+    add_refs(ref)
+
+    assert perform(project_cleanup, 1).counts == {**NONE, "total_deletes": 1}
+    assert (pending(), bare.refs()) == ([], [])
+
+
+@pytest.mark.parametrize("length", [LOCKED + 1, FILE, FILE + 1, 1000])
+def test_packed_ref_too_long_for_git_to_delete_stays_pending(
+    repository: MakeRepository, add_refs: AddRefs, pending: Pending, lines: Lines, length: int
+) -> None:
+    # A clone packs such a ref without a file for it; git lists it and cannot lock it.
+    ref = "refs/heads/" + "x" * length
+    bare = repository()
+    bare.add_many([ref, "refs/heads/a"], packed=True)
+    add_refs(ref, "refs/heads/a")
+
+    assert perform(project_cleanup, 1).counts == {"total_deletes": 1, "invalid": 0, "failed": 1}
+    assert (pending(), bare.refs()) == ([ref], [ref])
+    (line,) = lines("A record could not be settled")
+    assert "File name too long" in line.error and len(line.error) <= 300 and len(line.record["ref"]) <= 300
+
+
+def test_long_name_below_a_packed_ref_of_the_same_beginning_is_invalid(
+    repository: MakeRepository, add_refs: AddRefs, pending: Pending
+) -> None:
+    ref = "refs/heads/" + "x" * 300
+    bare = repository()
+    bare.add_many([f"{ref}/below"], packed=True)
+    add_refs(ref)
+
+    assert perform(project_cleanup, 1).counts["failed"] == 0
+    assert (pending(), bare.refs()) == ([], [f"{ref}/below"])
+
+
+def test_path_too_long_for_the_system_is_invalid_and_processed(
+    repository: MakeRepository, add_refs: AddRefs, pending: Pending
+) -> None:
+    repository("refs/heads/a")
+    # 1024 characters of four bytes each, in parts that a file could have: over PATH_MAX.
+    ref = ("refs/heads/" + ("\U0001f600" * 60 + "/") * 17)[:1024].rstrip("/")
+    add_refs(ref)
+
+    assert perform(project_cleanup, 1).counts == {"total_deletes": 0, "invalid": 1, "failed": 0}
+    assert pending() == []

@@ -1,0 +1,132 @@
+"""Rows that others touch while their refs are deleted, and who is told of those that were marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.core import events
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
+from tests.integration.conftest import Locked
+from tests.integration.workers.batched_git_ref_updates.cleaned import NONE, SMALL
+from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, AddRefs, Pending, Watched
+from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
+
+
+def test_a_row_processed_by_another_between_reading_and_marking_is_neither_touched_nor_counted(
+    watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, admin: Connection, told: list[Any]
+) -> None:
+    # トランザクション仕様: a record that changes in the gap is never overwritten.
+    table = Deletion._meta.table_name
+    repository("refs/heads/1")
+
+    def meanwhile(number: int, refs: Sequence[str]) -> None:
+        with admin.cursor() as cursor:
+            cursor.execute(f"UPDATE {table} SET status = 2, updated_at = '2020-01-01 00:00:00+00' WHERE id = 1")
+            cursor.execute(f"UPDATE {table} SET ref = 'refs/heads/another' WHERE id = 2")
+            cursor.execute(f"UPDATE {table} SET project_id = 2 WHERE id = 3")
+            cursor.execute(f"DELETE FROM {table} WHERE id = 4")
+
+    watched.before = meanwhile
+    add_deletions(5)
+
+    result = perform(project_cleanup, 1)
+
+    rows = {row.id: (row.status, row.updated_at.year) for row in Deletion.select()}
+    assert result.counts == {**NONE, "total_deletes": 1}
+    assert rows == {1: (2, 2020), 2: (1, 2025), 3: (1, 2025), 5: (2, datetime.now(UTC).year)}
+    assert [row["id"] for about in told for row in about["rows"]] == [5]
+
+
+def test_a_refused_row_that_another_has_processed_meanwhile_is_not_counted(
+    watched: Watched, repository: MakeRepository, add_refs: AddRefs, admin: Connection
+) -> None:
+    repository("refs/heads/a").lock("refs/heads/a")
+    add_refs("refs/heads/a")
+
+    def meanwhile(number: int, refs: Sequence[str]) -> None:
+        with admin.cursor() as cursor:
+            cursor.execute(f"UPDATE {Deletion._meta.table_name} SET status = 2")
+
+    watched.before = meanwhile
+
+    assert perform(project_cleanup, 1).counts == NONE
+
+
+def test_a_row_locked_elsewhere_is_left_for_the_next_run_and_not_waited_for(
+    repository: MakeRepository, add_deletions: AddDeletions, locked: Locked, pending: Pending
+) -> None:
+    # 排他制御. Had it waited, lock_timeout would have failed the run.
+    bare = repository(*(f"refs/heads/{number}" for number in range(1, 4)))
+    add_deletions(3)
+
+    with locked(f"SELECT * FROM {Deletion._meta.table_name} WHERE id = 2 FOR UPDATE"):
+        result = perform(project_cleanup, 1)
+
+    assert (result.outcome, result.counts["total_deletes"]) == ("done", 2)
+    assert (bare.refs(), pending()) == ([], ["refs/heads/2"])
+    assert perform(project_cleanup, 1).counts["total_deletes"] == 1
+
+
+def test_a_row_that_the_database_refuses_to_mark_costs_itself_only(
+    root: Path, add_deletions: AddDeletions, admin: Connection, pending: Pending, reported: list[dict[str, Any]]
+) -> None:
+    add_deletions(10_000)
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN IF OLD.id = 5005 THEN RAISE EXCEPTION 'still needed'; END IF; RETURN NEW; END $$;"
+            f"CREATE TRIGGER refuse BEFORE UPDATE ON {Deletion._meta.table_name} "
+            "FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+
+    result = perform(project_cleanup, 1)
+
+    assert (result.outcome, result.counts) == ("done", {"total_deletes": 9_999, "invalid": 0, "failed": 1})
+    assert pending() == ["refs/heads/5005"]
+    assert [about["id"] for about in reported] == [5005]
+
+
+def test_subscribers_are_told_of_deleted_refs_after_the_commit(
+    repository: MakeRepository, add_refs: AddRefs, told: list[dict[str, Any]], admin: Connection
+) -> None:
+    repository("refs/heads/a", "refs/heads/locked").lock("refs/heads/locked")
+    add_refs("refs/heads/a", "not a ref", "refs/heads/locked", "refs/heads/missing")
+    seen: list[int] = []
+
+    def look(sender: str, **about: Any) -> None:
+        with admin.cursor() as cursor:
+            cursor.execute(f"SELECT count(*) FROM {Deletion._meta.table_name} WHERE status = 2")
+            seen.append(cursor.fetchall()[0][0])
+
+    with events.refs_deleted.connected_to(look):
+        result = perform(project_cleanup, 1)
+
+    (about,) = told
+    assert (about["worker"], about["run_id"]) == (project_cleanup.name, result.run_id)
+    assert about["rows"] == [
+        {"id": 1, "project_id": 1, "ref": "refs/heads/a"},
+        {"id": 4, "project_id": 1, "ref": "refs/heads/missing"},
+    ]
+    assert seen == [3]
+
+
+def test_a_subscriber_that_raises_harms_neither_the_run_nor_the_others(
+    root: Path, add_deletions: AddDeletions, told: list[dict[str, Any]], reported: list[dict[str, Any]]
+) -> None:
+    def fail(sender: str, **about: Any) -> None:
+        raise OSError("no mail today")
+
+    add_deletions(25)
+    with events.refs_deleted.connected_to(fail):
+        result = perform(SMALL, 1)
+
+    assert (result.outcome, result.counts["total_deletes"]) == ("done", 25)
+    assert [len(about["rows"]) for about in told] == [10, 10, 5]
+    assert len(reported) == 3

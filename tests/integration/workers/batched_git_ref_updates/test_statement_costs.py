@@ -1,0 +1,125 @@
+"""What the statements cost: rows are found by index, and batches take a few statements each."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import redis
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.registration import register
+from housekeeping.testing import ManualClock
+from housekeeping.workers.batched_git_ref_updates.cleanup import _unchanged, mark_processed, pending_rows
+from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from housekeeping.workers.batched_git_ref_updates.scheduling import count_pending_projects, pending_projects
+from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
+from tests.integration.middleware.applications import close_all, installed
+from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, Explained
+
+INDEX = "index_batched_git_ref_updates_deletions_on_project_id_pending"
+
+
+def fill(admin: Connection, add_deletions: AddDeletions) -> None:
+    """A table of 60,000 rows, 20,000 of them pending, 10,000 of these of one project."""
+    add_deletions(40_000, project="n % 500")
+    with admin.cursor() as cursor:
+        cursor.execute(f"UPDATE {Deletion._meta.table_name} SET status = 2")
+    add_deletions(10_000, project="7")
+    add_deletions(10_000, project="n % 2000")
+    with admin.cursor() as cursor:
+        cursor.execute(f"ANALYZE {Deletion._meta.table_name}")
+
+
+def test_the_next_projects_are_found_by_one_index_probe_each(
+    add_deletions: AddDeletions, admin: Connection, explained: Explained
+) -> None:
+    # データベース操作仕様, パフォーマンス要件: not a DISTINCT over all rows.
+    fill(admin, add_deletions)
+
+    for find in (lambda: pending_projects(None, None, 101), lambda: pending_projects(5, 1000, 101)):
+        (text,) = explained(find)
+        assert INDEX in text
+        assert "Seq Scan" not in text
+        # 101 projects cost 101 probes, though project 7 alone has 10,000 rows.
+        assert re.search(r"rows=1(\.00)? loops=100\b", text), "PostgreSQL 18 counts them as 1.00"
+
+
+def test_counting_the_projects_is_a_loose_scan_too(
+    add_deletions: AddDeletions, admin: Connection, explained: Explained
+) -> None:
+    fill(admin, add_deletions)
+
+    (text,) = explained(lambda: count_pending_projects(10_001))
+
+    assert INDEX in text and "Seq Scan" not in text
+    assert count_pending_projects(10_001) == 2000
+    assert count_pending_projects(100) == 100
+
+
+def test_a_projects_rows_are_read_and_marked_by_index(
+    add_deletions: AddDeletions,
+    admin: Connection,
+    clock: ManualClock,
+    explained: Explained,
+) -> None:
+    fill(admin, add_deletions)
+    rows = pending_rows(7, None, 1000)
+
+    (first,) = explained(lambda: pending_rows(7, None, 1001))
+    (later,) = explained(lambda: pending_rows(7, rows[-1][0], 1001))
+    (marked,) = explained(lambda: mark_processed(7, rows))
+
+    assert INDEX in first and INDEX in later
+    assert "Rows Removed by Filter" not in first + later
+    assert all("Seq Scan" not in text for text in (first, later, marked))
+
+
+def test_marking_does_not_compare_every_row_with_every_other_before_the_table_is_analysed(
+    add_deletions: AddDeletions, postgres: Database
+) -> None:
+    add_deletions(10_000)
+    rows = pending_rows(1, None, 1000)
+
+    sql, parameters = _unchanged(1, rows).sql()
+    text = "\n".join(row[0] for row in postgres.execute_sql(f"EXPLAIN {sql}", parameters))
+
+    assert "Nested Loop" not in text
+
+
+def test_a_page_costs_a_read_a_write_and_the_ledgers_line(
+    root: Path, add_deletions: AddDeletions, statements: list[str]
+) -> None:
+    add_deletions(10_000)
+
+    perform(project_cleanup, 1)
+
+    reads = [sql for sql in statements if sql.startswith("SELECT") and '"ref"' in sql]
+    marks = [sql for sql in statements if sql.startswith("WITH") and "UPDATE" in sql]
+    counts = [sql for sql in statements if sql.startswith("UPDATE") and '"counts"' in sql]
+    assert (len(reads), len(marks), len(counts)) == (10, 10, 10)
+    savepoints = [sql for sql in statements if "SAVEPOINT" in sql]
+    looks = [sql for sql in statements if "pg_inherits" in sql]  # of the gates, which ask by the clock
+    assert len(statements) - len(savepoints) - len(looks) - 30 <= 6, (
+        "what begins and ends a run does not grow with the pages"
+    )
+
+
+def test_a_batch_of_projects_costs_two_statements(
+    settings: Settings, redis_client: redis.Redis, add_deletions: AddDeletions, statements: list[str]
+) -> None:
+    broker = installed(settings.model_copy(update={"database_url": None}))
+    register(broker, project_cleanup)
+    add_deletions(1000, project="n")
+
+    perform(cleanup_scheduler)
+    close_all()
+
+    scans = [sql for sql in statements if '"further"' in sql and "COUNT(" not in sql]
+    counts = [sql for sql in statements if sql.startswith("UPDATE") and '"counts"' in sql]
+    assert (len(scans), len(counts)) == (10, 10)
+    # Anything else might write, and is preceded by a question whether the server is there.
+    assert all(sql.startswith("SELECT") for sql in scans)

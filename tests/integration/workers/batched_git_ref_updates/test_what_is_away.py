@@ -1,0 +1,231 @@
+"""A cleanup whose git, repositories, database or Redis are away: how it ends, and that nothing is marked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping import embedded
+from housekeeping.core.redis_client import redis_client as make_redis_client
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.insight.plan import plan
+from housekeeping.workers.batched_git_ref_updates.backends import surroundings
+from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletionFailed
+from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
+from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
+from tests.integration.workers.batched_git_ref_updates.cleaned import SMALL
+from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, Pending, Watched
+from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
+
+
+def test_without_a_root_the_run_fails_in_one_line_and_the_plan_works(
+    add_deletions: AddDeletions, pending: Pending
+) -> None:
+    surroundings.use_root(None)
+    add_deletions(3)
+
+    result = perform(project_cleanup, 1)
+
+    assert (result.outcome, result.exit_code) == ("failed", 1)
+    assert result.reason == (
+        "HOUSEKEEPING_REPOSITORIES_ROOT is not set; it should be a folder such as /srv/git/repositories"
+    )
+    assert len(pending()) == 3
+    assert plan(project_cleanup, 1).stale.rows == 3
+
+
+@pytest.mark.parametrize("folder_is_left", [True, False])
+def test_a_root_that_is_not_there_is_not_taken_for_missing_repositories(
+    root: Path, add_deletions: AddDeletions, pending: Pending, folder_is_left: bool
+) -> None:
+    # An unmounted disk, which may leave an empty folder: were its repositories missing, every row would be marked.
+    (root / "@hashed").rmdir()
+    if not folder_is_left:
+        root.rmdir()
+    add_deletions(3)
+
+    result = perform(project_cleanup, 1)
+
+    assert result.outcome == "failed"
+    assert result.reason is not None and result.reason.endswith("there is no folder @hashed in it now; is it mounted?")
+    assert len(pending()) == 3
+
+
+def test_a_repository_that_cannot_be_looked_at_is_not_taken_for_a_missing_one(
+    root: Path, add_deletions: AddDeletions, pending: Pending
+) -> None:
+    # A file where a folder should be answers as a folder that may not be entered does, to root as well.
+    (root / hashed_path(1)).parent.parent.write_text("no folder")
+    add_deletions(3)
+
+    result = perform(project_cleanup, 1)
+
+    assert result.outcome == "failed"
+    assert result.reason is not None and "cannot be looked at" in result.reason
+    assert len(pending()) == 3
+
+
+def test_without_the_git_program_the_run_fails_and_nothing_is_marked(
+    repository: MakeRepository, add_deletions: AddDeletions, pending: Pending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository("refs/heads/1")
+    add_deletions(3)
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    result = perform(project_cleanup, 1)
+
+    assert result.outcome == "failed"
+    assert result.reason == "the git program 'git' does not start: No such file or directory"
+    assert result.error is not None, "its message is retried"
+    assert len(pending()) == 3
+
+
+def test_locked_packed_refs_fail_the_run_and_the_next_one_deletes(
+    repository: MakeRepository, add_deletions: AddDeletions, pending: Pending, reported: list[dict[str, Any]]
+) -> None:
+    bare = repository("refs/heads/1", "refs/heads/2")
+    bare.pack()
+    lock = bare.path / "packed-refs.lock"
+    lock.touch()
+    add_deletions(2)
+
+    first = perform(project_cleanup, 1)
+    lock.unlink()
+    second = perform(project_cleanup, 1)
+
+    assert first.outcome == "failed"
+    assert first.reason is not None and "packed-refs.lock': File exists" in first.reason
+    assert (first.counts["failed"], len(reported)) == (0, 1), "no single row is at fault"
+    assert (second.outcome, second.counts["total_deletes"], pending(), bare.refs()) == ("done", 2, [], [])
+
+
+def test_what_git_confirmed_before_it_failed_is_marked_and_nothing_else(
+    watched: Watched, add_deletions: AddDeletions, pending: Pending
+) -> None:
+    def fail(number: int, refs: Sequence[str]) -> None:
+        if number >= 4:
+            raise RefDeletionFailed("the disk is full")
+
+    watched.before = fail
+    add_deletions(30)
+
+    result = perform(SMALL, 1)
+
+    assert (result.outcome, result.reason, result.counts["total_deletes"]) == ("failed", "the disk is full", 15)
+    assert pending() == [f"refs/heads/{number}" for number in range(16, 31)]
+
+
+def test_nothing_is_marked_before_git_has_confirmed_it(
+    watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, pending: Pending
+) -> None:
+    bare = repository(*(f"refs/heads/{number}" for number in range(1, 26)))
+    seen: list[tuple[int, int]] = []
+    watched.before = lambda number, refs: seen.append((len(pending()), len(bare.refs())))
+    add_deletions(25)
+
+    perform(SMALL, 1)
+
+    assert all(rows >= refs for rows, refs in seen)
+
+
+def test_a_database_that_goes_away_after_git_has_deleted_loses_nothing(
+    watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, admin: Connection, pending: Pending
+) -> None:
+    # エラーケース一覧: DB接続エラー
+    bare = repository("refs/heads/1", "refs/heads/2")
+
+    def cut(number: int, refs: Sequence[str]) -> None:
+        with admin.cursor() as cursor:
+            cursor.execute(
+                "CREATE FUNCTION cut() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$;"
+                f"CREATE TRIGGER cut BEFORE UPDATE ON {Deletion._meta.table_name} EXECUTE FUNCTION cut()"
+            )
+
+    watched.before = cut
+    add_deletions(2)
+
+    first = perform(project_cleanup, 1)
+    with admin.cursor() as cursor:
+        cursor.execute(f"DROP TRIGGER cut ON {Deletion._meta.table_name}")
+    watched.before = lambda number, refs: None
+    still_pending = len(pending())
+    second = perform(project_cleanup, 1)
+
+    assert first.outcome == "failed"
+    assert first.reason is not None and first.reason.startswith("database: ")
+    assert (bare.refs(), still_pending) == ([], 2)
+    assert (second.outcome, second.counts["total_deletes"], pending()) == ("done", 2, [])
+
+
+def test_redis_away_runs_nothing(
+    settings: Settings, root: Path, add_deletions: AddDeletions, pending: Pending, watched: Watched
+) -> None:
+    # L5
+    add_deletions(1)
+    before = shared_redis.client
+    with embedded.start(postgres=False) as servers:
+        client = make_redis_client(servers.redis_url)
+        shared_redis.use(client, settings.namespace)
+        servers.stop("redis")
+        result = perform(project_cleanup, 1)
+        client.close()
+    shared_redis.client = before
+
+    assert result.outcome == "failed"
+    assert result.reason is not None and "Redis did not answer" in result.reason
+    assert (len(pending()), watched.batches) == (1, [])
+
+
+def test_an_application_may_have_its_own_repositories_and_deletion(
+    add_deletions: AddDeletions, root: Path, pending: Pending
+) -> None:
+    asked: list[tuple[PurePath, list[str]]] = []
+
+    class Elsewhere:
+        def locate(self, project_id: int) -> PurePath:
+            return PurePath(f"storage-1/{project_id}")
+
+    class Client:
+        def delete(self, repository: PurePath, refs: Sequence[str]) -> None:
+            asked.append((repository, list(refs)))
+
+    surroundings.replace(repositories=Elsewhere(), deletion=Client())
+    add_deletions(2)
+
+    assert perform(project_cleanup, 1).counts["total_deletes"] == 2
+    assert asked == [(PurePath("storage-1/1"), ["refs/heads/1", "refs/heads/2"])]
+    assert pending() == []
+
+
+def test_a_deletion_with_a_fault_of_its_own_fails_the_run_and_marks_nothing(
+    add_deletions: AddDeletions, watched: Watched, pending: Pending, last_run: Callable[[], Any]
+) -> None:
+    def fail(number: int, refs: Sequence[str]) -> None:
+        raise KeyError("storage-1")
+
+    watched.before = fail
+    add_deletions(2)
+
+    assert perform(project_cleanup, 1).outcome == "failed"
+    assert (len(pending()), last_run().error) == (2, "KeyError: 'storage-1'")
+
+
+@pytest.mark.parametrize(("failures", "rings"), [(2, []), (3, ["failed_runs"])])
+def test_three_failed_runs_in_a_row_ring(
+    add_deletions: AddDeletions, caplog: pytest.LogCaptureFixture, failures: int, rings: list[str]
+) -> None:
+    # 監視・アラート: errors.
+    add_deletions(1)
+
+    for _ in range(failures):
+        perform(project_cleanup, 1)
+
+    assert [getattr(record, "alarm", "") for record in caplog.records if record.message == "Alarm"] == rings

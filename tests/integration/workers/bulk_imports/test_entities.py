@@ -1,0 +1,266 @@
+"""Document 65, トランザクション仕様: an entity and its trackers change together, or none of them does."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from housekeeping.core.events import entity_timed_out
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.testing import ManualClock
+from housekeeping.workers.bulk_imports.worker import sweep
+from tests.database_times import DatabaseTimes
+from tests.integration.conftest import Locked
+from tests.integration.workers.bulk_imports.conftest import EACH, STALE, Tables, heard
+
+SMALL = dataclasses.replace(sweep, batch_size=10)
+#: The state of an entity, and those of its trackers.
+Whole = tuple[int, list[int]]
+
+
+@pytest.fixture
+def whole(tables: Tables) -> Callable[[int], Whole]:
+    return lambda entity: (tables.entities()[entity], tables.trackers(entity))
+
+
+def test_an_entity_with_a_locked_tracker_is_left_out_whole_and_not_waited_for(
+    tables: Tables, locked: Locked, clock: ManualClock, whole: Callable[[int], Whole]
+) -> None:
+    # Had it waited, lock_timeout would have failed the run.
+    tables.add_entities(3)
+    tables.add_trackers(EACH, "0, 1, 3")
+
+    with locked("SELECT * FROM bulk_import_trackers WHERE bulk_import_entity_id = 2 AND status = 1 FOR UPDATE"):
+        first = perform(sweep, clock=clock)
+        left_out = whole(2)
+    second = perform(sweep, clock=clock)
+
+    assert (first.outcome, first.counts["failed"]) == ("done", 0)
+    assert (first.counts["timed_out_entities"], first.counts["timed_out_trackers"]) == (2, 6)
+    assert left_out == (1, [0, 1, 3])
+    assert (second.counts["timed_out_entities"], second.counts["timed_out_trackers"]) == (1, 3)
+    assert [whole(id) for id in (1, 2, 3)] == [(3, [4, 4, 4])] * 3
+
+
+def test_a_locked_tracker_that_is_at_an_end_already_holds_up_nothing(
+    tables: Tables, locked: Locked, clock: ManualClock, whole: Callable[[int], Whole]
+) -> None:
+    tables.add_entities(1)
+    tables.add_trackers(1, "0, 2")
+
+    with locked("SELECT * FROM bulk_import_trackers WHERE status = 2 FOR UPDATE"):
+        perform(sweep, clock=clock)
+
+    assert whole(1) == (3, [4, 2])
+
+
+@pytest.mark.parametrize(
+    ("table", "condition"), [("bulk_import_trackers", "OLD.relation = 'relation 2'"), ("bulk_import_entities", "true")]
+)
+def test_when_one_row_of_an_entity_cannot_change_none_does(
+    tables: Tables, clock: ManualClock, whole: Callable[[int], Whole], table: str, condition: str
+) -> None:
+    # ロールバック条件: the entity's or a tracker's update fails.
+    tables.add_entities(1)
+    tables.add_trackers(1, "0, 1, 3")
+    tables.refuse(table, condition)
+
+    result = perform(sweep, clock=clock)
+
+    assert (result.outcome, result.counts["failed"], result.counts["timed_out_trackers"]) == ("done", 1, 0)
+    assert whole(1) == (1, [0, 1, 3])
+
+
+def test_a_tracker_that_the_database_quietly_keeps_keeps_its_entity(
+    tables: Tables, clock: ManualClock, whole: Callable[[int], Whole]
+) -> None:
+    tables.add_entities(2)
+    tables.add_trackers(EACH, "0, 1")
+    tables.refuse("bulk_import_trackers", "OLD.bulk_import_entity_id = 1 AND OLD.status = 1", doing="RETURN NULL")
+
+    result = perform(sweep, clock=clock)
+
+    assert (whole(1), whole(2)) == ((1, [0, 1]), (3, [4, 4]))
+    assert (result.counts["timed_out_entities"], result.counts["failed"]) == (1, 1)
+
+
+def test_an_entity_with_ten_thousand_trackers_takes_them_all(tables: Tables, clock: ManualClock) -> None:
+    tables.add_entities(2)
+    tables.do(
+        "INSERT INTO bulk_import_trackers (bulk_import_entity_id, relation, stage, status, has_next_page) "
+        "SELECT 1, n, 0, 1, false FROM generate_series(1, 10000) AS n"
+    )
+
+    result = perform(sweep, clock=clock)
+
+    assert (result.counts["timed_out_entities"], result.counts["timed_out_trackers"]) == (2, 10_000)
+    assert tables.do("SELECT DISTINCT status FROM bulk_import_trackers") == [(4,)]
+
+
+def test_a_tracker_being_added_keeps_its_entity(
+    tables: Tables, locked: Locked, clock: ManualClock, whole: Callable[[int], Whole]
+) -> None:
+    # Not committed yet, so it cannot be changed with the others; the foreign key holds the entity meanwhile.
+    tables.add_entities(1)
+    tables.add_trackers(1, "1")
+
+    with locked(
+        "INSERT INTO bulk_import_trackers (bulk_import_entity_id, relation, stage, status, has_next_page) "
+        "VALUES (1, 'new', 0, 0, false)"
+    ):
+        result = perform(sweep, clock=clock)
+
+    assert (result.outcome, result.counts["timed_out_entities"]) == ("done", 0)
+    assert whole(1) == (1, [1])
+
+
+def test_each_batch_is_one_transaction_of_at_most_its_size(
+    tables: Tables, clock: ManualClock, last_run: Callable[[], Any]
+) -> None:
+    # コミットタイミング. Another session sees whole entities only, and the ledger's counts with them.
+    tables.add_entities(25)
+    tables.add_trackers(EACH, "0, 3")
+    seen: list[tuple[int, int, int, int]] = []
+
+    def look(counts: dict[str, Any]) -> None:
+        entities = sum(status == 3 for status in tables.entities().values())
+        ((trackers,),) = tables.do("SELECT count(*) FROM bulk_import_trackers WHERE status = 4")
+        counted = last_run().counts
+        seen.append((entities, trackers, counted["timed_out_entities"], counted["timed_out_trackers"]))
+
+    perform(SMALL, clock=clock, on_batch=look)
+
+    assert seen[-3:] == [(10, 20, 10, 20), (20, 40, 20, 40), (25, 50, 25, 50)]
+
+
+def test_a_batch_of_entities_costs_two_statements_and_one_for_the_ledger(
+    tables: Tables, clock: ManualClock, statements: list[str]
+) -> None:
+    tables.add_entities(1000)
+    tables.add_trackers(EACH, "0, 1, 3")
+    statements.clear()
+
+    result = perform(sweep, clock=clock)
+
+    picks = [sql for sql in statements if sql.startswith("SELECT") and "SKIP LOCKED" in sql]
+    moves = [sql for sql in statements if sql.startswith('WITH "there"')]
+    assert result.counts["timed_out_trackers"] == 3000
+    # 10 full batches, and one that finds nothing.
+    assert (len(picks), len(moves)) == (11, 10)
+    ledger = [sql for sql in statements if sql.startswith("UPDATE") and '"counts"' in sql]
+    assert len(ledger) == 12, "one more for the imports"
+
+
+def test_two_runs_at_once_change_each_row_once_and_wait_for_nobody(
+    postgres: Database, tables: Tables, clock: ManualClock
+) -> None:
+    # 排他制御: safe when run at the same time.
+    tables.add_imports(1000)
+    tables.add_entities(1000)
+    tables.add_trackers(EACH, "1, 3")
+    both = dataclasses.replace(SMALL, options={"page_size": 10, "log_records": False})
+    start, results = threading.Barrier(2), list[RunResult]()
+
+    def run() -> None:
+        with postgres.connection_context():
+            start.wait(timeout=10)
+            results.append(perform(both, clock=clock))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+
+    assert [result.outcome for result in results] == ["done", "done"]
+    totals = [sum(result.counts[name] for result in results) for name in sweep.counts[:4]]
+    left = sum(status == 1 for status in tables.entities().values())
+    assert totals == [1000 - sum(s == 1 for s in tables.imports().values()), 1000 - left, 2 * (1000 - left), 0]
+    halves = "SELECT count(*) FROM bulk_import_entities e JOIN bulk_import_trackers t ON t.bulk_import_entity_id = e.id"
+    assert tables.do(f"{halves} WHERE (e.status = 3) <> (t.status = 4)") == [(0,)]
+
+
+def test_only_entities_that_changed_are_told_of(
+    tables: Tables, locked: Locked, clock: ManualClock, lines: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    tables.add_entities(3)
+    tables.add_trackers(EACH, "1")
+    tables.refuse("bulk_import_trackers", "OLD.bulk_import_entity_id = 3")
+
+    with (
+        locked("SELECT * FROM bulk_import_trackers WHERE bulk_import_entity_id = 2 FOR UPDATE"),
+        heard(entity_timed_out) as entities,
+    ):
+        perform(sweep, clock=clock)
+
+    assert entities == [[{"bulk_import_entity_id": 1, "bulk_import_id": 1_000_000}]]
+    assert [line["bulk_import_entity_id"] for line in lines("BulkImports::Entity stale")] == [1]
+
+
+def test_a_type_that_is_none_of_ours_is_shown_as_its_number(
+    tables: Tables, clock: ManualClock, lines: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    tables.add_entities(1)
+    tables.do("UPDATE bulk_import_entities SET source_type = 7")
+
+    perform(sweep, clock=clock)
+
+    (line,) = lines("BulkImports::Entity stale")
+    assert line["bulk_import_entity_type"] == "7"
+
+
+def test_the_batch_never_exceeds_its_size_under_a_nested_loop(
+    postgres: Database, tables: Tables, clock: ManualClock
+) -> None:
+    tables.add_imports(35)
+    tables.add_entities(35)
+    tables.add_trackers(EACH, "1, 3")
+    postgres.execute_sql("SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_hashagg = off")
+    postgres.execute_sql("SET enable_material = off; SET enable_sort = off")
+    # PostgreSQL 13 has none of it.
+    postgres.execute_sql("SELECT set_config(name, 'off', false) FROM pg_settings WHERE name = 'enable_memoize'")
+    small = dataclasses.replace(SMALL, options={"page_size": 10, "log_records": True})
+    sizes: list[tuple[int, int, int]] = []
+
+    def note(counts: dict[str, Any]) -> None:
+        sizes.append((counts["timed_out_imports"], counts["timed_out_entities"], counts["timed_out_trackers"]))
+
+    perform(small, clock=clock, on_batch=note)
+
+    assert sizes == [
+        *((10, 0, 0), (20, 0, 0), (30, 0, 0), (35, 0, 0)),
+        *((35, 10, 20), (35, 20, 40), (35, 30, 60), (35, 35, 70)),
+    ]
+
+
+def test_imports_entities_and_trackers_have_the_time_of_their_batch(tables: Tables, times: DatabaseTimes) -> None:
+    tables.add_imports(2)
+    tables.add_entities(2)
+    tables.add_trackers(EACH, "1, 3")
+    small = dataclasses.replace(SMALL, batch_size=1, options={"page_size": 1, "log_records": True})
+
+    perform(small, on_batch=times.note)
+
+    changed = [
+        tables.do(f"SELECT updated_at FROM {table} WHERE status = {timeout} ORDER BY id")
+        for table, timeout in (("bulk_imports", 3), ("bulk_import_entities", 3))
+    ]
+    batches = [[times.batch_of(at) for (at,) in rows] for rows in changed]
+    assert [len(set(each)) for each in batches] == [2, 2] and None not in batches[0] + batches[1]
+    unlike = "FROM bulk_import_trackers JOIN bulk_import_entities AS entity ON entity.id = bulk_import_entity_id "
+    assert tables.do(f"SELECT count(*) {unlike} WHERE bulk_import_trackers.updated_at = entity.updated_at") == [(4,)]
+
+
+def test_a_tracker_without_times_changes_like_any_other(tables: Tables, clock: ManualClock) -> None:
+    tables.add_entities(1, STALE)
+    tables.add_trackers(1, "1", "NULL")
+
+    perform(sweep, clock=clock)
+
+    assert tables.do("SELECT status, updated_at IS NOT NULL FROM bulk_import_trackers") == [(4, True)]

@@ -1,0 +1,192 @@
+"""Document 65, 排他制御: a row that moves on in exactly the gap between reading and writing is never overwritten.
+
+The gap is inside a statement: after its snapshot, before it locks the row. A condition that waits for an
+advisory lock, added to the very query of the worker, keeps the statement there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from peewee import SQL
+
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.stages.stage import Settled, Step
+from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.testing import ManualClock
+from housekeeping.workers.bulk_imports import entity_stage
+from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity
+from housekeeping.workers.bulk_imports.worker import sweep
+from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, Tables
+
+_LOCK = 65
+_WAIT = SQL(f"waits_here({_LOCK})")
+#: Does something in the gap of a run; the run has ended when it returns.
+InTheGap = Callable[[Callable[[], object]], RunResult]
+
+
+@pytest.fixture
+def in_the_gap(postgres: Database, tables: Tables, clock: ManualClock) -> Iterator[InTheGap]:
+    # Volatile, so that it is asked for each row; at once again when the lock has been had.
+    tables.do(
+        "CREATE FUNCTION waits_here(key bigint) RETURNS boolean LANGUAGE plpgsql VOLATILE COST 10000 AS "
+        "$$ BEGIN PERFORM pg_advisory_lock(key); PERFORM pg_advisory_unlock(key); RETURN true; END $$"
+    )
+    tables.do(f"SELECT pg_advisory_lock({_LOCK})")
+
+    def during(action: Callable[[], object]) -> RunResult:
+        results: list[RunResult] = []
+
+        def run() -> None:
+            with postgres.connection_context():
+                results.append(perform(sweep, clock=clock))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        with _released(tables, thread):
+            _until_it_waits(tables)
+            action()
+        (result,) = results
+        return result
+
+    yield during
+    tables.do("SELECT pg_advisory_unlock_all()")
+
+
+@contextmanager
+def _released(tables: Tables, thread: threading.Thread) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        tables.do(f"SELECT pg_advisory_unlock({_LOCK})")
+        thread.join(timeout=30)
+
+
+def _until_it_waits(tables: Tables) -> None:
+    query = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = {_LOCK} AND NOT granted"
+    for _ in range(2000):
+        if tables.do(query) == [(1,)]:
+            return
+        tables.do("SELECT pg_sleep(0.005)")
+    raise AssertionError("the run did not come to the gap")
+
+
+def wait_in(monkeypatch: pytest.MonkeyPatch, table: type[TablePass], model: type[Any]) -> None:
+    """Make the statement that picks rows of the model stop in its gap."""
+    rows = table.rows
+
+    def waiting(self: TablePass, step: Step) -> Any:
+        query = rows(self, step)
+        return query.where(_WAIT) if self.model is model else query
+
+    monkeypatch.setattr(table, "rows", waiting)
+
+
+MOVES = ["status = 2", "status = 3", "status = -1", "status = -2", f"updated_at = {FRESH}"]
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_an_import_that_moves_on_between_read_and_write_is_left_alone(
+    tables: Tables, in_the_gap: InTheGap, monkeypatch: pytest.MonkeyPatch, move: str
+) -> None:
+    tables.add_imports(3)
+    wait_in(monkeypatch, TablePass, BulkImport)
+
+    result = in_the_gap(lambda: tables.do(f"UPDATE bulk_imports SET {move} WHERE id = 1"))
+
+    assert (result.outcome, result.counts["timed_out_imports"]) == ("done", 2)
+    assert tables.do(f"SELECT id FROM bulk_imports WHERE id = 1 AND {move}") == [(1,)]
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_an_entity_that_moves_on_between_read_and_write_is_left_alone_with_its_trackers(
+    tables: Tables, in_the_gap: InTheGap, monkeypatch: pytest.MonkeyPatch, move: str
+) -> None:
+    tables.add_entities(2)
+    tables.add_trackers(EACH, "0, 1, 3")
+    wait_in(monkeypatch, TablePass, BulkImportEntity)
+
+    result = in_the_gap(lambda: tables.do(f"UPDATE bulk_import_entities SET {move} WHERE id = 1"))
+
+    assert (result.counts["timed_out_entities"], result.counts["timed_out_trackers"]) == (1, 3)
+    assert tables.do(f"SELECT id FROM bulk_import_entities WHERE id = 1 AND {move}") == [(1,)]
+    assert tables.trackers(1) == [0, 1, 3]
+
+
+def test_a_tracker_added_while_its_entity_is_being_picked_goes_with_it(
+    tables: Tables, in_the_gap: InTheGap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One statement for entity and trackers would not see it: its snapshot is older than its locks.
+    tables.add_entities(1)
+    tables.add_trackers(1, "1")
+    wait_in(monkeypatch, TablePass, BulkImportEntity)
+
+    result = in_the_gap(
+        lambda: tables.do(
+            "INSERT INTO bulk_import_trackers (bulk_import_entity_id, relation, stage, status, has_next_page) "
+            "VALUES (1, 'new', 0, 0, false)"
+        )
+    )
+
+    assert (result.counts["timed_out_entities"], result.counts["timed_out_trackers"]) == (1, 2)
+    assert tables.trackers() == [4, 4]
+
+
+@pytest.mark.parametrize("status", [2, -1, -2, -3])
+def test_an_entity_whose_tracker_ends_between_read_and_write_is_left_out_whole(
+    tables: Tables, in_the_gap: InTheGap, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    # It is at work after all; the next run judges it anew.
+    tables.add_entities(2)
+    tables.add_trackers(EACH, "0, 1")
+    is_open = entity_stage._is_open
+    monkeypatch.setattr(entity_stage, "_is_open", lambda entities: is_open(entities) & _WAIT)
+
+    result = in_the_gap(
+        lambda: tables.do(
+            f"UPDATE bulk_import_trackers SET status = {status} WHERE bulk_import_entity_id = 1 AND status = 1"
+        )
+    )
+
+    assert (result.counts["timed_out_entities"], result.counts["failed"]) == (1, 0)
+    assert (tables.entities(), tables.trackers(1), tables.trackers(2)) == ({1: 1, 2: 3}, [0, status], [4, 4])
+
+
+def test_a_tracker_that_goes_from_one_open_state_to_another_meanwhile_goes_along(
+    tables: Tables, in_the_gap: InTheGap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables.add_entities(1)
+    tables.add_trackers(1, "0, 1")
+    is_open = entity_stage._is_open
+    monkeypatch.setattr(entity_stage, "_is_open", lambda entities: is_open(entities) & _WAIT)
+
+    result = in_the_gap(lambda: tables.do("UPDATE bulk_import_trackers SET status = 3 WHERE status = 1"))
+
+    assert (result.counts["timed_out_entities"], result.counts["timed_out_trackers"]) == (1, 2)
+    assert tables.trackers() == [4, 4]
+
+
+def test_a_row_that_ends_while_a_failing_batch_is_taken_apart_is_left_alone(
+    tables: Tables, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables.add_imports(4)
+    tables.refuse("bulk_imports", "NEW.status = 3 AND OLD.id = 1")
+    settle = TablePass.settle
+
+    def finish_one_first(self: TablePass, step: Step, taken: None = None) -> Settled:
+        if step.only is not None:
+            tables.do("UPDATE bulk_imports SET status = 2 WHERE id = 2 AND status = 1")
+        return settle(self, step, taken)
+
+    monkeypatch.setattr(TablePass, "settle", finish_one_first)
+
+    result = perform(sweep, clock=clock)
+
+    assert tables.imports() == {1: 1, 2: 2, 3: 3, 4: 3}
+    assert (result.counts["timed_out_imports"], result.counts["failed"]) == (2, 1)

@@ -1,0 +1,141 @@
+"""What a run would do, and how PostgreSQL does it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.insight.plan import dry_run, plan
+from housekeeping.sweeps.stages.stage import Step
+from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.testing import ManualClock
+from housekeeping.workers.bulk_imports.worker import sweep
+from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, LIMIT, NOW, STALE, Tables
+
+
+def test_the_plan_counts_what_the_run_then_changes(tables: Tables, clock: ManualClock) -> None:
+    # 入力データソース: the three tables.
+    for updated_at in (STALE, FRESH):
+        first = 1 if updated_at == STALE else 101
+        tables.add_imports(7, updated_at, first_id=first)
+        tables.add_entities(5, updated_at, "n % 3", first_id=first)
+    tables.add_trackers(EACH, "0, 1, 2, 3")
+
+    planned, dry = plan(sweep, clock=clock), dry_run(sweep, clock=clock)
+    before = tables.imports()
+    result = perform(sweep, clock=clock)
+
+    assert before == {**dict.fromkeys((*range(1, 8), *range(101, 108)), 1), 1_000_000: 2}, "it changed nothing"
+    assert dry.counts == result.counts
+    assert result.counts["timed_out_trackers"] == 9
+    assert [(each.name, each.stale.rows) for each, _ in planned.passes] == [("imports", 7), ("entities", 3)]
+    assert planned.stale.exact and planned.oldest == clock.now() - timedelta(hours=25)
+
+
+@pytest.mark.parametrize(("limit", "exact"), [(11, False), (12, True)])
+def test_a_plan_that_does_not_count_every_tracker_says_so(
+    tables: Tables, clock: ManualClock, limit: int, exact: bool
+) -> None:
+    tables.add_entities(3)
+    tables.add_trackers(EACH, "0, 1, 3, 0")
+
+    planned = plan(sweep, clock=clock, limit=limit)
+
+    assert planned.stale.exact is exact
+    assert planned.passes[1][0].counts == {"timed_out_entities": 3, "timed_out_trackers": limit}
+
+
+@pytest.fixture
+def many(tables: Tables) -> Tables:
+    """Forty thousand imports and entities, of which two thousand are stale, and as many trackers again."""
+    spread = f"{LIMIT} + interval '1 second' * (n - 2000)"
+    tables.add_imports(40_000, spread)
+    tables.do("SET session_replication_role = replica")  # without looking up each foreign key
+    tables.add_entities(40_000, spread)
+    tables.add_trackers(EACH, "1, 3")
+    tables.do("SET session_replication_role = origin")
+    for table in ("bulk_imports", "bulk_import_entities", "bulk_import_trackers"):
+        tables.do(f"ANALYZE {table}")
+    return tables
+
+
+def explained(postgres: Database, sql: str, parameters: Any) -> str:
+    return "\n".join(row[0] for row in postgres.execute_sql(f"EXPLAIN {sql}", parameters))
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """PostgreSQL's plan of each statement about these tables, as it was carried out."""
+    plans: list[str] = []
+    execute_sql = Database.execute_sql
+
+    def explain_and_execute(self: Database, sql: str, params: Any = None) -> Any:
+        if "bulk_import" in sql and not sql.startswith("EXPLAIN"):
+            plans.append(explained(self, sql, params))
+        return execute_sql(self, sql, params)
+
+    monkeypatch.setattr(Database, "execute_sql", explain_and_execute)
+    return plans
+
+
+def test_every_statement_uses_the_indexes_and_no_sequential_scan(
+    many: Tables, clock: ManualClock, plans: list[str]
+) -> None:
+    result = perform(sweep, clock=clock)
+
+    assert result.counts["timed_out_trackers"] == 4000 - 2
+    assert [each for each in plans if "Seq Scan" in each] == []
+    imports = [each for each in plans if "Update on bulk_imports" in each]
+    entities = [each for each in plans if "LockRows" in each and "Update on" not in each]
+    trackers = [each for each in plans if "Update on bulk_import_trackers" in each]
+    assert all("index_bulk_imports_on_updated_at_and_id_for_stale" in each for each in imports)
+    assert all("index_bulk_import_entities_on_updated_at_and_id_for_stale" in each for each in entities)
+    assert all("bulk_import_trackers_bulk_import_entity_id_relation" in each for each in trackers)
+    assert (len(imports), len(entities), len(trackers)) == (2, 20, 20)
+
+
+def test_with_statistics_that_are_behind_no_row_is_compared_with_every_other(
+    tables: Tables, clock: ManualClock, plans: list[str]
+) -> None:
+    # A backlog that came at once: PostgreSQL takes what is stale for a row or two, and would read all of it each time.
+    tables.add_imports(10_000, FRESH, first_id=20_001)
+    tables.add_entities(10_000, FRESH, first_id=20_001)
+    tables.do("ANALYZE bulk_imports; ANALYZE bulk_import_entities")
+    tables.add_imports(10_000)
+    tables.add_entities(1000)
+    tables.add_trackers(EACH, "1, 3")
+
+    result = perform(sweep, clock=clock)
+
+    assert (result.counts["timed_out_imports"], result.counts["timed_out_entities"]) == (10_000, 1000)
+    assert [each for each in plans if "Join Filter" in each] == []
+    imports = [each for each in plans if "Update on bulk_imports" in each]
+    entities = [each for each in plans if "Update on bulk_import_entities" in each]
+    assert all("bulk_imports_pkey" in each for each in imports)
+    assert all("bulk_import_entities_pkey" in each for each in entities)
+
+
+def test_looking_for_the_oldest_and_the_backlog_uses_the_indexes_too(
+    postgres: Database, many: Tables, clock: ManualClock
+) -> None:
+    for each in sweep.walks():
+        assert isinstance(each, TablePass)
+        after = (clock.now() - timedelta(hours=24, seconds=500), 3)
+        for position in (None, after):
+            step = Step(sweep.name, None, clock.now(), position)
+            shown = explained(postgres, *each.rows(step).sql())
+            assert f"index_{each.model._meta.table_name}_on_updated_at_and_id_for_stale" in shown
+            assert "Seq Scan" not in shown
+
+
+def test_the_cursor_is_the_place_before_the_change(tables: Tables, last_run: Any, clock: ManualClock) -> None:
+    # Keysetページネーション: (updated_at, id) of the last row as it was.
+    tables.add_entities(3, f"{NOW} - interval '2 days' + interval '1 hour' * n")
+
+    perform(sweep, clock=clock)
+
+    assert last_run().cursor == {"pass": "entities", "after": ["2025-12-30 03:00:00+00", 3]}

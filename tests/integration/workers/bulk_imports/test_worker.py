@@ -1,0 +1,289 @@
+"""Document 65, section by section: each test names the section it keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from housekeeping.core.errors import SettingsError
+from housekeeping.core.events import entity_timed_out, import_timed_out
+from housekeeping.core.settings import WorkerSettings
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.testing import ManualClock
+from housekeeping.workers.bulk_imports.worker import MAX_RUNTIME, MODELS, sweep
+from tests.database_times import DatabaseTimes
+from tests.integration.conftest import Locked
+from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, LIMIT, STALE, Tables, heard
+
+#: Small pages, so that few rows make several batches.
+SMALL = dataclasses.replace(sweep, batch_size=10, options={"page_size": 10, "log_records": True})
+NOTHING = {
+    "timed_out_imports": 0,
+    "timed_out_entities": 0,
+    "timed_out_trackers": 0,
+    "failed": 0,
+    "out_of_time": False,
+}
+ALL_STATES = (-2, -1, 0, 1, 2, 3)
+
+
+def test_what_has_not_changed_for_more_than_24_hours_is_stale(tables: Tables, clock: ManualClock) -> None:
+    # データベース操作仕様: updated_at < 24 hours ago, strictly.
+    for id, offset in enumerate(("- interval '1 microsecond'", "", "+ interval '1 microsecond'"), start=1):
+        tables.add_imports(1, f"{LIMIT} {offset}", first_id=id)
+        tables.add_entities(1, f"{LIMIT} {offset}", first_id=id)
+
+    result = perform(sweep, clock=clock)
+
+    assert result.counts == NOTHING | {"timed_out_imports": 1, "timed_out_entities": 1}
+    assert [tables.imports()[id] for id in (1, 2, 3)] == [3, 1, 1]
+    assert tables.entities() == {1: 3, 2: 1, 3: 1}
+
+
+def test_created_and_started_ones_go_to_timeout_and_all_others_stay(tables: Tables, clock: ManualClock) -> None:
+    # データベース操作仕様: status IN (0, 1); 備考: from created and started to timeout (3).
+    for status in ALL_STATES:
+        tables.add_imports(1, STALE, status, first_id=10 + status)
+        tables.add_entities(1, STALE, status, first_id=10 + status)
+
+    perform(sweep, clock=clock)
+
+    after = {10 + status: 3 if status in (0, 1) else status for status in ALL_STATES}
+    assert {id: status for id, status in tables.imports().items() if id < 100} == after
+    assert tables.entities() == after
+
+
+def test_all_trackers_that_may_go_with_their_entity_whatever_their_age(tables: Tables, clock: ManualClock) -> None:
+    # 主要な処理内容 5. A tracker's timeout is 4; finished, failed, skipped and canceled ones stay.
+    tables.add_entities(1)
+    tables.add_trackers(1, "0, 1, 3, 2, 4, -1, -2, -3", FRESH)
+
+    result = perform(sweep, clock=clock)
+
+    assert tables.trackers() == [4, 4, 4, 2, 4, -1, -2, -3]
+    assert result.counts == NOTHING | {"timed_out_entities": 1, "timed_out_trackers": 3}
+
+
+def test_a_stale_tracker_of_a_fresh_entity_stays(tables: Tables, clock: ManualClock) -> None:
+    tables.add_entities(1, FRESH)
+    tables.add_trackers(1, "0, 1, 3", STALE)
+
+    assert perform(sweep, clock=clock).counts == NOTHING
+    assert tables.trackers() == [0, 1, 3]
+
+
+def test_a_stale_import_takes_no_fresh_entity_along_nor_the_reverse(tables: Tables, clock: ManualClock) -> None:
+    # workers.md, 65: each on its own row.
+    tables.add_imports(1, STALE, first_id=1)
+    tables.add_entities(1, FRESH, of=1)
+    tables.add_imports(1, FRESH, first_id=2)
+    tables.add_entities(1, STALE, first_id=2, of=2)
+
+    perform(sweep, clock=clock)
+
+    assert (tables.imports(), tables.entities()) == ({1: 3, 2: 1}, {1: 1, 2: 3})
+
+
+def test_every_change_sets_updated_at_and_nothing_else(
+    tables: Tables, clock: ManualClock, times: DatabaseTimes
+) -> None:
+    # 出力仕様: the status column; workers.md, 65: every change sets updated_at.
+    tables.add_imports(1)
+    tables.add_entities(1)
+    tables.add_trackers(1, "1, 2")
+    look = [f"SELECT to_jsonb(t) - 'status' - 'updated_at' FROM {table} AS t ORDER BY t.id" for table in MODELS]
+    before = [tables.do(query) for query in look]
+
+    perform(sweep, clock=clock)
+
+    assert [tables.do(query) for query in look] == before
+    since = f"updated_at BETWEEN '{times.noted[0]}' AND now()"
+    changed = [tables.do(f"SELECT {since} FROM {table} ORDER BY id") for table in MODELS]
+    assert changed == [[(True,), (False,)], [(True,)], [(True,), (False,)]], "what was finished has not changed"
+
+
+@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 35])
+def test_every_stale_row_is_settled_whatever_the_number(tables: Tables, clock: ManualClock, count: int) -> None:
+    # 処理フロー: both walks go on until nothing is left.
+    tables.add_imports(count)
+    tables.add_entities(count)
+
+    result = perform(SMALL, clock=clock)
+
+    assert (result.outcome, result.counts["timed_out_imports"], result.counts["timed_out_entities"]) == (
+        "done",
+        count,
+        count,
+    )
+
+
+def test_the_walk_goes_on_behind_the_time_before_the_change(tables: Tables, clock: ManualClock) -> None:
+    # 処理フロー, Keysetページネーション. All have one time but for their ids; 25 batches, each row met once.
+    tables.add_imports(50, STALE)
+    tables.add_entities(50, f"{STALE} - interval '1 hour' * (n % 3)")
+    shortest = dataclasses.replace(SMALL, batch_size=2, options={"page_size": 2, "log_records": True})
+
+    with heard(import_timed_out) as imports, heard(entity_timed_out) as entities:
+        result = perform(shortest, clock=clock)
+
+    assert (result.counts["timed_out_imports"], result.counts["timed_out_entities"]) == (50, 50)
+    assert [len(rows) for rows in imports] == [2] * 25
+    assert [row["bulk_import_id"] for rows in imports for row in rows] == list(range(1, 51))
+    met = [row["bulk_import_entity_id"] for rows in entities for row in rows]
+    assert met == sorted(range(1, 51), key=lambda n: (-(n % 3), n)), "oldest first"
+
+
+def test_an_error_line_for_each_import_and_each_entity(
+    tables: Tables, clock: ManualClock, lines: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    # ログ出力
+    tables.add_imports(2, first_id=5)
+    tables.add_entities(2, first_id=10)
+
+    perform(sweep, clock=clock)
+
+    imports, entities = lines("BulkImport stale"), lines("BulkImports::Entity stale")
+    assert [line["levelno"] for line in (*imports, *entities)] == [logging.ERROR] * 4
+    assert [line["bulk_import_id"] for line in imports] == [5, 6]
+    fields = ("bulk_import_id", "bulk_import_entity_id", "bulk_import_entity_type", "source_full_path")
+    assert [tuple(line[name] for name in fields) for line in entities] == [
+        (1_000_000, 10, "group_entity", "old/group-10"),
+        (1_000_000, 11, "project_entity", "old/group-11"),
+    ]
+    assert all(line["worker"] == sweep.name and line["run_id"] for line in (*imports, *entities))
+
+
+def test_the_lines_can_be_switched_off(
+    tables: Tables, clock: ManualClock, lines: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    tables.add_imports(1)
+    tables.add_entities(1)
+
+    result = perform(sweep.configured(WorkerSettings(log_records=False)), clock=clock)
+
+    assert (result.counts["timed_out_imports"], result.counts["timed_out_entities"]) == (1, 1)
+    assert lines("BulkImport stale") == lines("BulkImports::Entity stale") == []
+
+
+def test_a_second_run_finds_nothing_to_do(tables: Tables, clock: ManualClock) -> None:
+    # 排他制御, 障害時対応: idempotent!
+    tables.add_imports(5)
+    tables.add_entities(5)
+    tables.add_trackers(EACH, "0, 1")
+    perform(sweep, clock=clock)
+    before = tables.do("SELECT * FROM bulk_import_trackers ORDER BY id")
+
+    clock.advance(timedelta(days=2))
+
+    assert perform(sweep, clock=clock).counts == NOTHING
+    assert tables.do("SELECT * FROM bulk_import_trackers ORDER BY id") == before
+
+
+def test_rows_locked_elsewhere_are_skipped_not_waited_for(tables: Tables, locked: Locked, clock: ManualClock) -> None:
+    # 排他制御. Had it waited, lock_timeout would have failed the run.
+    tables.add_imports(3)
+    tables.add_entities(3)
+
+    with (
+        locked("SELECT * FROM bulk_imports WHERE id = 1 FOR UPDATE"),
+        locked("SELECT * FROM bulk_import_entities WHERE id = 2 FOR UPDATE"),
+    ):
+        first = perform(sweep, clock=clock)
+    second = perform(sweep, clock=clock)
+
+    assert (first.outcome, first.counts["timed_out_imports"], first.counts["timed_out_entities"]) == ("done", 2, 2)
+    assert (second.counts["timed_out_imports"], second.counts["timed_out_entities"]) == (1, 1)
+
+
+def test_the_run_stops_once_its_time_is_over_and_the_next_goes_on_there(tables: Tables) -> None:
+    # パフォーマンス要件: a few minutes. The clock moves half of that at each look; exactly the limit is still inside.
+    tables.add_imports(100)
+    tables.add_entities(5)
+    slow = ManualClock(tick=MAX_RUNTIME / 2)
+
+    first = perform(SMALL, clock=slow)
+    tables.add_imports(1, f"{STALE} - interval '1 day'", first_id=1000)
+    second = perform(SMALL, clock=ManualClock())
+    third = perform(SMALL, clock=ManualClock())
+
+    assert (first.outcome, first.reason) == ("partial", "out_of_time")
+    assert first.counts == NOTHING | {"timed_out_imports": 30, "out_of_time": True}
+    assert second.counts == NOTHING | {"timed_out_imports": 71, "timed_out_entities": 5}, "and what came before it"
+    assert third.counts == NOTHING
+
+
+def test_events_are_sent_after_the_commit_once_a_batch(tables: Tables, clock: ManualClock) -> None:
+    tables.add_imports(11)
+    tables.add_entities(1)
+    seen: list[int] = []
+
+    def look(sender: Any, *, rows: list[dict[str, Any]], **about: Any) -> None:
+        seen.extend(tables.imports()[row["bulk_import_id"]] for row in rows)
+
+    with import_timed_out.connected_to(look), heard(import_timed_out) as imports, heard(entity_timed_out) as entities:
+        perform(SMALL, clock=clock)
+
+    assert seen == [3] * 11, "another session sees them changed when it hears of them"
+    assert imports == [[{"bulk_import_id": n} for n in range(1, 11)], [{"bulk_import_id": 11}]]
+    assert entities == [[{"bulk_import_entity_id": 1, "bulk_import_id": 1_000_000}]]
+
+
+def test_a_subscriber_that_raises_harms_nothing_and_is_reported(
+    tables: Tables, clock: ManualClock, reported: list[dict[str, Any]]
+) -> None:
+    tables.add_imports(11)
+
+    def fail(sender: Any, **about: Any) -> None:
+        raise OSError("the mail server is away")
+
+    with import_timed_out.connected_to(fail), heard(import_timed_out) as imports:
+        result = perform(SMALL, clock=clock)
+
+    assert (result.outcome, result.counts["timed_out_imports"], result.counts["failed"]) == ("done", 11, 0)
+    assert [len(rows) for rows in imports] == [10, 1]
+    assert [about["subscribed_to"] for about in reported] == ["import_timed_out"] * 2
+
+
+def test_the_schedule_the_limits_and_the_labels_are_the_documents() -> None:
+    # 実行スケジュール, パフォーマンス要件, 備考
+    assert sweep.schedule == "0 */4 * * *"
+    assert (sweep.options["page_size"], sweep.batch_size) == (1000, 100)
+    assert sweep.stale_after == timedelta(hours=24)
+    assert sweep.max_runtime == timedelta(minutes=5)
+    assert (sweep.feature_category, sweep.data_consistency) == ("importers", "sticky")
+    assert sweep.lease is None and sweep.takes_argument is None
+    imports, entities = sweep.walks()
+    assert (imports.name, imports.batch_size, entities.name, entities.batch_size) == ("imports", 1000, "entities", 100)
+
+
+def test_the_settings_say_when_a_row_is_stale_and_how_many_go_at_once(tables: Tables, clock: ManualClock) -> None:
+    tables.add_imports(3, FRESH)
+    tables.add_entities(3, FRESH)
+    settings = WorkerSettings(stale_after_s=3599, page_size=2, batch_size=2, max_runtime_s=1)
+
+    with heard(import_timed_out) as imports, heard(entity_timed_out) as entities:
+        perform(sweep.configured(settings), clock=clock)
+
+    assert [len(rows) for rows in imports] == [2, 1]
+    assert [len(rows) for rows in entities] == [2, 1]
+
+
+@pytest.mark.parametrize("refused", [{"lease_ttl_s": 60}, {"max_projects": 5}, {"git_batch_size": 5}])
+def test_settings_it_has_no_use_for_are_refused(refused: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="no use for it"):
+        sweep.configured(WorkerSettings(**refused))
+
+
+def test_a_worker_switched_off_with_the_feature_does_nothing(tables: Tables, clock: ManualClock) -> None:
+    # 前提条件: the bulk import feature is enabled.
+    tables.add_imports(1)
+
+    result = perform(dataclasses.replace(sweep, enabled=False), clock=clock)
+
+    assert (result.outcome, result.reason) == ("skipped", "disabled")
+    assert tables.imports() == {1: 1}

@@ -1,0 +1,261 @@
+"""Document 6, エラー処理: a build that cannot be dropped is doomed, and costs itself only."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.database.connection import database
+from housekeeping.sweeps.engine.executor import Walk
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.testing import ManualClock
+from housekeeping.workers.ci_stuck_builds.models import Build
+from housekeeping.workers.ci_stuck_builds.worker import LONGEST_RUN, drop_canceling
+from tests.database_times import DatabaseTimes
+from tests.integration.workers.ci_stuck_builds.tables import STALE, AddBuilds, Refuse, by_status, lines
+
+#: Refuses to be dropped, not to be doomed.
+UNDROPPABLE = "NEW.failure_reason IS DISTINCT FROM 12 AND OLD.id"
+UNTOUCHABLE = "OLD.id"
+SMALL = dataclasses.replace(drop_canceling, batch_size=10)
+
+
+def test_a_build_that_cannot_be_dropped_is_doomed_at_the_time_of_its_part(
+    either: type[Build], add_builds: AddBuilds, refuse: Refuse, clock: ManualClock, times: DatabaseTimes
+) -> None:
+    # StandardError: doom!で代替処理
+    add_builds(3, "canceling", STALE, STALE)
+    refuse(f"{UNDROPPABLE} = 2")
+
+    result = perform(drop_canceling, clock=clock, on_batch=times.note)
+
+    assert (result.outcome, result.counts) == (
+        "done",
+        {"dropped": 2, "doomed": 1, "failed": 0, "out_of_time": False},
+    )
+    doomed = Build.get(Build.id == 2)
+    assert (doomed.status, doomed.failure_reason, doomed.lock_version) == ("failed", 12, 4)
+    assert doomed.finished_at == doomed.updated_at
+    # 1 in the first part, 2 in the next, 3 in the last.
+    assert [times.batch_of(each.updated_at) for each in Build.select().order_by(Build.id)] == [0, 1, 2]
+
+
+def test_the_error_of_a_doomed_build_is_reported_and_logged_with_the_build(
+    builds: type[Build],
+    add_builds: AddBuilds,
+    refuse: Refuse,
+    reported: list[dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # 障害時対応 3: Sentryに報告; エラーログ: 例外情報、build詳細
+    add_builds(20, "canceling", STALE, STALE)
+    refuse(f"{UNDROPPABLE} = 7")
+
+    perform(drop_canceling, clock=ManualClock())
+
+    about = {"build_id": 7, "build_name": "rspec 7", "build_stage": "test", "pipeline_id": 5007, "project_id": 7}
+    (told,) = reported
+    (line,) = lines(caplog, "Build could not be dropped and is doomed")
+    assert {name: told[name] for name in about} == about
+    assert "the pipeline is gone" in str(told["error"])
+    assert {name: line[name] for name in about} == about
+    assert (line["levelname"], line["error"]) == ("ERROR", "the pipeline is gone")
+
+
+def test_subscribers_hear_of_a_doomed_build_apart_from_the_dropped(
+    builds: type[Build],
+    add_builds: AddBuilds,
+    refuse: Refuse,
+    heard: Callable[[], dict[str, list[dict[str, Any]]]],
+) -> None:
+    add_builds(3, "canceling", STALE, STALE)
+    refuse(f"{UNDROPPABLE} = 2")
+
+    perform(drop_canceling, clock=ManualClock())
+
+    rows = heard()
+    assert sorted(row["build_id"] for row in rows["build_dropped"]) == [1, 3]
+    assert rows["build_doomed"] == [{"build_id": 2, "project_id": 2, "pipeline_id": 5002, "failure_reason": 12}]
+
+
+def test_one_poison_build_among_10_000_costs_itself_only(
+    builds: type[Build], add_builds: AddBuilds, refuse: Refuse, reported: list[dict[str, Any]]
+) -> None:
+    add_builds(10_000, "canceling", STALE, STALE)
+    refuse(f"{UNTOUCHABLE} = 5005")
+
+    result = perform(drop_canceling, clock=ManualClock())
+
+    assert (result.outcome, result.counts) == (
+        "done",
+        {"dropped": 9_999, "doomed": 0, "failed": 1, "out_of_time": False},
+    )
+    assert by_status()["canceling"] == [5005]
+    assert [(about["build_id"], about["build_name"], about["pipeline_id"]) for about in reported] == [
+        (5005, "rspec 5005", 10005)
+    ]
+
+
+def test_builds_that_cannot_even_be_doomed_are_met_once_a_run_and_the_loop_ends(
+    either: type[Build], add_builds: AddBuilds, refuse: Refuse, reported: list[dict[str, Any]]
+) -> None:
+    add_builds(35, "canceling", STALE, STALE)
+    refuse(f"{UNTOUCHABLE} BETWEEN 1 AND 19")
+
+    first = perform(SMALL, clock=ManualClock())
+    (about,) = reported
+    second = perform(SMALL, clock=ManualClock())
+
+    assert (first.counts["dropped"], first.counts["failed"]) == (16, 19)
+    assert (about["rows"], len({each["build_id"] for each in about["samples"]})) == (19, 5)
+    assert (second.outcome, second.counts["dropped"], second.counts["failed"]) == ("done", 0, 19)
+
+
+def test_a_damaged_version_is_no_hindrance_to_doom(
+    builds: type[Build], add_builds: AddBuilds, clock: ManualClock
+) -> None:
+    # The largest integer there is: lock_version + 1 is out of range, and the drop fails by itself.
+    add_builds(2, "canceling", STALE, STALE, lock_version="2147483648 - n")
+
+    result = perform(drop_canceling, clock=clock)
+
+    assert (result.counts["dropped"], result.counts["doomed"]) == (1, 1)
+    assert Build.get(Build.id == 1).lock_version == 1
+
+
+def test_a_batch_of_builds_without_a_project_is_taken_apart_like_any_other(
+    either: type[Build], add_builds: AddBuilds, refuse: Refuse, clock: ManualClock
+) -> None:
+    add_builds(9, "canceling", STALE, STALE, project_id="NULL")
+    refuse(f"OLD.id = 3 OR ({UNDROPPABLE} = 2)")
+
+    result = perform(drop_canceling, clock=clock)
+
+    assert result.counts == {"dropped": 7, "doomed": 1, "failed": 1, "out_of_time": False}
+
+
+@pytest.mark.parametrize("meanwhile", ["status = 'success'", "updated_at = timestamp '2026-01-01'"])
+def test_a_build_that_moved_on_before_its_doom_is_left_alone(
+    either: type[Build],
+    add_builds: AddBuilds,
+    refuse: Refuse,
+    admin: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    meanwhile: str,
+) -> None:
+    # Only while it is still canceling.
+    add_builds(2, "canceling", STALE, STALE)
+    refuse("NEW.status = 'failed' AND NEW.failure_reason IS DISTINCT FROM 12 AND OLD.id = 2")
+    single, meta = Walk._single, either._meta
+    table = meta.table_name
+
+    def change_first(self: Walk, *rest: Any) -> Any:
+        with admin.cursor() as cursor:
+            cursor.execute(f"UPDATE {table} SET {meanwhile} WHERE id = 2")
+        return single(self, *rest)
+
+    monkeypatch.setattr(Walk, "_single", change_first)
+
+    result = perform(drop_canceling, clock=ManualClock())
+
+    assert result.counts == {"dropped": 1, "doomed": 0, "failed": 0, "out_of_time": False}
+    assert Build.get(Build.id == 2).failure_reason is None
+
+
+def test_a_doom_that_the_database_swallows_is_a_failure(
+    builds: type[Build], add_builds: AddBuilds, admin: Connection
+) -> None:
+    add_builds(1, "canceling", STALE, STALE)
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "IF NEW.failure_reason = 12 THEN RETURN NULL; END IF; RAISE EXCEPTION 'no'; END $$;"
+            "CREATE TRIGGER swallow BEFORE UPDATE ON ci_builds FOR EACH ROW EXECUTE FUNCTION swallow()"
+        )
+
+    result = perform(drop_canceling, clock=ManualClock())
+
+    assert (result.outcome, result.counts["doomed"], result.counts["failed"]) == ("done", 0, 1)
+
+
+def test_many_errors_and_an_unusual_number_of_drops_ring(
+    builds: type[Build], add_builds: AddBuilds, refuse: Refuse, caplog: pytest.LogCaptureFixture
+) -> None:
+    # 監視・アラート: エラー件数, 削除ジョブ数; at the limit and one over it.
+    few = dataclasses.replace(
+        drop_canceling, alarms=dataclasses.replace(drop_canceling.alarms, most={"dropped": 3, "doomed": 2})
+    )
+    refuse(f"{UNDROPPABLE} >= 100")
+
+    add_builds(3, "canceling", STALE, STALE)
+    add_builds(2, "canceling", STALE, STALE, first_id=100)
+    perform(few, clock=ManualClock())
+    at_the_limit = [line["alarm"] for line in lines(caplog, "Alarm")]
+    add_builds(4, "canceling", STALE, STALE, first_id=10)
+    add_builds(3, "canceling", STALE, STALE, first_id=110)
+    perform(few, clock=ManualClock())
+
+    assert at_the_limit == []
+    assert [line["alarm"] for line in lines(caplog, "Alarm")] == ["most_dropped", "most_doomed"]
+
+
+def test_a_build_that_could_not_be_settled_rings(
+    builds: type[Build], add_builds: AddBuilds, refuse: Refuse, caplog: pytest.LogCaptureFixture
+) -> None:
+    # 監視・アラート: エラー件数
+    add_builds(1, "canceling", STALE, STALE)
+    refuse("true")
+
+    perform(drop_canceling, clock=ManualClock())
+
+    assert [line["alarm"] for line in lines(caplog, "Alarm")] == ["failed_rows"]
+
+
+def test_a_run_over_30_minutes_rings(builds: type[Build], caplog: pytest.LogCaptureFixture) -> None:
+    # 監視・アラート: 処理時間 30分超過
+    perform(drop_canceling, clock=ManualClock(tick=LONGEST_RUN))
+    at_the_limit = [line["alarm"] for line in lines(caplog, "Alarm")]
+    perform(drop_canceling, clock=ManualClock(tick=LONGEST_RUN + timedelta(seconds=1)))
+
+    assert at_the_limit == []
+    assert [line["alarm"] for line in lines(caplog, "Alarm")] == ["longest_run"]
+
+
+def test_build_too_slow_to_drop_is_doomed(either: type[Build], add_builds: AddBuilds, admin: Connection) -> None:
+    # "any StandardError in drop -> doom", a timeout too.
+    add_builds(30, "canceling", STALE, STALE)
+    _slow_down(admin, f"{UNDROPPABLE} = 4")
+    database.execute_sql("SET statement_timeout = '1s'")
+
+    result = perform(SMALL, clock=ManualClock())
+
+    assert (result.outcome, result.counts) == ("done", {"dropped": 29, "doomed": 1, "failed": 0, "out_of_time": False})
+
+
+def test_build_too_slow_to_change_at_all_fails_alone(
+    either: type[Build], add_builds: AddBuilds, admin: Connection
+) -> None:
+    add_builds(30, "canceling", STALE, STALE)
+    _slow_down(admin, f"{UNTOUCHABLE} = 4")
+    database.execute_sql("SET statement_timeout = '1s'")
+
+    result = perform(SMALL, clock=ManualClock())
+
+    assert (result.outcome, result.counts) == ("done", {"dropped": 29, "doomed": 0, "failed": 1, "out_of_time": False})
+    assert by_status()["canceling"] == [4]
+
+
+def _slow_down(admin: Connection, condition: str) -> None:
+    """Let the change of the builds of a condition take longer than any statement may."""
+    table: Any = Build._meta
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$ BEGIN IF {condition} THEN PERFORM pg_sleep(60); END IF; RETURN NEW; END $$;"
+            f"CREATE TRIGGER slow BEFORE UPDATE ON {table.table_name} FOR EACH ROW EXECUTE FUNCTION slow()"
+        )

@@ -1,0 +1,223 @@
+"""Which builds are dropped, how, and what is said of them (document 6): each test names the section it keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.core import events
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.insight.plan import plan
+from housekeeping.testing import ManualClock
+from housekeeping.workers.ci_stuck_builds.models import Build
+from housekeeping.workers.ci_stuck_builds.worker import BATCH_SIZE, drop_canceling
+from tests.database_times import DatabaseTimes
+from tests.integration.workers.ci_stuck_builds.tables import (
+    HOUR_AGO,
+    NOTHING_DROPPED,
+    NOW,
+    STALE,
+    AddBuilds,
+    by_status,
+    lines,
+)
+
+
+def test_only_builds_created_and_updated_more_than_an_hour_ago_are_dropped(
+    either: type[Build], add_builds: AddBuilds, clock: ManualClock
+) -> None:
+    # 処理シーケンス 3, 備考: both times, and strictly older.
+    add_builds(1, "canceling", STALE, STALE, first_id=1)
+    add_builds(1, "canceling", HOUR_AGO, STALE, first_id=2)
+    add_builds(1, "canceling", STALE, HOUR_AGO, first_id=3)
+    add_builds(1, "canceling", f"{HOUR_AGO} + interval '1 microsecond'", STALE, first_id=4)
+    add_builds(1, "canceling", STALE, NOW, first_id=5)
+
+    result = perform(drop_canceling, clock=clock)
+
+    assert (result.outcome, result.counts) == ("done", {**NOTHING_DROPPED, "dropped": 1})
+    assert by_status() == {"failed": [1], "canceling": [2, 3, 4, 5]}
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_dropped_build_has_failed_with_its_reason_at_the_time_of_its_batch(
+    either: type[Build], add_builds: AddBuilds, clock: ManualClock, postgres: Database, times: DatabaseTimes, zone: str
+) -> None:
+    # 出力データ, データベース操作仕様: UPDATE status, failure_reason.
+    add_builds(2, "canceling", STALE, STALE)
+    postgres.execute_sql(f"SET TIME ZONE '{zone}'")
+
+    perform(dataclasses.replace(drop_canceling, batch_size=1), clock=clock, on_batch=times.note)
+
+    builds = list(Build.select().order_by(Build.id))
+    assert [(each.status, each.failure_reason, each.lock_version) for each in builds] == [("failed", 3, 4)] * 2
+    assert [times.batch_of(each.finished_at) for each in builds] == [0, 1]
+    assert [each.updated_at for each in builds] == [each.finished_at for each in builds]
+    assert builds[0].created_at == clock.now() - timedelta(hours=1, microseconds=1)
+
+
+def test_no_other_status_or_type_is_touched(either: type[Build], add_builds: AddBuilds, clock: ManualClock) -> None:
+    # 入力データソース, 処理シーケンス 3
+    others = ["created", "pending", "running", "success", "failed", "canceled", "skipped", "manual", "scheduled"]
+    others += ["preparing", "waiting_for_resource", "waiting_for_callback"]
+    for number, status in enumerate(others, 1):
+        add_builds(1, status, STALE, STALE, first_id=number)
+    add_builds(1, "canceling", STALE, STALE, first_id=50, type="'Ci::Bridge'")
+
+    result = perform(drop_canceling, clock=clock)
+
+    assert result.counts == NOTHING_DROPPED
+    assert Build.select().where(Build.lock_version == 3).count() == len(others) + 1
+
+
+@pytest.mark.parametrize("count", [0, 1, BATCH_SIZE - 1, BATCH_SIZE, BATCH_SIZE + 1, 3 * BATCH_SIZE])
+def test_every_stuck_build_is_dropped_whatever_the_number(
+    builds: type[Build], add_builds: AddBuilds, clock: ManualClock, count: int
+) -> None:
+    # 処理フロー: until there is no next build. All of one moment, so that the key alone decides the order.
+    add_builds(count, "canceling", STALE, STALE)
+
+    result = perform(drop_canceling, clock=clock)
+
+    assert (result.outcome, result.counts["dropped"]) == ("done", count)
+    assert Build.select().where(Build.status == "canceling").count() == 0
+
+
+def test_builds_without_a_project_are_dropped_in_their_turn(
+    either: type[Build], add_builds: AddBuilds, clock: ManualClock
+) -> None:
+    add_builds(150, "canceling", STALE, STALE)
+    add_builds(250, "canceling", STALE, STALE, first_id=1000, project_id="NULL")
+    add_builds(150, "canceling", f"{STALE} + interval '0'", STALE, first_id=2000, lock_version="NULL")
+
+    result = perform(drop_canceling, clock=clock)
+
+    assert (result.outcome, result.counts) == ("done", {**NOTHING_DROPPED, "dropped": 550})
+    assert Build.get(Build.id == 2000).lock_version == 1
+
+
+def test_they_are_taken_100_at_a_time_oldest_first_and_by_project(
+    builds: type[Build], add_builds: AddBuilds, postgres: Database
+) -> None:
+    # テーブル別操作詳細: バッチサイズ100件, created_at ASC, project_id ASC.
+    add_builds(100, "canceling", STALE, STALE, project_id="500 - n")
+    add_builds(100, "canceling", f"{STALE} - interval '1 day'", STALE, first_id=101)
+    batches: list[list[int]] = []
+
+    def note(sender: str, *, rows: list[dict[str, Any]], **about: Any) -> None:
+        batches.append([row["build_id"] for row in rows])
+
+    with events.build_dropped.connected_to(note):
+        perform(drop_canceling, clock=ManualClock())
+
+    assert [len(batch) for batch in batches] == [100, 100]
+    assert set(batches[0]) == set(range(101, 201)), "the older ones"
+    assert batches[1] == list(range(100, 0, -1)), "by project"
+
+
+def test_a_batch_is_one_statement_beside_that_of_its_run(
+    builds: type[Build], add_builds: AddBuilds, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    # パフォーマンス要件
+    add_builds(950, "canceling", STALE, STALE)
+    statements: list[str] = []
+    execute_sql = Database.execute_sql
+
+    def execute_and_note(self: Database, sql: str, params: Any = None) -> Any:
+        statements.append(sql)
+        return execute_sql(self, sql, params)
+
+    monkeypatch.setattr(Database, "execute_sql", execute_and_note)
+
+    perform(drop_canceling, clock=clock)
+
+    assert sum('UPDATE "ci_builds"' in sql for sql in statements) == 10
+    assert sum("UPDATE" in sql and '"counts"' in sql for sql in statements) == 10
+    assert len(statements) <= 20 + 10, "what does not grow with the batches"
+
+
+def test_the_lines_of_a_run_say_what_the_document_says(
+    builds: type[Build], add_builds: AddBuilds, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    # ログ出力: 開始ログ, 進捗ログ.
+    caplog.set_level(logging.INFO)
+    add_builds(2, "canceling", STALE, STALE)
+
+    perform(drop_canceling, clock=clock)
+
+    (start,) = lines(caplog, "Cleaning canceling, timed-out builds")
+    dropped = lines(caplog, "Dropping outdated build")
+    fields = ("levelname", "build_id", "runner_id", "status", "failure_reason")
+    assert start["levelname"] == "INFO"
+    assert [tuple(line[name] for name in fields) for line in dropped] == [
+        ("INFO", 1, 1, "canceling", "stuck_or_timeout_failure"),
+        ("INFO", 2, 2, "canceling", "stuck_or_timeout_failure"),
+    ]
+
+
+def test_the_lines_of_single_builds_can_be_switched_off(
+    builds: type[Build], add_builds: AddBuilds, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    add_builds(2, "canceling", STALE, STALE)
+
+    perform(dataclasses.replace(drop_canceling, options={"log_records": False}), clock=clock)
+
+    assert lines(caplog, "Dropping outdated build") == []
+    assert len(lines(caplog, "Cleaning canceling, timed-out builds")) == 1
+
+
+def test_subscribers_hear_of_dropped_builds_after_the_commit_and_one_that_raises_harms_nobody(
+    builds: type[Build],
+    add_builds: AddBuilds,
+    admin: Connection,
+    heard: Callable[[], dict[str, list[dict[str, Any]]]],
+    reported: list[dict[str, Any]],
+) -> None:
+    # 影響範囲: pipelines and notifications hang on the drop.
+    add_builds(150, "canceling", STALE, STALE)
+    failed: list[int] = []
+
+    def look_and_raise(sender: str, **told: Any) -> None:
+        with admin.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM ci_builds WHERE status = 'failed'")
+            failed.extend(cursor.fetchall()[0])
+        raise ValueError("no mail today")
+
+    with events.build_dropped.connected_to(look_and_raise):
+        result = perform(drop_canceling, clock=ManualClock())
+
+    assert (result.outcome, result.counts["dropped"], failed) == ("done", 150, [100, 150])
+    rows = heard()["build_dropped"]
+    assert sorted(row["build_id"] for row in rows) == list(range(1, 151))
+    assert rows[0] == {"build_id": 10, "project_id": 0, "pipeline_id": 5010, "failure_reason": 3}
+    assert [str(about["error"]) for about in reported] == ["no mail today"] * 2
+
+
+def test_the_plan_counts_what_the_run_drops_and_changes_nothing(
+    either: type[Build], add_builds: AddBuilds, clock: ManualClock
+) -> None:
+    add_builds(120, "canceling", STALE, STALE)
+
+    planned = plan(drop_canceling, clock=clock)
+
+    assert (planned.stale.rows, planned.batches) == (120, 2)
+    assert planned.oldest == clock.now() - timedelta(hours=1, microseconds=1)
+    assert len(by_status()["canceling"]) == 120
+
+
+def test_times_are_compared_in_utc_as_the_clock_says(builds: type[Build], add_builds: AddBuilds) -> None:
+    now = datetime.now(UTC)
+    add_builds(1, "canceling", "now() AT TIME ZONE 'UTC' - interval '61 minutes'", STALE, first_id=1)
+    add_builds(1, "canceling", "now() AT TIME ZONE 'UTC' - interval '59 minutes'", STALE, first_id=2)
+
+    perform(drop_canceling, clock=ManualClock(now=now))
+
+    assert by_status() == {"failed": [1], "canceling": [2]}

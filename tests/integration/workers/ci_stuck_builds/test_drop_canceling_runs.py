@@ -1,0 +1,146 @@
+"""Runs beside other sessions and other runs, and how a run ends (document 6): each test names the section it keeps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.stages.stage import Settled, Step
+from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.testing import ManualClock
+from housekeeping.workers.ci_stuck_builds.models import Build
+from housekeeping.workers.ci_stuck_builds.worker import BATCH_SIZE, MAX_RUNTIME, drop_canceling
+from tests.integration.conftest import Locked
+from tests.integration.workers.ci_stuck_builds.tables import NOTHING_DROPPED, STALE, AddBuilds, by_status
+
+
+def test_a_build_that_ends_between_reading_and_writing_is_left_alone(
+    either: type[Build], add_builds: AddBuilds, admin: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # エラーケース OptimisticLocking: the change commits after the transaction began and before the row is locked.
+    add_builds(3, "canceling", STALE, STALE)
+    _change_in_the_gap(admin, monkeypatch, "status = 'canceled', lock_version = lock_version + 1 WHERE id = 2")
+
+    result = perform(drop_canceling, clock=ManualClock())
+
+    assert result.counts == {**NOTHING_DROPPED, "dropped": 2}
+    assert by_status() == {"failed": [1, 3], "canceled": [2]}
+
+
+def test_a_build_that_only_gained_a_version_meanwhile_is_read_again_and_dropped(
+    either: type[Build], add_builds: AddBuilds, admin: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # リトライ仕様: 即時. What is locked is the version that is compared, so nothing of the other's change is lost.
+    add_builds(1, "canceling", STALE, STALE)
+    _change_in_the_gap(admin, monkeypatch, "lock_version = 10, runner_id = 77 WHERE id = 1")
+
+    result = perform(drop_canceling, clock=ManualClock())
+
+    build = Build.get(Build.id == 1)
+    assert result.counts == {**NOTHING_DROPPED, "dropped": 1}
+    assert (build.status, build.lock_version, build.runner_id) == ("failed", 11, 77)
+
+
+def _change_in_the_gap(admin: Connection, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    picked = TablePass.settle
+    changed = threading.Event()
+
+    def settle(table: TablePass, step: Step, taken: None = None) -> Settled:
+        if not changed.is_set():
+            changed.set()
+            meta: Any = Build._meta
+            with admin.cursor() as cursor:
+                cursor.execute(f"UPDATE {meta.table_name} SET {change}")
+        return picked(table, step)
+
+    monkeypatch.setattr(TablePass, "settle", settle)
+
+
+def test_a_build_in_another_sessions_hands_is_skipped_and_waits_for_the_next_run(
+    either: type[Build], add_builds: AddBuilds, locked: Locked, clock: ManualClock
+) -> None:
+    # 障害時対応: had it waited, lock_timeout would have failed the run.
+    add_builds(3, "canceling", STALE, STALE)
+    meta: Any = Build._meta
+
+    with locked(f"SELECT * FROM {meta.table_name} WHERE id = 1 FOR UPDATE"):
+        first = perform(drop_canceling, clock=clock)
+    second = perform(drop_canceling, clock=clock)
+
+    assert (first.outcome, first.counts["dropped"]) == ("done", 2)
+    assert (second.outcome, second.counts["dropped"]) == ("done", 1)
+
+
+def test_a_second_run_changes_nothing(either: type[Build], add_builds: AddBuilds, clock: ManualClock) -> None:
+    # 備考: idempotent!
+    add_builds(5, "canceling", STALE, STALE)
+    perform(drop_canceling, clock=clock)
+
+    assert perform(drop_canceling, clock=clock).counts == NOTHING_DROPPED
+    assert Build.select().where(Build.lock_version == 4).count() == 5
+
+
+def test_a_run_whose_lease_is_held_ends_quietly(
+    builds: type[Build],
+    add_builds: AddBuilds,
+    clock: ManualClock,
+    caplog: pytest.LogCaptureFixture,
+    last_run: Callable[[], Any],
+) -> None:
+    # 実行可否判定, 排他制御, エラーケース ExclusiveLease取得失敗: スキップ.
+    add_builds(1, "canceling", STALE, STALE)
+
+    with ExclusiveLease("ci/stuck_builds/drop_canceling", timedelta(minutes=30)):
+        result = perform(drop_canceling, clock=clock)
+
+    assert (result.outcome, result.reason, result.exit_code) == ("skipped", "lease_held", 0)
+    assert (last_run().outcome, last_run().reason) == ("skipped", "lease_held")
+    assert by_status() == {"canceling": [1]}
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+def test_the_lease_is_the_workers_own_for_30_minutes_and_free_afterwards(
+    builds: type[Build], add_builds: AddBuilds
+) -> None:
+    # 排他制御: TTL 30分, another than the parent's; 処理シーケンス 6: ロック解放.
+    add_builds(1, "canceling", STALE, STALE)
+    lease = ExclusiveLease("ci/stuck_builds/drop_canceling", timedelta(minutes=30))
+    left: list[timedelta] = []
+
+    perform(drop_canceling, clock=ManualClock(), on_batch=lambda counts: left.append(lease.remaining() or timedelta()))
+
+    assert timedelta(minutes=29) < left[0] <= timedelta(minutes=30)
+    assert not lease.exists()
+
+
+def test_the_run_stops_itself_once_more_than_25_minutes_have_passed(builds: type[Build], add_builds: AddBuilds) -> None:
+    # 目標処理時間: 30分以内. 12.5, 25 and 37.5 min are spent; 25 min is still inside.
+    add_builds(10 * BATCH_SIZE, "canceling", STALE, STALE)
+
+    result = perform(drop_canceling, clock=ManualClock(tick=MAX_RUNTIME / 2))
+
+    assert (result.outcome, result.reason) == ("partial", "out_of_time")
+    assert result.counts == {**NOTHING_DROPPED, "dropped": 3 * BATCH_SIZE, "out_of_time": True}
+
+
+def test_a_run_after_an_interrupted_one_goes_on_behind_its_last_build(
+    either: type[Build], add_builds: AddBuilds, clock: ManualClock
+) -> None:
+    # The place is kept as text and must be read back as UTC, whatever the session's zone.
+    add_builds(350, "canceling", STALE, STALE)
+    stopping = threading.Event()
+
+    first = perform(drop_canceling, clock=clock, stopping=stopping, on_batch=lambda counts: stopping.set())
+    add_builds(1, "canceling", f"{STALE} - interval '1 day'", STALE, first_id=1000)
+    second = perform(drop_canceling, clock=clock)
+
+    assert (first.outcome, first.reason, first.counts["dropped"]) == ("partial", "shutdown", 200)
+    assert (second.outcome, second.counts["dropped"]) == ("done", 151), "and the one before its last build"

@@ -1,0 +1,209 @@
+"""Single builds, as applications drop them: `build.drop(reason)`, `build.doom()`."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.core.errors import IllegalEvent, RecordChanged
+from housekeeping.database.connection import Database
+from housekeeping.testing import ManualClock
+from housekeeping.workers.ci_stuck_builds.models import Build, BuildStatus, FailureReason, machine
+from tests.database_times import DatabaseTimes
+from tests.integration.workers.ci_stuck_builds.tables import STALE, AddBuilds
+
+ENDED = ["success", "failed", "canceled", "skipped"]
+OPEN = [status.value for status in BuildStatus if status.value not in ENDED]
+
+
+@pytest.mark.parametrize("status", OPEN)
+def test_a_build_that_has_not_ended_can_be_dropped(
+    either: type[Build], add_builds: AddBuilds, clock: ManualClock, status: str
+) -> None:
+    add_builds(1, status, STALE, STALE)
+    build = Build.get(Build.id == 1)
+
+    build.drop(FailureReason.API_FAILURE, clock=clock)
+
+    again = Build.get(Build.id == 1)
+    assert build.__data__ == again.__data__
+    assert (again.status, again.failure_reason, again.lock_version) == (BuildStatus.FAILED, 2, 4)
+    assert (again.finished_at, again.updated_at) == (clock.now(), clock.now())
+
+
+@pytest.mark.parametrize("event", ["drop", "doom"])
+def test_single_build_has_the_databases_time_of_its_change(
+    either: type[Build], add_builds: AddBuilds, times: DatabaseTimes, event: str
+) -> None:
+    add_builds(1, "running", STALE, STALE)
+    build = Build.get(Build.id == 1)
+
+    getattr(build, event)()
+    times.note()
+
+    assert (times.batch_of(build.finished_at), build.updated_at) == (0, build.finished_at)
+    assert build.__data__ == Build.get(Build.id == 1).__data__
+
+
+@pytest.mark.parametrize("event", ["drop", "doom"])
+@pytest.mark.parametrize("status", ENDED)
+def test_a_build_that_has_ended_refuses_and_says_so(
+    builds: type[Build], add_builds: AddBuilds, status: str, event: str
+) -> None:
+    add_builds(1, status, STALE, STALE)
+    build = Build.get(Build.id == 1)
+
+    with pytest.raises(IllegalEvent, match=f"Build 1 is {status}: {event} is allowed from created, pending"):
+        getattr(build, event)()
+
+    assert Build.get(Build.id == 1).lock_version == 3
+
+
+def test_without_a_reason_the_failure_is_unknown(builds: type[Build], add_builds: AddBuilds) -> None:
+    add_builds(1, "running", STALE, STALE)
+
+    Build.get(Build.id == 1).drop()
+
+    assert Build.get(Build.id == 1).failure_reason is None
+
+
+def test_a_changed_build_is_read_again_and_dropped_at_once(
+    either: type[Build], add_builds: AddBuilds, admin: Connection
+) -> None:
+    # リトライ仕様: 即時
+    add_builds(1, "running", STALE, STALE)
+    build = Build.get(Build.id == 1)
+    _change(admin, "lock_version = 9, runner_id = 77, status = 'canceling'")
+
+    build.drop(FailureReason.SCRIPT_FAILURE)
+
+    again = Build.get(Build.id == 1)
+    assert (again.status, again.lock_version, again.runner_id) == ("failed", 10, 77)
+    assert build.lock_version == 10
+
+
+def test_a_build_that_succeeded_meanwhile_is_never_overwritten(
+    either: type[Build], add_builds: AddBuilds, admin: Connection
+) -> None:
+    add_builds(1, "running", STALE, STALE)
+    build = Build.get(Build.id == 1)
+    _change(admin, "status = 'success', lock_version = 9")
+
+    with pytest.raises(IllegalEvent, match="is success"):
+        build.drop(FailureReason.SCRIPT_FAILURE)
+
+    assert (Build.get(Build.id == 1).status, build.status) == ("success", "success")
+
+
+@pytest.mark.parametrize(("conflicts", "dropped"), [(3, True), (4, False)])
+def test_a_drop_is_tried_again_three_times_and_no_more(
+    builds: type[Build],
+    add_builds: AddBuilds,
+    admin: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    conflicts: int,
+    dropped: bool,
+) -> None:
+    # リトライ回数: 3回
+    add_builds(1, "running", STALE, STALE)
+    build = Build.get(Build.id == 1)
+    left = [conflicts]
+    begin = Database.begin
+
+    def change_first(self: Database, *rest: Any, **named: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            _change(admin, "lock_version = lock_version + 1")
+        begin(self, *rest, **named)
+
+    monkeypatch.setattr(Database, "begin", change_first)
+
+    outcome: type[BaseException] | None = None
+    try:
+        build.drop(FailureReason.SCRIPT_FAILURE)
+    except RecordChanged as error:
+        outcome = type(error)
+
+    assert (outcome is None, Build.get(Build.id == 1).status == "failed") == (dropped, dropped)
+
+
+def test_of_two_who_drop_a_build_at_once_one_is_told_that_it_has_failed(
+    builds: type[Build], postgres: Database, add_builds: AddBuilds
+) -> None:
+    add_builds(1, "running", STALE, STALE)
+    start, outcomes = threading.Barrier(2), list[str]()
+
+    def drop() -> None:
+        with postgres.connection_context():
+            build = Build.get(Build.id == 1)
+            start.wait(timeout=10)
+            try:
+                build.drop(FailureReason.SCRIPT_FAILURE)
+                outcomes.append("dropped")
+            except IllegalEvent:
+                outcomes.append("refused")
+
+    threads = [threading.Thread(target=drop) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=10)
+
+    assert sorted(outcomes) == ["dropped", "refused"]
+    assert Build.get(Build.id == 1).lock_version == 4
+
+
+def test_a_doomed_build_has_failed_for_damaged_data_whatever_its_version(
+    builds: type[Build], add_builds: AddBuilds, clock: ManualClock
+) -> None:
+    add_builds(1, "canceling", STALE, STALE, lock_version="2147483647")
+
+    Build.get(Build.id == 1).doom(clock=clock)
+
+    doomed = Build.get(Build.id == 1)
+    assert (doomed.status, doomed.failure_reason, doomed.lock_version) == ("failed", 12, 1)
+    assert doomed.finished_at == clock.now()
+
+
+def test_a_version_of_null_is_no_hindrance(builds: type[Build], add_builds: AddBuilds) -> None:
+    add_builds(1, "running", STALE, STALE, lock_version="NULL")
+
+    Build.get(Build.id == 1).drop(FailureReason.SCRIPT_FAILURE)
+
+    assert Build.get(Build.id == 1).lock_version == 1
+
+
+def test_of_two_builds_with_one_id_in_two_partitions_one_is_dropped(
+    gitlab_builds: type[Build], add_builds: AddBuilds
+) -> None:
+    add_builds(1, "running", STALE, STALE, partition_id="101")
+    add_builds(1, "running", STALE, STALE, partition_id="102")
+
+    Build.get_by_id((1, 102)).drop(FailureReason.SCRIPT_FAILURE)
+
+    found: Any = Build.select()
+    assert {(build.partition_id, build.status) for build in found} == {(101, "running"), (102, "failed")}
+
+
+def test_the_machine_has_every_status_and_shows_its_diagram() -> None:
+    assert sorted(machine.sources("drop")) == sorted(OPEN)
+    assert (machine.target("drop"), machine.target("doom")) == ("failed", "failed")
+    assert "canceling --> failed: drop, doom" in machine.diagram()
+    assert [(reason.label, reason.value) for reason in FailureReason] == [
+        ("script_failure", 1),
+        ("api_failure", 2),
+        ("stuck_or_timeout_failure", 3),
+        ("runner_system_failure", 4),
+        ("stale_schedule", 7),
+        ("job_execution_timeout", 8),
+        ("data_integrity_failure", 12),
+    ]
+
+
+def _change(admin: Connection, change: str) -> None:
+    meta: Any = Build._meta
+    with admin.cursor() as cursor:
+        cursor.execute(f"UPDATE {meta.table_name} SET {change} WHERE id = 1")

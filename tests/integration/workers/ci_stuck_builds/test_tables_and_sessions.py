@@ -1,0 +1,199 @@
+"""The same code on tables as installations have them, and in sessions of any time zone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database, connect_to, database
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.stages.stage import Step
+from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.testing import ManualClock
+from housekeeping.workers.ci_stuck_builds.models import Build
+from housekeeping.workers.ci_stuck_builds.worker import drop_canceling, drop_running, drop_scheduled, stuck_jobs
+from tests.integration.workers.ci_stuck_builds.tables import NOW, STALE, AddBuilds, Refuse, by_status
+
+PARTITIONS = (101, 102)
+
+
+@pytest.fixture
+def twins(gitlab_builds: type[Build], add_builds: AddBuilds) -> type[Build]:
+    """Each id twice, in two partitions: stuck in the one, just updated in the other."""
+    add_builds(30, "canceling", STALE, STALE, partition_id="101 + n % 2")
+    add_builds(30, "canceling", STALE, NOW, partition_id="102 - n % 2")
+    return gitlab_builds
+
+
+def by_pair() -> dict[tuple[int, int], str]:
+    return {(build.id, build.partition_id): build.status for build in Build.select()}
+
+
+def test_a_build_is_never_taken_for_its_twin_in_another_partition(twins: type[Build], clock: ManualClock) -> None:
+    result = perform(drop_canceling, clock=clock)
+
+    assert result.counts["dropped"] == 30
+    assert by_pair() == {
+        (number, partition): "failed" if partition == 101 + number % 2 else "canceling"
+        for number in range(1, 31)
+        for partition in PARTITIONS
+    }
+
+
+def test_nor_is_a_build_that_cannot_be_dropped(
+    twins: type[Build],
+    refuse: Refuse,
+    reported: list[dict[str, Any]],
+    heard: Callable[[], dict[str, list[dict[str, Any]]]],
+    admin: Connection,
+) -> None:
+    # All are stuck now; one of two twins refuses the drop, one of two others everything.
+    with admin.cursor() as cursor:
+        cursor.execute(f"UPDATE p_ci_builds SET updated_at = {STALE}")
+    refuse(
+        "(OLD.id = 7 AND OLD.partition_id = 101 AND NEW.failure_reason IS DISTINCT FROM 12)"
+        " OR (OLD.id = 8 AND OLD.partition_id = 102)"
+    )
+
+    result = perform(drop_canceling, clock=ManualClock())
+
+    assert result.counts == {"dropped": 58, "doomed": 1, "failed": 1, "out_of_time": False}
+    assert {pair for pair, status in by_pair().items() if status == "canceling"} == {(8, 102)}
+    assert {(about["build_id"], about["partition_id"]) for about in reported} == {(7, 101), (8, 102)}
+    assert heard()["build_doomed"] == [
+        {"build_id": 7, "project_id": 7, "pipeline_id": 5007, "partition_id": 101, "failure_reason": 12}
+    ]
+    assert len({(row["build_id"], row["partition_id"]) for row in heard()["build_dropped"]}) == 58
+
+
+def test_the_table_is_asked_for_its_key_once(
+    gitlab_builds: type[Build], add_builds: AddBuilds, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    statements: list[str] = []
+    execute_sql = Database.execute_sql
+
+    def execute_and_note(self: Database, sql: str, params: Any = None) -> Any:
+        statements.append(sql)
+        return execute_sql(self, sql, params)
+
+    monkeypatch.setattr(Database, "execute_sql", execute_and_note)
+    add_builds(150, "canceling", STALE, STALE)
+
+    for _ in range(3):
+        perform(drop_canceling, clock=clock)
+
+    assert sum("pg_index" in sql for sql in statements) == 1
+
+
+def test_a_partition_by_itself_is_a_table_too(
+    gitlab_builds: type[Build], add_builds: AddBuilds, clock: ManualClock
+) -> None:
+    # An installation may have its builds in `ci_builds`, which is the first partition of `p_ci_builds`.
+    add_builds(5, "canceling", STALE, STALE, partition_id="100")
+    add_builds(5, "canceling", STALE, STALE, partition_id="102")
+    Build._meta.set_table_name("ci_builds")
+
+    perform(drop_canceling, clock=clock)
+
+    Build._meta.set_table_name("p_ci_builds")
+    assert {partition for (_, partition), status in by_pair().items() if status == "failed"} == {100}
+
+
+@pytest.fixture(params=["Asia/Tokyo", "America/Los_Angeles"])
+def elsewhere(request: pytest.FixtureRequest, settings: Settings, postgres: Database) -> Iterator[None]:
+    """The library's sessions in another time zone, by the URL's options."""
+    handle = connect_to(f"{settings.database_url}%20-ctimezone%3D{request.param.replace('/', '%2F')}")
+    database.initialize(handle)
+    yield
+    handle.close()
+    database.initialize(postgres)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "status"),
+    [(drop_canceling, "canceling"), (drop_running, "running"), (drop_scheduled, "scheduled")],
+)
+def test_ages_are_right_in_a_session_of_any_time_zone(
+    either: type[Build],
+    elsewhere: None,
+    add_builds: AddBuilds,
+    admin: Connection,
+    sweep: Sweep,
+    status: str,
+) -> None:
+    now = datetime.now(UTC)
+    for first_id, age in ((1, "61 minutes"), (1001, "59 minutes")):
+        then = f"now() AT TIME ZONE 'UTC' - interval '{age}'"
+        add_builds(350, status, then, then, first_id=first_id, scheduled_at=f"now() - interval '{age}'")
+    zone: Any = database.execute_sql("SHOW timezone").fetchone()
+
+    result = perform(sweep, clock=ManualClock(now=now))
+
+    assert zone[0] != "UTC"
+    assert (result.outcome, result.counts["dropped"]) == ("done", 350)
+    assert by_status()[status] == list(range(1001, 1351))
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM " + either._meta.table_name + " WHERE abs(extract(epoch FROM finished_at - %s)) < 1",
+            (now.replace(tzinfo=None),),
+        )
+        assert cursor.fetchall() == [(350,)], "and they are written in UTC"
+
+
+@pytest.mark.parametrize("elsewhere", ["Asia/Tokyo"], indirect=True)
+@pytest.mark.parametrize(
+    ("sweep", "status"),
+    [
+        (drop_canceling, "canceling"),
+        (drop_running, "running"),
+        (drop_scheduled, "scheduled"),
+        (stuck_jobs, "pending"),
+    ],
+)
+def test_no_statement_of_a_run_scans_the_table(
+    either: type[Build],
+    elsewhere: None,
+    add_builds: AddBuilds,
+    admin: Connection,
+    sweep: Sweep,
+    status: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # 備考: the order lets the planner use the index (status, created_at, project_id).
+    add_builds(50_000, "success", f"{NOW} - interval '1 minute' * n", STALE)
+    old = f"{NOW} - interval '2 days' - interval '1 minute' * n"
+    add_builds(300, status, old, old, first_id=60_001, scheduled_at="timestamptz '2025-12-01 00:00:00+00'")
+    with admin.cursor() as cursor:
+        cursor.execute(f"ANALYZE {either._meta.table_name}")
+    statements: list[tuple[str, Any]] = []
+    execute_sql = Database.execute_sql
+
+    def execute_and_note(self: Database, sql: str, params: Any = None) -> Any:
+        statements.append((sql, params))
+        return execute_sql(self, sql, params)
+
+    (table,) = [each for each in sweep.walks() if isinstance(each, TablePass)]
+    with monkeypatch.context() as noting, database.atomic() as transaction:
+        noting.setattr(Database, "execute_sql", execute_and_note)
+        now = datetime(2026, 1, 1, tzinfo=UTC)
+        first = table.settle(Step(sweep.name, None, now))
+        second = table.settle(Step(sweep.name, None, now, first.position))
+        positions = table.positions(Step(sweep.name, None, now, second.position))
+        table.rescue(Step(sweep.name, None, now, only=positions[:1]), ValueError("no"))
+        table.describe(positions[0])
+        table.backlog(now, 1000)
+        table.oldest(now)
+        transaction.rollback()
+
+    walks = [(sql, params) for sql, params in statements if either._meta.table_name in sql]
+    plans = ["\n".join(row[0] for row in database.execute_sql(f"EXPLAIN {sql}", params)) for sql, params in walks]
+    assert (first.counts, second.counts) == ({"dropped": 100}, {"dropped": 100})
+    assert len(plans) >= 7
+    assert [plan for plan in plans if "Seq Scan" in plan] == []
+    assert "status_" in plans[0] and "status_" in plans[1], "the index of the document"

@@ -1,0 +1,83 @@
+"""Document 100, 監視・アラート."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.testing import ManualClock
+from housekeeping.workers.object_storage.worker import LARGEST_BACKLOG, sweep
+from tests.integration.workers.object_storage.conftest import Configure, Lines, Prepare
+from tests.integration.workers.object_storage.places import Folder
+
+NOWHERE = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "endpoint": "http://127.0.0.1:1"}
+
+pytestmark = pytest.mark.usefixtures("postgres", "pending")
+
+
+def test_alarms_ring_for_failures_in_a_row(
+    folder: Folder, configure: Configure, prepared: Prepare, lines: Lines, clock: ManualClock
+) -> None:
+    # 監視・アラート: エラー件数, 連続失敗
+    configure(artifacts=folder.missing())
+    prepared("may/1")
+
+    rung = []
+    for _ in range(3):
+        perform(sweep, clock=clock)
+        rung.append([line["alarm"] for line in lines("Alarm")])
+
+    assert rung == [[], [], ["failed_runs"]]
+
+
+def test_an_alarm_rings_for_a_run_over_250_seconds_not_for_one_of_250(
+    folder: Folder, configure: Configure, lines: Lines
+) -> None:
+    # 監視・アラート: 処理時間, 250秒超過
+    configure(artifacts=folder.settings())
+    # The clock is read when the run begins, when its last batch ends, and at its end.
+    perform(sweep, clock=ManualClock(tick=timedelta(seconds=125)))
+    assert lines("Alarm") == []
+
+    perform(sweep, clock=ManualClock(tick=timedelta(seconds=126)))
+
+    assert [line["alarm"] for line in lines("Alarm")] == ["longest_run"]
+
+
+@pytest.mark.parametrize(("waiting", "rings"), [(-1, []), (0, []), (1, ["backlog"])])
+def test_an_alarm_rings_for_more_than_10_000_stale_uploads_left(
+    folder: Folder,
+    configure: Configure,
+    prepared: Prepare,
+    lines: Lines,
+    waiting: int,
+    rings: list[str],
+) -> None:
+    # 監視・アラート: ペンディングエントリ蓄積. The store is away, so all are left.
+    configure(artifacts=folder.missing())
+    prepared(*(f"may/{number}" for number in range(LARGEST_BACKLOG + waiting)))
+    prepared("may/fresh", ago=timedelta())
+
+    perform(sweep, clock=ManualClock())
+
+    assert [line["alarm"] for line in lines("Alarm")] == rings
+
+
+def test_the_alarm_of_the_backlog_does_not_break_the_run_when_redis_is_away(
+    folder: Folder, configure: Configure, lines: Lines, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(artifacts=folder.settings())
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise redis.ConnectionError("gone")
+
+    monkeypatch.setattr(redis.Redis, "eval", away)
+
+    result = perform(sweep, clock=clock)
+
+    assert result.outcome == "failed"
+    assert len(lines("Could not count the backlog")) == 1

@@ -1,0 +1,199 @@
+"""The claims by which one run, and no other, deletes an upload: who takes them over, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.core.errors import RedisUnavailable
+from housekeeping.core.settings import Settings
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.testing import ManualClock
+from housekeeping.workers.object_storage import claims, pending_entry
+from housekeeping.workers.object_storage.claims import Claims
+from housekeeping.workers.object_storage.pending_entry import Entry
+from housekeeping.workers.object_storage.worker import sweep
+from tests.integration.workers.object_storage.conftest import THREE_HOURS, Configure, Pending, Prepare
+from tests.integration.workers.object_storage.places import Folder, Place
+
+pytestmark = pytest.mark.usefixtures("postgres", "pending")
+
+
+@pytest.mark.parametrize(("older_by", "taken"), [(-1, 0), (1, 1)])
+def test_the_claim_of_a_dead_run_is_taken_over_when_it_must_have_ended(
+    prepared: Prepare, pending: redis.Redis, settings: Settings, older_by: int, taken: int
+) -> None:
+    lasts = timedelta(minutes=6)
+    prepared("may/1")
+    value: Any = pending.hget(pending_entry.KEY, "artifacts:may/1")
+    entry = Entry(b"artifacts:may/1", value)
+    dead, living = Claims(lasts), Claims(lasts)
+    assert dead.take([entry]) == [entry]
+    assert living.take([entry]) == []
+    left = claims._KEPT - lasts - timedelta(seconds=older_by)
+    pending.pexpire(f"{settings.namespace}:upload_claim:artifacts:may/1", left)
+
+    assert len(living.take([entry])) == taken
+
+
+@pytest.mark.parametrize(
+    ("dead", "living", "at_work", "taken"),
+    [(7, 8, [6, 8], 1), (7, 8, [7, 8], 0), (9, 8, [8], 0), (None, 8, [8], 0), (7, None, [], 0)],
+)
+def test_the_claim_of_an_earlier_run_that_is_not_at_work_is_taken_over_at_once(
+    prepared: Prepare, pending: redis.Redis, dead: int | None, living: int | None, at_work: list[int], taken: int
+) -> None:
+    prepared("may/1")
+    value: Any = pending.hget(pending_entry.KEY, "artifacts:may/1")
+    entry = Entry(b"artifacts:may/1", value)
+    asleep, awake = Claims(THREE_HOURS, dead), Claims(THREE_HOURS, living, lambda: at_work)
+    assert asleep.take([entry]) == [entry]
+
+    assert len(awake.take([entry])) == taken
+    assert asleep.settle([entry], []).removed == ([] if taken else [entry])
+
+
+def test_a_run_that_was_taken_for_dead_begins_no_deletion_and_the_next_one_takes_over_its_claims(
+    place: Place,
+    configure: Configure,
+    prepared: Prepare,
+    still_pending: Pending,
+    clock: ManualClock,
+    admin: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    configure(artifacts=place.settings())
+    prepared("may/1", place=place)
+    take, asleep = Claims.take, [True]
+
+    def take_and_sleep(self: Claims, chosen: Sequence[Entry]) -> list[Entry]:
+        claimed = take(self, chosen)
+        if asleep:
+            asleep.clear()
+            # A minute passes, but not by the machine's own clock, which stands still while it is paused.
+            with admin.cursor() as cursor:
+                cursor.execute(f"UPDATE {Run._meta.schema}.runs SET heartbeat_at = heartbeat_at - interval '61 s'")
+            assert perform(sweep, clock=clock).counts["total_deleted_stale_entries"] == 1, "it takes them over"
+            place.put("may/1")  # by whoever uses the path again
+        return claimed
+
+    monkeypatch.setattr(Claims, "take", take_and_sleep)
+    result = perform(sweep, clock=clock)
+
+    assert (result.outcome, result.reason) == ("lost_lease", "taken_over")
+    assert (place.paths(), still_pending()) == ({"may/1"}, set())
+
+
+def test_a_run_that_lost_its_claim_removes_nothing_and_reports_nothing(
+    prepared: Prepare, pending: redis.Redis, still_pending: Pending, settings: Settings
+) -> None:
+    prepared("may/1")
+    value: Any = pending.hget(pending_entry.KEY, "artifacts:may/1")
+    entry = Entry(b"artifacts:may/1", value)
+    asleep = Claims(THREE_HOURS)
+    asleep.take([entry])
+    pending.set(f"{settings.namespace}:upload_claim:artifacts:may/1", "another's")
+
+    ends = asleep.settle([entry], [])
+
+    assert (ends.removed, ends.lost) == ([], [])
+    assert still_pending() == {"may/1"}
+
+
+def test_claims_end_by_themselves(prepared: Prepare, pending: redis.Redis, settings: Settings) -> None:
+    prepared("may/1", "may/2")
+    found: Any = pending.hgetall(pending_entry.KEY)
+    both = [Entry(field, value) for field, value in found.items()]
+    ours = Claims(timedelta(minutes=6))
+    ours.take(both)
+    ours.settle(both[:1], both[1:])
+
+    keys: Any = list(pending.scan_iter(match=f"{settings.namespace}:upload_claim:*"))
+
+    assert len(keys) == 1, "the one whose object may still be there"
+    assert 0 < int(pending.ttl(keys[0])) <= claims._KEPT.total_seconds()
+
+
+def test_a_run_whose_row_shows_only_after_the_claim_was_met_keeps_what_it_claimed(
+    prepared: Prepare, pending: redis.Redis
+) -> None:
+    # Ids are drawn before their rows can be seen: a run that began earlier may show later.
+    prepared("may/1")
+    value: Any = pending.hget(pending_entry.KEY, "artifacts:may/1")
+    entry = Entry(b"artifacts:may/1", value)
+    at_work = {8}
+    living = Claims(THREE_HOURS, 8, lambda: at_work)
+    at_work.add(7)
+    assert Claims(THREE_HOURS, 7).take([entry]) == [entry]
+
+    assert living.take([entry]) == []
+
+
+def test_an_undisturbed_run_does_not_ask_who_else_is_at_work(prepared: Prepare, pending: redis.Redis) -> None:
+    prepared("may/1")
+    value: Any = pending.hget(pending_entry.KEY, "artifacts:may/1")
+    entry = Entry(b"artifacts:may/1", value)
+
+    assert Claims(THREE_HOURS, 8, lambda: pytest.fail("it asked")).take([entry]) == [entry]
+
+
+@pytest.mark.parametrize("meanwhile", [None, "claimed", "prepared anew"])
+def test_what_was_removed_by_a_call_whose_answer_was_lost_is_counted(
+    prepared: Prepare, pending: redis.Redis, settings: Settings, still_pending: Pending, meanwhile: str | None
+) -> None:
+    prepared("may/1", "may/2")
+    found: Any = pending.hgetall(pending_entry.KEY)
+    gone, kept = sorted((Entry(field, value) for field, value in found.items()), key=lambda entry: entry.field)
+    ours = Claims(THREE_HOURS, 7)
+    ours.take([gone, kept])
+    settle, lost = ours._settle, [redis.ConnectionError("reset by peer")]
+
+    def settle_and_lose_the_answer(**what: Any) -> Any:
+        codes = settle(**what)
+        if lost:
+            if meanwhile == "claimed":
+                pending.set(f"{settings.namespace}:upload_claim:artifacts:may/1", "8:another's")
+            elif meanwhile == "prepared anew":
+                pending.hset(pending_entry.KEY, "artifacts:may/1", "1")
+            raise lost.pop()
+        return codes
+
+    ours._settle = settle_and_lose_the_answer
+    ends = ours.settle([gone], [kept])
+
+    assert (ends.removed, ends.lost) == ([gone] if meanwhile is None else [], [])
+    assert still_pending() == ({"may/1", "may/2"} if meanwhile == "prepared anew" else {"may/2"})
+
+
+def test_what_was_removed_before_redis_went_away_is_counted(
+    configure: Configure,
+    prepared: Prepare,
+    still_pending: Pending,
+    clock: ManualClock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = {location: Folder(tmp_path / location) for location in ("artifacts", "uploads")}
+    configure(**{location: place.settings() for location, place in places.items()})
+    for location, place in places.items():
+        prepared("may/1", "may/2", location=location, place=place)
+    take, calls = Claims.take, []
+
+    def take_or_fail(self: Claims, chosen: Sequence[Entry]) -> list[Entry]:
+        calls.append(chosen)
+        if len(calls) == 2:
+            raise RedisUnavailable("gone")
+        return take(self, chosen)
+
+    monkeypatch.setattr(Claims, "take", take_or_fail)
+    result = perform(sweep, clock=clock)
+
+    assert (result.outcome, result.counts["total_deleted_stale_entries"]) == ("done", 4)
+    assert still_pending() == set()

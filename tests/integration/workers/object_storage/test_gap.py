@@ -1,0 +1,227 @@
+"""An upload that is touched in exactly the gap between the worker's look and its deletion.
+
+Document 100, 概要, 影響範囲: 正常なファイルには影響しません.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import redis
+
+from housekeeping.core.errors import UploadBeingDeleted
+from housekeeping.core.settings import WorkerSettings
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.testing import ManualClock
+from housekeeping.workers.object_storage import pending_entry, pending_uploads
+from housekeeping.workers.object_storage.claims import Claims
+from housekeeping.workers.object_storage.deletion import Deleted, Deletion
+from housekeeping.workers.object_storage.pending_entry import Entry
+from housekeeping.workers.object_storage.worker import sweep
+from tests.integration.workers.object_storage.conftest import Configure, Pending, Prepare
+from tests.integration.workers.object_storage.places import Folder, Place
+
+#: Does something right before the worker claims what it found stale, or right before it deletes the objects.
+Meanwhile = Callable[[Callable[[], Any]], None]
+
+pytestmark = pytest.mark.usefixtures("postgres", "pending")
+
+
+@pytest.fixture
+def before_the_claim(monkeypatch: pytest.MonkeyPatch) -> Meanwhile:
+    def arrange(act: Callable[[], Any]) -> None:
+        take = Claims.take
+
+        def act_and_take(self: Claims, chosen: Sequence[Entry]) -> list[Entry]:
+            act()
+            return take(self, chosen)
+
+        monkeypatch.setattr(Claims, "take", act_and_take)
+
+    return arrange
+
+
+@pytest.fixture
+def before_the_deletion(monkeypatch: pytest.MonkeyPatch) -> Meanwhile:
+    def arrange(act: Callable[[], Any]) -> None:
+        delete = Deletion.delete
+
+        def act_and_delete(self: Deletion, *arguments: Any) -> Deleted:
+            act()
+            return delete(self, *arguments)
+
+        monkeypatch.setattr(Deletion, "delete", act_and_delete)
+
+    return arrange
+
+
+def complete(path: str) -> bool:
+    return pending_uploads.complete("artifacts", path)
+
+
+def test_an_upload_completed_after_the_page_was_read_keeps_its_object(
+    place: Place,
+    configure: Configure,
+    prepared: Prepare,
+    still_pending: Pending,
+    before_the_claim: Meanwhile,
+    clock: ManualClock,
+) -> None:
+    configure(artifacts=place.settings())
+    prepared("may/1", "may/2", place=place)
+    completed: list[bool] = []
+    before_the_claim(lambda: completed.append(complete("may/1")))
+
+    result = perform(sweep, clock=clock)
+
+    assert completed == [True]
+    assert result.counts["total_deleted_stale_entries"] == 1 and result.counts["failed"] == 0
+    assert (still_pending(), place.paths()) == (set(), {"may/1"})
+
+
+def test_an_upload_prepared_anew_after_the_page_was_read_keeps_its_object(
+    place: Place,
+    configure: Configure,
+    prepared: Prepare,
+    still_pending: Pending,
+    before_the_claim: Meanwhile,
+    clock: ManualClock,
+) -> None:
+    configure(artifacts=place.settings())
+    prepared("may/1", "may/2", place=place)
+    before_the_claim(lambda: pending_uploads.prepare("artifacts", "may/1", clock=clock))
+
+    perform(sweep, clock=clock)
+
+    assert (still_pending(), place.paths()) == ({"may/1"}, {"may/1"})
+
+
+def test_an_upload_removed_by_another_program_after_the_page_was_read_keeps_its_object(
+    place: Place, configure: Configure, prepared: Prepare, pending: redis.Redis, before_the_claim: Meanwhile
+) -> None:
+    # That program knows no claims; its HDEL counts as completion up to the claim.
+    configure(artifacts=place.settings())
+    prepared("may/1", place=place)
+    before_the_claim(lambda: pending.hdel(pending_entry.KEY, "artifacts:may/1"))
+
+    perform(sweep, clock=ManualClock())
+
+    assert place.paths() == {"may/1"}
+
+
+def test_an_upload_that_is_being_deleted_cannot_be_completed_or_prepared(
+    place: Place,
+    configure: Configure,
+    prepared: Prepare,
+    still_pending: Pending,
+    before_the_deletion: Meanwhile,
+    clock: ManualClock,
+) -> None:
+    # The gap that a second look cannot close: whoever is told "completed" has an object.
+    configure(artifacts=place.settings())
+    prepared("may/1", place=place)
+    completed: list[bool] = []
+
+    def try_to() -> None:
+        completed.append(complete("may/1"))
+        with pytest.raises(UploadBeingDeleted, match="artifacts:may/1"):
+            pending_uploads.prepare("artifacts", "may/1", clock=clock)
+        assert pending_uploads.exists("artifacts", "may/1"), "nobody sees the entry change before it goes"
+
+    before_the_deletion(try_to)
+
+    result = perform(sweep, clock=clock)
+
+    assert completed == [False]
+    assert result.counts["total_deleted_stale_entries"] == 1
+    assert (still_pending(), place.paths()) == (set(), set())
+
+
+def test_a_path_is_free_again_once_its_stale_upload_is_gone(
+    folder: Folder, configure: Configure, prepared: Prepare, pending: redis.Redis, clock: ManualClock
+) -> None:
+    configure(artifacts=folder.settings())
+    prepared("may/1", place=folder)
+    perform(sweep, clock=clock)
+
+    pending_uploads.prepare("artifacts", "may/1", clock=clock)
+    folder.put("may/1")
+
+    assert perform(sweep, clock=clock).counts["total_deleted_stale_entries"] == 0
+    assert complete("may/1") is True
+    assert folder.paths() == {"may/1"}
+
+
+def test_whoever_is_told_completed_has_an_object_and_nobody_else(
+    folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending, postgres: Database
+) -> None:
+    # The same without arranging anything: everything is completed while everything is swept.
+    configure(artifacts=folder.settings())
+    paths = [f"may/{number}" for number in range(1_000)]
+    prepared(*paths, place=folder)
+    completed: set[str] = set()
+    start = threading.Barrier(2)
+
+    def complete_all() -> None:
+        start.wait(timeout=10)
+        completed.update(path for path in reversed(paths) if complete(path))
+
+    other = threading.Thread(target=complete_all)
+    other.start()
+    start.wait(timeout=10)
+    result = perform(sweep.configured(WorkerSettings(batch_size=50)), clock=ManualClock())
+    other.join(timeout=60)
+
+    assert folder.paths() == completed
+    assert result.counts["failed"] == 0
+    assert still_pending() == set()
+
+
+@pytest.mark.parametrize(
+    ("act", "why"),
+    [
+        (lambda pending: pending.hdel(pending_entry.KEY, "artifacts:may/1"), "completed by another program"),
+        (lambda pending: pending.hset(pending_entry.KEY, "artifacts:may/1", "1767225600"), "prepared anew by another"),
+    ],
+)
+def test_an_upload_another_program_touches_while_it_is_deleted_is_lost_and_that_is_said(
+    folder: Folder,
+    configure: Configure,
+    prepared: Prepare,
+    pending: redis.Redis,
+    before_the_deletion: Meanwhile,
+    reported: list[dict[str, Any]],
+    clock: ManualClock,
+    act: Callable[[redis.Redis], Any],
+    why: str,
+) -> None:
+    # The declared limit (docs/workers/object_storage.md): a program that does not use this API is not held off.
+    configure(artifacts=folder.settings())
+    prepared("may/1", "may/2", place=folder)
+    before_the_deletion(lambda: act(pending))
+
+    result = perform(sweep, clock=clock)
+
+    assert result.counts["total_deleted_stale_entries"] == 1 and result.counts["failed"] == 1
+    (report,) = reported
+    assert why in str(report["error"]) and report["path"] == "may/1"
+    assert pending.hget(pending_entry.KEY, "artifacts:may/1") in (None, b"1767225600"), "what is new is not removed"
+
+
+def test_an_object_that_may_be_gone_cannot_be_completed_and_the_next_run_takes_it_up_at_once(
+    folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending, clock: ManualClock
+) -> None:
+    configure(artifacts=folder.settings())
+    poison = folder.refuse("may/poison")
+    prepared(poison)
+    perform(sweep, clock=clock)
+    assert complete(poison) is False
+    (folder.root / folder.prefix / poison / "inside").unlink()
+    (folder.root / folder.prefix / poison).rmdir()
+
+    assert perform(sweep, clock=clock).counts["total_deleted_stale_entries"] == 1
+    assert still_pending() == set()

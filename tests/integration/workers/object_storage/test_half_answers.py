@@ -1,0 +1,114 @@
+"""Object stores that deny, fail half-way, answer late or not at all (F9): all others are settled, no entry goes whose
+object is still there, and no object that is in use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.testing import ManualClock
+from housekeeping.workers.object_storage.worker import sweep
+from tests.integration.workers.object_storage.conftest import Configure, Pending, Prepare
+from tests.integration.workers.object_storage.faulty_s3 import Answer, FaultyS3, faulty_s3, healthy
+
+pytestmark = pytest.mark.usefixtures("postgres", "pending")
+
+STALE = {f"may/{number}" for number in range(40)}
+POISON = {"may/7", "may/8", "may/23"}
+#: Completed long ago, or being uploaded now: in use.
+COMPLETED, FRESH = {"may/completed"}, {"may/fresh"}
+
+
+@pytest.fixture
+def store(configure: Configure, prepared: Prepare) -> Iterator[FaultyS3]:
+    """A store with 40 stale uploads, one fresh, and one object that was completed."""
+    with faulty_s3() as store:
+        configure(artifacts=store.settings())
+        store.objects = STALE | COMPLETED | FRESH
+        prepared(*sorted(STALE))
+        prepared(*FRESH, ago=sweep.max_runtime)
+        yield store
+
+
+def denies_some(server: FaultyS3, keys: Sequence[str], many: bool) -> Answer:
+    return 200, server.remove(keys, sorted(POISON))
+
+
+def fails_half_way(server: FaultyS3, keys: Sequence[str], many: bool) -> Answer:
+    """Of a request for many, half is done; some are never."""
+    if not many and set(keys) & POISON:
+        return 500, "<Error><Code>InternalError</Code></Error>"
+    answer = server.remove([key for key in keys[: len(keys) // 2 + 1] if key not in POISON])
+    return (500, "<Error><Code>InternalError</Code></Error>") if many else (200, answer)
+
+
+def says_nothing_once(server: FaultyS3, keys: Sequence[str], many: bool) -> Answer:
+    """Deletes, and drops the connection before it has said so."""
+    answer = healthy(server, keys, many)
+    return None if server.requests == 1 else answer
+
+
+def says_nothing_to_many(server: FaultyS3, keys: Sequence[str], many: bool) -> Answer:
+    answer = healthy(server, keys, many)
+    return None if many else answer
+
+
+def is_late_once(server: FaultyS3, keys: Sequence[str], many: bool) -> Answer:
+    """Deletes, and answers when whoever asked has given up."""
+    answer = healthy(server, keys, many)
+    if server.requests == 1:
+        server.over.wait(20)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("behave", "left"),
+    [
+        (denies_some, POISON),
+        (fails_half_way, POISON),
+        (says_nothing_once, set()),
+        (says_nothing_to_many, set()),
+        (is_late_once, set()),
+    ],
+)
+def test_half_an_answer_costs_those_it_is_about_and_the_next_run_settles_them(
+    store: FaultyS3,
+    still_pending: Pending,
+    clock: ManualClock,
+    behave: Callable[[FaultyS3, Sequence[str], bool], Answer],
+    left: set[str],
+) -> None:
+    store.behave = behave
+    first = perform(sweep, clock=clock)
+    objects, entries = set(store.objects), still_pending()
+    store.behave = healthy
+    second = perform(sweep, clock=clock)
+
+    assert entries == left | FRESH, "all others are settled"
+    assert objects - COMPLETED == entries, "nothing is done with whose object is still there"
+    assert (store.objects, still_pending()) == (COMPLETED | FRESH, FRESH)
+    deleted = [result.counts["total_deleted_stale_entries"] for result in (first, second)]
+    assert deleted == [len(STALE - left), len(left)]
+    assert first.counts["failed"] == len(left)
+
+
+def test_what_a_store_deleted_without_saying_so_before_it_broke_down_is_settled_by_the_next_run(
+    store: FaultyS3, still_pending: Pending, clock: ManualClock
+) -> None:
+    def breaks_down(server: FaultyS3, keys: Sequence[str], many: bool) -> Answer:
+        if server.requests == 1:
+            server.remove(keys[:20])
+        return 503, "<Error><Code>SlowDown</Code></Error>"
+
+    store.behave = breaks_down
+    first = perform(sweep, clock=clock)
+    objects, entries = set(store.objects), still_pending()
+    store.behave = healthy
+    second = perform(sweep, clock=clock)
+
+    assert (len(objects - COMPLETED - FRESH), entries) == (20, STALE | FRESH)
+    assert first.counts["total_deleted_stale_entries"] == 0
+    assert (second.outcome, second.counts["total_deleted_stale_entries"]) == ("done", len(STALE))
+    assert (store.objects, still_pending()) == (COMPLETED | FRESH, FRESH)

@@ -1,0 +1,233 @@
+"""Document 100, パフォーマンス要件, 処理フロー 4, トランザクション仕様: time, memory, round trips, pages."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping.sweeps.limits.breaker import Breaker
+from housekeeping.testing import ManualClock
+from housekeeping.workers.object_storage import pending_uploads
+from housekeeping.workers.object_storage.worker import MAX_EXEC_DURATION, sweep
+from tests.integration.sweeps.conftest import low_floor as low_floor
+from tests.integration.sweeps.engine.sizing import past_runs
+from tests.integration.workers.object_storage.conftest import Configure, Pending, Prepare, counted
+from tests.integration.workers.object_storage.places import Folder
+
+SECOND = timedelta(seconds=1)
+SMALL = dataclasses.replace(sweep, batch_size=10)
+#: Does not look at the backlog when it ends.
+QUIET = dataclasses.replace(SMALL, alarms=dataclasses.replace(sweep.alarms, backlog=None), settles=())
+
+
+pytestmark = pytest.mark.usefixtures("postgres", "pending")
+
+
+def test_the_run_stops_once_more_than_250_seconds_have_passed(
+    folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending
+) -> None:
+    # 処理フロー 4, パフォーマンス要件, MAX_EXEC_DURATION. The clock moves 125 s at each look: 125, 250 and 375 s are
+    # spent after three batches of 32 deletes; 250 s is still inside.
+    configure(artifacts=folder.settings())
+    prepared(*(f"may/{number}" for number in range(200)))
+
+    result = perform(sweep, clock=ManualClock(tick=MAX_EXEC_DURATION / 2))
+
+    assert (result.outcome, result.reason) == ("partial", "out_of_time")
+    assert result.counts == counted(200, 96, timeout=True)
+    assert len(still_pending()) == 104
+
+
+@pytest.fixture
+def cursors(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The cursor of each page that was read, and that of the next."""
+    seen: list[tuple[int, int]] = []
+    page = pending_uploads.page
+
+    def page_and_note(cursor: int, size: int, before: float) -> Any:
+        following, found = page(cursor, size, before)
+        seen.append((cursor, following))
+        return following, found
+
+    monkeypatch.setattr(pending_uploads, "page", page_and_note)
+    return seen
+
+
+def test_the_next_run_goes_on_with_the_page_after_the_last(
+    folder: Folder, configure: Configure, prepared: Prepare, cursors: list[tuple[int, int]]
+) -> None:
+    # エラーケース一覧, タイムアウト: 次回実行で継続処理
+    configure(artifacts=folder.settings())
+    prepared(*(f"may/{number}" for number in range(2_000)))
+
+    for _ in range(3):
+        perform(QUIET, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
+
+    (first, second, third) = cursors
+    assert first[0] == 0 and second[0] == first[1] != 0 and third[0] == second[1] != 0
+
+
+def test_the_next_run_begins_with_the_page_in_which_time_ran_out(
+    folder: Folder, configure: Configure, prepared: Prepare, cursors: list[tuple[int, int]]
+) -> None:
+    # A page of a hundred asks three times within and once after it; the sixth answer is that time is up.
+    configure(artifacts=folder.settings())
+    prepared(*(f"may/{number}" for number in range(2_000)))
+    pages_of_100 = dataclasses.replace(QUIET, batch_size=100)
+
+    first = perform(pages_of_100, clock=ManualClock(tick=MAX_EXEC_DURATION / 5))
+    (_, (cut, _)) = cursors
+    perform(pages_of_100, clock=ManualClock())
+
+    assert first.outcome == "partial" and 130 < first.counts["total_deleted_stale_entries"] < 200
+    assert cursors[2][0] == cut != 0
+
+
+def test_objects_that_are_slow_to_be_refused_do_not_keep_the_others_waiting_for_ever(
+    folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending
+) -> None:
+    # Each run has time for 32 of them, and all are on one page.
+    configure(artifacts=folder.settings())
+    poison = {folder.refuse(f"may/poison-{number}") for number in range(100)}
+    prepared(*poison)
+    prepared(*(f"may/{number}" for number in range(20)))
+
+    for _ in range(80):
+        perform(sweep, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
+
+    assert still_pending() == poison
+
+
+def test_the_time_is_asked_between_the_batches_of_one_page(
+    folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending
+) -> None:
+    # 処理フロー 4: asked after every batch of deletes; the one in hand is finished. A small hash comes as one page.
+    configure(artifacts=folder.settings(), uploads=folder.settings())
+    prepared("may/1", "may/2", place=folder)
+    prepared("may/3", "may/4", location="uploads", place=folder)
+
+    result = perform(sweep, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
+
+    assert (result.outcome, result.counts) == ("partial", counted(4, 2, timeout=True))
+    assert len(folder.paths()) == 2
+
+    assert perform(sweep, clock=ManualClock()).counts == counted(2, 2)
+
+
+def test_the_time_is_asked_while_objects_are_deleted_one_by_one(
+    folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending
+) -> None:
+    configure(artifacts=folder.settings())
+    prepared(*(f"may/{number}" for number in range(100)))
+
+    result = perform(sweep, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
+
+    assert result.counts == counted(100, 32, timeout=True)
+    assert len(still_pending()) == 68
+
+
+def test_late_end_of_the_last_batch_is_done_with_the_timeout_flag(
+    folder: Folder, configure: Configure, prepared: Prepare
+) -> None:
+    configure(artifacts=folder.settings())
+    prepared("may/1")
+
+    result = perform(sweep, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
+
+    # 処理フロー 4, フローチャート: the time is asked after the last entry, too.
+    assert (result.outcome, result.counts) == ("done", counted(1, 1, timeout=True))
+
+
+def test_a_shutdown_ends_the_run_after_its_batch_and_the_next_goes_on(
+    folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock
+) -> None:
+    # R5
+    configure(artifacts=folder.settings())
+    prepared(*(f"may/{number}" for number in range(2_000)))
+    stopping = threading.Event()
+
+    first = perform(SMALL, clock=clock, stopping=stopping, on_batch=lambda counts: stopping.set())
+    second = perform(sweep, clock=clock)
+
+    assert (first.outcome, first.reason) == ("partial", "shutdown")
+    assert 0 < first.counts["total_deleted_stale_entries"] < 2_000
+    assert first.counts["execution_timeout"] is False
+    assert first.counts["total_deleted_stale_entries"] + second.counts["total_deleted_stale_entries"] == 2_000
+
+
+def test_resumed_run_that_is_done_has_also_seen_what_lies_before_its_beginning(
+    folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock
+) -> None:
+    configure(artifacts=folder.settings())
+    prepared(*(f"may/{number}" for number in range(2_000)))
+    stopping = threading.Event()
+    perform(SMALL, clock=clock, stopping=stopping, on_batch=lambda counts: stopping.set())
+    # Some of these are among the entries that the first run has passed.
+    prepared(*(f"late/{number}" for number in range(500)))
+
+    resumed = perform(sweep, clock=clock)
+
+    assert (resumed.outcome, pending_uploads.count()) == ("done", 0)
+
+
+def test_each_page_commits_its_counts(
+    folder: Folder, configure: Configure, prepared: Prepare, last_run: Callable[[], Run], clock: ManualClock
+) -> None:
+    # トランザクション仕様
+    configure(artifacts=folder.settings())
+    prepared(*(f"may/{number}" for number in range(2_000)))
+    seen: list[tuple[Any, Any]] = []
+
+    def look(counts: Counts) -> None:
+        seen.append((counts["total_deleted_stale_entries"], last_run().counts["total_deleted_stale_entries"]))
+
+    perform(dataclasses.replace(sweep, batch_size=500), clock=clock, on_batch=look)
+
+    assert len(seen) > 2 and all(told == written for told, written in seen)
+
+
+def test_a_page_costs_four_round_trips_and_the_hash_is_never_read_whole(
+    folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # パフォーマンス要件: メモリ使用量上限, イテレータ使用で制御. A page, its claim, (the deletion,) its removal.
+    configure(artifacts=folder.settings())
+    prepared(*(f"may/{number}" for number in range(5_000)))
+    commands: list[str] = []
+    execute = redis.Redis.execute_command
+
+    def execute_and_note(self: redis.Redis, *args: Any, **options: Any) -> Any:
+        commands.append(str(args[0]))
+        return execute(self, *args, **options)
+
+    monkeypatch.setattr(redis.Redis, "execute_command", execute_and_note)
+
+    perform(dataclasses.replace(QUIET, batch_size=500), clock=clock)
+
+    pages = commands.count("EVAL")
+    assert 5 <= pages <= 15
+    assert commands.count("EVALSHA") <= 2 * pages + 2
+    assert {name for name in commands if name not in ("EVAL", "EVALSHA")} <= {"HLEN", "SCRIPT LOAD"}
+
+
+@pytest.mark.usefixtures("low_floor")
+def test_breaker_limit_holds_within_one_page(
+    folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending
+) -> None:
+    # Redis hands over a small hash as one page, whatever the size of a batch.
+    configure(artifacts=folder.settings())
+    prepared(*(f"may/{number}" for number in range(25)))
+    past_runs(10, 0, worker=sweep.name, counted_as="total_deleted_stale_entries")
+    limited = dataclasses.replace(sweep, breaker=Breaker(action="limit"))
+
+    ends = [(perform(limited, clock=ManualClock()).reason, len(still_pending())) for _ in range(3)]
+
+    assert ends == [("breaker", 15), ("breaker", 5), (None, 0)]

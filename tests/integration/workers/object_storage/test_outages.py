@@ -1,0 +1,240 @@
+"""Stores that are away, slow, or refuse all (エラーケース一覧: オブジェクトストレージ接続エラー)."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from housekeeping.core.errors import ObjectStoreUnavailable
+from housekeeping.core.redis_client import redis_client as make_redis_client
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import connect_to, database
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.testing import ManualClock
+from housekeeping.workers.object_storage import claims, pending_uploads, stores
+from housekeeping.workers.object_storage.local_files import delete_file
+from housekeeping.workers.object_storage.worker import sweep
+from tests.integration.workers.object_storage.conftest import Configure, Lines, Pending, Prepare, counted
+from tests.integration.workers.object_storage.places import Folder, Place
+
+NOWHERE = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "endpoint": "http://127.0.0.1:1"}
+
+pytestmark = pytest.mark.usefixtures("postgres", "pending")
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An endpoint that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_missing_bucket_or_folder_fails_the_run_and_nothing_is_taken_for_deleted(
+    place: Place, configure: Configure, prepared: Prepare, still_pending: Pending, clock: ManualClock
+) -> None:
+    configure(artifacts=place.missing())
+    prepared("may/1", "may/2")
+
+    result = perform(sweep, clock=clock)
+
+    assert result.outcome == "failed" and result.reason is not None
+    assert result.reason.startswith("object store 'artifacts': ")
+    assert "no folder" in result.reason or result.reason.endswith("NoSuchBucket")
+    assert (result.counts["total_pending_entries"], result.counts["total_deleted_stale_entries"]) == (2, 0)
+    assert still_pending() == {"may/1", "may/2"}
+    with pytest.raises(ObjectStoreUnavailable):
+        result.raise_for_failure()  # リトライ仕様: so that its message is retried
+
+
+def test_uploads_to_a_store_that_is_away_can_still_be_completed(
+    place: Place, configure: Configure, prepared: Prepare, clock: ManualClock
+) -> None:
+    # The store was asked first, so nothing was claimed.
+    configure(artifacts=place.missing())
+    prepared("may/1")
+    perform(sweep, clock=clock)
+
+    assert pending_uploads.complete("artifacts", "may/1") is True
+
+
+def test_a_folder_that_vanishes_in_the_middle_is_not_taken_for_deleted_objects(
+    folder: Folder,
+    configure: Configure,
+    prepared: Prepare,
+    still_pending: Pending,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    configure(artifacts=folder.settings())
+    paths = [f"may/{number}" for number in range(100)]
+    prepared(*paths, place=folder)
+
+    def vanish_and_delete(root: str, key: str) -> None:
+        shutil.rmtree(folder.root, ignore_errors=True)
+        delete_file(root, key)
+
+    monkeypatch.setattr("housekeeping.workers.object_storage.deletion.delete_file", vanish_and_delete)
+
+    result = perform(sweep, clock=clock)
+
+    assert result.outcome == "failed"
+    assert still_pending() == set(paths)
+
+
+def test_one_store_away_does_not_hold_up_the_others(
+    folder: Folder, configure: Configure, prepared: Prepare, pending: redis.Redis, lines: Lines, clock: ManualClock
+) -> None:
+    configure(artifacts=folder.settings(), uploads={"url": "s3://bucket", "options": NOWHERE})
+    for number in range(700):
+        prepared(f"may/{number}", location="artifacts" if number % 2 else "uploads")
+
+    result = perform(dataclasses.replace(sweep, batch_size=100), clock=clock)
+
+    assert result.outcome == "failed" and result.reason is not None
+    assert "'uploads'" in result.reason and "'artifacts'" not in result.reason
+    assert result.counts["total_deleted_stale_entries"] == 350
+    assert len(lines("Object store is left alone for this run")) == 1, "asked once, not once a page"
+
+
+def test_the_run_after_one_that_met_a_store_away_begins_at_the_front_and_settles_what_came_back(
+    folder: Folder,
+    configure: Configure,
+    prepared: Prepare,
+    still_pending: Pending,
+    last_run: Callable[[], Run],
+    clock: ManualClock,
+) -> None:
+    # 障害時対応: 障害発生時は次回定期実行で自動復旧
+    prepared("may/1")
+    configure(artifacts=folder.missing())
+    perform(sweep, clock=clock)
+    assert last_run().cursor is None
+    configure(artifacts=folder.settings())
+
+    result = perform(sweep, clock=clock)
+
+    assert (result.outcome, still_pending()) == ("done", set())
+
+
+def test_time_that_runs_out_does_not_hide_that_a_store_is_away(
+    folder: Folder, configure: Configure, prepared: Prepare
+) -> None:
+    configure(artifacts=folder.missing())
+    prepared(*(f"may/{number}" for number in range(2_000)))
+
+    result = perform(dataclasses.replace(sweep, batch_size=10), clock=ManualClock(tick=timedelta(minutes=10)))
+
+    assert result.outcome == "failed" and result.counts["execution_timeout"] is True
+
+
+def test_a_store_that_never_answers_is_given_up_in_bounded_time(
+    folder: Folder, configure: Configure, prepared: Prepare, silent: str, clock: ManualClock
+) -> None:
+    slow = {**NOWHERE, "endpoint": silent, "timeout": "50ms"}
+    configure(artifacts=folder.settings(), uploads={"url": "s3://bucket", "options": slow})
+    prepared("may/1")
+    prepared("may/2", location="uploads")
+
+    result = perform(sweep, clock=clock)
+
+    assert result.outcome == "failed"
+    assert result.counts["total_deleted_stale_entries"] == 1
+
+
+def test_requests_and_retries_end_well_within_a_run() -> None:
+    seconds = float(stores._CLIENT["timeout"].removesuffix("s"))
+    at_most = stores._RETRY["retry_timeout"].total_seconds() + seconds
+
+    assert 2 * at_most < sweep.max_runtime.total_seconds() / 2
+
+
+def test_a_store_that_refuses_every_deletion_is_left_alone_after_a_hundred(
+    folder: Folder, configure: Configure, prepared: Prepare, reported: list[dict[str, Any]], clock: ManualClock
+) -> None:
+    configure(artifacts=folder.settings())
+    prepared(*(folder.refuse(f"may/{number}") for number in range(300)))
+
+    result = perform(sweep, clock=clock)
+
+    assert result.outcome == "failed" and result.reason is not None
+    assert "refuses every deletion" in result.reason
+    assert 100 <= result.counts["failed"] < 132
+    assert [each.get("rows") for each in reported] == [None, result.counts["failed"]], "the run, and one cause"
+
+
+def test_a_store_that_deleted_anything_is_never_taken_for_one_that_refuses_all(
+    folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock
+) -> None:
+    configure(artifacts=folder.settings())
+    prepared(*(folder.refuse(f"may/poison-{number}") for number in range(150)))
+    prepared(*(f"may/{number}" for number in range(300)), place=folder)
+
+    result = perform(sweep, clock=clock)
+
+    assert (result.outcome, result.counts["failed"]) == ("done", 150)
+
+
+def test_redis_away_fails_the_run_with_a_reason(
+    folder: Folder, configure: Configure, settings: Settings, clock: ManualClock
+) -> None:
+    # エラーケース一覧
+    configure(artifacts=folder.settings())
+    ours = shared_redis.client
+    assert ours is not None
+    shared_redis.use(make_redis_client("redis://127.0.0.1:1"), settings.namespace)
+
+    result = perform(sweep, clock=clock)
+    shared_redis.use(ours, settings.namespace)
+
+    assert result.outcome == "failed" and result.reason is not None
+    assert result.reason.startswith("Redis did not answer")
+
+
+def test_a_database_away_fails_the_run_before_anything_is_deleted(
+    folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending, clock: ManualClock
+) -> None:
+    configure(artifacts=folder.settings())
+    prepared("may/1", place=folder)
+    ours = database.obj
+    database.initialize(connect_to("postgresql://nobody@127.0.0.1:1/nothing"))
+
+    result = perform(sweep, clock=clock)
+    database.initialize(ours)
+
+    assert result.outcome == "failed" and result.reason is not None and result.reason.startswith("database: ")
+    assert (still_pending(), folder.paths()) == ({"may/1"}, {"may/1"})
+
+
+def test_redis_lost_after_the_objects_are_gone_costs_a_repetition(
+    folder: Folder,
+    configure: Configure,
+    prepared: Prepare,
+    still_pending: Pending,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # 障害時対応: 再実行しても整合性が保たれる
+    configure(artifacts=folder.settings())
+    prepared("may/1", "may/2", place=folder)
+
+    def lost(*_: Any) -> Any:
+        raise redis.ConnectionError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(claims.Claims, "settle", lost)
+        first = perform(sweep, clock=clock)
+    claimed = pending_uploads.complete("artifacts", "may/1")
+    again = perform(sweep, clock=clock)
+
+    assert (first.outcome, claimed) == ("failed", False)
+    assert again.counts == counted(2, 2), "it finds the objects missing"
+    assert (folder.paths(), still_pending()) == (set(), set())

@@ -1,0 +1,71 @@
+"""`upload_deleted` in the outbox: stored before the entry goes, by which alone a later run would know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from housekeeping.core import events
+from housekeeping.sweeps import perform
+from housekeeping.sweeps.ledger.models import OutboxRow
+from housekeeping.testing import ManualClock
+from housekeeping.workers.object_storage.claims import Claims
+from housekeeping.workers.object_storage.worker import sweep
+from housekeeping.workers.outbox.worker import sweep as outbox_sweep
+from tests.integration.workers.object_storage.conftest import Configure, Prepare
+from tests.integration.workers.object_storage.places import Folder
+
+pytestmark = pytest.mark.usefixtures("postgres", "pending")
+
+
+@pytest.fixture
+def received() -> Iterator[list[str]]:
+    paths: list[str] = []
+
+    def handler(rows: list[dict[str, Any]], *, worker: str, run_id: int | None) -> None:
+        paths.extend(row["path"] for row in rows)
+
+    events.on(events.upload_deleted, handler, outbox="quota")
+    yield paths
+    events.off(events.upload_deleted, handler)
+
+
+def test_deleted_uploads_are_delivered_by_the_next_sweep_of_the_outbox(
+    folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock, received: list[str]
+) -> None:
+    configure(artifacts=folder.settings())
+    prepared("may/1", "may/2", place=folder)
+
+    perform(sweep, clock=clock)
+    before = list(received)
+    delivered = perform(outbox_sweep)
+
+    assert (before, sorted(received)) == ([], ["may/1", "may/2"])
+    assert (delivered.counts["delivered_rows"], OutboxRow.select().count()) == (2, 0)
+
+
+def test_upload_is_in_the_outbox_before_its_entry_is_removed(
+    folder: Folder,
+    configure: Configure,
+    prepared: Prepare,
+    clock: ManualClock,
+    received: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    configure(artifacts=folder.settings())
+    prepared("may/1", place=folder)
+    stored: list[int] = []
+
+    def die(*entries: Any) -> None:
+        stored.append(OutboxRow.select().count())
+        raise SystemExit("killed")
+
+    monkeypatch.setattr(Claims, "settle", die)
+    with pytest.raises(SystemExit):
+        perform(sweep, clock=clock)
+
+    assert stored == [1]
+    assert perform(outbox_sweep).counts["delivered_rows"] == 1
+    assert received == ["may/1"]

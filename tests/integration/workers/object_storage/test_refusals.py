@@ -1,0 +1,136 @@
+"""Document 100, エラー処理: one entry that cannot be settled costs itself only. `place` is a folder and S3."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.testing import ManualClock
+from housekeeping.workers.object_storage import pending_entry, pending_uploads
+from housekeeping.workers.object_storage.worker import sweep
+from tests.integration.workers.object_storage.conftest import THREE_HOURS, Configure, Lines, Pending, Prepare, counted
+from tests.integration.workers.object_storage.places import Folder, Place
+
+SECOND = timedelta(seconds=1)
+SMALL = dataclasses.replace(sweep, batch_size=10)
+
+
+pytestmark = pytest.mark.usefixtures("postgres", "pending")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        (b"artifacts:may/1", b"yesterday", "no number"),
+        (b"artifacts:may/1", b"-5", "no number"),
+        (b"artifacts:may/1", b"1.5", "no number"),
+        (b"artifacts:may/1", b"", "no number"),
+        (b"artifacts:may/1", b"1700000000000", "no number"),
+        (b"artifacts:may/1", b"9" * 5000, "no number"),
+        (b"artifacts:", b"1", "empty"),
+        (b"artifacts:/etc/passwd", b"1", "absolute"),
+        (b"artifacts:../other", b"1", "climbs out"),
+        (b"artifacts:a/../../other", b"1", "climbs out"),
+        (b"artifacts:a/..", b"1", "climbs out"),
+        (b"artifacts:victim/", b"1", "empty part"),
+        (b"artifacts:a//victim", b"1", "empty part"),
+        (b"artifacts:./victim", b"1", "empty part"),
+        (b"artifacts:a\nb", b"1", "control characters"),
+        (b"artifacts:a\x00b", b"1", "control characters"),
+        (b"artifacts:\xff\xfe", b"1", "not UTF-8"),
+        (b"\xff:a", b"1", "not UTF-8"),
+        (b"nowhere:a", b"1", "no location 'nowhere'"),
+        (b"no-colon", b"1", "path is empty"),
+        (b"", b"1", "path is empty"),
+    ],
+)
+def test_an_entry_that_cannot_be_one_stays_and_is_logged_reported_and_counted(
+    folder: Folder,
+    configure: Configure,
+    prepared: Prepare,
+    pending: redis.Redis,
+    reported: list[dict[str, Any]],
+    lines: Lines,
+    clock: ManualClock,
+    field: bytes,
+    value: bytes,
+    why: str,
+) -> None:
+    # エラーケース一覧, エラーログ
+    configure(artifacts=folder.settings())
+    folder.put("victim", "a/victim")
+    prepared("may/good", place=folder)
+    pending.hset(pending_entry.KEY, field, value)
+
+    result = perform(sweep, clock=clock)
+
+    assert (result.outcome, result.counts) == ("done", counted(2, 1, failed=1))
+    assert pending.hgetall(pending_entry.KEY) == {field: value}
+    assert folder.paths() == {"victim", "a/victim"}
+    (report,) = reported
+    assert why in str(report["error"])
+    (line,) = lines("A record could not be settled")
+    assert why in line["error"] and line["levelno"] == logging.ERROR
+
+
+def test_an_entry_that_cannot_be_one_is_left_alone_while_it_is_fresh(
+    folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock
+) -> None:
+    configure(artifacts=folder.settings())
+    prepared("../1", ago=THREE_HOURS)
+    prepared("2", location="nowhere", ago=THREE_HOURS)
+
+    assert perform(sweep, clock=clock).counts == counted(2, 0)
+
+
+def test_one_refused_object_among_10_000_costs_itself_only(
+    place: Place,
+    configure: Configure,
+    prepared: Prepare,
+    still_pending: Pending,
+    reported: list[dict[str, Any]],
+    lines: Lines,
+    clock: ManualClock,
+) -> None:
+    # エラーケース一覧, トランザクション範囲: エントリ単位
+    configure(artifacts=place.settings())
+    prepared(*(f"may/{number}" for number in range(9_999)))
+    place.put(*(f"may/{number}" for number in range(0, 9_999, 500)))
+    poison = place.refuse("may/poison")
+    prepared(poison)
+
+    result = perform(sweep, clock=clock)
+
+    assert (result.outcome, result.counts) == ("done", counted(10_000, 9_999, failed=1))
+    assert still_pending() == {poison}
+    assert len(place.paths()) == 1
+    assert [(report["location"], report["path"]) for report in reported] == [("artifacts", poison)]
+    assert [line["record"]["path"] for line in lines("A record could not be settled")] == [poison]
+
+
+def test_a_refused_object_is_tried_again_by_the_next_run(
+    place: Place, configure: Configure, prepared: Prepare, clock: ManualClock
+) -> None:
+    # 障害時対応: the next run tries again.
+    configure(artifacts=place.settings())
+    prepared(place.refuse("may/poison"))
+
+    assert perform(sweep, clock=clock).counts == counted(1, 0, failed=1)
+    assert perform(sweep, clock=clock).counts == counted(1, 0, failed=1)
+
+
+def test_an_entry_that_redis_shows_twice_fails_once(
+    folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(artifacts=folder.settings())
+    prepared("../poison", folder.refuse("may/poison"), "may/good")
+    page = pending_uploads.page
+    monkeypatch.setattr(pending_uploads, "page", lambda cursor, size, before: (1 - cursor, page(0, size, before)[1]))
+
+    assert perform(sweep, clock=clock).counts == counted(3, 1, failed=2)

@@ -1,0 +1,182 @@
+"""What the settings may say of a store, and which object a path means."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import pytest
+
+from housekeeping.core.errors import ObjectStoreUnavailable, SettingsError
+from housekeeping.core.settings import ObjectStoreSettings, Settings
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.testing import ManualClock
+from housekeeping.workers.object_storage import stores
+from housekeeping.workers.object_storage.store_url import Address, read_address
+from housekeeping.workers.object_storage.stores import ObjectStore
+from housekeeping.workers.object_storage.worker import sweep
+from tests.integration.workers.object_storage.conftest import Configure, Prepare
+from tests.integration.workers.object_storage.places import Place
+from tests.integration.workers.object_storage.s3_server import S3Server
+
+HIDDEN = "hush-hush-1234"
+
+
+@pytest.mark.parametrize(
+    ("url", "prefix", "address"),
+    [
+        ("file:///srv/files", "", Address("file", "/srv/files", "")),
+        ("file:///srv/my%20files/", "p/q", Address("file", "/srv/my files", "p/q/")),
+        ("s3://bucket", "", Address("s3", "bucket", "")),
+        ("s3://bucket/", "", Address("s3", "bucket", "")),
+        ("s3://bucket/a/b/", "/c/", Address("s3", "bucket", "a/b/c/")),
+        ("gs://bucket/a", "", Address("gs", "bucket", "a/")),
+        ("az://container/a", "b", Address("az", "container", "a/b/")),
+    ],
+)
+def test_a_url_and_a_prefix_say_where_the_objects_are(url: str, prefix: str, address: Address) -> None:
+    read = read_address("artifacts", ObjectStoreSettings(url=url, prefix=prefix))
+
+    assert read == address
+    assert read.key("x/y") == f"{address.prefix}x/y"
+
+
+@pytest.mark.parametrize(
+    ("url", "prefix", "why"),
+    [
+        ("file://relative/folder", "", "absolute path"),
+        ("file:///", "", "absolute path"),
+        ("file:///srv/../etc", "", "absolute path"),
+        ("s3:///prefix", "", "bucket"),
+        ("s3://bucket?region=x", "", "options"),
+        ("s3://user@bucket", "", "options"),
+        ("s3://bucket/a//b", "", "without .."),
+        ("s3://bucket/../b", "", "without .."),
+        ("file:///srv", "../b", "without .."),
+    ],
+)
+def test_a_url_that_cannot_work_is_refused_in_one_line(url: str, prefix: str, why: str) -> None:
+    with pytest.raises(SettingsError, match=why) as refused:
+        read_address("artifacts", ObjectStoreSettings(url=url, prefix=prefix))
+
+    assert "\n" not in str(refused.value)
+    assert 'HOUSEKEEPING_OBJECT_STORES["artifacts"]' in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"url": "ftp://x/y"},
+        {"url": "s3://bucket", "options": {"nonsense": HIDDEN}},
+        {"url": "s3://bucket", "options": {"timeout": "long"}},
+        {"url": "s3://bucket", "options": {"allow_http": "perhaps", "aws_secret_access_key": HIDDEN}},
+        {"url": "az://container"},
+        {"url": "az://container", "options": {"account_name": "a", "account_key": f"{HIDDEN}!!"}},
+        {"url": "gs://bucket", "options": {"service_account_key": f"{{{HIDDEN}"}},
+        {"url": "file:///srv", "options": {"mkdir": "true"}},
+    ],
+)
+def test_a_store_that_cannot_work_is_refused_at_the_start_and_no_secret_is_shown(given: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError) as refused:
+        stores.configure(Settings.load(object_stores=json.dumps({"artifacts": given})))
+
+    assert HIDDEN not in str(refused.value) and "\n" not in str(refused.value)
+    assert "artifacts" in str(refused.value)
+
+
+def test_a_location_with_a_colon_is_refused() -> None:
+    with pytest.raises(SettingsError, match="colon"):
+        stores.configure(Settings.load(object_stores='{"a:b": "file:///srv"}'))
+
+
+def test_a_store_without_the_extra_is_refused_unless_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+
+    with pytest.raises(SettingsError, match=r"housekeeping\[s3\]' once it is released"):
+        ObjectStore("artifacts", ObjectStoreSettings(url="s3://bucket"))
+
+    assert not ObjectStore("artifacts", ObjectStoreSettings(url="s3://bucket", enabled=False)).enabled
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("s3://bucket/prefix", {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region": "eu-central-1"}),
+        ("gs://bucket/prefix", {"skip_signature": "true"}),
+        ("az://container/prefix", {"account_name": "a", "account_key": "c2VjcmV0", "timeout": "5s"}),
+        ("memory:///", {}),
+    ],
+)
+def test_every_kind_of_store_is_made_from_the_same_settings(url: str, options: dict[str, str]) -> None:
+    store = ObjectStore("artifacts", ObjectStoreSettings(url=url, options=options))
+
+    assert store.client() is store.client()
+    assert all(value not in repr(store) for value in options.values() if len(value) > 1)
+
+
+def test_a_store_in_memory_is_there_at_once() -> None:
+    ObjectStore("artifacts", ObjectStoreSettings(url="memory:///")).look()
+
+
+def test_errors_of_a_store_show_no_secret(s3: S3Server) -> None:
+    options = s3.options(("all-access", HIDDEN))
+    store = ObjectStore("artifacts", ObjectStoreSettings(url="s3://uploads", options=options))
+
+    with pytest.raises(ObjectStoreUnavailable) as error:
+        store.look()
+
+    assert str(error.value).endswith("SignatureDoesNotMatch")
+    assert error.value.__cause__ is None
+    assert store.in_words(f"signed with {HIDDEN}") == "signed with ***"
+
+
+def test_a_client_that_was_used_before_a_fork_says_so_and_does_not_hang(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ObjectStore("artifacts", ObjectStoreSettings(url="s3://uploads", options=s3.options()))
+    store.look()
+    parent = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+
+    with pytest.raises(ObjectStoreUnavailable, match="fork"):
+        store.look()
+
+
+HOSTILE = [
+    "may/a b",
+    "may/a%20b",
+    "may/a%b",
+    "may/a#b",
+    "may/a#1x",
+    "may/a?b",
+    "may/a&b<c>\"d'",
+    "may/~t",
+    "may/{b}[c]^`|",
+    "may/né",
+    "may/ne\u0301",
+    "may/a:b",
+    "may/*",
+    "may/-rf",
+    "may/.hidden",
+    "may/...",
+    "may/\u202egnp.exe",
+    "may/" + "x" * 200,
+]
+
+
+@pytest.mark.parametrize("path", HOSTILE)
+@pytest.mark.usefixtures("postgres", "pending")
+def test_a_path_means_the_object_of_exactly_that_key(
+    place: Place, configure: Configure, prepared: Prepare, clock: ManualClock, path: str
+) -> None:
+    configure(artifacts=place.settings())
+    others = {other for other in HOSTILE if other != path}
+    place.put(*others)
+    prepared(path, place=place)
+
+    result = perform(sweep, clock=clock)
+
+    assert result.counts["total_deleted_stale_entries"] == 1
+    assert place.paths() == others

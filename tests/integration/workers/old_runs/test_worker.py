@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.ledger.models import Lease, ProcessRow, Rejection, RejectionReport, Run
+from housekeeping.testing import ManualClock
+from housekeeping.workers.old_runs.worker import sweep
+
+
+def test_runs_older_than_30_days_go_and_unfinished_ones_stay(
+    postgres: Database, admin: Connection, settings: Settings
+) -> None:
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    limit = now - timedelta(days=30)
+    instant = timedelta(microseconds=1)
+    with admin.cursor() as cursor:
+        for finished_at in (limit - instant, limit, limit + instant, None):
+            cursor.execute(
+                f"INSERT INTO {settings.schema_name}.runs (worker, trigger, started_at, finished_at, outcome) "
+                "VALUES ('x', 'cli', %s, %s, %s)",
+                (limit - timedelta(days=1), finished_at, "done" if finished_at else None),
+            )
+
+    result = perform(sweep, clock=ManualClock(now))
+
+    assert result.counts["deleted_rows"] == 1
+    kept = [run.finished_at for run in Run.select().where(Run.worker == "x").order_by(Run.id)]
+    assert kept == [limit, limit + instant, None]
+
+
+def test_leases_that_nobody_used_for_30_days_go_and_those_of_open_runs_stay(
+    postgres: Database, admin: Connection, settings: Settings
+) -> None:
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    limit = now - timedelta(days=30)
+    instant = timedelta(microseconds=1)
+    leases = {"long_unused": -instant, "at_the_limit": timedelta(), "in_use": instant, "of_an_open_run": -instant}
+    with admin.cursor() as cursor:
+        for key, beside in leases.items():
+            cursor.execute(
+                f"INSERT INTO {settings.schema_name}.leases (key, holder, used_at) VALUES (%s, '', %s) RETURNING epoch",
+                (key, limit + beside),
+            )
+            epoch = cursor.fetchone()
+        cursor.execute(
+            f"INSERT INTO {settings.schema_name}.runs (worker, trigger, epoch) VALUES ('x', 'cli', %s)", epoch
+        )
+
+    result = perform(sweep, clock=ManualClock(now))
+
+    assert result.counts["deleted_leases"] == 1
+    kept = {lease.key for lease in Lease.select()}
+    assert kept >= leases.keys() - {"long_unused"}
+    assert "long_unused" not in kept
+
+
+def test_the_limit_for_runs_says_nothing_of_leases(postgres: Database, admin: Connection, settings: Settings) -> None:
+    # A shorter one would fence off holders that live.
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    with admin.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {settings.schema_name}.leases (key, holder, used_at) VALUES ('held', '', %s)",
+            (now - timedelta(hours=2),),
+        )
+
+    result = perform(replace(sweep, stale_after=timedelta(hours=1)), clock=ManualClock(now))
+
+    assert result.counts["deleted_leases"] == 0
+
+
+def test_rejections_not_met_for_30_days_go_and_reports_of_a_day(postgres: Database) -> None:
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    instant = timedelta(microseconds=1)
+    for number, beside in enumerate((-instant, timedelta(), instant)):
+        last_at = now - timedelta(days=30) + beside
+        Rejection.create(
+            worker="x", subject="", cause=str(number), since=last_at, last_at=last_at, rows=1, times=0, sample={}
+        )
+        RejectionReport.create(worker="x", cause=str(number), reported_at=now - timedelta(days=1) + beside)
+
+    result = perform(sweep, clock=ManualClock(now))
+
+    assert result.counts["deleted_rejections"] == 2
+    assert sorted(row.cause for row in Rejection.select()) == ["1", "2"]
+    assert sorted(row.cause for row in RejectionReport.select()) == ["1", "2"]
+
+
+def test_processes_without_a_heartbeat_for_a_day_go(postgres: Database) -> None:
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    limit, instant = now - timedelta(days=1), timedelta(microseconds=1)
+    for heartbeat_at in (limit - instant, limit, limit + instant):
+        said = {"kind": "worker", "host": "a", "pid": 7, "threads": 1, "busy": 0, "version": "1"}
+        times = {"started_at": limit, "heartbeat_at": heartbeat_at}
+        ProcessRow.insert(id=str(heartbeat_at), **said, **times).execute()
+
+    result = perform(sweep, clock=ManualClock(now))
+
+    assert result.counts["deleted_processes"] == 1
+    kept = [row.heartbeat_at for row in ProcessRow.select().order_by(ProcessRow.heartbeat_at)]
+    assert kept == [limit, limit + instant]

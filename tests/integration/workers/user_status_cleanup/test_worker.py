@@ -1,0 +1,204 @@
+"""Document 48, section by section: each test names the section it keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.stages.stage import Settled, Step
+from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.testing import ManualClock
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from housekeeping.workers.user_status_cleanup.worker import BATCH_SIZE, MAX_RUNTIME, sweep
+from tests.integration.conftest import AddStatuses, Locked
+
+#: The manual clock's time, in SQL.
+NOW = "timestamptz '2026-01-01 00:00:00+00'"
+
+
+def ids() -> list[int]:
+    return [row.user_id for row in UserStatus.select(UserStatus.user_id).order_by(UserStatus.user_id)]
+
+
+def test_what_is_due_goes_and_nothing_else(add_statuses: AddStatuses, clock: ManualClock) -> None:
+    # データベース操作仕様: scheduled_for_cleanup is clear_status_at <= now; null never clears itself.
+    add_statuses(1, f"{NOW} - interval '1 microsecond'", first_id=1)
+    add_statuses(1, NOW, first_id=2)
+    add_statuses(1, f"{NOW} + interval '1 microsecond'", first_id=3)
+    add_statuses(1, "NULL", first_id=4)
+
+    result = perform(sweep, clock=clock)
+
+    assert result.counts == {"deleted_rows": 2, "batches": 1, "out_of_time": False}
+    assert ids() == [3, 4]
+
+
+@pytest.mark.parametrize("count", [0, 1, BATCH_SIZE - 1, BATCH_SIZE, BATCH_SIZE + 1, 3 * BATCH_SIZE])
+def test_every_due_row_goes_whatever_the_number(add_statuses: AddStatuses, clock: ManualClock, count: int) -> None:
+    # 処理フロー: ends when a batch deletes fewer than 100.
+    add_statuses(count, NOW)
+
+    result = perform(sweep, clock=clock)
+
+    assert (result.outcome, result.counts["deleted_rows"]) == ("done", count)
+    assert result.counts["batches"] == -(-count // BATCH_SIZE)
+    assert ids() == []
+
+
+def test_the_run_stops_once_more_than_30_seconds_have_passed(add_statuses: AddStatuses) -> None:
+    # パフォーマンス要件: 30 s. The clock moves 15 s at each look: 15, 30 and 45 s are spent; 30 s is still inside.
+    clock = ManualClock(tick=MAX_RUNTIME / 2)
+    add_statuses(10 * BATCH_SIZE, NOW)
+
+    result = perform(sweep, clock=clock)
+
+    assert (result.outcome, result.reason) == ("partial", "out_of_time")
+    assert result.counts == {"deleted_rows": 3 * BATCH_SIZE, "batches": 3, "out_of_time": True}
+
+
+def test_a_short_batch_ends_the_run_without_asking_the_time(add_statuses: AddStatuses) -> None:
+    clock = ManualClock(tick=2 * MAX_RUNTIME)
+    add_statuses(BATCH_SIZE - 1, NOW)
+
+    result = perform(sweep, clock=clock)
+
+    assert (result.outcome, result.counts["out_of_time"]) == ("done", False)
+
+
+def test_a_run_cut_short_has_taken_the_oldest(add_statuses: AddStatuses) -> None:
+    add_statuses(BATCH_SIZE, NOW)
+    add_statuses(BATCH_SIZE, f"{NOW} - interval '1 day'", first_id=BATCH_SIZE + 1)
+
+    perform(sweep, clock=ManualClock(tick=2 * MAX_RUNTIME))
+
+    assert ids() == list(range(1, BATCH_SIZE + 1))
+
+
+def test_rows_locked_elsewhere_are_skipped_not_waited_for(
+    add_statuses: AddStatuses, locked: Locked, clock: ManualClock
+) -> None:
+    # 排他制御: FOR UPDATE SKIP LOCKED. Had it waited, lock_timeout would have failed the run.
+    add_statuses(3, NOW)
+
+    with locked("SELECT * FROM user_statuses WHERE user_id = 1 FOR UPDATE"):
+        result = perform(sweep, clock=clock)
+
+    assert (result.outcome, result.counts["deleted_rows"]) == ("done", 2)
+    assert ids() == [1]
+
+
+def test_the_next_run_takes_what_was_locked(add_statuses: AddStatuses, locked: Locked, clock: ManualClock) -> None:
+    # 障害時対応: the next minute's run processes again.
+    add_statuses(3, NOW)
+    with locked("SELECT * FROM user_statuses WHERE user_id = 1 FOR UPDATE"):
+        perform(sweep, clock=clock)
+
+    assert perform(sweep, clock=clock).counts["deleted_rows"] == 1
+    assert ids() == []
+
+
+def test_two_runs_at_once_over_100_000_rows_delete_each_once_and_block_nobody(
+    postgres: Database, add_statuses: AddStatuses, locked: Locked, admin: Connection
+) -> None:
+    add_statuses(100_000, "now() - interval '1 second' * n")
+    start, results = threading.Barrier(2), list[RunResult]()
+
+    def run() -> None:
+        with postgres.connection_context():
+            start.wait(timeout=10)
+            results.append(perform(dataclasses.replace(sweep, batch_size=1000)))
+
+    with locked("SELECT * FROM user_statuses WHERE user_id % 1000 = 7 FOR UPDATE"):
+        threads = [threading.Thread(target=run) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+
+    assert [result.outcome for result in results] == ["done", "done"]
+    assert sum(result.counts["deleted_rows"] for result in results) == 100_000 - 100 - len(set(ids()) - _locked_ids())
+    assert set(ids()) >= _locked_ids()
+    assert all(result.counts["deleted_rows"] > 0 for result in results)
+
+
+def _locked_ids() -> set[int]:
+    return {n for n in range(1, 100_001) if n % 1000 == 7}
+
+
+def test_a_statement_never_deletes_more_than_its_batch_under_a_nested_loop(
+    postgres: Database, add_statuses: AddStatuses
+) -> None:
+    add_statuses(10 * BATCH_SIZE, NOW)
+    postgres.execute_sql("SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_hashagg = off")
+    postgres.execute_sql("SET enable_material = off; SET enable_sort = off")
+    # PostgreSQL 13 has none of it.
+    postgres.execute_sql("SELECT set_config(name, 'off', false) FROM pg_settings WHERE name = 'enable_memoize'")
+
+    result = perform(sweep, clock=ManualClock(tick=2 * MAX_RUNTIME))
+
+    assert result.counts["deleted_rows"] == BATCH_SIZE
+    assert len(ids()) == 9 * BATCH_SIZE
+
+
+def test_a_status_renewed_between_reading_and_deleting_stays(
+    postgres: Database, add_statuses: AddStatuses, admin: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The renewal commits while the statement waits in the middle, after its snapshot was taken.
+    add_statuses(2, NOW)
+    began = threading.Event()
+    settle = TablePass.settle
+
+    def renew_first(table: TablePass, step: Step, taken: None = None) -> Settled:
+        if not began.is_set():
+            began.set()
+            with admin.cursor() as cursor:
+                cursor.execute("UPDATE user_statuses SET clear_status_at = now() + interval '1 day' WHERE user_id = 1")
+        return settle(table, step)
+
+    # The transaction has begun; the row is renewed before the statement locks it.
+    monkeypatch.setattr(TablePass, "settle", renew_first)
+    result = perform(sweep, clock=ManualClock(now=datetime.now(UTC)))
+
+    assert result.counts["deleted_rows"] == 1
+    assert ids() == [1]
+
+
+def test_a_second_run_finds_nothing_to_do(add_statuses: AddStatuses, clock: ManualClock) -> None:
+    # 排他制御: idempotent!
+    add_statuses(5, NOW)
+    perform(sweep, clock=clock)
+
+    assert perform(sweep, clock=clock).counts == {"deleted_rows": 0, "batches": 0, "out_of_time": False}
+
+
+def test_the_walk_uses_the_index_and_not_a_sequential_scan(
+    postgres: Database, add_statuses: AddStatuses, admin: Connection, clock: ManualClock
+) -> None:
+    add_statuses(50_000, f"{NOW} + interval '1 second' * (n - 1000)")
+    with admin.cursor() as cursor:
+        cursor.execute("ANALYZE user_statuses")
+    (table,) = sweep.walks()
+    assert isinstance(table, TablePass)
+    after = (clock.now() - timedelta(seconds=500), 3)
+
+    for position in (None, after):
+        step = Step(sweep.name, None, clock.now(), position)
+        sql, parameters = table.rows(step).sql()
+        plan = "\n".join(row[0] for row in postgres.execute_sql(f"EXPLAIN {sql}", parameters))
+        assert "index_user_statuses_on_clear_status_at_not_null" in plan
+        assert "Seq Scan" not in plan
+
+
+def test_the_schedule_the_limits_and_the_labels_are_the_documents() -> None:
+    # 実行スケジュール, 備考
+    assert sweep.schedule == "* * * * *"
+    assert (sweep.batch_size, sweep.max_runtime) == (100, timedelta(seconds=30))
+    assert (sweep.feature_category, sweep.data_consistency) == ("user_profile", "sticky")
+    assert (sweep.alarms.longest_run, sweep.alarms.backlog) == (timedelta(seconds=60), 10_000)

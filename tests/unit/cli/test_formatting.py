@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from housekeeping.cli.formatting import counts, length
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (None, "-"),
+        (-0.3, "0 ms"),
+        (0, "0 ms"),
+        (0.0124, "12 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1 s"),
+        (3.44, "3.4 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min"),
+        (90, "1.5 min"),
+        (3_599, "1 h"),
+        (2 * 86_400 - 1, "2 d"),
+        (5_000 * 86_400, "5,000 d"),
+    ],
+)
+def test_a_length_of_time_is_shown_in_the_unit_that_fits(seconds: float | None, shown: str) -> None:
+    assert length(seconds) == shown
+
+
+def test_counts_are_shown_in_one_line_without_what_is_nothing() -> None:
+    assert counts({"deleted_rows": 21_200, "batches": 212, "failed": 0, "out_of_time": True}) == (
+        "deleted_rows 21,200, batches 212, out_of_time"
+    )
+    assert counts({"deleted_rows": 0, "out_of_time": False}) == "nothing to do"
+
+
+def test_a_count_that_is_no_number_is_shown_as_it_is() -> None:
+    assert counts({"last": "2026-11", "rate": 1234.5, "of": ["a"]}) == "last 2026-11, rate 1,234.5, of ['a']"

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from housekeeping.core.errors import SettingsError
+from housekeeping.core.settings import WorkerSettings
+from housekeeping.sweeps.declaration import Alarms
+from housekeeping.workers.ci_stuck_builds.worker import drop_canceling
+from housekeeping.workers.user_status_cleanup.worker import sweep
+
+
+def configured(**alarms: float | None) -> Alarms:
+    return drop_canceling.configured(WorkerSettings(alarms=alarms)).alarms
+
+
+def test_every_limit_can_be_set_and_the_others_keep_their_documents_value() -> None:
+    given = configured(longest_run_s=90, backlog=5, failed_runs=2, overdue=9, dropped=7)
+
+    assert (given.longest_run, given.backlog, given.failed_runs, given.overdue) == (timedelta(seconds=90), 5, 2, 9)
+    assert given.most == {"dropped": 7, "doomed": drop_canceling.alarms.most["doomed"]}
+
+
+def test_null_switches_an_alarm_off() -> None:
+    off = configured(longest_run_s=None, dropped=None)
+
+    assert off.longest_run is None and "dropped" not in off.most
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"longest": 3}, "there is no alarm longest; the alarms are longest_run_s, backlog, failed_runs, overdue, "),
+        ({"backlog": 1.5}, "the alarm backlog is 1.5; it should be a whole number or null"),
+    ],
+)
+def test_an_alarm_there_is_not_is_refused_with_those_there_are(given: dict[str, float], said: str) -> None:
+    with pytest.raises(SettingsError, match="alarms") as refused:
+        sweep.configured(WorkerSettings(alarms=dict(given)))
+
+    assert said in str(refused.value)

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+
+from housekeeping.database.connection import one_line, typed_line
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "typed"),
+    [
+        (ValueError("first\nsecond"), "first", "ValueError: first"),
+        (ValueError(), "ValueError", "ValueError"),
+        (KeyError("sku"), "KeyError: 'sku'", "KeyError: 'sku'"),
+        (
+            ValueError("postgresql://me:hunter2@host"),
+            "postgresql://me:***@host",
+            "ValueError: postgresql://me:***@host",
+        ),
+        # PostgreSQL takes neither; the latter stands for a byte of a file's name that is no UTF-8.
+        (ValueError("a\0b"), r"a\x00b", r"ValueError: a\x00b"),
+        (ValueError("caf\udce9"), r"caf\udce9", r"ValueError: caf\udce9"),
+    ],
+)
+def test_an_error_is_told_in_one_line_that_says_what_it_was(error: Exception, line: str, typed: str) -> None:
+    assert (one_line(error), typed_line(error)) == (line, typed)

@@ -1,0 +1,244 @@
+"""No interrupt leaves a lock behind that is taken for ever."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from io import StringIO
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dramatiq.threading import raise_thread_exception
+
+from housekeeping.core import thread_interrupt
+from housekeeping.core.safe_points import at_safe_point
+from housekeeping.core.telemetry.log_handler import Stderr
+from housekeeping.core.thread_interrupt import LostLease, interrupt, interruptibly
+
+PATIENCE_S = 20
+
+
+class Told(threading.Thread):
+    """Does something endlessly inside of `interruptibly`, until it is interrupted."""
+
+    def __init__(self, step: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self.interrupted = False
+        self._step = step
+
+    def run(self) -> None:
+        try:
+            interruptibly(self._endlessly)
+        except LostLease:
+            self.interrupted = True
+
+    def _endlessly(self) -> None:
+        while True:
+            self._step()
+            time.sleep(0.001)  # where it may be interrupted
+
+    def waits_in(self, *functions: str) -> bool:
+        """Whether what it does at this moment is one of these functions."""
+        assert self.ident is not None
+        return sys._current_frames()[self.ident].f_code.co_name in functions
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def is_free(lock: Any) -> bool:
+    taken: bool = lock.acquire(timeout=1)
+    if taken:
+        lock.release()
+    return taken
+
+
+def told_while_it_waits(step: Callable[[], object], lock: AbstractContextManager[Any], *functions: str) -> Told:
+    """A thread that was interrupted while it waited for a lock that it then got, in one of these functions."""
+    told = Told(step)
+    with lock:
+        told.start()
+        until(lambda: told.waits_in(*functions))
+        assert interrupt(told.ident or 0, LostLease) is True
+    told.join(PATIENCE_S)
+    assert not told.is_alive()
+    return told
+
+
+def fill(pipe: Connection) -> None:
+    """Write messages until there is no room for another."""
+    os.set_blocking(pipe.fileno(), False)
+    with suppress(BlockingIOError):
+        while True:
+            pipe.send_bytes(b"x")
+    os.set_blocking(pipe.fileno(), True)
+
+
+@pytest.fixture
+def handler() -> Iterator[logging.Handler]:
+    """Of the logger ``locked``, and of Python's own."""
+    own = logging.StreamHandler(StringIO())
+    logging.getLogger("locked").addHandler(own)
+    yield own
+    logging.getLogger("locked").removeHandler(own)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The threads of which it was asked whether they can be interrupted now."""
+    asked: list[int] = []
+
+    def noting(thread_id: int, outside: Mapping[str, Any]) -> bool:
+        asked.append(thread_id)
+        return at_safe_point(thread_id, outside)
+
+    monkeypatch.setattr(thread_interrupt, "at_safe_point", noting)
+    return asked
+
+
+def test_a_thread_interrupted_while_it_waits_for_a_lock_leaves_it_free() -> None:
+    lock = threading.Lock()
+    condition = threading.Condition(lock)
+
+    def step() -> None:
+        with condition:
+            pass
+
+    assert told_while_it_waits(step, lock, "__enter__").interrupted
+    assert is_free(lock)
+
+
+def test_what_others_call_acquire_is_interrupted_although_it_goes_on_for_ever() -> None:
+    # As redis-py's lock does, which asks again and again.
+    def acquire() -> None:
+        while True:
+            time.sleep(0.001)
+
+    told = Told(acquire)
+    told.start()
+    until(lambda: told.waits_in("acquire"))
+    assert interrupt(told.ident or 0, LostLease) is True
+    told.join(PATIENCE_S)
+
+    assert told.interrupted
+
+
+def test_a_thread_interrupted_while_it_waits_to_log_lets_the_others_log(
+    handler: logging.Handler,
+) -> None:
+    lock: Any = handler.lock
+    step = lambda: logging.getLogger("locked").warning("a line")  # noqa: E731
+
+    # From Python 3.13 on it waits in `handle`, where a lock cannot be left behind.
+    assert told_while_it_waits(step, lock, "acquire", "handle").interrupted
+    assert is_free(lock)
+
+
+def test_what_others_raise_in_a_thread_leaves_our_own_handler_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    # `TimeLimit` of an application's own broker, a debugger, another library: they look at nothing before.
+    monkeypatch.setattr(sys, "stderr", StringIO())
+    own: Any = Stderr()
+    told = Told(lambda: own.write(["a line"]))
+    with own.lock:
+        told.start()
+        until(lambda: told.waits_in("write"))
+        raise_thread_exception(told.ident or 0, LostLease)
+    told.join(PATIENCE_S)
+
+    assert (told.interrupted, is_free(own.lock)) == (True, True)
+
+
+def test_a_message_on_a_pipe_is_written_whole_and_the_interrupt_comes_after_it(looks: list[int]) -> None:
+    # Dramatiq's workers log through one; a long line is written in two steps.
+    reading, writing = Pipe(duplex=False)
+    with reading, writing:
+        fill(writing)
+        line = b"x" * 20_000
+        told = Told(lambda: writing.send_bytes(line))
+        told.start()
+        until(lambda: told.waits_in("_send"))
+        assert interrupt(told.ident or 0, LostLease) is True
+        until(lambda: len(looks) > 2)
+        read = []
+        while told.is_alive() or reading.poll():
+            if reading.poll(0.05):
+                read.append(reading.recv_bytes())
+
+        assert (told.interrupted, set(read)) == (True, {b"x", line})
+
+
+def test_an_import_comes_to_its_end_and_can_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: list[int]
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text(
+        "import builtins\n"
+        "builtins.import_begins.set()\n"
+        "while not builtins.import_may_end.wait(0.001): pass\n"
+        "done = True\n"
+    )
+    begins, may_end = threading.Event(), threading.Event()
+    monkeypatch.setattr(builtins, "import_begins", begins, raising=False)
+    monkeypatch.setattr(builtins, "import_may_end", may_end, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    told = Told(lambda: importlib.import_module("slow_to_import"))
+
+    told.start()
+    assert begins.wait(PATIENCE_S)
+    assert interrupt(told.ident or 0, LostLease) is True
+    until(lambda: len(looks) > 2)
+    may_end.set()
+    told.join(PATIENCE_S)
+
+    assert told.interrupted
+    assert sys.modules.pop("slow_to_import").done
+
+
+def test_an_interrupt_that_has_to_wait_comes_when_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+
+    def at_the_third_look(thread_id: int, outside: object) -> bool:
+        looked.append(thread_id)
+        return len(looked) == 3
+
+    monkeypatch.setattr(thread_interrupt, "at_safe_point", at_the_third_look)
+    told = Told(lambda: time.sleep(0.001))
+    told.start()
+    until(lambda: interrupt(told.ident or 0, LostLease))
+    told.join(PATIENCE_S)
+
+    assert (told.interrupted, looked) == (True, [told.ident] * 3)
+
+
+def test_an_interrupt_that_had_to_wait_does_not_come_after_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = threading.Event()
+
+    def never(thread_id: int, outside: object) -> bool:
+        waiting.set()
+        return False
+
+    monkeypatch.setattr(thread_interrupt, "at_safe_point", never)
+    before = set(threading.enumerate())
+
+    def section() -> str:
+        assert interrupt(threading.get_ident(), LostLease) is True
+        assert waiting.wait(PATIENCE_S)
+        return "left"
+
+    assert interruptibly(section) == "left"
+    monkeypatch.setattr(thread_interrupt, "at_safe_point", lambda thread_id, outside: True)
+    until(lambda: set(threading.enumerate()) <= before)  # whoever looks again has given up
+    assert interruptibly(lambda: "undisturbed") == "undisturbed"

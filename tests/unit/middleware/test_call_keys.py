@@ -1,0 +1,164 @@
+"""Equal calls have equal keys, however they were written (semantics.md, D3)."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import dramatiq
+import pytest
+from dramatiq import Actor
+from dramatiq.brokers.stub import StubBroker
+
+from housekeeping.core.middleware_errors import InvalidOption
+from housekeeping.middleware.call_keys import UnusableArguments, bound, check_key, digest, named
+
+
+class Kind(enum.IntEnum):
+    SMALL = 1
+
+
+def work(project_id: int, kinds: Any = (1, 2), *, dry_run: bool = False) -> None: ...
+
+
+def any_number(*numbers: int, **options: int) -> None: ...
+
+
+def actor_of(function: Callable[..., Any]) -> Actor[..., Any]:
+    return dramatiq.actor(broker=StubBroker(middleware=[]))(function)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((7,), {}),
+        ((), {"project_id": 7}),
+        ((7, (1, 2)), {}),
+        ((7, [1, 2]), {"dry_run": False}),
+        ((), {"dry_run": False, "kinds": [1, 2], "project_id": 7}),
+        ((7,), {"kinds": (Kind.SMALL, 2)}),
+    ],
+)
+def test_the_same_call_has_the_same_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    # D3
+    assert digest(actor_of(work), args, kwargs) == digest(actor_of(work), (7,), {})
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [((8,), {}), (("7",), {}), ((7, [2, 1]), {}), ((7,), {"dry_run": True}), ((7, None), {})]
+)
+def test_another_call_has_another_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    # D3
+    assert digest(actor_of(work), args, kwargs) != digest(actor_of(work), (7,), {})
+
+
+def test_a_mapping_has_the_same_key_on_both_sides_of_the_queue() -> None:
+    # D3: JSON makes its keys text, which sorts otherwise
+    sent = digest(actor_of(work), (7, {10: "a", 9: "b"}), {})
+
+    assert sent == digest(actor_of(work), (7, {"9": "b", "10": "a"}), {})
+
+
+def test_the_form_of_keys_has_not_changed() -> None:
+    # D3: a change is a deliberate act, with a new KEY_VERSION
+    assert digest(actor_of(work), (7,), {}) == "c7acda2e462a4945a10eb8ace56a6a84"
+
+
+@pytest.mark.parametrize("key", [["project_id"], ("project_id",), lambda project_id, kinds, dry_run: project_id])
+def test_named_arguments_decide_alone(key: Any) -> None:
+    # D3
+    def of(*args: Any, **kwargs: Any) -> str:
+        return digest(actor_of(functools.wraps(work)(lambda *a, **k: None)), args, kwargs, key)
+
+    key = key if not callable(key) else lambda project_id, kinds, *, dry_run: project_id
+    assert of(7) == of(project_id=7, dry_run=True) == of(7, [3])
+    assert of(7) != of(8)
+
+
+def test_a_callable_gets_what_the_worker_gets_with_defaults() -> None:
+    # D3
+    seen: list[Any] = []
+
+    def key(project_id: int, kinds: Any, *, dry_run: bool) -> str:
+        seen.append((project_id, kinds, dry_run))
+        return str(kinds)
+
+    written = digest(actor_of(work), (7, (3, 4)), {}, key)
+
+    assert seen == [(7, [3, 4], False)]
+    assert written == digest(actor_of(work), (7, [3, 4]), {}, key)
+
+
+def test_a_callable_may_name_its_parameters_as_it_likes() -> None:
+    # D3
+    assert digest(actor_of(work), (7,), {}, lambda p, k, **rest: p) == digest(
+        actor_of(work), (), {"project_id": 7}, lambda *args, **kwargs: args[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [((), {}), ((1, 2, 3), {}), ((1,), {"colour": 1}), ((object(),), {}), (({1, 2},), {})]
+)
+def test_arguments_that_fit_no_call_or_no_message_are_refused(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    # D3
+    with pytest.raises(UnusableArguments, match="work: its arguments"):
+        digest(actor_of(work), args, kwargs)
+
+
+def test_a_key_that_fails_or_says_nothing_is_refused() -> None:
+    # D3
+    actor = actor_of(work)
+    call = bound(actor, (0,), {})
+
+    with pytest.raises(UnusableArguments, match="work: its key: ZeroDivisionError"):
+        named(actor, call, lambda project_id, kinds, dry_run: 1 // project_id)
+    with pytest.raises(UnusableArguments, match="work: its key is None"):
+        named(actor, call, lambda *args, **kwargs: None)
+    with pytest.raises(UnusableArguments, match="cannot be compared"):
+        digest(actor, (0,), {}, lambda *args, **kwargs: object())
+
+
+@pytest.mark.parametrize(
+    ("function", "key"),
+    [
+        (work, lambda project_id, kinds, *, dry_run: 1),
+        (work, lambda project_id, kinds, dry_run: 1),
+        (work, lambda p, k, **rest: 1),
+        (work, lambda *args, **kwargs: 1),
+        (work, ["kinds", "dry_run"]),
+        (work, ("project_id",)),
+        (work, None),
+        (any_number, lambda *numbers, **options: 1),
+        (any_number, ["numbers"]),
+    ],
+)
+def test_a_key_that_fits_the_parameters_is_accepted(function: Callable[..., Any], key: Any) -> None:
+    check_key(actor_of(function), "deduplication", key)
+
+
+@pytest.mark.parametrize(
+    ("function", "key"),
+    [
+        (work, lambda: 1),
+        (work, lambda project_id: 1),
+        (work, lambda kinds, project_id, *, dry_run: 1),
+        (work, lambda project_id, kinds, more, dry_run: 1),
+        (work, []),
+        (work, ["colour"]),
+        (work, [1]),
+        (work, "project_id"),
+        (work, 7),
+        (work, iter(["project_id"])),
+        (any_number, lambda numbers, **options: 1),
+        (any_number, lambda *numbers: 1),
+    ],
+)
+def test_a_key_that_does_not_fit_is_refused_in_words_that_show_the_right_one(
+    function: Callable[..., Any], key: Any
+) -> None:
+    names = "project_id, kinds, dry_run" if function is work else "numbers, options"
+
+    with pytest.raises(InvalidOption, match=rf"{function.__name__}: deduplication key .*should .*\({names}\)"):
+        check_key(actor_of(function), "deduplication", key)

@@ -1,0 +1,18 @@
+"""What the counts of a run take from a batch."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from housekeeping.core.errors import DeclarationError
+from housekeeping.sweeps.engine.counts import added
+from housekeeping.sweeps.stages.stage import Settled
+
+
+def test_a_count_that_was_not_declared_is_refused_in_words() -> None:
+    said = "'moved_rows' is counted, but not among the sweep's counts (deleted_rows, batches); add it there"
+
+    with pytest.raises(DeclarationError, match=re.escape(said)):
+        added({"deleted_rows": 0, "batches": 0}, Settled({"moved_rows": 1}, None))

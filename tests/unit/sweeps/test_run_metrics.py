@@ -1,0 +1,40 @@
+"""Which runs the metrics take for the last one that did its work: the same as the status does."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from housekeeping.core.telemetry import metrics
+from housekeeping.core.telemetry.io_timing import Waited
+from housekeeping.sweeps.engine import run_metrics
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.workers.user_status_cleanup.worker import sweep
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "moved"),
+    [
+        ("done", None, True),
+        ("partial", "out_of_time", True),
+        ("partial", "limit", True),
+        ("partial", "shutdown", False),
+        ("partial", "paused", False),
+        ("partial", "gate", False),
+        ("failed", "breaker", False),
+        ("skipped", "disabled", False),
+    ],
+)
+def test_the_last_success_is_moved_by_runs_that_went_to_the_end_or_to_their_limits(
+    monkeypatch: pytest.MonkeyPatch, outcome: Any, reason: str | None, moved: bool
+) -> None:
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(metrics, "LAST_SUCCESS", SimpleNamespace(set=lambda *what: told.append(what)))
+    ended = RunResult(sweep.name, outcome, reason, 1, datetime.now(UTC), 1.0, {})
+
+    run_metrics.ended(sweep, ended, Waited())
+
+    assert bool(told) == moved
