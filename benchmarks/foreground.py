@@ -25,7 +25,7 @@ _ALONE: Final = "alone"
 _RATE: Final = 200  # transactions a second: what it does at leisure, so that waiting shows
 _SECONDS: Final = 10
 _SCALE: Final = 5  # 500,000 accounts
-_ROWS: Final = 1_000_000  # more than a sweep settles meanwhile
+_ROWS: Final = 1_000_000  # more than a sweep progress_counts meanwhile
 
 
 def _fill(connection: Connection, rows: int, among: int) -> None:

@@ -13,7 +13,7 @@ from housekeeping.core.telemetry import logs
 from housekeeping.database.connection import database
 from housekeeping.installation import install
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 
 #: Beginnings of the names of workers that run under a lease.
 _LEASED: Final = ("ci.", "batched_git_ref_updates.")
@@ -60,6 +60,6 @@ def composed(place: Place, worker: str, *, lines: bool = False, **setting: Any) 
 
 
 def _done(sweep: Sweep, argument: Any) -> None:
-    result = perform(sweep, argument)
+    result = run_sweep(sweep, argument)
     if result.outcome != "done":
         raise RuntimeError(f"{sweep.name} ended as {result.outcome}: {result.reason} {result.error}")

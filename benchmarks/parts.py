@@ -9,7 +9,7 @@ from typing import Any, Final
 from benchmarks import statuses
 from benchmarks.comparison import Comparison, Contestant, Place
 from benchmarks.ours import composed
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 
 _BATCH: Final = 1_000
@@ -28,7 +28,7 @@ def _parts(number: int) -> Contestant:
 
         def work() -> None:
             start.wait(_PATIENCE_S)
-            perform(sweep)
+            run_sweep(sweep)
             for other in others:
                 other.join(_PATIENCE_S)
                 if other.exitcode != 0:
@@ -43,7 +43,7 @@ def _other(place: Place, start: Any) -> None:
     sweep = composed(place, statuses.WORKER, batch_size=_BATCH)
     start.wait(_PATIENCE_S)
     start.wait(_PATIENCE_S)
-    perform(sweep)
+    run_sweep(sweep)
 
 
 COMPARISONS: Final = (

@@ -22,10 +22,10 @@ from housekeeping.database.connection import database
 from housekeeping.installation import install, use_database
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger import schema
 from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.overrides import Switched, switch
+from housekeeping.sweeps.ledger.overrides import Override, switch
 from housekeeping.web.application import create_app
 from housekeeping.workers import BUILT_IN, configured_sweeps
 from tests.acceptance.browser import chromium, looks
@@ -82,7 +82,7 @@ def live_a_while(sweep: Sweep, place: int) -> None:
             "finished_at": tick + timedelta(seconds=share * 9),
             "outcome": "lost" if lost else "done",
             "reason": "taken_over" if lost else None,
-            "counts": dict.fromkeys(sweep.settles[:1], int(share * (900 if sweep.name == GROWING else 70))),
+            "counts": dict.fromkeys(sweep.progress_counts[:1], int(share * (900 if sweep.name == GROWING else 70))),
             "backlog": int(share * 900) + (number * 45 if sweep.name == GROWING else 0),
             "backlog_exact": True,
         }
@@ -93,9 +93,9 @@ def live_a_while(sweep: Sweep, place: int) -> None:
 def go_wrong(settings: Settings, sweeps: dict[str, Sweep]) -> None:
     """A worker whose table is gone, one that is paused, what waits, a message that was given up."""
     database.execute_sql("ALTER TABLE bulk_imports RENAME TO bulk_imports_old")
-    perform(sweeps[FAILING])
+    run_sweep(sweeps[FAILING])
     until = NOW + timedelta(hours=2)
-    switch(Switched(PAUSED, "paused", "migration of ci_builds", until, said_by="kim@ops-1"))
+    switch(Override(PAUSED, "paused", "migration of ci_builds", until, said_by="kim@ops-1"))
     database.execute_sql(
         "INSERT INTO user_statuses (user_id, clear_status_at) "
         "SELECT n, now() - interval '1 second' * n FROM generate_series(1, 2480) AS n"

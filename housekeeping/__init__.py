@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from housekeeping.leases.lease import ExclusiveLease as ExclusiveLease
     from housekeeping.leases.lease import fence as fence
     from housekeeping.middleware.enqueue_many.bulk import enqueue_many as enqueue_many
-    from housekeeping.sweeps import Alarms as Alarms
+    from housekeeping.sweeps import AlertThresholds as AlertThresholds
     from housekeeping.sweeps import BaseModel as BaseModel
     from housekeeping.sweeps import Breaker as Breaker
     from housekeeping.sweeps import Call as Call
     from housekeeping.sweeps import Delete as Delete
-    from housekeeping.sweeps import Gates as Gates
-    from housekeeping.sweeps import LeaseTerms as LeaseTerms
+    from housekeeping.sweeps import LeaseConfig as LeaseConfig
     from housekeeping.sweeps import StateMachine as StateMachine
     from housekeeping.sweeps import Sweep as Sweep
+    from housekeeping.sweeps import ThrottleLimits as ThrottleLimits
     from housekeeping.sweeps import Transition as Transition
     from housekeeping.sweeps import UtcDateTimeField as UtcDateTimeField
 
@@ -31,14 +31,14 @@ __version__ = "0.1.0"
 
 #: Public names and where they live; looked up when first used, so that importing the package costs and changes nothing.
 _PUBLIC: Final = {
-    "Alarms": "housekeeping.sweeps",
+    "AlertThresholds": "housekeeping.sweeps",
     "BaseModel": "housekeeping.sweeps",
     "Breaker": "housekeeping.sweeps",
     "Call": "housekeeping.sweeps",
     "Delete": "housekeeping.sweeps",
     "ExclusiveLease": "housekeeping.leases.lease",
-    "Gates": "housekeeping.sweeps",
-    "LeaseTerms": "housekeeping.sweeps",
+    "ThrottleLimits": "housekeeping.sweeps",
+    "LeaseConfig": "housekeeping.sweeps",
     "Settings": "housekeeping.core.settings",
     "StateMachine": "housekeeping.sweeps",
     "Sweep": "housekeeping.sweeps",
@@ -52,14 +52,14 @@ _PUBLIC: Final = {
 }
 _MODULES: Final = {"events": "housekeeping.core.events", "testing": "housekeeping.testing"}
 __all__ = [
-    "Alarms",
+    "AlertThresholds",
     "BaseModel",
     "Breaker",
     "Call",
     "Delete",
     "ExclusiveLease",
-    "Gates",
-    "LeaseTerms",
+    "ThrottleLimits",
+    "LeaseConfig",
     "Settings",
     "StateMachine",
     "Sweep",

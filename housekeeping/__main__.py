@@ -1,6 +1,6 @@
 """``python -m housekeeping`` is the command line."""
 
-from housekeeping.cli import main
+from housekeeping.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -10,7 +10,7 @@ from psycopg2.extensions import connection as Connection
 
 @dataclass
 class DatabaseTimes:
-    """Times read from another session, in order; `note` fits `perform(on_batch=...)`."""
+    """Times read from another session, in order; `note` fits `run_sweep(on_batch=...)`."""
 
     admin: Connection
     noted: list[datetime] = field(default_factory=list)

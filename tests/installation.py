@@ -35,7 +35,7 @@ from housekeeping.workers import BUILT_IN, configured_sweeps
 PROJECT: Final = "2"  # one with pending deletions, some of which are no names of refs
 #: Worker -> the argument of a run, for every worker there is.
 WORKERS: Final = {
-    name: PROJECT if sweep.takes_argument else None for name, sweep in configured_sweeps(Settings()).items()
+    name: PROJECT if sweep.argument_name else None for name, sweep in configured_sweeps(Settings()).items()
 }
 #: The demo's own numbers would take a second for each family.
 _FEW: Final[tuple[tuple[Any, dict[str, int]], ...]] = (

@@ -9,27 +9,27 @@ from dramatiq import Message, MessageProxy
 from dramatiq.common import dq_name, xq_name
 from pika.exceptions import ChannelClosedByBroker
 
-from housekeeping.brokers.rabbitmq.broker import SoundRabbitmqBroker
-from housekeeping.brokers.rabbitmq.consumer import SoundConsumer
+from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
+from housekeeping.brokers.rabbitmq.consumer import ReliableConsumer
 from housekeeping.brokers.rabbitmq.delay_queues import level_queues
 
 
 def on_rabbitmq(broker: Any) -> bool:
     """Whether it is RabbitMQ's, and not Redis'."""
-    return isinstance(broker, SoundRabbitmqBroker)
+    return isinstance(broker, ReliableRabbitmqBroker)
 
 
-def bodies(broker: SoundRabbitmqBroker, queue: str, *, take: bool = False) -> list[bytes]:
+def bodies(broker: ReliableRabbitmqBroker, queue: str, *, take: bool = False) -> list[bytes]:
     """What waits in a queue of Dramatiq's, the oldest first; not what a consumer holds."""
     return [body for name in _names(broker, queue) for body in _bodies(broker, name, take=take)]
 
 
-def _names(broker: SoundRabbitmqBroker, queue: str) -> list[str]:
+def _names(broker: ReliableRabbitmqBroker, queue: str) -> list[str]:
     name = broker.physical(queue)
     return [name, *level_queues(name)] if queue.endswith(".DQ") else [name]
 
 
-def _bodies(broker: SoundRabbitmqBroker, name: str, *, take: bool) -> list[bytes]:
+def _bodies(broker: ReliableRabbitmqBroker, name: str, *, take: bool) -> list[bytes]:
     channel = broker.connection.channel()
     found: list[bytes] = []
     try:
@@ -48,13 +48,13 @@ def messages(broker: Any, queue: str) -> list[Message[Any]]:
     return sorted([*held, *waiting], key=lambda message: message.message_timestamp)
 
 
-class Watched(SoundRabbitmqBroker):
+class Watched(ReliableRabbitmqBroker):
     """The library's broker, which shows what its consumers have in hand."""
 
     held: dict[int, tuple[str, Message[Any]]]
 
     @property
-    def consumer_class(self) -> type[SoundConsumer]:
+    def consumer_class(self) -> type[ReliableConsumer]:
         return _WatchedConsumer
 
 
@@ -64,7 +64,7 @@ def watched(broker: Any) -> None:
     broker.held = {}
 
 
-class _WatchedConsumer(SoundConsumer):
+class _WatchedConsumer(ReliableConsumer):
     def __next__(self) -> MessageProxy | None:
         message = super().__next__()
         if message is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import click
 
 from docs.generators.tables import code, table
-from housekeeping.cli import main
+from housekeeping.cli.main import main
 
 
 def commands(old: str) -> str:

@@ -22,7 +22,7 @@ _SAID: Final[dict[str, tuple[str, ...]]] = {
     "not_yet": ("A message cannot be enqueued yet", "A group's end cannot be counted yet"),
     "what": ("Completion could not be recorded", "Mark of being at work stays until it expires"),
     "otherwise": ("Could not ask the ledger", "Could not count the backlog"),
-    "self.sweep.starts_with": (),  # on the worker's page
+    "self.sweep.start_message": (),  # on the worker's page
     "self.line.level": (),
 }
 #: The levels of a line that is logged at a level chosen when the program runs.

@@ -6,12 +6,12 @@ import importlib.util
 
 from dramatiq import Broker
 
-from housekeeping.brokers.redis import SoundRedisBroker, redis_broker
+from housekeeping.brokers.redis import ReliableRedisBroker, redis_broker
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.extras import how_to_install
 from housekeeping.core.settings import Settings
 
-__all__ = ["SoundRedisBroker", "harden", "message_broker", "redis_broker", "require_pika"]
+__all__ = ["ReliableRedisBroker", "harden", "message_broker", "redis_broker", "require_pika"]
 
 
 def message_broker(settings: Settings) -> Broker:
@@ -48,8 +48,8 @@ def harden(broker: Broker) -> None:
 
     Note: A subclass keeps its own ways, but for the maintenance: what it overrides may be just what would be replaced.
     """
-    SoundRedisBroker.adopt(broker)
+    ReliableRedisBroker.adopt(broker)
     if importlib.util.find_spec("pika") is not None:
-        from housekeeping.brokers.rabbitmq.broker import SoundRabbitmqBroker
+        from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
 
-        SoundRabbitmqBroker.adopt(broker)
+        ReliableRabbitmqBroker.adopt(broker)

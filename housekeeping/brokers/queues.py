@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from housekeeping.brokers import require_pika
-from housekeeping.core.redis_client import reaching_redis, redis_client
+from housekeeping.core.redis_client import redis_client, translate_redis_errors
 from housekeeping.core.settings import Settings
 
 
@@ -39,7 +39,7 @@ def queue_lengths(settings: Settings, names: list[str]) -> dict[str, QueueLength
 
         return {name: QueueLengths(*numbers) for name, numbers in lengths(settings, names).items()}
     client = redis_client(settings.broker_url or settings.require_redis_url())
-    with reaching_redis(), client.pipeline(transaction=False) as pipeline:
+    with translate_redis_errors(), client.pipeline(transaction=False) as pipeline:
         for name in names:
             queue = f"{settings.namespace}:broker:{name}"
             pipeline.hlen(f"{queue}.msgs")
@@ -58,7 +58,7 @@ def reach_broker(settings: Settings) -> None:
       SettingsError: When RabbitMQ's client is not installed.
     """
     urls = {settings.require_redis_url()} | ({settings.broker_url} if not settings.on_rabbitmq else set())
-    with reaching_redis():
+    with translate_redis_errors():
         for url in filter(None, urls):
             redis_client(url).ping()
     if settings.on_rabbitmq:

@@ -27,7 +27,7 @@ HEARTBEAT_TIMEOUT_MS: Final = 60_000  # semantics.md, B1: a killed worker's mess
 DEAD_MESSAGE_TTL_MS: Final = 7 * 24 * 3600 * 1000  # Dramatiq's own, said aloud: dead letters are kept for a week
 
 
-class SoundRedisBroker(RedisBroker):
+class ReliableRedisBroker(RedisBroker):
     """Dramatiq's Redis broker, where a lost connection and an unreadable message cost nothing else.
 
     After a lost connection Dramatiq's own forgets the delayed messages it had in memory, retries among them, and
@@ -53,7 +53,7 @@ class SoundRedisBroker(RedisBroker):
         if isinstance(broker, RedisBroker) and broker.maintenance_chance == DEFAULT_MAINTENANCE_CHANCE:
             broker.maintenance_chance = MAINTENANCE_SCALE
         if type(broker) is RedisBroker:
-            broker.__class__ = SoundRedisBroker
+            broker.__class__ = ReliableRedisBroker
             broker.in_hand = defaultdict(set)  # type: ignore[attr-defined]
 
     @property
@@ -112,9 +112,9 @@ class SoundRedisBroker(RedisBroker):
 class _Consumer(_RedisConsumer):
     """Dramatiq's consumer, which says what it hands out, and takes a Redis that is too slow for one that is away."""
 
-    broker: SoundRedisBroker
+    broker: ReliableRedisBroker
 
-    def __init__(self, broker: SoundRedisBroker, queue_name: str, prefetch: int, timeout: int) -> None:
+    def __init__(self, broker: ReliableRedisBroker, queue_name: str, prefetch: int, timeout: int) -> None:
         super().__init__(broker, queue_name, prefetch, timeout)
         self._freed = threading.Event()
         self._looks_at = _next_look()
@@ -185,7 +185,7 @@ def redis_broker(settings: Settings) -> RedisBroker:
     Raises:
       SettingsError: When no URL is set, or redis-py cannot read it.
     """
-    return SoundRedisBroker(
+    return ReliableRedisBroker(
         client=redis_client(settings.broker_url or settings.require_redis_url()),
         namespace=f"{settings.namespace}:broker",
         middleware=[],

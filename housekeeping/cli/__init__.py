@@ -1,7 +1,1 @@
-"""Floor 4: the command line."""
-
-from __future__ import annotations
-
-from housekeeping.cli.main import main
-
-__all__ = ["main"]
+"""The command line. Start reading in `main`; each command has a module in `commands`."""

@@ -14,7 +14,7 @@ from peewee import ProgrammingError
 from housekeeping.core.errors import SchemaMissing, UnknownWorker, WrongArgument
 from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.core.telemetry import logs
-from housekeeping.database.connection import one_line, reaching_postgres, sqlstate
+from housekeeping.database.connection import one_line, sqlstate, translate_postgres_errors
 from housekeeping.installation import broker_beside, use_database
 from housekeeping.sweeps import actor_registry
 from housekeeping.sweeps.declaration import Sweep
@@ -82,7 +82,7 @@ def reading_tables(sweep: Sweep) -> Iterator[None]:
       SchemaMissing: When a table is not there; the text names the way out.
     """
     try:
-        with reaching_postgres():
+        with translate_postgres_errors():
             yield
     except ProgrammingError as error:
         missing = missing_table(sweep, error)
@@ -107,13 +107,13 @@ def argument_of(sweep: Sweep, given: str | None) -> Any:
     Raises:
       WrongArgument: When it is missing, is none the worker can read, or the worker takes none.
     """
-    if sweep.takes_argument is None:
+    if sweep.argument_name is None:
         if given is not None:
             raise WrongArgument(f"{sweep.name} takes no argument, but got {given!r}")
         return None
     if given is None:
-        raise WrongArgument(f"{sweep.name} takes an argument: {sweep.takes_argument}")
+        raise WrongArgument(f"{sweep.name} takes an argument: {sweep.argument_name}")
     try:
-        return sweep.read_argument(given)
+        return sweep.parse_argument(given)
     except ValueError:
-        raise WrongArgument(f"{sweep.name} takes {sweep.takes_argument}, but got {given!r}") from None
+        raise WrongArgument(f"{sweep.name} takes {sweep.argument_name}, but got {given!r}") from None

@@ -30,7 +30,7 @@ from housekeeping.cli.commands.worker import scheduler, worker
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import printable
 from housekeeping.database.connection import one_line
-from housekeeping.demo import demo
+from housekeeping.demo.command import demo
 
 _EPILOG = """\b
 First steps:

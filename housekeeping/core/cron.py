@@ -17,7 +17,7 @@ In a zone that puts its clocks forward and back (again as Debian's cron):
 - A schedule with a star in front of neither minute nor hour names times of day. One that is
   skipped comes at the end of the gap; one that is repeated comes once, the first time round.
   ``30 2 * * *`` fires once a day, all year.
-- Any other names readings of the clock, and fires whenever the clock shows one. ``*/15 * * * *``
+- Any other names explain_queries of the clock, and fires whenever the clock shows one. ``*/15 * * * *``
   and ``0 * * * *`` keep their distance all year; ``*/30 2 * * *`` rests on the day that has no
   such hour, and fires twice as often on the day that has two.
 """
@@ -97,7 +97,7 @@ class Cron:
         found: list[datetime] = []
         for wall in self._walls_down_from(_naive(minute) + most):
             found.extend(instant for instant in self._instants(wall) if instant <= minute)
-            # Earlier readings may still be later moments while the clock is being changed.
+            # Earlier explain_queries may still be later moments while the clock is being changed.
             if found and wall - least <= _naive(max(found)):
                 break
         return max(found)

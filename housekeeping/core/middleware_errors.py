@@ -14,7 +14,7 @@ from dramatiq.errors import Retry
 from dramatiq.middleware import MiddlewareError, SkipMessage
 
 from housekeeping.core.errors import DeclarationError, RedisUnavailable
-from housekeeping.core.redis_client import reaching_redis
+from housekeeping.core.redis_client import translate_redis_errors
 from housekeeping.database.connection import typed_line
 
 
@@ -44,7 +44,7 @@ class Skip(SkipMessage):
         self.reason = reason
 
 
-class PutBack(MiddlewareError, Retry):
+class Requeue(MiddlewareError, Retry):
     """Puts the message back into its queue without using up a retry.
 
     Parameters:
@@ -64,24 +64,24 @@ class StoreUnavailable(MiddlewareError):
     """Redis did not answer, so the message fails and is retried: nothing runs unprotected."""
 
 
-class Unprotected(MiddlewareError):
+class GuardUnavailable(MiddlewareError):
     """What protects a run could not be had, for a reason that is not Redis; the message fails and is retried."""
 
 
 @contextmanager
-def failing_the_message() -> Iterator[None]:
+def fail_message_on_error() -> Iterator[None]:
     """Let an error fail the message, where Dramatiq would log it and go on without protection.
 
     Raises:
       StoreUnavailable: In place of `RedisUnavailable` and of redis-py's errors.
-      Unprotected: In place of any other that Dramatiq would pass over.
+      GuardUnavailable: In place of any other that Dramatiq would pass over.
     """
     try:
-        with reaching_redis():
+        with translate_redis_errors():
             yield
     except MiddlewareError:
         raise
     except RedisUnavailable as error:
         raise StoreUnavailable(str(error)) from error
     except Exception as error:
-        raise Unprotected(typed_line(error)) from error
+        raise GuardUnavailable(typed_line(error)) from error

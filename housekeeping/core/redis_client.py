@@ -57,7 +57,7 @@ def redis_client(url: str) -> redis.Redis:
 
 
 @contextmanager
-def reaching_redis() -> Iterator[None]:
+def translate_redis_errors() -> Iterator[None]:
     """Turn redis-py's errors into `RedisUnavailable`, in one line."""
     try:
         yield
@@ -65,7 +65,7 @@ def reaching_redis() -> Iterator[None]:
         raise RedisUnavailable(f"Redis did not answer: {one_line(error)}") from error
 
 
-def insist(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0) -> T:
+def retry_redis(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0) -> T:
     """Do a step that may be repeated, again after a pause when Redis does not answer.
 
     For what a process says when its work is done: unsaid, others would wait until a ttl is over.
@@ -75,11 +75,11 @@ def insist(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0) -> T:
     """
     for _ in range(tries - 1):
         try:
-            with reaching_redis():
+            with translate_redis_errors():
                 return step()
         except RedisUnavailable:
             time.sleep(pause_s)
-    with reaching_redis():
+    with translate_redis_errors():
         return step()
 
 

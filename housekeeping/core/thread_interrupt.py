@@ -37,7 +37,7 @@ class _Section:
       sent: What it has been told to end by; null: nothing.
       raised: That this is on its way, and not only waiting for a point where the thread may be ended.
       heard: That this was raised in it.
-      shut: That it is `undisturbed` now.
+      shut: That it is `shielded` now.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ def interruptibly(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
             _leave(thread_id)  # the first one may itself have been interrupted half way
 
 
-def undisturbed(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+def shielded(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Call a function to its end: an interrupt is held back until then, but within an `interruptibly` inside of it.
 
     Raises:

@@ -9,7 +9,7 @@ from uuid import uuid4
 import redis
 
 from housekeeping.core.errors import DeclarationError
-from housekeeping.core.redis_client import reaching_redis, shared_redis
+from housekeeping.core.redis_client import shared_redis, translate_redis_errors
 
 #: KEYS[1] is a sorted set of the times of what went ahead. ARGV: a name for this one, how many may, the period in ms.
 #: The server's clock: one for all callers.
@@ -35,5 +35,5 @@ def throttle(key: str, count: int, period: timedelta, client: redis.Redis | None
         raise DeclarationError(f"throttle {key!r}: {count} times in {period} cannot work; for example 10 in one minute")
     client = client or shared_redis.get()
     arguments: list[Any] = [uuid4().hex, count, int(period.total_seconds() * 1000)]
-    with reaching_redis():
+    with translate_redis_errors():
         return bool(client.eval(_GO_AHEAD, 1, f"{shared_redis.namespace}:throttle:{key}", *arguments))

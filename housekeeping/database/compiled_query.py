@@ -13,7 +13,7 @@ from peewee import Query, Value
 from housekeeping.database.connection import database
 
 
-class Place(Value):
+class Parameter(Value):
     """Where a statement takes a value that is known only when it is carried out.
 
     Parameters:
@@ -31,7 +31,7 @@ class _Number:
 
 
 class Prepared:
-    """One statement, as text with its parameters; some of them are `Place`.
+    """One statement, as text with its parameters; some of them are `Parameter`.
 
     Attributes:
       query: What it was put together from.

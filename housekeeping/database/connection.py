@@ -95,7 +95,7 @@ class _Transaction(_transaction):
             self.db.rollback()
 
 
-class _OfThread(threading.local):
+class _ThreadState(threading.local):
     #: The BEGIN of a transaction that the server has not heard of; empty: there is none.
     unsaid = ""
 
@@ -118,7 +118,7 @@ class Database(PostgresqlDatabase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         #: Statements that named a column which is not there: what is known of the tables may be out of date.
         self.unknown_columns = 0
-        self._of_thread = _OfThread()
+        self._of_thread = _ThreadState()
         super().__init__(*args, **kwargs)
         # peewee lets one thread connect or close at a time. What it guards is each thread's own, and a server that is
         # silent would keep all of them waiting, one connect timeout after the other.
@@ -246,7 +246,7 @@ def connect_to(url: str) -> Database:
 
 
 @contextmanager
-def reaching_postgres() -> Iterator[None]:
+def translate_postgres_errors() -> Iterator[None]:
     """Turn the driver's "could not reach the server" into `DatabaseUnavailable`, in one line."""
     try:
         yield

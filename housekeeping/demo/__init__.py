@@ -1,7 +1,4 @@
-"""``housekeeping demo``: the whole of it on servers of its own, on made-up data, with nothing left behind."""
+"""The command `housekeeping demo`: real servers, sample data, a scheduler, workers and a live view.
 
-from __future__ import annotations
-
-from housekeeping.demo.command import demo
-
-__all__ = ["demo"]
+Start reading in `command`.
+"""

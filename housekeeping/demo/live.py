@@ -22,7 +22,7 @@ from housekeeping.demo.runs import runs_table
 from housekeeping.demo.scenes import Counted, compared, compared_beside, counted
 from housekeeping.demo.stage import Stage
 from housekeeping.installation import install
-from housekeeping.sweeps.insight.status import Overview, overview
+from housekeeping.sweeps.insight.status import WorkerStatus, worker_status
 from housekeeping.sweeps.ledger.models import Run
 
 _POLL_S: Final = 0.1
@@ -93,7 +93,7 @@ def _screen(stage: Stage, before: Counted, dashboard: str, width: int, height: i
     return Group(*shown, runs, *[Text()] * (padding + 1), _footer(dashboard))
 
 
-def _workers(overviews: list[Overview], wide: bool) -> Table:
+def _workers(overviews: list[WorkerStatus], wide: bool) -> Table:
     now = database_now()
     if wide:
         return _clipped(workers_table(overviews, now))
@@ -115,9 +115,9 @@ def _clipped(shown: Table) -> Table:
     return shown
 
 
-def _overviews(stage: Stage) -> list[Overview]:
+def _overviews(stage: Stage) -> list[WorkerStatus]:
     now = database_now()
-    return [overview(sweep, now, stage.settings.timezone) for sweep in stage.sweeps.values()]
+    return [worker_status(sweep, now, stage.settings.timezone) for sweep in stage.sweeps.values()]
 
 
 def _last_runs(number: int) -> list[Run]:

@@ -50,7 +50,7 @@ def run_each_once(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -
 
 def to_be_sent(actors: dict[str, Actor[..., Any]]) -> dict[str, Actor[..., Any]]:
     """The actors that are sent from here: those that take no argument, which their parents send by themselves."""
-    return {name: actor for name, actor in actors.items() if actor.options["sweep"].takes_argument is None}
+    return {name: actor for name, actor in actors.items() if actor.options["sweep"].argument_name is None}
 
 
 def _done(message: Message[None]) -> bool:

@@ -30,7 +30,7 @@ _PROCESSES: Final = ("worker", "scheduler")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The demo's surroundings, all of them gone when it ends."""
+    """The demo's backends, all of them gone when it ends."""
 
     servers: embedded.Servers
     settings: Settings

@@ -66,9 +66,9 @@ def _needed(settings: Settings, sweeps: dict[str, Sweep]) -> tuple[dict[type[Mod
 
 def _fields_of(sweep: Sweep) -> set[Field]:
     try:
-        walks = sweep.walks()
+        walks = sweep.stages_for_run()
     except ProgrammingError:  # as above
-        walks = sweep.declared()
+        walks = sweep.declared_stages()
     return set().union(*(fields_used(walk, SYSTEM_CLOCK.now()) for walk in walks))
 
 

@@ -16,7 +16,7 @@ from housekeeping.sweeps.checks.needed_columns import updated_columns
 from housekeeping.sweeps.checks.touched_tables import recorded
 from housekeeping.sweeps.ledger import models
 from housekeeping.sweeps.registry import Family
-from housekeeping.sweeps.stages.stage import Pass
+from housekeeping.sweeps.stages.stage import Stage
 from housekeeping.workers import families
 
 #: Words of SQL that are no names without quotes.
@@ -43,14 +43,14 @@ def tables_of(family: Family) -> dict[str, tuple[type[Model], tuple[str, ...]]]:
     """Return table, by the name it has now -> its model, and the rights that the family's sweeps need on it."""
     found = {model: family.rights.get(name, ("SELECT",)) for name, model in family.models.items()}
     for sweep in family.sweeps:
-        for stage in sweep.declared():
+        for stage in sweep.declared_stages():
             for model, rights in _rights_of(stage).items():
                 if not _is_own(model):
                     found[model] = _merged(model, found.get(model, ()), rights)
     return {name_in_sql(model): (model, rights) for model, rights in found.items()}
 
 
-def _rights_of(stage: Pass) -> dict[type[Model], tuple[str, ...]]:
+def _rights_of(stage: Stage) -> dict[type[Model], tuple[str, ...]]:
     try:
         return recorded(stage, SYSTEM_CLOCK.now()).rights()
     except Exception:  # a failing predicate has a finding of its own

@@ -16,7 +16,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.error_mapping import is_away
 from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.limits.db_health import table_name
-from housekeeping.sweeps.stages.stage import Explainable, Reading
+from housekeeping.sweeps.stages.stage import Explainable, ExplainQuery
 
 _FIXED: Final = (OP.EQ, OP.IN, OP.IS, OP.IS_NOT)
 
@@ -26,9 +26,9 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     now = database_now()
     for sweep in sweeps.values():
         try:
-            for walk in sweep.walks():
+            for walk in sweep.stages_for_run():
                 if isinstance(walk, Explainable):
-                    for reading in walk.readings(now):
+                    for reading in walk.explain_queries(now):
                         yield _judged(sweep.name, reading)
         except Exception as error:
             if is_away(error):
@@ -37,7 +37,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
             yield Finding("warning", sweep.name, "indexes", f"could not be looked at: {one_line(error)}")
 
 
-def _judged(worker: str, reading: Reading) -> Finding:
+def _judged(worker: str, reading: ExplainQuery) -> Finding:
     fault = fault_of(explained(reading.query))
     if fault is None:
         return Finding("fine", worker, "indexes", f"{reading.what} is found by an index")
@@ -71,7 +71,7 @@ def fault_of(plan: dict[str, Any]) -> str | None:
     return None
 
 
-def wanted_indexes(reading: Reading) -> Iterator[str]:
+def wanted_indexes(reading: ExplainQuery) -> Iterator[str]:
     """Return the statements that make the indexes that the model declares for this statement.
 
     An index of a single field, such as the one that peewee adds for a foreign key, is declared for something else.
@@ -86,7 +86,7 @@ def wanted_indexes(reading: Reading) -> Iterator[str]:
             yield text.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
 
 
-def index_of_the_walk(reading: Reading) -> Iterator[str]:
+def index_of_the_walk(reading: ExplainQuery) -> Iterator[str]:
     """Return the statement that makes an index of the columns a run follows, of the rows that may ever be stale."""
     columns = _ordered_by(reading)
     if columns:
@@ -94,7 +94,7 @@ def index_of_the_walk(reading: Reading) -> Iterator[str]:
         yield f"CREATE INDEX CONCURRENTLY ON {table_name(reading.model)} ({names}){_of_some_rows(reading)}"
 
 
-def _ordered_by(reading: Reading) -> list[Field]:
+def _ordered_by(reading: ExplainQuery) -> list[Field]:
     columns = list(getattr(reading.query, "_order_by", None) or ())
     return columns if all(isinstance(column, Field) for column in columns) else []
 
@@ -104,7 +104,7 @@ def _has(index: Index, column: Field) -> bool:
     return any(each is column for each in declared._expressions)
 
 
-def _of_some_rows(reading: Reading) -> str:
+def _of_some_rows(reading: ExplainQuery) -> str:
     """Return the part of the predicate that compares columns with constants, as the condition of a partial index."""
     # One for each column: an action's own condition on the state follows from what is stale.
     found = reversed([each for each in _conditions(reading.query._where) if _is_fixed(each)])

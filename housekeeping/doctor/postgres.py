@@ -10,7 +10,7 @@ from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import SchemaMissing
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import ClockSkew
-from housekeeping.database.connection import database, reaching_postgres
+from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.ledger import schema
@@ -24,7 +24,7 @@ _NTP: Final = "let both follow the same time servers (NTP)"
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Connection, schema, session settings, clock, long transactions."""
-    with reaching_postgres():
+    with translate_postgres_errors():
         before = SYSTEM_CLOCK.now()
         version, number, in_recovery, read_only, at, user = _row(
             "SELECT current_setting('server_version'), current_setting('server_version_num')::int, "

@@ -9,7 +9,7 @@ from typing import Any, Final
 import redis
 
 from housekeeping.core.clock import SYSTEM_CLOCK
-from housekeeping.core.redis_client import reaching_redis, redis_client
+from housekeeping.core.redis_client import redis_client, translate_redis_errors
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import ClockSkew
 from housekeeping.sweeps.declaration import Sweep
@@ -23,7 +23,7 @@ _SHARED: Final = "pending_direct_uploads"  # the one key outside of the namespac
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Connection, version, what it does when memory is full or it restarts, who else is there, its clock."""
     client = redis_client(settings.require_redis_url())
-    with reaching_redis():
+    with translate_redis_errors():
         before = SYSTEM_CLOCK.now()
         seconds, micro = _any(client.time())
         after = SYSTEM_CLOCK.now()
@@ -65,7 +65,7 @@ def _persistence(info: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _company(client: redis.Redis, namespace: str) -> Iterator[Finding]:
-    with reaching_redis():
+    with translate_redis_errors():
         others, seen = 0, 0
         for key in client.scan_iter(count=_LOOKED_AT):
             seen += 1

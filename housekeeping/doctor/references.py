@@ -19,7 +19,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     for sweep in sweeps.values():
         try:
             with database.atomic():
-                found = counted(sweep.walks(), now)
+                found = counted(sweep.stages_for_run(), now)
         except Exception as error:  # a missing table or column, or a failing predicate, has a finding of its own
             if is_away(error):
                 raise

@@ -12,24 +12,24 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.error_mapping import is_away
 from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.limits.db_health import table_name
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Yield a finding for each stage whose key is wrong, cannot be verified, or is not the declared one."""
     for sweep in sweeps.values():
         try:
-            stages = sweep.walks()
+            stages = sweep.stages_for_run()
         except Exception as error:  # a schema that may not be used, or a failing predicate, has a finding of its own
             if is_away(error):
                 raise
             continue
         for stage in stages:
-            if isinstance(stage, TablePass):
+            if isinstance(stage, TableStage):
                 yield from _of_stage(sweep, stage)
 
 
-def _of_stage(sweep: Sweep, stage: TablePass) -> Iterator[Finding]:
+def _of_stage(sweep: Sweep, stage: TableStage) -> Iterator[Finding]:
     model, table = stage.model, visible_table(stage.model)
     name = table_name(model)
     subject, declared = f"key of {name}", ", ".join(declared_key(model))
@@ -48,7 +48,7 @@ def _of_stage(sweep: Sweep, stage: TablePass) -> Iterator[Finding]:
         )
     elif (mismatch := wrong_key(stage)) is not None:
         yield Finding("error", sweep.name, subject, *mismatch)
-    elif not table.is_unique(declared_key(model)) and sweep.passes is None:
+    elif not table.is_unique(declared_key(model)) and sweep.stages is None:
         used = ", ".join(column.column_name for column in stage.key)
         text = f"{model.__name__} declares the key ({declared}), which is not unique; runs use ({used})"
         yield Finding("warning", sweep.name, subject, text, f"write {key_in_model(model, table)}")

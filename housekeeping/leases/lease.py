@@ -28,7 +28,7 @@ from housekeeping.core.thread_interrupt import LostLease, interrupter, retract
 from housekeeping.database.connection import database
 from housekeeping.leases.fencing import Connection, NoDatabase, check_epoch, take_epoch
 from housekeeping.leases.lease_token import holder_of, new_token
-from housekeeping.leases.renewal import Kept, elapsed, renewals, surely_until
+from housekeeping.leases.renewal import Renewal, elapsed, renewals, surely_until
 from housekeeping.leases.store import LeaseStore as LeaseStore
 from housekeeping.leases.store import RedisLeaseStore as RedisLeaseStore
 from housekeeping.leases.store import give_back
@@ -119,7 +119,7 @@ class ExclusiveLease:
         self._token: str | None = None
         self._asked_at = 0.0
         self._pid = os.getpid()
-        self._kept: Kept | None = None
+        self._kept: Renewal | None = None
         self._interrupting = False
         self._with_epoch = with_epoch
         self._worker = worker

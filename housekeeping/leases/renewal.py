@@ -36,7 +36,7 @@ def surely_until(since: float, ttl_s: float) -> float:
     return since + ttl_s * (1 - _MARGIN)
 
 
-class Kept:
+class Renewal:
     """Something that is being renewed, from `Renewals.keep` until `stop`.
 
     Parameters:
@@ -128,10 +128,10 @@ class _Round:
     def __init__(
         self,
         name: str,
-        in_use: set[Kept],
+        in_use: set[Renewal],
         lock: threading.Lock,
-        moment: Callable[[Kept], float],
-        act: Callable[[Kept], None],
+        moment: Callable[[Renewal], float],
+        act: Callable[[Renewal], None],
     ) -> None:
         self._in_use = in_use
         self._moment = moment
@@ -140,7 +140,7 @@ class _Round:
         self._wakes_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"housekeeping-{name}", daemon=True)
 
-    def look_at(self, kept: Kept) -> None:
+    def look_at(self, kept: Renewal) -> None:
         """Begin, or wake up if this one comes before all others; with the lock held."""
         if self._thread.ident is None:
             self._thread.start()
@@ -156,7 +156,7 @@ class _Round:
                 # Whoever was to be told that it is lost could not be: the others must be all the same.
                 logger.exception("Could not renew %s", kept.name)
 
-    def _next(self) -> Kept:
+    def _next(self) -> Renewal:
         with self._changed:
             while True:
                 # As many as messages at work: few enough to look at all.
@@ -180,7 +180,7 @@ class Renewals:
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _begin(self) -> None:
-        self._in_use: set[Kept] = set()
+        self._in_use: set[Renewal] = set()
         self._lock = threading.Lock()
         self._renewing = _Round("renewal", self._in_use, self._lock, lambda kept: kept.due_at, self._renew)
         self._watching = _Round("lease-watch", self._in_use, self._lock, lambda kept: kept.tell_at, self._watch)
@@ -199,9 +199,9 @@ class Renewals:
         since: float,
         on_lost: Callable[[], object] | None = None,
         returns: bool = False,
-    ) -> Kept:
-        """Renew in the background until `stop` or until it is lost; for the parameters see `Kept`."""
-        kept = Kept(name, renew, ttl, since, on_lost=on_lost, returns=returns)
+    ) -> Renewal:
+        """Renew in the background until `stop` or until it is lost; for the parameters see `Renewal`."""
+        kept = Renewal(name, renew, ttl, since, on_lost=on_lost, returns=returns)
         with self._lock:
             self._in_use.add(kept)
             self._renewing.look_at(kept)
@@ -209,13 +209,13 @@ class Renewals:
                 self._watching.look_at(kept)
         return kept
 
-    def stop(self, kept: Kept) -> None:
+    def stop(self, kept: Renewal) -> None:
         """Renew it no more."""
         kept.stop()
         with self._lock:
             self._in_use.discard(kept)
 
-    def _renew(self, kept: Kept) -> None:
+    def _renew(self, kept: Renewal) -> None:
         try:
             goes_on = kept.step()
         except Exception:
@@ -225,7 +225,7 @@ class Renewals:
             kept.tell()
             self.stop(kept)
 
-    def _watch(self, kept: Kept) -> None:
+    def _watch(self, kept: Renewal) -> None:
         kept.tell()
 
 

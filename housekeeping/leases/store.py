@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 import redis
 
-from housekeeping.core.redis_client import insist, reaching_redis
+from housekeeping.core.redis_client import retry_redis, translate_redis_errors
 
 #: KEYS[1] is the lease, ARGV the token and the ttl in ms; returns whoever holds it now. Repeating it with
 #: the same token changes nothing, so it may be asked again after a lost answer.
@@ -61,7 +61,7 @@ def give_back(store: LeaseStore, key: str, token: str) -> bool:
         tries += 1
         return store.release(key, token) or tries > 1
 
-    return insist(release)
+    return retry_redis(release)
 
 
 class RedisLeaseStore:
@@ -80,23 +80,23 @@ class RedisLeaseStore:
 
     def obtain(self, key: str, token: str, ttl: timedelta) -> str:
         # The answer may be lost though the lease was taken, and nobody else could ever give it back.
-        return _text(insist(lambda: self._obtain(keys=[self._prefix + key], args=[token, _ms(ttl)]), 2, 0))
+        return _text(retry_redis(lambda: self._obtain(keys=[self._prefix + key], args=[token, _ms(ttl)]), 2, 0))
 
     def renew(self, key: str, token: str, ttl: timedelta) -> bool:
-        with reaching_redis():
+        with translate_redis_errors():
             return bool(self._renew(keys=[self._prefix + key], args=[token, _ms(ttl)]))
 
     def release(self, key: str, token: str) -> bool:
-        with reaching_redis():
+        with translate_redis_errors():
             return bool(self._release(keys=[self._prefix + key], args=[token]))
 
     def owner(self, key: str) -> str | None:
-        with reaching_redis():
+        with translate_redis_errors():
             value: Any = self._client.get(self._prefix + key)
         return None if value is None else _text(value)
 
     def remaining(self, key: str) -> timedelta | None:
-        with reaching_redis():
+        with translate_redis_errors():
             left: Any = self._client.pttl(self._prefix + key)
         return timedelta(milliseconds=left) if left >= 0 else None
 

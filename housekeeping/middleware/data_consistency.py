@@ -14,8 +14,8 @@ from dramatiq import Broker, Message, MessageProxy, Middleware
 from dramatiq.common import current_millis
 
 from housekeeping.core.errors import RedisUnavailable
-from housekeeping.core.middleware_errors import PutBack
-from housekeeping.core.redis_client import reaching_redis
+from housekeeping.core.middleware_errors import Requeue
+from housekeeping.core.redis_client import translate_redis_errors
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.telemetry.message_context import current_message
 from housekeeping.database.replicas import Found, Reads, Replicas, reads_of_current_message
@@ -34,7 +34,7 @@ _LATER: Final = timedelta(seconds=5)
 _WAITED: Final = "waited_for_replica"
 
 
-class _OfThread(threading.local):
+class _ThreadState(threading.local):
     many = False
     taken: Position | None = None  # the position of the first of many
 
@@ -61,7 +61,7 @@ class DataConsistency(Middleware):
         self._prefix = position_prefix(namespace)
         self._positions = positions
         self._replicas = replicas
-        self._thread = _OfThread()
+        self._thread = _ThreadState()
 
     @contextmanager
     def sending_many(self) -> Iterator[None]:
@@ -93,7 +93,7 @@ class DataConsistency(Middleware):
         if delayed and _WAITED not in message.options and self._caught_up(message).lagging:
             message.options[_WAITED] = True
             logger.info("Message is put back, because all replicas lag", job_status="waits_for_replica")
-            raise PutBack(f"{message.message_id} waits for a replica", _LATER)
+            raise Requeue(f"{message.message_id} waits for a replica", _LATER)
         # Looked for when the run first reads, and only then: most runs need no replica, and until its run has
         # begun a message may still stand for others, whose positions count.
         reads_of_current_message(Reads(current_message.get(), lambda: self._caught_up(message).replica))
@@ -129,7 +129,7 @@ class DataConsistency(Middleware):
         if key is None:
             return own
         try:
-            with reaching_redis():
+            with translate_redis_errors():
                 answer: Any = self._client.get(self._prefix + key)
         except RedisUnavailable as error:
             logger.warning("Message reads from the primary", error=str(error))

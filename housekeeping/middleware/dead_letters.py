@@ -41,7 +41,7 @@ if redis.call("hexists", KEYS[1], ARGV[1]) == 1 then redis.call("hset", KEYS[1],
 """
 
 
-class _OfThread(threading.local):
+class _ThreadState(threading.local):
     #: The id of the message at work and how many retries it had used up when it began.
     attempt: tuple[str, int | None] = ("", None)
 
@@ -59,7 +59,7 @@ class DeadLetters(Middleware):
     """
 
     def __init__(self) -> None:
-        self._thread = _OfThread()
+        self._thread = _ThreadState()
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         self._thread.attempt = (message.message_id, message.options.get("retries"))

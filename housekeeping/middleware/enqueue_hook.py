@@ -44,7 +44,7 @@ def accept_skips(broker: Broker, schedule: Schedule) -> None:
                 enqueued = enqueue(claimed.copy(), delay=delay)
         except SkipEnqueue as skip:
             if retries is not None:
-                retries.waits_no_longer(broker, message)
+                retries.clear_waiting_mark(broker, message)
             if claimed is message:
                 schedule.tick_skipped(message, skip.reason)
             else:

@@ -12,7 +12,7 @@ import redis
 from dramatiq import Actor, Broker, MessageProxy, Middleware
 
 from housekeeping.core.errors import RedisUnavailable
-from housekeeping.core.middleware_errors import InvalidOption, PutBack, Skip, failing_the_message
+from housekeeping.core.middleware_errors import InvalidOption, Requeue, Skip, fail_message_on_error
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease, interruptibly
 from housekeeping.leases.lease import (
@@ -32,7 +32,7 @@ _RIGHT: Final = '{"key": "reports/nightly", "ttl": timedelta(minutes=10), "if_he
 _AFTER: Final = timedelta(seconds=1)  # comes back this long after the lease should have ended
 
 
-class _OfThread(threading.local):
+class _ThreadState(threading.local):
     # By thread, not by message id: a redelivered message has the id of the run it duplicates.
     lease: ExclusiveLease | None = None
 
@@ -55,7 +55,7 @@ class ExclusiveLeases(Middleware):
 
     def __init__(self, store: redis.Redis | LeaseStore, namespace: str) -> None:
         self._store: LeaseStore = RedisLeaseStore(store, namespace) if isinstance(store, redis.Redis) else store
-        self._thread = _OfThread()
+        self._thread = _ThreadState()
 
     @property
     def actor_options(self) -> set[str]:
@@ -86,7 +86,7 @@ class ExclusiveLeases(Middleware):
         option = broker.get_actor(message.actor_name).options.get("exclusive_lease")
         if option is None:
             return
-        with failing_the_message():
+        with fail_message_on_error():
             lease = ExclusiveLease(_key(broker, message, option["key"]), option["ttl"], self._store)
             if lease.try_obtain() is not None:
                 self._thread.lease = lease
@@ -104,7 +104,7 @@ class ExclusiveLeases(Middleware):
         )
         # Its own dead attempt, or one that is believed dead: to be dropped for that would lose its work.
         if option.get("if_held") == "retry" or holder.message_id == message.message_id:
-            raise PutBack(f"lease {lease.key!r} is held", min(remaining + _AFTER, option["ttl"]))
+            raise Requeue(f"lease {lease.key!r} is held", min(remaining + _AFTER, option["ttl"]))
         raise Skip("lease_held")
 
     def after_process_message(

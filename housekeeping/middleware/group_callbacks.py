@@ -8,7 +8,7 @@ import dramatiq.middleware
 from dramatiq import Broker, Message, MessageProxy
 from dramatiq.rate_limits.backends import RedisBackend
 
-from housekeeping.middleware.reliable_enqueue import patient, patiently
+from housekeeping.middleware.reliable_enqueue import patient, retry_until_available
 
 #: KEYS: how many are awaited, as Dramatiq's barrier keeps it; which messages were counted, and what they were told.
 #: ARGV: the message id, the ttl in ms. Returns whether it is the last one; the same however often it is asked.
@@ -55,7 +55,9 @@ class GroupCallbacks(dramatiq.middleware.GroupCallbacks):
         callbacks = message.options.get("group_completion_callbacks")
         if exception is not None or message.failed or not (group and callbacks):
             return
-        if patiently(lambda: self._is_last(group, message.message_id), "A group's end cannot be counted yet"):
+        if retry_until_available(
+            lambda: self._is_last(group, message.message_id), "A group's end cannot be counted yet"
+        ):
             for callback in callbacks:
                 broker.enqueue(Message(**callback))
 

@@ -15,13 +15,13 @@ import redis
 from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 
 from housekeeping.core.errors import RedisUnavailable
-from housekeeping.core.middleware_errors import InvalidOption, PutBack, Skip, failing_the_message
-from housekeeping.core.redis_client import insist, reaching_redis
+from housekeeping.core.middleware_errors import InvalidOption, Requeue, Skip, fail_message_on_error
+from housekeeping.core.redis_client import retry_redis, translate_redis_errors
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease, interrupter
 from housekeeping.leases.lease import SHORTEST_TTL, RedisLeaseStore
-from housekeeping.leases.renewal import Kept, elapsed, renewals, surely_until
-from housekeeping.middleware.deduplication.options import LIFE, RETRY_WAITS, SECOND_DELIVERY, STANDING, SUPERSEDED
+from housekeeping.leases.renewal import Renewal, elapsed, renewals, surely_until
+from housekeeping.middleware.deduplication.options import DEDUP_STATE, LIFE, RETRY_WAITS, SECOND_DELIVERY, SUPERSEDED
 
 logger = named_logger(__name__)
 
@@ -73,7 +73,7 @@ class _Begun:
     retry: int
     sure_until: float
     enqueued_as: int = 0
-    kept: Kept | None = None
+    kept: Renewal | None = None
     over: bool = False
     renewing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -88,7 +88,7 @@ class _Begun:
             self.over = True
 
 
-class _OfThread(threading.local):
+class _ThreadState(threading.local):
     # By thread, not by message id: a second delivery has the id of the run it duplicates.
     begun: _Begun | None = None
 
@@ -114,7 +114,7 @@ class Idempotency(Middleware):
         self._marks = RedisLeaseStore(client, namespace, kind="running")
         self._begin: Any = client.register_script(_BEGIN)
         self._end: Any = client.register_script(_END)
-        self._thread = _OfThread()
+        self._thread = _ThreadState()
 
     @property
     def actor_options(self) -> set[str]:
@@ -151,7 +151,7 @@ class Idempotency(Middleware):
         self._forget()  # what an interrupted hook may have left
         if not broker.get_actor(message.actor_name).options.get("idempotent"):
             return
-        with failing_the_message():
+        with fail_message_on_error():
             # The id first, so that a second delivery of a message can tell that it is one.
             name, token = self._name(message), f"{message.message_id}:{uuid4().hex}"
             since = elapsed()
@@ -176,12 +176,12 @@ class Idempotency(Middleware):
             raise Skip("already_done")
         if state == "retried":
             # An attempt that failed is delivered again: run once more it would be retried once more, beside its retry.
-            message.options[STANDING] = SUPERSEDED
+            message.options[DEDUP_STATE] = SUPERSEDED
             logger.info("Message yields to its retry", job_status=RETRY_WAITS)
             raise Skip(RETRY_WAITS)
         if state.startswith(f"{message.message_id}:"):
-            message.options[STANDING] = SECOND_DELIVERY
-        raise PutBack(f"{name} is at work elsewhere", _TURN)
+            message.options[DEDUP_STATE] = SECOND_DELIVERY
+        raise Requeue(f"{name} is at work elsewhere", _TURN)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
@@ -200,7 +200,7 @@ class Idempotency(Middleware):
         retry = 0 if completed or message.failed else begun.enqueued_as
         args = [begun.token, _ms(option.get("ttl", DEFAULT_TTL)), int(completed), retry]
         try:
-            insist(lambda: self._end(keys=begun.keys, args=args))
+            retry_redis(lambda: self._end(keys=begun.keys, args=args))
         except RedisUnavailable as error:
             what = "Completion could not be recorded" if completed else "Mark of being at work stays until it expires"
             logger.error(what, error=str(error))
@@ -220,10 +220,10 @@ class Idempotency(Middleware):
         def run(*args: Any, **kwargs: Any) -> Any:
             begun = self._thread.begun
             if begun is not None and not self._surely_ours(begun):
-                with failing_the_message():
+                with fail_message_on_error():
                     goes_on = begun.renew(lambda: self._goes_on(begun))
                 if not goes_on:
-                    raise PutBack(f"{begun.name} went on elsewhere while this process was stopped", _TURN)
+                    raise Requeue(f"{begun.name} went on elsewhere while this process was stopped", _TURN)
             return function(*args, **kwargs)
 
         return run
@@ -241,7 +241,7 @@ class Idempotency(Middleware):
         if self._surely_ours(begun):
             ours = self._still_ours(begun.name, begun.token)
         else:
-            with reaching_redis():
+            with translate_redis_errors():
                 ours = self._asked(begun) == begun.token
         if ours:
             begun.sure_until = surely_until(asked_at, _RUNNING_TTL.total_seconds())

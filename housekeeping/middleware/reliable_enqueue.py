@@ -14,7 +14,7 @@ from dramatiq.middleware import Interrupt, Shutdown
 from redis.exceptions import ClusterCrossSlotError, NoPermissionError
 
 from housekeeping.core.errors import RedisUnavailable
-from housekeeping.core.middleware_errors import PutBack, StoreUnavailable
+from housekeeping.core.middleware_errors import Requeue, StoreUnavailable
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.connection import one_line
 from housekeeping.middleware.deduplication.options import never_drop
@@ -31,7 +31,7 @@ _AWAY: Final = (redis.RedisError, BrokerConnectionError, StoreUnavailable, Redis
 _REFUSED: Final = (redis.DataError, NoPermissionError, ClusterCrossSlotError)
 
 
-def patiently(step: Callable[[], T], not_yet: str) -> T:
+def retry_until_available(step: Callable[[], T], not_yet: str) -> T:
     """Do a step that may be repeated, and while the broker is away do it again.
 
     In a hook after the actor an error would be swallowed by Dramatiq, and the message acknowledged: lost. Waiting
@@ -57,10 +57,10 @@ def patiently(step: Callable[[], T], not_yet: str) -> T:
             continue
 
 
-def enqueue_at_last(broker: Broker, message: Message[Any] | MessageProxy, delay: int | None = None) -> None:
+def enqueue_reliably(broker: Broker, message: Message[Any] | MessageProxy, delay: int | None = None) -> None:
     """Enqueue, and while the broker is away try again."""
     # The very same message each time: another would be a duplicate of what the first try has reserved.
-    patiently(lambda: broker.enqueue(message, delay=delay), "A message cannot be enqueued yet")  # type: ignore[arg-type]
+    retry_until_available(lambda: broker.enqueue(message, delay=delay), "A message cannot be enqueued yet")  # type: ignore[arg-type]
 
 
 def _wait(not_yet: str, reason: str) -> None:
@@ -71,7 +71,7 @@ def _wait(not_yet: str, reason: str) -> None:
         return
 
 
-class PatientBroker:
+class ReliableBroker:
     """Stands in for the broker in one of Dramatiq's hooks: what is sent there waits for the broker to come back.
 
     Parameters:
@@ -82,21 +82,21 @@ class PatientBroker:
         self, broker: Broker, enqueue: Callable[[Message[Any] | MessageProxy, int | None], None] | None = None
     ) -> None:
         self._broker = broker
-        self._enqueue = enqueue or functools.partial(enqueue_at_last, broker)
+        self._enqueue = enqueue or functools.partial(enqueue_reliably, broker)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._broker, name)
 
-    def get_actor(self, name: str) -> _PatientActor:
+    def get_actor(self, name: str) -> _ReliableActor:
         """The actor, whose `send` is patient, too."""
-        return _PatientActor(self._broker, self._broker.get_actor(name))
+        return _ReliableActor(self._broker, self._broker.get_actor(name))
 
     def enqueue(self, message: Message[Any] | MessageProxy, *, delay: int | None = None) -> None:
         """Enqueue at last."""
         self._enqueue(message, delay)
 
 
-class _PatientActor:
+class _ReliableActor:
     def __init__(self, broker: Broker, actor: Actor[..., Any]) -> None:
         self._broker = broker
         self._actor = actor
@@ -107,7 +107,7 @@ class _PatientActor:
     def send(self, *args: Any, **kwargs: Any) -> None:
         message = self._actor.message(*args, **kwargs)
         never_drop(message)  # a callback, which somebody waits for; semantics.md, D2
-        enqueue_at_last(self._broker, message)
+        enqueue_reliably(self._broker, message)
 
 
 def patient(middleware: M) -> M:
@@ -122,10 +122,10 @@ def patient(middleware: M) -> M:
     def with_patience(
         broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        if isinstance(exception, PutBack | Shutdown):
+        if isinstance(exception, Requeue | Shutdown):
             return
         try:
-            hook(PatientBroker(broker), message, result=result, exception=exception)
+            hook(ReliableBroker(broker), message, result=result, exception=exception)
         except Exception as error:
             if exception is None:
                 message.fail()  # Dramatiq would acknowledge it; a failed one has its retry already

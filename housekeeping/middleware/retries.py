@@ -16,13 +16,13 @@ from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import RedisUnavailable
-from housekeeping.core.middleware_errors import InvalidOption, PutBack
+from housekeeping.core.middleware_errors import InvalidOption, Requeue
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.leases.lease import RedisLeaseStore
 from housekeeping.middleware.call_keys import message_digest
-from housekeeping.middleware.deduplication.options import STANDING, SUPERSEDED
-from housekeeping.middleware.reliable_enqueue import PatientBroker, enqueue_at_last
+from housekeeping.middleware.deduplication.options import DEDUP_STATE, SUPERSEDED
+from housekeeping.middleware.reliable_enqueue import ReliableBroker, enqueue_reliably
 
 logger = named_logger(__name__)
 
@@ -83,13 +83,13 @@ class Retries(dramatiq.middleware.Retries):
             raise InvalidOption(f"{actor.actor_name}: rediscovered is {given!r}; it should be True or False")
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        self.waits_no_longer(broker, message)
+        self.clear_waiting_mark(broker, message)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        if message.options.get(STANDING) != SUPERSEDED:  # else it is its own retry that waits
-            self.waits_no_longer(broker, message)
+        if message.options.get(DEDUP_STATE) != SUPERSEDED:  # else it is its own retry that waits
+            self.clear_waiting_mark(broker, message)
 
-    def waits_no_longer(self, broker: Broker, message: Message[Any] | MessageProxy) -> None:
+    def clear_waiting_mark(self, broker: Broker, message: Message[Any] | MessageProxy) -> None:
         """Make room for another retry: this one has started, or was dropped for a message that waits."""
         if "retries" in message.options and self._period(broker, message) is not None:
             try:
@@ -104,11 +104,11 @@ class Retries(dramatiq.middleware.Retries):
             self._enqueue(broker, message, exception, delay or 0)
 
         try:
-            if isinstance(exception, PutBack | Shutdown):
-                delay = exception.delay if isinstance(exception, PutBack) else None
-                enqueue_at_last(broker, message, delay or None)
+            if isinstance(exception, Requeue | Shutdown):
+                delay = exception.delay if isinstance(exception, Requeue) else None
+                enqueue_reliably(broker, message, delay or None)
                 return
-            patient: Any = PatientBroker(broker, enqueue)
+            patient: Any = ReliableBroker(broker, enqueue)
             super().after_process_message(patient, message, exception=exception)
         except Exception:
             # Dramatiq would log this and acknowledge the message. A dead letter can be looked at and requeued.
@@ -121,7 +121,7 @@ class Retries(dramatiq.middleware.Retries):
         if scheduled and self._another_waits(self._mark(broker, message), message.message_id, delay):
             logger.warning("Not retried: a retry of this actor waits already", job_status="retry_waits")
             return
-        enqueue_at_last(broker, message, int(delay.total_seconds() * 1000))
+        enqueue_reliably(broker, message, int(delay.total_seconds() * 1000))
         metrics.RETRIES.add(message.actor_name)
 
     def _delay(

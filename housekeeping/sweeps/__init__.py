@@ -20,44 +20,44 @@ from housekeeping.core.errors import (
 )
 from housekeeping.core.extras import how_to_install
 from housekeeping.core.masking import masked
-from housekeeping.core.redis_client import insist, reaching_redis, shared_redis
+from housekeeping.core.redis_client import retry_redis, shared_redis, translate_redis_errors
 from housekeeping.core.sanitize import shortened
 from housekeeping.core.settings import PREFIX, ObjectStoreSettings, Settings
 from housekeeping.core.telemetry.logs import logger
-from housekeeping.database.compiled_query import Place
+from housekeeping.database.compiled_query import Parameter
 from housekeeping.database.connection import BaseModel, UtcDateTimeField, database, one_line
 from housekeeping.database.naive_time import NaiveUtcDateTimeField
 from housekeeping.database.primary_key import identify, key_of
 from housekeeping.database.state_machines import StateMachine
 from housekeeping.database.statement_time import StatementTime, statement_time
 from housekeeping.sweeps.actor_registry import actor_named
-from housekeeping.sweeps.declaration import Alarms, LeaseTerms, Sweep
+from housekeeping.sweeps.declaration import AlertThresholds, LeaseConfig, Sweep
 from housekeeping.sweeps.deferral import deferred
 from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.ledger.outbox import store as store_in_outbox
 from housekeeping.sweeps.ledger.runs import HEARTBEAT, at_work
 from housekeeping.sweeps.limits.breaker import Breaker
-from housekeeping.sweeps.limits.throttle import Gates
+from housekeeping.sweeps.limits.throttle import ThrottleLimits
 from housekeeping.sweeps.stages.actions import Action, Delete, Transition, Write
-from housekeeping.sweeps.stages.call import Call, CallPass
-from housekeeping.sweeps.stages.row_log import RecordLine
+from housekeeping.sweeps.stages.call import Call, CallStage
+from housekeeping.sweeps.stages.row_log import RowLog
 from housekeeping.sweeps.stages.stage import (
     Announcement,
     Backlog,
+    BatchResult,
     Divisible,
+    ExplainQuery,
     Failure,
-    Pass,
-    PassPlan,
     Position,
     Preflight,
     PreflightResult,
-    Reading,
-    Settled,
+    Stage,
+    StagePlan,
     Step,
 )
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.sweeps.table_models import model_of
 
 __all__ = [
@@ -65,45 +65,45 @@ __all__ = [
     "PREFIX",
     "SYSTEM_CLOCK",
     "Action",
-    "Alarms",
+    "AlertThresholds",
     "Announcement",
     "Backlog",
     "BaseModel",
     "Breaker",
     "Call",
-    "CallPass",
+    "CallStage",
     "Clock",
     "DeclarationError",
     "Delete",
     "Divisible",
     "Failure",
     "Finding",
-    "Gates",
+    "ThrottleLimits",
     "HousekeepingError",
-    "LeaseTerms",
+    "LeaseConfig",
     "NaiveUtcDateTimeField",
     "ObjectNotDeleted",
     "ObjectStoreSettings",
     "ObjectStoreUnavailable",
-    "Pass",
-    "PassPlan",
-    "Place",
+    "Stage",
+    "StagePlan",
+    "Parameter",
     "Position",
     "Preflight",
     "PreflightResult",
-    "Reading",
+    "ExplainQuery",
     "RecordChanged",
-    "RecordLine",
+    "RowLog",
     "RedisUnavailable",
     "RunResult",
     "Settings",
     "SettingsError",
-    "Settled",
+    "BatchResult",
     "StateMachine",
     "StatementTime",
     "Step",
     "Sweep",
-    "TablePass",
+    "TableStage",
     "Transition",
     "UploadBeingDeleted",
     "UploadRefused",
@@ -115,14 +115,14 @@ __all__ = [
     "deferred",
     "how_to_install",
     "identify",
-    "insist",
+    "retry_redis",
     "key_of",
     "logger",
     "masked",
     "model_of",
     "one_line",
-    "perform",
-    "reaching_redis",
+    "run_sweep",
+    "translate_redis_errors",
     "shared_redis",
     "shortened",
     "statement_time",

@@ -22,11 +22,11 @@ from housekeeping.sweeps.checks.field_types import refuse_wrong_types
 from housekeeping.sweeps.checks.predicates import refuse_predicate
 from housekeeping.sweeps.checks.validation import refuse_event, refuse_form, refuse_incomplete, refuse_walk
 from housekeeping.sweeps.limits.breaker import Breaker
-from housekeeping.sweeps.limits.throttle import Gates
+from housekeeping.sweeps.limits.throttle import ThrottleLimits
 from housekeeping.sweeps.stages.actions import Action, allowed_by
-from housekeeping.sweeps.stages.call import Call, CallPass
-from housekeeping.sweeps.stages.stage import Pass, Preflight
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.call import Call, CallStage
+from housekeeping.sweeps.stages.stage import Preflight, Stage
+from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.sweeps.table_models import model_of
 from housekeeping.sweeps.table_models.naming import Columns, event_columns_of, keyset_order, predicate_on
 
@@ -49,7 +49,7 @@ _LENGTHS: Final = {"max_runtime_s": "max_runtime", "stale_after_s": "stale_after
 
 
 @dataclass(frozen=True, slots=True)
-class Alarms:
+class AlertThresholds:
     """When somebody should look.
 
     Attributes:
@@ -68,9 +68,9 @@ class Alarms:
     overdue: int | None = 3
 
     def __post_init__(self) -> None:
-        refuse_wrong_types("Alarms", self)
+        refuse_wrong_types("AlertThresholds", self)
 
-    def changed(self, given: Mapping[str, float | None], counts: Sequence[str]) -> Alarms:
+    def changed(self, given: Mapping[str, float | None], counts: Sequence[str]) -> AlertThresholds:
         """The same with other limits, by the names that settings have for them; null switches one off.
 
         Parameters:
@@ -99,7 +99,7 @@ class Alarms:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseTerms:
+class LeaseConfig:
     """The exclusive lease a sweep runs under.
 
     Attributes:
@@ -112,7 +112,7 @@ class LeaseTerms:
     ttl: timedelta
 
     def __post_init__(self) -> None:
-        refuse_wrong_types("LeaseTerms", self)
+        refuse_wrong_types("LeaseConfig", self)
 
     def key_for(self, argument: Any) -> str:
         """The lease's name for a run with this argument."""
@@ -155,10 +155,10 @@ class Sweep:
       action: What is done with the stale rows: `Delete`, `Transition`, `Call`, or one's own.
       event: The event to announce with the changed rows of each batch (see `housekeeping.events`).
       event_columns: What each row of the event holds: key -> column of the table. The columns of `order` by default.
-      passes: In place of those three: makes the passes of a sweep that has several, or of another kind.
+      stages: In place of those three: makes the passes of a sweep that has several, or of another kind.
       counts: The names of all counts, in the order they are shown.
-      settles: Those of the counts that are records taken from what is stale, for rates; none: what waits is not counted
-        at the end of a run either, unless an alarm asks for it.
+      progress_counts: The counts that are stale records a run has finished with, for rates. Without one, the backlog
+        is not counted at the end of a run, unless an alert threshold needs it.
       schedule: A cron expression; none: the sweep runs only when asked.
       batch_size: Records a statement, and so a transaction.
       max_runtime: How long a run takes new batches; asked after each full batch.
@@ -170,12 +170,12 @@ class Sweep:
         tripped breaker, a throttle or an unreachable database does not prevent it; only a paused or disabled worker
         skips it.
       options: Further settings the worker takes, by their name in ``HOUSEKEEPING_WORKERS``, with their defaults.
-      takes_argument: What the one argument of a run is called; none: it takes none.
-      read_argument: Makes the argument from a word of the command line; a `ValueError` refuses it.
-      goes_round: Whether the next run resumes after a run that its limits cut short; if not, only after an interrupted
-        run. A run that resumes continues to the end, then processes what lies before its beginning.
-      starts_over: Whether a run starts at the front even after an interrupted one.
-      starts_with: An info line to be logged when a run begins.
+      argument_name: What the one argument of a run is called; none: it takes none.
+      parse_argument: Makes the argument from a word of the command line; a `ValueError` refuses it.
+      resume_after_limit: Whether the next run resumes after a run that reached its limits; otherwise only after an
+        interrupted run. A run that resumes continues to the end, then processes what lies before its beginning.
+      ignore_cursor: Whether a run starts at the front even after an interrupted one.
+      start_message: An info line to be logged when a run begins.
       rediscovered: Whether a scheduler finds the work again and sends it again. Then a retry waits no longer than 10
         minutes, and with ``deduplicate="until_executed"`` a new message supersedes one that waits for a retry.
       queue: The Dramatiq queue of its actor.
@@ -201,27 +201,27 @@ class Sweep:
     action: Action | None = None
     event: NamedSignal | None = None
     event_columns: Mapping[str, Any] = field(default_factory=dict)
-    passes: Callable[[Sweep], Sequence[Pass]] | None = None
+    stages: Callable[[Sweep], Sequence[Stage]] | None = None
     counts: tuple[str, ...] = ()
-    settles: tuple[str, ...] = ()
+    progress_counts: tuple[str, ...] = ()
     schedule: str | None = None
     batch_size: int = 100
     max_runtime: timedelta = timedelta(minutes=5)
     parts: int = 1
     stale_after: timedelta | None = None
-    lease: LeaseTerms | None = None
+    lease: LeaseConfig | None = None
     before_lease: Preflight | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    takes_argument: str | None = None
-    read_argument: Callable[[str], Any] = str
-    goes_round: bool = False
-    starts_over: bool = False
-    starts_with: str | None = None
+    argument_name: str | None = None
+    parse_argument: Callable[[str], Any] = str
+    resume_after_limit: bool = False
+    ignore_cursor: bool = False
+    start_message: str | None = None
     rediscovered: bool = False
     queue: str = "cronjob"
-    alarms: Alarms = Alarms()
+    alerts: AlertThresholds = AlertThresholds()
     target_batch: timedelta | None = None
-    gates: Gates = Gates()
+    throttle: ThrottleLimits = ThrottleLimits()
     breaker: Breaker = Breaker()
     confirm_first_run: bool = True
     feature_category: str = "not_owned"
@@ -240,15 +240,15 @@ class Sweep:
             raise DeclarationError(
                 f"{self.name!r} is no name for a sweep; it should be letters, digits and _ . - such as sessions.expired"
             )
-        refuse_incomplete(self.name, self.stale, self.order, self.action, self.passes)
+        refuse_incomplete(self.name, self.stale, self.order, self.action, self.stages)
         refuse_form(self.name, self.stale, self.order, self.action)
-        refuse_event(self.name, self.event, self.event_columns, has_passes=self.passes is not None)
+        refuse_event(self.name, self.event, self.event_columns, has_stages=self.stages is not None)
         refuse_wrong_types(self.name, self)
         if not self.counts and self.action is not None:
             failed = ("failed",) if isinstance(self.action, Call) else ()
             object.__setattr__(self, "counts", (*self.action.counted_as, *failed, "batches", "out_of_time"))
-        if not self.settles and self.action is not None:
-            object.__setattr__(self, "settles", tuple(self.action.counted_as[:1]))
+        if not self.progress_counts and self.action is not None:
+            object.__setattr__(self, "progress_counts", tuple(self.action.counted_as[:1]))
         if reserved := [name for name in self.counts if name in _RESERVED]:
             raise DeclarationError(
                 f"{self.name}: the engine itself counts {reserved[0]!r}; give this count another name"
@@ -265,11 +265,11 @@ class Sweep:
             if self.max_runtime >= self.lease.ttl:
                 raise DeclarationError(f"{self.name}: max_runtime must be below the lease's ttl ({self.lease.ttl})")
         if self.schedule is not None:
-            if self.takes_argument is not None:
-                raise DeclarationError(f"{self.name} takes an argument ({self.takes_argument}), so it has no schedule")
+            if self.argument_name is not None:
+                raise DeclarationError(f"{self.name} takes an argument ({self.argument_name}), so it has no schedule")
             Cron(self.schedule)
-        for each in self.declared():
-            if isinstance(each, TablePass):
+        for each in self.declared_stages():
+            if isinstance(each, TableStage):
                 refuse_walk(self.name, each)
         try:
             self._refuse_predicates()
@@ -280,7 +280,7 @@ class Sweep:
             object.__setattr__(self, "_unchecked", True)
 
     def _refuse_predicates(self) -> None:
-        walks = [each.stale for each in self.declared() if isinstance(each, TablePass)]
+        walks = [each.stale for each in self.declared_stages() if isinstance(each, TableStage)]
         for stale in walks if self.stale is None else [self.stale]:
             refuse_predicate(self.name, stale, always_stale=self.always_stale)
 
@@ -345,7 +345,7 @@ class Sweep:
         """
         return self.setup_problem() if self.enabled and self.setup_problem is not None else None
 
-    def walks(self) -> tuple[Pass, ...]:
+    def stages_for_run(self) -> tuple[Stage, ...]:
         """The passes of a run, in order, on the tables as they are in this database.
 
         Raises:
@@ -356,12 +356,14 @@ class Sweep:
             self._check_now()
         for model in self.partitioned:
             identify(model)
-        return tuple(each.on_real_columns() if isinstance(each, TablePass) else each for each in self.declared())
+        return tuple(
+            each.on_real_columns() if isinstance(each, TableStage) else each for each in self.declared_stages()
+        )
 
-    def declared(self) -> tuple[Pass, ...]:
+    def declared_stages(self) -> tuple[Stage, ...]:
         """The passes of a run, in order, on the tables as they were declared; the database is not asked."""
-        if self.passes is not None:
-            return tuple(self.passes(self))
+        if self.stages is not None:
+            return tuple(self.stages(self))
         assert self.stale is not None and self.action is not None
         stale, length, allowed = self.stale, self.stale_after or timedelta(), allowed_by(self.action)
         one: dict[str, Any] = {
@@ -376,21 +378,21 @@ class Sweep:
             known = {column.name for column in self.order}
             named = {key: column.name for key, column in self.event_columns.items()}
             one["columns"] = {each.name: each for each in self.event_columns.values() if each.name not in known}
-            one["sends"] = self.event, named or tuple(column.name for column in self.order)
-        return (CallPass(**one) if isinstance(self.action, Call) else TablePass(**one),)
+            one["event"] = self.event, named or tuple(column.name for column in self.order)
+        return (CallStage(**one) if isinstance(self.action, Call) else TableStage(**one),)
 
     @property
     def divisible(self) -> bool:
         """Whether runs at the same time can share its work: each leaves out the rows that another has locked."""
-        walks = self.declared()
-        changes_rows = all(isinstance(each, TablePass) and not isinstance(each, CallPass) for each in walks)
-        return changes_rows and self.takes_argument is None
+        walks = self.declared_stages()
+        changes_rows = all(isinstance(each, TableStage) and not isinstance(each, CallStage) for each in walks)
+        return changes_rows and self.argument_name is None
 
     @property
     def model(self) -> type[Model]:
         """The table that the first pass walks."""
-        first = self.declared()[0]
-        if not isinstance(first, TablePass):
+        first = self.declared_stages()[0]
+        if not isinstance(first, TableStage):
             raise DeclarationError(f"{self.name} does not walk a table")
         return first.model
 
@@ -413,12 +415,13 @@ class Sweep:
             elif name == "parts" and self.divisible:
                 changes["parts"] = value
             elif name == "alarms":
-                changes["alarms"] = self._alarms(value, where)
-            elif name == "target_batch_s" and any(isinstance(each, TablePass) for each in self.declared()):
+                changes["alerts"] = self._alert_thresholds(value, where)
+            elif name == "target_batch_s" and any(isinstance(each, TableStage) for each in self.declared_stages()):
                 changes["target_batch"] = None if value is None else timedelta(seconds=value)
             elif name in ("gates", "breaker"):
-                said = {key: getattr(value, key) for key in value.model_fields_set}
-                changes[name] = dataclasses.replace(getattr(self, name), **said)
+                field_name = "throttle" if name == "gates" else name
+                given_limits = {key: getattr(value, key) for key in value.model_fields_set}
+                changes[field_name] = dataclasses.replace(getattr(self, field_name), **given_limits)
             elif name in self.options:
                 changes["options"] = {**changes.get("options", self.options), name: value}
             elif name not in ("table", "tables"):  # the worker's models were bound to their tables before this
@@ -428,8 +431,8 @@ class Sweep:
         except DeclarationError as error:
             raise SettingsError(f"{where} is {given!r}; {error}") from None
 
-    def _alarms(self, given: Mapping[str, float | None], where: str) -> Alarms:
+    def _alert_thresholds(self, given: Mapping[str, float | None], where: str) -> AlertThresholds:
         try:
-            return self.alarms.changed(given, self.counts)
+            return self.alerts.changed(given, self.counts)
         except DeclarationError as error:
             raise SettingsError(f'{where}["alarms"] is {given!r}; {error}') from None

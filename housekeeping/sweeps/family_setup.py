@@ -89,7 +89,7 @@ def _needed_columns(family: Family) -> dict[type[Model], _Columns]:
     now = SYSTEM_CLOCK.now()
     found: dict[type[Model], _Columns] = {model: {} for model in family.models.values()}
     for sweep in family.sweeps:
-        for walk in sweep.declared():
+        for walk in sweep.declared_stages():
             for field in fields_used(walk, now):
                 found.setdefault(field.model, {})[field.column_name] = field
     for name, model in family.models.items():

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from blinker import NamedSignal
     from peewee import Model
 
-    from housekeeping.sweeps.declaration import Alarms, DataConsistency, LeaseTerms, SetupProblem
+    from housekeeping.sweeps.declaration import AlertThresholds, DataConsistency, LeaseConfig, SetupProblem
     from housekeeping.sweeps.limits.breaker import Breaker
-    from housekeeping.sweeps.limits.throttle import Gates
+    from housekeeping.sweeps.limits.throttle import ThrottleLimits
     from housekeeping.sweeps.stages.stage import Preflight
 
 
@@ -22,25 +22,25 @@ class SweepOptions(TypedDict, total=False):
     always_stale: bool
     event: NamedSignal | None
     counts: tuple[str, ...]
-    settles: tuple[str, ...]
+    progress_counts: tuple[str, ...]
     schedule: str | None
     batch_size: int
     max_runtime: timedelta
     parts: int
     stale_after: timedelta | None
-    lease: LeaseTerms | None
+    lease: LeaseConfig | None
     before_lease: Preflight | None
     options: Mapping[str, Any]
-    takes_argument: str | None
-    read_argument: Callable[[str], Any]
-    goes_round: bool
-    starts_over: bool
-    starts_with: str | None
+    argument_name: str | None
+    parse_argument: Callable[[str], Any]
+    resume_after_limit: bool
+    ignore_cursor: bool
+    start_message: str | None
     rediscovered: bool
     queue: str
-    alarms: Alarms
+    alerts: AlertThresholds
     target_batch: timedelta | None
-    gates: Gates
+    throttle: ThrottleLimits
     breaker: Breaker
     confirm_first_run: bool
     feature_category: str

@@ -10,10 +10,10 @@ import dramatiq
 from dramatiq import Actor, Broker
 
 from housekeeping.core.errors import RunTakenOver
-from housekeeping.core.middleware_errors import PutBack
+from housekeeping.core.middleware_errors import Requeue
 from housekeeping.sweeps import actor_registry
 from housekeeping.sweeps.declaration import MAX_RETRIES, Sweep
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.runs import HEARTBEAT
 from housekeeping.sweeps.sharding import parts
 
@@ -34,7 +34,7 @@ def register(broker: Broker, sweep: Sweep) -> Actor[..., None]:
     def with_argument(argument: Any) -> None:
         run(argument)
 
-    function = without_argument if sweep.takes_argument is None else with_argument
+    function = without_argument if sweep.argument_name is None else with_argument
     schedule: dict[str, Any] = {"schedule": sweep.schedule} if sweep.schedule and sweep.enabled else {}
     actor = _declared(broker, sweep, sweep.name, function, **schedule)
     actor_registry.remember(actor)
@@ -43,17 +43,17 @@ def register(broker: Broker, sweep: Sweep) -> Actor[..., None]:
 
 def _run(sweep: Sweep) -> Callable[..., None]:
     def run(*argument: Any) -> None:
-        result = perform(sweep, *argument)
+        result = run_sweep(sweep, *argument)
         result.raise_for_failure()
-        if isinstance(result.error, RunTakenOver) and sweep.takes_argument is not None:
+        if isinstance(result.error, RunTakenOver) and sweep.argument_name is not None:
             raise result.error  # who took over may be about something else
         if isinstance(result.error, RunTakenOver):
             # Who took over may still be killed: to end here would record the message's work as done.
-            raise PutBack(f"{sweep.name} was taken over", HEARTBEAT)
+            raise Requeue(f"{sweep.name} was taken over", HEARTBEAT)
         if result.again_after is not None:
-            raise PutBack(f"{sweep.name} waits for the lease of its own dead attempt", result.again_after)
+            raise Requeue(f"{sweep.name} waits for the lease of its own dead attempt", result.again_after)
         if (result.outcome, result.reason) == ("partial", "shutdown"):
-            raise PutBack(f"{sweep.name} stopped for the shutdown of its process")
+            raise Requeue(f"{sweep.name} stopped for the shutdown of its process")
 
     return run
 

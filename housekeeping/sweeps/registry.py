@@ -18,7 +18,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.stages.actions import Delete, Transition
 from housekeeping.sweeps.stages.call import Call
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 _SHOWN: Final = 60  # characters of a wrong value
 
@@ -82,15 +82,15 @@ def declared_by(name: str, sweeps: Iterable[Sweep]) -> Family:
     rights: dict[str, tuple[str, ...]] = {}
     each_once = tuple({id(sweep): sweep for sweep in sweeps}.values())
     for sweep in each_once:
-        for table in sweep.declared():
-            if isinstance(table, TablePass):
+        for table in sweep.declared_stages():
+            if isinstance(table, TableStage):
                 known_as = _declared.setdefault(table.model, _table_of(table.model))
                 models[known_as] = table.model
                 rights[known_as] = tuple(dict.fromkeys((*rights.get(known_as, ()), *rights_for(table))))
     return Family(name, each_once, models, rights)
 
 
-def rights_for(table: TablePass) -> tuple[str, ...]:
+def rights_for(table: TableStage) -> tuple[str, ...]:
     """The rights a pass needs on its table; an action of one's own is taken to read it only."""
     action = table.action.then if isinstance(table.action, Call) else table.action
     if isinstance(action, Delete):

@@ -1,14 +1,14 @@
 """A sweep whose work is divided between several runs at the same time.
 
 All of them walk in the same order, and each takes the next rows that no other has locked. What a part that died had in
-hand is passed over by the others; a later run, which begins at the front, settles it.
+hand is passed over by the others; a later run, which begins at the front, progress_counts it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from housekeeping.sweeps.declaration import LeaseTerms, Sweep
+from housekeeping.sweeps.declaration import LeaseConfig, Sweep
 
 
 def parts(sweep: Sweep) -> list[tuple[str, Sweep]]:
@@ -21,6 +21,6 @@ def parts(sweep: Sweep) -> list[tuple[str, Sweep]]:
 
 def _part(sweep: Sweep, number: int) -> Sweep:
     terms = sweep.lease
-    lease = None if terms is None else LeaseTerms(f"{terms.key_for(None)}:part-{number}", terms.ttl)
+    lease = None if terms is None else LeaseConfig(f"{terms.key_for(None)}:part-{number}", terms.ttl)
     # The sweep's own run does the work before the lease, once for all parts.
     return dataclasses.replace(sweep, lease=lease, before_lease=None)

@@ -13,7 +13,7 @@ from housekeeping.core.plural import counted
 from housekeeping.core.telemetry.message_context import MessageContext, current_message
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing.clock import ManualClock
 
@@ -27,7 +27,7 @@ def run_as(message_id: str, sweep: Sweep, argument: Any, now: datetime) -> RunRe
     """One run, as if a worker had been given this message."""
     token = current_message.set(MessageContext(message_id, worker=sweep.name))
     try:
-        return perform(sweep, argument, clock=ManualClock(now))
+        return run_sweep(sweep, argument, clock=ManualClock(now))
     finally:
         current_message.reset(token)
 
@@ -62,7 +62,7 @@ def nothing_to_do(sweep: Sweep, since: int) -> str:
     """Why runs that changed nothing, those after row `since` of the ledger, prove nothing, and the way out."""
     failed = _summed(sweep, since, ["failed"])["failed"]
     if failed:
-        why = f": {counted(failed, 'row')} could not be settled; the log of a perform(sweep) says why"
+        why = f": {counted(failed, 'row')} could not be settled; the log of a run_sweep(sweep) says why"
     else:
         why = "; put stale rows into its tables first"
     return f"{sweep.name} changed nothing, which proves nothing{why}"
@@ -70,7 +70,7 @@ def nothing_to_do(sweep: Sweep, since: int) -> str:
 
 def totals(sweep: Sweep, since: int) -> dict[str, int]:
     """What the ledger counts as settled, all runs of the sweep after row `since` together."""
-    return _summed(sweep, since, sweep.settles)
+    return _summed(sweep, since, sweep.progress_counts)
 
 
 def _summed(sweep: Sweep, since: int, names: Iterable[str]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from housekeeping.database.connection import database
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.limits.db_health import table_name
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 #: Rows of a table. A test has a few; what has more may be no test's table, and is not to be emptied and filled again.
 MOST_ROWS: Final = 10_000
@@ -114,7 +114,7 @@ class Tables:
             raise Refused("no database is set; ask for the fixture housekeeping_database, or call housekeeping.install")
         if database.in_transaction():
             raise Refused("a transaction is open on the library's connection; end it, or runs do not see its rows")
-        walked = [each.model for each in sweep.walks() if isinstance(each, TablePass)]
+        walked = [each.model for each in sweep.stages_for_run() if isinstance(each, TableStage)]
         self.connection = psycopg2.connect(dbname=database.obj.database, **database.obj.connect_params)
         self.connection.autocommit = True
         self.run(_COMPARABLE)

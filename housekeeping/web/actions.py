@@ -15,19 +15,19 @@ from housekeeping.core.errors import WrongArgument
 from housekeeping.core.redis_client import redis_client
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.database.clock_skew import database_now
-from housekeeping.database.connection import reaching_postgres
+from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import overrides
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, release_lease
-from housekeeping.sweeps.ledger.overrides import Switched
-from housekeeping.web.snapshot import Observatory
+from housekeeping.sweeps.ledger.overrides import Override
+from housekeeping.web.snapshot import SnapshotCache
 
 _LONGEST_REASON: Final = 200  # characters
 _LARGEST_BATCH: Final = 10_000  # as on the command line
 _SAID_BY: Final = "dashboard"
 
 
-def add_changes(app: Flask, observatory: Observatory) -> None:
+def add_actions(app: Flask, observatory: SnapshotCache) -> None:
     """Add the forms' addresses to the application."""
     _add_switches(app, observatory)
 
@@ -52,7 +52,7 @@ def add_changes(app: Flask, observatory: Observatory) -> None:
         return redirect(url_for("front"), 303)
 
 
-def _add_switches(app: Flask, observatory: Observatory) -> None:
+def _add_switches(app: Flask, observatory: SnapshotCache) -> None:
     def known(name: str) -> Sweep:
         sweep: Sweep = observatory.sweeps.get(name) or abort(404, "there is no such worker")
         return sweep
@@ -62,15 +62,15 @@ def _add_switches(app: Flask, observatory: Observatory) -> None:
         flash(said)
         return redirect(url_for("worker", name=name), 303)
 
-    def put(said: Switched) -> Response:
-        with reaching_postgres():
+    def put(said: Override) -> Response:
+        with translate_postgres_errors():
             overrides.switch(said)
         return done(said.worker, f"{in_words(said)}.")
 
     @app.post("/workers/<name>/pause")
     def pause(name: str) -> Response:
         known(name)
-        return put(Switched(name, "paused", _reason(), _until(), said_by=_SAID_BY))
+        return put(Override(name, "paused", _reason(), _until(), said_by=_SAID_BY))
 
     @app.post("/workers/<name>/narrow")
     def narrow(name: str) -> Response:
@@ -80,13 +80,13 @@ def _add_switches(app: Flask, observatory: Observatory) -> None:
             raise WrongArgument("say how narrow: records a batch, seconds a run, or both")
         longest = None if longest_s is None else timedelta(seconds=longest_s)
         return put(
-            Switched(name, "narrow", _reason(), _until(), said_by=_SAID_BY, batch_size=batch_size, max_runtime=longest)
+            Override(name, "narrow", _reason(), _until(), said_by=_SAID_BY, batch_size=batch_size, max_runtime=longest)
         )
 
     @app.post("/workers/<name>/resume")
     def resume(name: str) -> Response:
         known(name)
-        with reaching_postgres():
+        with translate_postgres_errors():
             ended = overrides.resume(name, _SAID_BY)
         return done(name, f"{name} {'runs again at its next tick' if ended else 'was neither paused nor narrowed'}.")
 
@@ -100,7 +100,7 @@ def _until() -> datetime | None:
     until = request.form.get("until", "").strip()
     if not until:
         return None
-    with reaching_postgres():
+    with translate_postgres_errors():
         return coming_moment(until, database_now())
 
 
@@ -113,7 +113,7 @@ def _number(name: str, most: int) -> int | None:
     return int(given)
 
 
-def _lease(observatory: Observatory, key: str) -> HeldLease:
+def _lease(observatory: SnapshotCache, key: str) -> HeldLease:
     found = next((each for each in observatory.leases() if each.key == key), None)
     return found or abort(404, "nobody holds a lease of this key: it was given back, or has expired")
 

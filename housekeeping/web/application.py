@@ -9,17 +9,17 @@ from werkzeug.wrappers import Response
 
 from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import one_line, reaching_postgres
+from housekeeping.database.connection import one_line, translate_postgres_errors
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.explain_outcome import REASONS
 from housekeeping.web import snapshot
-from housekeeping.web.actions import add_changes
+from housekeeping.web.actions import add_actions
 from housekeeping.web.alert_help import ALARMS
 from housekeeping.web.dead_letters import add_dead_letters
 from housekeeping.web.plan import add_plans
 from housekeeping.web.rendering import prepare
 from housekeeping.web.security import protect
-from housekeeping.web.snapshot import Observatory
+from housekeeping.web.snapshot import SnapshotCache
 
 
 def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open_to_read: bool) -> Flask:
@@ -31,16 +31,16 @@ def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open
     app = Flask("housekeeping.web")
     protect(app, token, open_to_read=open_to_read)
     prepare(app)
-    observatory = Observatory(settings, sweeps)
+    observatory = SnapshotCache(settings, sweeps)
     _add_pages(app, observatory)
     add_plans(app, observatory)
     add_dead_letters(app, observatory)
-    add_changes(app, observatory)
+    add_actions(app, observatory)
     _add_errors(app, observatory)
     return app
 
 
-def _add_pages(app: Flask, observatory: Observatory) -> None:
+def _add_pages(app: Flask, observatory: SnapshotCache) -> None:
     @app.get("/")
     def front() -> str:
         return render_template("front.html", facts=observatory.look(), live=True)
@@ -49,13 +49,13 @@ def _add_pages(app: Flask, observatory: Observatory) -> None:
     def worker(name: str) -> str:
         sweep: Sweep = observatory.sweeps.get(name) or abort(404, "there is no such worker")
         seen = observatory.look()
-        with reaching_postgres():
+        with translate_postgres_errors():
             rows, changes = snapshot.last_rows(name), snapshot.last_changes(name)
         return render_template(
             "worker.html",
             sweep=sweep,
             facts=seen,
-            overview=seen.overviews.get(name),
+            worker_status=seen.overviews.get(name),
             rows=rows,
             changes=changes,
             live=True,
@@ -63,7 +63,7 @@ def _add_pages(app: Flask, observatory: Observatory) -> None:
 
     @app.get("/runs/<int:run_id>")
     def run(run_id: int) -> str:
-        with reaching_postgres():
+        with translate_postgres_errors():
             row = snapshot.run_row(run_id)
             if row is None:
                 abort(404, "there is no such run, or it is older than 30 days")
@@ -80,7 +80,7 @@ def _add_pages(app: Flask, observatory: Observatory) -> None:
         return redirect(url_for("static", filename="icon.svg"), 301)
 
 
-def _add_errors(app: Flask, observatory: Observatory) -> None:
+def _add_errors(app: Flask, observatory: SnapshotCache) -> None:
     def said(text: str | None, status: int) -> tuple[str, int]:
         about = (request.view_args or {}).get("name")
         known = about if about in observatory.sweeps else None

@@ -14,7 +14,7 @@ from housekeeping.brokers.dead_letters.formatting import arguments, body, bounde
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.settings import Settings
 from housekeeping.installation import broker_beside
-from housekeeping.web.snapshot import Observatory
+from housekeeping.web.snapshot import SnapshotCache
 
 _SHOWN: Final = 50  # letters
 _ARGUMENTS_WIDTH: Final = 100  # characters
@@ -25,7 +25,7 @@ _ID_WIDTH: Final = 60
 class Letters:
     """The dead letters of the ready-made application; its broker is made when somebody first looks."""
 
-    def __init__(self, observatory: Observatory) -> None:
+    def __init__(self, observatory: SnapshotCache) -> None:
         self._observatory = observatory
         self._lock = threading.Lock()
         self._store: DeadLetterStore | None = None
@@ -43,7 +43,7 @@ class Letters:
             return self._store
 
 
-def add_dead_letters(app: Flask, observatory: Observatory) -> None:
+def add_dead_letters(app: Flask, observatory: SnapshotCache) -> None:
     """Add the pages to the application."""
     letters = Letters(observatory)
 

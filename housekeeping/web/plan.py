@@ -10,13 +10,13 @@ from flask import Flask, abort, render_template, request
 from housekeeping.cli.context import argument_of, reading_tables
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.plan import plan as make_plan
-from housekeeping.web.snapshot import Observatory
+from housekeeping.web.snapshot import SnapshotCache
 
 #: Records of a pass that are counted; whoever looks at a page does not wait for more.
 _COUNTED: Final = 100_000
 
 
-def add_plans(app: Flask, observatory: Observatory) -> None:
+def add_plans(app: Flask, observatory: SnapshotCache) -> None:
     """Add the page to the application. It changes nothing and leaves no row, so reading it takes no token."""
     counting = threading.Lock()
 

@@ -17,12 +17,12 @@ from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.redis_client import redis_client
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
-from housekeeping.database.connection import one_line, reaching_postgres
+from housekeeping.database.connection import one_line, translate_postgres_errors
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.family_setup import by_problem
-from housekeeping.sweeps.insight.alerts import Alarm
+from housekeeping.sweeps.insight.alerts import Alert
 from housekeeping.sweeps.insight.run_state import HEARTBEAT_AGE_S
-from housekeeping.sweeps.insight.status import Overview, overview
+from housekeeping.sweeps.insight.status import WorkerStatus, worker_status
 from housekeeping.sweeps.insight.throughput import Ended, last_ended
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
 from housekeeping.sweeps.ledger.models import Run, SwitchChange
@@ -35,7 +35,7 @@ RUNS: Final = 50  # of a worker, in charts and lists
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class Snapshot:
     """Everything of the first page, at one moment.
 
     Attributes:
@@ -49,7 +49,7 @@ class Facts:
     """
 
     at: datetime
-    overviews: dict[str, Overview]
+    overviews: dict[str, WorkerStatus]
     runs: dict[str, list[Ended]]
     queues: dict[str, QueueLengths]
     leases: Sequence[HeldLease]
@@ -57,7 +57,7 @@ class Facts:
     trouble: list[str]
     clock: ClockSkew | None = None
     processes: Processes = UNKNOWN
-    alarms: Sequence[Alarm] = ()
+    alarms: Sequence[Alert] = ()
 
     @property
     def problems(self) -> dict[str, SetupProblem]:
@@ -75,7 +75,7 @@ class Facts:
         return sum(lengths.dead for lengths in self.queues.values())
 
 
-class Observatory:
+class SnapshotCache:
     """Looks at the workers, and remembers for a moment what it saw. Safe to share between threads."""
 
     def __init__(self, settings: Settings, sweeps: dict[str, Sweep]) -> None:
@@ -83,11 +83,11 @@ class Observatory:
         self.sweeps = sweeps
         self._looking = threading.Lock()  # held as long as a database may take: never waited for by who has changed
         self._lock = threading.Lock()  # of the fields below
-        self._seen: Facts | None = None
+        self._seen: Snapshot | None = None
         self._fresh_since: float | None = None
         self._changes = 0
 
-    def look(self) -> Facts:
+    def look(self) -> Snapshot:
         """The facts, not older than two seconds, or while another's look takes long the last there are.
 
         Never raises for what is away.
@@ -110,13 +110,13 @@ class Observatory:
             self._fresh_since = None
             self._changes += 1
 
-    def _known(self) -> tuple[Facts | None, Facts | None]:
+    def _known(self) -> tuple[Snapshot | None, Snapshot | None]:
         """What was seen if that is fresh, and what was seen last."""
         with self._lock:
             fresh = self._fresh_since is not None and time.monotonic() - self._fresh_since < _FRESH_S
             return self._seen if fresh else None, self._seen
 
-    def _look_anew(self) -> Facts:
+    def _look_anew(self) -> Snapshot:
         with self._lock:
             changes = self._changes
         seen = self._look()
@@ -135,14 +135,14 @@ class Observatory:
         """
         return held_leases(redis_client(self.settings.require_redis_url()), self.settings.namespace)
 
-    def _look(self) -> Facts:
-        facts = Facts(SYSTEM_CLOCK.now(), {}, {}, {}, [], False, [])
+    def _look(self) -> Snapshot:
+        facts = Snapshot(SYSTEM_CLOCK.now(), {}, {}, {}, [], False, [])
         try:
-            with reaching_postgres():
+            with translate_postgres_errors():
                 clock = read_database_clock()
                 facts = replace(facts, at=clock.server_at, clock=clock)
                 for name, sweep in self.sweeps.items():
-                    seen, runs = overview(sweep, facts.at, self.settings.timezone), last_ended(sweep, RUNS)
+                    seen, runs = worker_status(sweep, facts.at, self.settings.timezone), last_ended(sweep, RUNS)
                     facts.overviews[name], facts.runs[name] = seen, runs
         except (HousekeepingError, PeeweeException) as error:
             facts.trouble.append(one_line(error))
@@ -153,7 +153,7 @@ class Observatory:
             facts.trouble.append(f"{one_line(error)}; queues and dead letters are not shown")
         return self._with_leases(self._with_processes(facts))
 
-    def _with_processes(self, facts: Facts) -> Facts:
+    def _with_processes(self, facts: Snapshot) -> Snapshot:
         url = self.settings.redis_url
         client = None if url is None else redis_client(url)
         processes = read_processes(client, self.settings.namespace, facts.at)
@@ -168,7 +168,7 @@ class Observatory:
         )
         return replace(facts, processes=processes, alarms=alarms)
 
-    def _with_leases(self, facts: Facts) -> Facts:
+    def _with_leases(self, facts: Snapshot) -> Snapshot:
         try:
             return replace(facts, leases=self.leases(), leases_whole=True)
         except (HousekeepingError, PeeweeException) as error:

@@ -12,7 +12,7 @@ from housekeeping.core.settings import Settings, WorkerSettings
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.family_setup import FamilySetup
 from housekeeping.sweeps.registry import Family, declared_by, each_once, family_of, imported
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.workers.batched_git_ref_updates import worker as _batched_git_ref_updates
 from housekeeping.workers.bulk_imports import worker as _bulk_imports
 from housekeeping.workers.ci_stuck_builds import worker as _ci_stuck_builds
@@ -116,8 +116,8 @@ def only(settings: Settings, own: Sequence[Sweep]) -> dict[str, Sweep]:
 
 
 def _have_events(sweeps: Sequence[Sweep]) -> bool:
-    tables = [each for sweep in sweeps for each in sweep.declared() if isinstance(each, TablePass)]
-    return any(table.sends is not None for table in tables)
+    tables = [each for sweep in sweeps for each in sweep.declared_stages() if isinstance(each, TableStage)]
+    return any(table.event is not None for table in tables)
 
 
 def _configured(family: Family, settings: Settings) -> dict[str, Sweep]:

@@ -24,7 +24,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 from housekeeping.core.settings import Settings
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.ledger import overrides
-from housekeeping.sweeps.ledger.overrides import Switched
+from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.web.application import create_app
 from housekeeping.workers import configured_sweeps
 from tests.acceptance.browser import chromium, looks, require_chromium
@@ -190,7 +190,7 @@ def test_a_pause_by_somebody_else_shows_and_leaves_a_form_in_use_alone(
     browser.execute_script(use, reason)
     before = focused(browser)
 
-    overrides.switch(Switched(WORKER, "paused", said_by="kim"))
+    overrides.switch(Override(WORKER, "paused", said_by="kim"))
     wait.until(until.text_to_be_present_in_element((By.ID, "standing"), "paused"))
 
     assert [each.get_attribute("id") for each in browser.find_elements(By.CSS_SELECTOR, ".forms form")] == [

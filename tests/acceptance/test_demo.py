@@ -48,7 +48,7 @@ def temporary() -> Iterator[Path]:
 
 
 @pytest.fixture
-def surroundings(temporary: Path) -> dict[str, str]:
+def backends(temporary: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     embedded = {name: value for name, value in os.environ.items() if name.startswith(f"{PREFIX}EMBEDDED")}
     return kept | embedded | {"TMPDIR": str(temporary), f"{PREFIX}REDIS_URL": "redis://localhost:1/0"}
@@ -86,11 +86,11 @@ def _assert_gone(processes: list[psutil.Process], temporary: Path) -> None:
 
 
 def test_the_demo_played_once_shows_what_changed_and_leaves_nothing_behind(
-    folder: Path, surroundings: dict[str, str], temporary: Path
+    folder: Path, backends: dict[str, str], temporary: Path
 ) -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "housekeeping", "demo", "--once"],
-        env=surroundings,
+        env=backends,
         cwd=folder,
         capture_output=True,
         text=True,
@@ -106,11 +106,11 @@ def test_the_demo_played_once_shows_what_changed_and_leaves_nothing_behind(
 
 
 def test_the_demo_played_once_and_interrupted_does_not_pass_for_played(
-    folder: Path, surroundings: dict[str, str], temporary: Path
+    folder: Path, backends: dict[str, str], temporary: Path
 ) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-m", "housekeeping", "demo", "--once"],
-        env=surroundings | {"PYTHONUNBUFFERED": "1"},
+        env=backends | {"PYTHONUNBUFFERED": "1"},
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -126,11 +126,9 @@ def test_the_demo_played_once_and_interrupted_does_not_pass_for_played(
     assert list(temporary.iterdir()) == []
 
 
-def test_the_demo_killed_leaves_nothing_behind_either(
-    folder: Path, surroundings: dict[str, str], temporary: Path
-) -> None:
+def test_the_demo_killed_leaves_nothing_behind_either(folder: Path, backends: dict[str, str], temporary: Path) -> None:
     demo = subprocess.Popen(
-        [sys.executable, "-m", "housekeeping", "demo"], env=surroundings, cwd=folder, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "housekeeping", "demo"], env=backends, cwd=folder, stdout=subprocess.DEVNULL
     )
     begotten = _begotten(demo)
 
@@ -141,12 +139,12 @@ def test_the_demo_killed_leaves_nothing_behind_either(
 
 
 def test_on_a_terminal_the_demo_shows_the_backlog_sink_until_it_is_interrupted(
-    folder: Path, surroundings: dict[str, str], temporary: Path
+    folder: Path, backends: dict[str, str], temporary: Path
 ) -> None:
     ours, theirs = pty.openpty()
     demo = subprocess.Popen(
         [sys.executable, "-m", "housekeeping", "demo"],
-        env=surroundings | {"TERM": "xterm", "COLUMNS": "120", "LINES": "60"},
+        env=backends | {"TERM": "xterm", "COLUMNS": "120", "LINES": "60"},
         cwd=folder,
         stdout=theirs,
         stderr=theirs,
@@ -175,11 +173,11 @@ def _read(terminal: int) -> bytes:
 
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (140, 45)])
 def test_demo_fits_its_terminal_and_restores_it(
-    folder: Path, surroundings: dict[str, str], temporary: Path, columns: int, lines: int
+    folder: Path, backends: dict[str, str], temporary: Path, columns: int, lines: int
 ) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-    kept = {name: value for name, value in surroundings.items() if name not in ("COLUMNS", "LINES")}
+    kept = {name: value for name, value in backends.items() if name not in ("COLUMNS", "LINES")}
     demo = subprocess.Popen(
         [sys.executable, "-m", "housekeeping", "demo"],
         env=kept | {"TERM": "xterm"},

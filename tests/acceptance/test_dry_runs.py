@@ -19,7 +19,7 @@ def test_a_dry_run_writes_nothing_at_all_and_counts_what_the_run_then_settles(
     installation: Installation, name: str
 ) -> None:
     # Some of it may turn out to be settled another way: a damaged build is doomed, which only the attempt shows.
-    settles = configured_sweeps(Settings())[name].settles
+    progress_counts = configured_sweeps(Settings())[name].progress_counts
     call = [name, *filter(None, [WORKERS[name]])]
     before = installation.everything()
 
@@ -32,7 +32,7 @@ def test_a_dry_run_writes_nothing_at_all_and_counts_what_the_run_then_settles(
     assert installation.everything() != before
     counts = [json.loads(ended.stdout)["counts"] for ended in (dry, run)]
     assert json.loads(planned.stdout)["stale_rows"] > 0
-    assert sum(counts[0][each] for each in settles) == sum(counts[1][each] for each in settles) > 0
+    assert sum(counts[0][each] for each in progress_counts) == sum(counts[1][each] for each in progress_counts) > 0
 
 
 def test_a_plan_before_init_writes_nothing_either(installation: Installation) -> None:

@@ -65,7 +65,7 @@ def _cases() -> list[Any]:
 
 
 class _Reader:
-    """Does what a page says, in one shell's surroundings."""
+    """Does what a page says, in one shell's backends."""
 
     def __init__(self, installation: Installation, folder: Path) -> None:
         self._installation = installation

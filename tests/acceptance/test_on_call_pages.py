@@ -83,7 +83,7 @@ def history(installation: Installation) -> Installation:
 
 
 class _Reader:
-    """Does what a page says, block by block, in one shell's surroundings."""
+    """Does what a page says, block by block, in one shell's backends."""
 
     def __init__(self, installation: Installation, folder: Path) -> None:
         self._installation = installation

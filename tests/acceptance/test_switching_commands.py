@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from housekeeping.core.settings import Settings
-from housekeeping.middleware.schedule.tick_store import TickMemory
+from housekeeping.middleware.schedule.tick_store import TickStore
 from housekeeping.sweeps.ledger.models import Run
 from tests.acceptance.conftest import Command
 
@@ -107,7 +107,7 @@ def test_why_tells_a_tick_that_was_sent_from_one_that_was_not(
     asked = ("why", WORKER, tick.isoformat())
 
     not_sent = command(*asked).stdout
-    TickMemory(redis_client, settings.namespace).settle(WORKER, tick, "t", "sent", last_missed=tick, noting=False)
+    TickStore(redis_client, settings.namespace).settle(WORKER, tick, "t", "sent", last_missed=tick, noting=False)
     sent = command(*asked).stdout
     nobody_knows = command(*asked, REDIS_URL="redis://localhost:1/0").stdout
 

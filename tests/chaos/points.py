@@ -21,18 +21,18 @@ from dramatiq import Broker, MessageProxy, Middleware
 from housekeeping.database.connection import Database
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.ledger import runs
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.workers.batched_git_ref_updates.cleanup import PendingDeletions
-from housekeeping.workers.batched_git_ref_updates.git_cli import GitProgram
+from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
 from housekeeping.workers.batched_git_ref_updates.scheduling import PendingProjects
-from housekeeping.workers.bulk_imports.entity_stage import EntityPass
+from housekeeping.workers.bulk_imports.entity_stage import EntityStage
 from housekeeping.workers.object_storage.deletion import Deletion
-from housekeeping.workers.object_storage.upload_stage import PendingUploadsPass
+from housekeeping.workers.object_storage.upload_stage import PendingUploadsStage
 
 FOLDER: Final = "CHAOS_FOLDER"
 GO: Final = "go"
 
-_PASSES: Final = (TablePass, EntityPass, PendingUploadsPass, PendingDeletions, PendingProjects)
+_PASSES: Final = (TableStage, EntityStage, PendingUploadsStage, PendingDeletions, PendingProjects)
 
 
 class Points:
@@ -105,13 +105,13 @@ def install(broker: Broker) -> None:
     for name in ("advance", "finish"):
         _after(runs, name, cursor)
     _after(Database, "commit", commit)
-    for owner in (Deletion, GitProgram):
+    for owner in (Deletion, GitCli):
         _after(owner, "delete", lambda: reached("external"))
     for made in _PASSES:
-        if "take" in vars(made):
-            _after(made, "take", lambda: reached("select"))
-        if "settle" in vars(made):
-            _after(made, "settle", update)
+        if "prepare" in vars(made):
+            _after(made, "prepare", lambda: reached("select"))
+        if "apply" in vars(made):
+            _after(made, "apply", update)
     broker.add_middleware(Acknowledgements(points))
 
 

@@ -61,11 +61,11 @@ class Proxy:
         return self._ask(self._cut)
 
     def freeze(self) -> None:
-        """Pass no byte on; connections stay, and new ones are taken."""
+        """Stage no byte on; connections stay, and new ones are taken."""
         self._ask(self._stop)
 
     def thaw(self) -> None:
-        """Pass on what has come meanwhile, and go on."""
+        """Stage on what has come meanwhile, and go on."""
         self._ask(self._go)
 
     def slow_down(self, seconds: float) -> None:
@@ -73,7 +73,7 @@ class Proxy:
         self._delay_s = seconds
 
     def cut_commits(self, times: int) -> None:
-        """Pass the next COMMITs on, wait for the server's answer to each, and break off instead of passing that on."""
+        """Stage the next COMMITs on, wait for the server's answer to each, and break off instead of passing that on."""
         self._commits_to_cut = times
 
     def cut_after(self, number: int) -> None:

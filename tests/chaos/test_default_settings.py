@@ -24,7 +24,7 @@ ScopeName = Literal["function", "module"]
 TAKEN_OVER_WITHIN_S: Final = 90
 _MINUTE_S: Final = 60
 _TWO_MINUTES_S: Final = 120
-#: Not in the moment of the tick itself: a scheduler that dies between claiming and sending a tick takes it along.
+#: Not in the moment of the tick itself: a scheduler that dies between claim_step and sending a tick takes it along.
 _MAY_DIE_AT_S: Final = range(4, 56)
 _ROWS_OF_TICKS: Final = (
     "SELECT tick, count(*) FROM {own}.runs WHERE tick IS NOT NULL AND outcome <> 'missed' GROUP BY 1"

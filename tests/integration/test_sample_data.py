@@ -11,7 +11,7 @@ from housekeeping.cli.sample_data import add_sample_rows
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.workers import FAMILIES, configured_sweeps
 from housekeeping.workers.bulk_imports.models import BulkImport
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -49,7 +49,7 @@ def test_every_empty_table_gets_a_few_hundred_rows(trial: Settings) -> None:
 def test_each_worker_has_something_to_do(trial: Settings, worker: str, counts: dict[str, int]) -> None:
     add_sample_rows(trial)
 
-    result = perform(configured_sweeps(trial)[worker])
+    result = run_sweep(configured_sweeps(trial)[worker])
 
     assert result.outcome == "done"
     assert {name: value for name, value in result.counts.items() if value} == counts

@@ -116,7 +116,7 @@ def _signs(lives: dict[tuple[str, str], dict[str, _Life]], event: Event) -> None
             if what == "fault" and details[0].startswith("pause") and life.delivered_to == where:
                 life.stopped_at = when
             if what == "interrupted" and details[2] == life.message_id and life.runs_in is None:
-                life.put_back = details[3] == "PutBack"
+                life.put_back = details[3] == "Requeue"
             mine = life.message_id.encode()
             freed = what == "key" and (details[1] or b"").startswith(mine) and not (details[2] or b"").startswith(mine)
             if freed and life.ran_in == where:

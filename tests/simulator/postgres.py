@@ -17,7 +17,7 @@ from tests.simulator.world import Task, World
 T = TypeVar("T")
 
 Row = dict[str, Any]
-Place = tuple[str, Any]  # table and key
+Parameter = tuple[str, Any]  # table and key
 Mode = Literal["share", "update"]
 
 #: As the library's sessions have them (foundation/db.py).
@@ -37,10 +37,10 @@ class Transaction:
     """What one connection has done and not yet committed."""
 
     task: Task | None
-    written: dict[Place, Row | None] = field(default_factory=dict)
-    locks: set[Place] = field(default_factory=set)
+    written: dict[Parameter, Row | None] = field(default_factory=dict)
+    locks: set[Parameter] = field(default_factory=set)
     open: bool = True
-    waits_for: Place | None = None
+    waits_for: Parameter | None = None
     spoke_at: float = 0.0
     notes: list[tuple[Any, ...]] = field(default_factory=list)  # go into the history with the commit
 
@@ -52,8 +52,8 @@ class Postgres:
         self.world = world
         self.committed: dict[str, dict[Any, Row]] = {}
         self.clock_offset = 0.0
-        self._locks: dict[Place, dict[Transaction, Mode]] = {}
-        self._waiting: dict[Place, list[Task]] = {}
+        self._locks: dict[Parameter, dict[Transaction, Mode]] = {}
+        self._waiting: dict[Parameter, list[Task]] = {}
         self._open: dict[Task | None, Transaction] = {}
         self._numbers: dict[str, int] = {}
 
@@ -179,14 +179,14 @@ class Postgres:
         transaction.written[table, key] = row
         return row
 
-    def try_lock(self, transaction: Transaction, place: Place) -> bool:
+    def try_lock(self, transaction: Transaction, place: Parameter) -> bool:
         """``FOR UPDATE SKIP LOCKED`` of one row: whether it is locked now, without waiting."""
         if self._in_the_way(transaction, place, "update"):
             return False
         self._take(transaction, place, "update")
         return True
 
-    def lock(self, transaction: Transaction, place: Place, mode: Mode) -> None:
+    def lock(self, transaction: Transaction, place: Parameter, mode: Mode) -> None:
         """Lock a row, after whoever has it.
 
         Raises:
@@ -273,7 +273,7 @@ class Postgres:
                 self.world.wake(task)
         transaction.locks = set()
 
-    def _take(self, transaction: Transaction, place: Place, mode: Mode) -> None:
+    def _take(self, transaction: Transaction, place: Parameter, mode: Mode) -> None:
         if not transaction.open:
             return  # the server ended it before its task heard the answer; what has ended holds nothing
         held = self._locks.setdefault(place, {})
@@ -281,11 +281,11 @@ class Postgres:
             held[transaction] = mode
         transaction.locks.add(place)
 
-    def _in_the_way(self, transaction: Transaction, place: Place, mode: Mode) -> list[Transaction]:
+    def _in_the_way(self, transaction: Transaction, place: Parameter, mode: Mode) -> list[Transaction]:
         held = self._locks.get(place, {})
         return [each for each, theirs in held.items() if each is not transaction and "update" in (mode, theirs)]
 
-    def _circle(self, start: Transaction, at: Transaction, seen: set[Place]) -> bool:
+    def _circle(self, start: Transaction, at: Transaction, seen: set[Parameter]) -> bool:
         if at.waits_for is None or at.waits_for in seen:
             return False
         seen.add(at.waits_for)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from peewee import SQL, Delete, Expression, Field, Function, Insert, Negated, Ordering, Select, Update, Value
 
-from housekeeping.database.compiled_query import Place
+from housekeeping.database.compiled_query import Parameter
 from tests.simulator.postgres import Mode, Postgres, Row, Transaction
 
 _COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
@@ -202,7 +202,7 @@ class _Statement:
         if isinstance(node, Negated):
             value = self._value(node.node, row)
             return None if value is None else not value
-        if isinstance(node, Place):
+        if isinstance(node, Parameter):
             return self._values[node.number]
         if isinstance(node, Value):
             return self._value(node.value, row)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers import redis as redis_broker
-from housekeeping.brokers.redis import SoundRedisBroker
+from housekeeping.brokers.redis import ReliableRedisBroker
 from housekeeping.database.connection import database
 from housekeeping.leases import store
 from housekeeping.leases.store import RedisLeaseStore
@@ -18,7 +18,7 @@ from housekeeping.middleware import idempotency, reliable_enqueue
 from housekeeping.middleware.deduplication import scripts
 from housekeeping.middleware.deduplication.middleware import Deduplication
 from housekeeping.middleware.schedule import tick_recorder, tick_store
-from housekeeping.sweeps.engine.executor import Walk
+from housekeeping.sweeps.engine.executor import Executor
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import NOW, Lease
 
@@ -123,12 +123,12 @@ def key_not_renewed() -> None:
 
 def key_not_held_on_by_a_retry() -> None:
     """A message that waits for its retry has lost its key."""
-    _without(scripts, "HOLD_ON", ('redis.call("hset", KEYS[1], "id", ARGV[1], "state", ARGV[3])', ""))
+    _without(scripts, "RETAIN", ('redis.call("hset", KEYS[1], "id", ARGV[1], "state", ARGV[3])', ""))
 
 
 def retry_dropped_as_its_own_duplicate() -> None:
     """A retry finds its own message's key, and is dropped."""
-    _without(scripts, "HOLD_ON", ('local holder = redis.call("hget", KEYS[1], "id")', 'return "other"--'))
+    _without(scripts, "RETAIN", ('local holder = redis.call("hget", KEYS[1], "id")', 'return "other"--'))
 
 
 def superseded_retry_forgotten() -> None:
@@ -180,13 +180,13 @@ def completed_before_it_ran() -> None:
 def counts_outside_the_transaction() -> None:
     """A batch's counts and cursor are written after its commit."""
 
-    def settled(self: Walk, settle: Any, state: Any, write: Any) -> Any:
+    def settled(self: Executor, settle: Any, state: Any, write: Any) -> Any:
         with database.atomic():
             done = settle()
         with database.atomic():
             return done, write(state, done)
 
-    Walk._settled = settled  # type: ignore[method-assign]
+    Executor._settled = settled  # type: ignore[method-assign]
 
 
 def cursor_before_the_batch() -> None:
@@ -195,7 +195,7 @@ def cursor_before_the_batch() -> None:
     class Undone(Exception):
         pass
 
-    def settled(self: Walk, settle: Any, state: Any, write: Any) -> Any:
+    def settled(self: Executor, settle: Any, state: Any, write: Any) -> Any:
         try:
             with database.atomic():
                 done = settle()
@@ -207,7 +207,7 @@ def cursor_before_the_batch() -> None:
         with database.atomic():
             return settle(), after
 
-    Walk._settled = settled  # type: ignore[method-assign]
+    Executor._settled = settled  # type: ignore[method-assign]
 
 
 def completion_not_recorded_in_the_ledger() -> None:
@@ -224,7 +224,7 @@ def retry_lost_while_redis_is_away() -> None:
         except reliable_enqueue._AWAY:
             return None
 
-    reliable_enqueue.patiently = once
+    reliable_enqueue.retry_until_available = once
 
 
 def dead_workers_messages_stay() -> None:
@@ -234,7 +234,7 @@ def dead_workers_messages_stay() -> None:
 
 def strays_are_forgotten() -> None:
     """A delivery that was lost on the way stays with a process that knows nothing of it."""
-    SoundRedisBroker.consume = RedisBroker.consume  # type: ignore[method-assign]
+    ReliableRedisBroker.consume = RedisBroker.consume  # type: ignore[method-assign]
 
 
 def strays_are_looked_for_when_connecting_only() -> None:

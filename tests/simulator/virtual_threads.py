@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import dramatiq.worker
 
-from housekeeping.leases.renewal import Kept
+from housekeeping.leases.renewal import Renewal
 from tests.simulator.virtual_time import elapsed, wall, world
 from tests.simulator.world import Task
 
@@ -188,8 +188,8 @@ class VirtualRenewals:
         since: float,
         on_lost: Callable[[], object] | None = None,
         **more: Any,
-    ) -> Kept:
-        kept = Kept(name, renew, ttl, since, elapsed, on_lost, **more)
+    ) -> Renewal:
+        kept = Renewal(name, renew, ttl, since, elapsed, on_lost, **more)
         task = world().current
         assert task is not None
         for_whom = task.message_id
@@ -214,7 +214,7 @@ class VirtualRenewals:
             world().spawn(task.process, f"watch over {name}", watch)
         return kept
 
-    def stop(self, kept: Kept) -> None:
+    def stop(self, kept: Renewal) -> None:
         kept.stop()
 
 

@@ -14,9 +14,9 @@ import dramatiq
 from dramatiq import Actor, Broker
 
 from housekeeping.database.connection import database
-from housekeeping.sweeps.declaration import LeaseTerms, Sweep
+from housekeeping.sweeps.declaration import LeaseConfig, Sweep
 from housekeeping.sweeps.registration import register
-from housekeeping.sweeps.stages.stage import Backlog, PassPlan, Settled, Step
+from housekeeping.sweeps.stages.stage import Backlog, BatchResult, StagePlan, Step
 from tests.simulator.postgres import Postgres, Row
 from tests.simulator.world import World
 
@@ -65,7 +65,7 @@ class RowsPass:
     name: str = "rows"
     batch_size: int = BATCH
 
-    def take(self, step: Step) -> list[Any]:
+    def prepare(self, step: Step) -> list[Any]:
         postgres: Postgres = self.world.shared["postgres"]
         with database.atomic():
             transaction = postgres.statement("SELECT rows")
@@ -84,7 +84,7 @@ class RowsPass:
         self.world.note("took", self.table, step.run_id, tuple(taken))
         return [taken, len(stale) < self.batch_size and len(taken) == len(stale)]
 
-    def settle(self, step: Step, taken: Any) -> Settled:
+    def apply(self, step: Step, taken: Any) -> BatchResult:
         postgres: Postgres = self.world.shared["postgres"]
         keys, exhausted = taken
         transaction = postgres.statement("UPDATE rows")
@@ -105,9 +105,9 @@ class RowsPass:
                 settled.append(key)
         transaction.notes.append(("settled", self.table, step.run_id, tuple(settled)))
         position = (keys[-1],) if keys else step.after
-        return Settled({"settled": len(settled)}, position, exhausted, rows=[{"key": key} for key in settled])
+        return BatchResult({"settled": len(settled)}, position, exhausted, rows=[{"key": key} for key in settled])
 
-    def committed(self, step: Step, settled: Settled) -> None:
+    def after_commit(self, step: Step, settled: BatchResult) -> None:
         """Nothing to say."""
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
@@ -116,8 +116,8 @@ class RowsPass:
     def oldest(self, now: datetime, argument: Any = None) -> Any:
         return None
 
-    def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
-        return PassPlan(self.name, Backlog(0), {})
+    def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
+        return StagePlan(self.name, Backlog(0), {})
 
     def _delete(self, key: Any) -> None:
         self.world.shared["deleted"].add((self.table, key))
@@ -135,13 +135,13 @@ def declare(world: World, broker: Broker, names: list[str]) -> dict[str, Actor[.
 def _sweep(world: World, broker: Broker, name: str) -> Actor[..., Any]:
     sweep = Sweep(
         name=name,
-        passes=lambda _: [RowsPass(world, name)],
+        stages=lambda _: [RowsPass(world, name)],
         counts=("settled", "batches", "out_of_time"),
         max_runtime=timedelta(seconds=20),
         queue="default",
     )
     if name == "swept":
-        sweep = dataclasses.replace(sweep, lease=LeaseTerms("swept", SWEEP_LEASE), schedule="* * * * *")
+        sweep = dataclasses.replace(sweep, lease=LeaseConfig("swept", SWEEP_LEASE), schedule="* * * * *")
     return register(broker, sweep)
 
 

@@ -12,9 +12,9 @@ from housekeeping.brokers import redis
 from housekeeping.brokers.dead_letters.on_rabbitmq import RabbitmqDeadLetters
 from housekeeping.brokers.rabbitmq import broker as rabbitmq
 from housekeeping.brokers.rabbitmq import consumer
-from housekeeping.brokers.rabbitmq.broker import SoundRabbitmqBroker
-from housekeeping.brokers.rabbitmq.consumer import SoundConsumer
-from housekeeping.brokers.redis import SoundRedisBroker
+from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
+from housekeeping.brokers.rabbitmq.consumer import ReliableConsumer
+from housekeeping.brokers.redis import ReliableRedisBroker
 from housekeeping.middleware.prefetch import Prefetch
 from tests.twins import Twin
 from tests.twins.planting import instead
@@ -35,11 +35,11 @@ def _takes_all_for_sound(patch: pytest.MonkeyPatch) -> None:
 
 
 def _leaves_an_own_broker_as_it_is(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SoundRedisBroker, "adopt", staticmethod(lambda broker: None))
+    patch.setattr(ReliableRedisBroker, "adopt", staticmethod(lambda broker: None))
 
 
 def _requeues_no_strays(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SoundRedisBroker, "requeue_strays", lambda self, queue_name: None)
+    patch.setattr(ReliableRedisBroker, "requeue_strays", lambda self, queue_name: None)
 
 
 def _takes_two_a_thread(patch: pytest.MonkeyPatch) -> None:
@@ -55,17 +55,17 @@ def _tries_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def _sends_unconfirmed(patch: pytest.MonkeyPatch) -> None:
-    prepare = SoundRabbitmqBroker._prepare
+    prepare = ReliableRabbitmqBroker._prepare
 
-    def unconfirmed(self: SoundRabbitmqBroker, prefix: str) -> None:
+    def unconfirmed(self: ReliableRabbitmqBroker, prefix: str) -> None:
         prepare(self, prefix)
         self.confirm_delivery = False
 
-    patch.setattr(SoundRabbitmqBroker, "_prepare", unconfirmed)
+    patch.setattr(ReliableRabbitmqBroker, "_prepare", unconfirmed)
 
 
 def _acknowledges_by_number_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SoundConsumer, "_is_ours", lambda self, message: True)
+    patch.setattr(ReliableConsumer, "_is_ours", lambda self, message: True)
 
 
 def _reads_whatever_decodes(patch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def _keeps_far_messages_in_memory(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keeps_connections_of_ended_threads(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SoundRabbitmqBroker, "_close_those_of_ended_threads", lambda self: None)
+    patch.setattr(ReliableRabbitmqBroker, "_close_those_of_ended_threads", lambda self: None)
 
 
 class _GivesToEverybody(dict[Any, Any]):
@@ -87,13 +87,13 @@ class _GivesToEverybody(dict[Any, Any]):
 
 
 def _closes_connections_twice(patch: pytest.MonkeyPatch) -> None:
-    prepare = SoundRabbitmqBroker._prepare
+    prepare = ReliableRabbitmqBroker._prepare
 
-    def to_everybody(self: SoundRabbitmqBroker, prefix: str) -> None:
+    def to_everybody(self: ReliableRabbitmqBroker, prefix: str) -> None:
         prepare(self, prefix)
         self._owners = _GivesToEverybody()
 
-    patch.setattr(SoundRabbitmqBroker, "_prepare", to_everybody)
+    patch.setattr(ReliableRabbitmqBroker, "_prepare", to_everybody)
 
 
 def _requeues_in_two_steps(patch: pytest.MonkeyPatch) -> None:

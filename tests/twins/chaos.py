@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from housekeeping.database.connection import Database, database
-from housekeeping.leases.renewal import Kept
+from housekeeping.leases.renewal import Renewal
 from housekeeping.middleware.connections import Connections
 from housekeeping.middleware.idempotency import Idempotency
 from housekeeping.middleware.schedule.middleware import Schedule
@@ -57,7 +57,7 @@ def _keeps_a_dead_connection(patch: pytest.MonkeyPatch) -> None:
 
 
 def _trusts_a_lease_it_could_not_renew(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Kept, "lost", property(lambda self: False))
+    patch.setattr(Renewal, "lost", property(lambda self: False))
 
 
 def _forgets_the_applications_key(patch: pytest.MonkeyPatch) -> None:

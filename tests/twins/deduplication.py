@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from housekeeping.middleware.deduplication import keys, middleware
-from housekeeping.middleware.deduplication.options import terms_of
+from housekeeping.middleware.deduplication.options import config_of
 from housekeeping.middleware.deduplication.steps import name_key
 from tests.twins import Twin
 from tests.twins.planting import Breaks, in_script, instead_at
@@ -35,10 +35,10 @@ def _free_only_what_succeeded(patch: pytest.MonkeyPatch) -> None:
 
 def _terms(**other: Any) -> Breaks:
     def broken(actor: Any) -> Any:
-        terms = terms_of(actor)
+        terms = config_of(actor)
         return terms and dataclasses.replace(terms, **other)
 
-    return lambda patch: patch.setattr(middleware, "terms_of", broken)
+    return lambda patch: patch.setattr(middleware, "config_of", broken)
 
 
 def _ask_once_more(patch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ TWINS: Final[list[Twin]] = [
         "D1",
         "lets_go_while_a_retry_waits",
         f"{_SENDING}test_a_retry_of_until_executed_holds_its_key_while_it_waits",
-        in_script("HOLD_ON", 'redis.call("del", KEYS[1])', 'redis.call("del", KEYS[1]) if true then return "" end'),
+        in_script("RETAIN", 'redis.call("del", KEYS[1])', 'redis.call("del", KEYS[1]) if true then return "" end'),
     ),
     Twin(
         "D1",
@@ -92,7 +92,7 @@ TWINS: Final[list[Twin]] = [
         "D5",
         "frees_the_key_of_a_ticks_retry",
         f"{_TICKS}test_the_copy_of_a_tick_that_is_refused_leaves_the_key_to_a_retry_that_waits",
-        in_script("HOLD_ON", 'redis.call("hset", KEYS[1], "tick", ARGV[6])', ""),
+        in_script("RETAIN", 'redis.call("hset", KEYS[1], "tick", ARGV[6])', ""),
     ),
     Twin(
         "D4",
@@ -110,7 +110,7 @@ TWINS: Final[list[Twin]] = [
         "D2",
         "drops_what_others_wait_for",
         f"{_SENDING}test_the_target_of_a_pipe_is_never_dropped",
-        instead_at("housekeeping.middleware.deduplication.steps.waited_for", lambda message: False),
+        instead_at("housekeeping.middleware.deduplication.steps.has_dependents", lambda message: False),
     ),
     Twin(
         "D2",

@@ -67,7 +67,7 @@ TWINS: Final[list[Twin]] = [
         "D2",
         "supersedes_what_others_wait_for",
         f"{_SUPERSEDED}test_retry_that_others_wait_for_is_not_superseded",
-        instead_at("housekeeping.middleware.deduplication.steps.waited_for", lambda message: False),
+        instead_at("housekeeping.middleware.deduplication.steps.has_dependents", lambda message: False),
     ),
     Twin(
         "D6",
@@ -109,7 +109,7 @@ TWINS: Final[list[Twin]] = [
         "D8",
         "takes_what_was_put_back_for_a_retry",
         f"{_ONE_MORE}test_a_run_that_is_put_back_owes_the_one_more_run_after_it",
-        in_script("HOLD_ON", 'ARGV[5] == "1" and redis.call', "false and redis.call"),
+        in_script("RETAIN", 'ARGV[5] == "1" and redis.call', "false and redis.call"),
     ),
     Twin(
         "D8",

@@ -13,7 +13,7 @@ from housekeeping.middleware import idempotency
 from housekeeping.middleware.idempotency import Idempotency
 from housekeeping.sweeps import registration
 from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.stages.actions import Delete, Write
 from tests.twins import Twin
@@ -55,10 +55,10 @@ def _takes_the_key_of_its_redelivery(patch: pytest.MonkeyPatch) -> None:
 
 def _takes_what_was_taken_over_for_done(patch: pytest.MonkeyPatch) -> None:
     def run(sweep: Any, *argument: Any) -> RunResult:
-        result = perform(sweep, *argument)
+        result = run_sweep(sweep, *argument)
         return dataclasses.replace(result, error=None) if isinstance(result.error, RunTakenOver) else result
 
-    patch.setattr(registration, "perform", run)
+    patch.setattr(registration, "run_sweep", run)
 
 
 def _begins_what_was_completed_meanwhile(patch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,12 @@ from typing import Any, Final
 import pytest
 
 from housekeeping.core import thread_interrupt
-from housekeeping.core.middleware_errors import PutBack, StoreUnavailable
-from housekeeping.core.redis_client import insist
+from housekeeping.core.middleware_errors import Requeue, StoreUnavailable
+from housekeeping.core.redis_client import retry_redis
 from housekeeping.leases import lease
 from housekeeping.leases import store as lease_store
 from housekeeping.leases.lease_token import Holder
-from housekeeping.leases.renewal import Kept
+from housekeeping.leases.renewal import Renewal
 from housekeeping.middleware import exclusive_lease
 from tests.twins import Twin
 from tests.twins.planting import instead
@@ -49,7 +49,7 @@ def _begins_without_its_lease(patch: pytest.MonkeyPatch) -> None:
 
 
 def _comes_back_much_later(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(exclusive_lease, "PutBack", lambda reason, after: PutBack(reason, 3 * after + timedelta(seconds=1)))
+    patch.setattr(exclusive_lease, "Requeue", lambda reason, after: Requeue(reason, 3 * after + timedelta(seconds=1)))
 
 
 def _passes_over_errors(patch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def _passes_over_errors(patch: pytest.MonkeyPatch) -> None:
         with contextlib.suppress(Exception):
             yield
 
-    patch.setattr(exclusive_lease, "failing_the_message", passing)
+    patch.setattr(exclusive_lease, "fail_message_on_error", passing)
 
 
 TWINS: Final[list[Twin]] = [
@@ -80,7 +80,7 @@ TWINS: Final[list[Twin]] = [
         "L2",
         "tells_only_when_the_server_answers",
         _LOST + "test_an_actor_is_interrupted_in_time_although_redis_neither_renews_nor_answers",
-        instead(Kept, "tell_at", property(lambda self: float("inf"))),
+        instead(Renewal, "tell_at", property(lambda self: float("inf"))),
         slow=True,
     ),
     Twin(
@@ -129,7 +129,7 @@ TWINS: Final[list[Twin]] = [
         "L4",
         "takes_what_it_gave_back_for_lost",
         _GIVEN_BACK + "test_a_lease_that_was_given_back_without_an_answer_is_left_to_its_next_holder",
-        instead(lease, "give_back", lambda store, key, token: insist(lambda: store.release(key, token))),
+        instead(lease, "give_back", lambda store, key, token: retry_redis(lambda: store.release(key, token))),
     ),
     Twin(
         "L5",

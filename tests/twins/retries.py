@@ -99,14 +99,14 @@ TWINS: Final[list[Twin]] = [
         "R4",
         "sends_what_follows_only_once",
         f"{_FOLLOW_UPS}test_what_follows_a_message_waits_for_redis",
-        instead(reliable_enqueue, "enqueue_at_last", _enqueue_once),
+        instead(reliable_enqueue, "enqueue_reliably", _enqueue_once),
         slow=True,
     ),
     Twin(
         "R4",
         "enqueues_a_retry_only_once",
         f"{_RETRIES}test_a_retry_waits_for_redis_and_no_interrupt_makes_it_give_up",
-        instead(retries, "enqueue_at_last", _enqueue_once),
+        instead(retries, "enqueue_reliably", _enqueue_once),
         slow=True,
     ),
     Twin(

@@ -52,16 +52,16 @@ def _waits_as_long_as_it_takes(patch: pytest.MonkeyPatch) -> None:
 
 
 def _counts_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
-    settled = executor.Walk._settled
+    settled = executor.Executor._settled
 
-    def settle(self: executor.Walk, change: Any, state: Any, write: Any) -> Any:
+    def settle(self: executor.Executor, change: Any, state: Any, write: Any) -> Any:
         try:
             return settled(self, change, state, write)
         except OperationalError:
             state.counts["deleted_rows"] += 10
             raise
 
-    patch.setattr(executor.Walk, "_settled", settle)
+    patch.setattr(executor.Executor, "_settled", settle)
 
 
 def _believes_a_store_that_failed(patch: pytest.MonkeyPatch) -> None:

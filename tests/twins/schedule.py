@@ -11,7 +11,7 @@ from housekeeping.core import cron
 from housekeeping.core.cron import Cron
 from housekeeping.middleware.schedule import middleware, tick_recorder
 from housekeeping.middleware.schedule.middleware import Schedule
-from housekeeping.middleware.schedule.tick_store import Seen, TickMemory
+from housekeeping.middleware.schedule.tick_store import Seen, TickStore
 from housekeeping.sweeps.engine import runner
 from tests.twins import Twin
 
@@ -19,7 +19,7 @@ _CRON: Final = "tests/unit/core/test_cron_under_periodiq.py"
 
 
 def _lets_everybody_send(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TickMemory, "claim", lambda *args: True)
+    patch.setattr(TickStore, "claim", lambda *args: True)
 
 
 def _lets_every_message_run(patch: pytest.MonkeyPatch) -> None:
@@ -27,7 +27,7 @@ def _lets_every_message_run(patch: pytest.MonkeyPatch) -> None:
 
 
 def _remembers_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TickMemory, "look", lambda *args: Seen(settled=False, being_sent=False, any=True))
+    patch.setattr(TickStore, "look", lambda *args: Seen(settled=False, being_sent=False, any=True))
     _lets_everybody_send(patch)
     _lets_every_message_run(patch)
 
@@ -37,8 +37,8 @@ def _forgets_what_it_could_not_ask_for(patch: pytest.MonkeyPatch) -> None:
 
 
 def _takes_a_skip_for_recorded(patch: pytest.MonkeyPatch) -> None:
-    record: Any = runner._Performance._record
-    patch.setattr(runner._Performance, "_record", lambda *args: record(*args) and None)
+    record: Any = runner._Runner._record
+    patch.setattr(runner._Runner, "_record", lambda *args: record(*args) and None)
 
 
 def _takes_sunday_for_saturday(patch: pytest.MonkeyPatch) -> None:
@@ -63,23 +63,23 @@ def _always(catch_up: str) -> Any:
 
 
 def _settles_before_it_sends(patch: pytest.MonkeyPatch) -> None:
-    claim = TickMemory.claim
+    claim = TickStore.claim
 
-    def claim_and_settle(self: TickMemory, actor: str, tick: datetime, token: str, previous: datetime) -> bool:
+    def claim_and_settle(self: TickStore, actor: str, tick: datetime, token: str, previous: datetime) -> bool:
         free = claim(self, actor, tick, token, previous)
         self.settle(actor, tick, token, "sent", last_missed=previous, noting=False)
         return free
 
-    patch.setattr(TickMemory, "claim", claim_and_settle)
+    patch.setattr(TickStore, "claim", claim_and_settle)
 
 
 def _notes_nothing(patch: pytest.MonkeyPatch) -> None:
-    settle = TickMemory.settle
+    settle = TickStore.settle
 
-    def settle_only(self: TickMemory, *args: Any, **kwargs: Any) -> tuple[bool, bool]:
+    def settle_only(self: TickStore, *args: Any, **kwargs: Any) -> tuple[bool, bool]:
         return settle(self, *args, **{**kwargs, "noting": False})
 
-    patch.setattr(TickMemory, "settle", settle_only)
+    patch.setattr(TickStore, "settle", settle_only)
 
 
 def _takes_no_look_at_the_ledger(patch: pytest.MonkeyPatch) -> None:
@@ -91,24 +91,24 @@ def _takes_nothing_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def _runs_what_was_counted_as_missed(patch: pytest.MonkeyPatch) -> None:
-    settle = TickMemory.settle
+    settle = TickStore.settle
 
-    def settle_and_run(self: TickMemory, *args: Any, **kwargs: Any) -> tuple[bool, bool]:
+    def settle_and_run(self: TickStore, *args: Any, **kwargs: Any) -> tuple[bool, bool]:
         return True, settle(self, *args, **kwargs)[1]
 
-    patch.setattr(TickMemory, "settle", settle_and_run)
+    patch.setattr(TickStore, "settle", settle_and_run)
 
 
 def _keeps_outcomes_to_itself(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TickMemory, "note", lambda *args: None)
+    patch.setattr(TickStore, "note", lambda *args: None)
 
 
 def _keeps_what_neither_took_until_it_is_a_scheduler(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tick_recorder.TickOutcomes, "hand_on", lambda *args: None)
+    patch.setattr(tick_recorder.TickRecorder, "hand_on", lambda *args: None)
 
 
 def _leaves_all_to_the_sweep(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tick_recorder.TickOutcomes, "make_sure", lambda *args: None)
+    patch.setattr(tick_recorder.TickRecorder, "make_sure", lambda *args: None)
 
 
 def _fires_each_reading_of_a_time_of_day(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from dramatiq.threading import raise_thread_exception
 
 from housekeeping.core import thread_interrupt
 from housekeeping.core.errors import RedisUnavailable
-from housekeeping.core.redis_client import insist
+from housekeeping.core.redis_client import retry_redis
 from housekeeping.middleware import reliable_enqueue, retries
 from housekeeping.middleware.call_keys import UnusableArguments
 from housekeeping.middleware.deduplication import middleware
@@ -40,7 +40,7 @@ def _never_leave(patch: pytest.MonkeyPatch) -> None:
 
 
 def _call_being_put_back_an_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reliable_enqueue, "PutBack", _Never)
+    patch.setattr(reliable_enqueue, "Requeue", _Never)
     patch.setattr(reliable_enqueue, "Shutdown", _Never)
 
 
@@ -49,11 +49,11 @@ def give_up_after_three_tries(patch: pytest.MonkeyPatch) -> None:
 
     def give_up(step: Any, **options: Any) -> Any:
         try:
-            return insist(step, **options)
+            return retry_redis(step, **options)
         except RedisUnavailable as error:
             raise UnusableArguments(str(error)) from error
 
-    patch.setattr(middleware, "insist", give_up)
+    patch.setattr(middleware, "retry_redis", give_up)
 
 
 TWINS: Final[list[Twin]] = [

@@ -47,11 +47,11 @@ def _reports_the_end_as_a_failure(patch: pytest.MonkeyPatch) -> None:
         runs.fail(self.run_id, outcome, reason, str(error), {})
         return outcome, reason, error
 
-    patch.setattr(runner._Performance, "_broken_off", broken_off)
+    patch.setattr(runner._Runner, "_broken_off", broken_off)
 
 
 def _counts_what_it_had_in_hand_again(patch: pytest.MonkeyPatch) -> None:
-    broken_off = runner._Performance._broken_off
+    broken_off = runner._Runner._broken_off
 
     def again(self: Any, *given: Any) -> Any:
         end = broken_off(self, *given)
@@ -59,7 +59,7 @@ def _counts_what_it_had_in_hand_again(patch: pytest.MonkeyPatch) -> None:
         Run.update(counts=self.counts).where(Run.id == self.run_id).execute()
         return end
 
-    patch.setattr(runner._Performance, "_broken_off", again)
+    patch.setattr(runner._Runner, "_broken_off", again)
 
 
 def _leaves_dead_attempts_open(patch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,19 @@ from sqlalchemy import Column, Integer, MetaData, Table
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import housekeeping
-from housekeeping import Alarms, BaseModel, Call, Delete, LeaseTerms, StateMachine, Sweep, Transition, UtcDateTimeField
+from housekeeping import (
+    AlertThresholds,
+    BaseModel,
+    Call,
+    Delete,
+    LeaseConfig,
+    StateMachine,
+    Sweep,
+    Transition,
+    UtcDateTimeField,
+)
 from housekeeping.core.settings import Settings
-from housekeeping.sweeps import Pass, RunResult, model_of, perform
+from housekeeping.sweeps import RunResult, Stage, model_of, run_sweep
 from housekeeping.testing import ManualClock, MemoryLeaseStore, assert_idempotent, assert_survives_kill
 
 # -- a broker
@@ -92,7 +102,7 @@ machine = StateMachine(Order.state, State, {"give_up": ([State.OPEN], State.STUC
 def cancel(order: Order) -> None: ...
 
 
-def no_passes(sweep: Sweep) -> list[Pass]:
+def no_passes(sweep: Sweep) -> list[Stage]:
     return []
 
 
@@ -101,8 +111,8 @@ stuck_orders = Sweep(
     stale=lambda now: Order.touched_at <= now - timedelta(hours=1),
     order=(Order.touched_at, Order.id),
     action=Call(cancel, then=Transition(machine, "give_up")),
-    lease=LeaseTerms("orders", timedelta(minutes=30)),
-    alarms=Alarms(backlog=1000),
+    lease=LeaseConfig("orders", timedelta(minutes=30)),
+    alerts=AlertThresholds(backlog=1000),
     max_runtime=timedelta(minutes=5),
     schedule="*/5 * * * *",
 )
@@ -112,9 +122,9 @@ old_orders = Sweep(
 assert_type(old_orders, Sweep)
 assert_type(stuck_orders.name, str)
 assert_type(stuck_orders.schedule, str | None)
-Sweep(name="old", passes=no_passes, batch_size="many")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
-Sweep(name="old", passes=no_passes, action="delete")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
-Sweep(name="old", passes=no_passes, batchsize=5)  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
+Sweep(name="old", stages=no_passes, batch_size="many")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+Sweep(name="old", stages=no_passes, action="delete")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+Sweep(name="old", stages=no_passes, batchsize=5)  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
 
 # -- sweeps on tables that are declared elsewhere
 
@@ -151,8 +161,8 @@ Sweep.on(Token, name="tokens.all", stale=lambda row, now: True, action=Delete())
 Sweep.on(Token, name="tokens.old", stale=lambda row, now: row.at < now, action=Delete(), batch_size="many")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 assert_type(model_of(Token), type[Any])
 
-assert_type(perform(stuck_orders), RunResult)
-assert_type(perform(stuck_orders).counts, dict[str, Any])
+assert_type(run_sweep(stuck_orders), RunResult)
+assert_type(run_sweep(stuck_orders).counts, dict[str, Any])
 
 # -- events
 

@@ -94,7 +94,7 @@ def test_imports_go_down_a_floor_or_sideways(module: str) -> None:
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import housekeeping.app",
         ),
         ("housekeeping.brokers.queues", "from housekeeping import cli"),
-        ("housekeeping.sweeps.engine.runner", "from .walk import Walk"),
+        ("housekeeping.sweeps.engine.runner", "from .walk import Executor"),
         ("housekeeping.sweeps.engine.runner", "from . import walk"),
         ("housekeeping.workers.a.worker", "from housekeeping.workers.b.models import B"),
         ("housekeeping.sweeps.engine.runner", "from housekeeping.unheard_of import x"),

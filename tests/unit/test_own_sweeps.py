@@ -92,7 +92,7 @@ def test_several_modules_are_named_with_commas_between_them(written: Written) ->
         ("1 / 0", r"HOUSEKEEPING_SWEEPS: shop.sweeps cannot be imported: ZeroDivisionError: division by zero"),
         ("import shop.nowhere", "shop.sweeps cannot be imported: ModuleNotFoundError: No module named 'shop.nowhere'"),
         ("one = sweep('a name')", "HOUSEKEEPING_SWEEPS: shop.sweeps: 'a name' is no name for a sweep"),
-        ("one = Sweep(name='shop.one')", "shop.sweeps: shop.one: give stale, order and action, or passes"),
+        ("one = Sweep(name='shop.one')", "shop.sweeps: shop.one: give stale, order and action, or stages"),
         (
             f"{ONE}stale=UserSession.expires_at < 1, order=(UserSession.token,), action=Delete())",
             "stale should be a fu",

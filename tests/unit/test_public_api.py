@@ -60,7 +60,7 @@ def test_the_built_in_workers_use_nothing_that_is_not_public(path: Path) -> None
         "import housekeeping.sweeps.ledger.runs",
         "from housekeeping.sweeps.ledger import runs as ledger",
         "from housekeeping.sweeps.ledger.runs import begin",
-        "def late():\n    from housekeeping.sweeps.engine.executor import Walk",
+        "def late():\n    from housekeeping.sweeps.engine.executor import Executor",
         "from housekeeping.database import connection as db",
     ],
 )

@@ -101,7 +101,12 @@ class RabbitmqDeadLetters:
             finally:
                 with suppress(AMQPError):
                     channel.close()
-        except (AMQPError, ConnectionClosed, OSError, AssertionError) as error:  # the last one as in reaching_rabbitmq
+        except (
+            AMQPError,
+            ConnectionClosed,
+            OSError,
+            AssertionError,
+        ) as error:  # the last one as in translate_rabbitmq_errors
             del self._broker.connection
             said = one_line(error).removeprefix("RabbitMQ: ")
             raise BrokerUnavailable(f"RabbitMQ did not answer: {said}") from error

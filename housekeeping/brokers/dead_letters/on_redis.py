@@ -14,7 +14,7 @@ from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers.dead_letters.models import NEVER, DeadLetter, Requeued, turned_away
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.redis_client import insist, reaching_redis
+from housekeeping.core.redis_client import retry_redis, translate_redis_errors
 
 _SUFFIX: Final = ".XQ"
 _PAGE: Final = 100  # letters read in one round trip
@@ -57,12 +57,12 @@ class RedisDeadLetters:
         self._move: Any = broker.client.register_script(_MOVE)
 
     def counts(self) -> dict[str, int]:
-        with reaching_redis():
+        with translate_redis_errors():
             numbers = {queue: self._client.zcard(self._key(queue)) for queue in self._queues()}
         return {queue: number for queue, number in numbers.items() if number}
 
     def newest(self, limit: int) -> list[DeadLetter]:
-        with reaching_redis():
+        with translate_redis_errors():
             walks = [self._walk(queue, limit) for queue in self._queues()]
             newest_first = heapq.merge(*walks, key=lambda stored: stored.died_at, reverse=True)
             return [stored.read() for stored, _ in zip(newest_first, range(limit), strict=False)]
@@ -71,7 +71,7 @@ class RedisDeadLetters:
         found: dict[str, DeadLetter] = {}
         # Only what may be one of them is read: of thousands, that is what takes the time.
         texts = [text for each in ids for text in (each.encode(errors="replace"), json.dumps(each)[1:-1].encode())]
-        with reaching_redis():
+        with translate_redis_errors():
             for queue in self._queues():
                 sought = set(ids)
                 for stored in self._walk(queue):
@@ -90,7 +90,7 @@ class RedisDeadLetters:
         lock = self._client.lock(
             f"{self._broker.namespace}:__requeue__", timeout=_OPERATOR_S, blocking_timeout=_OPERATOR_S
         )
-        with reaching_redis():
+        with translate_redis_errors():
             if not lock.acquire():
                 raise HousekeepingError("dead letters are being requeued by somebody else; try again")
             try:
@@ -109,7 +109,7 @@ class RedisDeadLetters:
             return outcome
         dead, queue = self._key(letter.queue), f"{self._broker.namespace}:{message.queue_name}"
         arguments = [letter.broker_id, redis_id, message.encode()]
-        if not insist(lambda: self._move(keys=[dead, f"{dead}.msgs", queue, f"{queue}.msgs"], args=arguments)):
+        if not retry_redis(lambda: self._move(keys=[dead, f"{dead}.msgs", queue, f"{queue}.msgs"], args=arguments)):
             return Requeued(letter.id, "gone")
         self._broker.emit_after("enqueue", message, None)
         return Requeued(letter.id, "requeued")

@@ -18,7 +18,7 @@ from dramatiq.errors import ConnectionClosed
 from pika.exceptions import AMQPChannelError, AMQPError, ChannelClosedByBroker, UnroutableError
 
 from housekeeping.brokers.rabbitmq.bulk import publish_together
-from housekeeping.brokers.rabbitmq.consumer import SoundConsumer, let_go, said
+from housekeeping.brokers.rabbitmq.consumer import ReliableConsumer, let_go, said
 from housekeeping.brokers.rabbitmq.delay_queues import Level, declare, level_for, level_queue, level_queues
 from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS
 
@@ -35,7 +35,7 @@ class QueueDeclaredOtherwise(ConnectionClosed):
     """A queue is there already with other arguments than ours; the text says which."""
 
 
-class SoundRabbitmqBroker(RabbitmqBroker):
+class ReliableRabbitmqBroker(RabbitmqBroker):
     """Dramatiq's RabbitMQ broker, which loses no send, and takes no delayed message into a worker's memory for long.
 
     Each send is confirmed by RabbitMQ, and made again where its connection was lost meanwhile; the hooks of the
@@ -67,15 +67,15 @@ class SoundRabbitmqBroker(RabbitmqBroker):
         """
         if type(broker) is RabbitmqBroker:
             del broker.channel  # opened without confirmations, if at all
-            broker.__class__ = SoundRabbitmqBroker
+            broker.__class__ = ReliableRabbitmqBroker
             broker.confirm_delivery = True
             broker._prepare("")  # type: ignore[attr-defined]
             # From the environment, where that says one: the queues that are there have it already.
             broker._dead_message_ttl_ms = DEAD_MESSAGE_TTL  # type: ignore[attr-defined]
 
     @property
-    def consumer_class(self) -> type[SoundConsumer]:
-        return SoundConsumer
+    def consumer_class(self) -> type[ReliableConsumer]:
+        return ReliableConsumer
 
     def physical(self, queue_name: str) -> str:
         """What a queue of Dramatiq's is called in RabbitMQ."""
@@ -83,8 +83,8 @@ class SoundRabbitmqBroker(RabbitmqBroker):
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
         """A new consumer for a queue; called by Dramatiq at the start and after each lost connection."""
-        consumer: Consumer = reaching_rabbitmq(
-            lambda: super(SoundRabbitmqBroker, self).consume(queue_name, prefetch, timeout)
+        consumer: Consumer = translate_rabbitmq_errors(
+            lambda: super(ReliableRabbitmqBroker, self).consume(queue_name, prefetch, timeout)
         )
         return consumer
 
@@ -166,14 +166,14 @@ class SoundRabbitmqBroker(RabbitmqBroker):
         """Take a step that may be repeated, on a new connection where the last one is broken."""
         for _ in range(_ATTEMPTS - 1):
             try:
-                return reaching_rabbitmq(step)
+                return translate_rabbitmq_errors(step)
             except QueueDeclaredOtherwise:
                 del self.connection
                 raise
             except ConnectionClosed:
                 del self.connection
         try:
-            return reaching_rabbitmq(step)
+            return translate_rabbitmq_errors(step)
         except ConnectionClosed:
             del self.connection
             raise
@@ -257,7 +257,7 @@ class SoundRabbitmqBroker(RabbitmqBroker):
         self.state = threading.local()
 
 
-_ALL: Final[WeakSet[SoundRabbitmqBroker]] = WeakSet()
+_ALL: Final[WeakSet[ReliableRabbitmqBroker]] = WeakSet()
 
 
 def _after_fork() -> None:
@@ -268,7 +268,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def reaching_rabbitmq(step: Callable[[], T]) -> T:
+def translate_rabbitmq_errors(step: Callable[[], T]) -> T:
     """Take a step; pika's errors become the one after which Dramatiq tries again, in one line.
 
     Raises:

@@ -9,10 +9,10 @@ from dramatiq import Message
 from pika.exceptions import UnroutableError
 
 if TYPE_CHECKING:
-    from housekeeping.brokers.rabbitmq.broker import SoundRabbitmqBroker
+    from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
 
 
-def publish_together(broker: SoundRabbitmqBroker, messages: Sequence[Message[Any]]) -> None:
+def publish_together(broker: ReliableRabbitmqBroker, messages: Sequence[Message[Any]]) -> None:
     """Publish messages to the one queue they are for, in one transaction; five round trips, however many they are.
 
     RabbitMQ's transactions are atomic within one queue. A confirmation for each, as pika asks for it, would be

@@ -16,7 +16,7 @@ from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.connection import one_line
 
 if TYPE_CHECKING:
-    from housekeeping.brokers.rabbitmq.broker import SoundRabbitmqBroker
+    from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
 
 logger = named_logger(__name__)
 
@@ -39,12 +39,12 @@ def said(error: BaseException) -> str:
 class _Delivery(_RabbitmqMessage):
     """A message and the consumer it came from."""
 
-    def __init__(self, redelivered: bool, tag: int, message: Message[Any], consumer: SoundConsumer) -> None:
+    def __init__(self, redelivered: bool, tag: int, message: Message[Any], consumer: ReliableConsumer) -> None:
         super().__init__(redelivered, tag, message)
         self.consumer = consumer
 
 
-class SoundConsumer(_RabbitmqConsumer):
+class ReliableConsumer(_RabbitmqConsumer):
     """Dramatiq's consumer, safe against what a lost connection and an unreadable message bring.
 
     RabbitMQ counts deliveries anew on each connection. A message that was at work when the connection was lost would
@@ -53,7 +53,7 @@ class SoundConsumer(_RabbitmqConsumer):
     to their redelivery.
     """
 
-    def __init__(self, broker: SoundRabbitmqBroker, queue_name: str, prefetch: int, timeout: int) -> None:
+    def __init__(self, broker: ReliableRabbitmqBroker, queue_name: str, prefetch: int, timeout: int) -> None:
         try:
             super().__init__(broker, broker.physical(queue_name), prefetch, timeout)
         except Exception:

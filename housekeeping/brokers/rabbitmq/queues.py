@@ -10,7 +10,7 @@ from dramatiq.common import dq_name, xq_name
 from dramatiq.errors import ConnectionClosed
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from housekeeping.brokers.rabbitmq.broker import SoundRabbitmqBroker, reaching_rabbitmq
+from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker, translate_rabbitmq_errors
 from housekeeping.brokers.rabbitmq.delay_queues import level_queues
 from housekeeping.brokers.rabbitmq.settings import rabbitmq_broker
 from housekeeping.core.errors import BrokerUnavailable
@@ -20,7 +20,7 @@ _NOT_FOUND = 404  # AMQP's code
 
 
 @contextmanager
-def connected(settings: Settings) -> Iterator[SoundRabbitmqBroker]:
+def connected(settings: Settings) -> Iterator[ReliableRabbitmqBroker]:
     """A broker for a look, closed with the block.
 
     Raises:
@@ -28,7 +28,7 @@ def connected(settings: Settings) -> Iterator[SoundRabbitmqBroker]:
     """
     broker = rabbitmq_broker(settings)
     try:
-        reaching_rabbitmq(lambda: broker.channel)
+        translate_rabbitmq_errors(lambda: broker.channel)
         yield broker
     except (AMQPError, ConnectionClosed) as error:
         raise BrokerUnavailable(f"RabbitMQ did not answer: {str(error).removeprefix('RabbitMQ: ')}") from error
@@ -46,12 +46,12 @@ def lengths(settings: Settings, names: list[str]) -> dict[str, tuple[int, int, i
         return {name: (_of(broker, name), _delayed(broker, name), _of(broker, xq_name(name))) for name in names}
 
 
-def _delayed(broker: SoundRabbitmqBroker, name: str) -> int:
+def _delayed(broker: ReliableRabbitmqBroker, name: str) -> int:
     delayed = dq_name(name)
     return sum(_of(broker, each) for each in (delayed, *level_queues(delayed)))
 
 
-def _of(broker: SoundRabbitmqBroker, name: str) -> int:
+def _of(broker: ReliableRabbitmqBroker, name: str) -> int:
     try:
         declared: Any = broker.channel.queue_declare(broker.physical(name), passive=True)
     except ChannelClosedByBroker as error:

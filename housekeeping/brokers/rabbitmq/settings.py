@@ -7,7 +7,7 @@ from typing import Final
 
 import pika
 
-from housekeeping.brokers.rabbitmq.broker import SoundRabbitmqBroker
+from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import one_line
@@ -18,7 +18,7 @@ HEARTBEAT_S: Final = 30
 BLOCKED_S: Final = 30
 
 
-def rabbitmq_broker(settings: Settings) -> SoundRabbitmqBroker:
+def rabbitmq_broker(settings: Settings) -> ReliableRabbitmqBroker:
     """A RabbitMQ broker by the settings; it has no middleware yet, and connects with its first message.
 
     Of several URLs, with a semicolon between them, the nodes of a cluster, the first that answers is taken.
@@ -31,7 +31,7 @@ def rabbitmq_broker(settings: Settings) -> SoundRabbitmqBroker:
     urls = (settings.broker_url or "").split(";")
     for url in urls:
         _refuse_unreadable(url)
-    broker = SoundRabbitmqBroker(prefix=f"{settings.namespace}.", url=urls, middleware=[])
+    broker = ReliableRabbitmqBroker(prefix=f"{settings.namespace}.", url=urls, middleware=[])
     for url, parameters in zip(urls, broker.parameters, strict=True):
         # What the URL says of them wins.
         if "heartbeat=" not in url:

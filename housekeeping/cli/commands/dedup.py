@@ -14,7 +14,7 @@ from housekeeping.core.errors import Refused
 from housekeeping.core.redis_client import redis_client
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.middleware.deduplication.keys import key_prefix
-from housekeeping.middleware.deduplication.listing import HeldKey, held_key, held_keys, take_away
+from housekeeping.middleware.deduplication.listing import HeldKey, held_key, held_keys, release_key
 
 _KEY_WIDTH: Final = 1000  # characters; --json has the whole of it
 #: What releasing a key means, by what its message is about to do.
@@ -89,7 +89,7 @@ def release(keys: tuple[str, ...]) -> None:
             f"{in_one_line(held.key, _KEY_WIDTH)}: {_what(held)}; {_MEANS.get(held.state, _MEANS['waiting'])}",
             soft_wrap=True,
         )
-        was = take_away(client, namespace, held.key)
+        was = release_key(client, namespace, held.key)
         if was is None:
             out.print(f"{in_one_line(held.key, _KEY_WIDTH)}: free already, its message ended just now", soft_wrap=True)
             continue

@@ -16,7 +16,7 @@ from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.plural import counted
 from housekeeping.core.sanitize import printable
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import database, one_line, reaching_postgres
+from housekeeping.database.connection import database, one_line, translate_postgres_errors
 from housekeeping.doctor import examine
 from housekeeping.doctor.grants import exists, grants, missing_rights, needed_rights, own_tables_grants
 from housekeeping.installation import use_database
@@ -74,7 +74,7 @@ def _print_grants(role: str, settings: Settings) -> None:
         return
     use_database(settings)
     try:
-        with reaching_postgres():
+        with translate_postgres_errors():
             lacking = {table: tuple(missing_rights(table, rights)) for table, rights in needed.items() if exists(table)}
             (user,) = database.execute_sql("SELECT quote_ident(current_user)").fetchone()
     except (HousekeepingError, PeeweeException) as error:

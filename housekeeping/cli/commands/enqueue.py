@@ -14,11 +14,11 @@ from housekeeping.cli.commands.pause import in_words
 from housekeeping.cli.context import argument_of, chosen, workers_on_database
 from housekeeping.core.errors import BrokerUnavailable, RedisUnavailable
 from housekeeping.core.middleware_errors import StoreUnavailable
-from housekeeping.core.redis_client import reaching_redis
-from housekeeping.database.connection import one_line, reaching_postgres
+from housekeeping.core.redis_client import translate_redis_errors
+from housekeeping.database.connection import one_line, translate_postgres_errors
 from housekeeping.installation import broker_beside
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger.overrides import switch_of
+from housekeeping.sweeps.ledger.overrides import override_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ def enqueue(name: str, argument: str | None, as_json: bool) -> None:
     settings, sweeps = workers_on_database()
     sweep = chosen(sweeps, name)
     about = argument_of(sweep, argument)
-    with reaching_postgres():
+    with translate_postgres_errors():
         warning = _warning(sweep)
     broker = broker_beside(settings, sweeps)
     try:
-        message: Message[Any] = broker.get_actor(name).message(*([] if sweep.takes_argument is None else [about]))
-        with reaching_redis():
+        message: Message[Any] = broker.get_actor(name).message(*([] if sweep.argument_name is None else [about]))
+        with translate_redis_errors():
             sent = broker.enqueue(message)
     except StoreUnavailable as error:
         raise RedisUnavailable(str(error)) from error
@@ -93,7 +93,7 @@ def _warning(sweep: Sweep) -> str | None:
     problem = sweep.lacks()
     if problem is not None:
         return f"{sweep.name} is not set up ({problem.text}): its run will be skipped"
-    switch = switch_of(sweep.name)
+    switch = override_of(sweep.name)
     if switch is not None and switch.state == "paused":
         return f"{in_words(switch)}: its run will be skipped (housekeeping resume {sweep.name})"
     return None

@@ -10,7 +10,7 @@ from housekeeping.cli.context import settings_and_logs
 from housekeeping.cli.sample_data import add_sample_rows
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import database, reaching_postgres
+from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.doctor import partitions
 from housekeeping.installation import use_database
 from housekeeping.sweeps.ledger import schema
@@ -39,7 +39,7 @@ def init(with_tables: bool, with_sample_data: bool) -> None:
     name = settings.schema_name
     done = "is up to date" if not steps else "made" if steps == len(schema.MIGRATIONS) else "upgraded"
     click.echo(f"schema {name}: {done}")
-    with reaching_postgres():
+    with translate_postgres_errors():
         if with_tables:
             _make_tables(settings)
         if with_sample_data:

@@ -17,7 +17,7 @@ from housekeeping.installation import use_database
 from housekeeping.sweeps.declaration import SetupProblem
 from housekeeping.sweeps.family_setup import problems_of
 from housekeeping.sweeps.insight.status import next_tick, state_of
-from housekeeping.sweeps.ledger.overrides import Switched, switched
+from housekeeping.sweeps.ledger.overrides import Override, overrides
 from housekeeping.workers import configured_sweeps
 
 
@@ -31,13 +31,13 @@ def list_workers(as_json: bool) -> None:
     """
     settings = settings_and_logs()
     sweeps = configured_sweeps(settings)
-    switches: dict[str, Switched] | None = None
+    switches: dict[str, Override] | None = None
     problems: dict[str, SetupProblem] = {}
     if settings.database_url is not None:
         use_database(settings)
         with progress("asking PostgreSQL"), suppress(PeeweeException):
             problems = problems_of(sweeps.values())
-            switches = switched()
+            switches = overrides()
     now = datetime.now(UTC)
     rows: list[dict[str, Any]] = []
     for name, sweep in sweeps.items():

@@ -14,10 +14,10 @@ from housekeeping.cli.time_parsing import coming_moment
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.plural import counted
 from housekeeping.database.clock_skew import database_now
-from housekeeping.database.connection import reaching_postgres
+from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import overrides
-from housekeeping.sweeps.ledger.overrides import Switched, SwitchState
+from housekeeping.sweeps.ledger.overrides import Override, SwitchState
 
 _UNTIL_HELP = (
     "When it ends by itself: 2h, 30min, 03:00 or 2026-11-20T03:00 (UTC). Without it: by `housekeeping resume`."
@@ -86,7 +86,7 @@ def resume(name: str | None, every: bool) -> None:
     """
     _, sweeps = workers_on_database()
     for sweep in _chosen(sweeps, name, every):
-        with reaching_postgres():
+        with translate_postgres_errors():
             ended = overrides.resume(sweep.name, _who())
         click.echo(f"{sweep.name} {'runs again at its next tick' if ended else 'was neither paused nor narrowed'}")
 
@@ -101,24 +101,24 @@ def _switch(
     max_runtime: timedelta | None = None,
 ) -> None:
     _, sweeps = workers_on_database()
-    with reaching_postgres():
+    with translate_postgres_errors():
         ends = None if until is None else coming_moment(until, database_now())
     for sweep in _chosen(sweeps, name, every):
-        said = Switched(sweep.name, state, reason, ends, said_by=_who(), batch_size=batch_size, max_runtime=max_runtime)
-        with reaching_postgres():
+        said = Override(sweep.name, state, reason, ends, said_by=_who(), batch_size=batch_size, max_runtime=max_runtime)
+        with translate_postgres_errors():
             overrides.switch(said)
         click.echo(in_words(said))
 
 
-def in_words(switched: Switched) -> str:
+def in_words(overrides: Override) -> str:
     """What is in force for a worker, in one line."""
     limits = [
-        *([f"{counted(switched.batch_size, 'record')} a batch"] if switched.batch_size else []),
-        *([f"{length(switched.max_runtime.total_seconds())} a run"] if switched.max_runtime else []),
+        *([f"{counted(overrides.batch_size, 'record')} a batch"] if overrides.batch_size else []),
+        *([f"{length(overrides.max_runtime.total_seconds())} a run"] if overrides.max_runtime else []),
     ]
-    state = f"narrowed to {' and '.join(limits)}" if limits else switched.state
-    ends = f"until {moment(switched.until)} UTC" if switched.until else "until it is resumed"
-    return f"{switched.worker} is {state} {ends}" + (f": {switched.reason}" if switched.reason else "")
+    state = f"narrowed to {' and '.join(limits)}" if limits else overrides.state
+    ends = f"until {moment(overrides.until)} UTC" if overrides.until else "until it is resumed"
+    return f"{overrides.worker} is {state} {ends}" + (f": {overrides.reason}" if overrides.reason else "")
 
 
 def _chosen(sweeps: dict[str, Sweep], name: str | None, every: bool) -> list[Sweep]:

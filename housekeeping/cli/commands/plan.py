@@ -55,11 +55,11 @@ def plan(name: str, argument: str | None, as_json: bool) -> None:
 
 def _show(planned: Plan) -> None:
     facts = table(planned.worker, ">WOULD SETTLE", ">IN BATCHES", ">IN ABOUT", ">OLDEST", ">NEWEST")
-    for each, batches in planned.passes:
+    for each, batches in planned.stages:
         oldest, newest = (_age(value, planned.now) for value in (each.oldest, each.newest))
         facts.add_row(each.name, str(each.stale), f"{batches:,}", _time(planned, each.stale), oldest, newest)
     show(facts)
-    for each, _ in planned.passes:
+    for each, _ in planned.stages:
         if each.samples:
             samples = table(*each.samples[0], title=f"\nfirst in order of {each.name}")
             for row in each.samples:

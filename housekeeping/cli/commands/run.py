@@ -20,10 +20,10 @@ from housekeeping.core.sanitize import printable
 from housekeeping.core.telemetry import error_reporting
 from housekeeping.core.thread_interrupt import interruptibly
 from housekeeping.database.clock_skew import database_now
-from housekeeping.database.connection import one_line, reaching_postgres
+from housekeeping.database.connection import one_line, translate_postgres_errors
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import dry_run as make_dry_run
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits.confirmation import Confirmation, confirmed
@@ -95,7 +95,7 @@ def run(
 
 
 def _confirmed(plan_id: str, sweep: Sweep, argument: Any) -> Confirmation:
-    with reaching_postgres():
+    with translate_postgres_errors():
         return confirmed(plan_id, sweep.name, argument, database_now())
 
 
@@ -108,7 +108,7 @@ def _perform(sweep: Sweep, argument: Any, force: bool, confirmation: Confirmatio
         say(f"{sweep.name}: {counts(so_far)}")
 
     def work(stopping: threading.Event) -> RunResult:
-        return perform(
+        return run_sweep(
             sweep,
             argument,
             force=force,

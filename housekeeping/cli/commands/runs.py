@@ -18,11 +18,11 @@ from housekeeping.core.errors import WrongArgument
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import database_now
-from housekeeping.database.connection import reaching_postgres
+from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.counts import in_order
-from housekeeping.sweeps.insight.explain_outcome import Answer
-from housekeeping.sweeps.insight.explain_run import why_run
+from housekeeping.sweeps.insight.explain_outcome import Explanation
+from housekeeping.sweeps.insight.explain_run import explain_run
 from housekeeping.sweeps.insight.run_state import outcome_in_words
 from housekeeping.sweeps.ledger import history
 from housekeeping.sweeps.ledger.history import RUNNING, RunRecord
@@ -63,7 +63,7 @@ def runs(
     housekeeping runs 4711
     """
     settings, sweeps = workers_on_database()
-    with progress("looking"), reaching_postgres():
+    with progress("looking"), translate_postgres_errors():
         now = database_now()
         if which is not None and which.isdecimal():
             if since or outcome or before:
@@ -133,7 +133,7 @@ def _counts(record: RunRecord, sweeps: Mapping[str, Sweep]) -> str:
 
 def _show_run(record: RunRecord, sweeps: Mapping[str, Sweep], settings: Settings, now: datetime, as_json: bool) -> None:
     sweep = sweeps.get(record.worker)
-    answer = why_run(record, sweep, now, settings.timezone)
+    answer = explain_run(record, sweep, now, settings.timezone)
     if as_json:
         explained = {"origin": answer.origin, "meaning": answer.meaning, "next_step": answer.next_step}
         attempts = [each.run_id for each in answer.attempts]
@@ -148,7 +148,7 @@ def _show_run(record: RunRecord, sweeps: Mapping[str, Sweep], settings: Settings
         show(attempts_table(answer, sweep))
 
 
-def show_explanation(answer: Answer) -> None:
+def show_explanation(answer: Explanation) -> None:
     """Print what started a run, how it ended and what comes next, a line each."""
     for label, text in (("started", answer.origin), ("result", answer.meaning), ("next", answer.next_step)):
         if text:
@@ -192,7 +192,7 @@ def _cursor(cursor: dict[str, Any] | None) -> str | None:
     return f"in {cursor.get('pass')}, {where}"
 
 
-def attempts_table(answer: Answer, sweep: Sweep | None) -> Table:
+def attempts_table(answer: Explanation, sweep: Sweep | None) -> Table:
     """Return the attempts of a tick or a message, oldest first."""
     shown = table("RUN", "OUTCOME", "STARTED (UTC)", ">TOOK", "COUNTS")
     for each in answer.attempts:

@@ -21,13 +21,13 @@ from housekeeping.core.redis_client import redis_client
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
-from housekeeping.database.connection import reaching_postgres
+from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.sweeps.engine.rejection_store import Standing
-from housekeeping.sweeps.insight.alerts import Alarm
+from housekeeping.sweeps.insight.alerts import Alert
 from housekeeping.sweeps.insight.run_state import outcome_in_words
-from housekeeping.sweeps.insight.status import Overview, overview
+from housekeeping.sweeps.insight.status import WorkerStatus, worker_status
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
-from housekeeping.sweeps.ledger.overrides import Switched
+from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.sweeps.processes.alerts import process_alerts
 from housekeeping.sweeps.processes.liveness import Processes, read_processes
 
@@ -53,10 +53,10 @@ def status(as_json: bool) -> None:
     """
     settings, sweeps = workers_on_database()
     with progress("looking"):
-        with reaching_postgres():
+        with translate_postgres_errors():
             clock = read_database_clock()
             now = clock.server_at
-            overviews = [overview(sweep, now, settings.timezone) for sweep in sweeps.values()]
+            overviews = [worker_status(sweep, now, settings.timezone) for sweep in sweeps.values()]
             problems = {each.worker: each.problem for each in overviews if each.problem is not None}
         queues, leases, unreachable = _redis(settings, sorted({sweep.queue for sweep in sweeps.values()}))
         client = None if settings.redis_url is None else redis_client(settings.redis_url)
@@ -121,12 +121,12 @@ def clock_line(clock: ClockSkew) -> Text:
     return Text.assemble(("ALARM", "bold red"), f" {clock} (clock)")
 
 
-def alarm_line(alarm: Alarm) -> Text:
+def alarm_line(alarm: Alert) -> Text:
     """Return an alert of the whole installation as a line."""
     return Text.assemble(("ALARM", "bold red"), f" {in_one_line(str(alarm), 2 * _WIDTH)} ({alarm.name})")
 
 
-def workers_table(overviews: list[Overview], now: datetime) -> Table:
+def workers_table(overviews: list[WorkerStatus], now: datetime) -> Table:
     """A line a worker: whether it runs, what waits, when it comes next."""
     shown = table("WORKER", "STATE", ">WAITING", ">OLDEST", ">ARRIVED/H", ">SETTLED/H", ">NEXT TICK")
     for each in overviews:
@@ -156,7 +156,7 @@ def _lease_line(lease: HeldLease) -> str:
     return f"lease {lease.key}: held by {lease.holder}{since}, {free}"
 
 
-def _switch_line(switch: Switched) -> str:
+def _switch_line(switch: Override) -> str:
     by = f" ({switch.said_by}, {moment(switch.since)} UTC)" if switch.said_by else ""
     return f"{in_words(switch)}{by}"
 
@@ -171,7 +171,7 @@ def _rejected_line(worker: str, standing: Standing, now: datetime) -> Text:
     return Text.assemble(("REJECTED", "yellow"), f" {of}: {seen}: {text}")
 
 
-def _last_runs_table(overviews: list[Overview], now: datetime) -> Table:
+def _last_runs_table(overviews: list[WorkerStatus], now: datetime) -> Table:
     shown = table("LAST RUN OF", "OUTCOME", ">STARTED", ">TOOK", ">LAST SUCCESS", "COUNTS")
     for each in overviews:
         last = each.last_run

@@ -13,15 +13,15 @@ from housekeeping.cli.context import chosen, workers_on_database
 from housekeeping.cli.formatting import length, moment, out, progress, show
 from housekeeping.cli.time_parsing import past_moment
 from housekeeping.core.errors import RedisUnavailable, WrongArgument
-from housekeeping.core.redis_client import reaching_redis, redis_client
+from housekeeping.core.redis_client import redis_client, translate_redis_errors
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import database_now
-from housekeeping.database.connection import reaching_postgres
-from housekeeping.middleware.schedule.tick_store import TickMemory
+from housekeeping.database.connection import translate_postgres_errors
+from housekeeping.middleware.schedule.tick_store import TickStore
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.explain_outcome import Answer, Attempt, WasSent, meaning_of
+from housekeeping.sweeps.insight.explain_outcome import Attempt, Explanation, WasSent, meaning_of
 from housekeeping.sweeps.insight.explain_outcome import why as ask
-from housekeeping.sweeps.insight.explain_run import why_run, with_newer_run
+from housekeeping.sweeps.insight.explain_run import explain_run, with_newer_run
 from housekeeping.sweeps.ledger.history import RunRecord
 from housekeeping.sweeps.processes.liveness import read_processes
 
@@ -49,10 +49,10 @@ def why(name: str, tick: str | None, as_json: bool) -> None:
     """
     settings, sweeps = workers_on_database()
     sweep = chosen(sweeps, name)
-    with progress("looking"), reaching_postgres():
+    with progress("looking"), translate_postgres_errors():
         now = database_now()
         if tick is not None and tick.isdecimal():
-            answer = why_run(_run_of(name, int(tick)), sweep, now, settings.timezone)
+            answer = explain_run(_run_of(name, int(tick)), sweep, now, settings.timezone)
         else:
             asked = None if tick is None else past_moment(tick, now)
             client = None if settings.redis_url is None else redis_client(settings.redis_url)
@@ -73,14 +73,14 @@ def _run_of(worker: str, run_id: int) -> RunRecord:
 
 
 def _was_sent(settings: Settings, name: str, now: datetime) -> WasSent:
-    """By what Redis remembers, which the scheduler claims and settles each tick in."""
+    """By what Redis remembers, which the scheduler claims and progress_counts each tick in."""
 
     def asked(tick: datetime) -> bool | None:
         if settings.redis_url is None or now - tick > _REMEMBERED:
             return None
         try:
-            with reaching_redis():
-                seen = TickMemory(redis_client(settings.redis_url), settings.namespace).look(name, tick)
+            with translate_redis_errors():
+                seen = TickStore(redis_client(settings.redis_url), settings.namespace).look(name, tick)
         except RedisUnavailable:
             return None
         return seen.settled or seen.being_sent
@@ -88,7 +88,7 @@ def _was_sent(settings: Settings, name: str, now: datetime) -> WasSent:
     return asked
 
 
-def _show(answer: Answer, sweep: Sweep, now: datetime) -> None:
+def _show(answer: Explanation, sweep: Sweep, now: datetime) -> None:
     of = "" if answer.tick is None else f", tick {moment(answer.tick, '%Y-%m-%d %H:%M')} UTC"
     of = of if answer.run_id is None else f", run {answer.run_id}"
     out.print(f"{answer.worker}{of}: {answer.outcome}", soft_wrap=True, style="bold")

@@ -31,13 +31,13 @@ class Waited:
         return {"db_s": round(self.database_s, 3), "redis_s": round(self.redis_s, 3)}
 
 
-class _OfThread(threading.local):
+class _ThreadState(threading.local):
     database = 0.0
     redis = 0.0
     waiting = False
 
 
-_of_thread: Final = _OfThread()
+_of_thread: Final = _ThreadState()
 
 
 def waited() -> Waited:

@@ -13,11 +13,11 @@ from redis.client import Pipeline
 from redis.connection import ConnectionPool
 
 from housekeeping.middleware.deduplication import scripts as scripts
-from housekeeping.middleware.deduplication.keys import DeduplicationKeys, Kind, Step, text
+from housekeeping.middleware.deduplication.keys import DeduplicationKeys, KeyStep, Kind, text
 
 #: Messages a script: bounds what is on Lua's stack at a time, far below the 8000 it has room for.
 AT_ONCE: Final = 250
-_STEPS: Final[tuple[Kind, ...]] = ("claim", "hold_on", "release")
+_STEPS: Final[tuple[Kind, ...]] = ("claim", "retain", "release")
 
 
 class EnqueueingWithKeys:
@@ -30,13 +30,13 @@ class EnqueueingWithKeys:
         self._namespace = broker.namespace
         self._prefix = keys.prefix
         dispatch: Any = broker.scripts["dispatch"].script
-        texts = {"claim": scripts.CLAIM, "hold_on": scripts.HOLD_ON, "release": scripts.RELEASE}
+        texts = {"claim": scripts.CLAIM, "retain": scripts.RETAIN, "release": scripts.RELEASE}
         self._scripts: dict[Kind, Any] = {
             kind: broker.client.register_script(scripts.with_enqueueing(texts[kind], text(dispatch))) for kind in _STEPS
         }
         self._many: Any = broker.client.register_script(scripts.with_enqueueing_many(text(dispatch)))
 
-    def enqueue(self, step: Step, dispatched: list[Any], pipeline: Pipeline | None = None) -> Any:
+    def enqueue(self, step: KeyStep, dispatched: list[Any], pipeline: Pipeline | None = None) -> Any:
         """Take the step, and put the message into the queue unless another holds its key; one round trip.
 
         Repeated with the same arguments, it changes nothing.
@@ -53,7 +53,7 @@ class EnqueueingWithKeys:
         )
 
     def enqueue_many(
-        self, steps: Sequence[Step], dispatched: list[Any], bodies: Sequence[bytes], pipeline: Pipeline
+        self, steps: Sequence[KeyStep], dispatched: list[Any], bodies: Sequence[bytes], pipeline: Pipeline
     ) -> Any:
         """The same for new messages of one queue, as one command in the pipeline, which answers for each.
 
@@ -71,7 +71,7 @@ class EnqueueingWithKeys:
         return self._many(keys=keys, args=args, client=pipeline)
 
 
-def alike(step: Step) -> tuple[object, ...] | None:
+def alike(step: KeyStep) -> tuple[object, ...] | None:
     """What is equal for claims that can be taken together; None when it is no claim."""
     return (step.once, step.ttl, step.more) if step.kind == "claim" else None
 

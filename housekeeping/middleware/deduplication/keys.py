@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import redis
 from redis.client import Pipeline
 
-from housekeeping.core.redis_client import reaching_redis
+from housekeeping.core.redis_client import translate_redis_errors
 from housekeeping.middleware.deduplication import scripts as scripts
 from housekeeping.middleware.deduplication.options import POSITION_REMEMBERED
 
@@ -29,14 +29,14 @@ _DROP_REMEMBERED: Final = timedelta(minutes=5)
 
 #: Says what `DeduplicationKeys.start` is to be given as its mark.
 Mark = Callable[[], tuple[str, str] | None]
-Kind = Literal["claim", "hold_on", "release"]
+Kind = Literal["claim", "retain", "release"]
 #: What a release has left: the key is free, one more run is wanted, or it was lost before and nobody can tell.
 Released = Literal["free", "again", "lost"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What becomes of a key when its message is enqueued; `claim`, `hold_on` and `release` make them.
+class KeyStep:
+    """What becomes of a key when its message is enqueued; `claim`, `retain` and `release` make them.
 
     Attributes:
       more: What its script takes beside message id, ttl and state.
@@ -77,7 +77,7 @@ def claim(
     once: bool = False,
     supersede: bool = False,
     position: str | None = None,
-) -> Step:
+) -> KeyStep:
     """Take the key unless another message holds it.
 
     Parameters:
@@ -91,10 +91,10 @@ def claim(
     left = () if position is None else (position, milliseconds(POSITION_REMEMBERED))
     due_later_than = milliseconds(SUPERSEDED_BEFORE_DUE) if supersede else ""
     more = (int(again), int(never_drop), *after, tick, due_later_than, *left)
-    return Step("claim", key, message_id, ttl, more, fresh, once, after)
+    return KeyStep("claim", key, message_id, ttl, more, fresh, once, after)
 
 
-def hold_on(
+def retain(
     key: str,
     message_id: str,
     run: str,
@@ -104,7 +104,7 @@ def hold_on(
     tick: str = "",
     ttl_after_due: timedelta | None = None,
     completion: str = "",
-) -> Step:
+) -> KeyStep:
     """Keep the key for the message that goes back to the queue; not what another has taken.
 
     Parameters:
@@ -115,10 +115,10 @@ def hold_on(
       completion: The key in Redis of the message's completion; a retry of a completed message takes no key.
     """
     retry = "" if ttl_after_due is None else milliseconds(ttl_after_due)
-    return Step("hold_on", key, message_id, ttl, (run, int(still_again), tick, retry, completion))
+    return KeyStep("retain", key, message_id, ttl, (run, int(still_again), tick, retry, completion))
 
 
-def release(key: str, message_id: str, run: str, ttl: timedelta, *, at_once: bool = False, tick: str = "") -> Step:
+def release(key: str, message_id: str, run: str, ttl: timedelta, *, at_once: bool = False, tick: str = "") -> KeyStep:
     """Free what this delivery of the message holds.
 
     Parameters:
@@ -126,7 +126,7 @@ def release(key: str, message_id: str, run: str, ttl: timedelta, *, at_once: boo
       at_once: Free it even then.
       tick: As for `claim`; what did not run frees nothing of another copy of its message, with another claim.
     """
-    return Step("release", key, message_id, ttl, (run, int(at_once), "" if run else tick))
+    return KeyStep("release", key, message_id, ttl, (run, int(at_once), "" if run else tick))
 
 
 class DeduplicationKeys:
@@ -142,29 +142,29 @@ class DeduplicationKeys:
         register: Any = client.register_script
         self._steps: dict[Kind, Any] = {
             "claim": register(scripts.CLAIM),
-            "hold_on": register(scripts.HOLD_ON),
+            "retain": register(scripts.RETAIN),
             "release": register(scripts.RELEASE),
         }
         self._confirm = register(scripts.CONFIRM)
         self._start = register(scripts.START)
         self._renew = register(scripts.RENEW)
 
-    def take(self, step: Step) -> str:
+    def take(self, step: KeyStep) -> str:
         """Take a step by itself; returns who holds the key instead, or an empty text.
 
         What claims a key for a message that is sent for the first time reserves it, until `confirm`.
         """
-        with reaching_redis():
+        with translate_redis_errors():
             return text(self.queue(step, None))
 
-    def queue(self, step: Step, pipeline: Pipeline | None) -> Any:
+    def queue(self, step: KeyStep, pipeline: Pipeline | None) -> Any:
         """The same in a pipeline, where its answer comes with the others'."""
         arguments = step.arguments(reserved=step.fresh and step.kind == "claim")
         return self._steps[step.kind](keys=[self.prefix + step.key], args=arguments, client=pipeline)
 
-    def confirm(self, step: Step, pipeline: Pipeline | None = None) -> None:
+    def confirm(self, step: KeyStep, pipeline: Pipeline | None = None) -> None:
         """What was reserved by this step is in the queue."""
-        with reaching_redis():
+        with translate_redis_errors():
             arguments = [step.message_id, milliseconds(step.ttl), *step.after]
             self._confirm(keys=[self.prefix + step.key], args=arguments, client=pipeline)
 
@@ -180,7 +180,7 @@ class DeduplicationKeys:
           mark: Another key, and what it says as long as no other delivery of the message is at work; ``elsewhere``
             is returned when one is.
         """
-        with reaching_redis():
+        with translate_redis_errors():
             mark_key, says = mark or ("", "")
             ttl_ms = 0 if ttl is None else milliseconds(ttl)
             arguments = [message_id, ttl_ms, run, says, milliseconds(_DROP_REMEMBERED)]
@@ -188,12 +188,12 @@ class DeduplicationKeys:
 
     def renew(self, key: str, run: str, ttl: timedelta) -> bool:
         """Back to the full ttl; False when the run no longer holds it."""
-        with reaching_redis():
+        with translate_redis_errors():
             return bool(self._renew(keys=[self.prefix + key], args=[run, milliseconds(ttl)]))
 
-    def release(self, step: Step) -> Released:
+    def release(self, step: KeyStep) -> Released:
         """Take a step of `release`, and say what is left."""
-        with reaching_redis():
+        with translate_redis_errors():
             answers: tuple[Released, ...] = ("free", "again", "lost")
             return answers[int(self.queue(step, None))]
 

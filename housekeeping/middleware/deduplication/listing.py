@@ -11,7 +11,7 @@ from typing import Any, Final
 import redis
 
 from housekeeping.core.errors import Refused
-from housekeeping.core.redis_client import reaching_redis
+from housekeeping.core.redis_client import translate_redis_errors
 from housekeeping.middleware.deduplication.keys import key_prefix, text
 
 _PAGE: Final = 1000  # keys that Redis looks at in one step, while it serves nobody else
@@ -69,7 +69,7 @@ def held_keys(client: redis.Redis, namespace: str, most: int) -> tuple[list[Held
     """
     prefix = key_prefix(namespace)
     found: dict[str, HeldKey] = {}
-    with reaching_redis():
+    with translate_redis_errors():
         for page in _pages(client, re.sub(r"([\[\]*?\\])", r"\\\1", prefix) + "*"):
             # Redis may show a key twice.
             found |= {each.key: each for each in _looked_up(client, prefix, page)}
@@ -87,14 +87,14 @@ def held_key(client: redis.Redis, namespace: str, key: str) -> HeldKey:
       RedisUnavailable: When Redis does not answer.
     """
     prefix = key_prefix(namespace)
-    with reaching_redis():
+    with translate_redis_errors():
         held = next(_looked_up(client, prefix, [prefix + key]), None)
     if held is None:
         raise Refused(f"nobody holds the key {key!r}; housekeeping dedup list shows those that are held")
     return held
 
 
-def take_away(client: redis.Redis, namespace: str, key: str) -> HeldKey | None:
+def release_key(client: redis.Redis, namespace: str, key: str) -> HeldKey | None:
     """Free a key whoever holds it; returns who did, None when it was free already.
 
     Harmless to a message that lives: it goes on, and can neither renew nor free what another takes meanwhile.
@@ -102,7 +102,7 @@ def take_away(client: redis.Redis, namespace: str, key: str) -> HeldKey | None:
     Raises:
       RedisUnavailable: When Redis does not answer; the key may be free all the same.
     """
-    with reaching_redis():
+    with translate_redis_errors():
         was: Any = client.register_script(_TAKE_AWAY)(keys=[key_prefix(namespace) + key])
     return _held(key, was[:3], was[3]) if was else None
 

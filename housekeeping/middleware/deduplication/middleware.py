@@ -16,38 +16,38 @@ from dramatiq.errors import BrokerConnectionError
 from dramatiq.middleware import MiddlewareError
 
 from housekeeping.core.errors import RedisUnavailable
-from housekeeping.core.middleware_errors import PutBack, Skip, StoreUnavailable, failing_the_message
-from housekeeping.core.redis_client import insist
+from housekeeping.core.middleware_errors import Requeue, Skip, StoreUnavailable, fail_message_on_error
+from housekeeping.core.redis_client import retry_redis
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.leases.renewal import elapsed, renewals
 from housekeeping.middleware.call_keys import UnusableArguments
 from housekeeping.middleware.deduplication.enqueueing import EnqueueingWithKeys, dispatch_arguments, share_redis
-from housekeeping.middleware.deduplication.keys import DeduplicationKeys, Mark, Step, release, text
+from housekeeping.middleware.deduplication.keys import DeduplicationKeys, KeyStep, Mark, release, text
 from housekeeping.middleware.deduplication.options import (
+    DEDUP_STATE,
     SECOND_DELIVERY,
-    STANDING,
     SUPERSEDED,
     WHEN_DUE,
-    Terms,
+    DeduplicationConfig,
     awaited_by,
     check_options,
+    config_of,
+    has_dependents,
     never_drop,
-    terms_of,
-    waited_for,
 )
 from housekeeping.middleware.deduplication.steps import (
-    OfThread,
-    Run,
+    Delivery,
+    ThreadState,
     claim_of,
-    claiming,
+    claim_step,
     copy_id,
-    going_on,
+    enqueue_without_key_on_error,
     idempotency_option,
     key_of,
-    letting_pass,
     name_key,
     refuse_duplicate,
+    step_of_known_message,
 )
 
 logger = named_logger(__name__)
@@ -85,7 +85,7 @@ class Deduplication(Middleware):
         self.keys = DeduplicationKeys(client, namespace)
         #: Enqueues messages with their keys; None where they do not share a Redis.
         self.together: EnqueueingWithKeys | None = None
-        self._thread = OfThread()
+        self._thread = ThreadState()
         self._mark = mark
         self._completion_key = completion_key
 
@@ -104,13 +104,13 @@ class Deduplication(Middleware):
             hooked.do_enqueue = functools.partial(self._enqueue, hooked.do_enqueue, broker)
 
     @contextmanager
-    def preparing(self, *, many: bool = False) -> Iterator[dict[str, Step]]:
+    def preparing(self, *, many: bool = False) -> Iterator[dict[str, KeyStep]]:
         """For as long as the block, leave the steps of keys to whoever enqueues; yields them, by the copy's id.
 
         Parameters:
           many: Leave them also where keys and queues do not share a Redis, to be taken for many messages at once.
         """
-        before, steps = (self._thread.steps, self._thread.reserved), dict[str, Step]()
+        before, steps = (self._thread.steps, self._thread.reserved), dict[str, KeyStep]()
         self._thread.steps, self._thread.reserved = steps if many or self.together else None, None
         try:
             yield steps
@@ -131,29 +131,29 @@ class Deduplication(Middleware):
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         actor = broker.actors.get(message.actor_name)
-        terms = terms_of(actor) if actor else None
+        terms = config_of(actor) if actor else None
         if actor is None or terms is None:
             return
         if message.message_id in self._thread.awaited:
             never_drop(message)
         run = self._thread.run_of(message)
         ttl = terms.ttl + timedelta(milliseconds=delay or 0)
-        if STANDING in message.options or run is not None:
-            with letting_pass(message):
+        if DEDUP_STATE in message.options or run is not None:
+            with enqueue_without_key_on_error(message):
                 key, completion = key_of(actor, message, terms), self._completion_key()
-                self._prepare(going_on(key, message, terms, run, delay, ttl, completion), message)
+                self._prepare(step_of_known_message(key, message, terms, run, delay, ttl, completion), message)
             self._thread.requeued.append(message.message_id)
         elif delay is not None and not terms.including_scheduled:
-            message.options[STANDING] = WHEN_DUE
+            message.options[DEDUP_STATE] = WHEN_DUE
         else:
             after = self._thread.after_which(message)
-            self._prepare(claiming(name_key(actor, message, terms), message, terms, ttl, after, fresh=True), message)
+            self._prepare(claim_step(name_key(actor, message, terms), message, terms, ttl, after, fresh=True), message)
 
     def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         reserved, self._thread.reserved = self._thread.reserved, None
         if reserved is not None and reserved.message_id == message.message_id:
             try:
-                insist(lambda: self.keys.confirm(reserved), tries=2, pause_s=0)
+                retry_redis(lambda: self.keys.confirm(reserved), tries=2, pause_s=0)
             except RedisUnavailable as error:
                 self._thread.unconfirmed = reserved
                 logger.warning("Key may be free before its message has ended", key=reserved.key, error=str(error))
@@ -163,11 +163,13 @@ class Deduplication(Middleware):
         self._thread.requeued.clear()
         self._thread.awaited = awaited_by(message)
         actor = broker.get_actor(message.actor_name)
-        terms = terms_of(actor)
+        terms = config_of(actor)
         if terms is None:
             return
-        with failing_the_message():
-            run = Run(message.message_id, key_of(actor, message, terms), uuid4().hex, message.options.get("retries", 0))
+        with fail_message_on_error():
+            run = Delivery(
+                message.message_id, key_of(actor, message, terms), uuid4().hex, message.options.get("retries", 0)
+            )
             since = elapsed()
             if terms.until_executed:
                 # Known before it is asked for: should the answer get lost, the message's retry holds on to the key.
@@ -181,11 +183,11 @@ class Deduplication(Middleware):
                 run.kept = renewals.keep(
                     f"key {run.key}", lambda: self.keys.renew(run.key, run.token, terms.ttl), terms.ttl, since
                 )
-        if state == "ours" or waited_for(message):
+        if state == "ours" or has_dependents(message):
             return
         self._thread.forget_run()
         if state == "elsewhere":
-            message.options[STANDING] = SECOND_DELIVERY
+            message.options[DEDUP_STATE] = SECOND_DELIVERY
         state, _, superseded_by = state.partition(":")
         if state == "superseded":
             logger.info("Superseded retry dropped", job_status="deduplicated", duplicate_of=superseded_by)
@@ -195,7 +197,7 @@ class Deduplication(Middleware):
             logger.info("Message yields to the one that waits with its key", job_status="deduplicated")
             metrics.count_deduplicated(message.actor_name)
             raise Skip("deduplicated")
-        raise PutBack(f"{message.message_id} waits for the run that holds its key", _TURN)
+        raise Requeue(f"{message.message_id} waits for the run that holds its key", _TURN)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
@@ -205,15 +207,15 @@ class Deduplication(Middleware):
         self._thread.forget_run()
         requeued = message.message_id in self._thread.requeued
         self._thread.requeued.clear()
-        if message.options.get(STANDING) == SUPERSEDED:
+        if message.options.get(DEDUP_STATE) == SUPERSEDED:
             return
         actor = broker.get_actor(message.actor_name)
-        terms = terms_of(actor)
+        terms = config_of(actor)
         if terms is None or requeued or (run is not None and not terms.until_executed):
             return
         try:
             key = run.key if run is not None else key_of(actor, message, terms)
-            ended = run or Run(message.message_id, key, "", 0)
+            ended = run or Delivery(message.message_id, key, "", 0)
             self._end(broker, actor, message, terms, ended)
         except (RedisUnavailable, UnusableArguments) as error:
             logger.warning("Key stays until its ttl is over", error=str(error))
@@ -221,18 +223,20 @@ class Deduplication(Middleware):
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         self.after_process_message(broker, message)
 
-    def _end(self, broker: Broker, actor: Actor[..., Any], message: MessageProxy, terms: Terms, run: Run) -> None:
+    def _end(
+        self, broker: Broker, actor: Actor[..., Any], message: MessageProxy, terms: DeduplicationConfig, run: Delivery
+    ) -> None:
         """Free the key, and enqueue the one more run where it is wanted.
 
         Not acknowledged yet, nor recorded as completed: should the process die here, the message runs once more.
         """
-        one_more: Message[Any] | None = None
+        rerun: Message[Any] | None = None
         sent = False
         self._thread.unconfirmed = None
 
         def end() -> None:
-            nonlocal one_more, sent
-            if one_more is None:
+            nonlocal rerun, sent
+            if rerun is None:
                 tick = claim_of(message)
                 left = self.keys.release(release(run.key, run.message_id, run.token, terms.ttl, tick=tick))
                 if run.token and not run.answered:
@@ -241,15 +245,15 @@ class Deduplication(Middleware):
                 # Who lost the key cannot know whether a duplicate arrived before that: one run too many is harmless.
                 if left == "free" or (left == "lost" and not (run.holds_key and terms.reschedule_once)):
                     return
-                one_more = actor.message_with_options(
+                rerun = actor.message_with_options(
                     args=message.args, kwargs=message.kwargs, **idempotency_option(message)
                 )
             if not sent:
-                self._thread.one_more = (one_more.message_id, run)
+                self._thread.rerun = (rerun.message_id, run)
                 try:
-                    self._send(broker, one_more, run, terms)
+                    self._send(broker, rerun, run, terms)
                 finally:
-                    self._thread.one_more = None
+                    self._thread.rerun = None
                 sent = True
             if self._thread.unconfirmed is not None:
                 # Else its message would wait for the key of the run that is over, until its ttl.
@@ -257,7 +261,7 @@ class Deduplication(Middleware):
 
         while True:
             try:
-                insist(end)
+                retry_redis(end)
                 return
             except RedisUnavailable as error:
                 if not (run.holds_key and terms.reschedule_once):
@@ -265,9 +269,9 @@ class Deduplication(Middleware):
                 # Without Redis this thread gets no other message, and a duplicate may have asked for one more run.
                 logger.warning("A run cannot give back its key yet", key=run.key, error=str(error))
 
-    def _send(self, broker: Broker, one_more: Message[Any], run: Run, terms: Terms) -> None:
+    def _send(self, broker: Broker, rerun: Message[Any], run: Delivery, terms: DeduplicationConfig) -> None:
         try:
-            sent = broker.enqueue(one_more)
+            sent = broker.enqueue(rerun)
         except (StoreUnavailable, BrokerConnectionError, redis.RedisError) as error:
             raise RedisUnavailable(str(error)) from error
         except BaseException:
@@ -276,13 +280,13 @@ class Deduplication(Middleware):
         if "duplicate_of" in sent.options:
             self.keys.release(release(run.key, run.message_id, run.token, terms.ttl, at_once=True))
 
-    def _prepare(self, step: Step | None, message: Message[Any]) -> None:
+    def _prepare(self, step: KeyStep | None, message: Message[Any]) -> None:
         if step is None:
             return
         if self._thread.steps is not None:
             self._thread.steps[copy_id(message)] = step
             return
-        with failing_the_message():
+        with fail_message_on_error():
             refuse_duplicate(step, self.keys.take(step))
         if step.fresh:
             self._thread.reserved = step
@@ -299,7 +303,7 @@ class Deduplication(Middleware):
             return
         dispatched = dispatch_arguments(broker, queue_name, (copy[0], copy[1]))
         try:
-            holder = insist(lambda: enqueueing.enqueue(step, dispatched), tries=2, pause_s=0)
+            holder = retry_redis(lambda: enqueueing.enqueue(step, dispatched), tries=2, pause_s=0)
         except RedisUnavailable as error:
             if step.fresh:
                 raise StoreUnavailable(str(error)) from error

@@ -23,7 +23,7 @@ _WAITED_FOR: Final = ("pipe_target", "group_completion_uuid", "on_success", "on_
 
 
 #: The message option that says where a message stands; what it says at each step is in `deduplication`.
-STANDING: Final = "deduplication_standing"
+DEDUP_STATE: Final = "deduplication_standing"
 CLAIMED: Final = "claimed"  # it was given its key when it was enqueued
 WHEN_DUE: Final = "when_due"  # it is checked when its delay is over, as if it were sent then
 SECOND_DELIVERY: Final = "second_delivery"  # another delivery of it is at work: that one has the key, if any
@@ -45,7 +45,7 @@ LIFE: Final = "deduplication_life"
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class DeduplicationConfig:
     """An actor's deduplication, defaults filled in."""
 
     until_executed: bool
@@ -56,7 +56,7 @@ class Terms:
     supersede_retry: bool
 
 
-def waited_for(message: Message[Any] | MessageProxy) -> bool:
+def has_dependents(message: Message[Any] | MessageProxy) -> bool:
     """Whether others wait for this message, so that it must not be dropped."""
     return any(message.options.get(name) for name in (*_WAITED_FOR, _NEVER_DROPPED))
 
@@ -72,7 +72,7 @@ def as_new(message: Message[Any]) -> Message[Any]:
     For messages from the dead letters: without this, a message would go on as one that has its key, and its first
     attempt would be taken for one of before, whose retry waits.
     """
-    options = {name: value for name, value in message.options.items() if name not in (STANDING, KEY)}
+    options = {name: value for name, value in message.options.items() if name not in (DEDUP_STATE, KEY)}
     return dataclasses.replace(message, options={**options, LIFE: uuid4().hex})
 
 
@@ -83,7 +83,7 @@ def awaited_by(message: MessageProxy) -> frozenset[str]:
     return frozenset(str(each.get("message_id")) for each in following if isinstance(each, dict))
 
 
-def terms_of(actor: Actor[..., Any]) -> Terms | None:
+def config_of(actor: Actor[..., Any]) -> DeduplicationConfig | None:
     """The actor's terms; None when its messages are not deduplicated."""
     options = actor.options
     if not options.get("idempotent"):
@@ -92,7 +92,7 @@ def terms_of(actor: Actor[..., Any]) -> Terms | None:
     if strategy is None:
         return None
     given: dict[str, Any] = options.get("deduplication", {})
-    return Terms(
+    return DeduplicationConfig(
         strategy == "until_executed",
         given.get("ttl", DEFAULT_TTL),
         given.get("key"),
@@ -123,7 +123,7 @@ def check_options(actor: Actor[..., Any]) -> None:
         return
     if not isinstance(given, dict) or not set(given) <= _OPTIONS:
         raise InvalidOption(f"{name}: deduplication is {given!r}; its keys should be of {', '.join(sorted(_OPTIONS))}")
-    if terms_of(actor) is None:
+    if config_of(actor) is None:
         raise InvalidOption(
             f"{name}: deduplication needs idempotent=True, "
             'and a deduplicate of "until_executed" or "until_executing" (used unless said)'

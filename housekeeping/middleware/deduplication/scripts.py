@@ -80,7 +80,7 @@ return ""
 #: of its tick ("": none); the ttl in ms after its due time, if a new message may supersede it until then ("": never);
 #: for a retry, the key of its message's completion ("": none). A retry whose message another delivery has completed
 #: meanwhile has nothing to do: it returns its own id, as for a message that is in the queue already, and takes no key.
-HOLD_ON: Final = """
+RETAIN: Final = """
 local holder = redis.call("hget", KEYS[1], "id")
 if holder and (holder ~= ARGV[1] or (redis.call("hget", KEYS[1], "run") or ARGV[4]) ~= ARGV[4]) then return "" end
 if not holder and ARGV[4] == "" then return "" end

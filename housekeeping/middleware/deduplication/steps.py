@@ -14,18 +14,18 @@ from dramatiq import Actor, Message, MessageProxy
 
 from housekeeping.core.middleware_errors import SkipEnqueue
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.leases.renewal import Kept, renewals
+from housekeeping.leases.renewal import Renewal, renewals
 from housekeeping.middleware.call_keys import message_digest
-from housekeeping.middleware.deduplication.keys import Step, claim, hold_on, release
+from housekeeping.middleware.deduplication.keys import KeyStep, claim, release, retain
 from housekeeping.middleware.deduplication.options import (
     CLAIMED,
+    DEDUP_STATE,
     KEY,
     POSITION,
     SECOND_DELIVERY,
-    STANDING,
     WHEN_DUE,
-    Terms,
-    waited_for,
+    DeduplicationConfig,
+    has_dependents,
 )
 from housekeeping.middleware.schedule.tick_recorder import tick_of
 
@@ -33,7 +33,7 @@ logger = named_logger(__name__)
 
 
 @dataclass(slots=True)
-class Run:
+class Delivery:
     """A delivery that a thread is at work on.
 
     Attributes:
@@ -48,26 +48,26 @@ class Run:
     retries: int
     holds_key: bool = False
     answered: bool = False
-    kept: Kept | None = None
+    kept: Renewal | None = None
 
 
-class OfThread(threading.local):
+class ThreadState(threading.local):
     """What a thread knows of the message in its hands, from one hook to the next."""
 
     def __init__(self) -> None:
-        self.run: Run | None = None
-        self.steps: dict[str, Step] | None = None  # to be taken with the enqueueing, by the copy's id in Redis
-        self.reserved: Step | None = None
-        self.unconfirmed: Step | None = None
+        self.run: Delivery | None = None
+        self.steps: dict[str, KeyStep] | None = None  # to be taken with the enqueueing, by the copy's id in Redis
+        self.reserved: KeyStep | None = None
+        self.unconfirmed: KeyStep | None = None
         self.requeued: deque[str] = deque(maxlen=16)  # put back, retried or due; of many, the last ones
         self.awaited: frozenset[str] = frozenset()
-        self.one_more: tuple[str, Run] | None = None  # the id of the message that comes after a run
+        self.rerun: tuple[str, Delivery] | None = None  # the id of the message that comes after a run
 
     def after_which(self, message: Message[Any]) -> tuple[str, str]:
         """The message and run that this message comes after and whose key it takes over, if any."""
-        if self.one_more is None or self.one_more[0] != message.message_id:
+        if self.rerun is None or self.rerun[0] != message.message_id:
             return ("", "")
-        return (self.one_more[1].message_id, self.one_more[1].token)
+        return (self.rerun[1].message_id, self.rerun[1].token)
 
     def forget_run(self) -> None:
         """Renew its key no more."""
@@ -75,18 +75,18 @@ class OfThread(threading.local):
         if run is not None and run.kept is not None:
             renewals.stop(run.kept)
 
-    def run_of(self, message: Message[Any] | MessageProxy) -> Run | None:
+    def run_of(self, message: Message[Any] | MessageProxy) -> Delivery | None:
         """The run, where it is this message's."""
         return self.run if self.run is not None and self.run.message_id == message.message_id else None
 
 
-def refuse_duplicate(step: Step, holder: str) -> None:
+def refuse_duplicate(step: KeyStep, holder: str) -> None:
     """Raise `SkipEnqueue` when another message holds the key; a message that is in the queue already is sent."""
     if holder and holder != step.message_id:
         raise SkipEnqueue("deduplicated", duplicate_of=holder)
 
 
-def key_of(actor: Actor[..., Any], message: Message[Any] | MessageProxy, terms: Terms) -> str:
+def key_of(actor: Actor[..., Any], message: Message[Any] | MessageProxy, terms: DeduplicationConfig) -> str:
     """The name of the message's key: the one that it was given; else its actor, and what its arguments say.
 
     Another release, whose actor has another signature, would give it another name.
@@ -95,7 +95,7 @@ def key_of(actor: Actor[..., Any], message: Message[Any] | MessageProxy, terms: 
     return given if isinstance(given, str) else name_key(actor, message, terms)
 
 
-def name_key(actor: Actor[..., Any], message: Message[Any] | MessageProxy, terms: Terms) -> str:
+def name_key(actor: Actor[..., Any], message: Message[Any] | MessageProxy, terms: DeduplicationConfig) -> str:
     """Give the message the name of its key, for as long as it lives."""
     message.options[KEY] = key = f"{actor.actor_name}:{message_digest(actor, message, terms.key)}"
     return key
@@ -117,69 +117,69 @@ def claim_of(message: Message[Any] | MessageProxy) -> str:
     return claim if isinstance(claim, str) else ""
 
 
-def going_on(
+def step_of_known_message(
     key: str,
     message: Message[Any],
-    terms: Terms,
-    run: Run | None,
+    terms: DeduplicationConfig,
+    run: Delivery | None,
     delay: int | None,
     ttl: timedelta,
     completion: str = "",
-) -> Step | None:
+) -> KeyStep | None:
     """Return the step for a message that the broker has had before: put back, retried, or due.
 
     Parameters:
       completion: The key in Redis of the message's completion.
     """
-    standing = message.options.get(STANDING)
+    standing = message.options.get(DEDUP_STATE)
     if run is None and standing == WHEN_DUE and delay is None:
-        return claiming(key, message, terms, ttl)
+        return claim_step(key, message, terms, ttl)
     if terms.until_executed:
         if run is None and delay is None:
             return None
-        message.options[STANDING] = CLAIMED
+        message.options[DEDUP_STATE] = CLAIMED
         put_back = run is not None and message.options.get("retries", 0) == run.retries
         retried = run is not None and not put_back and delay is not None
-        return hold_on(
+        return retain(
             key,
             message.message_id,
             run.token if run else "",
             ttl,
             still_again=put_back,
             tick=claim_of(message),
-            ttl_after_due=terms.ttl if retried and terms.supersede_retry and not waited_for(message) else None,
+            ttl_after_due=terms.ttl if retried and terms.supersede_retry and not has_dependents(message) else None,
             completion=completion if retried else "",
         )
     if run is not None and delay is None:
-        return claiming(key, message, terms, ttl)
+        return claim_step(key, message, terms, ttl)
     if delay is not None and (run is not None or standing != SECOND_DELIVERY):
-        message.options[STANDING] = WHEN_DUE
+        message.options[DEDUP_STATE] = WHEN_DUE
         return release(key, message.message_id, "", ttl, tick=claim_of(message)) if run is None else None
     return None
 
 
-def claiming(
+def claim_step(
     key: str,
     message: Message[Any],
-    terms: Terms,
+    terms: DeduplicationConfig,
     ttl: timedelta,
     after: tuple[str, str] = ("", ""),
     *,
     fresh: bool = False,
-) -> Step:
+) -> KeyStep:
     """The step that asks for the key of a message which waits to start from now on.
 
     Parameters:
       after: The message id and run that are over and whose key this message takes over.
       fresh: Whether it is sent for the first time.
     """
-    message.options[STANDING] = CLAIMED
+    message.options[DEDUP_STATE] = CLAIMED
     return claim(
         key,
         message.message_id,
         ttl,
         again=terms.reschedule_once,
-        never_drop=waited_for(message),
+        never_drop=has_dependents(message),
         after=after,
         tick=claim_of(message),
         fresh=fresh,
@@ -192,7 +192,7 @@ def claiming(
 
 
 @contextmanager
-def letting_pass(message: Message[Any]) -> Iterator[None]:
+def enqueue_without_key_on_error(message: Message[Any]) -> Iterator[None]:
     """Let a message that the broker has had before go on without its key, should that not be had.
 
     Where it starts the key is asked for again. An error here would lose it: Dramatiq acknowledges the

@@ -13,7 +13,7 @@ from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.core.middleware_errors import SkipEnqueue
 from housekeeping.middleware.data_consistency import DataConsistency
-from housekeeping.middleware.deduplication.keys import Step
+from housekeeping.middleware.deduplication.keys import KeyStep
 from housekeeping.middleware.deduplication.middleware import Deduplication
 from housekeeping.middleware.deduplication.steps import copy_id
 from housekeeping.middleware.enqueue_hook import dropped
@@ -93,7 +93,7 @@ class _Bulk:
 
     def enqueued(self) -> list[Message[Any]]:
         """Enqueue those that no middleware drops; returns one message for each."""
-        nothing: AbstractContextManager[dict[str, Step]] = nullcontext({})
+        nothing: AbstractContextManager[dict[str, KeyStep]] = nullcontext({})
         consistency = next((each for each in self._broker.middleware if isinstance(each, DataConsistency)), None)
         with (
             self._deduplication.preparing(many=True) if self._deduplication else nothing as steps,
@@ -119,7 +119,7 @@ class _Bulk:
     def _left(self) -> list[tuple[int, Message[Any]]]:
         return [(place, message) for place, message in enumerate(self._messages) if place not in self._skips]
 
-    def _take(self, steps: dict[str, Step]) -> None:
+    def _take(self, steps: dict[str, KeyStep]) -> None:
         """Put all that are left into the queue, but those whose key another holds."""
         left = self._left()
         if not left:

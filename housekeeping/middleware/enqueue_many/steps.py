@@ -11,17 +11,17 @@ from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.core.errors import RedisUnavailable
-from housekeeping.core.middleware_errors import SkipEnqueue, failing_the_message
-from housekeeping.core.redis_client import reaching_redis
+from housekeeping.core.middleware_errors import SkipEnqueue, fail_message_on_error
+from housekeeping.core.redis_client import translate_redis_errors
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.middleware.deduplication.enqueueing import AT_ONCE, EnqueueingWithKeys, alike, dispatch_arguments
-from housekeeping.middleware.deduplication.keys import DeduplicationKeys, Step, text
+from housekeeping.middleware.deduplication.keys import DeduplicationKeys, KeyStep, text
 from housekeeping.middleware.deduplication.steps import refuse_duplicate
 
 logger = named_logger(__name__)
 
 Messages = Sequence[Message[Any]]
-Steps = Sequence[Step | None]
+Steps = Sequence[KeyStep | None]
 
 
 def take_together(
@@ -38,7 +38,7 @@ def take_together(
     """
     dispatch: Any = broker.scripts["dispatch"]
     commands = list(_commands(messages, steps if enqueueing else [None] * len(messages)))
-    with failing_the_message() if any(steps) else nullcontext(), broker.client.pipeline(transaction=True) as pipeline:
+    with fail_message_on_error() if any(steps) else nullcontext(), broker.client.pipeline(transaction=True) as pipeline:
         for number, command in enumerate(commands):
             message, step = command[0]
             # The broker's maintenance once for all of them.
@@ -67,7 +67,7 @@ def take_with_keys_elsewhere(
     Raises:
       StoreUnavailable: When the keys' Redis does not answer; what was reserved is free again within seconds.
     """
-    with failing_the_message(), keys.client.pipeline(transaction=False) as pipeline:
+    with fail_message_on_error(), keys.client.pipeline(transaction=False) as pipeline:
         for step in steps:
             if step is not None:
                 keys.queue(step, pipeline)
@@ -80,10 +80,10 @@ def take_with_keys_elsewhere(
     return skips
 
 
-def _commands(messages: Messages, steps: Steps) -> Iterator[list[tuple[Message[Any], Step | None]]]:
+def _commands(messages: Messages, steps: Steps) -> Iterator[list[tuple[Message[Any], KeyStep | None]]]:
     """What goes into one command each, in order: claims that are alike together, anything else by itself."""
 
-    def of_command(each: tuple[Message[Any], Step | None]) -> object:
+    def of_command(each: tuple[Message[Any], KeyStep | None]) -> object:
         message, step = each
         together = alike(step) if step is not None else None
         return None if together is None else (message.queue_name, together)
@@ -93,9 +93,9 @@ def _commands(messages: Messages, steps: Steps) -> Iterator[list[tuple[Message[A
             yield command
 
 
-def _confirm(keys: DeduplicationKeys, steps: Iterable[Step]) -> None:
+def _confirm(keys: DeduplicationKeys, steps: Iterable[KeyStep]) -> None:
     try:
-        with reaching_redis(), keys.client.pipeline(transaction=False) as pipeline:
+        with translate_redis_errors(), keys.client.pipeline(transaction=False) as pipeline:
             for step in steps:
                 keys.confirm(step, pipeline)
             pipeline.execute()

@@ -17,14 +17,14 @@ from peewee import PeeweeException
 
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DeclarationError, LeaseLost
-from housekeeping.core.middleware_errors import InvalidOption, PutBack, Skip, SkipEnqueue, failing_the_message
+from housekeeping.core.middleware_errors import InvalidOption, Requeue, Skip, SkipEnqueue, fail_message_on_error
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease
 from housekeeping.database.connection import one_line
 from housekeeping.middleware.deduplication.options import RETRY_WAITS
 from housekeeping.middleware.schedule.tick_recorder import (
-    TickOutcomes,
+    TickRecorder,
     ended_well,
     last_recorded,
     row_of,
@@ -32,7 +32,7 @@ from housekeeping.middleware.schedule.tick_recorder import (
     tick_of,
     writes_its_own,
 )
-from housekeeping.middleware.schedule.tick_store import ANY_TOKEN, TickMemory
+from housekeeping.middleware.schedule.tick_store import ANY_TOKEN, TickStore
 from housekeeping.middleware.setup_checks import SetupChecks
 from housekeeping.middleware.telemetry.heartbeats import SchedulerHeartbeats
 
@@ -72,8 +72,8 @@ class Schedule(Middleware):
         self._namespace = namespace
         self._zone = zone
         self._catch_up = catch_up
-        self._memory = TickMemory(client, namespace)
-        self._outcomes = TickOutcomes(self._memory)
+        self._memory = TickStore(client, namespace)
+        self._outcomes = TickRecorder(self._memory)
         self._heartbeats = SchedulerHeartbeats(client, namespace)
         self._setup = SetupChecks()
         self._schedules: dict[str, Cron] = {}
@@ -111,7 +111,7 @@ class Schedule(Middleware):
         if tick is None or not isinstance(token, str) or cron is None:
             return
         how: Literal["begun", "retried"] = "retried" if "retries" in message.options else "begun"
-        with failing_the_message():
+        with fail_message_on_error():
             ours, _ = self._memory.settle(
                 message.actor_name,
                 tick,
@@ -128,7 +128,7 @@ class Schedule(Middleware):
     ) -> None:
         self._outcomes.hand_on()
         tick = tick_of(message)
-        if tick is None or isinstance(exception, PutBack | Shutdown):
+        if tick is None or isinstance(exception, Requeue | Shutdown):
             return
         name, message_id = message.actor_name, message.message_id
         if writes_its_own(broker.get_actor(name)):
@@ -158,7 +158,7 @@ class Schedule(Middleware):
         if self._away_at == now:
             return False  # each actor's own wait for an answer would add up to more than a minute
         try:
-            with failing_the_message():
+            with fail_message_on_error():
                 if self._flushed_at != now:
                     self._outcomes.flush(self._schedules)
                     self._flushed_at = now
@@ -196,7 +196,7 @@ class Schedule(Middleware):
         if in_its_minute or (known and self._catch_up == "latest"):
             return True
         if known:
-            # Settled, so that its message is not run should it be in the queue in spite of all.
+            # BatchResult, so that its message is not run should it be in the queue in spite of all.
             self._settle(actor.actor_name, tick, uuid4().hex, "missed")
         else:
             # No more than the tick before it: that is how a new actor's memory begins.
@@ -220,7 +220,7 @@ class Schedule(Middleware):
             return message
         tick = cron.latest(datetime.fromisoformat(message.options["scheduled_at"]))
         token = uuid4().hex
-        with failing_the_message():
+        with fail_message_on_error():
             free = self._memory.claim(actor.actor_name, tick, token, cron.latest(tick - _MINUTE))
         if not free:
             raise SkipEnqueue(_SETTLED)
@@ -258,7 +258,7 @@ class Schedule(Middleware):
         assert tick is not None
         row = None if skipped is None else row_of("skipped", skipped, claimed.message_id)
         try:
-            with failing_the_message():
+            with fail_message_on_error():
                 if self._settle(claimed.actor_name, tick, token, "sent", row) and skipped is not None:
                     said(claimed.actor_name, "skipped", skipped, tick)
         except Exception as error:

@@ -16,7 +16,7 @@ from housekeeping.core.cron import Cron
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.connection import database, one_line, typed_line
-from housekeeping.middleware.schedule.tick_store import Note, TickMemory, moment
+from housekeeping.middleware.schedule.tick_store import Note, TickStore, moment
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.runs import Outcome
@@ -45,14 +45,14 @@ def writes_its_own(actor: Actor[..., Any]) -> bool:
     return "sweep" in actor.options
 
 
-class TickOutcomes:
+class TickRecorder:
     """Writes rows for ticks that have no run of a sweep; nothing without a database.
 
     A row that cannot be written, because the database is away, is noted in Redis and written by the next scheduler
     that wakes up. While Redis is away as well it is kept in memory, until the end of the process's next message.
     """
 
-    def __init__(self, memory: TickMemory) -> None:
+    def __init__(self, memory: TickStore) -> None:
         self._memory = memory
         self._unwritten: deque[dict[str, Any]] = deque(maxlen=_KEPT)
 

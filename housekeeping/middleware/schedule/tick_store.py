@@ -138,7 +138,7 @@ class Note:
     field: str
 
 
-class TickMemory:
+class TickStore:
     """The settled ticks of every actor.
 
     A tick is claimed for some seconds when its message is about to be enqueued, and settled when that is in the

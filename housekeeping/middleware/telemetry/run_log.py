@@ -13,7 +13,7 @@ from dramatiq import Actor, Broker, MessageProxy, Middleware, Worker
 from dramatiq.middleware import Shutdown
 
 from housekeeping.core.errors import LeaseLost
-from housekeeping.core.middleware_errors import InvalidOption, PutBack
+from housekeeping.core.middleware_errors import InvalidOption, Requeue
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.io_timing import Waited, waited
 from housekeeping.core.telemetry.logs import logger as named_logger
@@ -142,6 +142,6 @@ def _measure(worker: str, outcome: str, duration_s: float, spent: Waited) -> Non
 def _outcome(exception: BaseException | None) -> str:
     if exception is None:
         return "done"
-    if isinstance(exception, PutBack | Shutdown):
+    if isinstance(exception, Requeue | Shutdown):
         return "put_back"
     return "lost_lease" if isinstance(exception, LostLease | LeaseLost) else "failed"

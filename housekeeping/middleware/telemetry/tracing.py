@@ -14,7 +14,7 @@ from housekeeping.core.telemetry.tracing import tracer, tracing
 OPTION: Final = "trace"
 
 
-class _OfThread(threading.local):
+class _ThreadState(threading.local):
     #: The span of the message at work, and how to leave it.
     span: Any = None
     token: Any = None
@@ -29,7 +29,7 @@ class Traces(Middleware):
     """
 
     def __init__(self) -> None:
-        self._thread = _OfThread()
+        self._thread = _ThreadState()
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         if tracing() is None or OPTION in message.options:

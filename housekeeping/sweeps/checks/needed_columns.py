@@ -10,8 +10,8 @@ from typing import Final
 from peewee import Field
 
 from housekeeping.sweeps.checks.touched_tables import recorded
-from housekeeping.sweeps.stages.call import CallPass
-from housekeeping.sweeps.stages.stage import Pass
+from housekeeping.sweeps.stages.call import CallStage
+from housekeeping.sweeps.stages.stage import Stage
 
 ZONED: Final = {"timestamp with time zone"}
 UNZONED: Final = {"timestamp without time zone"}
@@ -29,10 +29,10 @@ FITTING: Final[Mapping[str, set[str]]] = {
 KNOWN_TYPES: Final = set().union(*FITTING.values())
 
 
-def fields_used(walk: Pass, now: datetime) -> set[Field]:
+def fields_used(walk: Stage, now: datetime) -> set[Field]:
     """Return the fields that the statements of a pass name."""
     fields = recorded(walk, now).fields
-    if isinstance(walk, CallPass):
+    if isinstance(walk, CallStage):
         fields.update(walk.model._meta.sorted_fields)  # its function is given whole rows
     return fields
 

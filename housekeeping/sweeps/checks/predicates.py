@@ -46,11 +46,11 @@ class _Usage:
     truth_tested: bool = False
 
 
-class _OfThread(threading.local):
+class _ThreadState(threading.local):
     usage: _Usage | None = None
 
 
-_of_thread: Final = _OfThread()
+_of_thread: Final = _ThreadState()
 _lock: Final = threading.Lock()
 _watching = 0
 _ACCESSORS: Final[dict[Any, Any]] = {

@@ -14,8 +14,8 @@ from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import database
 from housekeeping.sweeps.stages.actions import Delete
 from housekeeping.sweeps.stages.call import Call
-from housekeeping.sweeps.stages.stage import Pass
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.stage import Stage
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 logger = named_logger(__name__)
 
@@ -137,7 +137,7 @@ class Reference:
         return f"referenced rows cannot be deleted{f' (not counted, {unknown})' if unknown else ''}{scan}"
 
 
-def references(stages: Sequence[Pass]) -> list[Reference]:
+def references(stages: Sequence[Stage]) -> list[Reference]:
     """Return the foreign keys that reference the rows of the stages that delete.
 
     Raises:
@@ -146,7 +146,7 @@ def references(stages: Sequence[Pass]) -> list[Reference]:
     found = []
     for stage in stages:
         delete = _delete_of(stage)
-        if not isinstance(stage, TablePass) or delete is None:
+        if not isinstance(stage, TableStage) or delete is None:
             continue
         rows = database.execute_sql(_REFERENCES, (quoted_name(stage.model),)).fetchall()
         handled = type(delete).write is not Delete.write
@@ -169,32 +169,32 @@ def references(stages: Sequence[Pass]) -> list[Reference]:
     return found
 
 
-def counted(stages: Sequence[Pass], now: datetime) -> list[Reference]:
+def counted(stages: Sequence[Stage], now: datetime) -> list[Reference]:
     """Return the same with the number of referenced rows among the first stale ones, where an index finds them.
 
     Raises:
       peewee.PeeweeException: When the database cannot be asked.
     """
-    by_name = {stage.name: stage for stage in stages if isinstance(stage, TablePass)}
+    by_name = {stage.name: stage for stage in stages if isinstance(stage, TableStage)}
     return [
         _with_number(by_name[each.stage], each, now) if each.restricts and each.indexed and each.readable else each
         for each in references(stages)
     ]
 
 
-def warn_of_references(stages: Sequence[Pass]) -> None:
+def warn_of_references(stages: Sequence[Stage]) -> None:
     """Log each foreign key that references the rows of the stages that delete."""
     for each in references(stages):
         logger.warning("Deleted rows are referenced", text=each.text, way_out=each.way_out)
 
 
-def _delete_of(stage: Pass) -> Delete | None:
+def _delete_of(stage: Stage) -> Delete | None:
     action = getattr(stage, "action", None)
     action = action.then if isinstance(action, Call) else action
     return action if isinstance(action, Delete) else None
 
 
-def _with_number(stage: TablePass, reference: Reference, now: datetime) -> Reference:
+def _with_number(stage: TableStage, reference: Reference, now: datetime) -> Reference:
     meta: Any = stage.model._meta
     columns = [
         Column(meta.table, name).alias(f"column_{number}") for number, name in enumerate(reference.referenced_columns)

@@ -7,8 +7,8 @@ from typing import Any
 
 from peewee import Context, Delete, Field, FieldAlias, Insert, Model, ModelAlias, PostgresqlDatabase, Query, Update
 
-from housekeeping.sweeps.stages.stage import Explainable, Pass
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.stage import Explainable, Stage
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 
 class Recorder(Context):
@@ -51,14 +51,14 @@ class Recorder(Context):
         return {model: ("SELECT", *self.changes.get(model, ())) for model in self.models}
 
 
-def recorded(stage: Pass, now: datetime) -> Recorder:
+def recorded(stage: Stage, now: datetime) -> Recorder:
     """Return what the statements of a stage touch; none is carried out.
 
     What raw SQL names within them, and what a function of a `Call` does, cannot be told.
     """
     recorder = Recorder()
-    queries = [reading.query for reading in stage.readings(now)] if isinstance(stage, Explainable) else []
-    if isinstance(stage, TablePass):
+    queries = [reading.query for reading in stage.explain_queries(now)] if isinstance(stage, Explainable) else []
+    if isinstance(stage, TableStage):
         queries += stage.statements_of_a_run(now)
     for query in queries:
         recorder.sql(query)

@@ -12,22 +12,22 @@ from housekeeping.database.catalog import Table, forget_table, table_of
 from housekeeping.database.primary_key import declared_key, says_unique
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.limits.db_health import table_name
-from housekeeping.sweeps.stages.stage import Pass
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.stage import Stage
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 _NO_KEY: Final = "has no primary key and no unique index over NOT NULL columns, so its rows cannot be told apart"
 
 
-def stages_of(sweep: Sweep) -> tuple[Pass, ...]:
+def stages_of(sweep: Sweep) -> tuple[Stage, ...]:
     """Return the stages of a run.
 
     Raises:
       DeclarationError: When a stage names its rows by columns that are not unique in its table.
       peewee.PeeweeException: When the database cannot be asked.
     """
-    stages = sweep.walks()
+    stages = sweep.stages_for_run()
     for stage in stages:
-        if isinstance(stage, TablePass) and wrong_key(stage) is not None:
+        if isinstance(stage, TableStage) and wrong_key(stage) is not None:
             forget_table(stage.model)  # it may have been given a key since it was looked at
             if (mismatch := wrong_key(stage)) is not None:
                 forget_table(stage.model)
@@ -35,7 +35,7 @@ def stages_of(sweep: Sweep) -> tuple[Pass, ...]:
     return stages
 
 
-def wrong_key(stage: TablePass) -> tuple[str, str] | None:
+def wrong_key(stage: TableStage) -> tuple[str, str] | None:
     """Return what is wrong with the key of a stage, and what to write instead; None when nothing is."""
     model, table = stage.model, table_of(stage.model)
     if not table.enforced or says_unique(model) or table.is_unique(column.column_name for column in stage.key):
@@ -69,7 +69,7 @@ def key_in_model(model: type[Model], table: Table) -> str:
     return f"{written}, with a field for {' and '.join(missing)}" if missing else written
 
 
-def _as_written(stage: TablePass, table: Table) -> str:
+def _as_written(stage: TableStage, table: Table) -> str:
     model, key = stage.model, table.keys[0]
     declared = declared_key(model)
     before = [column.column_name for column in stage.order if column.column_name not in (*key, *declared)]

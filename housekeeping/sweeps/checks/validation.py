@@ -11,8 +11,8 @@ from peewee import Field, Ordering
 from housekeeping.core.errors import DeclarationError
 from housekeeping.database.connection import database
 from housekeeping.database.primary_key import key_of
-from housekeeping.sweeps.stages.call import Call, CallPass
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.call import Call, CallStage
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 _FORMS: Final = {
     "stale": "lambda now: Session.ends <= now",
@@ -27,9 +27,9 @@ def refuse_incomplete(name: str, stale: Any, order: Any, action: Any, passes: An
     missing = [field for field, there in given.items() if not there]
     if passes is None and missing:
         forms = ", ".join(f"{field}={_FORMS[field]}" for field in missing)
-        raise DeclarationError(f"{name}: give stale, order and action, or passes; missing: {forms}")
+        raise DeclarationError(f"{name}: give stale, order and action, or stages; missing: {forms}")
     if passes is not None and not missing:
-        raise DeclarationError(f"{name}: give stale, order and action, or passes; not both")
+        raise DeclarationError(f"{name}: give stale, order and action, or stages; not both")
 
 
 def refuse_order(name: str, order: tuple[Any, ...]) -> None:
@@ -58,10 +58,10 @@ def refuse_form(name: str, stale: Any, order: Any, action: Any) -> None:
         raise DeclarationError(f"{name}: action should be {action.__name__}(), with brackets")
 
 
-def refuse_event(name: str, event: Any, columns: Any, *, has_passes: bool) -> None:
+def refuse_event(name: str, event: Any, columns: Any, *, has_stages: bool) -> None:
     """Refuse an event that no batch would announce."""
-    if has_passes and (event is not None or columns):
-        raise DeclarationError(f"{name}: a sweep of passes has no event; give it to each TablePass, as sends")
+    if has_stages and (event is not None or columns):
+        raise DeclarationError(f"{name}: a sweep of passes has no event; give it to each TableStage, as sends")
     if event is None and columns:
         raise DeclarationError(f"{name}: event_columns without an event; give event=events.event('shop.order_expired')")
     if event is not None and not isinstance(event, NamedSignal):
@@ -71,7 +71,7 @@ def refuse_event(name: str, event: Any, columns: Any, *, has_passes: bool) -> No
             raise DeclarationError(f'{name}: event_columns has {column!r} as {key!r}; write {{"order_id": Order.id}}')
 
 
-def refuse_walk(name: str, table: TablePass) -> None:
+def refuse_walk(name: str, table: TableStage) -> None:
     """Refuse a walk that would miss rows, look elsewhere, or call nothing."""
     refuse_order(name, table.order)
     kind = table.model
@@ -83,5 +83,5 @@ def refuse_walk(name: str, table: TablePass) -> None:
         raise DeclarationError(
             f"{name}: order must end with the primary key ({', '.join(key)}), or rows could be missed"
         )
-    if isinstance(table.action, Call) and not isinstance(table, CallPass):
-        raise DeclarationError(f"{name}: a Call needs a CallPass, or nothing would be called")
+    if isinstance(table.action, Call) and not isinstance(table, CallStage):
+        raise DeclarationError(f"{name}: a Call needs a CallStage, or nothing would be called")

@@ -20,7 +20,7 @@ from housekeeping.sweeps.engine.error_mapping import comes_from
 from housekeeping.sweeps.ledger import outbox
 from housekeeping.sweeps.ledger.outbox import Stored
 from housekeeping.sweeps.stages.bisection import is_row_error, is_timeout
-from housekeeping.sweeps.stages.stage import Announcement, Announcing, Pass, Settled
+from housekeeping.sweeps.stages.stage import Announcement, Announcing, BatchResult, Stage
 
 logger = named_logger(__name__)
 
@@ -41,7 +41,7 @@ class Announcer:
     _stored: list[Stored] = field(default_factory=list)
     _failing: set[tuple[str, str]] = field(default_factory=set)
 
-    def announce(self, stage: Pass, settled: Settled) -> None:
+    def announce(self, stage: Stage, settled: BatchResult) -> None:
         """Call the handlers that belong in the batch's transaction, and store rows in the outbox.
 
         Raises:

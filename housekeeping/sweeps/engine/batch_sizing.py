@@ -9,9 +9,9 @@ from datetime import timedelta
 from typing import Any, Final
 
 from housekeeping.core.clock import Clock, RunBudget
-from housekeeping.sweeps.ledger.overrides import Switched
-from housekeeping.sweeps.stages.stage import Pass, Resizable
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.ledger.overrides import Override
+from housekeeping.sweeps.stages.stage import Resizable, Stage
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 #: A batch that adapts is a tenth of its full size at the least, and grows by a tenth at a time.
 _PARTS: Final = 10
@@ -19,7 +19,7 @@ _PARTS: Final = 10
 _SHRUNK_TARGET: Final = timedelta(seconds=2)
 
 
-class Pace:
+class BatchSizer:
     """The size of a run's next batch, and whether there is to be one.
 
     A batch that took longer than its target halves the next one, any other lets it grow by a tenth of the full size:
@@ -33,7 +33,7 @@ class Pace:
 
     def __init__(
         self,
-        passes: Sequence[Pass],
+        passes: Sequence[Stage],
         target: timedelta | None,
         budget: RunBudget,
         clock: Clock,
@@ -47,18 +47,18 @@ class Pace:
         self._clock = clock
         self._heeds_pause = heeds_pause
         self._most: int | None = None
-        self._resized: dict[tuple[int, int], Pass] = {}  # a pass keeps what it has put together for its batches
+        self._resized: dict[tuple[int, int], Stage] = {}  # a pass keeps what it has put together for its batches
         self._shrunk: set[int] = set()
         self.paused = False
 
-    def heed(self, said: Switched | None) -> None:
+    def heed(self, said: Override | None) -> None:
         """Follow what operators say of the worker now; None: nothing, so that it goes by its own limits again."""
         narrow = said if said is not None and said.state == "narrow" else None
         self.paused = self._heeds_pause and said is not None and said.state == "paused"
         self._most = narrow.batch_size if narrow else None
         self._budget.narrow(narrow.max_runtime if narrow else None)
 
-    def sized(self, place: int, walk: Pass, most: int | None = None) -> Pass:
+    def sized(self, place: int, walk: Stage, most: int | None = None) -> Stage:
         """The pass of this number with the batch that is due; one that knows no smaller steps stays as it is.
 
         Parameters:
@@ -74,22 +74,22 @@ class Pace:
         return self._resized[place, size]
 
     @staticmethod
-    def _with_batches_of(size: int, walk: Pass) -> Pass:
+    def _with_batches_of(size: int, walk: Stage) -> Stage:
         kind: Any = walk
         if not dataclasses.is_dataclass(kind) or all(each.name != "batch_size" for each in dataclasses.fields(kind)):
             return walk
         replace: Any = dataclasses.replace
-        smaller: Pass = replace(walk, batch_size=size)
+        smaller: Stage = replace(walk, batch_size=size)
         return smaller
 
     @contextmanager
-    def measured(self, place: int, walk: Pass, took: Any = None) -> Iterator[None]:
+    def measured(self, place: int, walk: Stage, took: Any = None) -> Iterator[None]:
         """Measure the batch of the block, where somebody wants to know.
 
         Parameters:
           took: Told the seconds as well.
         """
-        adapts = isinstance(walk, TablePass) and (self._target is not None or place in self._shrunk)
+        adapts = isinstance(walk, TableStage) and (self._target is not None or place in self._shrunk)
         if not adapts and took is None:
             yield
             return

@@ -8,7 +8,7 @@ from typing import Final
 from housekeeping.core.errors import DeclarationError
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger.runs import Counts, Outcome
-from housekeeping.sweeps.stages.stage import Settled
+from housekeeping.sweeps.stages.stage import BatchResult
 
 #: Seconds this machine's clock was ahead of the database's, in the counts of a run that started beyond the tolerance.
 CLOCK_SKEW: Final = "clock_skew_s"
@@ -28,7 +28,7 @@ def in_order(sweep: Sweep, counts: Counts) -> Counts:
     return {name: counts[name] for name in names if name in counts}
 
 
-def added(before: Counts, settled: Settled) -> Counts:
+def added(before: Counts, settled: BatchResult) -> Counts:
     """The counts with those of a batch.
 
     Raises:

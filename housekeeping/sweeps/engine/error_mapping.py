@@ -35,7 +35,7 @@ def reason_of(error: BaseException) -> str:
     return f"{place}{one_line(error)}"
 
 
-def told_apart(error: Exception) -> Exception:
+def classify_error(error: Exception) -> Exception:
     """The error as one of ours where the driver's says less: the database is away, or not made."""
     if is_unreachable(error):
         return DatabaseUnavailable(reason_of(error))

@@ -21,15 +21,15 @@ from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.checks.unique_keys import stages_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.announcing import Announcer
-from housekeeping.sweeps.engine.batch_sizing import Pace
+from housekeeping.sweeps.engine.batch_sizing import BatchSizer
 from housekeeping.sweeps.engine.counts import added, flagged, initial_counts
 from housekeeping.sweeps.engine.rejections import Rejections
 from housekeeping.sweeps.ledger import runs
-from housekeeping.sweeps.ledger.overrides import Switched
+from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.sweeps.ledger.runs import Counts, Cursor, Outcome
 from housekeeping.sweeps.limits.breaker import RowLimit
-from housekeeping.sweeps.limits.db_health import Vitals, table_name
-from housekeeping.sweeps.limits.throttle import Gatekeeper
+from housekeeping.sweeps.limits.db_health import HealthSource, table_name
+from housekeeping.sweeps.limits.throttle import Throttle
 from housekeeping.sweeps.stages.bisection import (
     MOST_FAILURES,
     Bisection,
@@ -39,17 +39,17 @@ from housekeeping.sweeps.stages.bisection import (
     shorten_timeouts,
 )
 from housekeeping.sweeps.stages.stage import (
+    BatchResult,
     Divisible,
     Explainable,
     Failure,
-    Pass,
     Position,
     PreflightResult,
-    Settled,
+    Stage,
     Step,
     as_cursor,
 )
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 logger = named_logger(__name__)
 
@@ -84,7 +84,7 @@ class _State:
 
 
 @dataclass
-class Walk:
+class Executor:
     """One run's way through what is stale.
 
     Attributes:
@@ -94,7 +94,7 @@ class Walk:
       on_batch: Told the counts after each commit; for progress.
       switch: What operators said of the worker when the run began; each batch hears it anew.
       heeds_pause: False for a run that was forced.
-      clock, vitals: What batches are measured by, and where the signs of the gates come from.
+      clock, health: What batches are measured by, and where the signs of the gates come from.
       preflight: What the run did before its lease, with an error to fail with at the end.
       counts: What has been committed so far.
       passes: What it walks through.
@@ -112,10 +112,10 @@ class Walk:
     argument: Any = None
     lease: tuple[ExclusiveLease, int] | None = None
     on_batch: Callable[[Counts], None] | None = None
-    switch: Switched | None = None
+    switch: Override | None = None
     heeds_pause: bool = True
     clock: Clock = SYSTEM_CLOCK
-    vitals: Vitals | None = None
+    health: HealthSource | None = None
     preflight: PreflightResult = field(default_factory=PreflightResult)
     counts: Counts = field(init=False)
     row_limit: RowLimit = field(init=False, default_factory=RowLimit)
@@ -124,21 +124,21 @@ class Walk:
         self.counts = initial_counts(self.sweep)
         self.rejections = Rejections(self.sweep.name, self.run_id, self.argument)
         self.reached: Position | None = None
-        self.passes = stages_of(self.sweep)
+        self.stages = stages_of(self.sweep)
         self._announcer = Announcer(self.sweep.name, self.run_id)
         self._beat_at = time.monotonic()
         target, heeds_pause = self.sweep.target_batch, self.heeds_pause
-        self._pace = Pace(self.passes, target, self.budget, self.clock, heeds_pause=heeds_pause)
-        self._pace.heed(self.switch)
-        readings = [each.readings(self.now) for each in self.passes if isinstance(each, Explainable)]
-        tables = sorted({table_name(reading.model) for some in readings for reading in some})
+        self._sizer = BatchSizer(self.stages, target, self.budget, self.clock, heeds_pause=heeds_pause)
+        self._sizer.heed(self.switch)
+        explain_queries = [each.explain_queries(self.now) for each in self.stages if isinstance(each, Explainable)]
+        tables = sorted({table_name(reading.model) for some in explain_queries for reading in some})
         self._streak = FailureStreak()
         self._hopeless: str | None = None
         self._left: tuple[_State, SameErrorRepeated] | None = None
-        self._gates = Gatekeeper(self.sweep.gates, tables, self.budget, self.stopping.wait, self.vitals)
+        self._gates = Throttle(self.sweep.throttle, tables, self.budget, self.stopping.wait, self.health)
 
     def go(self) -> Verdict:
-        """Walk until the end, the budget's, the process's or the lease's; the run's row is closed on return.
+        """Executor until the end, the budget's, the process's or the lease's; the run's row is closed on return.
 
         Each batch commits or rolls back with its counts and cursor. The loop ends: every step
         moves the position on, or is the last one of its pass.
@@ -157,21 +157,21 @@ class Walk:
             if held is not None:
                 return self._ended_between(state, held)
             begun = True
-            if self._gates.is_shut:
-                self._pace.ease(state.place)
-            walk = self._pace.sized(state.place, self.passes[state.place], self.row_limit.left(state.counts))
+            if self._gates.is_active:
+                self._sizer.ease(state.place)
+            walk = self._sizer.sized(state.place, self.stages[state.place], self.row_limit.left(state.counts))
             try:
-                with self._pace.measured(state.place, walk, self._gates.took if self._gates.measures else None):
+                with self._sizer.measured(state.place, walk, self._gates.took if self._gates.measures else None):
                     state = self._batch(walk, state)
             except OperationalError as error:
                 # A throttled run that a queue of locks keeps waiting does not fail: the next one goes on.
-                if not self._gates.is_shut or sqlstate(error) != _LOCK_TIMEOUT:
+                if not self._gates.is_active or sqlstate(error) != _LOCK_TIMEOUT:
                     raise
                 # Parts of the batch may have been committed, and their rows are counted.
                 return self._ended_between(replace(state, counts=self.counts), ("partial", "gate"))
         return state.verdict
 
-    def _batch(self, walk: Pass, state: _State) -> _State:
+    def _batch(self, walk: Stage, state: _State) -> _State:
         step = Step(
             self.sweep.name,
             self.run_id,
@@ -183,9 +183,9 @@ class Walk:
             check=self._check,
             most=self.row_limit.left(state.counts),
         )
-        taken = walk.take(step)
+        taken = walk.prepare(step)
         try:
-            settled, state = self._settled(lambda: walk.settle(step, taken), state, self._written)
+            settled, state = self._settled(lambda: walk.apply(step, taken), state, self._written)
         except (PeeweeException, HousekeepingError) as error:
             if not isinstance(walk, Divisible) or not is_row_error(error):
                 raise
@@ -193,7 +193,7 @@ class Walk:
         self._committed(walk, step, settled, state)
         return self._after(settled, state)
 
-    def _after(self, settled: Settled, state: _State) -> _State:
+    def _after(self, settled: BatchResult, state: _State) -> _State:
         """Return the state after a batch; leave its stage where the same error keeps every row from changing.
 
         Raises:
@@ -213,7 +213,7 @@ class Walk:
             self._left = state, SameErrorRepeated(words)
         self._hopeless = None
         self._streak.succeeded()
-        settled, state = self._settled(lambda: Settled(position=state.after), state, self._written)
+        settled, state = self._settled(lambda: BatchResult(position=state.after), state, self._written)
         return self._after(settled, state)
 
     def _ends_at(self, state: _State) -> Position | None:
@@ -229,7 +229,7 @@ class Walk:
             return None
         if self.stopping.is_set():
             return "partial", "shutdown"
-        if self._pace.paused:
+        if self._sizer.paused:
             return _PAUSED
         return ("partial", "gate") if begun else None
 
@@ -255,14 +255,14 @@ class Walk:
 
     @spanned("housekeeping.batch")
     def _settled(
-        self, settle: Callable[[], Settled], state: _State, write: Callable[[_State, Settled], _State]
-    ) -> tuple[Settled, _State]:
+        self, settle: Callable[[], BatchResult], state: _State, write: Callable[[_State, BatchResult], _State]
+    ) -> tuple[BatchResult, _State]:
         """Commit what `settle` does together with its counts; try again when PostgreSQL broke a deadlock by it."""
         for tries_left in reversed(range(_TRIES)):
             try:
                 with database.atomic():
                     settled = settle()
-                    self._announcer.announce(self.passes[state.place], settled)
+                    self._announcer.announce(self.stages[state.place], settled)
                     return settled, write(state, settled)
             except OperationalError as error:
                 if sqlstate(error) not in _TRY_AGAIN or not tries_left:
@@ -270,14 +270,14 @@ class Walk:
                 logger.warning("A batch is tried again", error=shortened(one_line(error), _LONGEST_ERROR))
         raise AssertionError("the last try returns or raises")
 
-    def _written(self, before: _State, settled: Settled) -> _State:
+    def _written(self, before: _State, settled: BatchResult) -> _State:
         """Count a batch, and close the run if it was the last, in the batch's transaction."""
         state = replace(self._following(before, settled), counts=added(before.counts, settled))
         verdict = self._verdict(state, settled)
         cursor = self._as_cursor(state)
         if verdict is None:
-            self._pace.heed(runs.advance(self.run_id, state.counts, cursor, self._fence()))
-            if not self._pace.paused:
+            self._sizer.heed(runs.advance(self.run_id, state.counts, cursor, self._fence()))
+            if not self._sizer.paused:
                 return state
             verdict = _PAUSED
         counts = self.row_limit.noted(flagged(state.counts, verdict, self.budget.exceeded), verdict[1])
@@ -289,7 +289,7 @@ class Walk:
             runs.finish(self.run_id, *verdict, counts=counts, cursor=cursor, lease=self._fence())
         return state
 
-    def _following(self, before: _State, settled: Settled) -> _State:
+    def _following(self, before: _State, settled: BatchResult) -> _State:
         """Return where the run goes on after a batch; its verdict is ``done`` where nothing is left.
 
         A resumed run that comes to the end starts again at the front, and ends where it began.
@@ -297,7 +297,7 @@ class Walk:
         if not settled.exhausted:
             return replace(before, after=settled.position)
         until = before.until
-        last = len(self.passes) - 1 if until is None else until[0] - (until[1] is None)
+        last = len(self.stages) - 1 if until is None else until[0] - (until[1] is None)
         if before.place < last:
             return replace(before, place=before.place + 1, after=None)
         began = self._began
@@ -313,9 +313,9 @@ class Walk:
 
     def _goes_to_the_front(self) -> bool:
         """Return whether all stages know where to end on a second way; others take care of that themselves."""
-        return all(isinstance(each, TablePass) for each in self.passes)
+        return all(isinstance(each, TableStage) for each in self.stages)
 
-    def _verdict(self, state: _State, settled: Settled) -> Verdict | None:
+    def _verdict(self, state: _State, settled: BatchResult) -> Verdict | None:
         if settled.stop is not None:
             return "partial", settled.stop
         if state.verdict is not None:
@@ -328,24 +328,24 @@ class Walk:
             return "partial", "out_of_time"
         return None
 
-    def _failure(self, verdict: Verdict, settled: Settled) -> BaseException | None:
+    def _failure(self, verdict: Verdict, settled: BatchResult) -> BaseException | None:
         """Return the error that a run with this verdict ends with instead; None for a run that was stopped."""
         if verdict in _STOPPED:
             return None  # the next run meets what is unreachable
         return settled.unreachable or (self._left[1] if self._left else None) or self.preflight.error
 
-    def _committed(self, walk: Pass, step: Step, settled: Settled, state: _State) -> None:
+    def _committed(self, walk: Stage, step: Step, settled: BatchResult, state: _State) -> None:
         self.counts = state.counts
         self.reached = state.after
         self.rejections.add(settled)
-        walk.committed(step, settled)
+        walk.after_commit(step, settled)
         self._announcer.after_commit()
         if self.on_batch is not None:
             self.on_batch(self.counts)
-        if isinstance(walk, TablePass):
+        if isinstance(walk, TableStage):
             self._note_failures(settled)
 
-    def _note_failures(self, settled: Settled) -> None:
+    def _note_failures(self, settled: BatchResult) -> None:
         if any(settled.counts.values()):
             self._streak.succeeded()
             return
@@ -372,9 +372,9 @@ class Walk:
                 self._pass_by(end, state)  # the next run must not begin with a batch that cannot be processed
             raise
         if self._hopeless is not None and part is not None and not bisection.timed_out:
-            end = Settled(position=part[-1], exhausted=False)  # those behind it were not tried
+            end = BatchResult(position=part[-1], exhausted=False)  # those behind it were not tried
         if bisection.timed_out:
-            self._pace.shrink(state.place, bisection.part_size)
+            self._sizer.shrink(state.place, bisection.part_size)
         settled, state = self._settled(lambda: end, state, self._written)
         self._committed(walk, step, settled, state)
         return self._after(settled, state)
@@ -383,10 +383,10 @@ class Walk:
         """Process a part of a batch in a transaction of its own; the position stays before the batch."""
         assert step.only is not None
 
-        def settle() -> Settled:
+        def settle() -> BatchResult:
             if bisection.timed_out:
                 shorten_timeouts(len(step.only or ()))
-            return walk.settle(step, taken)
+            return walk.apply(step, taken)
 
         try:
             settled, state = self._settled(settle, state, self._counted)
@@ -399,25 +399,25 @@ class Walk:
         self._committed(walk, step, settled, state)
         return state
 
-    def _single(self, walk: Divisible, step: Step, state: _State, error: Exception) -> tuple[Settled, _State]:
+    def _single(self, walk: Divisible, step: Step, state: _State, error: Exception) -> tuple[BatchResult, _State]:
         """Settle the row that failed another way, or give it up and count it."""
         assert step.only is not None
         record = walk.describe(step.only[0])
 
-        def rescue() -> Settled:
+        def rescue() -> BatchResult:
             if is_timeout(error):
                 shorten_timeouts(1)
-            return walk.rescue(step, error) or Settled(failures=[Failure(record, error)])
+            return walk.fallback(step, error) or BatchResult(failures=[Failure(record, error)])
 
         try:
             return self._settled(rescue, state, self._counted)
         except (PeeweeException, HousekeepingError) as again:
             if not is_row_error(again):
                 raise
-            given_up = Settled(failures=[Failure(record, again)])
+            given_up = BatchResult(failures=[Failure(record, again)])
             return self._settled(lambda: given_up, state, self._counted)
 
-    def _counted(self, before: _State, settled: Settled) -> _State:
+    def _counted(self, before: _State, settled: BatchResult) -> _State:
         """Count a part of a batch, in the part's transaction."""
         state = replace(before, counts=added(before.counts, settled))
         runs.advance(self.run_id, state.counts, self._as_cursor(state), self._fence())
@@ -426,14 +426,14 @@ class Walk:
     def _ended_within(self, state: _State) -> _State:
         """End the run within a batch that is being bisected; the next run begins with what is left of it."""
         verdict: Verdict = ("partial", "shutdown") if self.stopping.is_set() else ("partial", "out_of_time")
-        verdict = self._ended_between(state, _PAUSED if self._pace.paused else verdict)
+        verdict = self._ended_between(state, _PAUSED if self._sizer.paused else verdict)
         return replace(state, counts=self.counts, verdict=verdict)
 
-    def _pass_by(self, end: Settled, state: _State) -> None:
+    def _pass_by(self, end: BatchResult, state: _State) -> None:
         """Move the cursor behind a batch, as far as the database can be reached."""
         try:
             with database.atomic():
-                self._counted(self._following(state, end), Settled())
+                self._counted(self._following(state, end), BatchResult())
         except (PeeweeException, HousekeepingError) as error:
             logger.warning("Cursor could not be moved past the batch", error=one_line(error))
 
@@ -443,9 +443,9 @@ class Walk:
             self.lease[0].check()
         if time.monotonic() - self._beat_at > runs.HEARTBEAT.total_seconds():
             with database.atomic():
-                self._pace.heed(runs.beat(self.run_id))
+                self._sizer.heed(runs.beat(self.run_id))
             self._beat_at = time.monotonic()
-        return self.stopping.is_set() or self._pace.paused
+        return self.stopping.is_set() or self._sizer.paused
 
     def _time_is_up(self) -> bool:
         """Return whether to take no new work; asked between outside effects, which may take long."""
@@ -463,15 +463,15 @@ class Walk:
     def _as_cursor(self, state: _State) -> Cursor | None:
         if state.after is None and state.place == 0:
             return None
-        return {"pass": self.passes[state.place].name, "after": as_cursor(state.after)}
+        return {"pass": self.stages[state.place].name, "after": as_cursor(state.after)}
 
     def _from_cursor(self) -> _State:
-        names = [each.name for each in self.passes]
+        names = [each.name for each in self.stages]
         # A cursor of an older release may name a stage that no longer exists, or have other columns.
         if self.cursor is None or self.cursor["pass"] not in names:
             return _State(self.counts)
         after, place = self.cursor["after"], names.index(self.cursor["pass"])
-        stage = self.passes[place]
-        if after is not None and isinstance(stage, TablePass) and not stage.is_position(tuple(after)):
+        stage = self.stages[place]
+        if after is not None and isinstance(stage, TableStage) and not stage.is_position(tuple(after)):
             return _State(self.counts)
         return _State(self.counts, place, None if after is None else tuple(after))

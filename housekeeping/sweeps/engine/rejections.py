@@ -16,7 +16,7 @@ from housekeeping.database.connection import one_line
 from housekeeping.sweeps.engine import rejection_store
 from housekeeping.sweeps.engine.rejection_store import Rejected
 from housekeeping.sweeps.stages.causes import cause_of
-from housekeeping.sweeps.stages.stage import Failure, Position, Settled
+from housekeeping.sweeps.stages.stage import BatchResult, Failure, Position
 
 logger = named_logger(__name__)
 
@@ -57,7 +57,7 @@ class Rejections:
         self._rejected: dict[str, _Group] = {}
         self._rescued: dict[str, _Group] = {}
 
-    def add(self, settled: Settled) -> None:
+    def add(self, settled: BatchResult) -> None:
         """Group the batch's rejected records, and log the first of each cause."""
         for failure in settled.failures:
             group = _add(self._rejected, failure)
@@ -120,7 +120,7 @@ def _short(value: Any) -> Any:
     if value is None or isinstance(value, int | float):
         return value
     text = value if isinstance(value, str) else str(presentable(value))
-    # Kept as it is when it is short: a log line and a tracker have their own form for a time or a list.
+    # Renewal as it is when it is short: a log line and a tracker have their own form for a time or a list.
     return value if len(text) <= _LONGEST_VALUE else shortened(text, _LONGEST_VALUE)
 
 

@@ -86,7 +86,7 @@ class Named(Protocol):
         """Which alarm."""
 
 
-def rang(sweep: Sweep, alarms: Iterable[Named], others: Literal["silent", "as they were"] = "silent") -> None:
+def record_alerts(sweep: Sweep, alarms: Iterable[Named], others: Literal["silent", "as they were"] = "silent") -> None:
     """Which alarms a run's end has set off, and how it is with the worker's others now."""
     loud = {alarm.name for alarm in alarms}
     for alarm in {*(_of_a_runs_end(sweep) if others == "silent" else ()), *loud}:
@@ -102,27 +102,27 @@ def _counted(sweep: Sweep) -> Iterator[str]:
 
 def _of_a_runs_end(sweep: Sweep) -> Iterator[str]:
     yield from ("failed_rows", "last_run", "clock", "breaker", "throttled")
-    yield from (f"most_{name}" for name in sweep.alarms.most)
+    yield from (f"most_{name}" for name in sweep.alerts.most)
     if sweep.confirm_first_run:
         yield "unconfirmed"
-    if sweep.alarms.longest_run is not None:
+    if sweep.alerts.longest_run is not None:
         yield "longest_run"
-    if sweep.alarms.failed_runs is not None:
+    if sweep.alerts.failed_runs is not None:
         yield "failed_runs"
-    if sweep.takes_argument is None:
+    if sweep.argument_name is None:
         yield "unseen"
-        if sweep.alarms.backlog is not None:
+        if sweep.alerts.backlog is not None:
             yield "backlog"
 
 
 def _limits(sweep: Sweep, cron: Cron | None) -> Iterator[tuple[str, float]]:
-    alarms = sweep.alarms
+    alarms = sweep.alerts
     yield "failed_rows", 0
     yield "clock", TOLERATED.total_seconds()
     yield from ((f"most_{name}", most) for name, most in alarms.most.items())
     if alarms.longest_run is not None:
         yield "longest_run", alarms.longest_run.total_seconds()
-    if alarms.backlog is not None and sweep.takes_argument is None:
+    if alarms.backlog is not None and sweep.argument_name is None:
         yield "backlog", alarms.backlog
     if alarms.failed_runs is not None:
         yield "failed_runs", alarms.failed_runs

@@ -23,7 +23,7 @@ from housekeeping.core.telemetry.error_reporting import report
 from housekeeping.core.telemetry.io_timing import waited
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.telemetry.message_context import MessageContext, current_message
-from housekeeping.core.thread_interrupt import LostLease, interruptibly, undisturbed
+from housekeeping.core.thread_interrupt import LostLease, interruptibly, shielded
 from housekeeping.database.clock_skew import ClockSkew
 from housekeeping.database.connection import one_line
 from housekeeping.database.replicas import data_consistency_used
@@ -32,18 +32,18 @@ from housekeeping.sweeps.checks.references import warn_of_references
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine import run_metrics
 from housekeeping.sweeps.engine.counts import CLOCK_SKEW, initial_counts
-from housekeeping.sweeps.engine.error_mapping import is_unreachable, reason_of, told_apart
-from housekeeping.sweeps.engine.executor import Walk
+from housekeeping.sweeps.engine.error_mapping import classify_error, is_unreachable, reason_of
+from housekeeping.sweeps.engine.executor import Executor
 from housekeeping.sweeps.engine.rejection_store import subject_of
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.run_lease import held, tell_who_holds
-from housekeeping.sweeps.insight.alerts import of_the_breaker, ring
+from housekeeping.sweeps.insight.alerts import breaker_alerts, send_alerts
 from housekeeping.sweeps.ledger import runs
-from housekeeping.sweeps.ledger.overrides import Switched, switch_of
+from housekeeping.sweeps.ledger.overrides import Override, override_of
 from housekeeping.sweeps.ledger.runs import Counts, Outcome, PastRun, Resume, Trigger
 from housekeeping.sweeps.limits.breaker import check, settled_by, usual_rows
 from housekeeping.sweeps.limits.confirmation import Confirmation
-from housekeeping.sweeps.limits.db_health import Vitals
+from housekeeping.sweeps.limits.db_health import HealthSource
 from housekeeping.sweeps.limits.first_run import UNCONFIRMED, check_first_run
 from housekeeping.sweeps.stages.stage import PreflightResult
 
@@ -70,7 +70,7 @@ class _Ended(Exception):
         self.recorded = recorded
 
 
-def perform(
+def run_sweep(
     sweep: Sweep,
     argument: Any = None,
     *,
@@ -79,7 +79,7 @@ def perform(
     on_batch: Callable[[Counts], None] | None = None,
     stopping: threading.Event | None = None,
     confirmation: Confirmation | None = None,
-    vitals: Vitals | None = None,
+    health: HealthSource | None = None,
     on_begin: Callable[[int], None] | None = None,
 ) -> RunResult:
     """Run a sweep once, recorded in the ledger, and say what it did; never raises for a failed run.
@@ -89,20 +89,20 @@ def perform(
     Parameters:
       argument: What the run is about, for a worker that takes an argument.
       clock: Decides what is stale, for tests; the database's clock unless given.
-      force: Run although the worker is paused or switched off, or this machine's clock is wrong.
+      force: Run although the worker is paused or overrides off, or this machine's clock is wrong.
       on_batch: Told the counts after each committed batch.
       stopping: Ends the run after the batch in hand once it is set; the message's own unless given. With one given, a
         run that `Shutdown` interrupts returns its result, too.
       confirmation: A person's word that it may touch far more than usual.
-      vitals: Where the signs of the gates come from; the database's own views unless given.
+      health: Where the signs of the gates come from; the database's own views unless given.
       on_begin: Called with the id of the run's row once that is there.
     """
-    run = _Performance(sweep, argument, clock, current_message.get(), on_batch, stopping)
-    run.force, run.confirmation, run.vitals, run.on_begin = force, confirmation, vitals, on_begin
+    run = _Runner(sweep, argument, clock, current_message.get(), on_batch, stopping)
+    run.force, run.confirmation, run.health, run.on_begin = force, confirmation, health, on_begin
     return run.result()
 
 
-class _Performance:
+class _Runner:
     """A run in the making: what it is for, and what it has done so far."""
 
     def __init__(
@@ -131,18 +131,18 @@ class _Performance:
         self.again_after: timedelta | None = None
         self.force = False
         self.confirmation: Confirmation | None = None
-        self.vitals: Vitals | None = None
+        self.health: HealthSource | None = None
         self.on_begin: Callable[[int], None] | None = None
-        self.switch: Switched | None = None
+        self.switch: Override | None = None
         self.interrupt: BaseException | None = None
-        self.walk: Walk | None = None
+        self.walk: Executor | None = None
         self.saw_everything = False
         self.rejected_before = False
         self.waited = waited()
 
     def result(self) -> RunResult:
         """Run, and end the run whatever happens: who interrupts it waits until it has written how it ended."""
-        return undisturbed(self._result)
+        return shielded(self._result)
 
     def _result(self) -> RunResult:
         budget = RunBudget(self.sweep.max_runtime, self.clock)
@@ -196,7 +196,7 @@ class _Performance:
                 return outcome, reason, broken
             if broken is None:
                 return outcome, reason, None
-            error = told_apart(error)
+            error = classify_error(error)
             reason = str(error) if isinstance(error, SchemaMissing) else reason
             report(error, worker=self.sweep.name, run_id=self.run_id, message_id=self.message_id)
             return "failed", reason, error
@@ -223,7 +223,7 @@ class _Performance:
     def _refuse_when_off(self) -> None:
         if not (self.sweep.enabled or self.force):
             raise _Ended("skipped", "disabled")
-        self.switch = switch_of(self.sweep.name)
+        self.switch = override_of(self.sweep.name)
         if self.switch is not None and self.switch.state == "paused" and not self.force:
             raise _Ended("skipped", "paused")
         problem = self.sweep.lacks()
@@ -259,10 +259,10 @@ class _Performance:
             self.on_begin(attempt.run_id)
         structlog.contextvars.bind_contextvars(run_id=self.run_id)
         logger.info("Run started", trigger=self.trigger, tick=self.tick, resumed=attempt.cursor is not None)
-        if self.sweep.starts_with is not None:
-            logger.info(self.sweep.starts_with)
+        if self.sweep.start_message is not None:
+            logger.info(self.sweep.start_message)
         self._compare_clocks(attempt.clock_skew)
-        self.walk = walk = Walk(
+        self.walk = walk = Executor(
             self.sweep,
             attempt.run_id,
             self.given_clock.now() if self.given_clock else attempt.started_at,
@@ -275,13 +275,13 @@ class _Performance:
             self.switch,
             not self.force,
             self.clock,
-            self.vitals,
+            self.health,
             self.preflight,
         )
         walk.counts |= self.counts
         self._check_first_run(walk)
         if not attempt.history:
-            warn_of_references(walk.passes)
+            warn_of_references(walk.stages)
         self._ask_breaker(walk, attempt.history)
         if self.confirmation is not None:
             walk.counts["confirmed"] = True
@@ -308,34 +308,34 @@ class _Performance:
             raise ClocksDiffer(f"clocks differ, nothing was changed: {skew}")
         logger.warning("Clocks differ", ahead_s=skew.seconds, text=str(skew))
 
-    def _check_first_run(self, walk: Walk) -> None:
+    def _check_first_run(self, walk: Executor) -> None:
         """End the run when it is the worker's first, would process a large part of a table, and is not confirmed."""
-        found = check_first_run(self.sweep, walk.passes, walk.now, self.argument, self.confirmation)
+        found = check_first_run(self.sweep, walk.stages, walk.now, self.argument, self.confirmation)
         if found is None:
             return
         self.counts[UNCONFIRMED] = found.as_count()
         raise _NotConfirmed
 
-    def _ask_breaker(self, walk: Walk, history: Sequence[PastRun]) -> None:
+    def _ask_breaker(self, walk: Executor, history: Sequence[PastRun]) -> None:
         """Alert where far more is stale than usual, and let the breaker limit or stop the run where it is set to."""
-        loads = usual_rows(history, self.sweep.settles)
-        verdict = check(self.sweep, loads, walk.passes, walk.now, self.argument, self.confirmation)
+        loads = usual_rows(history, self.sweep.progress_counts)
+        verdict = check(self.sweep, loads, walk.stages, walk.now, self.argument, self.confirmation)
         if verdict is None:
             return
         walk.row_limit = verdict.row_limit
         if not verdict.exceeded:
             return
         said = walk.counts["breaker"] = self.counts["breaker"] = verdict.as_count()
-        run_metrics.rang(self.sweep, of_the_breaker(self.sweep, walk.counts), others="as they were")
+        run_metrics.record_alerts(self.sweep, breaker_alerts(self.sweep, walk.counts), others="as they were")
         if verdict.action == "stop":
             raise BreakerTripped(verdict.refusal)
         logger.warning("Breaker exceeded", action=said["action"], stale=said["stale"], allowed=said["allowed"])
 
     def _resume(self) -> Resume:
         # A cursor says nothing to a run about another argument.
-        if self.sweep.takes_argument is not None or self.sweep.starts_over:
+        if self.sweep.argument_name is not None or self.sweep.ignore_cursor:
             return "never"
-        return "cut_short" if self.sweep.goes_round else "interrupted"
+        return "cut_short" if self.sweep.resume_after_limit else "interrupted"
 
     def _record(self, outcome: Outcome, reason: str) -> PeeweeException | None:
         """Write a row of a run that did not begin; returns what kept the database from taking it."""
@@ -388,7 +388,7 @@ class _Performance:
             return
         self.walk.rejections.close(
             whole=self.saw_everything and outcome == "done",
-            settled_any=bool(settled_by(self.counts, self.sweep.settles)),
+            settled_any=bool(settled_by(self.counts, self.sweep.progress_counts)),
             rejected_before=self.rejected_before,
             position=self.walk.reached,
         )
@@ -407,5 +407,5 @@ class _Performance:
         level("Run ended", **line)
         run_metrics.ended(self.sweep, result, spent)
         if self.interrupt is None:
-            ring(self.sweep, result, self.clock)
+            send_alerts(self.sweep, result, self.clock)
         structlog.contextvars.unbind_contextvars("run_id")

@@ -1,4 +1,4 @@
-"""Alarms: what shows that somebody should look; the log, the status, the metrics and the page know the same ones."""
+"""Alerts: conditions that need a person. Log, status, metrics and dashboard use the same ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ADVICE: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
+class Alert:
     """One thing that rings.
 
     Attributes:
@@ -64,69 +64,69 @@ class Alarm:
         return asdict(self)
 
 
-def of_a_run(sweep: Sweep, duration_s: float, counts: Mapping[str, Any]) -> Iterator[Alarm]:
+def run_alerts(sweep: Sweep, duration_s: float, counts: Mapping[str, Any]) -> Iterator[Alert]:
     """What a run shows by itself, ended or at work."""
-    longest = sweep.alarms.longest_run
+    longest = sweep.alerts.longest_run
     if longest is not None and duration_s > longest.total_seconds():
         most_s = longest.total_seconds()
-        yield Alarm("longest_run", f"the last run took {duration_s:.0f} s, over {most_s:.0f} s", most_s, duration_s)
+        yield Alert("longest_run", f"the last run took {duration_s:.0f} s, over {most_s:.0f} s", most_s, duration_s)
     if failed := counts.get("failed"):
-        yield Alarm("failed_rows", f"{counted(failed, 'row')} could not be settled", 0, failed)
+        yield Alert("failed_rows", f"{counted(failed, 'row')} could not be settled", 0, failed)
     if (ahead_s := counts.get(CLOCK_SKEW)) is not None:
         tolerated_s, side = TOLERATED.total_seconds(), "ahead of" if ahead_s > 0 else "behind"
         text = f"the clock of the last run's machine was {abs(ahead_s):,.1f} s {side} the database's; check NTP"
-        yield Alarm("clock", text, tolerated_s, abs(ahead_s))
-    for name, most in sweep.alarms.most.items():
+        yield Alert("clock", text, tolerated_s, abs(ahead_s))
+    for name, most in sweep.alerts.most.items():
         if (number := counts.get(name, 0)) > most:
-            yield Alarm(f"most_{name}", f"the last run counted {number:,} {name}, over {most:,}", most, number)
+            yield Alert(f"most_{name}", f"the last run counted {number:,} {name}, over {most:,}", most, number)
 
 
-def of_the_backlog(sweep: Sweep, waiting: Backlog) -> Iterator[Alarm]:
+def backlog_alerts(sweep: Sweep, waiting: Backlog) -> Iterator[Alert]:
     """What waits, counted up to the limit."""
-    most = sweep.alarms.backlog
+    most = sweep.alerts.backlog
     if most is not None and (waiting.rows > most or not waiting.exact):
-        yield Alarm("backlog", f"more than {counted(most, 'row waits', 'rows wait')}", most, waiting.rows)
+        yield Alert("backlog", f"more than {counted(most, 'row waits', 'rows wait')}", most, waiting.rows)
 
 
-def of_the_ledger(sweep: Sweep) -> Iterator[Alarm]:
+def failed_runs_alerts(sweep: Sweep) -> Iterator[Alert]:
     """Runs in a row that ended badly.
 
     Raises:
       peewee.PeeweeException: The ledger cannot be asked.
     """
-    most = sweep.alarms.failed_runs
+    most = sweep.alerts.failed_runs
     if most is None:
         return
     ended = (Run.worker == sweep.name) & Run.outcome.is_null(False) & Run.outcome.not_in(("skipped", "missed"))
     last: Any = Run.select(Run.outcome).where(ended).order_by(Run.id.desc()).limit(most).tuples()
     outcomes = [outcome for (outcome,) in last]
     if len(outcomes) == most and set(outcomes) <= set(_ENDED_BADLY):
-        yield Alarm("failed_runs", f"{counted(most, 'run')} in a row ended badly", most, most)
+        yield Alert("failed_runs", f"{counted(most, 'run')} in a row ended badly", most, most)
 
 
-def of_the_last_run(outcome: str | None, why: str | None) -> Iterator[Alarm]:
+def last_run_alerts(outcome: str | None, why: str | None) -> Iterator[Alert]:
     """That the last run ended badly, and how."""
     if outcome in _ENDED_BADLY:
-        yield Alarm("last_run", f"the last run ended as {outcome}: {why}")
+        yield Alert("last_run", f"the last run ended as {outcome}: {why}")
 
 
-def of_the_breaker(sweep: Sweep, counts: Mapping[str, Any]) -> Iterator[Alarm]:
+def breaker_alerts(sweep: Sweep, counts: Mapping[str, Any]) -> Iterator[Alert]:
     """That a run exceeded its breaker, by its counts: the numbers, and what to do."""
     if not is_exceeded(counts):
         return
     said = counts["breaker"]
     stale, allowed = said["stale"], said["allowed"]
     found = None if stale is None else stale + (not said["exact"])
-    yield Alarm("breaker", f"{in_numbers(said)}; {_ADVICE[said['action']]}".replace("NAME", sweep.name), allowed, found)
+    yield Alert("breaker", f"{in_numbers(said)}; {_ADVICE[said['action']]}".replace("NAME", sweep.name), allowed, found)
 
 
-def of_the_first_run(reason: str | None, counts: Mapping[str, Any]) -> Iterator[Alarm]:
+def of_the_first_run(reason: str | None, counts: Mapping[str, Any]) -> Iterator[Alert]:
     """That the worker's runs wait for a confirmation: the numbers, and the commands to type."""
     if reason == UNCONFIRMED and (said := counts.get(UNCONFIRMED)) is not None:
-        yield Alarm(UNCONFIRMED, in_words(said), AT_LEAST, said["stale"])
+        yield Alert(UNCONFIRMED, in_words(said), AT_LEAST, said["stale"])
 
 
-def of_recent_runs(sweep: Sweep) -> Iterator[Alarm]:
+def recent_runs_alerts(sweep: Sweep) -> Iterator[Alert]:
     """What the last runs show whatever was skipped since: an exceeded breaker, a throttle that stays.
 
     Raises:
@@ -134,11 +134,11 @@ def of_recent_runs(sweep: Sweep) -> Iterator[Alarm]:
     """
     runs = _recent_runs(sweep)
     # One that has not counted anything yet says nothing.
-    yield from of_the_breaker(sweep, next((counts for outcome, _, counts in runs if outcome or counts), {}))
+    yield from breaker_alerts(sweep, next((counts for outcome, _, counts in runs if outcome or counts), {}))
     yield from _of_throttled_runs(runs)
 
 
-def of_the_throttle(sweep: Sweep) -> Iterator[Alarm]:
+def throttle_alerts(sweep: Sweep) -> Iterator[Alert]:
     """That the last runs all ended because the database was not well.
 
     Raises:
@@ -155,12 +155,12 @@ def _recent_runs(sweep: Sweep) -> list[tuple[str | None, str | None, dict[str, A
     return list(rows.tuples())
 
 
-def _of_throttled_runs(runs: Sequence[tuple[str | None, str | None, dict[str, Any]]]) -> Iterator[Alarm]:
+def _of_throttled_runs(runs: Sequence[tuple[str | None, str | None, dict[str, Any]]]) -> Iterator[Alert]:
     ended = [(reason, counts.get("throttled")) for outcome, reason, counts in runs if outcome][:THROTTLED_RUNS]
     if len(ended) < THROTTLED_RUNS or any(reason != "gate" for reason, _ in ended) or ended[0][1] is None:
         return
     gate, value, limit = (ended[0][1][name] for name in ("gate", "value", "limit"))
-    yield Alarm(
+    yield Alert(
         "throttled",
         f"{gate} {value:g} > {limit:g} slowed the last {THROTTLED_RUNS} runs and ended them early; each did a little. "
         f"Mend that, or set another limit: gates.{gate}",
@@ -169,58 +169,58 @@ def _of_throttled_runs(runs: Sequence[tuple[str | None, str | None, dict[str, An
     )
 
 
-def of_silence(sweep: Sweep, last_at: datetime | None, now: datetime, period_s: float) -> Iterator[Alarm]:
+def overdue_alerts(sweep: Sweep, last_at: datetime | None, now: datetime, period_s: float) -> Iterator[Alert]:
     """That a scheduled worker has not run for too many of its periods; its ticks that were missed are no runs."""
-    most = sweep.alarms.overdue
+    most = sweep.alerts.overdue
     if last_at is None or most is None:
         return
     silent_s = (now - last_at).total_seconds()
     if silent_s > most * period_s:
         text = f"it has not run for {silent_s:,.0f} s, over {most} of its periods; is the scheduler alive?"
-        yield Alarm("overdue", text, most * period_s, silent_s)
+        yield Alert("overdue", text, most * period_s, silent_s)
 
 
-def ring(sweep: Sweep, result: RunResult, clock: Clock) -> None:
+def send_alerts(sweep: Sweep, result: RunResult, clock: Clock) -> None:
     """Log one warning for each alarm this run's end sets off, and note in its row what waits; never raises."""
-    badly = [*of_the_last_run(result.outcome, result.reason)]
+    badly = [*last_run_alerts(result.outcome, result.reason)]
     if result.run_id is None:
-        run_metrics.rang(sweep, badly, others="as they were")  # the database is away, nobody can ask
+        run_metrics.record_alerts(sweep, badly, others="as they were")  # the database is away, nobody can ask
         return
     if result.reason == UNCONFIRMED:
         rings = [*of_the_first_run(result.reason, result.counts)]
-        run_metrics.rang(sweep, rings, others="as they were")
+        run_metrics.record_alerts(sweep, rings, others="as they were")
         _log(rings)
         return
-    rings = [*of_a_run(sweep, result.duration_s, result.counts), *of_the_breaker(sweep, result.counts)]
+    rings = [*run_alerts(sweep, result.duration_s, result.counts), *breaker_alerts(sweep, result.counts)]
     if result.exit_code:
-        rings += _asked(lambda: of_the_ledger(sweep), "Could not ask the ledger")
+        rings += _asked(lambda: failed_runs_alerts(sweep), "Could not ask the ledger")
     if result.reason == "gate":
-        rings += _asked(lambda: of_the_throttle(sweep), "Could not ask the ledger")
+        rings += _asked(lambda: throttle_alerts(sweep), "Could not ask the ledger")
     # For a worker that takes an argument, what waits is not what this run left.
-    counted = sweep.takes_argument is None and (sweep.settles or sweep.alarms.backlog is not None)
+    counted = sweep.argument_name is None and (sweep.progress_counts or sweep.alerts.backlog is not None)
     if result.outcome != "skipped" and counted:
         rings += _asked(lambda: _left(sweep, result.run_id, clock), "Could not count the backlog", UNSEEN)
     if result.outcome != "skipped":
-        run_metrics.rang(sweep, [*rings, *badly])
+        run_metrics.record_alerts(sweep, [*rings, *badly])
     _log(rings)
 
 
-def _log(rings: Sequence[Alarm]) -> None:
+def _log(rings: Sequence[Alert]) -> None:
     for alarm in rings:
-        logger.warning("Alarm", alarm=alarm.name, text=alarm.text, limit=alarm.limit, value=alarm.value)
+        logger.warning("Alert", alarm=alarm.name, text=alarm.text, limit=alarm.limit, value=alarm.value)
 
 
-def _left(sweep: Sweep, run_id: int | None, clock: Clock) -> Iterator[Alarm]:
-    waiting = backlog(sweep, clock.now(), sweep.alarms.backlog or LOOK_AT)
+def _left(sweep: Sweep, run_id: int | None, clock: Clock) -> Iterator[Alert]:
+    waiting = backlog(sweep, clock.now(), sweep.alerts.backlog or LOOK_AT)
     Run.update(backlog=waiting.rows, backlog_exact=waiting.exact).where(Run.id == run_id).execute()
     run_metrics.left(sweep, waiting, oldest(sweep, clock.now()) if waiting.rows else None, clock.now())
-    yield from of_the_backlog(sweep, waiting)
+    yield from backlog_alerts(sweep, waiting)
 
 
-def _asked(question: Callable[[], Iterator[Alarm]], otherwise: str, unseen: str | None = None) -> list[Alarm]:
+def _asked(question: Callable[[], Iterator[Alert]], otherwise: str, unseen: str | None = None) -> list[Alert]:
     try:
         with database.atomic():
             return list(question())
     except Exception as error:  # a predicate may raise anything
         logger.warning(otherwise, error=one_line(error))
-        return [] if unseen is None else [Alarm("unseen", f"{unseen}: {one_line(error)}")]
+        return [] if unseen is None else [Alert("unseen", f"{unseen}: {one_line(error)}")]

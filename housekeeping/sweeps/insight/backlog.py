@@ -15,14 +15,14 @@ __all__ = ["Backlog", "backlog", "first_of", "oldest"]
 def backlog(sweep: Sweep, now: datetime, limit: int) -> Backlog:
     """Count what is stale, looking at no more than `limit` records of each pass, and one."""
     waiting = Backlog(0)
-    for each in sweep.walks():
+    for each in sweep.stages_for_run():
         waiting += each.backlog(now, limit)
     return waiting if waiting.rows <= limit else Backlog(limit, exact=False)
 
 
 def oldest(sweep: Sweep, now: datetime) -> Any:
     """What the oldest stale record is known by, usually its time (an index probe a pass); None when none is stale."""
-    return first_of(each.oldest(now) for each in sweep.walks())
+    return first_of(each.oldest(now) for each in sweep.stages_for_run())
 
 
 def first_of(values: Iterable[Any], least: Callable[[list[Any]], Any] = min) -> Any:

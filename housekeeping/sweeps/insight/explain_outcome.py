@@ -80,7 +80,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Explanation:
     """What became of one tick.
 
     Attributes:
@@ -117,7 +117,7 @@ def why(
     zone: tzinfo,
     was_sent: WasSent = lambda tick: None,
     processes: Processes = UNKNOWN,
-) -> Answer:
+) -> Explanation:
     """Say what became of a worker's tick.
 
     Parameters:
@@ -138,14 +138,14 @@ def why(
     attempts = _attempts(sweep, Run.tick == tick)
     if attempts:
         last = attempts[-1]
-        return Answer(name, tick, last.outcome, meaning_of(name, last), attempts)
+        return Explanation(name, tick, last.outcome, meaning_of(name, last), attempts)
     if cron is not None and cron.latest(tick) != tick:
         nearest = f"the ticks around it are {cron.latest(tick):%Y-%m-%d %H:%M} and {cron.next(tick):%Y-%m-%d %H:%M} UTC"
-        return Answer(name, tick, "not_a_tick", f"{sweep.schedule!r} does not fire at this minute; {nearest}", [])
+        return Explanation(name, tick, "not_a_tick", f"{sweep.schedule!r} does not fire at this minute; {nearest}", [])
     gap = _gap_around(name, tick, cron)
     if gap is not None:
-        return Answer(name, tick, "missed", REASONS["no_scheduler"], [gap])
-    return Answer(name, tick, *_without_a_row(sweep, tick, now, was_sent, processes), [])
+        return Explanation(name, tick, "missed", REASONS["no_scheduler"], [gap])
+    return Explanation(name, tick, *_without_a_row(sweep, tick, now, was_sent, processes), [])
 
 
 def _without_a_row(
@@ -185,13 +185,13 @@ def _without_a_row(
     )
 
 
-def _last_run(sweep: Sweep, now: datetime) -> Answer:
+def _last_run(sweep: Sweep, now: datetime) -> Explanation:
     last = Run.select(fn.MAX(Run.id)).where(Run.worker == sweep.name).scalar()
     attempts = _attempts(sweep, Run.id == last) if last is not None else []
     idle = REASONS["disabled"] if not sweep.enabled else "this worker has no schedule"
     if not attempts:
-        return Answer(sweep.name, None, "unknown", f"{idle}, and it never ran", [])
-    return Answer(
+        return Explanation(sweep.name, None, "unknown", f"{idle}, and it never ran", [])
+    return Explanation(
         sweep.name,
         None,
         attempts[-1].outcome,

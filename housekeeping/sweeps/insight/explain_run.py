@@ -7,11 +7,11 @@ from datetime import datetime, tzinfo
 from typing import Final
 
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.explain_outcome import Answer, Attempt, meaning_of
+from housekeeping.sweeps.insight.explain_outcome import Attempt, Explanation, meaning_of
 from housekeeping.sweeps.insight.status import next_tick
 from housekeeping.sweeps.ledger import history
 from housekeeping.sweeps.ledger.history import RunRecord
-from housekeeping.sweeps.ledger.overrides import switch_of
+from housekeeping.sweeps.ledger.overrides import override_of
 
 #: What started a run, by its trigger.
 _ORIGINS: Final = {
@@ -22,7 +22,7 @@ _ORIGINS: Final = {
 }
 
 
-def why_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzinfo) -> Answer:
+def explain_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzinfo) -> Explanation:
     """Explain one run.
 
     Parameters:
@@ -30,7 +30,7 @@ def why_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzinfo)
     """
     attempts = history.attempts_of(record)
     asked = _attempt(record)
-    return Answer(
+    return Explanation(
         record.worker,
         record.tick,
         asked.outcome,
@@ -42,7 +42,7 @@ def why_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzinfo)
     )
 
 
-def with_newer_run(answer: Answer) -> Answer:
+def with_newer_run(answer: Explanation) -> Explanation:
     """Add the worker's latest run, where it is of no tick and began after the last attempt at the answer's tick."""
     latest = next(iter(history.recent(worker=answer.worker, limit=1)), None)
     if latest is None or latest.tick is not None or answer.tick is None:
@@ -89,7 +89,7 @@ def _next_step(
     ]
     if sweep is not None and not sweep.enabled:
         steps.append("the worker is disabled in HOUSEKEEPING_WORKERS")
-    elif (switch := switch_of(record.worker)) is not None and switch.state == "paused":
+    elif (switch := override_of(record.worker)) is not None and switch.state == "paused":
         steps.append(f"the worker is paused, and its runs are skipped: housekeeping resume {record.worker}")
     return "; ".join(steps) or None
 

@@ -13,7 +13,7 @@ from peewee import PeeweeException, ProgrammingError
 from housekeeping.core.clock import SYSTEM_CLOCK, Clock
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
-from housekeeping.database.connection import database, one_line, reaching_postgres
+from housekeeping.database.connection import database, one_line, translate_postgres_errors
 from housekeeping.sweeps.checks.references import Reference, counted
 from housekeeping.sweeps.checks.unique_keys import stages_of
 from housekeeping.sweeps.declaration import Sweep
@@ -22,7 +22,7 @@ from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.insight.backlog import first_of
 from housekeeping.sweeps.insight.throughput import last_ended, pace
 from housekeeping.sweeps.limits.first_run import Unconfirmed, check_first_run
-from housekeeping.sweeps.stages.stage import Backlog, Pass, PassPlan, as_cursor
+from housekeeping.sweeps.stages.stage import Backlog, Stage, StagePlan, as_cursor
 
 #: Counted exactly up to here; beyond it the plan says "at least", so that it never takes minutes.
 COUNT_LIMIT: Final = 1_000_000
@@ -33,7 +33,7 @@ class Plan:
     """What a run would find, at `now`.
 
     Attributes:
-      passes: What each pass would do, with the number of batches.
+      stages: What each pass would do, with the number of batches.
       references: Foreign keys that reference the rows it would delete.
       clock_skew: How far this machine's clock is from the database's; null: not measured.
       unconfirmed: Why a run is skipped until it is confirmed; None: it is not.
@@ -42,7 +42,7 @@ class Plan:
 
     worker: str
     now: datetime
-    passes: list[tuple[PassPlan, int]]
+    stages: list[tuple[StagePlan, int]]
     pace: float | None = None
     clock_skew: ClockSkew | None = None
     references: Sequence[Reference] = ()
@@ -52,14 +52,14 @@ class Plan:
     def stale(self) -> Backlog:
         """How many records a run would settle, over all passes."""
         total = Backlog(0)
-        for each, _ in self.passes:
+        for each, _ in self.stages:
             total += each.stale
         return total
 
     @property
     def batches(self) -> int:
         """In how many batches, if it had the time."""
-        return sum(batches for _, batches in self.passes)
+        return sum(batches for _, batches in self.stages)
 
     def expected_s(self, stale: Backlog) -> float | None:
         """How many seconds of work these records are, over as many runs as that takes; None when unknown."""
@@ -70,12 +70,12 @@ class Plan:
     @property
     def oldest(self) -> Any:
         """What the oldest record is known by, usually its time; null when there is none."""
-        return first_of(each.oldest for each, _ in self.passes)
+        return first_of(each.oldest for each, _ in self.stages)
 
     @property
     def newest(self) -> Any:
         """The same of the newest."""
-        return first_of((each.newest for each, _ in self.passes), max)
+        return first_of((each.newest for each, _ in self.stages), max)
 
     def as_json(self) -> dict[str, Any]:
         """The object of ``housekeeping plan --json``."""
@@ -102,7 +102,7 @@ class Plan:
                     "newest": _plain(each.newest),
                     "samples": [{name: _plain(value) for name, value in row.items()} for row in each.samples],
                 }
-                for each, batches in self.passes
+                for each, batches in self.stages
             ],
             "references": [each.as_json() for each in self.references],
         }
@@ -118,7 +118,7 @@ def plan(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None, limi
       DatabaseUnavailable: When PostgreSQL does not answer.
       DeclarationError: When a stage names its rows by columns that are not unique.
     """
-    with reaching_postgres(), _snapshot():
+    with translate_postgres_errors(), _snapshot():
         skew = read_database_clock()
         now = clock.now() if clock else skew.server_at
         stages = stages_of(sweep)
@@ -139,7 +139,7 @@ def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None) -
     except (HousekeepingError, PeeweeException) as error:
         spent = meter.monotonic() - started
         return RunResult(sweep.name, "failed", one_line(error), None, now, spent, counts, dry_run=True, error=error)
-    for each, batches in planned.passes:
+    for each, batches in planned.stages:
         for name, number in each.counts.items():
             counts[name] += number
         if "batches" in counts:
@@ -151,16 +151,16 @@ def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None) -
 def _pace(sweep: Sweep) -> float | None:
     # Not in the snapshot, which must not fail where the library's own tables are not made yet.
     try:
-        with reaching_postgres(), _snapshot():
+        with translate_postgres_errors(), _snapshot():
             return pace(last_ended(sweep))
     except ProgrammingError:
         return None
 
 
-def _unconfirmed(sweep: Sweep, walks: Sequence[Pass], now: datetime, argument: Any) -> Unconfirmed | None:
+def _unconfirmed(sweep: Sweep, walks: Sequence[Stage], now: datetime, argument: Any) -> Unconfirmed | None:
     # Not in the snapshot, for the same reason, and because a count that takes too long would end it.
     try:
-        with reaching_postgres():
+        with translate_postgres_errors():
             return check_first_run(sweep, walks, now, argument)
     except ProgrammingError:
         return None

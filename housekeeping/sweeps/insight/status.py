@@ -18,20 +18,20 @@ from housekeeping.sweeps.engine.rejection_store import Standing, standing
 from housekeeping.sweeps.insight.alerts import (
     LOOK_AT,
     UNSEEN,
-    Alarm,
-    of_a_run,
-    of_recent_runs,
-    of_silence,
-    of_the_backlog,
+    Alert,
+    backlog_alerts,
+    failed_runs_alerts,
+    last_run_alerts,
     of_the_first_run,
-    of_the_last_run,
-    of_the_ledger,
+    overdue_alerts,
+    recent_runs_alerts,
+    run_alerts,
 )
 from housekeeping.sweeps.insight.backlog import Backlog, backlog, oldest
 from housekeeping.sweeps.insight.run_state import HEARTBEAT_AGE_S
 from housekeeping.sweeps.insight.throughput import Rates, last_ended, rates
 from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.overrides import Switched, switch_of
+from housekeeping.sweeps.ledger.overrides import Override, override_of
 from housekeeping.sweeps.ledger.runs import STOPPED
 from housekeeping.sweeps.stages.stage import as_cursor
 
@@ -39,7 +39,7 @@ State = Literal["on", "paused", "narrow", "disabled", "not_set_up"]
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
+class WorkerStatus:
     """A worker at one moment.
 
     Attributes:
@@ -58,7 +58,7 @@ class Overview:
 
     worker: str
     state: State
-    switch: Switched | None
+    switch: Override | None
     schedule: str | None
     next_tick: datetime | None
     last_run: dict[str, Any] | None
@@ -66,7 +66,7 @@ class Overview:
     rates: Rates | None
     waiting: Backlog | None
     oldest: Any
-    alarms: list[Alarm]
+    alarms: list[Alert]
     rejected: Sequence[Standing] = ()
     rejected_more: int = 0
     problem: SetupProblem | None = None
@@ -94,7 +94,7 @@ class Overview:
         }
 
 
-def state_of(sweep: Sweep, switch: Switched | None, problem: SetupProblem | None = None) -> State:
+def state_of(sweep: Sweep, switch: Override | None, problem: SetupProblem | None = None) -> State:
     """Return whether the worker runs when its time comes, and whether with its own limits."""
     if problem is not None:
         return "not_set_up"
@@ -106,7 +106,7 @@ def next_tick(sweep: Sweep, now: datetime, zone: Any) -> datetime | None:
     return Cron(sweep.schedule, zone).next(now) if sweep.schedule and sweep.enabled else None
 
 
-def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
+def worker_status(sweep: Sweep, now: datetime, zone: Any) -> WorkerStatus:
     """Look at a worker: three index probes and a bounded count.
 
     What keeps the rows of this worker from being counted is an alert of this worker, and hides no other: a predicate
@@ -121,19 +121,19 @@ def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
     if problem is not None:
         return _not_set_up(sweep, last, problem)
     waiting, first = None, None
-    rings: list[Alarm] = []
+    rings: list[Alert] = []
     try:
-        waiting = backlog(sweep, now, sweep.alarms.backlog or LOOK_AT)
+        waiting = backlog(sweep, now, sweep.alerts.backlog or LOOK_AT)
         first = oldest(sweep, now)
-        rings += of_the_backlog(sweep, waiting)
+        rings += backlog_alerts(sweep, waiting)
     except Exception as error:
         if is_away(error):
             raise
         if sweep.enabled:
-            rings.append(Alarm("unseen", f"{UNSEEN}: {one_line(error)}"))
-    switch = switch_of(sweep.name)
+            rings.append(Alert("unseen", f"{UNSEEN}: {one_line(error)}"))
+    switch = override_of(sweep.name)
     rejected, rejected_more = standing(sweep.name)
-    return Overview(
+    return WorkerStatus(
         sweep.name,
         state_of(sweep, switch),
         switch,
@@ -150,11 +150,11 @@ def overview(sweep: Sweep, now: datetime, zone: Any) -> Overview:
     )
 
 
-def _not_set_up(sweep: Sweep, last: dict[str, Any] | None, problem: SetupProblem) -> Overview:
-    return Overview(
+def _not_set_up(sweep: Sweep, last: dict[str, Any] | None, problem: SetupProblem) -> WorkerStatus:
+    return WorkerStatus(
         sweep.name,
         "not_set_up",
-        switch_of(sweep.name),
+        override_of(sweep.name),
         sweep.schedule,
         None,
         last,
@@ -170,23 +170,23 @@ def _not_set_up(sweep: Sweep, last: dict[str, Any] | None, problem: SetupProblem
 
 
 def _alarms(
-    sweep: Sweep, switch: Switched | None, last: dict[str, Any] | None, now: datetime, zone: Any
-) -> Iterator[Alarm]:
+    sweep: Sweep, switch: Override | None, last: dict[str, Any] | None, now: datetime, zone: Any
+) -> Iterator[Alert]:
     """What the ledger says of the worker's last runs."""
     if last is None:
         return
     started_at = datetime.fromisoformat(last["started_at"])
     # A run at work may be too long already.
     spent = last["duration_s"] if last["outcome"] else (now - started_at).total_seconds()
-    yield from of_a_run(sweep, spent, last["counts"])
-    yield from of_the_last_run(last["outcome"], last["error"] or last["reason"])
+    yield from run_alerts(sweep, spent, last["counts"])
+    yield from last_run_alerts(last["outcome"], last["error"] or last["reason"])
     yield from of_the_first_run(last["reason"], last["counts"])
-    yield from of_the_ledger(sweep)
-    yield from of_recent_runs(sweep)
+    yield from failed_runs_alerts(sweep)
+    yield from recent_runs_alerts(sweep)
     if sweep.schedule and state_of(sweep, switch) in ("on", "narrow"):
         cron = Cron(sweep.schedule, zone)
         began: Any = Run.select(fn.MAX(Run.started_at)).where((Run.worker == sweep.name) & (Run.outcome != "missed"))
-        yield from of_silence(sweep, began.scalar(), now, cron.period(now).total_seconds())
+        yield from overdue_alerts(sweep, began.scalar(), now, cron.period(now).total_seconds())
 
 
 def _last_success(sweep: Sweep) -> datetime | None:

@@ -40,7 +40,7 @@ class Rates:
     """Records an hour, over the last runs.
 
     Attributes:
-      drained: Settled.
+      drained: BatchResult.
       arrived: Become stale; null: a backlog was only counted up to its limit, so nobody knows.
     """
 
@@ -86,7 +86,7 @@ def _read(sweep: Sweep, row: Any) -> Ended:
         row.reason,
         row.started_at,
         row.finished_at,
-        settled_by(row.counts, sweep.settles),
+        settled_by(row.counts, sweep.progress_counts),
         row.backlog,
         row.backlog_exact,
     )

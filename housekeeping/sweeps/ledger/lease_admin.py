@@ -10,8 +10,8 @@ import redis
 from peewee import InterfaceError, OperationalError
 
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, RedisUnavailable, Refused
-from housekeeping.core.redis_client import reaching_redis
-from housekeeping.database.connection import database, one_line, reaching_postgres, sqlstate
+from housekeeping.core.redis_client import translate_redis_errors
+from housekeeping.database.connection import database, one_line, sqlstate, translate_postgres_errors
 from housekeeping.leases.fencing import Lease
 from housekeeping.leases.lease_token import holder_of
 from housekeeping.leases.store import RedisLeaseStore
@@ -160,7 +160,7 @@ def _another_holder(key: str) -> HousekeepingError:
 def _scanned(client: redis.Redis, namespace: str) -> Iterator[tuple[str, str, int]]:
     """Key, token and milliseconds left of every lease; a round trip for each page."""
     prefix = f"{namespace}:lease:"
-    with reaching_redis():
+    with translate_redis_errors():
         names = sorted(set(client.scan_iter(match=f"{prefix}*", count=_PAGE)))
         for start in range(0, len(names), _PAGE):
             page = names[start : start + _PAGE]
@@ -184,7 +184,7 @@ def _known(keys: list[str]) -> dict[str, _Epoch]:
     # PostgreSQL has no text with a null character in it.
     keys = [key for key in keys if "\0" not in key]
     open_runs = Run.outcome.is_null() & Run.epoch.is_null(False)
-    with reaching_postgres():
+    with translate_postgres_errors():
         rows: Any = Run.select(Run.worker, Run.epoch, Run.id, HEARTBEAT_AGE_S).where(open_runs).tuples()
         runs = {(worker, epoch): (run_id, float(silent_s)) for worker, epoch, run_id, silent_s in rows}
         leases: Any = (

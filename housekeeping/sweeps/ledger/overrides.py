@@ -15,7 +15,7 @@ SwitchState = Literal["paused", "narrow"]
 
 
 @dataclass(frozen=True, slots=True)
-class Switched:
+class Override:
     """What is in force for a worker.
 
     Attributes:
@@ -47,18 +47,18 @@ class Switched:
         }
 
 
-def switched() -> dict[str, Switched]:
+def overrides() -> dict[str, Override]:
     """What is in force now, by worker; a switch whose end has come is over."""
     return {row.worker: _read(row) for row in Switch.select().where(_lasts())}
 
 
-def switch_of(worker: str) -> Switched | None:
+def override_of(worker: str) -> Override | None:
     """What is in force for one worker."""
     row = Switch.select().where((Switch.worker == worker) & _lasts()).first()
     return None if row is None else _read(row)
 
 
-def switch(to: Switched) -> None:
+def switch(to: Override) -> None:
     """Put this in force, in place of what was; recorded among the changes in the same transaction."""
     values: dict[str, Any] = {
         "worker": to.worker,
@@ -90,8 +90,8 @@ def _lasts() -> Any:
     return Switch.until.is_null() | (Switch.until > NOW)
 
 
-def _read(row: Any) -> Switched:
-    return Switched(
+def _read(row: Any) -> Override:
+    return Override(
         row.worker,
         row.state,
         row.reason,

@@ -12,11 +12,11 @@ from peewee import Expression, Query, fn
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import LeaseLost, RunTakenOver
 from housekeeping.database.clock_skew import ClockSkew
-from housekeeping.database.compiled_query import Place, Statements
+from housekeeping.database.compiled_query import Parameter, Statements
 from housekeeping.database.connection import database
 from housekeeping.leases.fencing import next_epoch
 from housekeeping.sweeps.ledger.models import NOW, Lease, Rejection, Run, Switch
-from housekeeping.sweeps.ledger.overrides import Switched
+from housekeeping.sweeps.ledger.overrides import Override
 
 Trigger = Literal["schedule", "enqueue", "cli", "parent"]
 Outcome = Literal["done", "partial", "skipped", "failed", "lost_lease", "lost", "missed"]
@@ -187,7 +187,7 @@ def _stopped_at(last: tuple[Outcome, str | None, Cursor | None, Counts], resume:
     return cursor if interrupted or cut_short else None
 
 
-def advance(run_id: int, counts: Counts, cursor: Cursor | None, lease: tuple[str, int] | None) -> Switched | None:
+def advance(run_id: int, counts: Counts, cursor: Cursor | None, lease: tuple[str, int] | None) -> Override | None:
     """Write what the run has done so far; to be called inside the batch's own transaction.
 
     Returns what operators say of the worker now; None: nothing.
@@ -199,7 +199,7 @@ def advance(run_id: int, counts: Counts, cursor: Cursor | None, lease: tuple[str
     return _write(run_id, lease, counts=counts, cursor=cursor, heartbeat_at=NOW)
 
 
-def beat(run_id: int) -> Switched | None:
+def beat(run_id: int) -> Override | None:
     """Say that the run lives, between batches that take long; to be called inside a transaction.
 
     Returns what operators say of the worker now, as `advance`.
@@ -216,7 +216,7 @@ def check(run_id: int) -> None:
     Raises:
       RunTakenOver: When another run took this one for dead.
     """
-    still_open = _writes.of(Run._meta.schema, "open", lambda: Run.select(Run.id).where(_open(Place(0))))
+    still_open = _writes.of(Run._meta.schema, "open", lambda: Run.select(Run.id).where(_open(Parameter(0))))
     if not still_open.rows(run_id):
         raise _taken_over(run_id)
 
@@ -251,7 +251,7 @@ def finish(
 _writes: Final = Statements()
 
 
-def _write(run_id: int, lease: tuple[str, int] | None, **columns: Any) -> Switched | None:
+def _write(run_id: int, lease: tuple[str, int] | None, **columns: Any) -> Override | None:
     given = {name: value for name, value in columns.items() if value is not NOW}
     form = (tuple(columns), tuple(given), lease is None)
     statement = _writes.of(Run._meta.schema, form, lambda: _writing(columns, given, lease))
@@ -273,20 +273,20 @@ def _open(run_id: Any) -> Any:
 
 def _writing(columns: dict[str, Any], given: dict[str, Any], lease: tuple[str, int] | None) -> Query:
     """Write these columns of an open run; the places are its id, key and epoch of its lease, and those given."""
-    run_id, key, epoch = Place(0), Place(1), Place(2)
+    run_id, key, epoch = Parameter(0), Parameter(1), Parameter(2)
     ours = _open(run_id)
     if lease is not None:
         # FOR SHARE: a new holder's epoch waits for this batch to end, so that none commits behind its back.
         held = Lease.select(Lease.key).where((Lease.key == key) & (Lease.epoch == epoch)).for_update("FOR SHARE")  # type: ignore[arg-type]
         ours &= fn.EXISTS(held)
-    places = {name: Place(number) for number, name in enumerate(given, start=3)}
+    places = {name: Parameter(number) for number, name in enumerate(given, start=3)}
     query: Query = Run.update(**{**columns, **places}).where(ours).returning(Run.worker, _SAID).tuples()
     return query
 
 
-def _as_switch(worker: str, state: Any, batch_size: int | None, max_runtime_s: float | None) -> Switched:
+def _as_switch(worker: str, state: Any, batch_size: int | None, max_runtime_s: float | None) -> Override:
     longest = None if max_runtime_s is None else timedelta(seconds=max_runtime_s)
-    return Switched(worker, state, batch_size=batch_size, max_runtime=longest)
+    return Override(worker, state, batch_size=batch_size, max_runtime=longest)
 
 
 def fail(run_id: int, outcome: Outcome, reason: str, error: str | None, extra: Counts) -> Closed:

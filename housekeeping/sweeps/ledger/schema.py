@@ -7,7 +7,7 @@ from typing import Final
 from peewee import ProgrammingError
 
 from housekeeping.core.errors import SchemaMissing
-from housekeeping.database.connection import database, reaching_postgres
+from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.sweeps.ledger.models import MODELS, Run
 
 #: Applied in order, each once, all in one transaction; a released step is never changed, only followed.
@@ -174,7 +174,7 @@ def init() -> int:
       DatabaseUnavailable: When PostgreSQL does not answer.
     """
     schema = _quoted()
-    with reaching_postgres(), database.atomic():
+    with translate_postgres_errors(), database.atomic():
         database.execute_sql("SELECT pg_advisory_xact_lock(%s)", (_ADVISORY_LOCK,))
         database.execute_sql(f"CREATE SCHEMA IF NOT EXISTS {schema}")
         database.execute_sql(
@@ -195,7 +195,7 @@ def require() -> None:
       SchemaMissing: When they are not; the text names the way out.
       DatabaseUnavailable: When PostgreSQL does not answer.
     """
-    with reaching_postgres():
+    with translate_postgres_errors():
         try:
             version = _version()
         except ProgrammingError:

@@ -11,7 +11,7 @@ from peewee import PeeweeException
 
 from housekeeping.database.connection import database, one_line, sqlstate
 from housekeeping.sweeps.engine.error_mapping import is_away
-from housekeeping.sweeps.stages.stage import Backlog, Pass
+from housekeeping.sweeps.stages.stage import Backlog, Stage
 
 #: A count takes at most this long, and at most this part of the run's time: the rest is for the rows.
 _COUNT_FOR_AT_MOST: Final = timedelta(seconds=5)
@@ -46,7 +46,7 @@ class CountFailed(Exception):
         self.timed_out = sqlstate(error) in _TIMED_OUT
 
 
-def count_stale(passes: Sequence[Pass], now: datetime, limit: int, argument: Any, max_runtime: timedelta) -> Backlog:
+def count_stale(passes: Sequence[Stage], now: datetime, limit: int, argument: Any, max_runtime: timedelta) -> Backlog:
     """Count what is stale, no further than the limit of each pass.
 
     Raises:

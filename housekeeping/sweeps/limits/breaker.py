@@ -15,8 +15,8 @@ from housekeeping.sweeps.ledger.runs import Counts, Outcome, PastRun
 from housekeeping.sweeps.limits.bounded_counts import CountFailed, count_stale, estimated_rows
 from housekeeping.sweeps.limits.confirmation import Confirmation, named
 from housekeeping.sweeps.limits.db_health import table_name
-from housekeeping.sweeps.stages.stage import Backlog, Pass
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.stage import Backlog, Stage
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 logger = named_logger(__name__)
 
@@ -77,7 +77,7 @@ class Breakable(Protocol):
     def parts(self) -> int: ...
 
     @property
-    def settles(self) -> Sequence[str]: ...
+    def progress_counts(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +87,22 @@ class RowLimit:
     Attributes:
       rows: That number; None: any.
       expected: How many were stale before the run; None: more than that, or unknown.
-      settles: The counts that are processed rows.
+      progress_counts: The counts that are processed rows.
       exceeded: The count ``breaker`` of a run that reaches the limit with rows left.
     """
 
     rows: int | None = None
     expected: int | None = None
-    settles: Sequence[str] = ()
+    progress_counts: Sequence[str] = ()
     exceeded: Counts = field(default_factory=dict)
 
     def left(self, counts: Counts) -> int | None:
         """Return how many rows the next batch may have; None: any number."""
-        return None if self.rows is None else max(1, self.rows - settled_by(counts, self.settles))
+        return None if self.rows is None else max(1, self.rows - settled_by(counts, self.progress_counts))
 
     def reached(self, counts: Counts) -> tuple[Outcome, str | None] | None:
         """Return how a run with these counts ends here; None: it may go on."""
-        rows = settled_by(counts, self.settles)
+        rows = settled_by(counts, self.progress_counts)
         if self.rows is None or rows < self.rows:
             return None
         return ("done", None) if rows == self.expected else ("partial", "breaker")
@@ -124,7 +124,7 @@ class Verdict:
       runs: How many runs the history has.
       stale: The stale rows, counted up to `allowed`; None: they could not be counted.
       parts: How many runs share the work.
-      settles: The counts that are processed rows.
+      progress_counts: The counts that are processed rows.
     """
 
     worker: str
@@ -134,7 +134,7 @@ class Verdict:
     runs: int
     stale: Backlog | None
     parts: int
-    settles: Sequence[str]
+    progress_counts: Sequence[str]
 
     @property
     def exceeded(self) -> bool:
@@ -147,11 +147,11 @@ class Verdict:
         if self.action != "limit":
             return RowLimit()
         if self.exceeded:
-            return RowLimit(max(1, self.allowed // self.parts), None, self.settles, self.as_count())
+            return RowLimit(max(1, self.allowed // self.parts), None, self.progress_counts, self.as_count())
         assert self.stale is not None
         # Rows may become stale while the run is at work.
         later = dataclasses.replace(self, stale=Backlog(self.allowed, exact=False))
-        return RowLimit(self.allowed, self.stale.rows, self.settles, later.as_count())
+        return RowLimit(self.allowed, self.stale.rows, self.progress_counts, later.as_count())
 
     @property
     def refusal(self) -> str:
@@ -188,7 +188,7 @@ def in_numbers(count: Mapping[str, Any]) -> str:
 def check(
     sweep: Breakable,
     history: Sequence[int],
-    passes: Sequence[Pass],
+    passes: Sequence[Stage],
     now: datetime,
     argument: Any = None,
     confirmation: Confirmation | None = None,
@@ -221,24 +221,24 @@ def check(
         runs=len(history),
         stale=_count(sweep, passes, now, allowed, argument),
         parts=sweep.parts,
-        settles=sweep.settles,
+        progress_counts=sweep.progress_counts,
     )
 
 
-def usual_rows(history: Sequence[PastRun], settles: Sequence[str]) -> list[int]:
+def usual_rows(history: Sequence[PastRun], progress_counts: Sequence[str]) -> list[int]:
     """Return the rows that each past run processed, as far as they tell what is usual.
 
     A run that exceeded its breaker counts as what was usual before it: a flood must not become usual while it lasts.
     Ten of them that ended as ``done`` are the worker's new load, and count as they are.
     """
-    if not settles:
+    if not progress_counts:
         return []
     exceeded = [past for past in history if is_exceeded(past.counts)]
     grown = sum(past.outcome == "done" for past in exceeded) >= ENOUGH
     return [
         int(past.counts["breaker"]["usual"])
         if is_exceeded(past.counts) and not (grown and past.outcome == "done")
-        else settled_by(past.counts, settles)
+        else settled_by(past.counts, progress_counts)
         for past in history
     ]
 
@@ -248,23 +248,23 @@ def is_exceeded(counts: Mapping[str, Any]) -> bool:
     return isinstance(counts.get("breaker"), dict)
 
 
-def settled_by(counts: Counts, settles: Sequence[str]) -> int:
+def settled_by(counts: Counts, progress_counts: Sequence[str]) -> int:
     """How many records a run took from what was stale, by its counts."""
-    return sum(int(counts.get(name) or 0) for name in settles)
+    return sum(int(counts.get(name) or 0) for name in progress_counts)
 
 
-def _allowed(breaker: Breaker, history: Sequence[int], passes: Sequence[Pass]) -> int | None:
+def _allowed(breaker: Breaker, history: Sequence[int], passes: Sequence[Stage]) -> int | None:
     limits = []
     if breaker.times_history is not None and len(history) >= ENOUGH:
         limits.append(max(FLOOR, int(breaker.times_history * max(history))))
     if breaker.share is not None:
-        tables = sorted({table_name(each.model) for each in passes if isinstance(each, TablePass)})
+        tables = sorted({table_name(each.model) for each in passes if isinstance(each, TableStage)})
         rows = estimated_rows(tables)
         limits += [] if rows is None else [int(breaker.share * rows)]
     return min(limits, default=None)
 
 
-def _count(sweep: Breakable, passes: Sequence[Pass], now: datetime, limit: int, argument: Any) -> Backlog | None:
+def _count(sweep: Breakable, passes: Sequence[Stage], now: datetime, limit: int, argument: Any) -> Backlog | None:
     try:
         return count_stale(passes, now, limit, argument, sweep.max_runtime)
     except CountFailed as error:

@@ -12,7 +12,7 @@ from housekeeping.database.connection import database, one_line
 
 
 @dataclass(frozen=True, slots=True)
-class Signs:
+class DbHealth:
     """What was seen at one moment; null: it cannot be seen.
 
     Attributes:
@@ -28,10 +28,10 @@ class Signs:
     trouble: str | None = None
 
 
-class Vitals(Protocol):
+class HealthSource(Protocol):
     """Where the signs come from."""
 
-    def look(self, tables: Sequence[str]) -> Signs:
+    def look(self, tables: Sequence[str]) -> DbHealth:
         """The signs now, for these tables by their quoted names; never raises for what cannot be seen."""
 
 
@@ -56,19 +56,19 @@ SELECT
 """
 
 
-class PostgresVitals:
+class PostgresHealth:
     """The signs by PostgreSQL's own views, on the library's connection."""
 
-    def look(self, tables: Sequence[str]) -> Signs:
+    def look(self, tables: Sequence[str]) -> DbHealth:
         try:
             row: Any = database.execute_sql(_LOOK, (list(tables),)).fetchone()
         except PeeweeException as error:
-            return Signs(trouble=one_line(error))
+            return DbHealth(trouble=one_line(error))
         lag, waiting, vacuum = row
-        return Signs(None if lag is None else float(lag), waiting, vacuum)
+        return DbHealth(None if lag is None else float(lag), waiting, vacuum)
 
 
-POSTGRES_VITALS: Final[Vitals] = PostgresVitals()
+POSTGRES_HEALTH: Final[HealthSource] = PostgresHealth()
 
 
 def table_name(model: Any) -> str:

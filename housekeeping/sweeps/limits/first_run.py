@@ -14,8 +14,8 @@ from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits.bounded_counts import CountFailed, count_rows, count_stale, estimated_rows
 from housekeeping.sweeps.limits.confirmation import Confirmation, named
 from housekeeping.sweeps.limits.db_health import table_name
-from housekeeping.sweeps.stages.stage import Backlog, Pass
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.stage import Backlog, Stage
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 logger = named_logger(__name__)
 
@@ -73,7 +73,7 @@ def in_words(count: Mapping[str, Any]) -> str:
 
 
 def check_first_run(
-    sweep: Sweep, passes: Sequence[Pass], now: datetime, argument: Any = None, confirmation: Confirmation | None = None
+    sweep: Sweep, passes: Sequence[Stage], now: datetime, argument: Any = None, confirmation: Confirmation | None = None
 ) -> Unconfirmed | None:
     """Return why the run needs a confirmation; None when it does not.
 
@@ -86,9 +86,9 @@ def check_first_run(
         return None
     if runs.has_worked(sweep.name):
         return None
-    tables: dict[str, list[Pass]] = {}
+    tables: dict[str, list[Stage]] = {}
     for each in passes:
-        if isinstance(each, TablePass):
+        if isinstance(each, TableStage):
             tables.setdefault(table_name(each.model), []).append(each)
     for table, walks in tables.items():
         rows = _rows_of(sweep, table)
@@ -111,7 +111,7 @@ def _rows_of(sweep: Sweep, table: str) -> int | None:
     return counted if counted < _COUNTED else max(counted, estimated_rows([table]) or 0)
 
 
-def _stale(sweep: Sweep, walks: Sequence[Pass], now: datetime, limit: int, argument: Any) -> Backlog | None:
+def _stale(sweep: Sweep, walks: Sequence[Stage], now: datetime, limit: int, argument: Any) -> Backlog | None:
     try:
         return count_stale(walks, now, limit, argument, sweep.max_runtime)
     except CountFailed as error:

@@ -1,4 +1,4 @@
-"""Gates: throttles that slow a run down while the database is not well, and end it early when that lasts."""
+"""ThrottleLimits: throttles that slow a run down while the database is not well, and end it early when that lasts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from housekeeping.core.clock import RunBudget
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.sweeps.checks.field_types import refuse_wrong_types
-from housekeeping.sweeps.limits.db_health import POSTGRES_VITALS, Signs, Vitals
+from housekeeping.sweeps.limits.db_health import POSTGRES_HEALTH, DbHealth, HealthSource
 
 logger = named_logger(__name__)
 
@@ -20,7 +20,7 @@ _LONGEST_PAUSE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Gates:
+class ThrottleLimits:
     """What a run must not add to; it is slowed down above these limits. Null, or false, switches a gate off.
 
     Attributes:
@@ -41,7 +41,7 @@ class Gates:
     wait_s: float = 10
 
     def __post_init__(self) -> None:
-        refuse_wrong_types("Gates", self)
+        refuse_wrong_types("ThrottleLimits", self)
 
     @property
     def ask(self) -> bool:
@@ -58,28 +58,28 @@ class Shut:
     limit: float
 
 
-class Gatekeeper:
+class Throttle:
     """Stands between the batches of one run.
 
     Parameters:
-      tables: Those the sweep walks, as `vitals.table_name` has them; none: the database is not asked.
+      tables: Those the sweep walks, as `health.table_name` has them; none: the database is not asked.
       budget: Its time is what is waited by.
       wait: Waits for so many seconds, or until the run is to stop.
     """
 
     def __init__(
         self,
-        gates: Gates,
+        limits: ThrottleLimits,
         tables: Sequence[str],
         budget: RunBudget,
         wait: Callable[[float], object],
-        vitals: Vitals | None = None,
+        health: HealthSource | None = None,
     ) -> None:
-        self._gates = gates
+        self._limits = limits
         self._tables = tables
         self._budget = budget
         self._wait = wait
-        self._vitals = vitals or POSTGRES_VITALS
+        self._health = health or POSTGRES_HEALTH
         self._asked_at: float | None = None
         self._shut: Shut | None = None
         self._shut_since = 0.0
@@ -91,10 +91,10 @@ class Gatekeeper:
     @property
     def measures(self) -> bool:
         """Whether it is to be told how long batches take."""
-        return self._gates.batch_s is not None
+        return self._limits.batch_s is not None
 
     @property
-    def is_shut(self) -> bool:
+    def is_active(self) -> bool:
         """Whether a gate was shut when they were last looked at."""
         return self._shut is not None
 
@@ -115,7 +115,7 @@ class Gatekeeper:
         self._look()
         begun, self._begun = self._begun, True
         while self._shut is not None:
-            if self._budget.seen - self._shut_since > self._gates.wait_s:
+            if self._budget.seen - self._shut_since > self._limits.wait_s:
                 return self._stays_shut(self._shut, begun)
             if give_up():
                 return self._shut
@@ -155,8 +155,8 @@ class Gatekeeper:
             logger.info("A gate is shut", gate=shut.gate, value=shut.value, limit=shut.limit)
 
     def _found(self) -> Iterator[Shut]:
-        gates = self._gates
-        signs = self._vitals.look(self._tables) if gates.ask and self._tables else None
+        gates = self._limits
+        signs = self._health.look(self._tables) if gates.ask and self._tables else None
         if signs is not None:
             lag, waiting = signs.replication_lag_s, signs.waiting_locks
             if gates.replication_lag_s is not None and self._known("replication_lag_s", lag, signs):
@@ -168,7 +168,7 @@ class Gatekeeper:
         if gates.batch_s is not None and self._batches:
             yield from _over("batch_s", fmean(self._batches), gates.batch_s)
 
-    def _known(self, gate: str, value: float | None, signs: Signs) -> bool:
+    def _known(self, gate: str, value: float | None, signs: DbHealth) -> bool:
         if value is None and gate not in self._unknown:
             self._unknown.add(gate)
             logger.info("A gate is unknown and stands open", gate=gate, error=signs.trouble)

@@ -9,7 +9,7 @@ from typing import Final
 from housekeeping.core.cron import Cron
 from housekeeping.core.plural import counted
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.alerts import Alarm
+from housekeeping.sweeps.insight.alerts import Alert
 from housekeeping.sweeps.processes.liveness import Process, Processes
 
 NO_WORKER: Final = "no_worker"
@@ -28,7 +28,7 @@ def process_alerts(
     zone: tzinfo,
     *,
     ever_ran: bool,
-) -> list[Alarm]:
+) -> list[Alert]:
     """Return the alerts of the whole installation; none when the heartbeats could not be read.
 
     Parameters:
@@ -44,7 +44,7 @@ def process_alerts(
         return []
     if not processes.every:
         text = "no worker or scheduler has sent a heartbeat for a day" if ever_ran else "no worker has run yet"
-        return [Alarm(NO_WORKER, f"{text}: {_START_BOTH}")]
+        return [Alert(NO_WORKER, f"{text}: {_START_BOTH}")]
     alerts = [alert for queue in sorted(needed) for alert in _no_worker(processes, queue, waiting.get(queue, 0))]
     if scheduled:
         alerts += _no_scheduler(processes, _shortest_period(scheduled, now, zone))
@@ -76,20 +76,20 @@ def _since(last: Process) -> str:
     return f"since {last.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC ({how} of {last.name}, {last.age_s:,.0f} s ago)"
 
 
-def _no_worker(processes: Processes, queue: str, waiting: int) -> Iterator[Alarm]:
+def _no_worker(processes: Processes, queue: str, waiting: int) -> Iterator[Alert]:
     text = no_living_worker(processes, queue)
     if text is not None:
-        yield Alarm(NO_WORKER, f"{text}; {counted(waiting, 'message waits', 'messages wait')}", 0, waiting)
+        yield Alert(NO_WORKER, f"{text}; {counted(waiting, 'message waits', 'messages wait')}", 0, waiting)
 
 
-def _no_scheduler(processes: Processes, period: timedelta) -> Iterator[Alarm]:
+def _no_scheduler(processes: Processes, period: timedelta) -> Iterator[Alert]:
     text = no_living_scheduler(processes)
     limit_s = max(_PERIODS * period, GRACE).total_seconds()
     seen = processes.schedulers
     # None was ever there: it is missed since the first process started.
     silent_s = seen[0].age_s if seen else max(each.said.up_s + each.age_s for each in processes.every)
     if text is not None and silent_s > limit_s:
-        yield Alarm(NO_SCHEDULER, text, limit_s, silent_s)
+        yield Alert(NO_SCHEDULER, text, limit_s, silent_s)
 
 
 def _shortest_period(scheduled: Iterable[Sweep], now: datetime, zone: tzinfo) -> timedelta:

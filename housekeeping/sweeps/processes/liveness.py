@@ -11,8 +11,8 @@ import redis
 from peewee import PeeweeException
 
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.redis_client import reaching_redis
-from housekeeping.database.connection import database, reaching_postgres
+from housekeeping.core.redis_client import translate_redis_errors
+from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.sweeps.processes import heartbeats
 from housekeeping.sweeps.processes.heartbeats import Heartbeat, LastHeartbeat, RedisHeartbeats
 
@@ -113,15 +113,15 @@ def read_processes(client: redis.Redis | None, namespace: str, now: datetime) ->
 
 def _asked(read: Callable[[], list[LastHeartbeat]]) -> list[LastHeartbeat] | None:
     try:
-        with reaching_redis(), reaching_postgres():
+        with translate_redis_errors(), translate_postgres_errors():
             return read()
     except (HousekeepingError, PeeweeException):
         return None  # whoever asks reads more of that server, and says that it is away
 
 
-def _processes(readings: Iterable[LastHeartbeat], now: datetime, *, known: bool) -> Processes:
+def _processes(explain_queries: Iterable[LastHeartbeat], now: datetime, *, known: bool) -> Processes:
     every = []
-    for each in sorted(readings, key=lambda reading: reading.age_s):
+    for each in sorted(explain_queries, key=lambda reading: reading.age_s):
         heartbeat_at = now - timedelta(seconds=each.age_s)
         started_at = heartbeat_at - timedelta(seconds=each.heartbeat.up_s)
         every.append(Process(each.heartbeat, started_at, heartbeat_at, each.age_s))

@@ -12,10 +12,10 @@ from housekeeping.core.errors import DeclarationError
 from housekeeping.database.state_machines import StateMachine
 from housekeeping.database.statement_time import STATEMENT_TIME, StatementTime, all_as_stored
 from housekeeping.sweeps.checks.field_types import refuse_wrong_types
-from housekeeping.sweeps.stages.stage import Settled, Step
+from housekeeping.sweeps.stages.stage import BatchResult, Step
 
 if TYPE_CHECKING:
-    from housekeeping.sweeps.stages.table_stage import TablePass
+    from housekeeping.sweeps.stages.table_stage import TableStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Action(Protocol):
     def counted_as(self) -> Sequence[str]:
         """The names of its counts, in the order they are shown."""
 
-    def write(self, table: TablePass, step: Step, chosen: Expression) -> Write:
+    def write(self, table: TableStage, step: Step, chosen: Expression) -> Write:
         """Change the rows that `chosen` is true of: the picked ones, still stale."""
 
-    def rescue(self, table: TablePass, step: Step, error: BaseException) -> Settled | None:
+    def fallback(self, table: TableStage, step: Step, error: BaseException) -> BatchResult | None:
         """Another way for the one row of `step.only` that could not be changed so; None: there is none."""
 
 
@@ -70,11 +70,11 @@ class Delete:
     def counted_as(self) -> Sequence[str]:
         return (self.rows_counted_as,)
 
-    def write(self, table: TablePass, step: Step, chosen: Expression) -> Write:
+    def write(self, table: TableStage, step: Step, chosen: Expression) -> Write:
         delete: Any = table.model.delete().where(chosen).returning(*table.key)
         return Write([delete.cte("deleted")], self.counted_as)
 
-    def rescue(self, table: TablePass, step: Step, error: BaseException) -> Settled | None:
+    def fallback(self, table: TableStage, step: Step, error: BaseException) -> BatchResult | None:
         return None
 
 
@@ -105,16 +105,16 @@ class Transition:
     def counted_as(self) -> Sequence[str]:
         return (self.rows_counted_as,)
 
-    def write(self, table: TablePass, step: Step, chosen: Expression) -> Write:
+    def write(self, table: TableStage, step: Step, chosen: Expression) -> Write:
         state = self.machine.field
         changes = all_as_stored(table.model, self.changes(STATEMENT_TIME))
         update: Any = (
             table.model.update({state: self.machine.target(self.event), **changes})
-            # COALESCE: not to choose an index by (see `TablePass.settle`).
+            # COALESCE: not to choose an index by (see `TableStage.apply`).
             .where(chosen & fn.COALESCE(state.in_(self.machine.sources(self.event)), False))
             .returning(*table.key)
         )
         return Write([update.cte("moved")], self.counted_as)
 
-    def rescue(self, table: TablePass, step: Step, error: BaseException) -> Settled | None:
+    def fallback(self, table: TableStage, step: Step, error: BaseException) -> BatchResult | None:
         return None

@@ -14,8 +14,8 @@ from housekeeping.database.connection import database
 from housekeeping.sweeps.checks.field_types import refuse_wrong_types
 from housekeeping.sweeps.engine.error_mapping import comes_from
 from housekeeping.sweeps.stages.actions import Delete, Transition, Write
-from housekeeping.sweeps.stages.stage import Failure, Position, Settled, Step
-from housekeeping.sweeps.stages.table_stage import TablePass, text_of
+from housekeeping.sweeps.stages.stage import BatchResult, Failure, Position, Step
+from housekeeping.sweeps.stages.table_stage import TableStage, text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class Call:
     def counted_as(self) -> Sequence[str]:
         return self.then.counted_as
 
-    def write(self, table: TablePass, step: Step, chosen: Expression) -> Write:
+    def write(self, table: TableStage, step: Step, chosen: Expression) -> Write:
         return self.then.write(table, step, chosen)
 
-    def rescue(self, table: TablePass, step: Step, error: BaseException) -> Settled | None:
+    def fallback(self, table: TableStage, step: Step, error: BaseException) -> BatchResult | None:
         return None
 
     def is_away(self, error: BaseException) -> bool:
@@ -89,12 +89,12 @@ class _Taken:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallPass(TablePass):
+class CallStage(TableStage):
     """One walk through a table whose action is a `Call`."""
 
     action: Call
 
-    def take(self, step: Step) -> _Taken:
+    def prepare(self, step: Step) -> _Taken:
         """Call for each row of the step that nobody holds at this moment.
 
         Raises:
@@ -130,11 +130,11 @@ class CallPass(TablePass):
                 break
         return taken
 
-    def settle(self, step: Step, taken: _Taken) -> Settled:  # type: ignore[override]
+    def apply(self, step: Step, taken: _Taken) -> BatchResult:  # type: ignore[override]
         """Change the rows that were called for and are still stale."""
         called = [position for position in taken.called if self._is_about(step, position)]
         failures = [failure for position, failure in taken.failures if self._is_about(step, position)]
-        changed = super().settle(dataclasses.replace(step, only=called)) if called else Settled(self._counted(()))
+        changed = super().apply(dataclasses.replace(step, only=called)) if called else BatchResult(self._counted(()))
         end = self.after_all(step, taken, ())
         return dataclasses.replace(
             changed, position=end.position, exhausted=end.exhausted, failures=[*failures, *changed.failures]
@@ -145,10 +145,10 @@ class CallPass(TablePass):
             return super().positions(step)
         return [*taken.called, *(position for position, _ in taken.failures)]
 
-    def after_all(self, step: Step, taken: _Taken, positions: Sequence[Position]) -> Settled:
+    def after_all(self, step: Step, taken: _Taken, positions: Sequence[Position]) -> BatchResult:
         if not taken.complete:
-            return Settled({}, taken.position, exhausted=False)
-        return Settled({}, taken.end, taken.exhausted)
+            return BatchResult({}, taken.position, exhausted=False)
+        return BatchResult({}, taken.end, taken.exhausted)
 
     def _position(self, row: Any) -> Position:
         # Not by attribute, which would read what a foreign key refers to.

@@ -9,12 +9,12 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class RecordLine:
+class RowLog:
     """A log line for each record that was changed.
 
     Attributes:
       event: Its text.
-      fields: Log field -> key of the record (see `TablePass.columns`).
+      fields: Log field -> key of the record (see `TableStage.columns`).
       constants: Log field -> value.
       level: One of logging's.
     """

@@ -57,7 +57,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class BatchResult:
     """What one step did, true once its transaction has committed.
 
     Attributes:
@@ -114,7 +114,7 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True)
-class PassPlan:
+class StagePlan:
     """What a pass would do now.
 
     Attributes:
@@ -155,11 +155,11 @@ class Preflight(Protocol):
     def carry_out(self) -> PreflightResult:
         """Do the work."""
 
-    def plan(self) -> PassPlan:
+    def plan(self) -> StagePlan:
         """Return what `carry_out` would do now, and change nothing."""
 
 
-class Pass(Protocol):
+class Stage(Protocol):
     """One walk through what is stale. The engine owns the loop, the transaction, the counts and the position."""
 
     @property
@@ -170,16 +170,16 @@ class Pass(Protocol):
     def batch_size(self) -> int:
         """Records a step, at the most."""
 
-    def take(self, step: Step) -> Any:
+    def prepare(self, step: Step) -> Any:
         """Look, and have effects outside of the database, outside of any transaction; repeatable.
 
         Returns what `settle` needs to know.
         """
 
-    def settle(self, step: Step, taken: Any) -> Settled:
+    def apply(self, step: Step, taken: Any) -> BatchResult:
         """Change the database, within the batch's transaction; nothing outside of it."""
 
-    def committed(self, step: Step, settled: Settled) -> None:
+    def after_commit(self, step: Step, settled: BatchResult) -> None:
         """Write the log lines of what was done, after the commit."""
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
@@ -188,7 +188,7 @@ class Pass(Protocol):
     def oldest(self, now: datetime, argument: Any = None) -> Any:
         """What the first stale record in order is known by, usually its time; null when there is none."""
 
-    def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
+    def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
         """What it would do now, changing nothing."""
 
 
@@ -196,12 +196,12 @@ class Pass(Protocol):
 class Announcing(Protocol):
     """A stage whose batches have events."""
 
-    def announcements(self, settled: Settled) -> Sequence[Announcement]:
+    def announcements(self, settled: BatchResult) -> Sequence[Announcement]:
         """Return the events of a batch; called within its transaction, once it is settled."""
 
 
 @runtime_checkable
-class Divisible(Pass, Protocol):
+class Divisible(Stage, Protocol):
     """A stage whose batch can be bisected, to find the records that make it fail.
 
     Its `settle` is given parts of the batch as `step.only`, with all that was taken.
@@ -210,10 +210,10 @@ class Divisible(Pass, Protocol):
     def positions(self, step: Step, taken: Any) -> list[Position]:
         """Return the records of the batch, one by one."""
 
-    def after_all(self, step: Step, taken: Any, positions: Sequence[Position]) -> Settled:
+    def after_all(self, step: Step, taken: Any, positions: Sequence[Position]) -> BatchResult:
         """Return where the stage stands once these records are dealt with; it counts nothing."""
 
-    def rescue(self, step: Step, error: BaseException) -> Settled | None:
+    def fallback(self, step: Step, error: BaseException) -> BatchResult | None:
         """Settle the single record of `step.only` another way, in a transaction of its own; None: there is none."""
 
     def describe(self, position: Position) -> dict[str, Any]:
@@ -224,12 +224,12 @@ class Divisible(Pass, Protocol):
 class Resizable(Protocol):
     """A pass whose steps can be made smaller while a run is at work; so can a dataclass's that has a `batch_size`."""
 
-    def resized(self, batch_size: int) -> Pass:
+    def resized(self, batch_size: int) -> Stage:
         """The same pass, at the same place, with steps of so many records at the most."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ExplainQuery:
     """A statement that walks a table and must do so by an index.
 
     Attributes:
@@ -247,7 +247,7 @@ class Reading:
 class Explainable(Protocol):
     """A pass that can say which statements it walks tables by, for `housekeeping doctor` to explain."""
 
-    def readings(self, now: datetime) -> Sequence[Reading]:
+    def explain_queries(self, now: datetime) -> Sequence[ExplainQuery]:
         """The statements of a run that begins now."""
 
 

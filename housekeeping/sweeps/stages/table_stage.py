@@ -29,13 +29,22 @@ from housekeeping.core import events
 from housekeeping.core.errors import DeclarationError, RowNotChanged
 from housekeeping.core.telemetry.logs import log_each
 from housekeeping.database.catalog import is_left_out, leave_out_absent
-from housekeeping.database.compiled_query import Place, Prepared, Statements
+from housekeeping.database.compiled_query import Parameter, Prepared, Statements
 from housekeeping.database.connection import database
 from housekeeping.database.primary_key import key_within
 from housekeeping.sweeps.stages.actions import Action, Write
 from housekeeping.sweeps.stages.nulls import may_be_null
-from housekeeping.sweeps.stages.row_log import RecordLine
-from housekeeping.sweeps.stages.stage import Announcement, Backlog, Failure, PassPlan, Position, Reading, Settled, Step
+from housekeeping.sweeps.stages.row_log import RowLog
+from housekeeping.sweeps.stages.stage import (
+    Announcement,
+    Backlog,
+    BatchResult,
+    ExplainQuery,
+    Failure,
+    Position,
+    StagePlan,
+    Step,
+)
 
 _SAMPLES: Final = 5
 _NOT_CHANGED: Final = (
@@ -51,7 +60,7 @@ def named_keys(keys: tuple[str, ...] | Mapping[str, str]) -> Mapping[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TablePass:
+class TableStage:
     """One walk through a table.
 
     Attributes:
@@ -61,7 +70,7 @@ class TablePass:
       action: What is done with the stale rows of a batch.
       columns: Further columns to read, by the key a record has for them, for events and log lines. Those that are among
         the model's ``optional_fields`` are left out where the table does not have them.
-      sends: The event announced with the changed records of each batch, and which keys of the record it carries; a
+      event: The event announced with the changed records of each batch, and which keys of the record it carries; a
         mapping where the event calls them otherwise (event's key -> record's).
       line: The log line for each changed record; null: none.
     """
@@ -72,8 +81,8 @@ class TablePass:
     action: Action
     batch_size: int = 100
     columns: Mapping[str, Any] = field(default_factory=dict)
-    sends: tuple[NamedSignal, tuple[str, ...] | Mapping[str, str]] | None = None
-    line: RecordLine | None = None
+    event: tuple[NamedSignal, tuple[str, ...] | Mapping[str, str]] | None = None
+    line: RowLog | None = None
     statements: Statements = field(default_factory=Statements, init=False, repr=False, compare=False)
 
     @property
@@ -132,14 +141,14 @@ class TablePass:
         absent = {key for key, column in self.columns.items() if is_left_out(column)}
         if not absent:
             return self
-        line, sends = self.line, self.sends
+        line, event = self.line, self.event
         if line is not None:
             line = replace(line, fields={name: key for name, key in line.fields.items() if key not in absent})
-        if sends is not None:
-            named = {name: key for name, key in named_keys(sends[1]).items() if key not in absent}
-            sends = (sends[0], named)
+        if event is not None:
+            named = {name: key for name, key in named_keys(event[1]).items() if key not in absent}
+            event = (event[0], named)
         columns = {key: column for key, column in self.columns.items() if key not in absent}
-        return replace(self, columns=columns, line=line, sends=sends)
+        return replace(self, columns=columns, line=line, event=event)
 
     def rows(self, step: Step) -> ModelSelect[Any]:
         """Select the rows of a step: the order columns, the further ones, then what `position_of` needs; unlocked."""
@@ -171,10 +180,10 @@ class TablePass:
         single: Expression = self.key[0] == fn.ANY(fn.ARRAY(chosen))
         return single
 
-    def take(self, step: Step) -> Any:
+    def prepare(self, step: Step) -> Any:
         """Nothing: the rows are read by the statement that changes them."""
 
-    def settle(self, step: Step, taken: Any = None) -> Settled:
+    def apply(self, step: Step, taken: Any = None) -> BatchResult:
         """Pick, lock and change the rows in one statement; it also says which they were, where somebody is told."""
         told = self.somebody_is_told()
         rows = self.carried_out(step, ("settle", told), lambda step: self._statement(step, told))
@@ -192,7 +201,7 @@ class TablePass:
             return Prepared(make(step)).rows()
         after = step.after
         shape = None if after is None else tuple(value is None for value in after)
-        blank = None if after is None else tuple(v if v is None else Place(n) for n, v in enumerate(after))
+        blank = None if after is None else tuple(v if v is None else Parameter(n) for n, v in enumerate(after))
         form = (form, shape, step.until)
         statement = self.statements.of(self.purpose(step), form, lambda: make(replace(step, after=blank)))
         return statement.rows(*after or ())
@@ -221,7 +230,7 @@ class TablePass:
         flag = key[0].in_(done) if len(key) == 1 else Tuple(*key).in_(done)
         return Select((picked,), (*read, flag, *totals)).order_by(*order).with_cte(picked, *write.ctes)
 
-    def _each(self, step: Step, rows: list[tuple[Any, ...]]) -> Settled:
+    def _each(self, step: Step, rows: list[tuple[Any, ...]]) -> BatchResult:
         flag = len(self.order) + len(self.columns) + len(self.as_text)
         columns = (*self.order, *self.columns.values())
         # Column by column, because to find out for each value how it is read takes as long as a log line.
@@ -230,7 +239,7 @@ class TablePass:
         changed = [self.record(each) for each, row in zip(read, rows, strict=True) if row[flag]]
         kept = [self.describe(self.position_of(row)) for row in rows if not row[flag]]
         position, exhausted = self.stands_after(step, self.position_of(rows[-1]) if rows else None, len(rows))
-        return Settled(
+        return BatchResult(
             self._counted(rows[0][flag + 1 :] if rows else ()),
             position,
             exhausted,
@@ -238,9 +247,9 @@ class TablePass:
             failures=[Failure(record, RowNotChanged(_NOT_CHANGED)) for record in kept],
         )
 
-    def _in_all(self, step: Step, rows: list[tuple[Any, ...]]) -> Settled:
+    def _in_all(self, step: Step, rows: list[tuple[Any, ...]]) -> BatchResult:
         if not rows:
-            return Settled(self._counted(()), *self.stands_after(step, None, 0))
+            return BatchResult(self._counted(()), *self.stands_after(step, None, 0))
         row = rows[0]
         width = len(self.order)
         after_texts = width + len(self.as_text)
@@ -248,7 +257,7 @@ class TablePass:
         last = self.position_of((*row[:width], *[None] * len(self.columns), *row[width:after_texts]))
         kept = picked - counts[0]
         failures = [Failure({"stage": self.name}, RowNotChanged(_NOT_CHANGED), kept)] if kept else []
-        return Settled(self._counted(counts), *self.stands_after(step, last, picked), failures=failures)
+        return BatchResult(self._counted(counts), *self.stands_after(step, last, picked), failures=failures)
 
     def _refuse_more_rows(self, step: Step, rows: list[tuple[Any, ...]], told: bool) -> None:
         """Raise DeclarationError, and so undo the batch, when its key stands for more rows than it has."""
@@ -285,19 +294,19 @@ class TablePass:
     def somebody_is_told(self) -> bool:
         """Whether the records themselves are wanted: by a line for each, or by a listener of the event."""
         written = self.line is not None and logging.getLogger(__name__).isEnabledFor(self.line.level)
-        return written or (self.sends is not None and events.has_listeners(self.sends[0]))
+        return written or (self.event is not None and events.has_listeners(self.event[0]))
 
-    def committed(self, step: Step, settled: Settled) -> None:
+    def after_commit(self, step: Step, settled: BatchResult) -> None:
         if self.line is not None:
             fields, constants = self.line.fields.items(), self.line.constants
             each = [{**{name: row[key] for name, key in fields}, **constants} for row in settled.rows]
             log_each(__name__, self.line.level, self.line.event, each)
 
-    def announcements(self, settled: Settled) -> Sequence[Announcement]:
+    def announcements(self, settled: BatchResult) -> Sequence[Announcement]:
         """Return the event of the changed rows, if the stage has one and they were read back."""
-        if self.sends is None or not events.has_listeners(self.sends[0]):
+        if self.event is None or not events.has_listeners(self.event[0]):
             return ()
-        event, keys = self.sends
+        event, keys = self.event
         named = named_keys(keys)
         return [Announcement(event, [{name: row[key] for name, key in named.items()} for row in settled.rows])]
 
@@ -305,12 +314,12 @@ class TablePass:
         found = Prepared(self.rows(step).for_update(skip_locked=True)).rows()
         return [self.position_of(row) for row in found]
 
-    def after_all(self, step: Step, taken: Any, positions: Sequence[Position]) -> Settled:
+    def after_all(self, step: Step, taken: Any, positions: Sequence[Position]) -> BatchResult:
         last = positions[-1] if positions else None
-        return Settled({}, *self.stands_after(step, last, len(positions)))
+        return BatchResult({}, *self.stands_after(step, last, len(positions)))
 
-    def rescue(self, step: Step, error: BaseException) -> Settled | None:
-        return self.action.rescue(self, step, error)
+    def fallback(self, step: Step, error: BaseException) -> BatchResult | None:
+        return self.action.fallback(self, step, error)
 
     def describe(self, position: Position) -> dict[str, Any]:
         return {column.name: _in_words(column, value) for column, value in zip(self.order, position, strict=True)}
@@ -324,18 +333,18 @@ class TablePass:
     def oldest(self, now: datetime, argument: Any = None) -> Any:
         return self._edge(now, self.order)
 
-    def readings(self, now: datetime) -> list[Reading]:
+    def explain_queries(self, now: datetime) -> list[ExplainQuery]:
         walk = self.rows(Step("", None, now)).for_update(skip_locked=True)
-        return [Reading(f"the walk through {self.name}", walk, self.model)]
+        return [ExplainQuery(f"the walk through {self.name}", walk, self.model)]
 
     def statements_of_a_run(self, now: datetime) -> list[Query]:
         """Return the statements that change the rows of a batch, for `housekeeping doctor` to look at; none is run."""
         return [self._statement(Step("", None, now), True)]
 
-    def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
+    def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
         stale = self.backlog(now, limit)
         samples = Prepared(self.rows(Step("", None, now)).limit(_SAMPLES)).rows()
-        return PassPlan(
+        return StagePlan(
             self.name,
             stale,
             {self.action.counted_as[0]: stale.rows},
@@ -411,13 +420,13 @@ class TablePass:
 
 
 def text_of(column: Any) -> str:
-    """Return the name under which `TablePass.rows` has a column as PostgreSQL writes it."""
+    """Return the name under which `TableStage.rows` has a column as PostgreSQL writes it."""
     return f"position_of_{column.column_name}"
 
 
 def _literals(position: Position) -> list[Any]:
     """Return the values of a position as PostgreSQL is to read them: no column of the model converts them."""
-    return [v if v is None or isinstance(v, Place) else Value(v, converter=False, unpack=False) for v in position]
+    return [v if v is None or isinstance(v, Parameter) else Value(v, converter=False, unpack=False) for v in position]
 
 
 def _in_words(column: Any, value: Any) -> Any:

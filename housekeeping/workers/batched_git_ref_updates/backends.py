@@ -2,9 +2,9 @@
 
 ::
 
-    from housekeeping.workers.batched_git_ref_updates.backends import surroundings
+    from housekeeping.workers.batched_git_ref_updates.backends import backends
 
-    surroundings.replace(repositories=ByStorage(), deletion=GitalyClient())
+    backends.replace(repositories=ByStorage(), deletion=GitalyClient())
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from housekeeping.workers.batched_git_ref_updates.git_cli import GitProgram
+from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletion
 from housekeeping.workers.batched_git_ref_updates.repositories import HashedRepositories, Repositories
 
 
-class Surroundings:
+class Backends:
     """What the cleanup of a project works with; the application's where it has said so, else the defaults."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Surroundings:
     @property
     def deletion(self) -> RefDeletion:
         """The git program unless replaced."""
-        return self._deletion or GitProgram()
+        return self._deletion or GitCli()
 
 
-surroundings: Final = Surroundings()
+backends: Final = Backends()

@@ -18,8 +18,8 @@ from housekeeping.database.connection import database
 from housekeeping.database.statement_time import statement_time
 from housekeeping.sweeps import Announcement
 from housekeeping.sweeps.ledger.runs import HEARTBEAT
-from housekeeping.sweeps.stages.stage import Backlog, Failure, PassPlan, Position, Reading, Settled, Step
-from housekeeping.workers.batched_git_ref_updates.backends import Surroundings
+from housekeeping.sweeps.stages.stage import Backlog, BatchResult, ExplainQuery, Failure, Position, StagePlan, Step
+from housekeeping.workers.batched_git_ref_updates.backends import Backends
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus, machine
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import (
     RefDeletionFailed,
@@ -71,7 +71,7 @@ class _Page:
 
 
 @dataclass(frozen=True, slots=True)
-class _Marked(Settled):
+class _Marked(BatchResult):
     """A settled page, with the rows that were marked though there was no ref to delete."""
 
     invalid: Sequence[dict[str, Any]] = ()
@@ -82,13 +82,13 @@ class PendingDeletions:
     """Deletes the refs of a project's pending deletions in order of id, and marks the rows whose refs are gone.
 
     Attributes:
-      surroundings: Where the repository is, and what deletes refs.
+      backends: Where the repository is, and what deletes refs.
       page_size: Rows a page, and so a transaction.
       git_batch_size: Refs a batch.
       max_deletes: Rows a run, whatever becomes of them.
     """
 
-    surroundings: Surroundings
+    backends: Backends
     page_size: int
     git_batch_size: int
     max_deletes: int
@@ -101,7 +101,7 @@ class PendingDeletions:
     def resized(self, batch_size: int) -> PendingDeletions:
         return replace(self, page_size=batch_size)
 
-    def take(self, step: Step) -> _Page:
+    def prepare(self, step: Step) -> _Page:
         """Delete the refs of a page's rows; repeated, it finds them gone.
 
         Raises:
@@ -109,7 +109,7 @@ class PendingDeletions:
           RefDeletionFailed: When none of them could be deleted, for a reason that is none of them.
         """
         project_id = int(step.argument)
-        repository = self.surroundings.repositories.locate(project_id)
+        repository = self.backends.repositories.locate(project_id)
         after, handled = step.after or (None, 0)
         size = min(self.page_size, self.max_deletes - handled)
         rows = pending_rows(project_id, after, size + 1)
@@ -119,7 +119,7 @@ class PendingDeletions:
         began = time.monotonic()
         for batch in _batches(refs, self.git_batch_size):
             try:
-                for ref, refused in delete_refs(self.surroundings.deletion, repository, batch, step.time_is_up):
+                for ref, refused in delete_refs(self.backends.deletion, repository, batch, step.time_is_up):
                     fates[ref] = refused
             except RefDeletionFailed:
                 if not fates:
@@ -143,7 +143,7 @@ class PendingDeletions:
             left=left or len(known) < len(page),
         )
 
-    def settle(self, step: Step, taken: _Page) -> Settled:
+    def apply(self, step: Step, taken: _Page) -> BatchResult:
         """Mark the rows that are still pending and unchanged; those locked elsewhere are left for the next run."""
         project_id = int(step.argument)
         page = taken if step.only is None else taken.only(step.only)
@@ -164,26 +164,26 @@ class PendingDeletions:
     def positions(self, step: Step, taken: _Page) -> list[Position]:
         return [*taken.deleted, *taken.invalid, *(row for row, _ in taken.refused)]
 
-    def after_all(self, step: Step, taken: _Page, positions: Sequence[Position]) -> Settled:
+    def after_all(self, step: Step, taken: _Page, positions: Sequence[Position]) -> BatchResult:
         _, handled = step.after or (None, 0)
         handled += len(taken)
         full = taken.left and handled >= self.max_deletes
-        return Settled({}, (taken.last, handled), not taken.left, stop="limit" if full else None)
+        return BatchResult({}, (taken.last, handled), not taken.left, stop="limit" if full else None)
 
-    def rescue(self, step: Step, error: BaseException) -> None:
+    def fallback(self, step: Step, error: BaseException) -> None:
         """There is no other way to mark a row."""
 
     def describe(self, position: Position) -> dict[str, Any]:
         return {"id": position[0], "ref": position[1]}
 
-    def committed(self, step: Step, settled: Settled) -> None:
+    def after_commit(self, step: Step, settled: BatchResult) -> None:
         if isinstance(settled, _Marked):
             for record in settled.invalid:
                 logger.warning(
                     "Not a ref that can be deleted", **{**record, "ref": shortened(record["ref"], _LONGEST_LOGGED)}
                 )
 
-    def announcements(self, settled: Settled) -> Sequence[Announcement]:
+    def announcements(self, settled: BatchResult) -> Sequence[Announcement]:
         return [Announcement(refs_deleted, settled.rows)]
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
@@ -197,14 +197,14 @@ class PendingDeletions:
         first = _in_order(int(argument)).select(Deletion.created_at).limit(1).first()
         return None if first is None else first.created_at
 
-    def readings(self, now: datetime) -> list[Reading]:
+    def explain_queries(self, now: datetime) -> list[ExplainQuery]:
         page = _in_order(1, 1).limit(self.page_size)
-        return [Reading("a project's pending deletions", page, Deletion)]
+        return [ExplainQuery("a project's pending deletions", page, Deletion)]
 
-    def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
+    def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
         rows = pending_rows(int(argument), None, self.max_deletes)
         invalid = sum(not is_ref_name(ref) for _, ref in rows)
-        return PassPlan(
+        return StagePlan(
             self.name,
             self.backlog(now, limit, argument),
             {"total_deletes": len(rows) - invalid, "invalid": invalid},

@@ -61,7 +61,7 @@ _NO_REF_AT_FAULT: Final = (
 )
 
 
-class GitProgram:
+class GitCli:
     """The default `RefDeletion`: ``git update-ref --stdin`` on a bare repository of this machine.
 
     Parameters:

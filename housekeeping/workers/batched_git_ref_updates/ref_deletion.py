@@ -25,7 +25,7 @@ class RefDeletionFailed(HousekeepingError):
 
 
 class RefDeletion(Protocol):
-    """Deletes refs of a repository; replaceable, see `surroundings`."""
+    """Deletes refs of a repository; replaceable, see `backends`."""
 
     def delete(self, repository: PurePath, refs: Sequence[str]) -> None:
         """Delete them all, each itself and not what it points to, or none of them.

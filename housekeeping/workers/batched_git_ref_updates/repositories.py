@@ -12,7 +12,7 @@ _VARIABLE: Final = "HOUSEKEEPING_REPOSITORIES_ROOT"
 
 
 class Repositories(Protocol):
-    """Knows where a project's repository is; replaceable, see `surroundings`."""
+    """Knows where a project's repository is; replaceable, see `backends`."""
 
     def locate(self, project_id: int) -> PurePath:
         """The repository, in the form the ref deletion in use understands; it need not exist.

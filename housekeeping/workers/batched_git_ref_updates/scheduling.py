@@ -10,11 +10,11 @@ from typing import Any, Final
 from dramatiq import Actor
 from peewee import JOIN, SQL, Select, Value, fn
 
-from housekeeping.core.redis_client import reaching_redis
+from housekeeping.core.redis_client import translate_redis_errors
 from housekeeping.database.connection import database
 from housekeeping.database.replicas import read_database
 from housekeeping.middleware.enqueue_many.bulk import enqueue_many
-from housekeeping.sweeps.stages.stage import Backlog, PassPlan, Position, Reading, Settled, Step
+from housekeeping.sweeps.stages.stage import Backlog, BatchResult, ExplainQuery, Position, StagePlan, Step
 from housekeeping.workers.batched_git_ref_updates.deferral import any_deferred, count_deferred, deferred_among
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus
 
@@ -86,7 +86,7 @@ class PendingProjects:
     deferral: _Deferral = field(default_factory=lambda: _Deferral(), init=False, repr=False, compare=False)
     search: _Search = field(default_factory=lambda: _Search(), init=False, repr=False, compare=False)
 
-    def take(self, step: Step) -> _Enqueued:
+    def prepare(self, step: Step) -> _Enqueued:
         """Enqueue a batch; repeated, it finds its messages waiting and adds none.
 
         Raises:
@@ -99,7 +99,7 @@ class PendingProjects:
         projects = self.deferral.without_deferred(page)
         duplicates = 0
         if projects:
-            with reaching_redis():
+            with translate_redis_errors():
                 messages = enqueue_many(self.children(), projects, trigger="parent")
             duplicates = sum("duplicate_of" in message.options for message in messages)
         last = page[-1] if page else begun.last
@@ -110,7 +110,7 @@ class PendingProjects:
             after = _Round(step.run_id, None, begun.began_after, True, after.projects)
         return _Enqueued(projects, duplicates, after, left)
 
-    def settle(self, step: Step, taken: _Enqueued) -> Settled:
+    def apply(self, step: Step, taken: _Enqueued) -> BatchResult:
         """Nothing but what the engine writes."""
         counts = {
             "total_projects": len(taken.projects),
@@ -118,9 +118,9 @@ class PendingProjects:
             "deduplicated": taken.deduplicated,
         }
         full = taken.left and taken.after.projects >= self.max_projects
-        return Settled(counts, taken.after.as_position(), not taken.left, stop="limit" if full else None)
+        return BatchResult(counts, taken.after.as_position(), not taken.left, stop="limit" if full else None)
 
-    def committed(self, step: Step, settled: Settled) -> None:
+    def after_commit(self, step: Step, settled: BatchResult) -> None:
         """Nothing to say of single projects."""
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
@@ -131,16 +131,16 @@ class PendingProjects:
         """Nothing: no index knows the oldest row, and a project's id is no age."""
         return None
 
-    def readings(self, now: datetime) -> list[Reading]:
-        return [Reading("the projects with pending deletions", _each_project(None, None).limit(100), Deletion)]
+    def explain_queries(self, now: datetime) -> list[ExplainQuery]:
+        return [ExplainQuery("the projects with pending deletions", _each_project(None, None).limit(100), Deletion)]
 
-    def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
+    def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
         stale = self.backlog(now, limit)
         projects = self.deferral.without_deferred(pending_projects(None, None, _SAMPLES))
         due = stale.rows - (count_deferred() if stale.rows else 0)
         # Which of them wait already is not asked of Redis.
         counts = {"total_projects": max(0, min(due, self.max_projects))}
-        return PassPlan(self.name, stale, counts, samples=[{"project_id": project} for project in projects])
+        return StagePlan(self.name, stale, counts, samples=[{"project_id": project} for project in projects])
 
 
 class _Deferral:

@@ -7,18 +7,18 @@ from datetime import timedelta
 from typing import Final
 
 from housekeeping.sweeps import (
-    Alarms,
+    AlertThresholds,
     Finding,
     HousekeepingError,
-    LeaseTerms,
+    LeaseConfig,
     Settings,
     SettingsError,
     Sweep,
     actor_named,
 )
-from housekeeping.workers.batched_git_ref_updates.backends import surroundings
+from housekeeping.workers.batched_git_ref_updates.backends import backends
 from housekeeping.workers.batched_git_ref_updates.cleanup import PendingDeletions
-from housekeeping.workers.batched_git_ref_updates.git_cli import GitProgram
+from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.scheduling import PendingProjects
 
@@ -41,24 +41,24 @@ RIGHTS: Final = {"batched_git_ref_updates_deletions": ("SELECT", "UPDATE (status
 
 project_cleanup: Final = Sweep(
     name="batched_git_ref_updates.project_cleanup",
-    passes=lambda sweep: [
+    stages=lambda sweep: [
         PendingDeletions(
-            surroundings=surroundings,
+            backends=backends,
             page_size=sweep.options["page_size"],
             git_batch_size=sweep.options["git_batch_size"],
             max_deletes=sweep.options["max_deletes"],
         )
     ],
     counts=("total_deletes", "invalid", "failed"),
-    settles=("total_deletes", "invalid"),
+    progress_counts=("total_deletes", "invalid"),
     batch_size=PAGE_SIZE,
     options={"page_size": PAGE_SIZE, "git_batch_size": GIT_BATCH_SIZE, "max_deletes": MAX_DELETES},
     max_runtime=MAX_RUNTIME,
-    lease=LeaseTerms(lambda project_id: f"batched_git_ref_updates/project_cleanup/{project_id}", LEASE_TTL),
-    takes_argument="project id",
-    read_argument=int,
+    lease=LeaseConfig(lambda project_id: f"batched_git_ref_updates/project_cleanup/{project_id}", LEASE_TTL),
+    argument_name="project id",
+    parse_argument=int,
     queue="git_refs",
-    alarms=Alarms(longest_run=LONGEST_RUN, failed_runs=FAILED_RUNS),
+    alerts=AlertThresholds(longest_run=LONGEST_RUN, failed_runs=FAILED_RUNS),
     feature_category="gitaly",
     data_consistency="delayed",
     # The scheduler asks again every minute. A project whose cleanup fails has one live message, not one more each
@@ -70,7 +70,7 @@ project_cleanup: Final = Sweep(
 
 cleanup_scheduler: Final = Sweep(
     name="batched_git_ref_updates.cleanup_scheduler",
-    passes=lambda sweep: [
+    stages=lambda sweep: [
         PendingProjects(
             children=lambda: actor_named(project_cleanup.name),
             batch_size=sweep.batch_size,
@@ -78,15 +78,15 @@ cleanup_scheduler: Final = Sweep(
         )
     ],
     counts=("total_projects", "enqueued", "deduplicated"),
-    settles=("total_projects",),
+    progress_counts=("total_projects",),
     schedule=SCHEDULE,
     batch_size=BATCH_SIZE,
     options={"max_projects": MAX_PROJECTS},
     max_runtime=MAX_RUNTIME,
-    lease=LeaseTerms("batched_git_ref_updates/cleanup_scheduler", LEASE_TTL),
+    lease=LeaseConfig("batched_git_ref_updates/cleanup_scheduler", LEASE_TTL),
     # High ids must not starve behind 10,000 busy projects.
-    goes_round=True,
-    alarms=Alarms(longest_run=LONGEST_RUN, failed_runs=FAILED_RUNS),
+    resume_after_limit=True,
+    alerts=AlertThresholds(longest_run=LONGEST_RUN, failed_runs=FAILED_RUNS),
     feature_category="gitaly",
     data_consistency="sticky",
     confirm_first_run=False,
@@ -107,20 +107,20 @@ def configure(settings: Settings) -> None:
             f'HOUSEKEEPING_WORKERS["{project_cleanup.name}"]["batch_size"] is {given.batch_size}, '
             "but this worker has page_size (rows) and git_batch_size (refs)"
         )
-    surroundings.use_root(settings.repositories_root)
+    backends.use_root(settings.repositories_root)
 
 
 def examine() -> Iterator[Finding]:
     """Whether the repositories and the git program are there, for `housekeeping doctor`."""
     area = project_cleanup.name
     try:
-        surroundings.repositories.locate(1)
+        backends.repositories.locate(1)
         yield Finding("fine", area, "repositories", "their folder is there")
     except HousekeepingError as error:
         yield Finding("error", area, "repositories", str(error), "mount it, or disable the worker")
-    if not isinstance(surroundings.deletion, GitProgram):
+    if not isinstance(backends.deletion, GitCli):
         return
-    version = surroundings.deletion.version()
+    version = backends.deletion.version()
     if version is None:
         yield Finding("error", area, "git", "the git program was not found", "install git")
     else:

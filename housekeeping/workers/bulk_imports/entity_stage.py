@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from peewee import CTE, SQL, Expression, Function, IntegrityError, Query, Select, Value, fn
 
-from housekeeping.database.compiled_query import Place
+from housekeeping.database.compiled_query import Parameter
 from housekeeping.database.connection import database
 from housekeeping.database.statement_time import statement_time
-from housekeeping.sweeps.stages.stage import Backlog, PassPlan, Reading, Settled, Step
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.stage import Backlog, BatchResult, ExplainQuery, StagePlan, Step
+from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.workers.bulk_imports.models import BulkImportEntity, BulkImportTracker
 from housekeeping.workers.bulk_imports.states import SourceType
 
@@ -21,7 +21,7 @@ TRACKERS_COUNTED_AS: Final = "timed_out_trackers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EntityPass(TablePass):
+class EntityStage(TableStage):
     """Two statements a batch: one locks the entities, one changes them with their trackers.
 
     The second statement's snapshot is taken when the locks are held, so it sees every tracker that was added before
@@ -29,13 +29,13 @@ class EntityPass(TablePass):
     that changes at this very moment, is at work after all: it is left out whole and never waited for.
     """
 
-    def settle(self, step: Step, taken: Any = None) -> Settled:
+    def apply(self, step: Step, taken: Any = None) -> BatchResult:
         found = self.carried_out(step, "lock", lambda step: self.rows(step).for_update(skip_locked=True))
         if not found:
-            return Settled({}, *self.stands_after(step, None, 0))
+            return BatchResult({}, *self.stands_after(step, None, 0))
         entities, trackers = self._time_out(step, [row[1] for row in found])
         changed = [row for row in found if row[1] in entities] if self.somebody_is_told() else []
-        return Settled(
+        return BatchResult(
             {self.action.counted_as[0]: len(entities), TRACKERS_COUNTED_AS: trackers},
             *self.stands_after(step, self.position_of(found[-1]), len(found)),
             rows=[self.record(self.read(row)) for row in changed],
@@ -50,7 +50,7 @@ class EntityPass(TablePass):
             application's); the entities must not change then either.
         """
         # One parameter, not a hundred: putting the statement together would take longer than carrying it out.
-        ids = fn.ANY(Place(0))
+        ids = fn.ANY(Parameter(0))
         statement = self.statements.of(self.purpose(step), "time out", lambda: self._timing_out(step.now, ids))
         moved, trackers, should_be = statement.rows(locked)[0]
         if trackers != should_be:
@@ -92,12 +92,15 @@ class EntityPass(TablePass):
             return record
         return record | {"bulk_import_entity_type": kind.name.lower() if isinstance(kind, SourceType) else str(kind)}
 
-    def readings(self, now: datetime) -> list[Reading]:
+    def explain_queries(self, now: datetime) -> list[ExplainQuery]:
         ids = fn.ANY(Value([1], converter=False, unpack=False))
         trackers = BulkImportTracker.select(BulkImportTracker.id).where(_is_open(ids)).for_update(skip_locked=True)
-        return [*super().readings(now), Reading("the trackers of its entities", trackers, BulkImportTracker)]
+        return [
+            *super().explain_queries(now),
+            ExplainQuery("the trackers of its entities", trackers, BulkImportTracker),
+        ]
 
-    def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
+    def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
         entities = super().plan(now, limit, argument)
         stale = BulkImportEntity.select(BulkImportEntity.id).where(self.stale(now))
         trackers = BulkImportTracker.select(SQL("1")).where(_is_open(fn.ANY(stale))).limit(limit + 1)

@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import Final
 
 from housekeeping.core.events import entity_timed_out, import_timed_out
-from housekeeping.sweeps import Pass, RecordLine, Sweep, TablePass, Transition
-from housekeeping.workers.bulk_imports.entity_stage import EVENT, TRACKERS_COUNTED_AS, EntityPass
+from housekeeping.sweeps import RowLog, Stage, Sweep, TableStage, Transition
+from housekeeping.workers.bulk_imports.entity_stage import EVENT, TRACKERS_COUNTED_AS, EntityStage
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker
 
 SCHEDULE: Final = "0 */4 * * *"  # document 65, 実行スケジュール
@@ -28,8 +28,8 @@ MODELS: Final = {
 #: The rights it needs on them.
 RIGHTS: Final = {name: ("SELECT", "UPDATE (status, updated_at)") for name in MODELS}
 
-IMPORT_LINE: Final = RecordLine("BulkImport stale", {"bulk_import_id": "id"}, level=logging.ERROR)
-ENTITY_LINE: Final = RecordLine(
+IMPORT_LINE: Final = RowLog("BulkImport stale", {"bulk_import_id": "id"}, level=logging.ERROR)
+ENTITY_LINE: Final = RowLog(
     "BulkImports::Entity stale",
     {
         "bulk_import_id": "bulk_import_id",
@@ -41,12 +41,12 @@ ENTITY_LINE: Final = RecordLine(
 )
 
 
-def passes(sweep: Sweep) -> Sequence[Pass]:
+def passes(sweep: Sweep) -> Sequence[Stage]:
     """Imports first, then entities; each is judged by its own row alone."""
     stale_after = sweep.stale_after or STALE_AFTER
     log_records = sweep.options["log_records"]
     return [
-        TablePass(
+        TableStage(
             name="imports",
             stale=lambda now: BulkImport.stale(now - stale_after),
             # By the time before the change: a row that has changed is not met again, and the walk goes on after it.
@@ -55,10 +55,10 @@ def passes(sweep: Sweep) -> Sequence[Pass]:
                 BulkImport.machine, EVENT, "timed_out_imports", changes=lambda now: {BulkImport.updated_at: now}
             ),
             batch_size=sweep.options["page_size"],
-            sends=(import_timed_out, {"bulk_import_id": "id"}),
+            event=(import_timed_out, {"bulk_import_id": "id"}),
             line=IMPORT_LINE if log_records else None,
         ),
-        EntityPass(
+        EntityStage(
             name="entities",
             stale=lambda now: BulkImportEntity.stale(now - stale_after),
             order=(BulkImportEntity.updated_at, BulkImportEntity.id),
@@ -69,7 +69,7 @@ def passes(sweep: Sweep) -> Sequence[Pass]:
                 "source_full_path": BulkImportEntity.source_full_path,
             },
             batch_size=sweep.batch_size,
-            sends=(entity_timed_out, {"bulk_import_entity_id": "id", "bulk_import_id": "bulk_import_id"}),
+            event=(entity_timed_out, {"bulk_import_entity_id": "id", "bulk_import_id": "bulk_import_id"}),
             line=ENTITY_LINE if log_records else None,
         ),
     ]
@@ -77,16 +77,16 @@ def passes(sweep: Sweep) -> Sequence[Pass]:
 
 sweep: Final = Sweep(
     name="bulk_imports.stale_import",
-    passes=passes,
+    stages=passes,
     counts=("timed_out_imports", "timed_out_entities", TRACKERS_COUNTED_AS, "failed", "out_of_time"),
-    settles=("timed_out_imports", "timed_out_entities"),
+    progress_counts=("timed_out_imports", "timed_out_entities"),
     schedule=SCHEDULE,
     batch_size=BATCH_SIZE,
     max_runtime=MAX_RUNTIME,
     stale_after=STALE_AFTER,
     options={"page_size": PAGE_SIZE, "log_records": True},
     # Rows that cannot be changed stay at the front: were each run to begin there, enough of them would use it up.
-    goes_round=True,
+    resume_after_limit=True,
     feature_category="importers",
     data_consistency="sticky",
     confirm_first_run=False,

@@ -16,9 +16,9 @@ from housekeeping.database.primary_key import key_of
 from housekeeping.sweeps import Announcement
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stages.actions import Write
-from housekeeping.sweeps.stages.row_log import RecordLine
-from housekeeping.sweeps.stages.stage import Failure, Position, Settled, Step
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.row_log import RowLog
+from housekeeping.sweeps.stages.stage import BatchResult, Failure, Position, Step
+from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.workers.ci_stuck_builds.models import (
     Build,
     BuildStatus,
@@ -38,7 +38,7 @@ _ABOUT = ("build_id", "build_name", "build_stage", "pipeline_id", "project_id")
 
 def stuck_builds(
     sweep: Sweep, status: BuildStatus, outdated: Callable[[datetime], Expression], reason: FailureReason
-) -> BuildPass:
+) -> BuildsStage:
     """The pass over the builds of a status that are outdated.
 
     Parameters:
@@ -49,12 +49,12 @@ def stuck_builds(
     key = key_of(Build)
     # A table whose rows are known by more than their id: say all of it.
     further = tuple(column.name for column in key if column is not Build.id)
-    line = RecordLine(
+    line = RowLog(
         event="Dropping outdated build",
         fields={name: name for name in ("build_id", "runner_id", *further)},
         constants={"status": status.value, "failure_reason": reason.label},
     )
-    return BuildPass(
+    return BuildsStage(
         name=status.value,
         stale=lambda now: Build.in_status(status) & outdated(now - length),
         order=(Build.created_at, Build.project_id, *key),  # document 6, 備考
@@ -67,14 +67,14 @@ def stuck_builds(
             "pipeline_id": Build.commit_id,
             "lock_version": Build.lock_version,
         },
-        sends=(events.build_dropped, ("build_id", "project_id", "pipeline_id", "failure_reason", *further)),
+        event=(events.build_dropped, ("build_id", "project_id", "pipeline_id", "failure_reason", *further)),
         line=line if sweep.options["log_records"] else None,
         reason=reason,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildPass(TablePass):
+class BuildsStage(TableStage):
     """A walk through builds.
 
     Attributes:
@@ -105,12 +105,12 @@ class BuildPass(TablePass):
         further = (column.name for column in self.key if column is not Build.id)
         return {name: record[name] for name in (*_ABOUT, *further) if name in record}
 
-    def committed(self, step: Step, settled: Settled) -> None:
-        super().committed(step, settled)
+    def after_commit(self, step: Step, settled: BatchResult) -> None:
+        super().after_commit(step, settled)
         for each in settled.rescued:
             logger.error("Build could not be dropped and is doomed", **each.record, error=one_line(each.error))
 
-    def announcements(self, settled: Settled) -> Sequence[Announcement]:
+    def announcements(self, settled: BatchResult) -> Sequence[Announcement]:
         reason = FailureReason.DATA_INTEGRITY_FAILURE
         unsent = ("build_name", "build_stage")
         doomed = [
@@ -131,7 +131,7 @@ class Drop:
     def counted_as(self) -> Sequence[str]:
         return ("dropped",)
 
-    def write(self, table: TablePass, step: Step, chosen: Expression) -> Write:
+    def write(self, table: TableStage, step: Step, chosen: Expression) -> Write:
         update: Any = (
             Build.update(
                 {
@@ -146,9 +146,9 @@ class Drop:
         )
         return Write([update.cte("dropped")], self.counted_as)
 
-    def rescue(self, table: TablePass, step: Step, error: BaseException) -> Settled | None:
+    def fallback(self, table: TableStage, step: Step, error: BaseException) -> BatchResult | None:
         """Doom the one build of the step, if it is still there to be dropped; else it is left alone."""
-        assert isinstance(table, BuildPass)
+        assert isinstance(table, BuildsStage)
         found: Any = table.rows(step).for_update(skip_locked=True).tuples()
         for row in found.execute(database):
             record = table.about(table.record(row))
@@ -157,6 +157,6 @@ class Drop:
             doom = {Build.status: machine.target("doom"), Build.lock_version: version_after_doom()}
             doomed = Build.update({**doom, **doomed_at()}).where(*same, Build.in_status(self.status)).execute()
             if doomed == 0:
-                return Settled(failures=[Failure(record, error)])
-            return Settled({"doomed": doomed}, rescued=[Failure(record, error)])
-        return Settled()
+                return BatchResult(failures=[Failure(record, error)])
+            return BatchResult({"doomed": doomed}, rescued=[Failure(record, error)])
+        return BatchResult()

@@ -9,7 +9,7 @@ from datetime import timedelta
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.connection import one_line
 from housekeeping.sweeps.actor_registry import actor_named
-from housekeeping.sweeps.stages.stage import Backlog, PassPlan, PreflightResult
+from housekeeping.sweeps.stages.stage import Backlog, PreflightResult, StagePlan
 
 logger = named_logger(__name__)
 
@@ -39,7 +39,7 @@ class EnqueueChildren:
                 enqueued += "duplicate_of" not in message.options
         return PreflightResult({"enqueued": enqueued}, errors[0] if errors else None)
 
-    def plan(self) -> PassPlan:
+    def plan(self) -> StagePlan:
         """Return the children and their delays; those that are still live would not be enqueued again."""
         samples = [{"child": child, "delay_s": delay.total_seconds()} for child, delay in self.delays.items()]
-        return PassPlan("children", Backlog(0), {"enqueued": len(self.delays)}, samples=samples)
+        return StagePlan("children", Backlog(0), {"enqueued": len(self.delays)}, samples=samples)

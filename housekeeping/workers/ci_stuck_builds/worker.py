@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
-from housekeeping.sweeps import Alarms, LeaseTerms, Sweep
+from housekeeping.sweeps import AlertThresholds, LeaseConfig, Sweep
 from housekeeping.workers.ci_stuck_builds.builds_stage import stuck_builds
 from housekeeping.workers.ci_stuck_builds.fan_out import EnqueueChildren
 from housekeeping.workers.ci_stuck_builds.models import Build, BuildStatus, FailureReason
@@ -41,14 +41,14 @@ _COMMON: Final[dict[str, Any]] = {
     "max_runtime": MAX_RUNTIME,
     "stale_after": STALE_AFTER,
     "options": {"log_records": True},
-    "settles": ("dropped", "doomed"),
-    "alarms": Alarms(longest_run=LONGEST_RUN, most={"dropped": MOST_DROPPED, "doomed": MOST_DOOMED}),
+    "progress_counts": ("dropped", "doomed"),
+    "alerts": AlertThresholds(longest_run=LONGEST_RUN, most={"dropped": MOST_DROPPED, "doomed": MOST_DOOMED}),
     "feature_category": "continuous_integration",
     "data_consistency": "always",
     "partitioned": (Build,),
     "confirm_first_run": False,
     # Builds that can neither be dropped nor doomed must not use up every run's time before the others' turn.
-    "goes_round": True,
+    "resume_after_limit": True,
 }
 _CHILD: Final[dict[str, Any]] = {
     **_COMMON,
@@ -65,7 +65,7 @@ _CHILD: Final[dict[str, Any]] = {
 
 stuck_jobs: Final = Sweep(
     name="ci.stuck_jobs",
-    passes=lambda sweep: [
+    stages=lambda sweep: [
         stuck_builds(
             sweep,
             BuildStatus.PENDING,
@@ -76,15 +76,15 @@ stuck_jobs: Final = Sweep(
     **{**_COMMON, "stale_after": PENDING_FOR},
     counts=("enqueued", "dropped", "doomed", "failed"),
     schedule=SCHEDULE,
-    lease=LeaseTerms("ci/stuck_jobs", LEASE_TTL),
+    lease=LeaseConfig("ci/stuck_jobs", LEASE_TTL),
     # Nothing that happens to the parent's own work keeps the children from their hour.
     before_lease=EnqueueChildren(DELAYS),
-    starts_with="Cleaning pending, timed-out builds",
+    start_message="Cleaning pending, timed-out builds",
 )
 
 drop_running: Final = Sweep(
     name="ci.stuck_builds.drop_running",
-    passes=lambda sweep: [
+    stages=lambda sweep: [
         stuck_builds(
             sweep,
             BuildStatus.RUNNING,
@@ -93,25 +93,25 @@ drop_running: Final = Sweep(
         )
     ],
     **_CHILD,
-    lease=LeaseTerms("ci/stuck_builds/drop_running", LEASE_TTL),
-    starts_with="Cleaning running, timed-out builds",
+    lease=LeaseConfig("ci/stuck_builds/drop_running", LEASE_TTL),
+    start_message="Cleaning running, timed-out builds",
 )
 
 drop_scheduled: Final = Sweep(
     name="ci.stuck_builds.drop_scheduled",
-    passes=lambda sweep: [
+    stages=lambda sweep: [
         stuck_builds(
             sweep, BuildStatus.SCHEDULED, lambda limit: Build.scheduled_at < limit, FailureReason.STALE_SCHEDULE
         )
     ],
     **_CHILD,
-    lease=LeaseTerms("ci/stuck_builds/drop_scheduled", LEASE_TTL),
-    starts_with="Cleaning scheduled, timed-out builds",
+    lease=LeaseConfig("ci/stuck_builds/drop_scheduled", LEASE_TTL),
+    start_message="Cleaning scheduled, timed-out builds",
 )
 
 drop_canceling: Final = Sweep(
     name="ci.stuck_builds.drop_canceling",
-    passes=lambda sweep: [
+    stages=lambda sweep: [
         stuck_builds(
             sweep,
             BuildStatus.CANCELING,
@@ -121,8 +121,8 @@ drop_canceling: Final = Sweep(
         )
     ],
     **_CHILD,
-    lease=LeaseTerms("ci/stuck_builds/drop_canceling", LEASE_TTL),
-    starts_with="Cleaning canceling, timed-out builds",
+    lease=LeaseConfig("ci/stuck_builds/drop_canceling", LEASE_TTL),
+    start_message="Cleaning canceling, timed-out builds",
 )
 
 # The parent last: whoever sends each a message in this order finds no child waiting from the parent already.

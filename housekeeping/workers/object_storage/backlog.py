@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
-from housekeeping.sweeps.stages.stage import Backlog, PassPlan
+from housekeeping.sweeps.stages.stage import Backlog, StagePlan
 from housekeeping.workers.object_storage import pending_uploads, stores
-from housekeeping.workers.object_storage.classification import Judged, judge, prepared_at, stale_before
+from housekeeping.workers.object_storage.classification import Classified, classify, prepared_at, stale_before
 
 _PAGE: Final = 5000  # entries a round trip
 _SAMPLES: Final = 5
@@ -34,7 +34,7 @@ def oldest(now: datetime, stale_after: timedelta) -> datetime | None:
     return min(times, default=None)
 
 
-def plan(name: str, now: datetime, stale_after: timedelta, limit: int) -> PassPlan:
+def plan(name: str, now: datetime, stale_after: timedelta, limit: int) -> StagePlan:
     """What a run would do, by its own judgement of each entry; the stores themselves are not asked."""
     stale = refused = 0
     first: list[tuple[datetime, str, str]] = []
@@ -47,7 +47,7 @@ def plan(name: str, now: datetime, stale_after: timedelta, limit: int) -> PassPl
         last = max(found, default=None)
         newest = last[0] if last and (newest is None or last[0] > newest) else newest
     counted = min(stale, limit)
-    return PassPlan(
+    return StagePlan(
         name,
         Backlog(counted, stale <= limit),
         {
@@ -63,6 +63,6 @@ def plan(name: str, now: datetime, stale_after: timedelta, limit: int) -> PassPl
     )
 
 
-def _pages(now: datetime, stale_after: timedelta) -> Iterator[Judged]:
+def _pages(now: datetime, stale_after: timedelta) -> Iterator[Classified]:
     first_fresh = stale_before(now, stale_after)
-    return (judge(page, first_fresh, stores.configured) for page in pending_uploads.pages(_PAGE, first_fresh))
+    return (classify(page, first_fresh, stores.configured) for page in pending_uploads.pages(_PAGE, first_fresh))

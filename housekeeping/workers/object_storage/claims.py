@@ -20,7 +20,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from housekeeping.core.errors import RecordChanged, UploadBeingDeleted
-from housekeeping.core.redis_client import insist, reaching_redis, shared_redis
+from housekeeping.core.redis_client import retry_redis, shared_redis, translate_redis_errors
 from housekeeping.workers.object_storage import pending_entry
 from housekeeping.workers.object_storage.pending_entry import Entry
 
@@ -150,7 +150,7 @@ class Claims:
     def _claimed(self, chosen: Sequence[Entry], at_work: str) -> tuple[list[int], list[int]]:
         words = [word for entry in chosen for word in (entry.field, entry.value)]
         terms = (self._token, _ms(_KEPT), self._dead_below, at_work)
-        with reaching_redis():
+        with translate_redis_errors():
             places, held = self._claim(keys=_keys(chosen), args=[*terms, *words])
         return places, held
 
@@ -170,7 +170,7 @@ class Claims:
             again = b"1" if next(tries) else b"0"
             return self._settle(keys=_keys(claimed), args=[self._token, _ms(_KEPT), again, *words])
 
-        codes = insist(settle)
+        codes = retry_redis(settle)
         ends = Ends()
         for entry, code in zip(deleted, codes, strict=False):
             if code == _REMOVED:
@@ -202,7 +202,7 @@ def complete(field: bytes) -> bool:
 
 
 def _run(script: str, field: bytes, *values: str) -> Any:
-    with reaching_redis():
+    with translate_redis_errors():
         return shared_redis.get().eval(script, 2, pending_entry.KEY, _claim_key(field), field, *values)
 
 

@@ -12,7 +12,7 @@ from housekeeping.workers.object_storage.stores import ObjectStore
 
 
 @dataclass(slots=True)
-class Judged:
+class Classified:
     """The entries of a page that something is to be done about.
 
     Attributes:
@@ -37,12 +37,12 @@ def stale_before(now: datetime, stale_after: timedelta) -> float:
     return int(now.timestamp()) - stale_after.total_seconds()
 
 
-def judge(page: Mapping[bytes, bytes], first_fresh: float, stores: Mapping[str, ObjectStore]) -> Judged:
+def classify(page: Mapping[bytes, bytes], first_fresh: float, stores: Mapping[str, ObjectStore]) -> Classified:
     """Sort a page's entries, given the first second that is not stale.
 
     An entry of a store that is switched off is left alone, whatever it is like.
     """
-    judged = Judged()
+    judged = Classified()
     for name, value in page.items():
         prepared_at = epoch_seconds(value)
         if prepared_at is not None and prepared_at >= first_fresh:

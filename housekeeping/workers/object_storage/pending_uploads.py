@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from housekeeping.core.clock import Clock
-from housekeeping.core.redis_client import reaching_redis, shared_redis
+from housekeeping.core.redis_client import shared_redis, translate_redis_errors
 from housekeeping.workers.object_storage import claims, pending_entry
 from housekeeping.workers.object_storage.pending_entry import Entry, PendingUpload, field_of
 
@@ -74,7 +74,7 @@ def complete(location: str, path: str) -> bool:
 
 def exists(location: str, path: str) -> bool:
     """Whether the upload is pending."""
-    with reaching_redis():
+    with translate_redis_errors():
         return bool(shared_redis.get().hexists(pending_entry.KEY, field_of(location, path)))
 
 
@@ -83,7 +83,7 @@ def pending_only(location: str, paths: Iterable[str]) -> list[str]:
     asked, pending = list(paths), list[str]()
     for start in range(0, len(asked), _PAGE):
         some = asked[start : start + _PAGE]
-        with reaching_redis():
+        with translate_redis_errors():
             values: Any = shared_redis.get().hmget(pending_entry.KEY, [field_of(location, path) for path in some])
         pending += [path for path, value in zip(some, values, strict=True) if value is not None]
     return pending
@@ -91,7 +91,7 @@ def pending_only(location: str, paths: Iterable[str]) -> list[str]:
 
 def count() -> int:
     """How many uploads are pending, in all locations."""
-    with reaching_redis():
+    with translate_redis_errors():
         number: Any = shared_redis.get().hlen(pending_entry.KEY)
     return int(number)
 
@@ -115,7 +115,7 @@ def page(cursor: int, size: int, before: float = math.inf) -> tuple[int, dict[by
     Note: Redis takes a small hash as one page, whatever the size.
     """
     limit = "inf" if before == math.inf else f"{before:.6f}"
-    with reaching_redis():
+    with translate_redis_errors():
         found: Any = shared_redis.get().eval(_PAGE_BEFORE, 1, pending_entry.KEY, cursor, size, limit)
     following, words = found
     return int(following), dict(zip(words[::2], words[1::2], strict=True))

@@ -20,7 +20,7 @@ _EXAMPLES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class StoreUrl:
     """What a URL and prefix say.
 
     Attributes:
@@ -38,7 +38,7 @@ class Address:
         return self.prefix + path
 
 
-def read_address(location: str, settings: ObjectStoreSettings) -> Address:
+def parse_store_url(location: str, settings: ObjectStoreSettings) -> StoreUrl:
     """Take a location's URL and prefix apart.
 
     Raises:
@@ -64,10 +64,10 @@ def read_address(location: str, settings: ObjectStoreSettings) -> Address:
     if url.scheme == "file":
         if url.netloc or not path.strip("/") or ".." in path.split("/"):
             raise refused("it should be the absolute path of a folder below /")
-        return Address("file", "/" + path.strip("/"), _joined(where, settings.prefix))
+        return StoreUrl("file", "/" + path.strip("/"), _joined(where, settings.prefix))
     if url.scheme != "memory" and not url.netloc:
         raise refused("it should name its bucket")
-    return Address(url.scheme, url.netloc, _joined(where, path, settings.prefix))
+    return StoreUrl(url.scheme, url.netloc, _joined(where, path, settings.prefix))
 
 
 def _joined(where: str, *parts: str) -> str:

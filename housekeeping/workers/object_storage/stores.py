@@ -13,7 +13,7 @@ from housekeeping.core.extras import how_to_install
 from housekeeping.core.masking import masked
 from housekeeping.core.settings import PREFIX, ObjectStoreSettings, Settings
 from housekeeping.database.connection import one_line
-from housekeeping.workers.object_storage.store_url import read_address
+from housekeeping.workers.object_storage.store_url import parse_store_url
 
 #: Keys a request, where a store deletes many at once: the protocols' own limits. The others delete one a request.
 BULK: Final = {"s3": 1000, "az": 256}
@@ -47,7 +47,7 @@ class ObjectStore:
     def __init__(self, location: str, settings: ObjectStoreSettings) -> None:
         self.location = location
         self.enabled = settings.enabled
-        self.address = read_address(location, settings)
+        self.address = parse_store_url(location, settings)
         self._options = dict(settings.options)
         self._client: Any = None
         self._used_by: int | None = None

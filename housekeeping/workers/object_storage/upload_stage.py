@@ -12,10 +12,10 @@ from housekeeping.core import events
 from housekeeping.core.errors import ObjectStoreUnavailable, RedisUnavailable
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.sweeps import Announcement, at_work, database, store_in_outbox
-from housekeeping.sweeps.stages.stage import Backlog, Failure, PassPlan, Settled, Step
+from housekeeping.sweeps.stages.stage import Backlog, BatchResult, Failure, StagePlan, Step
 from housekeeping.workers.object_storage import backlog, pending_uploads, stores
 from housekeeping.workers.object_storage.claims import Claims
-from housekeeping.workers.object_storage.classification import judge, stale_before
+from housekeeping.workers.object_storage.classification import classify, stale_before
 from housekeeping.workers.object_storage.deletion import Deletion
 from housekeeping.workers.object_storage.pending_entry import Entry
 
@@ -49,7 +49,7 @@ class _Taken:
     failures: list[Failure] = field(default_factory=list)
 
 
-class PendingUploadsPass:
+class PendingUploadsStage:
     """One walk through the hash; made anew for each run.
 
     Parameters:
@@ -77,12 +77,12 @@ class PendingUploadsPass:
         self._failed: set[int] = set()
         self._resumed = False
 
-    def resized(self, batch_size: int) -> PendingUploadsPass:
+    def resized(self, batch_size: int) -> PendingUploadsStage:
         """This very pass, because it knows what the run has claimed and what has failed."""
         self.batch_size = batch_size
         return self
 
-    def take(self, step: Step) -> _Taken:
+    def prepare(self, step: Step) -> _Taken:
         """Read a page and settle what is stale on it, as far as time and stores allow.
 
         Raises:
@@ -95,7 +95,7 @@ class PendingUploadsPass:
             self._claims = Claims(self._longest + _GRACE, step.run_id, lambda: at_work(step.worker))
         first_fresh = stale_before(step.now, self._stale_after)
         taken.cursor, page = pending_uploads.page(step.after[0] if step.after else 0, self.batch_size, first_fresh)
-        judged = judge(page, first_fresh, stores.configured)
+        judged = classify(page, first_fresh, stores.configured)
         for entry, error in judged.refused:
             self._fail(taken, entry, error)
         chosen = _first(judged.stale, step.most)
@@ -123,13 +123,13 @@ class PendingUploadsPass:
             taken.from_front, self._resumed = True, False
         return taken
 
-    def settle(self, step: Step, taken: _Taken) -> Settled:
+    def apply(self, step: Step, taken: _Taken) -> BatchResult:
         """Nothing of its own: the engine counts what was done, in the run's row."""
         following = (taken.cursor,) if taken.cursor or taken.from_front else None
         counts = {"total_deleted_stale_entries": len(taken.removed)}
         if taken.total is not None:
             counts["total_pending_entries"] = taken.total
-        return Settled(
+        return BatchResult(
             counts,
             # Time was up in the middle of the page: the next run begins with it.
             following if taken.complete else step.after,
@@ -139,12 +139,12 @@ class PendingUploadsPass:
             unreachable=self._unreachable(),
         )
 
-    def committed(self, step: Step, settled: Settled) -> None:
+    def after_commit(self, step: Step, settled: BatchResult) -> None:
         if self._log_records:
             for row in settled.rows:
                 logger.info("Stale upload deleted", **row)
 
-    def announcements(self, settled: Settled) -> Sequence[Announcement]:
+    def announcements(self, settled: BatchResult) -> Sequence[Announcement]:
         return [Announcement(events.upload_deleted, settled.rows, in_outbox=True)]
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
@@ -153,7 +153,7 @@ class PendingUploadsPass:
     def oldest(self, now: datetime, argument: Any = None) -> Any:
         return backlog.oldest(now, self._stale_after)
 
-    def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
+    def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
         return backlog.plan(self.name, now, self._stale_after, limit)
 
     def _delete(self, taken: _Taken, location: str, stale: Sequence[Entry], step: Step) -> None:

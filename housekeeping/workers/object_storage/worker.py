@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
-from housekeeping.sweeps import Alarms, Finding, ObjectStoreUnavailable, Sweep
+from housekeeping.sweeps import AlertThresholds, Finding, ObjectStoreUnavailable, Sweep
 from housekeeping.workers.object_storage import stores
 from housekeeping.workers.object_storage.models import MODELS
-from housekeeping.workers.object_storage.upload_stage import PendingUploadsPass
+from housekeeping.workers.object_storage.upload_stage import PendingUploadsStage
 
 __all__ = ["MODELS", "RIGHTS", "SWEEPS", "configure", "examine", "sweep", "unconfigured"]
 
@@ -28,8 +28,8 @@ configure = stores.configure
 
 sweep: Final = Sweep(
     name="object_storage.delete_stale_direct_uploads",
-    passes=lambda sweep: [
-        PendingUploadsPass(
+    stages=lambda sweep: [
+        PendingUploadsStage(
             sweep.batch_size,
             sweep.stale_after or STALE_AFTER,
             sweep.max_runtime,
@@ -37,7 +37,7 @@ sweep: Final = Sweep(
         )
     ],
     counts=("total_pending_entries", "total_deleted_stale_entries", "execution_timeout", "failed"),
-    settles=("total_deleted_stale_entries",),
+    progress_counts=("total_deleted_stale_entries",),
     schedule=SCHEDULE,
     batch_size=PAGE,
     max_runtime=MAX_EXEC_DURATION,
@@ -45,8 +45,8 @@ sweep: Final = Sweep(
     options={"log_records": False},
     # Document 100, エラー処理: after a time-out the next run continues; from the front, what fails slowly there would
     # keep the rest waiting for ever.
-    goes_round=True,
-    alarms=Alarms(longest_run=LONGEST_RUN, backlog=LARGEST_BACKLOG, failed_runs=FAILED_RUNS),
+    resume_after_limit=True,
+    alerts=AlertThresholds(longest_run=LONGEST_RUN, backlog=LARGEST_BACKLOG, failed_runs=FAILED_RUNS),
     feature_category="job_artifacts",
     data_consistency="sticky",
     actor_options={"deduplicate": "until_executed"},

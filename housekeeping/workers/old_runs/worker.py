@@ -11,7 +11,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger.models import Lease, ProcessRow, Rejection, RejectionReport, Run
 from housekeeping.sweeps.processes.heartbeats import KEPT_FOR as PROCESSES_KEPT_FOR
 from housekeeping.sweeps.stages.actions import Delete
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 SCHEDULE: Final = "20 3 * * *"  # once a day, at a quiet hour and beside the full ones
 KEPT_FOR: Final = timedelta(days=30)  # design.md, State in PostgreSQL
@@ -33,36 +33,36 @@ _OPEN: Final = Run.select(Run.id).where(Run.outcome.is_null() & (Run.epoch == Le
 
 sweep: Final = Sweep(
     name="housekeeping.old_runs",
-    passes=lambda sweep: [
-        TablePass(
+    stages=lambda sweep: [
+        TableStage(
             name="runs",
             stale=lambda now: Run.finished_at < now - (sweep.stale_after or KEPT_FOR),
             order=(Run.finished_at, Run.id),
             action=Delete(rows_counted_as="deleted_rows"),
             batch_size=sweep.batch_size,
         ),
-        TablePass(
+        TableStage(
             name="leases",
             stale=lambda now: (Lease.used_at < now - LEASES_KEPT_FOR) & ~fn.EXISTS(_OPEN),
             order=(Lease.used_at, Lease.key),
             action=Delete(rows_counted_as="deleted_leases"),
             batch_size=sweep.batch_size,
         ),
-        TablePass(
+        TableStage(
             name="rejections",
             stale=lambda now: Rejection.last_at < now - REJECTIONS_KEPT_FOR,
             order=(Rejection.last_at, Rejection.worker, Rejection.subject, Rejection.cause),
             action=Delete(rows_counted_as="deleted_rejections"),
             batch_size=sweep.batch_size,
         ),
-        TablePass(
+        TableStage(
             name="rejection_reports",
             stale=lambda now: RejectionReport.reported_at < now - REPORTS_KEPT_FOR,
             order=(RejectionReport.reported_at, RejectionReport.worker, RejectionReport.cause),
             action=Delete(rows_counted_as="deleted_rejections"),
             batch_size=sweep.batch_size,
         ),
-        TablePass(
+        TableStage(
             name="processes",
             stale=lambda now: ProcessRow.heartbeat_at < now - PROCESSES_KEPT_FOR,
             order=(ProcessRow.heartbeat_at, ProcessRow.id),
@@ -71,7 +71,7 @@ sweep: Final = Sweep(
         ),
     ],
     counts=("deleted_rows", "deleted_leases", "deleted_rejections", "deleted_processes", "batches", "out_of_time"),
-    settles=("deleted_rows", "deleted_leases", "deleted_rejections", "deleted_processes"),
+    progress_counts=("deleted_rows", "deleted_leases", "deleted_rejections", "deleted_processes"),
     schedule=SCHEDULE,
     batch_size=BATCH_SIZE,
     max_runtime=timedelta(seconds=60),

@@ -15,7 +15,7 @@ from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.sweeps.ledger import outbox
 from housekeeping.sweeps.ledger.models import OutboxRow
 from housekeeping.sweeps.ledger.outbox import Stored
-from housekeeping.sweeps.stages.stage import Backlog, Failure, PassPlan, Settled, Step
+from housekeeping.sweeps.stages.stage import Backlog, BatchResult, Failure, StagePlan, Step
 
 logger = named_logger(__name__)
 
@@ -34,7 +34,7 @@ class _Claim:
     untried: list[Stored] = field(default_factory=list)
 
 
-class OutboxPass:
+class OutboxStage:
     """Deliveries of one run; subscriptions take turns, so that none keeps another waiting."""
 
     name: Final = "outbox"
@@ -43,12 +43,12 @@ class OutboxPass:
         self.batch_size = batch_size
         self._turns: deque[tuple[tuple[str, str], OutboxHandler]] | None = None
 
-    def resized(self, batch_size: int) -> OutboxPass:
+    def resized(self, batch_size: int) -> OutboxStage:
         """Return this very stage, because it knows whose turn it is."""
         self.batch_size = batch_size
         return self
 
-    def take(self, step: Step) -> _Claim:
+    def prepare(self, step: Step) -> _Claim:
         """Claim rows of the next subscription, and call its handler with them."""
         claim = _Claim()
         if self._turns is None:
@@ -77,18 +77,18 @@ class OutboxPass:
                 break
         return claim
 
-    def settle(self, step: Step, taken: _Claim) -> Settled:
+    def apply(self, step: Step, taken: _Claim) -> BatchResult:
         """Delete the delivered rows, and note why others could not be."""
         outbox.remove(taken.delivered)
         outbox.note_failures(taken.failed)
         outbox.release(taken.untried)
-        return Settled(
+        return BatchResult(
             {"delivered_rows": len(taken.delivered), "no_handler": taken.no_handler},
             exhausted=not (self._turns or taken.untried),
             failures=[Failure(_about(row), error) for row, error in taken.failed],
         )
 
-    def committed(self, step: Step, settled: Settled) -> None: ...
+    def after_commit(self, step: Step, settled: BatchResult) -> None: ...
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
         """Count all rows: those whose delivery failed wait as well."""
@@ -100,12 +100,12 @@ class OutboxPass:
         first: Any = OutboxRow.select(OutboxRow.created_at).order_by(OutboxRow.id).limit(1).tuples()
         return next((at for (at,) in first), None)
 
-    def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
+    def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
         due = OutboxRow.select(OutboxRow.id).where(OutboxRow.due_at <= now)
         rows: int = due.limit(limit + 1).count()
         newest = OutboxRow.select(fn.MAX(OutboxRow.created_at)).scalar()
         samples = OutboxRow.select().where(OutboxRow.due_at <= now).order_by(OutboxRow.id).limit(_SAMPLES)
-        return PassPlan(
+        return StagePlan(
             self.name,
             Backlog(min(rows, limit), rows <= limit),
             {"delivered_rows": min(rows, limit)},

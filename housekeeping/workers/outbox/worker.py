@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
-from housekeeping.sweeps.declaration import Alarms, Sweep
+from housekeeping.sweeps.declaration import AlertThresholds, Sweep
 from housekeeping.sweeps.limits.breaker import Breaker
-from housekeeping.workers.outbox.delivery import OutboxPass
+from housekeeping.workers.outbox.delivery import OutboxStage
 
 SCHEDULE: Final = "* * * * *"
 BATCH_SIZE: Final = 100  # rows a claim: what a killed process delivers again, a minute later
@@ -22,13 +22,13 @@ RIGHTS: Final[dict[str, tuple[str, ...]]] = {}
 
 sweep: Final = Sweep(
     name="housekeeping.outbox",
-    passes=lambda sweep: [OutboxPass(sweep.batch_size)],
+    stages=lambda sweep: [OutboxStage(sweep.batch_size)],
     counts=("delivered_rows", "failed", "no_handler", "batches", "out_of_time"),
-    settles=("delivered_rows",),
+    progress_counts=("delivered_rows",),
     schedule=SCHEDULE,
     batch_size=BATCH_SIZE,
     max_runtime=MAX_RUNTIME,
-    alarms=Alarms(backlog=LARGEST_BACKLOG, most={"no_handler": 0}),
+    alerts=AlertThresholds(backlog=LARGEST_BACKLOG, most={"no_handler": 0}),
     # After an outage of a handler far more than usual waits, and is to be delivered.
     breaker=Breaker(times_history=None),
     confirm_first_run=False,

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Final
 
 from housekeeping.core.events import user_status_cleared
-from housekeeping.sweeps import Alarms, Delete, Sweep, TablePass
+from housekeeping.sweeps import AlertThresholds, Delete, Sweep, TableStage
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 
 SCHEDULE: Final = "* * * * *"  # document 48, 実行スケジュール
@@ -23,25 +23,25 @@ RIGHTS: Final = {"user_statuses": ("SELECT", "DELETE", "UPDATE (clear_status_at)
 
 sweep: Final = Sweep(
     name="user_status_cleanup.batch",
-    passes=lambda sweep: [
-        TablePass(
+    stages=lambda sweep: [
+        TableStage(
             name="user_statuses",
             stale=UserStatus.scheduled_for_cleanup,
             # Oldest first; the key makes the order total, so that the walk can go on after any row.
             order=(UserStatus.clear_status_at, UserStatus.user_id),
             action=Delete(rows_counted_as="deleted_rows"),
             batch_size=sweep.batch_size,
-            sends=(user_status_cleared, ("user_id", "clear_status_at")),
+            event=(user_status_cleared, ("user_id", "clear_status_at")),
         )
     ],
     counts=("deleted_rows", "batches", "out_of_time"),
-    settles=("deleted_rows",),
+    progress_counts=("deleted_rows",),
     schedule=SCHEDULE,
     batch_size=BATCH_SIZE,
     max_runtime=MAX_RUNTIME,
     # Rows that cannot be deleted must not use up every run's time before the others' turn.
-    goes_round=True,
-    alarms=Alarms(longest_run=LONGEST_RUN, backlog=LARGEST_BACKLOG),
+    resume_after_limit=True,
+    alerts=AlertThresholds(longest_run=LONGEST_RUN, backlog=LARGEST_BACKLOG),
     feature_category="user_profile",
     data_consistency="sticky",
     confirm_first_run=False,

@@ -26,11 +26,11 @@ from housekeeping.installation import install
 from housekeeping.sweeps import actor_registry
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.registration import register
 from housekeeping.testing import ManualClock
 from housekeeping.workers import configured_sweeps
-from housekeeping.workers.batched_git_ref_updates.backends import surroundings
+from housekeeping.workers.batched_git_ref_updates.backends import backends
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.object_storage import stores
@@ -77,8 +77,8 @@ def sweeps(counted: Database, settings: Settings, meter_client: redis.Redis, tmp
     for broker in brokers:
         close(broker)
     actor_registry.forget_all()
-    surroundings.replace()
-    surroundings.use_root(None)
+    backends.replace()
+    backends.use_root(None)
     stores.configured.clear()
 
 
@@ -88,7 +88,7 @@ def run(sweeps: Any, admin: Connection, settings: Settings, meter_client: redis.
         sweep = sweeps(worker, **setting)
         meter = Meter(admin, meter_client)
         # A clock that stands still: what is done every so many seconds is done once.
-        result = perform(sweep, argument, clock=ManualClock(datetime.now(UTC)))
+        result = run_sweep(sweep, argument, clock=ManualClock(datetime.now(UTC)))
         return result, meter.costs()
 
     return perform_and_count
@@ -137,7 +137,7 @@ def test_the_cleanup_of_a_project_costs_what_is_written_down(counted: Database, 
             "INSERT INTO batched_git_ref_updates_deletions (project_id, ref) "
             "SELECT 1, 'refs/heads/fix-' || n FROM generate_series(1, 5000) AS n"
         )
-    surroundings.replace(repositories=_NoGit(), deletion=_NoGit())
+    backends.replace(repositories=_NoGit(), deletion=_NoGit())
 
     result, costs = run("batched_git_ref_updates.project_cleanup", 1)
 

@@ -16,7 +16,7 @@ from housekeeping import embedded
 from housekeeping.core.errors import DatabaseUnavailable, SettingsError
 from housekeeping.core.settings import Settings
 from housekeeping.core.thread_interrupt import LostLease
-from housekeeping.database.connection import Database, connect_to, database, reaching_postgres
+from housekeeping.database.connection import Database, connect_to, database, translate_postgres_errors
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 
 _PID = "SELECT pg_backend_pid()"
@@ -162,7 +162,7 @@ def test_what_killed_a_transaction_is_the_error_that_is_seen(restartable: Databa
 def test_a_server_that_is_away_is_reported_in_one_line(servers: embedded.Servers, restartable: Database) -> None:
     servers.stop("postgres")
     try:
-        with pytest.raises(DatabaseUnavailable, match=r"^PostgreSQL did not answer: .*\Z"), reaching_postgres():
+        with pytest.raises(DatabaseUnavailable, match=r"^PostgreSQL did not answer: .*\Z"), translate_postgres_errors():
             restartable.execute_sql("SELECT 1")
     finally:
         servers.start("postgres")

@@ -13,7 +13,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.doctor import examine
 from housekeeping.doctor.grants import grants, missing_rights, needed_rights
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.workers import BUILT_IN, configured_sweeps
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
@@ -56,7 +56,7 @@ def test_every_worker_does_its_work_with_exactly_the_rights_that_are_documented(
     sweeps = configured_sweeps(complete)
 
     results = {
-        name: perform(sweep, 1 if sweep.takes_argument else None)
+        name: run_sweep(sweep, 1 if sweep.argument_name else None)
         for name, sweep in sweeps.items()
         if name not in ("ci.stuck_jobs", "batched_git_ref_updates.cleanup_scheduler")  # they enqueue: no table of ours
     }
@@ -64,7 +64,9 @@ def test_every_worker_does_its_work_with_exactly_the_rights_that_are_documented(
     assert {name: (result.outcome, result.reason) for name, result in results.items()} == dict.fromkeys(
         results, ("done", None)
     )
-    counted = {name: sum(result.counts[count] for count in sweeps[name].settles) for name, result in results.items()}
+    counted = {
+        name: sum(result.counts[count] for count in sweeps[name].progress_counts) for name, result in results.items()
+    }
     assert counted["user_status_cleanup.batch"] == 1
     assert counted["bulk_imports.stale_import"] == 2
     assert counted["ci.stuck_builds.drop_running"] == 1

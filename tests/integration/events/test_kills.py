@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from housekeeping.database.connection import database
-from housekeeping.sweeps import perform
+from housekeeping.sweeps import run_sweep
 from housekeeping.sweeps.ledger import outbox
 from housekeeping.sweeps.ledger.models import NOW as DATABASE_NOW
 from housekeeping.sweeps.ledger.models import OutboxRow
@@ -44,7 +44,7 @@ def received(tmp_path: Path, on: On) -> Path:
 def delivered(file: Path) -> list[int]:
     """Deliver what is left, as any process does later, and return the orders that were received at least once."""
     OutboxRow.update(due_at=DATABASE_NOW - timedelta(seconds=1)).execute()
-    assert perform(outbox_sweep).outcome == "done"
+    assert run_sweep(outbox_sweep).outcome == "done"
     assert OutboxRow.select().count() == 0
     return sorted({int(line) for line in file.read_text().split()}) if file.exists() else []
 
@@ -66,7 +66,7 @@ def killed_at_each_point(received: Path) -> Iterator[tuple[Ended, list[int]]]:
         received.unlink(missing_ok=True)
         with database.atomic():
             outbox.store(orders_expired, [{"order_id": n} for n in ALL], worker="w", run_id=1, claimed=False)
-        ended = in_a_process(lambda: perform(outbox_sweep).outcome, number, alive)
+        ended = in_a_process(lambda: run_sweep(outbox_sweep).outcome, number, alive)
         # The server has noticed that the process is gone.
         database.execute_sql("SELECT pg_advisory_lock(%s), pg_advisory_unlock(%s)", (alive, alive))
         yield ended, delivered(received)

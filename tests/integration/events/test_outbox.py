@@ -12,7 +12,7 @@ from housekeeping.core.errors import DeclarationError
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
 from housekeeping.doctor import outbox as outbox_examination
-from housekeeping.sweeps import perform
+from housekeeping.sweeps import run_sweep
 from housekeeping.sweeps.ledger import outbox
 from housekeeping.sweeps.ledger.models import NOW as DATABASE_NOW
 from housekeeping.sweeps.ledger.models import OutboxRow
@@ -46,13 +46,13 @@ class Handler:
 
 
 def expire_orders() -> Any:
-    return perform(sweep, clock=ManualClock(NOW))
+    return run_sweep(sweep, clock=ManualClock(NOW))
 
 
 def sweep_outbox() -> Any:
     """Deliver everything, as if an hour and a half had passed."""
     OutboxRow.update(due_at=DATABASE_NOW - timedelta(seconds=1)).execute()
-    return perform(outbox_sweep)
+    return run_sweep(outbox_sweep)
 
 
 def test_rows_are_delivered_after_the_commit_and_removed(orders: type[Order], on: On) -> None:
@@ -142,8 +142,8 @@ def test_rows_that_another_process_delivers_are_left_alone(orders: type[Order], 
     table = f'"{OutboxRow._meta.schema}".outbox'
 
     with locked(f"SELECT * FROM {table} WHERE contents ->> 'order_id' IN ('1', '2') FOR UPDATE"):
-        perform(outbox_sweep)
-    perform(outbox_sweep)
+        run_sweep(outbox_sweep)
+    run_sweep(outbox_sweep)
 
     assert [sorted(row["order_id"] for row in rows) for rows in handler.calls] == [[3, 4, 5, 6, 7, 8, 9, 10], [1, 2]]
 
@@ -173,11 +173,11 @@ def test_rows_without_a_handler_stay_and_are_told_of(
     events.off(orders_expired, handler)
     OutboxRow.update(due_at=DATABASE_NOW - outbox.OVERDUE - timedelta(seconds=1)).execute()
 
-    result = perform(outbox_sweep)
+    result = run_sweep(outbox_sweep)
     findings = list(outbox_examination.examine(settings, {outbox_sweep.name: outbox_sweep}))
 
     assert (result.outcome, result.counts["no_handler"], OutboxRow.select().count()) == ("done", 10, 10)
-    assert [vars(record)["alarm"] for record in caplog.records if record.message == "Alarm"] == ["most_no_handler"]
+    assert [vars(record)["alarm"] for record in caplog.records if record.message == "Alert"] == ["most_no_handler"]
     (finding,) = findings
     assert (finding.level, finding.text) == (
         "error",
@@ -208,7 +208,7 @@ def test_claimed_rows_are_released_when_time_is_up(orders: type[Order], on: On) 
     OutboxRow.update(due_at=DATABASE_NOW - timedelta(seconds=1), attempts=1).execute()
     before = OutboxRow.select().count()
 
-    result = perform(outbox_sweep, clock=ManualClock(NOW, tick=timedelta(minutes=1)))
+    result = run_sweep(outbox_sweep, clock=ManualClock(NOW, tick=timedelta(minutes=1)))
 
     assert (result.outcome, result.reason) == ("partial", "out_of_time")
     assert OutboxRow.select().where(OutboxRow.attempts == 1).count() == before

@@ -10,7 +10,7 @@ import pytest
 from housekeeping import Sweep, events
 from housekeeping.core.errors import DeclarationError, TransactionEnded
 from housekeeping.database.connection import database
-from housekeeping.sweeps import perform
+from housekeeping.sweeps import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import ManualClock
 from tests.integration.events.conftest import On
@@ -20,7 +20,7 @@ ALL = list(range(1, 11))
 
 
 def run(what: Sweep = sweep) -> Any:
-    return perform(what, clock=ManualClock(NOW))
+    return run_sweep(what, clock=ManualClock(NOW))
 
 
 def failing_for(ids: set[int], error: BaseException) -> Any:
@@ -170,7 +170,7 @@ def test_wrong_registration_is_refused_with_the_right_form() -> None:
 
 
 def test_event_of_a_sweep_of_passes_is_refused() -> None:
-    with pytest.raises(DeclarationError, match="give it to each TablePass"):
-        Sweep(name="a.sweep", passes=lambda sweep: [], event=orders_expired)
+    with pytest.raises(DeclarationError, match="give it to each TableStage"):
+        Sweep(name="a.sweep", stages=lambda sweep: [], event=orders_expired)
     with pytest.raises(DeclarationError, match="event is 'name'; it should be events.event"):
         Sweep(name="a.sweep", stale=sweep.stale, order=sweep.order, action=sweep.action, event="name")  # type: ignore[arg-type]

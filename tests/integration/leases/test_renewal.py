@@ -14,7 +14,7 @@ from datetime import timedelta
 import pytest
 
 from housekeeping.core.errors import RedisUnavailable
-from housekeeping.leases.renewal import Kept, Renewals, elapsed
+from housekeeping.leases.renewal import Renewal, Renewals, elapsed
 
 TTL = timedelta(seconds=30)
 DUE_S = 10  # a third of the ttl: asked for so long ago, it is due now and good for long enough
@@ -61,7 +61,7 @@ def said(say: Callable[[], object]) -> Callable[[], bool]:
     return renew
 
 
-def kept_at(now: list[float], answers: Sequence[bool | Exception]) -> Kept:
+def kept_at(now: list[float], answers: Sequence[bool | Exception]) -> Renewal:
     left = list(answers)
 
     def renew() -> bool:
@@ -70,7 +70,7 @@ def kept_at(now: list[float], answers: Sequence[bool | Exception]) -> Kept:
             raise answer
         return answer
 
-    return Kept("lease", renew, TTL, now[0], lambda: now[0])
+    return Renewal("lease", renew, TTL, now[0], lambda: now[0])
 
 
 def test_it_is_renewed_at_a_third_of_the_ttl(now: list[float]) -> None:
@@ -117,7 +117,7 @@ def test_the_ttl_counts_from_the_question_not_from_a_late_answer(now: list[float
         now[0] += 60
         return True
 
-    kept = Kept("lease", slow, TTL, now[0], lambda: now[0])
+    kept = Renewal("lease", slow, TTL, now[0], lambda: now[0])
     kept.step()
 
     assert kept.lost
@@ -131,7 +131,7 @@ def test_many_are_renewed_in_the_background_each_until_it_is_stopped() -> None:
         renewed[number].release()
         return True
 
-    def keep(number: int) -> Kept:
+    def keep(number: int) -> Renewal:
         return renewals.keep(f"lease {number}", lambda: once(number), TTL, elapsed() - DUE_S)
 
     all_kept = [keep(number) for number in range(20)]

@@ -1,4 +1,4 @@
-"""The alarms as metrics: which ring after a run, and which are silent again."""
+"""The alarms as metrics: which send_alerts after a run, and which are silent again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import redis
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.declaration import Alarms
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.declaration import AlertThresholds
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
 from tests.integration.metrics.conftest import Exported
 
 NARROW = replace(sweep, batch_size=1, max_runtime=timedelta(microseconds=1))
-WAITING = replace(NARROW, alarms=Alarms(backlog=5, failed_runs=2))
+WAITING = replace(NARROW, alerts=AlertThresholds(backlog=5, failed_runs=2))
 Rings = Callable[[str], float | None]
 
 
@@ -31,10 +31,10 @@ def test_an_alarm_rings_one_beyond_its_limit_and_is_silent_again_at_it(
     add_statuses: AddStatuses, rings: Rings, exported: Exported
 ) -> None:
     add_statuses(7, "now() - interval '1 hour'")
-    perform(WAITING)  # settles one, six wait
+    run_sweep(WAITING)  # progress_counts one, six wait
     beyond = [rings("backlog"), exported("housekeeping_backlog_rows", worker=sweep.name)]
 
-    perform(WAITING)
+    run_sweep(WAITING)
 
     assert beyond == [1, 6]
     assert [rings("backlog"), exported("housekeeping_backlog_rows", worker=sweep.name)] == [0, 5]
@@ -45,12 +45,12 @@ def test_failed_runs_ring_after_as_many_in_a_row_and_one_that_did_its_work_ends_
 ) -> None:
     after_each = []
     for _ in range(2):
-        perform(WAITING)  # its table is not there
+        run_sweep(WAITING)  # its table is not there
         after_each.append((rings("last_run"), rings("failed_runs"), rings("unseen")))
     with admin.cursor() as cursor:
         cursor.execute("CREATE TABLE user_statuses (user_id bigint PRIMARY KEY, clear_status_at timestamptz)")
 
-    perform(WAITING)
+    run_sweep(WAITING)
 
     assert after_each == [(1, 0, 1), (1, 1, 1)]
     assert (rings("last_run"), rings("failed_runs"), rings("unseen")) == (0, 0, 0)
@@ -62,9 +62,9 @@ def test_an_oldest_record_has_its_age_and_none_when_nothing_waits(
 ) -> None:
     add_statuses(2, "now() - n * interval '1 hour'")
 
-    perform(NARROW)  # the older of them
+    run_sweep(NARROW)  # the older of them
     age = exported("housekeeping_oldest_stale_age_seconds", worker=sweep.name)
-    perform(NARROW)
+    run_sweep(NARROW)
 
     assert age is not None and 3600 <= age < 3660
     assert exported("housekeeping_oldest_stale_age_seconds", worker=sweep.name) == 0
@@ -73,7 +73,7 @@ def test_an_oldest_record_has_its_age_and_none_when_nothing_waits(
 def test_a_skipped_run_is_an_attempt_and_changes_nothing_else(
     statuses: object, rings: Rings, exported: Exported
 ) -> None:
-    perform(replace(sweep, enabled=False))
+    run_sweep(replace(sweep, enabled=False))
 
     assert exported("housekeeping_runs_total", worker=sweep.name, outcome="skipped") == 1
     assert exported("housekeeping_last_attempt_timestamp_seconds", worker=sweep.name) is not None

@@ -16,7 +16,7 @@ from housekeeping.core.redis_client import redis_client as made_client
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.io_timing import Waited, waited, waiting_for
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.acceptance.processes import eventually
 from tests.acceptance.queues import Queues
@@ -24,7 +24,7 @@ from tests.integration.conftest import AddStatuses
 from tests.integration.metrics.pages import STATUSES, due_statuses, metered
 
 PAGE: Final = Path(__file__).parents[3] / "docs/reference/log-lines.md"
-OF_RUNS: Final = ("Run started", "Run ended", "Alarm", "Lease is held elsewhere")
+OF_RUNS: Final = ("Run started", "Run ended", "Alert", "Lease is held elsewhere")
 END: Final = {"outcome", "duration_s", "db_s", "redis_s", "data_consistency_used", "worker", "message_id"}
 
 
@@ -39,7 +39,7 @@ def test_every_field_of_the_lines_of_runs_is_documented(
         queues.put("cronjob", STATUSES)
         for name in ("ask", "fail", "meet_a_held_lease"):
             queues.put("metered", name)
-        eventually(lambda: {"Alarm", "Lease is held elsewhere"} <= {line["event"] for line in process.lines()}, process)
+        eventually(lambda: {"Alert", "Lease is held elsewhere"} <= {line["event"] for line in process.lines()}, process)
         assert process.terminate() == 0
         lines = [line for line in process.lines() if line["event"] in OF_RUNS]
 
@@ -69,7 +69,7 @@ def test_a_run_says_how_long_it_waited_for_the_database_and_what_it_read(
     )
     postgres.execute_sql("CREATE TRIGGER slow BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION be_slow()")
 
-    perform(sweep)
+    run_sweep(sweep)
 
     line = ended(caplog)
     assert 0.3 <= line["db_s"] <= line["duration_s"]
@@ -84,7 +84,7 @@ def test_a_second_run_does_not_count_the_waiting_of_the_first(
     postgres.execute_sql("SELECT pg_sleep(0.5)")
     before = waited().database_s
 
-    perform(sweep)
+    run_sweep(sweep)
 
     line = ended(caplog)
     assert before >= 0.5
@@ -146,7 +146,7 @@ def test_a_run_that_is_interrupted_has_its_end_line_too(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        perform(sweep, on_batch=interrupted)
+        run_sweep(sweep, on_batch=interrupted)
 
     line = ended(caplog)
     assert line["deleted_rows"] == 1

@@ -18,7 +18,7 @@ from redis.crc import key_slot
 
 from housekeeping import embedded
 from housekeeping.brokers import redis_broker
-from housekeeping.core.middleware_errors import PutBack
+from housekeeping.core.middleware_errors import Requeue
 from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
@@ -173,7 +173,7 @@ def test_a_member_of_a_group_that_is_delivered_twice_counts_once(grouped: RedisB
     assert [message.actor_name for message in queued(grouped)] == ["member"]
 
 
-@pytest.mark.parametrize("error", [PutBack("not now", timedelta(minutes=5)), dramatiq.middleware.Shutdown()])
+@pytest.mark.parametrize("error", [Requeue("not now", timedelta(minutes=5)), dramatiq.middleware.Shutdown()])
 def test_a_message_that_goes_back_to_the_queue_has_no_callback_yet(  # R5, L4
     broker: RedisBroker, hands: Hands, error: BaseException
 ) -> None:

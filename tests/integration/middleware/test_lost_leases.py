@@ -18,7 +18,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.message_context import MessageContext, current_message
 from housekeeping.core.thread_interrupt import LostLease
 from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore
+from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore, current_lease
 from housekeeping.sweeps.ledger.models import Lease, Run
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.endless import Endless
@@ -98,7 +98,7 @@ def test_an_actor_whose_lease_was_lost_before_it_began_does_not_begin(broker: An
     # L2
     class LosesIt(Middleware):
         def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-            lease = housekeeping.leases.lease.current_lease.get()
+            lease = current_lease.get()
             assert lease is not None and lease._kept is not None
             lease._kept._lost = True
 
@@ -119,7 +119,7 @@ def test_a_lease_that_is_lost_in_the_hooks_after_the_actor_interrupts_nothing(
 
     class SlowHook(Middleware):
         def after_process_message(self, broker: Broker, message: MessageProxy, **_: Any) -> None:
-            lease = housekeeping.leases.lease.current_lease.get()
+            lease = current_lease.get()
             assert lease is not None and lease._kept is not None
             lease._kept._lost = True
             lease._kept.tell()
@@ -181,7 +181,7 @@ def written(broker: Any, postgres: Database) -> Iterator[Callable[[], list[Any]]
 
 
 def write() -> None:
-    epoch = housekeeping.leases.lease.current_lease.get()
+    epoch = current_lease.get()
     assert epoch is not None
     with database.atomic():
         database.execute_sql("INSERT INTO written VALUES (%s)", (epoch._epoch,))

@@ -13,7 +13,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import TimeLimitExceeded, raise_thread_exception
 
 from housekeeping import embedded
-from housekeeping.core.middleware_errors import PutBack
+from housekeeping.core.middleware_errors import Requeue
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, wake_up, working
@@ -213,7 +213,7 @@ def test_a_message_whose_retry_cannot_be_made_is_a_dead_letter_not_lost(broker: 
 
 
 def test_what_is_put_back_uses_up_no_retry(broker: RedisBroker) -> None:  # R5, L4
-    actor = failing(broker, PutBack("not now", timedelta(minutes=5)), max_retries=0)
+    actor = failing(broker, Requeue("not now", timedelta(minutes=5)), max_retries=0)
     actor.send()
     with working(broker):
         eventually(lambda: queued(broker, "default.DQ") and not queued(broker))

@@ -16,7 +16,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
 from housekeeping.leases import renewal
 from housekeeping.middleware.deduplication.keys import DeduplicationKeys
-from housekeeping.sweeps.engine.executor import Walk
+from housekeeping.sweeps.engine.executor import Executor
 from housekeeping.sweeps.registration import register
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
@@ -144,12 +144,12 @@ def test_a_run_that_was_taken_over_leaves_the_completion_to_the_one_at_work(  # 
 ) -> None:
     broker, (asleep, awake) = working_on_statuses, (threading.Event(), threading.Event())
     completions: list[list[Any]] = []
-    written = Walk._written
+    written = Executor._written
 
     def completed() -> None:
         completions.append(list(redis_client.scan_iter(match=f"{settings.namespace}:done:*", count=1000)))
 
-    def ordered(walk: Walk, *args: Any) -> Any:
+    def ordered(walk: Executor, *args: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
             asleep.set()
             assert awake.wait(PATIENCE_S)
@@ -168,7 +168,7 @@ def test_a_run_that_was_taken_over_leaves_the_completion_to_the_one_at_work(  # 
     fetched = Hands(broker, sweep.queue).fetch()
     assert fetched is not None
     message, first = fetched, threading.Thread(target=sleeping)
-    monkeypatch.setattr(Walk, "_written", ordered)
+    monkeypatch.setattr(Executor, "_written", ordered)
     first.start()
     assert asleep.wait(PATIENCE_S)
     for mark in redis_client.scan_iter(match=f"{settings.namespace}:running:*", count=1000):

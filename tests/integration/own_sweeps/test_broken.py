@@ -18,8 +18,8 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, database
 from housekeeping.doctor import columns, indexes, references, unique_keys
 from housekeeping.doctor.grants import tables_of
-from housekeeping.sweeps import BaseModel, Delete, Sweep, UtcDateTimeField, perform
-from housekeeping.sweeps.insight.status import overview
+from housekeeping.sweeps import BaseModel, Delete, Sweep, UtcDateTimeField, run_sweep
+from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.registry import declared_by
 from housekeeping.web.application import create_app
 from tests.integration.conftest import Locked
@@ -72,7 +72,7 @@ def baskets(postgres: Database) -> None:
 
 
 def unseen(broken: Sweep) -> list[str]:
-    return [alarm.text for alarm in overview(broken, datetime.now(UTC), ZoneInfo("UTC")).alarms]
+    return [alarm.text for alarm in worker_status(broken, datetime.now(UTC), ZoneInfo("UTC")).alarms]
 
 
 @EACH
@@ -84,7 +84,7 @@ def test_status_of_a_broken_sweep_is_its_own_error(baskets: None, broken: Sweep,
 
 @EACH
 def test_run_of_a_broken_sweep_fails_and_says_why(baskets: None, broken: Sweep, said: str) -> None:
-    result = perform(broken)
+    result = run_sweep(broken)
 
     assert (result.outcome, Basket.select().count()) == ("failed", 1)
     assert said in str(result.reason)
@@ -135,7 +135,7 @@ def test_oldest_row_of_a_column_without_a_zone_is_shown_with_its_age(postgres: D
     Naive.create(touched_at="2026-01-01 00:00:00")
     naive = sweep("shop.naive", lambda now: Naive.touched_at < now.replace(tzinfo=None), Naive)
 
-    seen = overview(naive, datetime(2026, 1, 2, tzinfo=UTC), ZoneInfo("UTC"))
+    seen = worker_status(naive, datetime(2026, 1, 2, tzinfo=UTC), ZoneInfo("UTC"))
     shown = StringIO()
     Console(file=shown, width=200).print(workers_table([seen], datetime(2026, 1, 2, tzinfo=UTC)))
 

@@ -21,9 +21,9 @@ from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, database
 from housekeeping.doctor import examine
-from housekeeping.sweeps import perform
+from housekeeping.sweeps import run_sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
-from housekeeping.sweeps.insight.status import overview
+from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.web.application import create_app
 from housekeeping.workers import BUILT_IN, configured_sweeps
 from tests.integration.middleware.applications import close_all, eventually, rows, working
@@ -104,12 +104,12 @@ def test_it_is_seen_like_a_built_in_one(broker: Broker, settings: Settings, coup
     housekeeping.install(broker, told)
     client: FlaskClient = create_app(told, {sweep.name: sweep}, "t" * 16, open_to_read=True).test_client()
 
-    seen = overview(sweep, datetime.now(UTC), told.timezone)
+    seen = worker_status(sweep, datetime.now(UTC), told.timezone)
     pages = [client.get(path).get_data(as_text=True) for path in ("/", f"/workers/{sweep.name}")]
 
     assert (seen.state, str(seen.waiting)) == ("on", "3")
     assert all(sweep.name in page for page in pages)
-    perform(sweep)
+    run_sweep(sweep)
     assert f'worker="{sweep.name}"' in generate_latest().decode()
 
 

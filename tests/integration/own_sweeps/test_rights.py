@@ -16,7 +16,7 @@ from housekeeping.cli.commands import doctor
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.doctor.grants import grants, missing_rights, name_in_sql, needed_rights, tables_of
-from housekeeping.sweeps import BaseModel, Delete, Sweep, TablePass, Write, perform
+from housekeeping.sweeps import BaseModel, Delete, Sweep, TableStage, Write, run_sweep
 from housekeeping.sweeps.registry import declared_by
 from tests.integration.own_sweeps import shop
 from tests.integration.own_sweeps.shop import Coupon, old_coupons, used_coupons
@@ -54,7 +54,7 @@ def test_the_rights_of_a_table_are_those_of_all_its_sweeps(rights: tuple[str, ..
 
 
 def test_the_sweeps_do_their_work_with_exactly_these_rights(role: str) -> None:
-    results = [perform(old_coupons), perform(used_coupons)]
+    results = [run_sweep(old_coupons), run_sweep(used_coupons)]
 
     assert [(result.outcome, result.reason) for result in results] == [("done", None)] * 2
     assert [results[0].counts["expired"], results[1].counts["deleted_rows"]] == [1, 1]
@@ -67,7 +67,7 @@ def test_a_right_that_was_taken_away_is_missing_and_missed(
         cursor.execute(f"REVOKE UPDATE (ended_at) ON coupon FROM {role}")
 
     assert missing_rights("coupon", rights) == ["UPDATE (state, ended_at)"]
-    assert perform(old_coupons).outcome == "failed"
+    assert run_sweep(old_coupons).outcome == "failed"
 
 
 class Redemption(BaseModel):
@@ -80,7 +80,7 @@ class Note(BaseModel):
 
 
 class DeleteWithNotes(Delete):
-    def write(self, table: TablePass, step: Any, chosen: Any) -> Write:
+    def write(self, table: TableStage, step: Any, chosen: Any) -> Write:
         coupons: Any = Coupon.delete().where(chosen).returning(Coupon.id)
         deleted = coupons.cte("coupons")
         notes: Any = Note.delete().where(Note.coupon.in_(deleted.select(deleted.c.id)))

@@ -16,8 +16,8 @@ from housekeeping.database.connection import Database
 from housekeeping.database.primary_key import forget
 from housekeeping.doctor import examine
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import perform
-from housekeeping.sweeps.insight.status import overview
+from housekeeping.sweeps.engine.runner import run_sweep
+from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers import FAMILIES, configured_sweeps
 from housekeeping.workers.ci_stuck_builds.models import Build
@@ -40,16 +40,16 @@ def problem(sweep: Sweep) -> str | None:
 
 
 def test_a_worker_without_its_table_is_skipped_without_an_alert(sweeps: dict[str, Sweep], settings: Settings) -> None:
-    result = perform(sweeps[STATUSES])
+    result = run_sweep(sweeps[STATUSES])
 
-    seen = overview(sweeps[STATUSES], database_now(), settings.timezone)
+    seen = worker_status(sweeps[STATUSES], database_now(), settings.timezone)
     assert (result.outcome, result.reason, result.exit_code) == ("skipped", "not_set_up", 0)
     assert (seen.state, seen.next_tick, seen.alarms) == ("not_set_up", None, [])
     assert seen.as_json()["not_set_up"] == "table user_statuses is not in this database"
 
 
 def test_a_fresh_installation_raises_no_alert_and_no_finding(sweeps: dict[str, Sweep], settings: Settings) -> None:
-    alerts = [overview(sweep, database_now(), settings.timezone).alarms for sweep in sweeps.values()]
+    alerts = [worker_status(sweep, database_now(), settings.timezone).alarms for sweep in sweeps.values()]
 
     assert alerts == [[]] * len(sweeps)
     assert [each for each in examine(settings, sweeps) if each.level == "error"] == []
@@ -59,11 +59,11 @@ def test_a_fresh_installation_raises_no_alert_and_no_finding(sweeps: dict[str, S
 
 
 def test_a_table_made_later_is_noticed(sweeps: dict[str, Sweep], postgres: Database) -> None:
-    assert perform(sweeps[STATUSES]).reason == "not_set_up"
+    assert run_sweep(sweeps[STATUSES]).reason == "not_set_up"
 
     postgres.create_tables([UserStatus])
 
-    assert perform(sweeps[STATUSES]).outcome == "done"
+    assert run_sweep(sweeps[STATUSES]).outcome == "done"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_different_table_of_that_name_is_left_alone(
     postgres.execute_sql(f"CREATE TABLE user_statuses ({columns})")
 
     assert (problem(sweeps[STATUSES]) or "").startswith(text)
-    assert perform(sweeps[STATUSES]).reason == "not_set_up"
+    assert run_sweep(sweeps[STATUSES]).reason == "not_set_up"
 
 
 @pytest.mark.parametrize(
@@ -128,18 +128,18 @@ def test_uploads_are_cleaned_where_a_store_is_configured(settings: Settings, swe
 
 def test_a_table_that_vanishes_after_a_completed_run_is_a_failure(sweeps: dict[str, Sweep], postgres: Database) -> None:
     postgres.create_tables([UserStatus])
-    assert perform(sweeps[STATUSES]).outcome == "done"
+    assert run_sweep(sweeps[STATUSES]).outcome == "done"
     postgres.execute_sql("DROP TABLE user_statuses")
     forget_table(UserStatus)
 
-    assert perform(sweeps[STATUSES]).outcome == "failed"
+    assert run_sweep(sweeps[STATUSES]).outcome == "failed"
 
 
 def test_a_named_family_that_does_not_fit_is_a_failure_and_an_error(settings: Settings, postgres: Database) -> None:
     named = settings.model_copy(update={"built_in": ("user_status_cleanup",)})
     sweeps = configured_sweeps(named)
 
-    assert perform(sweeps[STATUSES]).outcome == "failed"
+    assert run_sweep(sweeps[STATUSES]).outcome == "failed"
     errors = [each.text for each in examine(named, sweeps) if each.level == "error"]
     assert any('"user_statuses" is not in this database' in text for text in errors)
 
@@ -152,7 +152,7 @@ def test_a_worker_is_not_dropped_while_the_database_is_away(
 
     with monkeypatch.context() as patch:
         patch.setattr(postgres, "execute_sql", away)
-        result = perform(sweeps[STATUSES])
+        result = run_sweep(sweeps[STATUSES])
 
     assert (result.outcome, result.reason) == ("failed", "database: connection refused")
     assert Run.select().count() == 0

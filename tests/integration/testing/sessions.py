@@ -11,11 +11,11 @@ from typing import Any, Final
 from peewee import BigAutoField, ForeignKeyField, IntegerField
 
 from housekeeping.database.connection import BaseModel, UtcDateTimeField, database
-from housekeeping.sweeps.declaration import LeaseTerms, Sweep
+from housekeeping.sweeps.declaration import LeaseConfig, Sweep
 from housekeeping.sweeps.stages.actions import Delete, Write
 from housekeeping.sweeps.stages.call import Call
-from housekeeping.sweeps.stages.stage import Settled, Step
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.stage import BatchResult, Step
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 NOW: Final = datetime(2026, 5, 1, tzinfo=UTC)
 
@@ -43,7 +43,7 @@ def fill(stale: int = 3, kept: int = 2) -> None:
         Note.create(session=session)
 
 
-def sweep(action: Any = None, lease: LeaseTerms | None = None) -> Sweep:
+def sweep(action: Any = None, lease: LeaseConfig | None = None) -> Sweep:
     return Sweep(
         name="sessions.expired",
         stale=lambda now: Session.expires_at <= now,
@@ -57,16 +57,16 @@ def sweep(action: Any = None, lease: LeaseTerms | None = None) -> Sweep:
 class Count(Delete):
     """Counts each time it sees a row, which is stale afterwards as before."""
 
-    def write(self, table: TablePass, step: Step, chosen: Any) -> Write:
+    def write(self, table: TableStage, step: Step, chosen: Any) -> Write:
         update: Any = Session.update(seen=Session.seen + 1).where(chosen).returning(Session.id)
         return Write([update.cte("counted")], self.counted_as)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyPass(TablePass):
+class EarlyPass(TableStage):
     """Changes rows before the batch's transaction, which does not know of it when it is begun again."""
 
-    def take(self, step: Step) -> None:
+    def prepare(self, step: Step) -> None:
         ids: Any = [row.id for row in self.rows(step).select(Session.id)]
         Session.update(seen=Session.seen + 1).where(Session.id.in_(ids)).execute()
         # Of the row that comes next, too, which the batch does not delete.
@@ -77,7 +77,7 @@ def early() -> Sweep:
     """Loses its innocence before the transaction: a run that is begun again has done some things twice."""
     return Sweep(
         name="sessions.early",
-        passes=lambda sweep: [
+        stages=lambda sweep: [
             EarlyPass(
                 name="rows",
                 stale=lambda now: Session.expires_at <= now,
@@ -87,16 +87,16 @@ def early() -> Sweep:
             )
         ],
         counts=("deleted_rows", "batches"),
-        settles=("deleted_rows",),
+        progress_counts=("deleted_rows",),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForgetfulPass(TablePass):
+class ForgetfulPass(TableStage):
     """Commits its rows by itself, before what the engine writes of them."""
 
-    def settle(self, step: Step, taken: None = None) -> Settled:
-        settled = TablePass.settle(self, step, taken)
+    def apply(self, step: Step, taken: None = None) -> BatchResult:
+        settled = TableStage.apply(self, step, taken)
         database.execute_sql("COMMIT")
         database.execute_sql("BEGIN")
         return settled
@@ -106,7 +106,7 @@ def forgetful() -> Sweep:
     """Its rows and its counts do not commit together."""
     return Sweep(
         name="sessions.forgetful",
-        passes=lambda sweep: [
+        stages=lambda sweep: [
             ForgetfulPass(
                 name="rows",
                 stale=lambda now: Session.expires_at <= now,
@@ -116,7 +116,7 @@ def forgetful() -> Sweep:
             )
         ],
         counts=("deleted_rows", "batches"),
-        settles=("deleted_rows",),
+        progress_counts=("deleted_rows",),
     )
 
 

@@ -14,8 +14,8 @@ from peewee import InternalError
 
 from housekeeping.core.errors import Refused
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.declaration import LeaseTerms
-from housekeeping.sweeps.engine.executor import Walk
+from housekeeping.sweeps.declaration import LeaseConfig
+from housekeeping.sweeps.engine.executor import Executor
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import assert_survives_kill
@@ -51,7 +51,7 @@ def test_a_run_is_killed_between_any_two_statements_and_the_tables_are_as_before
 
 
 def test_the_lease_of_the_dead_keeps_nobody_waiting(sessions: type[Session], housekeeping_redis: redis.Redis) -> None:
-    leased = sweep(lease=LeaseTerms("sessions", timedelta(minutes=10)))
+    leased = sweep(lease=LeaseConfig("sessions", timedelta(minutes=10)))
 
     points = assert_survives_kill(leased, now=NOW)
 
@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_behind_what_is_left_is_found(
 ) -> None:
     beyond = {"pass": "rows", "after": [NOW.isoformat(), 99]}
     monkeypatch.setattr(runs, "_stopped_at", lambda last, resume: beyond if last[0] == "lost" else None)
-    monkeypatch.setattr(Walk, "_goes_to_the_front", lambda self: False)
+    monkeypatch.setattr(Executor, "_goes_to_the_front", lambda self: False)
 
     with pytest.raises(AssertionError, match=r"does not survive a kill at point") as caught:
         assert_survives_kill(sweep(), now=NOW)

@@ -13,7 +13,7 @@ from housekeeping.core.redis_client import redis_client
 from housekeeping.leases.lease_token import new_token
 from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.ledger.models import Lease, Run
-from housekeeping.sweeps.ledger.overrides import switch_of
+from housekeeping.sweeps.ledger.overrides import override_of
 from housekeeping.web import plan as planning
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.integration.web.conftest import WORKER, LogIn, form_token
@@ -34,7 +34,7 @@ def test_a_worker_is_narrowed_by_a_form_and_its_page_says_to_what(client: FlaskC
     done = client.post(f"{PATH}/narrow", data=form)
     page = client.get(PATH).get_data(as_text=True)
 
-    said = switch_of(WORKER)
+    said = override_of(WORKER)
     assert done.status_code == 303 and said is not None
     assert (said.state, said.batch_size, said.max_runtime, said.reason) == ("narrow", 10, timedelta(seconds=5), "peak")
     assert f"{WORKER} is narrowed to 10 records a batch and 5 s a run until" in page
@@ -44,7 +44,7 @@ def test_a_worker_is_narrowed_by_a_form_and_its_page_says_to_what(client: FlaskC
 def test_a_reason_with_what_a_database_does_not_take_is_kept_in_words(client: FlaskClient, word: str) -> None:
     done = client.post(f"{PATH}/pause", data={"form_token": word, "reason": " a\0b\nc "})
 
-    said = switch_of(WORKER)
+    said = override_of(WORKER)
     assert done.status_code == 303 and said is not None
     assert said.reason == "a\\x00b\\nc"
 
@@ -53,7 +53,7 @@ def test_a_reason_with_what_a_database_does_not_take_is_kept_in_words(client: Fl
 def test_a_number_that_cannot_be_is_refused_in_words(client: FlaskClient, word: str, number: str) -> None:
     refused = client.post(f"{PATH}/narrow", data={"form_token": word, "batch_size": number})
 
-    assert refused.status_code == 400 and switch_of(WORKER) is None
+    assert refused.status_code == 400 and override_of(WORKER) is None
     assert "it should be a number from 1 to 10,000" in refused.get_data(as_text=True)
 
 

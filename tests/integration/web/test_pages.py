@@ -12,10 +12,10 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core.clock import SystemClock
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import NOW as DATABASE_NOW
 from housekeeping.sweeps.ledger.models import ProcessRow, Rejection, Run, SwitchChange
-from housekeeping.sweeps.ledger.overrides import Switched, switch
+from housekeeping.sweeps.ledger.overrides import Override, switch
 from housekeeping.sweeps.processes import heartbeats
 from housekeeping.sweeps.processes.heartbeats import Heartbeat
 from housekeeping.web import snapshot
@@ -36,7 +36,7 @@ def recorded(**given: Any) -> int:
 
 
 def test_a_run_shows_on_the_first_page_on_its_workers_and_on_its_own(client: FlaskClient, admin: Connection) -> None:
-    result = perform(sweep)
+    result = run_sweep(sweep)
 
     pages = [client.get(path).get_data(as_text=True) for path in ("/", f"/workers/{WORKER}", f"/runs/{result.run_id}")]
 
@@ -47,7 +47,7 @@ def test_a_run_shows_on_the_first_page_on_its_workers_and_on_its_own(client: Fla
 @pytest.mark.parametrize("column", ["error", "reason", "message_id"])
 def test_text_from_the_database_is_never_markup(client: FlaskClient, column: str) -> None:
     run_id = recorded(outcome="failed", counts={HOSTILE: 1}, **{column: HOSTILE})
-    switch(Switched(WORKER, "paused", HOSTILE, said_by=HOSTILE))
+    switch(Override(WORKER, "paused", HOSTILE, said_by=HOSTILE))
 
     pages = [client.get(path).get_data(as_text=True) for path in ("/", f"/workers/{WORKER}", f"/runs/{run_id}")]
 
@@ -73,7 +73,7 @@ def test_ages_on_the_first_page_are_by_the_databases_clock(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SystemClock, "now", lambda self: datetime.now(UTC) + timedelta(days=2))
-    perform(sweep, force=True)
+    run_sweep(sweep, force=True)
 
     page = client.get("/").get_data(as_text=True)
 

@@ -8,7 +8,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from housekeeping.core.settings import Settings
-from housekeeping.sweeps.ledger.overrides import switched
+from housekeeping.sweeps.ledger.overrides import overrides
 from housekeeping.web import security
 from housekeeping.web.application import create_app
 from tests.integration.web.conftest import TOKEN, WORKER, LogIn, form_token
@@ -34,7 +34,7 @@ def test_to_change_something_takes_the_token_on_loopback_too(client: FlaskClient
     refused = client.post(PAUSE, data={"form_token": form_token(client.get("/login"))})
 
     assert (refused.status_code, refused.location) == (302, "/login?next=/")
-    assert WORKER not in switched()
+    assert WORKER not in overrides()
 
 
 def addresses_that_change() -> list[str]:
@@ -87,7 +87,7 @@ def test_a_wrong_token_opens_nothing(client: FlaskClient) -> None:
     refused = client.post("/login", data={"token": TOKEN[:-1], "form_token": word})
 
     assert refused.status_code == 401
-    assert client.post(PAUSE, data={"form_token": word}).status_code == 302 and WORKER not in switched()
+    assert client.post(PAUSE, data={"form_token": word}).status_code == 302 and WORKER not in overrides()
 
 
 def test_a_form_of_another_page_changes_nothing(client: FlaskClient, log_in: LogIn) -> None:
@@ -99,7 +99,7 @@ def test_a_form_of_another_page_changes_nothing(client: FlaskClient, log_in: Log
     elsewhere = client.post(PAUSE, data={"form_token": word}, headers={"Origin": "https://evil.example"})
 
     assert [refused.status_code for refused in (without, wrong, elsewhere)] == [403, 403, 403]
-    assert WORKER not in switched()
+    assert WORKER not in overrides()
 
 
 def test_behind_a_proxy_that_speaks_tls_forms_of_our_own_pages_are_taken(
@@ -132,7 +132,7 @@ def test_a_program_may_use_the_token_as_a_bearer(client: FlaskClient) -> None:
     wrong = client.post(PAUSE, headers={"Authorization": "Bearer nonsense"})
     right = client.post(PAUSE, headers={"Authorization": f"Bearer {TOKEN}"})
 
-    assert (wrong.status_code, right.status_code, WORKER in switched()) == (401, 303, True)
+    assert (wrong.status_code, right.status_code, WORKER in overrides()) == (401, 303, True)
 
 
 def test_a_name_elsewhere_that_leads_here_is_refused(client: FlaskClient) -> None:

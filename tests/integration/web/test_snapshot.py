@@ -11,12 +11,12 @@ import pytest
 
 from housekeeping.core.settings import Settings
 from housekeeping.web import snapshot
-from housekeeping.web.snapshot import Facts, Observatory
+from housekeeping.web.snapshot import Snapshot, SnapshotCache
 
 PATIENCE_S = 30.0
 
 
-class Looking(Observatory):
+class Looking(SnapshotCache):
     """Sees the moments in turn; from the second one on it is as slow as the test likes."""
 
     def __init__(self, settings: Settings) -> None:
@@ -24,9 +24,9 @@ class Looking(Observatory):
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.looks = 0
 
-    def _look(self) -> Facts:
+    def _look(self) -> Snapshot:
         self.looks += 1
-        seen = Facts(datetime(2026, 11, 20, tzinfo=UTC) + timedelta(hours=self.looks), {}, {}, {}, [], False, [])
+        seen = Snapshot(datetime(2026, 11, 20, tzinfo=UTC) + timedelta(hours=self.looks), {}, {}, {}, [], False, [])
         if self.looks > 1:
             self.begun.set()
             assert self.go_on.wait(PATIENCE_S)
@@ -44,7 +44,7 @@ def observatory(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Looking:
 
 
 @pytest.fixture
-def slow(observatory: Looking) -> Future[Facts]:
+def slow(observatory: Looking) -> Future[Snapshot]:
     """A look that has begun in another thread."""
     pool = ThreadPoolExecutor()
     looking = pool.submit(observatory.look)
@@ -66,19 +66,19 @@ def answered(observatory: Looking, question: Callable[[], object]) -> object:
         observatory.go_on.set()
 
 
-def test_who_comes_while_one_looks_gets_what_was_seen_last(observatory: Looking, slow: Future[Facts]) -> None:
+def test_who_comes_while_one_looks_gets_what_was_seen_last(observatory: Looking, slow: Future[Snapshot]) -> None:
     seen = answered(observatory, observatory.look)
 
-    assert isinstance(seen, Facts) and seen.at.hour == 1
+    assert isinstance(seen, Snapshot) and seen.at.hour == 1
     assert slow.result(PATIENCE_S).at.hour == 2
 
 
-def test_a_change_waits_for_no_look(observatory: Looking, slow: Future[Facts]) -> None:
+def test_a_change_waits_for_no_look(observatory: Looking, slow: Future[Snapshot]) -> None:
     assert answered(observatory, observatory.forget) is None
 
 
 def test_what_was_seen_before_a_change_is_not_taken_for_fresh(
-    observatory: Looking, slow: Future[Facts], monkeypatch: pytest.MonkeyPatch
+    observatory: Looking, slow: Future[Snapshot], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot, "_FRESH_S", 3600.0)
     answered(observatory, observatory.forget)

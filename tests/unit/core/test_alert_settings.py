@@ -6,20 +6,20 @@ import pytest
 
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.settings import WorkerSettings
-from housekeeping.sweeps.declaration import Alarms
+from housekeeping.sweeps.declaration import AlertThresholds
 from housekeeping.workers.ci_stuck_builds.worker import drop_canceling
 from housekeeping.workers.user_status_cleanup.worker import sweep
 
 
-def configured(**alarms: float | None) -> Alarms:
-    return drop_canceling.configured(WorkerSettings(alarms=alarms)).alarms
+def configured(**alarms: float | None) -> AlertThresholds:
+    return drop_canceling.configured(WorkerSettings(alarms=alarms)).alerts
 
 
 def test_every_limit_can_be_set_and_the_others_keep_their_documents_value() -> None:
     given = configured(longest_run_s=90, backlog=5, failed_runs=2, overdue=9, dropped=7)
 
     assert (given.longest_run, given.backlog, given.failed_runs, given.overdue) == (timedelta(seconds=90), 5, 2, 9)
-    assert given.most == {"dropped": 7, "doomed": drop_canceling.alarms.most["doomed"]}
+    assert given.most == {"dropped": 7, "doomed": drop_canceling.alerts.most["doomed"]}
 
 
 def test_null_switches_an_alarm_off() -> None:

@@ -241,4 +241,4 @@ def test_an_interrupt_that_had_to_wait_does_not_come_after_its_section(monkeypat
     assert interruptibly(section) == "left"
     monkeypatch.setattr(thread_interrupt, "at_safe_point", lambda thread_id, outside: True)
     until(lambda: set(threading.enumerate()) <= before)  # whoever looks again has given up
-    assert interruptibly(lambda: "undisturbed") == "undisturbed"
+    assert interruptibly(lambda: "shielded") == "shielded"

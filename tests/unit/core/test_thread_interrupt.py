@@ -12,7 +12,7 @@ import pytest
 from dramatiq.middleware import Shutdown
 
 from housekeeping.core import thread_interrupt
-from housekeeping.core.thread_interrupt import LostLease, interrupt, interrupter, interruptibly, retract, undisturbed
+from housekeeping.core.thread_interrupt import LostLease, interrupt, interrupter, interruptibly, retract, shielded
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.testing import MemoryLeaseStore
 
@@ -108,7 +108,7 @@ def test_what_is_undisturbed_comes_to_its_end_and_the_interrupt_after_it() -> No
         done.extend(str(number) for number in range(1000))
 
     def run() -> None:
-        undisturbed(ending)
+        shielded(ending)
         done.append("beyond")
 
     with pytest.raises(LostLease):
@@ -133,7 +133,7 @@ def test_within_the_undisturbed_a_section_can_be_interrupted_and_what_deals_with
             done.append("ended")
         return "returned"
 
-    assert interruptibly(lambda: undisturbed(run)) == "returned"
+    assert interruptibly(lambda: shielded(run)) == "returned"
     assert done == ["ended"]
 
 
@@ -143,7 +143,7 @@ def test_an_interrupt_that_came_before_an_inner_section_is_raised_there() -> Non
         with pytest.raises(LostLease):
             interruptibly(endless)
 
-    interruptibly(lambda: undisturbed(run))
+    interruptibly(lambda: shielded(run))
 
 
 def test_an_exception_of_the_undisturbed_is_not_replaced_by_an_interrupt() -> None:
@@ -152,7 +152,7 @@ def test_an_exception_of_the_undisturbed_is_not_replaced_by_an_interrupt() -> No
         raise ValueError
 
     with pytest.raises(ValueError):
-        interruptibly(lambda: undisturbed(failing))
+        interruptibly(lambda: shielded(failing))
 
 
 def test_a_traced_thread_leaves_as_any_other() -> None:
@@ -172,6 +172,6 @@ def test_a_traced_thread_leaves_as_any_other() -> None:
     try:
         assert interruptibly(lambda: "left") == "left"
         with pytest.raises(LostLease):
-            interruptibly(lambda: undisturbed(told_before_it_returns))
+            interruptibly(lambda: shielded(told_before_it_returns))
     finally:
         sys.settrace(before)

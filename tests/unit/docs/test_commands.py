@@ -14,7 +14,7 @@ from typing import Final
 import click
 import pytest
 
-from housekeeping.cli import main
+from housekeeping.cli.main import main
 from tests.unit.docs.blocks import PAGES, ROOT, blocks, name_of, words_in_code
 
 #: How options and arguments that may be left out are written.

@@ -11,7 +11,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from redis.sentinel import Sentinel
 
-from housekeeping.brokers import SoundRedisBroker
+from housekeeping.brokers import ReliableRedisBroker
 from housekeeping.middleware.deduplication.enqueueing import share_redis
 from housekeeping.middleware.deduplication.keys import DeduplicationKeys
 
@@ -67,7 +67,7 @@ def test_clients_of_sentinels_share_a_redis_only_when_they_are_one() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "shared"),
-    [(RedisBroker, True), (SoundRedisBroker, True), (Overriding, False), (OverridingTheLastStep, False)],
+    [(RedisBroker, True), (ReliableRedisBroker, True), (Overriding, False), (OverridingTheLastStep, False)],
 )
 def test_a_broker_that_enqueues_in_its_own_way_is_left_to_do_so(kind: type[RedisBroker], shared: bool) -> None:
     client = at("redis://localhost")

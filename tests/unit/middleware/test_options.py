@@ -12,7 +12,7 @@ from dramatiq.brokers.stub import StubBroker
 
 from housekeeping.core.middleware_errors import InvalidOption
 from housekeeping.middleware.deduplication.middleware import Deduplication
-from housekeeping.middleware.deduplication.options import Terms, terms_of
+from housekeeping.middleware.deduplication.options import DeduplicationConfig, config_of
 from housekeeping.middleware.exclusive_lease import ExclusiveLeases
 from housekeeping.middleware.idempotency import Idempotency
 from housekeeping.testing import MemoryLeaseStore
@@ -100,5 +100,5 @@ def test_an_idempotent_actor_waits_at_most_once_for_an_hour_unless_it_says_other
     actor = dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda: None)
     plain = dramatiq.actor(broker=broker, actor_name="plain")(lambda: None)
 
-    assert terms_of(actor) == Terms(False, timedelta(hours=1), None, False, False, False)
-    assert terms_of(plain) is None
+    assert config_of(actor) == DeduplicationConfig(False, timedelta(hours=1), None, False, False, False)
+    assert config_of(plain) is None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from dramatiq.middleware import TimeLimit, TimeLimitExceeded
 
-from housekeeping.core.thread_interrupt import interruptibly, undisturbed
+from housekeeping.core.thread_interrupt import interruptibly, shielded
 from housekeeping.middleware.interrupts.time_limit import within_actors
 
 HERE = threading.get_ident
@@ -56,7 +56,7 @@ def test_what_closes_a_run_comes_to_its_end(limits: Any) -> None:
 
     limits.add_timeout(HERE(), 0)
     with pytest.raises(TimeLimitExceeded):
-        interruptibly(lambda: undisturbed(closing))
+        interruptibly(lambda: shielded(closing))
 
     assert done == ["closed"]
 

@@ -83,7 +83,7 @@ def test_metadata_has_the_name_that_messages_use() -> None:
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
 
     assert setup["metadata"]["name"] == DISTRIBUTION == "dramatiq-housekeeping"
-    assert "housekeeping = housekeeping.cli:main" in setup["options.entry_points"]["console_scripts"]
+    assert "housekeeping = housekeeping.cli.main:main" in setup["options.entry_points"]["console_scripts"]
 
 
 def test_message_installs_an_extra_from_clone_wheel_and_name() -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.sweeps.engine.counts import added
-from housekeeping.sweeps.stages.stage import Settled
+from housekeeping.sweeps.stages.stage import BatchResult
 
 
 def test_a_count_that_was_not_declared_is_refused_in_words() -> None:
     said = "'moved_rows' is counted, but not among the sweep's counts (deleted_rows, batches); add it there"
 
     with pytest.raises(DeclarationError, match=re.escape(said)):
-        added({"deleted_rows": 0, "batches": 0}, Settled({"moved_rows": 1}, None))
+        added({"deleted_rows": 0, "batches": 0}, BatchResult({"moved_rows": 1}, None))

@@ -13,16 +13,16 @@ from peewee import BigAutoField, TextField
 from housekeeping import events
 from housekeeping.core.errors import DeclarationError
 from housekeeping.sweeps import (
-    Alarms,
+    AlertThresholds,
     BaseModel,
     Breaker,
     Call,
     Delete,
-    Gates,
-    LeaseTerms,
+    LeaseConfig,
     StateMachine,
     Sweep,
-    TablePass,
+    TableStage,
+    ThrottleLimits,
     Transition,
     UtcDateTimeField,
 )
@@ -63,16 +63,19 @@ def sweep(**given: Any) -> Sweep:
         ({"enabled": "no"}, "enabled is 'no'; write True or False"),
         ({"schedule": 5}, 'schedule is 5; write a cron expression: "*/5 * * * *" or None'),
         ({"counts": ("rows", 3)}, "counts is ('rows', 3); write a tuple, such as (\"deleted_rows\",) with the comma"),
-        ({"settles": "rows"}, "settles is 'rows'; write a tuple, such as (\"deleted_rows\",) with the comma"),
-        ({"lease": "shop/tickets"}, "lease is 'shop/tickets'; write LeaseTerms(...) or None"),
-        ({"alarms": {"backlog": 5}}, "alarms is {'backlog': 5}; write Alarms(...)"),
+        (
+            {"progress_counts": "rows"},
+            "progress_counts is 'rows'; write a tuple, such as (\"deleted_rows\",) with the comma",
+        ),
+        ({"lease": "shop/tickets"}, "lease is 'shop/tickets'; write LeaseConfig(...) or None"),
+        ({"alerts": {"backlog": 5}}, "alerts is {'backlog': 5}; write AlertThresholds(...)"),
         ({"breaker": 0.5}, "breaker is 0.5; write Breaker(...)"),
         ({"options": ["page_size"]}, "options is ['page_size']; write a dictionary"),
         ({"data_consistency": "eventual"}, "data_consistency is 'eventual'; write 'always', 'sticky', 'delayed'"),
         ({"action": "delete"}, "action is 'delete'; write Delete(), Transition(machine, event) or Call(function, "),
-        ({"read_argument": "int"}, "read_argument is 'int'; write a function"),
+        ({"parse_argument": "int"}, "parse_argument is 'int'; write a function"),
         ({"queue": None}, 'queue is None; write a text, such as "shop.expired"'),
-        ({"order": ()}, "give stale, order and action, or passes; missing: order=(Session.ends, Session.id)"),
+        ({"order": ()}, "give stale, order and action, or stages; missing: order=(Session.ends, Session.id)"),
         ({"order": (Ticket.ends.desc(), Ticket.id)}, "order is always oldest first; write ends without .asc() and .de"),
         ({"order": (-Ticket.ends, Ticket.id)}, "order is always oldest first; write ends without .asc() and .desc()"),
         ({"order": ("ends", "id")}, "order has 'ends'; write columns: (Session.ends, Session.id)"),
@@ -84,7 +87,7 @@ def sweep(**given: Any) -> Sweep:
             {"event": events.event("shop.ticket_ended"), "event_columns": {"id": "id"}},
             "event_columns has 'id' as 'id'; write {\"order_id\": Order.id}",
         ),
-        ({"passes": lambda sweep: []}, "give stale, order and action, or passes; not both"),
+        ({"stages": lambda sweep: []}, "give stale, order and action, or stages; not both"),
     ],
 )
 def test_wrong_field_of_a_sweep_is_rejected_with_what_to_write(given: dict[str, Any], said: str) -> None:
@@ -99,12 +102,21 @@ def test_wrong_field_of_a_sweep_is_rejected_with_what_to_write(given: dict[str, 
     ("declare", "said"),
     [
         (lambda: sweep(name=7), 'Sweep: name is 7; write a text, such as "sessions.expired"'),
-        (lambda: Alarms(longest_run=60), "Alarms: longest_run is 60; write timedelta(seconds=60) or None"),  # type: ignore[arg-type]
-        (lambda: Alarms(most={"failed": "5"}), "Alarms: most is {'failed': '5'}; write limits by count: "),  # type: ignore[dict-item]
+        (
+            lambda: AlertThresholds(longest_run=60),  # type: ignore[arg-type]
+            "AlertThresholds: longest_run is 60; write timedelta(seconds=60) or None",
+        ),
+        (
+            lambda: AlertThresholds(most={"failed": "5"}),  # type: ignore[dict-item]
+            "AlertThresholds: most is {'failed': '5'}; write limits by count: ",
+        ),
         (lambda: Breaker(share="half"), "Breaker: share is 'half'; write a number, such as 0.5 or None"),  # type: ignore[arg-type]
-        (lambda: Gates(waiting_locks=1.5), "Gates: waiting_locks is 1.5; write a whole number, such as 100 or None"),  # type: ignore[arg-type]
-        (lambda: LeaseTerms("tickets", 600), "LeaseTerms: ttl is 600; write timedelta(seconds=600)"),  # type: ignore[arg-type]
-        (lambda: LeaseTerms(None, timedelta(hours=1)), "LeaseTerms: key is None; write a text, such as"),  # type: ignore[arg-type]
+        (
+            lambda: ThrottleLimits(waiting_locks=1.5),  # type: ignore[arg-type]
+            "ThrottleLimits: waiting_locks is 1.5; write a whole number, such as 100 or None",
+        ),
+        (lambda: LeaseConfig("tickets", 600), "LeaseConfig: ttl is 600; write timedelta(seconds=600)"),  # type: ignore[arg-type]
+        (lambda: LeaseConfig(None, timedelta(hours=1)), "LeaseConfig: key is None; write a text, such as"),  # type: ignore[arg-type]
         (lambda: Call("tell", then=Delete()), "Call: function is 'tell'; write a function"),  # type: ignore[arg-type]
         (lambda: Call(print, then=Delete), "Call: then is <class "),  # type: ignore[arg-type]
         (lambda: Call(print, then=Delete(), away=OSError), "Call: away is <class 'OSError'>; write types of errors: "),  # type: ignore[arg-type]
@@ -125,9 +137,9 @@ def test_wrong_option_of_a_part_is_rejected_with_what_to_write(declare: Callable
 
 
 def test_order_of_a_stage_is_checked_as_well() -> None:
-    stage = TablePass(
+    stage = TableStage(
         name="tickets", stale=lambda now: Ticket.ends <= now, order=(Ticket.ends.desc(), Ticket.id), action=Delete()
     )
 
     with pytest.raises(DeclarationError, match="shop.tickets: order is always oldest first; write ends without"):
-        Sweep(name="shop.tickets", passes=lambda sweep: [stage])
+        Sweep(name="shop.tickets", stages=lambda sweep: [stage])

@@ -13,7 +13,7 @@ import pytest
 from peewee import SQL, BigAutoField, BooleanField, Case, DateField, ForeignKeyField, IntegerField, TextField, fn
 
 from housekeeping.core.errors import DeclarationError
-from housekeeping.sweeps import BaseModel, Delete, StateMachine, Sweep, TablePass, Transition, UtcDateTimeField
+from housekeeping.sweeps import BaseModel, Delete, StateMachine, Sweep, TableStage, Transition, UtcDateTimeField
 from housekeeping.workers import BUILT_IN
 
 
@@ -157,8 +157,8 @@ def test_allowed_states_of_a_transition_do_not_hide_a_predicate_without_the_time
 
 def test_predicates_of_passes_are_checked_as_well() -> None:
     def of(stale: Callable[[Any], Any], **given: Any) -> Sweep:
-        one = TablePass(name="drafts", stale=stale, order=(Draft.touched_at, Draft.id), action=Delete())
-        return Sweep(name="shop.drafts", passes=lambda sweep: [one], counts=("deleted_rows",), **given)
+        one = TableStage(name="drafts", stale=stale, order=(Draft.touched_at, Draft.id), action=Delete())
+        return Sweep(name="shop.drafts", stages=lambda sweep: [one], counts=("deleted_rows",), **given)
 
     with pytest.raises(DeclarationError, match="does not depend on the time"):
         of(lambda now: Draft.id > 0)
@@ -211,7 +211,7 @@ def test_predicate_that_fails_is_declared_and_fails_where_it_is_used() -> None:
     sweep = declared(lambda now: Draft.toched_at < now)  # type: ignore[attr-defined]
 
     with pytest.raises(DeclarationError) as refused:
-        sweep.walks()
+        sweep.stages_for_run()
 
     assert str(refused.value) == (
         "shop.drafts: stale fails: AttributeError: type object 'Draft' has no attribute 'toched_at'"
@@ -230,4 +230,4 @@ def test_predicate_that_failed_at_its_declaration_is_checked_where_it_is_used() 
     ready = True
 
     with pytest.raises(DeclarationError, match="does not depend on the time"):
-        sweep.walks()
+        sweep.stages_for_run()

@@ -14,7 +14,7 @@ NOW = datetime(2026, 11, 20, 12, 0, 30, tzinfo=UTC)
 
 
 def sweep(**more: Any) -> Sweep:
-    return Sweep(name="test.alerts", passes=lambda sweep: [], counts=(), **{"schedule": "*/5 * * * *", **more})
+    return Sweep(name="test.alerts", stages=lambda sweep: [], counts=(), **{"schedule": "*/5 * * * *", **more})
 
 
 def process(kind: str, age_s: float = 1.0, **more: Any) -> Process:

@@ -11,7 +11,7 @@ from dramatiq.errors import ConnectionClosed
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import StreamLostError
 
-from housekeeping.brokers.rabbitmq.broker import SoundRabbitmqBroker
+from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
 from housekeeping.middleware.enqueue_many.bulk import BATCH_SIZE, enqueue_many
 from tests.integration.brokers.rabbitmq.conftest import cut
 from tests.integration.middleware.applications import queued
@@ -116,7 +116,7 @@ def test_priorities_of_messages_are_kept(broker: Any, monkeypatch: pytest.Monkey
 def test_a_broker_with_an_enqueue_of_its_own_gets_each_message(broker: Any) -> None:
     seen: list[Any] = []
 
-    class Own(SoundRabbitmqBroker):
+    class Own(ReliableRabbitmqBroker):
         def enqueue(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
             seen.append(message.args[0])
             return super().enqueue(message, delay=delay)

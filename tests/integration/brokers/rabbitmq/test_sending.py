@@ -16,7 +16,7 @@ from dramatiq.errors import ConnectionClosed
 from housekeeping.brokers import harden, message_broker
 from housekeeping.brokers.queues import queue_lengths
 from housekeeping.brokers.rabbitmq import broker as rabbitmq
-from housekeeping.brokers.rabbitmq.broker import QueueDeclaredOtherwise, SoundRabbitmqBroker
+from housekeeping.brokers.rabbitmq.broker import QueueDeclaredOtherwise, ReliableRabbitmqBroker
 from housekeeping.brokers.rabbitmq.consumer import let_go
 from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.settings import Settings
@@ -214,7 +214,7 @@ def test_an_applications_own_broker_is_hardened_where_it_stands(amqp_url: str, s
     work.send()
 
     hardened: Any = own
-    assert isinstance(own, SoundRabbitmqBroker)
+    assert isinstance(own, ReliableRabbitmqBroker)
     assert [message.queue_name for message in queued(hardened, queue)] == [queue]
     remove(hardened)
 

@@ -11,7 +11,7 @@ import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.brokers import SoundRedisBroker
+from housekeeping.brokers import ReliableRedisBroker
 from tests.integration.middleware.applications import PATIENCE_S, eventually, working
 
 
@@ -20,9 +20,9 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Queues whose connection is lost at the next look for messages, once; after that look, with ``+``."""
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.05)
     queues: set[str] = set()
-    fetch = SoundRedisBroker.do_fetch
+    fetch = ReliableRedisBroker.do_fetch
 
-    def fetch_unless_cut(broker: SoundRedisBroker, queue: str, count: int) -> list[bytes | None]:
+    def fetch_unless_cut(broker: ReliableRedisBroker, queue: str, count: int) -> list[bytes | None]:
         if queue in queues:
             queues.discard(queue)
             raise redis.ConnectionError("connection lost")
@@ -32,7 +32,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> set[str]:
             raise redis.TimeoutError("the answer did not come")
         return fetched
 
-    monkeypatch.setattr(SoundRedisBroker, "do_fetch", fetch_unless_cut)
+    monkeypatch.setattr(ReliableRedisBroker, "do_fetch", fetch_unless_cut)
     return queues
 
 

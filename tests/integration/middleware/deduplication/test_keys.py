@@ -32,8 +32,8 @@ def release(keys: DeduplicationKeys, message_id: str, run: str, **options: Any) 
     return keys.release(deduplication_keys.release(KEY, message_id, run, TTL, **options))
 
 
-def hold_on(keys: DeduplicationKeys, message_id: str, run: str, **options: Any) -> None:
-    keys.take(deduplication_keys.hold_on(KEY, message_id, run, TTL, **options))
+def retain(keys: DeduplicationKeys, message_id: str, run: str, **options: Any) -> None:
+    keys.take(deduplication_keys.retain(KEY, message_id, run, TTL, **options))
 
 
 def test_a_key_is_its_first_claimants_until_released(keys: DeduplicationKeys) -> None:
@@ -57,7 +57,7 @@ def test_only_the_run_that_holds_a_key_renews_and_frees_it(keys: DeduplicationKe
     assert not keys.renew(KEY, "first run", TTL)
     release(keys, "a", "first run")
     release(keys, "a", "")
-    hold_on(keys, "a", "first run")
+    retain(keys, "a", "first run")
     assert keys.renew(KEY, "second run", TTL), "the second run holds it all along"
 
 
@@ -83,13 +83,13 @@ def test_a_second_delivery_that_is_enqueued_again_leaves_the_run_as_it_is(keys: 
 
 def test_a_message_holds_on_to_what_it_has_and_takes_nothing_from_others(keys: DeduplicationKeys) -> None:
     # D5, D7
-    hold_on(keys, "a", "")
+    retain(keys, "a", "")
     assert claim(keys, "b") == "", "what never ran and holds nothing takes nothing"
-    hold_on(keys, "a", "run")
+    retain(keys, "a", "run")
     assert claim(keys, "a") == "b"
     release(keys, "b", "")
 
-    hold_on(keys, "a", "run")
+    retain(keys, "a", "run")
     assert claim(keys, "b") == "a", "a run that lost its key takes it for its retry when it is free"
 
 
@@ -109,7 +109,7 @@ def test_a_late_confirmation_changes_nothing(
     assert not redis_client.exists(name)
 
 
-@pytest.mark.parametrize("steps", [["claim"], ["claim", "start"], ["claim", "start", "hold_on"]])
+@pytest.mark.parametrize("steps", [["claim"], ["claim", "start"], ["claim", "start", "retain"]])
 def test_one_more_run_is_owed_only_to_a_duplicate_that_came_while_it_ran(
     keys: DeduplicationKeys, steps: list[str]
 ) -> None:
@@ -118,8 +118,8 @@ def test_one_more_run_is_owed_only_to_a_duplicate_that_came_while_it_ran(
     if "start" in steps:
         keys.start(KEY, "a", "run", TTL)
     claim(keys, "b", again=True)
-    if "hold_on" in steps:
-        hold_on(keys, "a", "run")
+    if "retain" in steps:
+        retain(keys, "a", "run")
 
     left = release(keys, "a", "run" if steps[-1] == "start" else "")
     assert left == ("again" if steps[-1] == "start" else "free")
@@ -130,7 +130,7 @@ def test_a_redelivery_and_a_run_that_was_put_back_still_owe_the_run_that_was_ask
     keys.start(KEY, "a", "killed", TTL)
     claim(keys, "b", again=True)
     keys.start(KEY, "a", "put back", TTL)
-    hold_on(keys, "a", "put back", still_again=True)
+    retain(keys, "a", "put back", still_again=True)
     keys.start(KEY, "a", "run", TTL)
 
     assert release(keys, "a", "run") == "again"

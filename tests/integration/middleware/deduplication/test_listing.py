@@ -10,7 +10,7 @@ import redis
 from housekeeping.core.settings import Settings
 from housekeeping.middleware.deduplication import listing
 from housekeeping.middleware.deduplication.keys import DeduplicationKeys, claim
-from housekeeping.middleware.deduplication.listing import held_keys, take_away
+from housekeeping.middleware.deduplication.listing import held_keys, release_key
 from tests.integration.middleware.hands import counting
 
 
@@ -44,7 +44,7 @@ def test_redis_is_asked_no_further_than_for_as_many_as_are_wanted(
 
 
 def test_a_key_is_taken_away_once(redis_client: redis.Redis, namespace: str) -> None:
-    was = take_away(redis_client, namespace, "work:07")
+    was = release_key(redis_client, namespace, "work:07")
 
     assert was is not None and (was.message_id, was.state, was.actor) == ("m", "waiting", "work")
-    assert take_away(redis_client, namespace, "work:07") is None
+    assert release_key(redis_client, namespace, "work:07") is None

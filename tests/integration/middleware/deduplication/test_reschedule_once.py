@@ -10,7 +10,7 @@ from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import MiddlewareError
 
-from housekeeping.core.middleware_errors import PutBack, SkipEnqueue
+from housekeeping.core.middleware_errors import Requeue, SkipEnqueue
 from housekeeping.core.settings import Settings
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import declared, keys
@@ -127,7 +127,7 @@ def test_a_run_that_is_put_back_owes_the_one_more_run_after_it(broker: RedisBrok
         runs.append("run")
         if len(runs) == 1:
             work.send()
-            raise PutBack("the process was told to stop")
+            raise Requeue("the process was told to stop")
 
     work: Actor[..., Any] = declared(broker, [], stopped_once, **ONCE)
     work.send()

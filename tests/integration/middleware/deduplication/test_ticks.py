@@ -13,14 +13,14 @@ import redis
 from dramatiq import Actor, Message, MessageProxy
 
 from housekeeping.core.settings import Settings
-from housekeeping.middleware.deduplication.options import STANDING
-from housekeeping.middleware.schedule.tick_store import TickMemory
+from housekeeping.middleware.deduplication.options import DEDUP_STATE
+from housekeeping.middleware.schedule.tick_store import TickStore
 from tests.integration.middleware.applications import at, queued, wake_up
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, executing, fail, keys
 from tests.integration.middleware.hands import Hands
 
 
-def lose(self: TickMemory, *given: Any, **more: Any) -> None:
+def lose(self: TickStore, *given: Any, **more: Any) -> None:
     raise redis.ConnectionError("connection closed by server")
 
 
@@ -33,7 +33,7 @@ def terms(request: pytest.FixtureRequest) -> dict[str, Any]:
 def sent_twice(broker: Any) -> None:
     """The scheduler could not say that it sent the tick, so the next minute sends it again."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TickMemory, "settle", lose)
+        patch.setattr(TickStore, "settle", lose)
         wake_up(broker, at(10))
     wake_up(broker, at(10, 1))
 
@@ -46,7 +46,7 @@ def fetched(hands: Hands) -> MessageProxy:
 
 def another_copy(message: MessageProxy) -> Message[Any]:
     """As a scheduler enqueues it that claimed the tick as well."""
-    options = {name: value for name, value in message.options.items() if name != STANDING}
+    options = {name: value for name, value in message.options.items() if name != DEDUP_STATE}
     return dataclasses.replace(Message.decode(message.encode()), options={**options, "claim": "another"})
 
 

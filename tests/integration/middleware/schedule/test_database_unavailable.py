@@ -18,8 +18,8 @@ from peewee import OperationalError
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.middleware.schedule.tick_store import TickMemory
-from housekeeping.sweeps.declaration import LeaseTerms
+from housekeeping.middleware.schedule.tick_store import TickStore
+from housekeeping.sweeps.declaration import LeaseConfig
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.registration import register
 from housekeeping.workers.user_status_cleanup.worker import sweep
@@ -65,7 +65,7 @@ def test_a_tick_whose_sweep_could_not_open_its_row_has_failed_when_the_database_
 
 def test_a_tick_that_was_skipped_and_could_not_be_recorded_is_tried_again(own: Settings) -> None:
     broker = installed(own)
-    register(broker, dataclasses.replace(sweep, lease=LeaseTerms("statuses", timedelta(minutes=10))))
+    register(broker, dataclasses.replace(sweep, lease=LeaseConfig("statuses", timedelta(minutes=10))))
     wake_up(broker, at(10))
     hands = Hands(broker, sweep.queue)
     assert ExclusiveLease("statuses", timedelta(minutes=10)).try_obtain() is not None
@@ -88,7 +88,7 @@ def test_an_outcome_that_neither_database_nor_redis_could_take_is_handed_on_with
     hands = Hands(worker)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "record", _database_away)
-        patch.setattr(TickMemory, "note", _redis_away)
+        patch.setattr(TickStore, "note", _redis_away)
         hands.run()
         other.send()
         hands.run()

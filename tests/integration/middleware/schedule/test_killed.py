@@ -12,7 +12,7 @@ from dramatiq.brokers.redis import RedisBroker
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.middleware.schedule.middleware import Schedule
-from housekeeping.middleware.schedule.tick_store import TickMemory
+from housekeeping.middleware.schedule.tick_store import TickStore
 from housekeeping.sweeps.ledger import runs
 from tests.integration.middleware.applications import at, close_all, queued, rows, wake_up
 from tests.integration.middleware.schedule.ticking import Account, Killed, let_claims_end
@@ -52,13 +52,13 @@ def _dies_after(owner: Any, name: str) -> Dies:
 
 
 POINTS = {
-    "before_the_claim": _dies_before(TickMemory, "claim"),
-    "between_claim_and_enqueue": _dies_after(TickMemory, "claim"),
+    "before_the_claim": _dies_before(TickStore, "claim"),
+    "between_claim_and_enqueue": _dies_after(TickStore, "claim"),
     "within_the_enqueue": _dies_before(None, "do_enqueue"),
     "between_enqueue_and_confirm": _dies_before(Schedule, "sent"),
-    "between_confirm_and_ledger": _dies_after(TickMemory, "settle"),
+    "between_confirm_and_ledger": _dies_after(TickStore, "settle"),
     "before_the_note_is_written": _dies_before(runs, "record"),
-    "between_ledger_and_note": _dies_before(TickMemory, "strike"),
+    "between_ledger_and_note": _dies_before(TickStore, "strike"),
 }
 
 
@@ -175,7 +175,7 @@ def test_a_tick_dropped_as_a_duplicate_is_recorded_though_the_scheduler_dies_of_
 def test_two_schedulers_that_write_of_one_gap_write_one_row(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     account = Account(own, "0 * * * *")
     wake_up(account.process(), at(6))
-    monkeypatch.setattr(TickMemory, "strike", lambda *args: False)
+    monkeypatch.setattr(TickStore, "strike", lambda *args: False)
 
     wake_up(account.process(), at(10))
     wake_up(account.process(), at(10, 1))

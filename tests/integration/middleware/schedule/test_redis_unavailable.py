@@ -11,7 +11,7 @@ import redis
 from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.middleware.schedule.tick_store import TickMemory
+from housekeeping.middleware.schedule.tick_store import TickStore
 from tests.integration.middleware.applications import at, close_all, queued, rows, wake_up
 from tests.integration.middleware.hands import Hands, delivered_again
 from tests.integration.middleware.schedule.ticking import Account
@@ -48,7 +48,7 @@ def test_a_scheduler_that_loses_redis_anywhere_goes_on_and_each_tick_has_one_out
     broker = account.process()
 
     with pytest.MonkeyPatch.context() as patch:
-        _lose(patch, broker if point == "do_enqueue" else TickMemory, point, after=after)
+        _lose(patch, broker if point == "do_enqueue" else TickStore, point, after=after)
         wake_up(broker, at(10))
     for moment in (at(10, 1), at(11), at(11, 1)):
         wake_up(broker, moment)
@@ -67,7 +67,7 @@ def test_the_ticks_of_a_new_actor_are_accounted_for_though_redis_is_away_when_th
     broker = account.process()
 
     with pytest.MonkeyPatch.context() as patch:
-        _lose(patch, TickMemory, "look", after=False)
+        _lose(patch, TickStore, "look", after=False)
         for minute in (0, 1, 2):
             wake_up(broker, at(10, minute))
     wake_up(broker, at(10, 3))
@@ -98,7 +98,7 @@ def test_a_tick_whose_message_is_found_in_the_queue_is_not_dropped_in_its_favour
     account = Account(own, "0 * * * *", idempotent=True, deduplicate="until_executed")
     broker = account.process()
     with pytest.MonkeyPatch.context() as patch:
-        _lose(patch, TickMemory, "settle", after=False)
+        _lose(patch, TickStore, "settle", after=False)
         wake_up(broker, at(10))
     wake_up(broker, at(10, 1))
 
@@ -114,7 +114,7 @@ def test_a_message_whose_tick_cannot_be_asked_for_does_not_run_unprotected(own: 
     wake_up(broker, at(10))
 
     with pytest.MonkeyPatch.context() as patch:
-        _lose(patch, TickMemory, "settle", after=False)
+        _lose(patch, TickStore, "settle", after=False)
         account.work_off()
     ran = dict(account.runs)
     account.come_due()

@@ -13,10 +13,10 @@ from housekeeping import BaseModel, Call, Delete, Sweep, UtcDateTimeField
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.doctor import references as doctor
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.insight.plan import plan
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 Do = Callable[[str], None]
 
@@ -27,7 +27,7 @@ class Cart(BaseModel):
 
 
 class DeleteWithItems(Delete):
-    def write(self, table: TablePass, step: Any, chosen: Any) -> Any:
+    def write(self, table: TableStage, step: Any, chosen: Any) -> Any:
         return super().write(table, step, chosen)
 
 
@@ -111,9 +111,9 @@ def test_first_run_logs_one_line_for_each_foreign_key(do: Do, caplog: pytest.Log
     def logged() -> list[Any]:
         return [vars(each)["text"] for each in caplog.records if each.message == "Deleted rows are referenced"]
 
-    perform(carts)
+    run_sweep(carts)
     first = logged()
-    perform(carts)
+    run_sweep(carts)
 
     assert [text.split(",")[0] for text in first] == [
         "item (cart_id) references cart",

@@ -18,7 +18,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.database.primary_key import forget
 from housekeeping.doctor import unique_keys
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.insight.plan import plan
 
@@ -79,7 +79,7 @@ def test_order_without_the_whole_key_fails_the_run(events: None, do: Do, last_ru
     archived: list[Event] = []
     archive = sweep_of(Event.id, action=Call(archived.append, then=Delete()), batch_size=5)
 
-    result = perform(archive)
+    result = run_sweep(archive)
 
     assert (result.outcome, result.reason) == ("failed", f"shop.events: {WRONG}; {WRITE}")
     assert (last_run().outcome, last_run().reason) == ("failed", result.reason)
@@ -104,7 +104,7 @@ def test_call_acts_on_the_rows_it_was_given_by_the_real_key(events: None, do: Do
     )
     planned = plan(some).stale.rows
 
-    result = perform(some)
+    result = run_sweep(some)
 
     assert (result.outcome, result.counts["deleted_rows"], planned, len(given)) == ("done", 50, 50, 50)
     assert len({(event.id, event.happened_at) for event in given}) == 50
@@ -122,7 +122,7 @@ def test_bisection_acts_on_single_rows_of_a_composite_key(events: None, do: Do) 
         "CREATE TRIGGER keep BEFORE DELETE ON event FOR EACH ROW EXECUTE FUNCTION keep()"
     )
 
-    result = perform(by_time)
+    result = run_sweep(by_time)
 
     assert (result.outcome, result.counts["deleted_rows"], do("SELECT count(*) FROM event")) == ("done", 49, 1)
 
@@ -144,7 +144,7 @@ def test_unique_index_over_not_null_columns_is_a_key(do: Do, unique: str, accept
     do("INSERT INTO event SELECT n, '2026-01-01' FROM generate_series(1, 8) AS n")
     do(unique)
 
-    result = perform(by_id)
+    result = run_sweep(by_id)
 
     assert (result.outcome, do("SELECT count(*) FROM event")) == (("done", 0) if accepted else ("failed", 8))
     if not accepted:
@@ -154,11 +154,11 @@ def test_unique_index_over_not_null_columns_is_a_key(do: Do, unique: str, accept
 
 def test_key_that_was_added_after_a_failed_run_is_found(do: Do) -> None:
     do("CREATE TABLE event (id bigint NOT NULL, happened_at timestamptz, kind integer)")
-    before = perform(by_id)
+    before = run_sweep(by_id)
 
     do("ALTER TABLE event ADD PRIMARY KEY (id)")
 
-    assert (before.outcome, perform(by_id).outcome) == ("failed", "done")
+    assert (before.outcome, run_sweep(by_id).outcome) == ("failed", "done")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_key_that_the_catalog_cannot_tell_is_trusted_and_warned_of(do: Do, form:
     do(form)
     do("INSERT INTO event SELECT n, '2026-01-01' FROM generate_series(1, 8) AS n")
 
-    result = perform(by_id)
+    result = run_sweep(by_id)
 
     assert (result.outcome, do("SELECT count(*) FROM event")) == ("done", 0)
     (warning,) = found(by_id)
@@ -182,24 +182,24 @@ def test_key_that_the_catalog_cannot_tell_is_trusted_and_warned_of(do: Do, form:
 
 
 def test_catalog_is_asked_once_for_many_runs(events: None, statements: list[str]) -> None:
-    perform(by_time)
-    perform(by_time)
+    run_sweep(by_time)
+    run_sweep(by_time)
 
     assert len([sql for sql in statements if sql.startswith("WITH there")]) == 1
 
 
 def test_settings_apply_after_the_models_key_was_read(events: None) -> None:
-    perform(by_id)
+    run_sweep(by_id)
 
     assert by_id.configured(Settings.load(workers={"shop.events": {"batch_size": 7}}).workers["shop.events"])
 
 
 def test_cursor_of_another_order_is_ignored(events: None, postgres: Database, do: Do) -> None:
     stopping = threading.Event()
-    perform(by_time, stopping=stopping, on_batch=lambda counts: stopping.set())
+    run_sweep(by_time, stopping=stopping, on_batch=lambda counts: stopping.set())
     longer = sweep_of(Event.kind, Event.happened_at, Event.id, batch_size=5)
 
-    result = perform(longer)
+    result = run_sweep(longer)
 
     assert (result.outcome, do("SELECT count(*) FROM event")) == ("done", 0)
 
@@ -212,7 +212,7 @@ KEYS = {"text": (TextField, "'k' || n"), "uuid": (UUIDField, "md5(n::text)::uuid
 def test_composite_key_of_any_type_needs_no_option(do: Do, kind: str, partitioned: bool) -> None:
     field, value = KEYS[kind]
 
-    class Reading(BaseModel):
+    class ExplainQuery(BaseModel):
         at = UtcDateTimeField()
         device = field()
 
@@ -225,15 +225,15 @@ def test_composite_key_of_any_type_needs_no_option(do: Do, kind: str, partitione
         do("CREATE TABLE reading_1 PARTITION OF reading DEFAULT")
     do(f"INSERT INTO reading SELECT {value}, '2026-01-01' FROM generate_series(1, 20) AS n")
     seen: list[Any] = []
-    readings = Sweep(
-        name="shop.readings",
-        stale=lambda now: Reading.at < now,
-        order=(Reading.at, Reading.device),
+    explain_queries = Sweep(
+        name="shop.explain_queries",
+        stale=lambda now: ExplainQuery.at < now,
+        order=(ExplainQuery.at, ExplainQuery.device),
         action=Call(seen.append, then=Delete()),
         batch_size=3,
     )
 
-    result = perform(readings)
+    result = run_sweep(explain_queries)
 
     assert (result.outcome, result.reason) == ("done", None)
     assert (len(seen), do("SELECT count(*) FROM reading")) == (20, 0)
@@ -268,7 +268,7 @@ def test_key_that_is_not_unique_after_all_costs_no_row(events: None, do: Do, act
         heard.append(rows)
 
     with gone.connected_to(hear) if told else nullcontext():
-        result = perform(vouched)
+        result = run_sweep(vouched)
 
     assert (result.outcome, do("SELECT count(*) FROM event"), heard) == ("failed", 50, [])
     assert "Vouched is identified by (id), which is not unique" in str(result.reason)

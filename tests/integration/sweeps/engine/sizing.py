@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from housekeeping.sweeps.ledger.models import NOW, Run
 from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.limits.db_health import Signs
+from housekeeping.sweeps.limits.db_health import DbHealth
 from housekeeping.testing import ManualClock
 from housekeeping.workers.user_status_cleanup.worker import sweep
 
@@ -18,8 +18,8 @@ from housekeeping.workers.user_status_cleanup.worker import sweep
 DUE: Final = "timestamptz '2025-12-31 00:00:00+00' + interval '1 millisecond' * n"
 LONG_DUE: Final = "timestamptz '2025-12-30 00:00:00+00'"
 #: One that begins at the front after a run that its limits cut short, but not after one that was stopped.
-SMALL: Final = dataclasses.replace(sweep, batch_size=10, goes_round=False)
-WELL: Final = Signs(0.0, 0, False)
+SMALL: Final = dataclasses.replace(sweep, batch_size=10, resume_after_limit=False)
+WELL: Final = DbHealth(0.0, 0, False)
 
 
 class Impatient(threading.Event):
@@ -42,17 +42,17 @@ class Impatient(threading.Event):
 
 
 class Told:
-    """Vitals that are told what to say: each of the signs once, the last one from then on.
+    """HealthSource that are told what to say: each of the signs once, the last one from then on.
 
     Attributes:
       looks: For which tables it was asked, each time.
     """
 
-    def __init__(self, *signs: Signs) -> None:
+    def __init__(self, *signs: DbHealth) -> None:
         self._signs = list(signs)
         self.looks: list[list[str]] = []
 
-    def look(self, tables: Sequence[str]) -> Signs:
+    def look(self, tables: Sequence[str]) -> DbHealth:
         self.looks.append(list(tables))
         return self._signs.pop(0) if len(self._signs) > 1 else self._signs[0]
 

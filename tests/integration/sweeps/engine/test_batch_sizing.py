@@ -9,10 +9,10 @@ import pytest
 
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.settings import WorkerSettings
-from housekeeping.sweeps.engine.runner import perform
-from housekeeping.sweeps.ledger.overrides import Switched, switch
+from housekeeping.sweeps.engine.runner import run_sweep
+from housekeeping.sweeps.ledger.overrides import Override, switch
 from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.limits.db_health import Signs
+from housekeeping.sweeps.limits.db_health import DbHealth
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage.worker import sweep as uploads
 from tests.integration.conftest import AddStatuses
@@ -39,7 +39,7 @@ def test_batches_that_take_too_long_are_halved_down_to_a_tenth(add_statuses: Add
     add_statuses(250, DUE)
     slow = Slow(clock, 1.001)
 
-    perform(TARGET, clock=clock, on_batch=slow)
+    run_sweep(TARGET, clock=clock, on_batch=slow)
 
     assert slow.seen[:7] == [100, 50, 25, 12, 10, 10, 10]
 
@@ -50,7 +50,7 @@ def test_batches_that_are_fast_again_grow_by_a_tenth_and_never_over_their_own_si
     add_statuses(1000, DUE)
     slow = Slow(clock, 2, 2, 1, 0.5)
 
-    perform(TARGET, clock=clock, on_batch=slow)
+    run_sweep(TARGET, clock=clock, on_batch=slow)
 
     # Exactly the target is in time.
     assert slow.seen[:11] == [100, 50, 25, 35, 45, 55, 65, 75, 85, 95, 100]
@@ -61,7 +61,7 @@ def test_a_small_batch_shrinks_to_one_row_and_grows_by_one(add_statuses: AddStat
     add_statuses(17, DUE)
     slow = Slow(clock, 2, 2, 2, 0)
 
-    perform(dataclasses.replace(TARGET, batch_size=5), clock=clock, on_batch=slow)
+    run_sweep(dataclasses.replace(TARGET, batch_size=5), clock=clock, on_batch=slow)
 
     assert slow.seen == [5, 2, 1, 1, 2, 3, 3]
 
@@ -70,7 +70,7 @@ def test_batches_have_one_size_unless_a_target_is_set(add_statuses: AddStatuses,
     add_statuses(30, DUE)
     slow = Slow(clock, 60)
 
-    perform(dataclasses.replace(SMALL, max_runtime=timedelta(hours=1)), clock=clock, on_batch=slow)
+    run_sweep(dataclasses.replace(SMALL, max_runtime=timedelta(hours=1)), clock=clock, on_batch=slow)
 
     assert slow.seen == [10, 10, 10, 0]
 
@@ -79,10 +79,10 @@ def test_what_an_operator_says_is_the_most_for_a_batch_that_adapts(
     add_statuses: AddStatuses, clock: ManualClock
 ) -> None:
     add_statuses(120, DUE)
-    switch(Switched(SMALL.name, "narrow", batch_size=30))
+    switch(Override(SMALL.name, "narrow", batch_size=30))
     slow = Slow(clock, 2, 2, 0)
 
-    perform(TARGET, clock=clock, on_batch=slow)
+    run_sweep(TARGET, clock=clock, on_batch=slow)
 
     assert slow.seen[:4] == [30, 30, 25, 30]
 
@@ -90,10 +90,10 @@ def test_what_an_operator_says_is_the_most_for_a_batch_that_adapts(
 def test_a_shut_gate_halves_a_batch_that_adapts(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(300, DUE)
     slow = Slow(clock, 2, 0)  # the second batch ends when the next look is due
-    lagging = Told(WELL, Signs(99.0, 0, False))
+    lagging = Told(WELL, DbHealth(99.0, 0, False))
     in_time = dataclasses.replace(TARGET, target_batch=timedelta(seconds=10))
 
-    perform(in_time, clock=clock, on_batch=slow, vitals=lagging, stopping=Impatient(clock))
+    run_sweep(in_time, clock=clock, on_batch=slow, health=lagging, stopping=Impatient(clock))
 
     assert slow.seen[:3] == [100, 100, 50]
 

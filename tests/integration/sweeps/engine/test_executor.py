@@ -10,7 +10,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, database
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -40,7 +40,7 @@ def test_one_poison_row_costs_itself_only(
     add_statuses(10_000, DUE)
     refuse_deletion_of("OLD.user_id = 5005")
 
-    result = perform(sweep)
+    result = run_sweep(sweep)
 
     assert (result.outcome, result.counts["deleted_rows"], result.counts["failed"]) == ("done", 9_999, 1)
     assert [row.user_id for row in UserStatus.select()] == [5005]
@@ -53,7 +53,7 @@ def test_a_batch_of_nothing_but_poison_is_passed(
     add_statuses(35, DUE)
     refuse_deletion_of("OLD.user_id BETWEEN 11 AND 20")
 
-    result = perform(SMALL)
+    result = run_sweep(SMALL)
 
     assert (result.outcome, result.counts["deleted_rows"], result.counts["failed"]) == ("done", 25, 10)
 
@@ -70,7 +70,7 @@ def test_each_batch_is_one_transaction_with_its_counts(
             gone = cursor.fetchall()[0][0]
         seen.append((gone, last_run().counts["deleted_rows"]))
 
-    perform(SMALL, on_batch=look)
+    run_sweep(SMALL, on_batch=look)
 
     assert seen == [(10, 10), (20, 20), (25, 25)]
 
@@ -88,7 +88,7 @@ def test_a_run_costs_five_statements_a_batch_and_one_commit(
 
     monkeypatch.setattr(Database, "execute_sql", execute_and_note)
 
-    perform(SMALL)
+    run_sweep(SMALL)
 
     deletes = [sql for sql in statements if "DELETE FROM" in sql]
     updates = [sql for sql in statements if sql.startswith("UPDATE") and '"counts"' in sql]
@@ -111,7 +111,7 @@ def test_a_deadlock_costs_the_batch_another_try_and_nothing_else(
             "CREATE TRIGGER once BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION once()"
         )
 
-    result = perform(SMALL)
+    result = run_sweep(SMALL)
 
     assert (result.outcome, result.reason, result.counts["deleted_rows"]) == ("done", None, 25)
     assert [record.message for record in caplog.records].count("A batch is tried again") == 1
@@ -126,7 +126,7 @@ def test_a_deadlock_at_every_try_fails_the_run(add_statuses: AddStatuses, admin:
             "CREATE TRIGGER always BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION always()"
         )
 
-    result = perform(SMALL)
+    result = run_sweep(SMALL)
 
     assert (result.outcome, result.reason) == ("failed", "database: deadlock")
 
@@ -139,8 +139,8 @@ def test_a_hot_lock_fails_the_run_in_bounded_time_and_the_next_goes_on(
     database.execute_sql("SET lock_timeout = '50ms'")
 
     with locked("LOCK TABLE user_statuses IN ACCESS EXCLUSIVE MODE"):
-        held = perform(SMALL)
-    free = perform(SMALL)
+        held = run_sweep(SMALL)
+    free = run_sweep(SMALL)
 
     assert (held.outcome, held.reason) == ("failed", "database: canceling statement due to lock timeout")
     assert (free.outcome, free.counts["deleted_rows"]) == ("done", 25)

@@ -10,7 +10,7 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -25,12 +25,12 @@ def test_a_shutdown_ends_the_run_after_its_batch_and_the_next_goes_on_there(
     add_statuses(50, DUE)
     stopping = threading.Event()
 
-    first = perform(SMALL, stopping=stopping, on_batch=lambda counts: stopping.set())
+    first = run_sweep(SMALL, stopping=stopping, on_batch=lambda counts: stopping.set())
     add_statuses(1, "now() - interval '2 hours'", first_id=1000)
     left: list[bool] = []
-    second = perform(SMALL, on_batch=lambda counts: left.append(UserStatus.get_or_none(user_id=1000) is not None))
+    second = run_sweep(SMALL, on_batch=lambda counts: left.append(UserStatus.get_or_none(user_id=1000) is not None))
     add_statuses(1, "now() - interval '2 hours'", first_id=1000)
-    third = perform(SMALL)
+    third = run_sweep(SMALL)
 
     assert (first.outcome, first.reason, first.counts["deleted_rows"]) == ("partial", "shutdown", 20)
     assert (second.outcome, second.counts["deleted_rows"]) == ("done", 31)
@@ -52,7 +52,7 @@ def test_a_run_cut_off_from_the_database_is_failed_with_true_counts(
                     "CREATE TRIGGER cut BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION cut()"
                 )
 
-    result = perform(SMALL, on_batch=cut)
+    result = run_sweep(SMALL, on_batch=cut)
 
     assert result.outcome == "failed" and result.reason is not None and result.reason.startswith("database: ")
     assert result.counts["deleted_rows"] == 20
@@ -64,10 +64,10 @@ def test_the_run_after_a_failed_one_goes_on_from_its_cursor(
     add_statuses: AddStatuses, last_run: Callable[[], Run]
 ) -> None:
     add_statuses(50, DUE)
-    result = perform(SMALL, on_batch=_raise_after(2))
+    result = run_sweep(SMALL, on_batch=_raise_after(2))
 
     assert (result.outcome, result.reason) == ("failed", "the disk is full")
-    again = perform(SMALL)
+    again = run_sweep(SMALL)
     assert (again.outcome, again.counts["deleted_rows"]) == ("done", 30)
 
 
@@ -90,9 +90,9 @@ def test_a_zombie_commits_nothing_once_another_run_took_over(
         if counts["batches"] == 1 and not others:
             with admin.cursor() as cursor:
                 cursor.execute(f"UPDATE {settings.schema_name}.runs SET heartbeat_at = now() - interval '61 seconds'")
-            others.append(perform(SMALL))
+            others.append(run_sweep(SMALL))
 
-    zombie = perform(SMALL, on_batch=sleep_and_be_taken_over)
+    zombie = run_sweep(SMALL, on_batch=sleep_and_be_taken_over)
 
     assert (others[0].outcome, others[0].counts["deleted_rows"]) == ("done", 40)
     assert (zombie.outcome, zombie.reason) == ("lost_lease", "taken_over")
@@ -107,8 +107,8 @@ def test_a_run_that_still_gives_signs_of_life_is_not_taken_over(add_statuses: Ad
 
     def run_beside(counts: Counts) -> None:
         if not others:
-            others.append(perform(SMALL))
+            others.append(run_sweep(SMALL))
 
-    result = perform(SMALL, on_batch=run_beside)
+    result = run_sweep(SMALL, on_batch=run_beside)
 
     assert (result.outcome, others[0].outcome) == ("done", "done")

@@ -12,7 +12,7 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core import events
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -24,29 +24,29 @@ from tests.integration.sweeps.engine.executed import DUE, SMALL
 def test_the_alarms_ring_at_their_limit_and_not_before(
     add_statuses: AddStatuses, locked: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    few = dataclasses.replace(SMALL, alarms=dataclasses.replace(sweep.alarms, backlog=10))
+    few = dataclasses.replace(SMALL, alerts=dataclasses.replace(sweep.alerts, backlog=10))
     add_statuses(11, DUE)
 
     with locked("SELECT * FROM user_statuses WHERE user_id <= 10 FOR UPDATE"):
-        perform(few)
+        run_sweep(few)
         at_the_limit = alarms(caplog)
         add_statuses(1, DUE, first_id=100)
         with locked("SELECT * FROM user_statuses WHERE user_id = 100 FOR UPDATE"):
-            perform(few)
+            run_sweep(few)
 
     assert at_the_limit == []
     assert alarms(caplog) == ["backlog"]
 
 
 def alarms(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [getattr(record, "alarm", "") for record in caplog.records if record.message == "Alarm"]
+    return [getattr(record, "alarm", "") for record in caplog.records if record.message == "Alert"]
 
 
 def test_a_run_over_its_longest_time_rings(add_statuses: AddStatuses, caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock(tick=sweep.max_runtime * 3)
     add_statuses(1, "timestamptz '2025-01-01 00:00:00+00'")
 
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
 
     assert alarms(caplog) == ["longest_run"]
 
@@ -58,11 +58,11 @@ def test_a_paused_worker_is_skipped_and_the_tick_says_so(
     with admin.cursor() as cursor:
         cursor.execute(f"INSERT INTO {settings.schema_name}.switches VALUES ('{sweep.name}', 'paused', 'migration')")
 
-    result = perform(sweep)
+    result = run_sweep(sweep)
 
     assert (result.outcome, result.reason, result.exit_code) == ("skipped", "paused", 0)
     assert (last_run().outcome, last_run().reason) == ("skipped", "paused")
-    assert perform(sweep, force=True).counts["deleted_rows"] == 5
+    assert run_sweep(sweep, force=True).counts["deleted_rows"] == 5
 
 
 def test_a_run_logs_one_line_when_it_starts_and_one_when_it_ends(
@@ -71,7 +71,7 @@ def test_a_run_logs_one_line_when_it_starts_and_one_when_it_ends(
     add_statuses(25, DUE)
 
     with caplog.at_level("INFO"):
-        result = perform(SMALL)
+        result = run_sweep(SMALL)
 
     started, ended = (record for record in caplog.records if record.message in ("Run started", "Run ended"))
     assert (started.message, vars(started)["run_id"], vars(started)["worker"]) == (
@@ -99,7 +99,7 @@ def test_subscribers_hear_of_each_batch_after_its_commit_and_one_that_raises_har
         )
 
     with events.user_status_cleared.connected_to(fail), events.user_status_cleared.connected_to(listen):
-        result = perform(SMALL)
+        result = run_sweep(SMALL)
 
     assert result.outcome == "done"
     assert heard == [(10, 0), (10, 0), (5, 0)]

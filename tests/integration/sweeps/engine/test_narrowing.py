@@ -14,13 +14,13 @@ from housekeeping.core.clock import SYSTEM_CLOCK, RunBudget
 from housekeeping.core.telemetry.message_context import MessageContext, current_message
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.batch_sizing import Pace
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.batch_sizing import BatchSizer
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.overrides import Switched, resume, switch
+from housekeeping.sweeps.ledger.overrides import Override, resume, switch
 from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.stages.stage import Backlog, PassPlan, Settled, Step
+from housekeeping.sweeps.stages.stage import Backlog, BatchResult, StagePlan, Step
 from housekeeping.testing import ManualClock
 from housekeeping.workers import BUILT_IN
 from tests.integration.conftest import AddStatuses
@@ -47,12 +47,12 @@ def test_a_pause_ends_a_run_at_work_after_its_batch_and_the_next_goes_on_there(
 ) -> None:
     add_statuses(50, DUE)
 
-    paused = perform(SMALL, on_batch=said(after=10, say=lambda: switch(Switched(NAME, "paused"))))
+    paused = run_sweep(SMALL, on_batch=said(after=10, say=lambda: switch(Override(NAME, "paused"))))
     row = last_run()
-    skipped = perform(SMALL)
+    skipped = run_sweep(SMALL)
     add_statuses(1, LONG_DUE, first_id=1000)
     resume(NAME)
-    next_one = perform(SMALL)
+    next_one = run_sweep(SMALL)
 
     assert (paused.outcome, paused.reason, paused.counts["deleted_rows"]) == ("partial", "paused", 20)
     assert (row.outcome, row.reason, row.counts["deleted_rows"], row.counts["out_of_time"]) == (
@@ -69,9 +69,9 @@ def test_the_message_of_a_run_that_a_pause_ended_is_done(add_statuses: AddStatus
     add_statuses(30, DUE)
     token = current_message.set(MessageContext("message-1"))
     try:
-        result = perform(SMALL, on_batch=said(after=10, say=lambda: switch(Switched(NAME, "paused"))))
+        result = run_sweep(SMALL, on_batch=said(after=10, say=lambda: switch(Override(NAME, "paused"))))
         result.raise_for_failure()
-        again = perform(SMALL, force=True)
+        again = run_sweep(SMALL, force=True)
     finally:
         current_message.reset(token)
 
@@ -81,7 +81,7 @@ def test_the_message_of_a_run_that_a_pause_ended_is_done(add_statuses: AddStatus
 def test_a_forced_run_passes_over_a_pause_that_comes_while_it_is_at_work(add_statuses: AddStatuses) -> None:
     add_statuses(50, DUE)
 
-    result = perform(SMALL, force=True, on_batch=said(after=10, say=lambda: switch(Switched(NAME, "paused"))))
+    result = run_sweep(SMALL, force=True, on_batch=said(after=10, say=lambda: switch(Override(NAME, "paused"))))
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", 50)
 
@@ -90,23 +90,23 @@ def test_a_pause_of_another_worker_or_one_that_is_over_ends_nothing(add_statuses
     add_statuses(30, DUE)
 
     def others() -> None:
-        switch(Switched("another", "paused"))
-        switch(Switched(NAME, "paused", until=datetime.fromisoformat("2026-01-01T00:00:00+00:00")))
+        switch(Override("another", "paused"))
+        switch(Override(NAME, "paused", until=datetime.fromisoformat("2026-01-01T00:00:00+00:00")))
 
-    assert perform(SMALL, on_batch=said(after=10, say=others)).outcome == "done"
+    assert run_sweep(SMALL, on_batch=said(after=10, say=others)).outcome == "done"
 
 
 def test_a_run_at_work_takes_smaller_batches_and_its_own_again_when_that_ends(add_statuses: AddStatuses) -> None:
     add_statuses(60, DUE)
     sizes = Sizes()
-    narrow = said(after=10, say=lambda: switch(Switched(NAME, "narrow", batch_size=3)), then=sizes)
+    narrow = said(after=10, say=lambda: switch(Override(NAME, "narrow", batch_size=3)), then=sizes)
     wide = said(after=26, say=lambda: resume(NAME))
 
     def on_batch(counts: Counts) -> None:
         narrow(counts)
         wide(counts)
 
-    result = perform(SMALL, on_batch=on_batch)
+    result = run_sweep(SMALL, on_batch=on_batch)
 
     # What was said during the first batch is heard with the second, and holds from the third.
     assert sizes.seen[:2] == [10, 10]
@@ -119,10 +119,10 @@ def test_a_narrowed_run_begins_narrow_and_never_takes_more_than_its_own(
     add_statuses: AddStatuses, asked: int, given: list[int]
 ) -> None:
     add_statuses(12, DUE)
-    switch(Switched(NAME, "narrow", batch_size=asked))
+    switch(Override(NAME, "narrow", batch_size=asked))
     sizes = Sizes()
 
-    perform(SMALL, on_batch=sizes)
+    run_sweep(SMALL, on_batch=sizes)
 
     assert [size for size in sizes.seen if size] == given
 
@@ -130,9 +130,9 @@ def test_a_narrowed_run_begins_narrow_and_never_takes_more_than_its_own(
 def test_the_time_of_a_run_at_work_shrinks_to_what_an_operator_says(add_statuses: AddStatuses) -> None:
     add_statuses(100, DUE)
     second = ManualClock(tick=timedelta(seconds=1))
-    short = Switched(NAME, "narrow", max_runtime=timedelta(seconds=3))
+    short = Override(NAME, "narrow", max_runtime=timedelta(seconds=3))
 
-    result = perform(SMALL, clock=second, on_batch=said(after=10, say=lambda: switch(short)))
+    result = run_sweep(SMALL, clock=second, on_batch=said(after=10, say=lambda: switch(short)))
 
     # One look at the clock a batch: the fourth is over 3 s.
     assert (result.outcome, result.reason, result.counts["deleted_rows"]) == ("partial", "out_of_time", 40)
@@ -141,9 +141,9 @@ def test_the_time_of_a_run_at_work_shrinks_to_what_an_operator_says(add_statuses
 def test_the_time_of_a_run_is_never_made_longer(add_statuses: AddStatuses) -> None:
     add_statuses(100, DUE)
     second = ManualClock(tick=timedelta(seconds=1))
-    switch(Switched(NAME, "narrow", max_runtime=timedelta(hours=1)))
+    switch(Override(NAME, "narrow", max_runtime=timedelta(hours=1)))
 
-    result = perform(dataclasses.replace(SMALL, max_runtime=timedelta(seconds=3)), clock=second)
+    result = run_sweep(dataclasses.replace(SMALL, max_runtime=timedelta(seconds=3)), clock=second)
 
     assert (result.reason, result.counts["deleted_rows"]) == ("out_of_time", 40)
 
@@ -157,7 +157,7 @@ class Outside:
     name: str = "outside"
     batch_size: int = 10
 
-    def take(self, step: Step) -> bool:
+    def prepare(self, step: Step) -> bool:
         for number in range(10):
             if step.time_is_up():
                 return False
@@ -165,10 +165,10 @@ class Outside:
             self.between(number)
         return True
 
-    def settle(self, step: Step, taken: bool) -> Settled:
-        return Settled(position=(1,), exhausted=taken)
+    def apply(self, step: Step, taken: bool) -> BatchResult:
+        return BatchResult(position=(1,), exhausted=taken)
 
-    def committed(self, step: Step, settled: Settled) -> None:
+    def after_commit(self, step: Step, settled: BatchResult) -> None:
         """Nothing."""
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
@@ -177,32 +177,32 @@ class Outside:
     def oldest(self, now: datetime, argument: Any = None) -> Any:
         return None
 
-    def plan(self, now: datetime, limit: int, argument: Any = None) -> PassPlan:
-        return PassPlan(self.name, Backlog(0), {})
+    def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
+        return StagePlan(self.name, Backlog(0), {})
 
 
 def test_a_pause_ends_a_long_page_of_outside_effects_at_its_next_sign_of_life(
     postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "HEARTBEAT", timedelta())
-    page = Outside(between=lambda number: switch(Switched("outside", "paused")) if number == 3 else None)
+    page = Outside(between=lambda number: switch(Override("outside", "paused")) if number == 3 else None)
 
-    result = perform(Sweep(name="outside", passes=lambda sweep: [page]))
+    result = run_sweep(Sweep(name="outside", stages=lambda sweep: [page]))
 
     assert (result.outcome, result.reason, page.effects) == ("partial", "paused", [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("sweep", [sweep for family in BUILT_IN for sweep in family.SWEEPS], ids=lambda each: each.name)
 def test_every_pass_of_ours_can_take_smaller_steps(postgres: Database, sweep: Sweep) -> None:
-    passes = sweep.walks()
-    pace = Pace(passes, None, RunBudget(sweep.max_runtime, SYSTEM_CLOCK), SYSTEM_CLOCK)
+    passes = sweep.stages_for_run()
+    pace = BatchSizer(passes, None, RunBudget(sweep.max_runtime, SYSTEM_CLOCK), SYSTEM_CLOCK)
     own = [each.batch_size for each in passes]
 
-    pace.heed(Switched(sweep.name, "narrow", batch_size=2))
+    pace.heed(Override(sweep.name, "narrow", batch_size=2))
     narrow = [pace.sized(place, each).batch_size for place, each in enumerate(passes)]
     pace.heed(None)
     wide = [pace.sized(place, each).batch_size for place, each in enumerate(passes)]
-    pace.heed(Switched(sweep.name, "narrow", batch_size=2))
+    pace.heed(Override(sweep.name, "narrow", batch_size=2))
     once_more = [pace.sized(place, each).batch_size for place, each in enumerate(passes)]
 
     assert narrow == [2 for each in passes]

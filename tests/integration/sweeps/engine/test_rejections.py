@@ -12,7 +12,7 @@ import pytest
 from peewee import PeeweeException, fn
 
 from housekeeping.database.connection import Database
-from housekeeping.sweeps import perform
+from housekeeping.sweeps import run_sweep
 from housekeeping.sweeps.engine import rejection_store
 from housekeeping.sweeps.engine.rejections import CAUSES, LINES, OTHER_CAUSES, SAMPLES
 from housekeeping.sweeps.ledger.models import NOW, Rejection, RejectionReport
@@ -49,7 +49,7 @@ def standing() -> list[tuple[str, int]]:
 def test_records_of_one_cause_are_one_report_with_samples(clock: ManualClock, reported: list[dict[str, Any]]) -> None:
     add(30)
 
-    result = perform(sweep(refuse_most), clock=clock)
+    result = run_sweep(sweep(refuse_most), clock=clock)
 
     assert result.counts["failed"] == 27
     (report,) = reported
@@ -61,7 +61,7 @@ def test_records_of_one_cause_are_one_report_with_samples(clock: ManualClock, re
 def test_first_records_of_a_cause_have_lines_and_the_rest_a_summary(clock: ManualClock, lines: Lines) -> None:
     add(LINES + 5)
 
-    perform(sweep(refuse_most), clock=clock)
+    run_sweep(sweep(refuse_most), clock=clock)
 
     assert len(lines("A record could not be settled")) == LINES
     (summary,) = lines("More records could not be settled")
@@ -73,10 +73,10 @@ def test_same_cause_is_reported_again_after_an_hour(clock: ManualClock, reported
     failing = sweep(refuse_all)
 
     for _ in range(3):
-        perform(failing, clock=clock)
+        run_sweep(failing, clock=clock)
     within_the_hour = len(reported)
     RejectionReport.update(reported_at=NOW - timedelta(hours=1)).execute()
-    perform(failing, clock=clock)
+    run_sweep(failing, clock=clock)
 
     assert (within_the_hour, len(reported)) == (1, 2)
 
@@ -108,7 +108,7 @@ def test_report_is_not_lost_when_its_table_is_away(
     postgres.execute_sql(f"ALTER TABLE {Rejection._meta.schema}.rejections DROP COLUMN sample")
     broken = dataclasses.replace(sweep(refuse_all), name="shop.without_tables")
 
-    outcomes = [perform(broken, clock=clock).outcome for _ in range(2)]
+    outcomes = [run_sweep(broken, clock=clock).outcome for _ in range(2)]
 
     assert outcomes == ["done", "done"]
     assert len(reported) == 1, "once an hour, by this process's own memory"
@@ -118,11 +118,11 @@ def test_report_is_not_lost_when_its_table_is_away(
 def test_rejections_are_recorded_until_a_whole_run_is_without_them(clock: ManualClock) -> None:
     add(3)
 
-    perform(sweep(refuse_all), clock=clock)
+    run_sweep(sweep(refuse_all), clock=clock)
     (first,) = Rejection.select()
-    perform(sweep(refuse_all), clock=clock)
+    run_sweep(sweep(refuse_all), clock=clock)
     (second,) = Rejection.select()
-    perform(sweep(lambda order: None), clock=clock)
+    run_sweep(sweep(lambda order: None), clock=clock)
 
     assert (first.worker, first.subject, first.cause, first.rows) == (
         "shop.stuck_orders",
@@ -137,12 +137,12 @@ def test_rejections_are_recorded_until_a_whole_run_is_without_them(clock: Manual
 
 def test_run_that_was_cut_short_removes_no_cause_it_did_not_meet(clock: ManualClock) -> None:
     add(12)
-    perform(sweep(lambda order: refuse_all(order) if order.id > 10 else None), clock=clock)
+    run_sweep(sweep(lambda order: refuse_all(order) if order.id > 10 else None), clock=clock)
     before = standing()
     add_more(1)
     stopping = threading.Event()
 
-    result = perform(
+    result = run_sweep(
         sweep(lambda order: None, batch_size=1), clock=clock, stopping=stopping, on_batch=lambda counts: stopping.set()
     )
 
@@ -162,7 +162,7 @@ def test_run_that_fails_still_reports_what_it_rejected(clock: ManualClock, repor
             raise ConnectionResetError("reset")
         refuse_all(order)
 
-    result = perform(sweep(refuse_then_break), clock=clock)
+    result = run_sweep(sweep(refuse_then_break), clock=clock)
 
     assert (result.outcome, result.counts["failed"]) == ("failed", 5)
     assert sorted(each.get("rows", 0) for each in reported) == [0, 5], "the run's own error, and the cause"
@@ -176,7 +176,7 @@ def test_causes_of_a_run_are_bounded(clock: ManualClock, reported: list[dict[str
         if order.id % 10:
             raise ValueError("".join(chr(ord("a") + int(digit)) for digit in f"{order.id:02}"))
 
-    perform(sweep(refuse_most_in_other_words), clock=clock)
+    run_sweep(sweep(refuse_most_in_other_words), clock=clock)
 
     assert len(reported) == CAUSES + 1
     assert (OTHER_CAUSES, 36 - CAUSES) in standing()
@@ -189,7 +189,7 @@ def test_long_values_are_shortened_in_lines_and_rows(clock: ManualClock, lines: 
     def refuse_at_length(order: Order) -> None:
         raise ValueError("'" + "x" * 5000 + "' is in the way\0")
 
-    perform(sweep(refuse_at_length), clock=clock)
+    run_sweep(sweep(refuse_at_length), clock=clock)
 
     (line,) = lines("A record could not be settled")
     assert len(line.error) <= 300 and line.error.endswith("is in the way\\x00")
@@ -201,7 +201,7 @@ def test_database_errors_are_grouped_by_code_and_constraint(clock: ManualClock, 
     add(4)
     postgres.execute_sql("ALTER TABLE orders ADD CONSTRAINT stays CHECK (id < 3 OR status = 'pending')")
 
-    perform(sweep(lambda order: None), clock=clock)
+    run_sweep(sweep(lambda order: None), clock=clock)
 
     assert standing() == [("IntegrityError 23514: constraint stays", 2)]
 
@@ -236,7 +236,7 @@ def test_error_hook_that_raises_keeps_no_cause_from_the_next(
     def refuse_in_two_ways(order: Order) -> None:
         raise ValueError("odd") if order.id % 2 else KeyError("even")
 
-    result = perform(sweep(refuse_in_two_ways), clock=clock)
+    result = run_sweep(sweep(refuse_in_two_ways), clock=clock)
 
     assert (result.outcome, seen) == ("done", [2, 2])
     assert RejectionReport.select().where(RejectionReport.reported_at <= NOW).count() == 2

@@ -18,9 +18,9 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.message_context import MessageContext, current_message
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.declaration import LeaseTerms
+from housekeeping.sweeps.declaration import LeaseConfig
 from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Lease, Run
 from housekeeping.sweeps.ledger.runs import Counts
@@ -28,7 +28,7 @@ from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
 
 TTL = timedelta(minutes=10)
-LEASED = dataclasses.replace(sweep, batch_size=10, lease=LeaseTerms("statuses", TTL))
+LEASED = dataclasses.replace(sweep, batch_size=10, lease=LeaseConfig("statuses", TTL))
 DUE = "now() - interval '1 hour' + interval '1 millisecond' * n"
 
 
@@ -38,7 +38,7 @@ def test_a_run_whose_lease_is_held_elsewhere_is_skipped_quietly(
     # L4
     add_statuses(5, DUE)
     with caplog.at_level("INFO"), ExclusiveLease("statuses", TTL):
-        result = perform(LEASED)
+        result = run_sweep(LEASED)
 
     assert (result.outcome, result.reason, result.exit_code) == ("skipped", "lease_held", 0)
     assert (last_run().outcome, last_run().reason) == ("skipped", "lease_held")
@@ -51,16 +51,16 @@ def test_the_lease_is_given_back_however_the_run_ends(add_statuses: AddStatuses,
     def fail(counts: Counts) -> None:
         raise OSError("the disk is full")
 
-    assert perform(LEASED, on_batch=fail).outcome == "failed"
+    assert run_sweep(LEASED, on_batch=fail).outcome == "failed"
     assert not ExclusiveLease("statuses", TTL).exists()
-    assert perform(LEASED).outcome == "done"
+    assert run_sweep(LEASED).outcome == "done"
     assert not ExclusiveLease("statuses", TTL).exists()
 
 
 def test_each_run_has_a_higher_epoch(add_statuses: AddStatuses, redis_client: redis.Redis) -> None:
     # L3
     for _ in range(3):
-        perform(LEASED)
+        run_sweep(LEASED)
 
     assert [run.epoch for run in Run.select().order_by(Run.id)] == [1, 2, 3]
 
@@ -75,9 +75,9 @@ def test_a_holder_that_slept_commits_nothing_once_another_has_begun(
     def lose_the_lease(counts: Counts) -> None:
         if not others:
             redis_client.delete(f"{settings.namespace}:lease:statuses")
-            others.append(perform(LEASED))
+            others.append(run_sweep(LEASED))
 
-    zombie = perform(LEASED, on_batch=lose_the_lease)
+    zombie = run_sweep(LEASED, on_batch=lose_the_lease)
 
     assert (others[0].outcome, others[0].counts["deleted_rows"]) == ("done", 40)
     assert (zombie.outcome, zombie.reason) == ("lost_lease", "lease_lost")
@@ -95,7 +95,7 @@ def test_the_epoch_is_checked_within_the_batchs_own_transaction(
         with admin.cursor() as cursor:
             cursor.execute(f"UPDATE {settings.schema_name}.leases SET epoch = epoch + 1")
 
-    result = perform(LEASED, on_batch=raise_epoch)
+    result = run_sweep(LEASED, on_batch=raise_epoch)
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("lost_lease", 10)
     with admin.cursor() as cursor:
@@ -110,7 +110,7 @@ def test_nothing_runs_unprotected_while_redis_is_away(
     add_statuses(5, DUE)
     shared_redis.use(make_redis_client("unix:///nowhere/redis.sock"), settings.namespace)
 
-    result = perform(LEASED)
+    result = run_sweep(LEASED)
 
     assert result.outcome == "failed" and result.reason is not None and "Redis did not answer" in result.reason
     assert last_run().outcome == "failed"
@@ -121,7 +121,7 @@ def test_a_database_that_is_away_fails_the_run_in_one_line_and_records_nothing(s
     there = database.obj
     database.initialize(connect_to("postgresql://postgres@/postgres?host=/nowhere"))
     try:
-        result = perform(sweep)
+        result = run_sweep(sweep)
     finally:
         database.initialize(there)
 
@@ -136,7 +136,7 @@ def test_a_missing_schema_names_the_way_out(
     with admin.cursor() as cursor:
         cursor.execute(f"DROP SCHEMA {settings.schema_name} CASCADE")
 
-    result = perform(sweep)
+    result = run_sweep(sweep)
 
     assert result.outcome == "failed"
     assert result.reason is not None and result.reason.endswith("run: housekeeping init")
@@ -152,10 +152,10 @@ def test_an_interrupt_for_the_shutdown_leaves_a_row_that_is_gone_on_from(
         raise Shutdown
 
     with pytest.raises(Shutdown):
-        perform(dataclasses.replace(sweep, batch_size=10), on_batch=interrupt)
+        run_sweep(dataclasses.replace(sweep, batch_size=10), on_batch=interrupt)
 
     assert (last_run().outcome, last_run().reason, last_run().counts["deleted_rows"]) == ("partial", "shutdown", 10)
-    assert perform(sweep).counts["deleted_rows"] == 15
+    assert run_sweep(sweep).counts["deleted_rows"] == 15
 
 
 def test_a_message_that_was_completed_is_not_executed_again_without_redis_either(add_statuses: AddStatuses) -> None:
@@ -163,9 +163,9 @@ def test_a_message_that_was_completed_is_not_executed_again_without_redis_either
     add_statuses(5, DUE)
     token = current_message.set(MessageContext("message-1"))
     try:
-        first = perform(sweep)
+        first = run_sweep(sweep)
         add_statuses(5, DUE, first_id=100)
-        second = perform(sweep)
+        second = run_sweep(sweep)
     finally:
         current_message.reset(token)
 
@@ -196,7 +196,7 @@ def test_the_lease_of_a_run_that_died_is_taken_over_long_before_its_ttl(
     add_statuses(5, DUE)
     dead_attempt(redis_client, settings, "message-1", silent_s=61)
 
-    result = perform(LEASED)
+    result = run_sweep(LEASED)
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", 5)
     assert [run.outcome for run in Run.select().order_by(Run.id)] == ["lost", "done"]
@@ -208,7 +208,7 @@ def test_the_lease_of_a_run_that_lives_is_not_taken_over(
 ) -> None:
     dead_attempt(redis_client, settings, "message-1", silent_s=50)
 
-    result = perform(LEASED)
+    result = run_sweep(LEASED)
 
     assert (result.outcome, result.reason, result.again_after) == ("skipped", "lease_held", None)
 
@@ -219,7 +219,7 @@ def test_a_message_that_meets_its_own_dead_attempts_lease_comes_back(
     dead_attempt(redis_client, settings, "message-1", silent_s=50)
     token = current_message.set(MessageContext("message-1"))
     try:
-        result = perform(LEASED)
+        result = run_sweep(LEASED)
     finally:
         current_message.reset(token)
 
@@ -231,8 +231,8 @@ def test_a_message_that_meets_its_own_dead_attempts_lease_comes_back(
 def test_a_lease_that_an_application_holds_by_hand_is_never_taken_over(
     add_statuses: AddStatuses, redis_client: redis.Redis
 ) -> None:
-    perform(LEASED)
+    run_sweep(LEASED)
 
     with ExclusiveLease("statuses", TTL) as lease:
-        assert perform(LEASED).reason == "lease_held"
+        assert run_sweep(LEASED).reason == "lease_held"
         lease.check()

@@ -18,7 +18,7 @@ from housekeeping.core.errors import DeclarationError, SettingsError
 from housekeeping.core.settings import Settings, WorkerSettings
 from housekeeping.database.connection import Database
 from housekeeping.installation import install
-from housekeeping.sweeps.declaration import LeaseTerms
+from housekeeping.sweeps.declaration import LeaseConfig
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.sharding import parts
 from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
@@ -81,7 +81,7 @@ def test_parts_that_fail_tick_after_tick_have_one_retry_waiting_each(broker: dra
 
 
 def test_each_part_has_a_lease_of_its_own() -> None:
-    leased = dataclasses.replace(sweep, parts=3, lease=LeaseTerms("cleanup", timedelta(minutes=5)))
+    leased = dataclasses.replace(sweep, parts=3, lease=LeaseConfig("cleanup", timedelta(minutes=5)))
 
     further = [(name, part.lease.key) for name, part in parts(leased) if part.lease is not None]
 

@@ -19,10 +19,10 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.message_context import MessageContext, current_message
 from housekeeping.database.connection import Database, database
 from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.declaration import LeaseTerms
-from housekeeping.sweeps.engine.executor import Walk
+from housekeeping.sweeps.declaration import LeaseConfig
+from housekeeping.sweeps.engine.executor import Executor
 from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -31,7 +31,7 @@ from tests.integration.conftest import AddStatuses
 
 TTL = timedelta(minutes=10)
 SHORT = timedelta(seconds=3)
-LEASED = dataclasses.replace(sweep, batch_size=10, lease=LeaseTerms("statuses", TTL))
+LEASED = dataclasses.replace(sweep, batch_size=10, lease=LeaseConfig("statuses", TTL))
 DUE = "now() - interval '1 hour' + interval '1 millisecond' * n"
 PATIENCE_S = 20
 LONG_ENOUGH_S = 8  # several of the shortest ttl
@@ -81,9 +81,9 @@ def test_a_zombie_that_wakes_in_the_middle_of_a_batch_commits_nothing_of_it(
     # F1, L3: it has deleted its rows, and sleeps before it counts them
     add_statuses(50, DUE)
     asleep, awake, batches = threading.Event(), threading.Event(), list[int]()
-    written = Walk._written
+    written = Executor._written
 
-    def sleeping(walk: Walk, *args: Any) -> Any:
+    def sleeping(walk: Executor, *args: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
             batches.append(1)
             if len(batches) == 3:
@@ -91,11 +91,11 @@ def test_a_zombie_that_wakes_in_the_middle_of_a_batch_commits_nothing_of_it(
                 assert awake.wait(PATIENCE_S)
         return written(walk, *args)
 
-    monkeypatch.setattr(Walk, "_written", sleeping)
+    monkeypatch.setattr(Executor, "_written", sleeping)
 
     def sleep() -> RunResult:
         try:
-            return perform(LEASED)
+            return run_sweep(LEASED)
         finally:
             database.close()
 
@@ -103,10 +103,10 @@ def test_a_zombie_that_wakes_in_the_middle_of_a_batch_commits_nothing_of_it(
         sleeper = another.submit(sleep)
         assert asleep.wait(PATIENCE_S)
         lose_the_lease(redis_client, settings)
-        successor = perform(LEASED)
+        successor = run_sweep(LEASED)
         awake.set()
         zombie = sleeper.result(PATIENCE_S)
-    last = perform(LEASED)
+    last = run_sweep(LEASED)
 
     assert (zombie.outcome, zombie.reason, zombie.counts["deleted_rows"]) == ("lost_lease", "lease_lost", 20)
     assert (successor.outcome, successor.counts["deleted_rows"]) == ("done", 20)
@@ -128,9 +128,9 @@ def test_when_redis_loses_its_keys_attempts_double_and_effects_do_not(
             begun.append(1)
             for key in redis_client.scan_iter(match=f"{settings.namespace}:*", count=1000):
                 redis_client.delete(key)
-            ended.append(perform(LEASED, on_batch=lose_everything))
+            ended.append(run_sweep(LEASED, on_batch=lose_everything))
 
-    ended.append(perform(LEASED, on_batch=lose_everything))
+    ended.append(run_sweep(LEASED, on_batch=lose_everything))
 
     assert [result.outcome for result in ended] == ["done", "lost_lease", "lost_lease", "lost_lease"]
     noted = audited()
@@ -158,7 +158,7 @@ def performed_twice() -> tuple[RunResult, RunResult]:
     """A run of a message, and of its retry."""
     message = current_message.set(MessageContext("message-1"))
     try:
-        return perform(LEASED), perform(LEASED)
+        return run_sweep(LEASED), run_sweep(LEASED)
     finally:
         current_message.reset(message)
 
@@ -208,7 +208,7 @@ def test_a_run_that_ended_before_it_lost_its_lease_is_done(
     def lose_it_at_the_end(counts: Counts) -> None:
         raise LeaseLost("too late")
 
-    result = perform(LEASED, on_batch=lose_it_at_the_end)
+    result = run_sweep(LEASED, on_batch=lose_it_at_the_end)
 
     assert (result.outcome, result.reason, result.error) == ("done", None, None)
     assert (last_run().outcome, last_run().counts["deleted_rows"]) == ("done", 5)
@@ -223,9 +223,9 @@ def test_a_sweep_that_hangs_in_a_batch_is_interrupted_when_its_lease_is_lost(
 ) -> None:
     # L2
     add_statuses(25, DUE)
-    written, batches = Walk._written, list[int]()
+    written, batches = Executor._written, list[int]()
 
-    def hanging(walk: Walk, *args: Any) -> Any:
+    def hanging(walk: Executor, *args: Any) -> Any:
         batches.append(1)
         if len(batches) == 2:
             lose_the_lease(redis_client, settings)
@@ -234,10 +234,10 @@ def test_a_sweep_that_hangs_in_a_batch_is_interrupted_when_its_lease_is_lost(
                 never.wait(0.01)
         return written(walk, *args)
 
-    monkeypatch.setattr(Walk, "_written", hanging)
+    monkeypatch.setattr(Executor, "_written", hanging)
 
-    short = dataclasses.replace(LEASED, max_runtime=timedelta(seconds=2), lease=LeaseTerms("statuses", SHORT))
-    result = perform(short)
+    short = dataclasses.replace(LEASED, max_runtime=timedelta(seconds=2), lease=LeaseConfig("statuses", SHORT))
+    result = run_sweep(short)
 
     assert (result.outcome, result.reason, result.counts["deleted_rows"]) == ("lost_lease", "lease_lost", 10)
     assert isinstance(result.error, LeaseLost), "its message is retried"
@@ -256,7 +256,7 @@ def test_an_interrupted_run_whose_row_was_closed_by_another_is_not_retried(
             cursor.execute(f"UPDATE {settings.schema_name}.runs SET outcome = 'lost', finished_at = now()")
         raise LeaseLost("interrupted")
 
-    result = perform(LEASED, on_batch=taken_over)
+    result = run_sweep(LEASED, on_batch=taken_over)
 
     assert (result.outcome, result.reason) == ("lost_lease", "taken_over")
     assert isinstance(result.error, RunTakenOver)
@@ -272,7 +272,7 @@ def test_the_lease_of_an_attempt_that_died_before_its_row_is_taken_over_by_its_o
         dead = ExclusiveLease("statuses", TTL, with_epoch=False, worker=LEASED.name)
         assert dead.try_obtain() is not None
 
-        result = perform(LEASED)
+        result = run_sweep(LEASED)
     finally:
         current_message.reset(message)
 
@@ -289,5 +289,5 @@ def test_the_lease_of_another_message_that_has_no_row_yet_is_left_alone(
     assert beginning.try_obtain() is not None
     current_message.reset(message)
 
-    assert perform(LEASED).reason == "lease_held"
+    assert run_sweep(LEASED).reason == "lease_held"
     assert beginning.renew()

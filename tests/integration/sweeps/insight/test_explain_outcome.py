@@ -9,7 +9,7 @@ import pytest
 
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.explain_outcome import Answer, why
+from housekeeping.sweeps.insight.explain_outcome import Explanation, why
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.processes.heartbeats import Heartbeat
 from housekeeping.sweeps.processes.liveness import Process, Processes
@@ -43,7 +43,7 @@ def recorded(postgres: Database) -> Recorded:
     return record
 
 
-def asked(sweep: Sweep, tick: datetime | None = None, sent: bool | None = None) -> Answer:
+def asked(sweep: Sweep, tick: datetime | None = None, sent: bool | None = None) -> Explanation:
     return why(sweep, tick, NOW, UTC, lambda tick: sent)
 
 

@@ -8,7 +8,7 @@ from peewee import InternalError
 from housekeeping.core.errors import DatabaseUnavailable
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import dry_run, plan
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.stages.actions import Delete
@@ -28,7 +28,7 @@ def test_a_plan_counts_what_a_run_then_does(
     add_statuses(7, f"{_NOW} + interval '1 microsecond' * n", first_id=2000)
 
     planned = plan(sweep, clock=clock)
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (planned.stale.rows, planned.batches) == (151, 2)
     assert (result.counts["deleted_rows"], result.counts["batches"]) == (151, 2)

@@ -9,13 +9,13 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.declaration import Alarms
+from housekeeping.sweeps.declaration import AlertThresholds
 from housekeeping.sweeps.engine.rejection_store import Rejected, record
-from housekeeping.sweeps.insight.status import overview
+from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.insight.throughput import Rates
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Run, Switch
-from housekeeping.sweeps.ledger.overrides import Switched, switch, switched
+from housekeeping.sweeps.ledger.overrides import Override, overrides, switch
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.web import alert_help
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -54,13 +54,13 @@ def _ended(
     ).execute()
 
 
-def _names(alarms: Alarms | None = None) -> list[str]:
-    watched = dataclasses.replace(sweep, alarms=alarms or Alarms())
-    return [alarm.name for alarm in overview(watched, _NOW, _UTC).alarms]
+def _names(alerts: AlertThresholds | None = None) -> list[str]:
+    watched = dataclasses.replace(sweep, alerts=alerts or AlertThresholds())
+    return [alarm.name for alarm in worker_status(watched, _NOW, _UTC).alarms]
 
 
 def test_a_worker_that_never_ran_stands_by(statuses: type[UserStatus]) -> None:
-    seen = overview(sweep, _NOW, ZoneInfo("UTC"))
+    seen = worker_status(sweep, _NOW, ZoneInfo("UTC"))
 
     assert (seen.state, seen.last_run, seen.oldest, seen.alarms) == ("on", None, None, [])
     assert seen.next_tick == datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
@@ -69,7 +69,7 @@ def test_a_worker_that_never_ran_stands_by(statuses: type[UserStatus]) -> None:
 def test_the_next_tick_is_read_on_the_clock_of_the_zone_and_shown_in_utc(statuses: type[UserStatus]) -> None:
     nightly = dataclasses.replace(sweep, schedule="0 3 * * *")
 
-    seen = overview(nightly, _NOW, ZoneInfo("Europe/Berlin"))
+    seen = worker_status(nightly, _NOW, ZoneInfo("Europe/Berlin"))
 
     assert seen.next_tick == datetime(2026, 1, 1, 2, tzinfo=UTC)
 
@@ -78,7 +78,7 @@ def test_the_backlog_and_the_oldest_are_those_of_the_run(add_statuses: AddStatus
     add_statuses(3, f"{_AT} - interval '1 hour' * (n - 1)")
     add_statuses(2, f"{_AT} + interval '1 microsecond' * n", first_id=100)
 
-    seen = overview(sweep, _NOW, ZoneInfo("UTC"))
+    seen = worker_status(sweep, _NOW, ZoneInfo("UTC"))
 
     assert (str(seen.waiting), seen.oldest) == ("3", _NOW - timedelta(hours=2))
 
@@ -86,7 +86,7 @@ def test_the_backlog_and_the_oldest_are_those_of_the_run(add_statuses: AddStatus
 def test_the_counts_of_the_last_run_come_in_the_worker_s_own_order(statuses: type[UserStatus]) -> None:
     _ended("done", counts={"a_former_count": 1, "out_of_time": False, "batches": 2, "deleted_rows": 3, "failed": 4})
 
-    last = overview(sweep, _NOW, ZoneInfo("UTC")).as_json()["last_run"]
+    last = worker_status(sweep, _NOW, ZoneInfo("UTC")).as_json()["last_run"]
 
     assert list(last["counts"])[:3] == ["deleted_rows", "batches", "out_of_time"]
     assert (last["duration_s"], last["outcome"], len(last["counts"])) == (70, "done", 5)
@@ -95,7 +95,7 @@ def test_the_counts_of_the_last_run_come_in_the_worker_s_own_order(statuses: typ
 def test_a_run_that_goes_on_has_no_outcome_yet(statuses: type[UserStatus]) -> None:
     runs.begin(sweep.name, message_id=None, tick=None, trigger="cli", lease=None)
 
-    last = overview(sweep, _NOW, ZoneInfo("UTC")).last_run
+    last = worker_status(sweep, _NOW, ZoneInfo("UTC")).last_run
 
     assert last is not None
     assert (last["outcome"], last["duration_s"]) == (None, None)
@@ -105,7 +105,7 @@ def test_a_run_that_goes_on_has_no_outcome_yet(statuses: type[UserStatus]) -> No
 def test_a_backlog_above_the_limit_rings(add_statuses: AddStatuses, rows: int, rings: list[str]) -> None:
     add_statuses(rows, _AT)
 
-    seen = overview(dataclasses.replace(sweep, alarms=Alarms(backlog=5)), _NOW, ZoneInfo("UTC"))
+    seen = worker_status(dataclasses.replace(sweep, alerts=AlertThresholds(backlog=5)), _NOW, ZoneInfo("UTC"))
 
     assert [str(alarm) for alarm in seen.alarms] == rings
 
@@ -113,7 +113,7 @@ def test_a_backlog_above_the_limit_rings(add_statuses: AddStatuses, rows: int, r
 def test_a_last_run_that_took_long_or_failed_rings(statuses: type[UserStatus]) -> None:
     _ended("failed", reason="database: gone", error="gone", counts={"failed": 2})
 
-    assert [str(alarm) for alarm in overview(sweep, _NOW, ZoneInfo("UTC")).alarms] == [
+    assert [str(alarm) for alarm in worker_status(sweep, _NOW, ZoneInfo("UTC")).alarms] == [
         "the last run took 70 s, over 60 s",
         "2 rows could not be settled",
         "the last run ended as failed: gone",
@@ -121,7 +121,7 @@ def test_a_last_run_that_took_long_or_failed_rings(statuses: type[UserStatus]) -
 
 
 def test_a_table_that_is_not_there_is_this_worker_s_alarm(postgres: Database) -> None:
-    seen = overview(sweep, _NOW, ZoneInfo("UTC"))
+    seen = worker_status(sweep, _NOW, ZoneInfo("UTC"))
 
     assert (seen.waiting, seen.oldest, seen.as_json()["backlog"]) == (None, None, None)
     assert [str(alarm) for alarm in seen.alarms] == [
@@ -130,11 +130,11 @@ def test_a_table_that_is_not_there_is_this_worker_s_alarm(postgres: Database) ->
 
 
 def test_a_table_that_is_not_there_is_no_alarm_of_a_disabled_worker(postgres: Database) -> None:
-    assert overview(dataclasses.replace(sweep, enabled=False), _NOW, _UTC).alarms == []
+    assert worker_status(dataclasses.replace(sweep, enabled=False), _NOW, _UTC).alarms == []
 
 
 def test_a_disabled_worker_has_no_next_tick(statuses: type[UserStatus]) -> None:
-    seen = overview(dataclasses.replace(sweep, enabled=False), _NOW, ZoneInfo("UTC"))
+    seen = worker_status(dataclasses.replace(sweep, enabled=False), _NOW, ZoneInfo("UTC"))
 
     assert (seen.state, seen.next_tick) == ("disabled", None)
 
@@ -146,8 +146,8 @@ def test_a_pause_lasts_until_its_end(postgres: Database, statuses: type[UserStat
     table = f'"{Switch._meta.schema}".switches'
     postgres.execute_sql(f"INSERT INTO {table} VALUES ('{sweep.name}', 'paused', 'too busy', {until})")
 
-    assert (sweep.name in switched()) == paused
-    assert (overview(sweep, _NOW, ZoneInfo("UTC")).state == "paused") == paused
+    assert (sweep.name in overrides()) == paused
+    assert (worker_status(sweep, _NOW, ZoneInfo("UTC")).state == "paused") == paused
 
 
 @pytest.mark.parametrize(("seconds_ago", "rings"), [(180, []), (181, ["overdue"])])
@@ -174,9 +174,9 @@ def test_a_worker_that_is_to_be_silent_does_not_ring(
     statuses: type[UserStatus], limit: int | None, state: str, rings: list[str]
 ) -> None:
     _ended("done", seconds_ago=400)
-    switch(Switched(sweep.name, "paused" if state == "paused" else "narrow", batch_size=5))
+    switch(Override(sweep.name, "paused" if state == "paused" else "narrow", batch_size=5))
 
-    assert _names(Alarms(overdue=limit)) == rings
+    assert _names(AlertThresholds(overdue=limit)) == rings
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_three_runs_in_a_row_that_ended_badly_ring(
     for outcome in outcomes:
         _ended(outcome)
 
-    assert [name for name in _names(Alarms(failed_runs=3)) if name != "last_run"] == rings
+    assert [name for name in _names(AlertThresholds(failed_runs=3)) if name != "last_run"] == rings
 
 
 def test_the_last_success_is_the_last_run_that_did_its_work(statuses: type[UserStatus]) -> None:
@@ -225,7 +225,7 @@ def test_the_last_success_is_the_last_run_that_did_its_work(statuses: type[UserS
     _ended("failed", reason="gone", seconds_ago=600)
     _ended("skipped", reason="lease_held", seconds_ago=500)
 
-    seen = overview(sweep, _NOW, _UTC)
+    seen = worker_status(sweep, _NOW, _UTC)
 
     assert seen.last_success == _NOW - timedelta(seconds=800)
     assert seen.as_json()["last_success"] == "2025-12-31T23:47:10+00:00"
@@ -234,14 +234,14 @@ def test_the_last_success_is_the_last_run_that_did_its_work(statuses: type[UserS
 def test_a_worker_that_never_did_its_work_has_no_last_success(statuses: type[UserStatus]) -> None:
     _ended("failed", reason="gone")
 
-    assert overview(sweep, _NOW, _UTC).as_json()["last_success"] is None
+    assert worker_status(sweep, _NOW, _UTC).as_json()["last_success"] is None
 
 
 def test_rates_an_hour_are_those_of_the_last_runs(statuses: type[UserStatus]) -> None:
     _ended("done", counts={"deleted_rows": 9}, seconds_ago=3620, backlog=10)
     _ended("done", counts={"deleted_rows": 60}, seconds_ago=20, backlog=40)
 
-    seen = overview(sweep, _NOW, _UTC)
+    seen = worker_status(sweep, _NOW, _UTC)
 
     assert seen.rates == Rates(drained=60, arrived=90)
     assert (seen.as_json()["drained_per_hour"], seen.as_json()["arrived_per_hour"]) == (60, 90)
@@ -252,9 +252,9 @@ def test_every_alarm_that_rings_is_explained_on_the_page_and_in_the_documentatio
         "failed", error="gone", counts={"failed": 1, "deleted_rows": 9, "clock_skew_s": 6}, seconds_ago=400, took_s=999
     )
     statuses.drop_table()
-    limits = dataclasses.replace(sweep.alarms, most={"deleted_rows": 5}, failed_runs=1)
+    limits = dataclasses.replace(sweep.alerts, most={"deleted_rows": 5}, failed_runs=1)
 
-    rings = overview(dataclasses.replace(sweep, alarms=limits), _NOW, _UTC).alarms
+    rings = worker_status(dataclasses.replace(sweep, alerts=limits), _NOW, _UTC).alarms
 
     documented = re.findall(r"^\| `(\w+…?)`", _ALARMS_PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     topics = {alert_help.topic(alarm.name) for alarm in rings}
@@ -268,7 +268,7 @@ def test_rejected_records_are_shown_by_argument_and_cause_the_most_first(statuse
         record(sweep.name, str(rows), found, whole=True, settled_any=False, position=(rows,))
     record("another.worker", "", {"x": Rejected(99, {})}, whole=True, settled_any=False, position=None)
 
-    shown = overview(sweep, datetime.now(UTC), _UTC).as_json()
+    shown = worker_status(sweep, datetime.now(UTC), _UTC).as_json()
 
     assert [each["rows"] for each in shown["rejected"]] == list(range(12, 2, -1))
     assert shown["rejected_more"] == 2
@@ -278,6 +278,6 @@ def test_rejected_records_are_shown_by_argument_and_cause_the_most_first(statuse
 
 
 def test_worker_without_rejected_records_shows_none(statuses: type[UserStatus]) -> None:
-    shown = overview(sweep, _NOW, _UTC).as_json()
+    shown = worker_status(sweep, _NOW, _UTC).as_json()
 
     assert (shown["rejected"], shown["rejected_more"]) == ([], 0)

@@ -13,10 +13,10 @@ import pytest
 from housekeeping.core.clock import SystemClock
 from housekeeping.core.errors import ClocksDiffer
 from housekeeping.database.clock_skew import database_now
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.explain_outcome import why
 from housekeeping.sweeps.insight.plan import dry_run, plan
-from housekeeping.sweeps.insight.status import overview
+from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.limits.confirmation import confirmed, plan_id
@@ -49,7 +49,7 @@ def test_run_does_not_start_where_the_clocks_are_days_apart(
     add_statuses(3, DUE_NOW)
     set_ahead(ahead)
 
-    result = perform(sweep)
+    result = run_sweep(sweep)
 
     run = last_run()
     assert (result.outcome, result.reason, result.exit_code, result.run_id) == ("failed", "clock", 1, run.id)
@@ -68,7 +68,7 @@ def test_forced_run_changes_what_is_stale_by_the_databases_clock_only(
     add_statuses(2, TOMORROW, first_id=10)
     set_ahead(TWO_DAYS)
 
-    result = perform(sweep, force=True)
+    result = run_sweep(sweep, force=True)
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", 3)
     assert [status.user_id for status in UserStatus.select().order_by(UserStatus.user_id)] == [10, 11]
@@ -102,13 +102,13 @@ def test_difference_over_5_s_is_an_alert_and_the_run_goes_on(
     set_ahead(timedelta(seconds=ahead_s))
 
     with caplog.at_level(logging.WARNING):
-        result = perform(sweep)
+        result = run_sweep(sweep)
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", 3)
     assert abs(result.counts["clock_skew_s"] - ahead_s) < 1
-    assert [each.getMessage() for each in caplog.records] == ["Clocks differ", "Alarm"]
+    assert [each.getMessage() for each in caplog.records] == ["Clocks differ", "Alert"]
     side = "ahead of" if ahead_s > 0 else "behind"
-    [alarm] = overview(sweep, database_now(), UTC_ZONE).alarms
+    [alarm] = worker_status(sweep, database_now(), UTC_ZONE).alarms
     assert alarm.name == "clock" and f" s {side} the database's; check NTP" in str(alarm)
     assert round(exported("housekeeping_clock_skew_seconds", worker=sweep.name) or 0) == ahead_s
     assert exported("housekeeping_alarm", worker=sweep.name, alarm="clock") == 1
@@ -122,10 +122,10 @@ def test_difference_of_a_few_seconds_is_no_alert(
     add_statuses(3, DUE_NOW)
     set_ahead(timedelta(seconds=ahead_s))
 
-    result = perform(sweep)
+    result = run_sweep(sweep)
 
     assert result.counts == {"deleted_rows": 3, "batches": 1, "out_of_time": False}
-    assert overview(sweep, database_now(), UTC_ZONE).alarms == []
+    assert worker_status(sweep, database_now(), UTC_ZONE).alarms == []
     assert exported("housekeeping_alarm", worker=sweep.name, alarm="clock") == 0
 
 
@@ -146,7 +146,7 @@ def test_refused_runs_are_no_history_and_leave_the_cursor(
         cursor={"pass": SMALL.name, "after": ["2026-01-01", 1]},
     )
     set_ahead(TWO_DAYS)
-    refused = [perform(SMALL).reason for _ in range(3)]
+    refused = [run_sweep(SMALL).reason for _ in range(3)]
     set_ahead(timedelta())
 
     attempt = runs.begin(SMALL.name, message_id=None, tick=None, trigger="cli", lease=None)
@@ -168,7 +168,7 @@ def test_plan_id_is_as_old_as_the_database_says(add_statuses: AddStatuses, set_a
 
 def test_reason_of_a_refused_tick_says_what_to_do(add_statuses: AddStatuses, set_ahead: SetAhead) -> None:
     set_ahead(TWO_DAYS)
-    perform(sweep)
+    run_sweep(sweep)
 
     answer = why(dataclasses.replace(sweep, schedule=None), None, database_now(), UTC_ZONE)
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from housekeeping.database.connection import Database, database
-from housekeeping.sweeps.insight.explain_run import why_run
+from housekeeping.sweeps.insight.explain_run import explain_run
 from housekeeping.sweeps.ledger import history, runs
 from housekeeping.sweeps.ledger.models import NOW, Run
 
@@ -81,7 +81,7 @@ def test_explanation_of_a_run_uses_indexes(many_runs: datetime, plans: Plans) ->
     record = history.find(99_999)
     assert record is not None
 
-    why_run(record, None, many_runs, UTC)
+    explain_run(record, None, many_runs, UTC)
 
     assert [plan for plan in plans() if "Seq Scan on runs" in plan] == []
 
@@ -125,8 +125,8 @@ def test_takeover_is_known_from_both_sides(postgres: Database) -> None:
     assert lost is not None and took is not None and other is not None
     assert history.taken_over_by(lost) == taker.run_id
     assert (history.took_over_from(took), history.took_over_from(other)) == ([dead], [])
-    assert "took over from lost run" in str(why_run(took, None, took.started_at, UTC).origin)
-    assert why_run(lost, None, took.started_at, UTC).next_step == (f"run {taker.run_id} took over")
+    assert "took over from lost run" in str(explain_run(took, None, took.started_at, UTC).origin)
+    assert explain_run(lost, None, took.started_at, UTC).next_step == (f"run {taker.run_id} took over")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_run_of_each_trigger_is_explained(postgres: Database, trigger: str, orig
     record = history.find(_begun(trigger=trigger, outcome="done", finished_at=NOW))
     assert record is not None
 
-    answer = why_run(record, None, record.started_at, UTC)
+    answer = explain_run(record, None, record.started_at, UTC)
 
     assert str(answer.origin).startswith(origin)
     assert (answer.outcome, answer.meaning) == ("done", "it did its work to the end")
@@ -161,7 +161,7 @@ def test_next_step_follows_from_the_outcome(postgres: Database, row: dict[str, A
     record = history.find(_begun(**row, **({"finished_at": NOW} if "outcome" in row else {})))
     assert record is not None
 
-    assert str(why_run(record, None, record.started_at, UTC).next_step).startswith(next_step)
+    assert str(explain_run(record, None, record.started_at, UTC).next_step).startswith(next_step)
 
 
 def test_next_attempt_at_the_same_message_is_named(postgres: Database) -> None:
@@ -169,7 +169,7 @@ def test_next_attempt_at_the_same_message_is_named(postgres: Database) -> None:
     second = _begun(message_id="m", outcome="done", finished_at=NOW)
     assert first is not None
 
-    answer = why_run(first, None, first.started_at, UTC)
+    answer = explain_run(first, None, first.started_at, UTC)
 
     assert answer.next_step == f"the next attempt at its message is run {second}"
     assert [each.run_id for each in answer.attempts] == [first.run_id, second]

@@ -4,15 +4,15 @@ from datetime import UTC, datetime, timedelta
 
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.ledger.models import Switch, SwitchChange
-from housekeeping.sweeps.ledger.overrides import Switched, resume, switch, switch_of, switched
+from housekeeping.sweeps.ledger.overrides import Override, override_of, overrides, resume, switch
 
 LATER = datetime.now(UTC) + timedelta(hours=2)
 
 
 def test_a_switch_is_kept_with_its_reason_its_end_and_who_said_it(postgres: Database) -> None:
-    switch(Switched("w", "narrow", "peak", LATER, None, "ann@host", 10, timedelta(seconds=5)))
+    switch(Override("w", "narrow", "peak", LATER, None, "ann@host", 10, timedelta(seconds=5)))
 
-    there = switch_of("w")
+    there = override_of("w")
 
     assert there is not None and there.since is not None and there.since <= datetime.now(UTC)
     assert (there.state, there.reason, there.until, there.said_by) == ("narrow", "peak", LATER, "ann@host")
@@ -20,17 +20,17 @@ def test_a_switch_is_kept_with_its_reason_its_end_and_who_said_it(postgres: Data
 
 
 def test_a_later_word_takes_the_place_of_the_earlier_one(postgres: Database) -> None:
-    switch(Switched("w", "narrow", batch_size=10))
-    switch(Switched("w", "paused", "enough"))
+    switch(Override("w", "narrow", batch_size=10))
+    switch(Override("w", "paused", "enough"))
 
-    there = switched()["w"]
+    there = overrides()["w"]
     assert Switch.select().count() == 1
     assert (there.state, there.batch_size, there.reason) == ("paused", None, "enough")
 
 
 def test_every_word_is_recorded_the_end_too(postgres: Database) -> None:
-    switch(Switched("w", "paused", "first"))
-    switch(Switched("w", "narrow", "second", batch_size=3))
+    switch(Override("w", "paused", "first"))
+    switch(Override("w", "narrow", "second", batch_size=3))
     resume("w", "bob@host")
 
     changes = SwitchChange.select(SwitchChange.state, SwitchChange.reason, SwitchChange.said_by).order_by(
@@ -40,7 +40,7 @@ def test_every_word_is_recorded_the_end_too(postgres: Database) -> None:
 
 
 def test_what_is_not_in_force_cannot_be_ended(postgres: Database) -> None:
-    switch(Switched("w", "paused", until=datetime.now(UTC) - timedelta(seconds=1)))
+    switch(Override("w", "paused", until=datetime.now(UTC) - timedelta(seconds=1)))
 
-    assert (resume("w"), resume("unknown"), switched()) == (False, False, {})
+    assert (resume("w"), resume("unknown"), overrides()) == (False, False, {})
     assert SwitchChange.select().where(SwitchChange.state == "on").count() == 0

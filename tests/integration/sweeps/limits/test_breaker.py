@@ -15,9 +15,9 @@ from housekeeping.core.errors import BreakerTripped
 from housekeeping.core.settings import BreakerSettings, WorkerSettings
 from housekeeping.database.connection import Database, database
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.explain_outcome import why
-from housekeeping.sweeps.insight.status import overview
+from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.ledger.models import NOW, Run
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits import breaker
@@ -45,10 +45,10 @@ def test_ten_thousand_records_trip_no_breaker_and_one_more_does_before_the_first
     history(10, 3)
     add_statuses(10_001, DUE)
 
-    tripped = perform(WIDE)
+    tripped = run_sweep(WIDE)
     row = last_run()
     UserStatus.delete().where(UserStatus.user_id == 1).execute()
-    done = perform(WIDE)
+    done = run_sweep(WIDE)
 
     assert (tripped.outcome, tripped.reason, tripped.counts["deleted_rows"]) == ("failed", "breaker", 0)
     assert isinstance(tripped.error, BreakerTripped)
@@ -69,7 +69,7 @@ def test_so_many_times_the_most_of_the_history_is_allowed(
     history(5, 15)
     add_statuses(stale, DUE)
 
-    assert perform(with_breaker(times_history=2)).reason == reason
+    assert run_sweep(with_breaker(times_history=2)).reason == reason
 
 
 @pytest.mark.parametrize(("runs", "reason"), [(9, None), (10, "breaker")])
@@ -81,7 +81,7 @@ def test_fewer_than_ten_runs_are_no_history(
     history(20, 0, "missed", "no_scheduler")
     add_statuses(11, DUE)
 
-    assert perform(STOPPING).reason == reason
+    assert run_sweep(STOPPING).reason == reason
 
 
 @pytest.mark.parametrize(("since", "reason"), [(49, None), (50, "breaker")])
@@ -92,7 +92,7 @@ def test_the_last_fifty_runs_are_the_history(
     history(since, 1)
     add_statuses(101, DUE)
 
-    assert perform(STOPPING).reason == reason
+    assert run_sweep(STOPPING).reason == reason
 
 
 def test_a_breaker_that_trips_for_hours_does_not_forget_what_was_usual(
@@ -102,7 +102,7 @@ def test_a_breaker_that_trips_for_hours_does_not_forget_what_was_usual(
     history(60, 0, "failed", "breaker")
     add_statuses(500, DUE)
 
-    assert perform(STOPPING).outcome == "done"
+    assert run_sweep(STOPPING).outcome == "done"
 
 
 @pytest.mark.parametrize(("due", "reason"), [(50, None), (51, "breaker")])
@@ -114,7 +114,7 @@ def test_more_than_a_share_of_the_table_trips_it(
     add_statuses(100 - due, "now() + interval '1 day'", first_id=1000)
     database.execute_sql("ANALYZE user_statuses")
 
-    result = perform(with_breaker(share=0.5))
+    result = run_sweep(with_breaker(share=0.5))
 
     assert result.reason == reason
     assert reason is None or "more than 50 rows are stale;" in str(result.error)
@@ -125,7 +125,7 @@ def test_of_a_table_without_statistics_no_share_is_known(add_statuses: AddStatus
     history(10, 1)
     add_statuses(100, DUE)
 
-    assert perform(with_breaker(share=0.5)).outcome == "done"
+    assert run_sweep(with_breaker(share=0.5)).outcome == "done"
 
 
 def test_a_breaker_that_is_switched_off_trips_never(
@@ -134,14 +134,14 @@ def test_a_breaker_that_is_switched_off_trips_never(
     history(10, 0)
     add_statuses(11, DUE)
 
-    assert perform(with_breaker(times_history=None)).outcome == "done"
+    assert run_sweep(with_breaker(times_history=None)).outcome == "done"
 
 
 def test_force_is_no_confirmation(add_statuses: AddStatuses, history: History, low_floor: None) -> None:
     history(10, 0)
     add_statuses(11, DUE)
 
-    assert perform(STOPPING, force=True).reason == "breaker"
+    assert run_sweep(STOPPING, force=True).reason == "breaker"
 
 
 def test_a_tripped_breaker_is_not_retried_and_rings_until_somebody_looks(
@@ -150,9 +150,9 @@ def test_a_tripped_breaker_is_not_retried_and_rings_until_somebody_looks(
     history(10, 0)
     add_statuses(11, DUE)
 
-    result = perform(STOPPING)
+    result = run_sweep(STOPPING)
     result.raise_for_failure()  # which is what makes an actor's message fail
-    seen = overview(STOPPING, clock.now(), UTC)
+    seen = worker_status(STOPPING, clock.now(), UTC)
 
     (alarm,) = (alarm for alarm in seen.alarms if alarm.name == "last_run")
     assert "more than 10 rows are stale" in alarm.text and "--confirm" in alarm.text
@@ -189,12 +189,12 @@ def test_where_an_interrupted_run_stopped_is_kept_over_a_tripped_breaker(
     def fail(counts: Counts) -> None:
         raise OSError("the disk is full")
 
-    perform(SMALL, on_batch=fail)  # ten are gone
+    run_sweep(SMALL, on_batch=fail)  # ten are gone
     first = with_breaker(times_history=1)
     history_of_ten(SMALL.name)
-    tripped = perform(first)
+    tripped = run_sweep(first)
     add_statuses(1, LONG_DUE, first_id=1000)
-    gone_on = perform(dataclasses.replace(first, breaker=Breaker(None, action="stop")))
+    gone_on = run_sweep(dataclasses.replace(first, breaker=Breaker(None, action="stop")))
 
     assert (tripped.reason, gone_on.counts["deleted_rows"]) == ("breaker", 21)
 
@@ -217,7 +217,7 @@ def test_the_breaker_costs_one_bounded_count_and_only_with_a_history(
 
     def sent() -> list[str]:
         before = len(statements)
-        perform(STOPPING)
+        run_sweep(STOPPING)
         return statements[before:]
 
     sent()  # the first run of all
@@ -239,7 +239,7 @@ class Limited:
     breaker: Breaker = Breaker()
     max_runtime: timedelta = timedelta(seconds=30)
     parts: int = 1
-    settles: tuple[str, ...] = ()
+    progress_counts: tuple[str, ...] = ()
 
 
 def test_worker_whose_own_limit_is_lower_has_no_breaker(postgres: Database, clock: ManualClock) -> None:
@@ -264,7 +264,7 @@ def test_a_breaker_is_set_by_setting() -> None:
 def test_why_names_the_way_on(add_statuses: AddStatuses, history: History, low_floor: None) -> None:
     history(10, 0)
     add_statuses(11, DUE)
-    perform(STOPPING)
+    run_sweep(STOPPING)
 
     answer = why(dataclasses.replace(STOPPING, schedule=None), None, datetime.now(UTC), UTC)
 

@@ -15,13 +15,13 @@ from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
 from housekeeping.core.errors import DeclarationError
 from housekeeping.database.connection import Database, database
 from housekeeping.database.primary_key import forget
-from housekeeping.sweeps.engine.runner import perform
-from housekeeping.sweeps.insight.status import overview
+from housekeeping.sweeps.engine.runner import run_sweep
+from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits import bounded_counts
 from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.sweeps.stages.stage import Backlog
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.ci_stuck_builds.worker import drop_running
@@ -36,12 +36,12 @@ FLOOD = 10_001
 
 def alerts(sweep: Sweep, clock: ManualClock, name: str = "breaker") -> list[str]:
     """What `housekeeping status` and the dashboard show."""
-    return [alarm.text for alarm in overview(sweep, clock.now(), UTC).alarms if alarm.name == name]
+    return [alarm.text for alarm in worker_status(sweep, clock.now(), UTC).alarms if alarm.name == name]
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The alerts in the log at a run's end."""
-    return [record.__dict__["alarm"] for record in caplog.records if record.getMessage() == "Alarm"]
+    return [record.__dict__["alarm"] for record in caplog.records if record.getMessage() == "Alert"]
 
 
 def test_flood_of_statuses_is_deleted_with_an_alert(
@@ -50,7 +50,7 @@ def test_flood_of_statuses_is_deleted_with_an_alert(
     history(50, 3)
     add_statuses(FLOOD, DUE)
 
-    result = perform(statuses_sweep, clock=clock)
+    result = run_sweep(statuses_sweep, clock=clock)
 
     assert (result.outcome, result.reason, result.exit_code) == ("done", None, 0)
     assert result.counts["deleted_rows"] == FLOOD and UserStatus.select().count() == 0
@@ -76,7 +76,7 @@ def test_flood_of_stuck_builds_is_dropped_with_an_alert(builds: type[Build], clo
         f"SELECT n, 'Ci::Build', 'running', {long_ago}, {long_ago}, 1 FROM generate_series(1, {FLOOD}) AS n"
     )
 
-    result = perform(drop_running, clock=clock)
+    result = run_sweep(drop_running, clock=clock)
 
     assert (result.outcome, result.counts["dropped"]) == ("done", FLOOD)
     assert len(alerts(drop_running, clock)) == 1
@@ -106,7 +106,7 @@ def test_flood_of_an_own_sweep_is_cleared_with_an_alert(postgres: Database, cloc
         f"FROM generate_series(1, {FLOOD}) AS n"
     )
 
-    result = perform(own, clock=clock)
+    result = run_sweep(own, clock=clock)
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", FLOOD)
     assert len(alerts(own, clock)) == 1
@@ -124,7 +124,7 @@ def test_alert_stays_while_the_flood_lasts_and_ends_after_a_normal_run(
 
     rang = []
     for _ in range(4):
-        perform(hasty, clock=clock, on_batch=late)
+        run_sweep(hasty, clock=clock, on_batch=late)
         rang.append(len(alerts(SMALL, clock)))
 
     assert rang == [1, 1, 1, 0]  # with 60, 40 and 20 rows, then none: two batches a run
@@ -135,7 +135,7 @@ def test_skipped_run_does_not_hide_the_alert(
 ) -> None:
     history(10, 0)
     add_statuses(11, DUE)
-    perform(SMALL, clock=clock)
+    run_sweep(SMALL, clock=clock)
 
     history(1, 0, "skipped", "lease_held")
 
@@ -149,7 +149,7 @@ def test_run_at_work_shows_the_alert_after_its_first_batch(
     add_statuses(30, DUE)
     seen: list[int] = []
 
-    perform(SMALL, clock=clock, on_batch=lambda counts: seen.append(len(alerts(SMALL, clock))))
+    run_sweep(SMALL, clock=clock, on_batch=lambda counts: seen.append(len(alerts(SMALL, clock))))
 
     assert seen[0] == 1
 
@@ -163,7 +163,7 @@ def test_run_that_fails_after_the_alert_keeps_it(
     def fail(counts: Counts) -> None:
         raise OSError("the disk is full")
 
-    assert perform(SMALL, clock=clock, on_batch=fail).outcome == "failed"
+    assert run_sweep(SMALL, clock=clock, on_batch=fail).outcome == "failed"
     assert len(alerts(SMALL, clock)) == 1
 
 
@@ -172,12 +172,12 @@ def test_flood_in_portions_does_not_become_usual(
 ) -> None:
     history(10, 0)
     add_statuses(11, DUE)
-    perform(SMALL, clock=clock)
+    run_sweep(SMALL, clock=clock)
     flood = {"breaker": {"action": "alert", "stale": 10, "exact": False, "allowed": 10, "usual": 0, "runs": 10}}
     history(60, 1000, "partial", "out_of_time", **flood)
     add_statuses(11, DUE)
 
-    perform(SMALL, clock=clock)
+    run_sweep(SMALL, clock=clock)
 
     assert "processed 0 at most, the breaker allows 10;" in alerts(SMALL, clock)[0]
 
@@ -191,7 +191,7 @@ def test_load_that_ten_runs_finished_is_usual(
     history(runs, 11, **flood)
     add_statuses(11, DUE)
 
-    perform(SMALL, clock=clock)
+    run_sweep(SMALL, clock=clock)
 
     assert bool(alerts(SMALL, clock)) == alert
 
@@ -212,18 +212,18 @@ def test_count_that_times_out_alerts_and_only_stop_fails(
 ) -> None:
     history(10, 0)
     add_statuses(25, DUE)
-    count = TablePass.backlog
+    count = TableStage.backlog
     slow = iter(["SELECT pg_sleep(30)"])
 
-    def backlog(self: TablePass, *given: Any) -> Backlog:
+    def backlog(self: TableStage, *given: Any) -> Backlog:
         for statement in slow:
             database.execute_sql(statement)
         return count(self, *given)
 
-    monkeypatch.setattr(TablePass, "backlog", backlog)
+    monkeypatch.setattr(TableStage, "backlog", backlog)
     monkeypatch.setattr(bounded_counts, "_COUNT_FOR_AT_MOST", timedelta(milliseconds=50))
 
-    result = perform(dataclasses.replace(SMALL, breaker=Breaker(action=action)), clock=clock)
+    result = run_sweep(dataclasses.replace(SMALL, breaker=Breaker(action=action)), clock=clock)
 
     assert (result.outcome, result.reason) == (outcome, reason)
     assert result.counts["deleted_rows"] == {"alert": 25, "limit": 10, "stop": 0}[action]
@@ -235,7 +235,7 @@ def test_timeout_of_the_count_ends_with_it(add_statuses: AddStatuses, history: H
     add_statuses(5, DUE)
     before = database.execute_sql("SHOW statement_timeout").fetchone()
 
-    perform(SMALL)
+    run_sweep(SMALL)
 
     assert database.execute_sql("SHOW statement_timeout").fetchone() == before != ("5s",)
 
@@ -245,12 +245,12 @@ def test_database_that_goes_away_in_the_count_fails_the_run(
 ) -> None:
     history(10, 0)
 
-    def away(self: TablePass, *given: Any) -> Backlog:
+    def away(self: TableStage, *given: Any) -> Backlog:
         raise OperationalError("server closed the connection unexpectedly")
 
-    monkeypatch.setattr(TablePass, "backlog", away)
+    monkeypatch.setattr(TableStage, "backlog", away)
 
-    assert perform(SMALL).outcome == "failed"
+    assert run_sweep(SMALL).outcome == "failed"
 
 
 def test_unknown_action_is_refused() -> None:

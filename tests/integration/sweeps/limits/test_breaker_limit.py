@@ -10,12 +10,12 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.sweeps.limits.confirmation import Confirmation
-from housekeeping.sweeps.stages.stage import Pass
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.stage import Stage
+from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
@@ -34,9 +34,9 @@ def test_flood_is_deleted_in_two_runs(add_statuses: AddStatuses, history: Histor
     history(50, 3)
     add_statuses(10_001, DUE)
 
-    first = perform(worker, clock=clock)
+    first = run_sweep(worker, clock=clock)
     alert = alerts(worker, clock)
-    second = perform(worker, clock=clock)
+    second = run_sweep(worker, clock=clock)
 
     assert (first.outcome, first.reason, first.exit_code) == ("partial", "breaker", 0)
     assert (first.counts["deleted_rows"], second.counts["deleted_rows"]) == (10_000, 1)
@@ -55,7 +55,7 @@ def test_last_batch_shrinks_to_the_limit(
     add_statuses(stale, DUE)
     sizes = Sizes()
 
-    result = perform(dataclasses.replace(LIMITED, breaker=Breaker(1, action="limit")), on_batch=sizes)
+    result = run_sweep(dataclasses.replace(LIMITED, breaker=Breaker(1, action="limit")), on_batch=sizes)
 
     assert (result.outcome, UserStatus.select().count()) == (outcome, left)
     assert sizes.seen == [10, 10, stale - left - 20]
@@ -72,7 +72,7 @@ def test_limit_holds_for_rows_that_become_stale_in_the_run(
         if counts["batches"] == 1:
             add_statuses(100, DUE, first_id=1000)
 
-    result = perform(dataclasses.replace(small, breaker=Breaker(5, action="limit")), clock=clock, on_batch=more)
+    result = run_sweep(dataclasses.replace(small, breaker=Breaker(5, action="limit")), clock=clock, on_batch=more)
 
     assert result.counts["deleted_rows"] == 10
 
@@ -87,7 +87,7 @@ def test_rows_that_become_stale_in_the_run_alert_at_the_limit(
         if counts["batches"] == 1:
             add_statuses(100, DUE, first_id=1000)
 
-    result = perform(dataclasses.replace(LIMITED, batch_size=5), clock=clock, on_batch=more)
+    result = run_sweep(dataclasses.replace(LIMITED, batch_size=5), clock=clock, on_batch=more)
 
     assert (result.reason, result.counts["deleted_rows"]) == ("breaker", 10)
     assert alerts(LIMITED, clock)[0].startswith("more than 10 rows are stale; ")
@@ -99,18 +99,18 @@ def test_limit_counts_the_rows_of_all_stages(
     history(10, 0)
     add_statuses(16, DUE)
 
-    def halves(worker: Sweep) -> list[Pass]:
-        (whole,) = LIMITED.declared()
-        assert isinstance(whole, TablePass)
+    def halves(worker: Sweep) -> list[Stage]:
+        (whole,) = LIMITED.declared_stages()
+        assert isinstance(whole, TableStage)
         return [
             dataclasses.replace(whole, name="low", stale=lambda now: whole.stale(now) & (UserStatus.user_id <= 8)),
             dataclasses.replace(whole, name="high", stale=lambda now: whole.stale(now) & (UserStatus.user_id > 8)),
         ]
 
-    staged = dataclasses.replace(LIMITED, passes=halves)
-    first = perform(staged, clock=clock)
+    staged = dataclasses.replace(LIMITED, stages=halves)
+    first = run_sweep(staged, clock=clock)
     left = [row.user_id for row in UserStatus.select().order_by(UserStatus.user_id)]
-    second = perform(staged, clock=clock)
+    second = run_sweep(staged, clock=clock)
 
     assert (first.reason, first.counts["deleted_rows"]) == ("breaker", 10)
     assert left == list(range(11, 17)), "eight of the first stage and two of the second are gone"
@@ -129,7 +129,7 @@ def test_rows_that_cannot_be_deleted_do_not_pin_the_next_run(
             "CREATE TRIGGER refuse BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION refuse()"
         )
 
-    deleted = [perform(LIMITED, clock=clock).counts["deleted_rows"] for _ in range(3)]
+    deleted = [run_sweep(LIMITED, clock=clock).counts["deleted_rows"] for _ in range(3)]
 
     assert deleted == [10, 10, 3]
     assert UserStatus.select().count() == 12
@@ -142,7 +142,7 @@ def test_calls_of_an_own_sweep_are_limited(postgres: Database, low_floor: None, 
     outside = Outside()
     limited = orders_sweep(outside, breaker=Breaker(action="limit"), batch_size=4)
 
-    reasons = [perform(limited, clock=clock).reason for _ in range(3)]
+    reasons = [run_sweep(limited, clock=clock).reason for _ in range(3)]
 
     assert (reasons, outside.asked) == (["breaker", "breaker", None], list(range(1, 24)))
 
@@ -153,7 +153,7 @@ def test_parts_of_a_divided_sweep_share_the_limit(
     history(10, 0)
     add_statuses(30, DUE)
 
-    assert perform(dataclasses.replace(LIMITED, parts=2), clock=clock).counts["deleted_rows"] == 5
+    assert run_sweep(dataclasses.replace(LIMITED, parts=2), clock=clock).counts["deleted_rows"] == 5
 
 
 def test_confirmed_run_has_the_limit_of_its_plan(
@@ -162,7 +162,7 @@ def test_confirmed_run_has_the_limit_of_its_plan(
     history(10, 0)
     add_statuses(60, DUE)
 
-    result = perform(LIMITED, clock=clock, confirmation=Confirmation("abc", 50, exact=True))
+    result = run_sweep(LIMITED, clock=clock, confirmation=Confirmation("abc", 50, exact=True))
 
     assert (result.reason, result.counts["deleted_rows"]) == ("breaker", 55)
 
@@ -175,7 +175,7 @@ def test_limited_runs_do_not_make_the_flood_usual(
 
     deleted = []
     for _ in range(5):
-        deleted.append(perform(LIMITED, clock=clock).counts["deleted_rows"])
+        deleted.append(run_sweep(LIMITED, clock=clock).counts["deleted_rows"])
         clock.advance(timedelta(minutes=1))
 
     assert deleted == [10, 10, 10, 10, 5]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.limits.breaker import Breaker
@@ -40,7 +40,7 @@ def test_a_confirmed_run_goes_on_and_says_so_in_its_row(
     word = planned(clock)
 
     with caplog.at_level("INFO"):
-        result = perform(STOPPING, clock=clock, confirmation=word)
+        result = run_sweep(STOPPING, clock=clock, confirmation=word)
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", 100)
     assert last_run().counts["confirmed"] is True
@@ -56,7 +56,7 @@ def test_a_confirmed_run_may_meet_a_tenth_more_than_was_planned(
     word = planned(clock)
     add_statuses(more, DUE, first_id=1000)
 
-    result = perform(STOPPING, clock=clock, confirmation=word)
+    result = run_sweep(STOPPING, clock=clock, confirmation=word)
 
     assert result.outcome == outcome
     assert outcome == "done" or "more than 110 rows are stale;" in str(result.error)
@@ -69,6 +69,6 @@ def test_a_plan_that_did_not_count_to_the_end_confirms_as_many_as_there_are(
     add_statuses(100, DUE)
     at_least = plan_id(SMALL.name, None, Backlog(20, exact=False), clock.now())
 
-    result = perform(STOPPING, clock=clock, confirmation=confirmed(at_least, SMALL.name, None, clock.now()))
+    result = run_sweep(STOPPING, clock=clock, confirmation=confirmed(at_least, SMALL.name, None, clock.now()))
 
     assert result.outcome == "done"

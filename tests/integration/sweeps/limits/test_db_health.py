@@ -14,7 +14,7 @@ from psycopg2.extras import PhysicalReplicationConnection
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.sweeps.limits.db_health import POSTGRES_VITALS, Signs
+from housekeeping.sweeps.limits.db_health import POSTGRES_HEALTH, DbHealth
 from tests.conftest import Urls
 from tests.integration.conftest import AddStatuses, Locked
 
@@ -57,12 +57,12 @@ def background(url: str | None, *statements: str) -> Iterator[int]:
 
 
 def test_a_database_that_is_well_has_known_signs(add_statuses: AddStatuses) -> None:
-    assert POSTGRES_VITALS.look(OURS) == Signs(0.0, 0, False)
+    assert POSTGRES_HEALTH.look(OURS) == DbHealth(0.0, 0, False)
 
 
 def test_tables_that_are_not_there_have_no_signs(postgres: Database) -> None:
-    assert POSTGRES_VITALS.look(['"not_there"', '"no_schema"."x"', '"quo""ted"']) == Signs(0.0, 0, False)
-    assert POSTGRES_VITALS.look([]).waiting_locks == 0
+    assert POSTGRES_HEALTH.look(['"not_there"', '"no_schema"."x"', '"quo""ted"']) == DbHealth(0.0, 0, False)
+    assert POSTGRES_HEALTH.look([]).waiting_locks == 0
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_sessions_that_wait_for_a_table_or_its_rows_are_counted(
         background(settings.database_url, f"BEGIN; {statement}"),
         background(settings.database_url, f"BEGIN; {statement}"),
     ):
-        until(lambda: POSTGRES_VITALS.look(OURS).waiting_locks == 2)
-        assert POSTGRES_VITALS.look(['"pg_class"']).waiting_locks == 0
+        until(lambda: POSTGRES_HEALTH.look(OURS).waiting_locks == 2)
+        assert POSTGRES_HEALTH.look(['"pg_class"']).waiting_locks == 0
 
-    assert POSTGRES_VITALS.look(OURS).waiting_locks == 0
+    assert POSTGRES_HEALTH.look(OURS).waiting_locks == 0
 
 
 def test_sessions_that_wait_for_a_partition_are_counted(
@@ -95,7 +95,7 @@ def test_sessions_that_wait_for_a_partition_are_counted(
         )
 
     with locked("LOCK TABLE part"), background(settings.database_url, "BEGIN; LOCK TABLE part"):
-        until(lambda: POSTGRES_VITALS.look(['"parted"']).waiting_locks == 1)
+        until(lambda: POSTGRES_HEALTH.look(['"parted"']).waiting_locks == 1)
 
 
 def test_a_vacuum_of_the_table_is_seen(add_statuses: AddStatuses, admin: Connection, settings: Settings) -> None:
@@ -105,10 +105,10 @@ def test_a_vacuum_of_the_table_is_seen(add_statuses: AddStatuses, admin: Connect
     slowly = ("SET vacuum_cost_delay = 100", "SET vacuum_cost_limit = 1", "SET vacuum_cost_page_dirty = 100")
 
     with background(settings.database_url, *slowly, "VACUUM user_statuses"):
-        until(lambda: POSTGRES_VITALS.look(OURS).vacuum is True)
-        assert POSTGRES_VITALS.look(['"pg_class"']).vacuum is False
+        until(lambda: POSTGRES_HEALTH.look(OURS).vacuum is True)
+        assert POSTGRES_HEALTH.look(['"pg_class"']).vacuum is False
 
-    until(lambda: POSTGRES_VITALS.look(OURS).vacuum is False)
+    until(lambda: POSTGRES_HEALTH.look(OURS).vacuum is False)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_the_lag_of_a_standby_is_seen_by_those_who_may(
 
     def lags() -> bool:
         standby()
-        seen.append(POSTGRES_VITALS.look(OURS).replication_lag_s or 0.0)
+        seen.append(POSTGRES_HEALTH.look(OURS).replication_lag_s or 0.0)
         return seen[-1] > 0
 
     until(lags)
@@ -156,7 +156,7 @@ def test_the_lag_of_a_standby_is_unknown_to_a_role_that_may_not_look(
         separator = "&" if "?" in settings.database_url else "?"
         database.initialize(connect_to(f"{settings.database_url}{separator}user={role}&password=x"))
 
-        signs = POSTGRES_VITALS.look(OURS)
+        signs = POSTGRES_HEALTH.look(OURS)
 
         database.close()
         assert (signs.replication_lag_s, signs.waiting_locks, signs.trouble) == (None, 0, None)

@@ -13,11 +13,11 @@ import pytest
 from peewee import BigAutoField, BooleanField
 
 from housekeeping.database.connection import Database, database
-from housekeeping.sweeps import BaseModel, Breaker, Delete, Sweep, TablePass, UtcDateTimeField, perform
-from housekeeping.sweeps.insight.alerts import Alarm
+from housekeeping.sweeps import BaseModel, Breaker, Delete, Sweep, TableStage, UtcDateTimeField, run_sweep
+from housekeeping.sweeps.insight.alerts import Alert
 from housekeeping.sweeps.insight.explain_outcome import why
 from housekeeping.sweeps.insight.plan import plan
-from housekeeping.sweeps.insight.status import overview
+from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.limits import bounded_counts, first_run
 from housekeeping.sweeps.limits.confirmation import Confirmation, confirmed, plan_id
@@ -67,8 +67,8 @@ def confirmation(clock: ManualClock, sweep: Sweep = OLD) -> Confirmation:
     return confirmed(plan_id(sweep.name, None, found.stale, found.now), sweep.name, None, clock.now())
 
 
-def alerts(clock: ManualClock, sweep: Sweep = OLD) -> list[Alarm]:
-    return overview(sweep, clock.now(), UTC).alarms
+def alerts(clock: ManualClock, sweep: Sweep = OLD) -> list[Alert]:
+    return worker_status(sweep, clock.now(), UTC).alarms
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_first_run_over_a_fifth_of_the_table_is_skipped(
 ) -> None:
     visits(stale, others)
 
-    result = perform(OLD, clock=clock)
+    result = run_sweep(OLD, clock=clock)
 
     assert (result.outcome, result.exit_code) == (outcome, 0)
     assert Visit.select().count() == others + (stale if outcome == "skipped" else 0)
@@ -99,7 +99,7 @@ def test_first_run_is_skipped_whatever_the_breaker_does(
 ) -> None:
     visits(2000, 0)
 
-    result = perform(dataclasses.replace(OLD, breaker=Breaker(action=action)), clock=clock, force=True)
+    result = run_sweep(dataclasses.replace(OLD, breaker=Breaker(action=action)), clock=clock, force=True)
 
     assert (result.outcome, result.reason, Visit.select().count()) == ("skipped", "unconfirmed", 2000)
 
@@ -113,7 +113,7 @@ def test_skipped_first_run_says_what_to_type(visits: Callable[[int, int], None],
     )
 
     planned = plan(OLD, clock=clock)
-    perform(OLD, clock=clock)
+    run_sweep(OLD, clock=clock)
     row = Run.get()
     answer = why(OLD, None, clock.now(), UTC)
 
@@ -125,11 +125,11 @@ def test_skipped_first_run_says_what_to_type(visits: Callable[[int, int], None],
 
 def test_scheduled_runs_follow_a_confirmed_run(visits: Callable[[int, int], None], clock: ManualClock) -> None:
     visits(2000, 0)
-    perform(OLD, clock=clock)
+    run_sweep(OLD, clock=clock)
 
-    first = perform(OLD, clock=clock, confirmation=confirmation(clock))
+    first = run_sweep(OLD, clock=clock, confirmation=confirmation(clock))
     visits(3000, 0)
-    next_one = perform(OLD, clock=clock)
+    next_one = run_sweep(OLD, clock=clock)
 
     assert (first.outcome, first.counts["deleted_rows"]) == ("done", 2000)
     assert (next_one.outcome, next_one.counts["deleted_rows"]) == ("done", 3000)
@@ -142,8 +142,8 @@ def test_confirmation_does_not_cover_many_more_rows(visits: Callable[[int, int],
     given = confirmation(clock)
     visits(201, 0)
 
-    assert perform(OLD, clock=clock, confirmation=given).reason == "unconfirmed"
-    assert perform(OLD, clock=clock, confirmation=confirmation(clock)).outcome == "done"
+    assert run_sweep(OLD, clock=clock, confirmation=given).reason == "unconfirmed"
+    assert run_sweep(OLD, clock=clock, confirmation=confirmation(clock)).outcome == "done"
 
 
 @pytest.mark.parametrize(
@@ -170,13 +170,13 @@ def test_only_a_run_that_ended_or_was_confirmed_is_history(
     past_runs(1, 0, outcome, reason, worker=NAME, **counts)
     past_runs(60, 0, "failed", "it broke", worker=NAME)
 
-    assert (perform(OLD, clock=clock).outcome == "done") is goes_on
+    assert (run_sweep(OLD, clock=clock).outcome == "done") is goes_on
 
 
 def test_stages_through_one_table_are_counted_together(visits: Callable[[int, int], None], clock: ManualClock) -> None:
     visits(1000, 0)
     stages = [
-        TablePass(
+        TableStage(
             name=name,
             stale=partial(old, bot),
             order=OLD.order,
@@ -184,10 +184,10 @@ def test_stages_through_one_table_are_counted_together(visits: Callable[[int, in
         )
         for name, bot in (("people", False), ("bots", True))
     ]
-    sweep = Sweep(name=NAME, passes=lambda sweep: stages, counts=("deleted_rows",), settles=("deleted_rows",))
+    sweep = Sweep(name=NAME, stages=lambda sweep: stages, counts=("deleted_rows",), progress_counts=("deleted_rows",))
     Visit.update(bot=True).where(Visit.id <= 500).execute()
 
-    assert perform(sweep, clock=clock).reason == "unconfirmed"
+    assert run_sweep(sweep, clock=clock).reason == "unconfirmed"
 
 
 def test_large_table_is_estimated_and_not_read_through(
@@ -196,9 +196,9 @@ def test_large_table_is_estimated_and_not_read_through(
     monkeypatch.setattr(first_run, "_COUNTED", 1000)
     visits(1500, 8000)
 
-    before = perform(OLD, clock=clock, force=True).reason
+    before = run_sweep(OLD, clock=clock, force=True).reason
     database.execute_sql("ANALYZE visit")
-    after = perform(OLD, clock=clock).outcome
+    after = run_sweep(OLD, clock=clock).outcome
 
     assert (before, after) == ("unconfirmed", "done")
 
@@ -209,9 +209,9 @@ def test_first_run_that_cannot_count_in_time_is_skipped(
     visits(3, 0)
     monkeypatch.setattr(bounded_counts, "_COUNT_FOR_AT_MOST", timedelta(milliseconds=50))
     asleep = database.execute_sql
-    monkeypatch.setattr(TablePass, "backlog", lambda *_, **__: asleep("SELECT pg_sleep(10)"))
+    monkeypatch.setattr(TableStage, "backlog", lambda *_, **__: asleep("SELECT pg_sleep(10)"))
 
-    result = perform(OLD, clock=clock)
+    result = run_sweep(OLD, clock=clock)
 
     assert (result.outcome, result.reason) == ("skipped", "unconfirmed")
     assert result.counts["unconfirmed"]["stale"] is None
@@ -225,7 +225,7 @@ def test_share_of_the_breaker_holds_for_the_first_run(
     database.execute_sql("ANALYZE visit")
     sweep = dataclasses.replace(OLD, breaker=Breaker(share=0.5, action="stop"))
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert result.reason == reason
     assert reason is None or "no run before it has ended, the breaker allows 50" in str(result.error)
@@ -234,4 +234,4 @@ def test_share_of_the_breaker_holds_for_the_first_run(
 def test_sweep_that_says_so_needs_no_confirmation(visits: Callable[[int, int], None], clock: ManualClock) -> None:
     visits(2000, 0)
 
-    assert perform(dataclasses.replace(OLD, confirm_first_run=False), clock=clock).outcome == "done"
+    assert run_sweep(dataclasses.replace(OLD, confirm_first_run=False), clock=clock).outcome == "done"

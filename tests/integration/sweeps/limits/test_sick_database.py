@@ -18,7 +18,7 @@ from psycopg2.extensions import make_dsn
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -101,9 +101,9 @@ def test_a_hot_row_that_stays_locked_costs_the_run_its_batch_and_the_next_goes_o
     database.execute_sql("SET lock_timeout = '50ms'")
 
     with locked("UPDATE totals SET number = number"):
-        held = perform(SMALL)
+        held = run_sweep(SMALL)
         row = last_run()
-    free = perform(SMALL)
+    free = run_sweep(SMALL)
 
     assert (held.outcome, held.counts["deleted_rows"]) == ("failed", 20)
     assert (row.outcome, row.reason) == ("failed", "database: canceling statement due to lock timeout")
@@ -117,10 +117,10 @@ def test_a_statement_that_takes_too_long_costs_the_run_its_batch_and_the_next_go
     sicken("PERFORM pg_sleep(600)")
     database.execute_sql("SET statement_timeout = '1s'")
 
-    slow = perform(SMALL)
+    slow = run_sweep(SMALL)
     row = last_run()
     sicken("PERFORM 1")
-    quick = perform(SMALL)
+    quick = run_sweep(SMALL)
 
     assert (slow.outcome, slow.counts["deleted_rows"]) == ("failed", 20)
     assert (row.outcome, row.reason) == ("failed", "database: canceling statement due to statement timeout")
@@ -145,9 +145,9 @@ def test_a_ledger_whose_row_is_locked_is_closed_by_the_next_run(
 
     with ExitStack() as stack:
         holder = locked(f"SELECT * FROM {settings.schema_name}.runs FOR UPDATE")
-        held = perform(SMALL, on_batch=_after(2, lambda: stack.enter_context(holder)))
+        held = run_sweep(SMALL, on_batch=_after(2, lambda: stack.enter_context(holder)))
     _silence(admin, settings)
-    free = perform(SMALL)
+    free = run_sweep(SMALL)
 
     assert (held.outcome, held.reason) == ("failed", "database: canceling statement due to lock timeout")
     assert "Could not close the run" in [record.message for record in caplog.records]
@@ -166,12 +166,12 @@ def test_a_failover_to_a_server_that_is_read_only_fails_the_run_and_no_row_is_bl
 ) -> None:
     given = postgres.connect_params["options"]
 
-    failed_over = perform(SMALL, on_batch=_after(2, lambda: fail_over("-c default_transaction_read_only=on")))
-    meanwhile = perform(SMALL)
+    failed_over = run_sweep(SMALL, on_batch=_after(2, lambda: fail_over("-c default_transaction_read_only=on")))
+    meanwhile = run_sweep(SMALL)
     postgres.connect_params["options"] = given
     fail_over("")
     _silence(admin, settings)
-    promoted = perform(SMALL)
+    promoted = run_sweep(SMALL)
 
     assert failed_over.outcome == meanwhile.outcome == "failed"
     assert failed_over.reason is not None and failed_over.reason.endswith("in a read-only transaction")
@@ -190,7 +190,7 @@ def test_a_session_that_becomes_read_only_under_a_run_fails_it_and_no_row_is_bla
     def become(characteristic: str) -> None:
         postgres.execute_sql(f"SET SESSION CHARACTERISTICS AS TRANSACTION {characteristic}")
 
-    failed = perform(SMALL, on_batch=_after(2, lambda: become("READ ONLY")))
+    failed = run_sweep(SMALL, on_batch=_after(2, lambda: become("READ ONLY")))
     become("READ WRITE")
 
     assert (failed.outcome, failed.counts["deleted_rows"]) == ("failed", 20)
@@ -203,8 +203,8 @@ def test_no_connection_left_at_the_start_fails_the_run_and_the_next_one_works(
     as_nobody_special: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     with _all_connections_of(as_nobody_special):
-        refused = perform(SMALL)
-    free = perform(SMALL)
+        refused = run_sweep(SMALL)
+    free = run_sweep(SMALL)
 
     assert refused.outcome == "failed" and refused.reason is not None
     assert "too many connections for role" in refused.reason
@@ -225,9 +225,9 @@ def test_no_connection_left_in_the_middle_fails_the_run_and_the_next_goes_on(
             as_nobody_special.close()
             stack.enter_context(_all_connections_of(as_nobody_special))
 
-        refused = perform(SMALL, on_batch=_after(2, cut_and_take))
+        refused = run_sweep(SMALL, on_batch=_after(2, cut_and_take))
     _silence(admin, settings)
-    free = perform(SMALL)
+    free = run_sweep(SMALL)
 
     assert refused.outcome == "failed" and refused.reason is not None
     assert "too many connections for role" in refused.reason

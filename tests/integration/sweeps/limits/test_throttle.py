@@ -1,4 +1,4 @@
-"""Gates: a run is slow while the database is not well, and stops when that lasts."""
+"""ThrottleLimits: a run is slow while the database is not well, and stops when that lasts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping import Alarms
+from housekeeping import AlertThresholds
 from housekeeping.core.settings import GateSettings, WorkerSettings
 from housekeeping.database.connection import database
-from housekeeping.sweeps.engine.runner import perform
-from housekeeping.sweeps.insight.status import overview
+from housekeeping.sweeps.engine.runner import run_sweep
+from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits import db_health
-from housekeeping.sweeps.limits.db_health import Signs
-from housekeeping.sweeps.limits.throttle import Gates
+from housekeeping.sweeps.limits.db_health import DbHealth
+from housekeeping.sweeps.limits.throttle import ThrottleLimits
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage.worker import sweep as uploads
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -27,8 +27,8 @@ from tests.integration.conftest import AddStatuses, Locked
 from tests.integration.sweeps.engine.sizing import DUE, LONG_DUE, SMALL, WELL, Impatient, Told
 
 LONG = dataclasses.replace(SMALL, max_runtime=timedelta(minutes=10))
-LAGGING = Signs(99.0, 0, False)
-WATCHFUL = dataclasses.replace(LONG, gates=Gates(vacuum=True))
+LAGGING = DbHealth(99.0, 0, False)
+WATCHFUL = dataclasses.replace(LONG, throttle=ThrottleLimits(vacuum=True))
 
 
 def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
@@ -38,9 +38,9 @@ def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("signs", "gate"),
     [
-        (Signs(30.1, 0, False), "replication_lag_s"),
-        (Signs(0.0, 11, False), "waiting_locks"),
-        (Signs(0.0, 0, True), "vacuum"),
+        (DbHealth(30.1, 0, False), "replication_lag_s"),
+        (DbHealth(0.0, 11, False), "waiting_locks"),
+        (DbHealth(0.0, 0, True), "vacuum"),
     ],
 )
 def test_run_that_starts_throttled_waits_then_works_slowly_and_ends(
@@ -48,14 +48,14 @@ def test_run_that_starts_throttled_waits_then_works_slowly_and_ends(
     clock: ManualClock,
     last_run: Callable[[], Run],
     caplog: pytest.LogCaptureFixture,
-    signs: Signs,
+    signs: DbHealth,
     gate: str,
 ) -> None:
     add_statuses(1000, DUE)
     stopping = Impatient(clock)
 
     with caplog.at_level("INFO"):
-        result = perform(WATCHFUL, clock=clock, stopping=stopping, vitals=Told(signs))
+        result = run_sweep(WATCHFUL, clock=clock, stopping=stopping, health=Told(signs))
 
     assert (result.outcome, result.reason, result.exit_code, result.error) == ("partial", "gate", 0, None)
     assert (last_run().outcome, last_run().reason, last_run().error) == ("partial", "gate", None)
@@ -71,9 +71,9 @@ def test_throttled_run_takes_a_batch_however_long_it_waits(
     add_statuses: AddStatuses, clock: ManualClock, wait_s: float
 ) -> None:
     add_statuses(1000, DUE)
-    short = dataclasses.replace(SMALL, gates=Gates(wait_s=wait_s))
+    short = dataclasses.replace(SMALL, throttle=ThrottleLimits(wait_s=wait_s))
 
-    result = perform(short, clock=clock, stopping=Impatient(clock), vitals=Told(LAGGING))
+    result = run_sweep(short, clock=clock, stopping=Impatient(clock), health=Told(LAGGING))
 
     assert result.outcome == "partial"
     assert result.counts["deleted_rows"] >= 10
@@ -82,7 +82,7 @@ def test_throttled_run_takes_a_batch_however_long_it_waits(
 def test_usual_load_is_done_however_long_a_standby_lags(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(3, DUE)
 
-    result = perform(LONG, clock=clock, stopping=Impatient(clock), vitals=Told(LAGGING))
+    result = run_sweep(LONG, clock=clock, stopping=Impatient(clock), health=Told(LAGGING))
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", 3)
 
@@ -93,11 +93,11 @@ def test_three_throttled_runs_in_a_row_alert_until_one_is_not(
     add_statuses(1000, DUE)
 
     def alerts() -> list[str]:
-        return [alarm.text for alarm in overview(LONG, clock.now(), UTC).alarms if alarm.name == "throttled"]
+        return [alarm.text for alarm in worker_status(LONG, clock.now(), UTC).alarms if alarm.name == "throttled"]
 
     seen = []
     for signs in (LAGGING, LAGGING, LAGGING, WELL):
-        perform(LONG, clock=clock, stopping=Impatient(clock), vitals=Told(signs))
+        run_sweep(LONG, clock=clock, stopping=Impatient(clock), health=Told(signs))
         seen.append(alerts())
 
     assert seen[:2] == [[], []] and seen[3] == []
@@ -105,7 +105,7 @@ def test_three_throttled_runs_in_a_row_alert_until_one_is_not(
         "replication_lag_s 99 > 30 slowed the last 3 runs and ended them early; each did a little. Mend that, or set "
         "another limit: gates.replication_lag_s"
     ]
-    assert [record.__dict__["alarm"] for record in logged(caplog, "Alarm")] == ["throttled"]
+    assert [record.__dict__["alarm"] for record in logged(caplog, "Alert")] == ["throttled"]
 
 
 def test_throttled_run_that_waits_too_long_for_a_lock_does_not_fail(
@@ -115,11 +115,11 @@ def test_throttled_run_that_waits_too_long_for_a_lock_does_not_fail(
     database.execute_sql("SET lock_timeout = '50ms'")
 
     with locked("LOCK TABLE user_statuses IN ACCESS EXCLUSIVE MODE"):
-        result = perform(
-            dataclasses.replace(LONG, settles=(), alarms=Alarms()),
+        result = run_sweep(
+            dataclasses.replace(LONG, progress_counts=(), alerts=AlertThresholds()),
             clock=clock,
             stopping=Impatient(clock),
-            vitals=Told(Signs(0.0, 11, False)),
+            health=Told(DbHealth(0.0, 11, False)),
         )
 
     assert (result.outcome, result.reason, result.exit_code) == ("partial", "gate", 0)
@@ -140,7 +140,7 @@ def test_throttled_run_that_ends_within_a_bisection_keeps_the_counts_of_its_part
     database.execute_sql("SET lock_timeout = '50ms'")
 
     with locked("UPDATE totals SET number = number"):
-        result = perform(LONG, clock=clock, stopping=Impatient(clock), vitals=Told(LAGGING))
+        result = run_sweep(LONG, clock=clock, stopping=Impatient(clock), health=Told(LAGGING))
 
     assert (result.outcome, result.reason, result.counts["failed"]) == ("partial", "gate", 2)
     assert last_run().counts["failed"] == 2
@@ -150,7 +150,7 @@ def test_at_exactly_its_limit_a_gate_is_open(add_statuses: AddStatuses, clock: M
     add_statuses(5, DUE)
     stopping = Impatient(clock)
 
-    result = perform(WATCHFUL, clock=clock, stopping=stopping, vitals=Told(Signs(30.0, 10, False)))
+    result = run_sweep(WATCHFUL, clock=clock, stopping=stopping, health=Told(DbHealth(30.0, 10, False)))
 
     assert (result.outcome, stopping.waits) == ("done", [])
 
@@ -158,9 +158,9 @@ def test_at_exactly_its_limit_a_gate_is_open(add_statuses: AddStatuses, clock: M
 def test_a_run_begins_when_its_gate_opens_in_time(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(5, DUE)
     stopping = Impatient(clock)
-    lagging = Signs(99.0, 0, False)
+    lagging = DbHealth(99.0, 0, False)
 
-    result = perform(LONG, clock=clock, stopping=stopping, vitals=Told(lagging, lagging, lagging, WELL))
+    result = run_sweep(LONG, clock=clock, stopping=stopping, health=Told(lagging, lagging, lagging, WELL))
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", 5)
     assert 6 <= sum(stopping.waits) <= 9
@@ -171,16 +171,16 @@ def test_between_batches_a_run_slows_down_more_and_more_then_stops_and_the_next_
 ) -> None:
     add_statuses(500, DUE)
     stopping = Impatient(clock)
-    told = Told(WELL, Signs(99.0, 0, False))
+    told = Told(WELL, DbHealth(99.0, 0, False))
 
     def on_batch(counts: Counts) -> None:
         if counts["batches"] == 1:
             clock.advance(timedelta(seconds=2))
 
-    stopped = perform(LONG, clock=clock, stopping=stopping, vitals=told, on_batch=on_batch)
+    stopped = run_sweep(LONG, clock=clock, stopping=stopping, health=told, on_batch=on_batch)
     before = UserStatus.select().count()
     add_statuses(1, LONG_DUE, first_id=1000)
-    next_one = perform(LONG, clock=clock, vitals=Told(WELL))
+    next_one = run_sweep(LONG, clock=clock, health=Told(WELL))
 
     assert (stopped.outcome, stopped.reason) == ("partial", "gate")
     assert stopped.counts["deleted_rows"] == 500 - before > 20
@@ -194,10 +194,10 @@ def test_a_run_is_as_fast_as_before_when_its_gate_has_opened_again(
 ) -> None:
     add_statuses(100, DUE)
     stopping = Impatient(clock)
-    told = Told(WELL, Signs(99.0, 0, False), WELL)
+    told = Told(WELL, DbHealth(99.0, 0, False), WELL)
 
-    result = perform(
-        LONG, clock=clock, stopping=stopping, vitals=told, on_batch=lambda counts: clock.advance(timedelta(seconds=1))
+    result = run_sweep(
+        LONG, clock=clock, stopping=stopping, health=told, on_batch=lambda counts: clock.advance(timedelta(seconds=1))
     )
 
     # Shut at 2 s, looked at again at 4 s.
@@ -208,7 +208,7 @@ def test_the_signs_are_looked_for_at_most_every_two_seconds(add_statuses: AddSta
     add_statuses(95, DUE)
     told = Told(WELL)
 
-    perform(LONG, clock=clock, vitals=told, on_batch=lambda counts: clock.advance(timedelta(seconds=0.5)))
+    run_sweep(LONG, clock=clock, health=told, on_batch=lambda counts: clock.advance(timedelta(seconds=0.5)))
 
     # Before the first batch, and after 2 s and 4 s of its ten.
     assert told.looks == [['"user_statuses"']] * 3
@@ -218,14 +218,14 @@ def test_what_cannot_be_seen_is_said_once_and_stops_nothing(
     add_statuses: AddStatuses, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     add_statuses(95, DUE)
-    blind = Told(Signs(None, None, None))
+    blind = Told(DbHealth(None, None, None))
 
     with caplog.at_level("INFO"):
-        result = perform(
+        result = run_sweep(
             WATCHFUL,
             clock=clock,
             stopping=Impatient(clock),
-            vitals=blind,
+            health=blind,
             on_batch=lambda counts: clock.advance(timedelta(seconds=2)),
         )
 
@@ -242,7 +242,7 @@ def test_a_view_that_cannot_be_read_stops_nothing(
     add_statuses(15, DUE)
 
     with caplog.at_level("INFO"):
-        result = perform(SMALL)
+        result = run_sweep(SMALL)
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", 15)
     assert "a_view_that_is_not_there" in logged(caplog, "A gate is unknown and stands open")[0].__dict__["error"]
@@ -252,15 +252,15 @@ def test_slow_batches_of_its_own_shut_a_gate_and_fast_ones_open_it(
     add_statuses: AddStatuses, clock: ManualClock
 ) -> None:
     add_statuses(100, DUE)
-    own = dataclasses.replace(LONG, gates=Gates(None, None, batch_s=1.5))
+    own = dataclasses.replace(LONG, throttle=ThrottleLimits(None, None, batch_s=1.5))
     stopping, told = Impatient(clock), Told(WELL)
     seconds = iter([10.0, *[0.1] * 10])
 
-    result = perform(
+    result = run_sweep(
         own,
         clock=clock,
         stopping=stopping,
-        vitals=told,
+        health=told,
         on_batch=lambda counts: clock.advance(timedelta(seconds=next(seconds))),
     )
 
@@ -280,7 +280,7 @@ def test_a_shutdown_ends_the_wait_for_a_gate(
     add_statuses(5, DUE)
     stopping = Stopped(clock)
 
-    result = perform(LONG, clock=clock, stopping=stopping, vitals=Told(Signs(99.0, 0, False)))
+    result = run_sweep(LONG, clock=clock, stopping=stopping, health=Told(DbHealth(99.0, 0, False)))
 
     assert (result.outcome, result.reason, len(stopping.waits)) == ("partial", "shutdown", 1)
     assert last_run().outcome == "partial"
@@ -289,10 +289,10 @@ def test_a_shutdown_ends_the_wait_for_a_gate(
 def test_a_worker_without_gates_or_without_tables_asks_nothing(
     add_statuses: AddStatuses, clock: ManualClock, redis_client: object
 ) -> None:
-    told = Told(Signs(99.0, 99, True))
+    told = Told(DbHealth(99.0, 99, True))
 
-    off = perform(dataclasses.replace(LONG, gates=Gates(None, None)), clock=clock, vitals=told)
-    perform(uploads, clock=clock, vitals=told)
+    off = run_sweep(dataclasses.replace(LONG, throttle=ThrottleLimits(None, None)), clock=clock, health=told)
+    run_sweep(uploads, clock=clock, health=told)
 
     assert (off.outcome, told.looks) == ("done", [])
 
@@ -300,5 +300,7 @@ def test_a_worker_without_gates_or_without_tables_asks_nothing(
 def test_gates_are_set_one_by_one_and_null_switches_one_off() -> None:
     settings = WorkerSettings(gates=GateSettings(replication_lag_s=None, wait_s=60))
 
-    assert SMALL.configured(settings).gates == Gates(replication_lag_s=None, waiting_locks=10, wait_s=60)
-    assert SMALL.gates == Gates(replication_lag_s=30, waiting_locks=10, vacuum=False, batch_s=None, wait_s=10)
+    assert SMALL.configured(settings).throttle == ThrottleLimits(replication_lag_s=None, waiting_locks=10, wait_s=60)
+    assert SMALL.throttle == ThrottleLimits(
+        replication_lag_s=30, waiting_locks=10, vacuum=False, batch_s=None, wait_s=10
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from housekeeping.core.settings import Settings
 from housekeeping.installation import use_database
-from housekeeping.sweeps import perform
+from housekeeping.sweeps import run_sweep
 from housekeeping.testing import ManualClock
 from tests.integration.sweeps.orders import Order, sweep
 
@@ -38,4 +38,4 @@ def _killed_at_the_last(asked: Path) -> Callable[[Order], None]:
 
 if __name__ == "__main__":
     use_database(Settings.load())
-    perform(sweep(_killed_at_the_last(Path(sys.argv[1]))), clock=ManualClock())
+    run_sweep(sweep(_killed_at_the_last(Path(sys.argv[1]))), clock=ManualClock())

@@ -11,7 +11,7 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.database.connection import Database, database
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -51,7 +51,7 @@ def test_row_slower_than_the_statement_timeout_fails_alone(
     on_delete(f"OLD.user_id = {slow}", "PERFORM pg_sleep(60)")
     database.execute_sql("SET statement_timeout = '1s'")
 
-    result = perform(sweep)
+    result = run_sweep(sweep)
 
     assert (result.outcome, result.counts["deleted_rows"], result.counts["failed"]) == ("done", 349, 1)
     assert _left() == [slow]
@@ -67,8 +67,8 @@ def test_row_whose_trigger_waits_for_a_lock_fails_alone(
     database.execute_sql("SET lock_timeout = '200ms'")
 
     with locked("UPDATE totals SET number = number"):
-        result = perform(SMALL)
-    again = perform(SMALL)
+        result = run_sweep(SMALL)
+    again = run_sweep(SMALL)
 
     assert (result.outcome, result.counts["deleted_rows"], result.counts["failed"]) == ("done", 29, 1)
     assert (again.outcome, again.counts["deleted_rows"], _left()) == ("done", 1, [])
@@ -81,7 +81,7 @@ def test_table_on_which_every_row_is_slow_is_processed_in_smaller_batches(
     on_delete("true", "PERFORM pg_sleep(0.05)")
     database.execute_sql("SET statement_timeout = '1s'")
 
-    result = perform(dataclasses.replace(sweep, batch_size=30))
+    result = run_sweep(dataclasses.replace(sweep, batch_size=30))
 
     assert (result.outcome, result.counts["deleted_rows"], _left()) == ("done", 60, [])
 
@@ -93,7 +93,7 @@ def test_database_on_which_everything_times_out_fails_the_run_after_three_probes
     on_delete("true", "PERFORM pg_sleep(60)")
     database.execute_sql("SET statement_timeout = '300ms'")
 
-    result = perform(SMALL)
+    result = run_sweep(SMALL)
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("failed", 0)
     assert result.reason == "database: canceling statement due to statement timeout"
@@ -107,9 +107,9 @@ def test_run_after_one_that_failed_continues_behind_the_batch_that_timed_out(
     on_delete("OLD.user_id <= 10", "PERFORM pg_sleep(60)")
     database.execute_sql("SET statement_timeout = '300ms'")
 
-    outcomes = [perform(SMALL).outcome for _ in range(2)]
+    outcomes = [run_sweep(SMALL).outcome for _ in range(2)]
     on_delete("true", "PERFORM 1")
-    last = perform(SMALL)
+    last = run_sweep(SMALL)
 
     # The second run clears all other rows, then meets the bad batch once more.
     assert outcomes == ["failed", "failed"]
@@ -122,7 +122,7 @@ def test_same_error_on_twenty_rows_in_a_row_ends_the_run_and_is_reported_once(
     add_statuses(100, DUE)
     on_delete("true", "RAISE EXCEPTION 'not today'")
 
-    first, second = perform(sweep), perform(sweep)
+    first, second = run_sweep(sweep), run_sweep(sweep)
 
     assert (first.outcome, first.counts["failed"], second.counts["failed"]) == ("failed", 20, 20)
     assert last_run().reason == "20 rows in a row failed with the same error: not today"
@@ -136,7 +136,7 @@ def test_run_after_one_that_ended_on_the_same_error_continues_behind_those_rows(
     on_delete("OLD.user_id BETWEEN 31 AND 60", "RAISE EXCEPTION 'not today'")
 
     for _ in range(3):
-        perform(sweep)
+        run_sweep(sweep)
 
     assert _left() == list(range(31, 61)), "all others are gone"
 
@@ -147,7 +147,7 @@ def test_row_that_a_trigger_keeps_without_an_error_is_counted_as_failed(
     add_statuses(20, DUE)
     on_delete("OLD.user_id IN (3, 4)", "RETURN NULL")
 
-    result = perform(SMALL)
+    result = run_sweep(SMALL)
 
     assert (result.outcome, result.counts["deleted_rows"], result.counts["failed"]) == ("done", 18, 2)
     assert _left() == [3, 4]
@@ -159,8 +159,8 @@ def test_shutdown_during_a_bisection_ends_the_run_before_the_batch(
     add_statuses(20, DUE)
     on_delete("OLD.user_id = 4", "RAISE EXCEPTION 'not this one'")
     stopping = threading.Event()
-    stopped = perform(SMALL, stopping=stopping, on_batch=lambda counts: stopping.set())
-    resumed = perform(SMALL)
+    stopped = run_sweep(SMALL, stopping=stopping, on_batch=lambda counts: stopping.set())
+    resumed = run_sweep(SMALL)
 
     assert (stopped.outcome, stopped.reason) == ("partial", "shutdown")
     assert (resumed.outcome, resumed.counts["failed"], _left()) == ("done", 1, [4])
@@ -179,7 +179,7 @@ def test_row_too_slow_to_change_after_its_call_fails_alone(postgres: Database, a
     database.execute_sql("SET statement_timeout = '1s'")
     outside = Outside()
 
-    result = perform(orders_sweep(outside, batch_size=6), clock=ManualClock())
+    result = run_sweep(orders_sweep(outside, batch_size=6), clock=ManualClock())
 
     assert (result.outcome, result.counts["moved_rows"], result.counts["failed"]) == ("done", 11, 1)
     assert outside.asked == list(range(1, 13)), "each was called for once"

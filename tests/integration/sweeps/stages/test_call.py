@@ -18,7 +18,7 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.settings import WorkerSettings
 from housekeeping.database.connection import Database
-from housekeeping.sweeps import Call, CallPass, Delete, Sweep, TablePass, Transition, perform
+from housekeeping.sweeps import Call, CallStage, Delete, Sweep, TableStage, Transition, run_sweep
 from housekeeping.sweeps.insight.plan import dry_run, plan
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.runs import Counts
@@ -38,7 +38,7 @@ def test_it_is_called_for_each_stale_row_which_changes_then(clock: ManualClock) 
     Order.create(id=8, updated_at=NOW - HOUR)
     outside = Outside()
 
-    result = perform(sweep(outside), clock=clock)
+    result = run_sweep(sweep(outside), clock=clock)
 
     assert (result.outcome, result.reason) == ("done", None)
     assert result.counts == {"moved_rows": 7, "failed": 0, "batches": 2, "out_of_time": False}
@@ -49,7 +49,7 @@ def test_it_is_given_the_row_with_all_its_columns(clock: ManualClock) -> None:
     add(1)
     seen: list[str] = []
 
-    perform(sweep(lambda order: seen.append(order.reference)), clock=clock)
+    run_sweep(sweep(lambda order: seen.append(order.reference)), clock=clock)
 
     assert seen == ["order 1"]
 
@@ -66,7 +66,7 @@ def test_a_call_is_made_outside_of_any_transaction_and_while_no_row_is_locked(
             cursor.execute("SELECT id FROM orders ORDER BY id FOR UPDATE NOWAIT")
             seen.append(len(cursor.fetchall()))
 
-    result = perform(sweep(look), clock=clock)
+    result = run_sweep(sweep(look), clock=clock)
 
     assert (result.counts["failed"], seen) == (0, [2, 2])
 
@@ -78,7 +78,7 @@ def test_a_row_that_is_no_longer_stale_after_its_call_is_left_as_it_is(clock: Ma
         with admin.cursor() as cursor:
             cursor.execute("UPDATE orders SET updated_at = %s WHERE id = 2 AND %s = 2", (clock.now(), order.id))
 
-    result = perform(sweep(change), clock=clock)
+    result = run_sweep(sweep(change), clock=clock)
 
     assert (result.outcome, result.counts["moved_rows"], result.counts["failed"]) == ("done", 2, 0)
     assert expired() == [1, 3]
@@ -89,7 +89,7 @@ def test_a_row_that_somebody_holds_is_not_called_for(clock: ManualClock, locked:
     outside = Outside()
 
     with locked("SELECT FROM orders WHERE id = 2 FOR UPDATE"):
-        perform(sweep(outside), clock=clock)
+        run_sweep(sweep(outside), clock=clock)
 
     assert outside.asked == expired() == [1, 3]
 
@@ -105,7 +105,7 @@ def test_a_row_that_somebody_holds_when_its_batch_is_written_is_not_waited_for(
             held.append(locked("SELECT FROM orders WHERE id = 2 FOR UPDATE"))
             held[0].__enter__()
 
-    result = perform(sweep(hold), clock=clock)
+    result = run_sweep(sweep(hold), clock=clock)
     held[0].__exit__(None, None, None)
 
     assert (result.outcome, expired()) == ("done", [1, 3])
@@ -120,7 +120,7 @@ def test_time_is_asked_between_calls_and_the_next_run_does_the_rest(clock: Manua
         clock.advance(timedelta(seconds=40))
 
     worker = sweep(take_long, max_runtime=timedelta(minutes=1))
-    first, second = perform(worker, clock=clock), perform(worker, clock=clock)
+    first, second = run_sweep(worker, clock=clock), run_sweep(worker, clock=clock)
 
     assert (first.outcome, first.reason, first.counts["moved_rows"]) == ("partial", "out_of_time", 2)
     assert (second.outcome, second.counts["moved_rows"], asked) == ("done", 2, [1, 2, 3, 4])
@@ -135,8 +135,8 @@ def test_a_resumed_run_tries_a_row_that_has_failed_after_all_others(
     def stop(counts: Counts) -> None:
         stopping.set()
 
-    first = perform(sweep(outside, batch_size=2), clock=clock, on_batch=stop, stopping=stopping)
-    second = perform(sweep(outside, batch_size=2), clock=clock)
+    first = run_sweep(sweep(outside, batch_size=2), clock=clock, on_batch=stop, stopping=stopping)
+    second = run_sweep(sweep(outside, batch_size=2), clock=clock)
 
     assert (first.outcome, first.reason, first.counts["moved_rows"]) == ("partial", "shutdown", 2), "heard after a call"
     assert (second.outcome, outside.asked) == ("done", [1, 2, 3, 4, 5, 6, 1])
@@ -146,7 +146,7 @@ def test_a_whole_batch_is_one_call(clock: ManualClock) -> None:
     add(7)
     outside = Outside()
 
-    result = perform(sweep(outside.all, whole_batch=True), clock=clock)
+    result = run_sweep(sweep(outside.all, whole_batch=True), clock=clock)
 
     assert (result.counts["moved_rows"], outside.asked) == (7, [5, 2])
 
@@ -171,7 +171,7 @@ def test_a_process_killed_between_a_call_and_its_commit_leaves_rows_that_are_cal
 
     killed = subprocess.run(command, env=environment, cwd=Path(__file__).parents[4], timeout=60)
     before = expired()
-    result = perform(sweep(killed_call.asking(asked)), clock=clock)
+    result = run_sweep(sweep(killed_call.asking(asked)), clock=clock)
 
     assert (killed.returncode, before) == (-signal.SIGKILL, [1, 2, 3, 4, 5]), "the batch before it stays"
     assert (result.outcome, result.counts["moved_rows"], expired()) == ("done", 2, [1, 2, 3, 4, 5, 6, 7])
@@ -183,8 +183,8 @@ def test_a_second_run_finds_nothing_to_call_for(clock: ManualClock) -> None:
     add(3)
     outside = Outside()
 
-    perform(sweep(outside), clock=clock)
-    again = perform(sweep(outside), clock=clock)
+    run_sweep(sweep(outside), clock=clock)
+    again = run_sweep(sweep(outside), clock=clock)
 
     assert (again.outcome, again.counts["moved_rows"], outside.asked) == ("done", 0, [1, 2, 3])
 
@@ -196,7 +196,7 @@ def test_rows_may_be_deleted_after_their_call(clock: ManualClock) -> None:
         name="shop.old_orders", stale=stuck, order=(Order.updated_at, Order.id), action=Call(outside, then=Delete())
     )
 
-    result = perform(worker, clock=clock)
+    result = run_sweep(worker, clock=clock)
 
     assert (result.counts["deleted_rows"], result.counts["failed"]) == (2, 1)
     assert [order.id for order in Order.select()] == [3]
@@ -207,20 +207,20 @@ def test_the_age_of_what_is_stale_is_a_setting(clock: ManualClock, stale_after_s
     add(2)  # 7199 and 7198 seconds old
     worker = sweep(Outside()).configured(WorkerSettings(stale_after_s=stale_after_s))
 
-    perform(worker, clock=clock)
+    run_sweep(worker, clock=clock)
 
     assert expired() == {7198: [1], 7199: [], 7200: []}[int(stale_after_s)]
 
 
-@pytest.mark.parametrize("kind", [TablePass, CallPass])
-def test_a_call_where_nothing_would_be_called_is_refused(kind: Callable[..., TablePass]) -> None:
+@pytest.mark.parametrize("kind", [TableStage, CallStage])
+def test_a_call_where_nothing_would_be_called_is_refused(kind: Callable[..., TableStage]) -> None:
     def declare() -> Sweep:
         action = Call(print, then=Transition(machine, "expire"))
         order = (Order.updated_at, Order.id)
-        return Sweep(name="shop.x", passes=lambda sweep: [kind(name="rows", stale=stuck, order=order, action=action)])
+        return Sweep(name="shop.x", stages=lambda sweep: [kind(name="rows", stale=stuck, order=order, action=action)])
 
-    if kind is CallPass:
-        assert declare().declared()
+    if kind is CallStage:
+        assert declare().declared_stages()
         return
-    with pytest.raises(DeclarationError, match="a Call needs a CallPass"):
+    with pytest.raises(DeclarationError, match="a Call needs a CallStage"):
         declare()

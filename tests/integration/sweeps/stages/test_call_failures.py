@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from housekeeping.database.connection import Database
-from housekeeping.sweeps import Call, Delete, perform
+from housekeeping.sweeps import Call, Delete, run_sweep
 from housekeeping.testing import ManualClock
 from tests.integration.sweeps.orders import Order, Outside, add, expired, sweep
 
@@ -29,7 +29,7 @@ def test_a_row_whose_call_fails_costs_itself_only(clock: ManualClock, reported: 
     add(4)
     outside = Outside(2)
 
-    result = perform(sweep(outside), clock=clock)
+    result = run_sweep(sweep(outside), clock=clock)
 
     assert (result.outcome, result.counts["moved_rows"], result.counts["failed"]) == ("done", 3, 1)
     assert (outside.asked, expired()) == ([1, 2, 3, 4], [1, 3, 4])
@@ -41,7 +41,7 @@ def test_when_the_other_side_is_away_the_run_fails_after_writing_what_has_succee
     away = refused_connection()
     outside = Outside(3, error=away)
 
-    result = perform(sweep(outside, batch_size=10), clock=clock)
+    result = run_sweep(sweep(outside, batch_size=10), clock=clock)
 
     assert (result.outcome, result.counts["moved_rows"], result.counts["failed"]) == ("failed", 2, 0)
     assert result.error is away
@@ -53,7 +53,7 @@ def test_when_the_other_side_is_away_at_the_first_row_nothing_is_changed(clock: 
     add(3)
     outside = Outside(1, error=ConnectionResetError("reset"))
 
-    result = perform(sweep(outside), clock=clock)
+    result = run_sweep(sweep(outside), clock=clock)
 
     assert (result.outcome, result.reason, outside.asked, expired()) == ("failed", "reset", [1], [])
 
@@ -62,8 +62,8 @@ def test_a_time_out_costs_its_row_only_unless_it_says_that_the_other_side_is_awa
     add(3)
     slow = Outside(1, error=TimeoutError("timed out"))
 
-    named = perform(sweep(slow, away=(TimeoutError,)), clock=clock)
-    unnamed = perform(sweep(slow), clock=clock)
+    named = run_sweep(sweep(slow, away=(TimeoutError,)), clock=clock)
+    unnamed = run_sweep(sweep(slow), clock=clock)
 
     assert (named.outcome, named.counts["failed"]) == ("failed", 0)
     assert (unnamed.outcome, unnamed.counts["failed"], expired()) == ("done", 1, [2, 3])
@@ -85,7 +85,7 @@ def test_a_row_that_the_database_refuses_costs_itself_only(clock: ManualClock, p
     refuse(postgres, 2, "BEFORE UPDATE", "TRIGGER")
     outside = Outside(4)
 
-    result = perform(sweep(outside), clock=clock)
+    result = run_sweep(sweep(outside), clock=clock)
 
     assert (result.outcome, result.counts["moved_rows"], result.counts["failed"]) == ("done", 3, 2)
     assert (outside.asked, expired()) == ([1, 2, 3, 4, 5], [1, 3, 5])
@@ -98,7 +98,7 @@ def test_a_row_that_the_database_refuses_at_the_commit_costs_itself_only(
     refuse(postgres, 2, "AFTER UPDATE", "CONSTRAINT TRIGGER", "DEFERRABLE INITIALLY DEFERRED")
     outside = Outside(4)
 
-    result = perform(sweep(outside), clock=clock)
+    result = run_sweep(sweep(outside), clock=clock)
 
     assert (result.outcome, result.counts["moved_rows"], result.counts["failed"]) == ("done", 6, 2)
     assert (outside.asked, expired()) == ([1, 2, 3, 4, 5, 6, 7, 8], [1, 3, 5, 6, 7, 8])
@@ -121,7 +121,7 @@ def test_a_server_that_became_read_only_fails_the_run_and_not_its_rows(
     def fail_over(order: Order) -> None:
         postgres.execute_sql("SET default_transaction_read_only = on")
 
-    result = perform(sweep(fail_over), clock=clock)
+    result = run_sweep(sweep(fail_over), clock=clock)
     postgres.execute_sql("SET default_transaction_read_only = off")
 
     assert (result.outcome, result.counts["failed"], expired()) == ("failed", 0, [])
@@ -132,7 +132,7 @@ def test_a_whole_batch_that_fails_is_called_for_row_by_row(clock: ManualClock) -
     add(3)
     outside = Outside(2)
 
-    result = perform(sweep(outside.all, whole_batch=True), clock=clock)
+    result = run_sweep(sweep(outside.all, whole_batch=True), clock=clock)
 
     assert (result.counts["moved_rows"], result.counts["failed"]) == (2, 1)
     assert (outside.asked, expired()) == ([3, 1, 1, 1], [1, 3])

@@ -25,7 +25,7 @@ from peewee import (
 
 from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 
 _ROWS: Final = 11
 _NEW_YEAR: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -64,7 +64,7 @@ def test_runs_that_are_stopped_again_and_again_miss_no_row(postgres: Database, k
         batch_size=2,
     )
 
-    outcomes = [perform(parcels, stopping=_set()).outcome for _ in range(7)]
+    outcomes = [run_sweep(parcels, stopping=_set()).outcome for _ in range(7)]
 
     # The sixth comes to the end; whether something is left before its beginning is seen by the seventh.
     assert outcomes == ["partial"] * 6 + ["done"]

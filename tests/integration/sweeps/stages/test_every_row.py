@@ -26,7 +26,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping import BaseModel, Call, Delete, Sweep, UtcDateTimeField
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.ledger.models import Run
 
@@ -143,8 +143,8 @@ def test_done_run_leaves_only_rows_that_are_locked_or_rejected(
     stopping = threading.Event()
     if draw.random() < 0.5:
         # Begins somewhere in the middle, and whatever was before it becomes stale.
-        perform(sweep, stopping=stopping, on_batch=lambda counts: stopping.set())
-    result = perform(sweep)
+        run_sweep(sweep, stopping=stopping, on_batch=lambda counts: stopping.set())
+    result = run_sweep(sweep)
 
     assert result.outcome == "done" or (result.outcome == "failed" and "20 rows in a row" in str(result.reason))
     left = int(_one(postgres, f"SELECT count(*) FROM {table} WHERE kept IS NULL OR kept > 0"))
@@ -180,7 +180,7 @@ def test_run_over_a_key_of_any_type_reaches_the_end(postgres: Database, admin: C
         batch_size=2,
     )
 
-    result = perform(every)
+    result = run_sweep(every)
 
     assert (result.outcome, _one(postgres, "SELECT count(*) FROM keyed")) == ("done", 0), result.reason
 
@@ -195,7 +195,7 @@ def test_times_that_python_lacks_are_read_as_the_nearest_ones(postgres: Database
     assert row == (smallest, largest, smallest.replace(tzinfo=None), largest.date(), smallest, None)
 
 
-class Reading(BaseModel):
+class ExplainQuery(BaseModel):
     """Says that no time is NULL."""
 
     id = BigIntegerField(primary_key=True)
@@ -210,15 +210,15 @@ def test_column_that_the_model_calls_not_null_is_asked_of_the_catalog(postgres: 
             "INSERT INTO reading SELECT n, CASE WHEN n % 3 > 0 THEN now() END FROM generate_series(1, 30) AS n"
         )
     every = Sweep(
-        name="shop.readings",
-        stale=lambda now: Reading.id > 0,
+        name="shop.explain_queries",
+        stale=lambda now: ExplainQuery.id > 0,
         always_stale=True,
-        order=(Reading.at, Reading.id),
+        order=(ExplainQuery.at, ExplainQuery.id),
         action=Delete(),
         batch_size=4,
     )
     planned = plan(every).stale.rows
 
-    result = perform(every)
+    result = run_sweep(every)
 
     assert (planned, result.outcome, result.counts["deleted_rows"]) == (30, "done", 30)

@@ -11,10 +11,10 @@ from peewee import Expression
 
 from housekeeping import Sweep
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.stages.actions import Action, Write
-from housekeeping.sweeps.stages.stage import Settled, Step
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.stage import BatchResult, Step
+from housekeeping.sweeps.stages.table_stage import TableStage
 from tests.integration.sweeps.orders import Order, add, stuck
 
 
@@ -30,11 +30,11 @@ class Remove:
     counted_as: Sequence[str]
     counts: Sequence[str]
 
-    def write(self, table: TablePass, step: Step, chosen: Expression) -> Write:
+    def write(self, table: TableStage, step: Step, chosen: Expression) -> Write:
         delete: Any = Order.delete().where(chosen).returning(Order.id)
         return Write([delete.cte("removed")], self.counts)
 
-    def rescue(self, table: TablePass, step: Step, error: BaseException) -> Settled | None:
+    def fallback(self, table: TableStage, step: Step, error: BaseException) -> BatchResult | None:
         return None
 
 
@@ -50,7 +50,7 @@ def _sweep(action: Action) -> Sweep:
 
 
 def test_an_action_may_count_more_than_its_statement_does(orders: None) -> None:
-    result = perform(_sweep(Remove(("removed", "kept"), ("removed",))))
+    result = run_sweep(_sweep(Remove(("removed", "kept"), ("removed",))))
 
     assert (result.outcome, result.counts["removed"], result.counts["kept"]) == ("done", 12, 0)
 
@@ -59,7 +59,7 @@ def test_an_action_may_count_more_than_its_statement_does(orders: None) -> None:
 def test_counts_that_are_not_those_of_the_statement_end_the_run_before_a_change(
     orders: None, counts: tuple[str, ...]
 ) -> None:
-    result = perform(_sweep(Remove(("removed", "kept"), counts)))
+    result = run_sweep(_sweep(Remove(("removed", "kept"), counts)))
 
     assert result.outcome == "failed"
     assert "be one for each statement, as counted_as begins: removed" in str(result.reason)

@@ -15,7 +15,7 @@ from housekeeping.core.errors import DeclarationError
 from housekeeping.database.connection import Database
 from housekeeping.database.naive_time import NaiveUtcDateTimeField
 from housekeeping.database.statement_time import statement_time
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.registry import declared_by
 from tests.database_times import DatabaseTimes
 from tests.integration.sweeps.orders import Status
@@ -87,7 +87,7 @@ def times_of_all() -> list[tuple[datetime, ...]]:
 
 @pytest.mark.parametrize("action", [EXPIRE, Call(lambda row: None, then=EXPIRE)], ids=["transition", "call"])
 def test_each_batch_writes_the_time_of_its_own_statement(parcels: None, times: DatabaseTimes, action: Any) -> None:
-    result = perform(sweep(action), on_batch=times.note)
+    result = run_sweep(sweep(action), on_batch=times.note)
 
     assert result.counts["moved_rows"] == 3
     assert [len(set(each)) for each in times_of_all()] == [1, 1, 1]
@@ -100,7 +100,7 @@ def test_each_part_of_a_bisected_batch_writes_the_time_of_its_own_statement(
     with admin.cursor() as cursor:
         cursor.execute("ALTER TABLE parcels ADD CHECK (id <> 2 OR status = 'pending')")
 
-    result = perform(sweep(batch_size=3), on_batch=times.note)
+    result = run_sweep(sweep(batch_size=3), on_batch=times.note)
 
     first, refused, last = Parcel.select().order_by(Parcel.id)
     assert (result.counts["moved_rows"], result.counts["failed"], refused.updated_at) == (2, 1, None)

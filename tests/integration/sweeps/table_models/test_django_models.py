@@ -18,7 +18,7 @@ from housekeeping import Call, Delete, StateMachine, Sweep, Transition, UtcDateT
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.sweeps import Action, model_of, perform
+from housekeeping.sweeps import Action, model_of, run_sweep
 from housekeeping.testing import assert_survives_kill
 from tests.integration.sweeps.table_models import django_shop as shop
 
@@ -80,7 +80,7 @@ def test_stale_rows_of_django_model_are_deleted_in_batches(tables: None) -> None
     now = datetime.now(UTC)
     add_sessions(None, *(now - timedelta(hours=n) for n in range(1, 6)), now + timedelta(hours=1))
 
-    result = perform(expired(batch_size=2))
+    result = run_sweep(expired(batch_size=2))
 
     assert result.counts["deleted_rows"] == 5
     assert left() == [now + timedelta(hours=1), None]
@@ -129,7 +129,7 @@ def test_predicate_on_each_column_type_finds_its_rows(tables: None, stale: Any) 
     bot = {"details": {"kind": "bot"}, "tags": ["bot", "x"], "address": "10.0.0.1", "price": 6, "customer": customer}
     add_sessions(None, **bot, state="closed", secret=b"\x00s", index=7)
 
-    result = perform(Sweep.on(shop.Session, name="shop.bots", stale=stale, always_stale=True, action=Delete()))
+    result = run_sweep(Sweep.on(shop.Session, name="shop.bots", stale=stale, always_stale=True, action=Delete()))
 
     assert (result.counts["deleted_rows"], left()) == (1, [NOW])
 
@@ -139,7 +139,7 @@ def test_transition_changes_a_state_of_django_choices(tables: None) -> None:
     states: Any = shop.Session.State
     machine = StateMachine(model_of(shop.Session).state, states, {"close": ([states.OPEN], states.CLOSED)})
 
-    result = perform(expired(Transition(machine, "close")))
+    result = run_sweep(expired(Transition(machine, "close")))
 
     assert result.counts["moved_rows"] == 2
     assert set(shop.Session.objects.values_list("state", flat=True)) == {"closed"}
@@ -149,7 +149,7 @@ def test_call_gets_the_row_with_django_names(tables: None) -> None:
     [session] = add_sessions(NOW, details={"a": [1]}, tags=["x"], secret=b"s", price="1.50")
     given: list[Any] = []
 
-    perform(expired(Call(given.append, then=Delete())))
+    run_sweep(expired(Call(given.append, then=Delete())))
 
     [row] = given
     assert (row.id, row.expires, row.customer_id, row.details) == (session.pk, NOW, None, {"a": [1]})
@@ -165,7 +165,7 @@ def test_event_carries_the_named_columns(tables: None) -> None:
         told.extend(rows)
 
     with event.connected_to(note):
-        perform(expired(event=event, event_columns={"session": "id", "ended": "expires_at"}))
+        run_sweep(expired(event=event, event_columns={"session": "id", "ended": "expires_at"}))
 
     assert told == [{"session": session.pk, "ended": NOW}]
 
@@ -189,7 +189,7 @@ def test_rows_with_composite_key_in_quoted_schema_are_deleted(order_lines: None,
             batch_size=2,
         )
 
-        perform(sweep)
+        run_sweep(sweep)
         cursor.execute('SELECT line FROM "order".line')
         assert cursor.fetchall() == [(4,), (5,)]
 
@@ -242,9 +242,9 @@ def test_order_by_missing_column_is_rejected_with_the_columns() -> None:
 
 def test_predicate_on_missing_column_is_rejected_with_the_columns() -> None:
     with pytest.raises(DeclarationError, match="^shop.a: stale: Session has no column 'ends'; its columns are id,"):
-        Sweep.on(shop.Session, name="shop.a", stale=lambda row, now: row.ends < now, action=Delete()).walks()[0].oldest(
-            NOW
-        )
+        Sweep.on(shop.Session, name="shop.a", stale=lambda row, now: row.ends < now, action=Delete()).stages_for_run()[
+            0
+        ].oldest(NOW)
 
 
 @pytest.mark.parametrize("use_tz", ["on", "off"])

@@ -19,7 +19,7 @@ from housekeeping import Delete, StateMachine, Sweep, Transition, UtcDateTimeFie
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.sweeps import NaiveUtcDateTimeField, model_of, perform
+from housekeeping.sweeps import NaiveUtcDateTimeField, model_of, run_sweep
 from housekeeping.sweeps.table_models.field_types import EnumField, SqlField
 from tests.integration.sweeps.table_models import sqlalchemy_shop as shop
 
@@ -67,7 +67,7 @@ def test_stale_rows_of_mapped_class_are_deleted_in_batches(engine: Engine) -> No
         batch_size=2,
     )
 
-    assert (perform(sweep).counts["deleted_rows"], left(engine)) == (5, [None])
+    assert (run_sweep(sweep).counts["deleted_rows"], left(engine)) == (5, [None])
 
 
 def test_stale_rows_of_table_with_composite_key_are_deleted(engine: Engine) -> None:
@@ -88,7 +88,7 @@ def test_stale_rows_of_table_with_composite_key_are_deleted(engine: Engine) -> N
     )
 
     assert [column.name for column in sweep.order] == ["order_id", "line no"]
-    assert perform(sweep).counts["deleted_rows"] == 3
+    assert run_sweep(sweep).counts["deleted_rows"] == 3
     assert fields_of(shop.lines)["delete_"].column_name == "delete"
 
 
@@ -123,7 +123,7 @@ def test_predicate_on_each_column_type_finds_its_rows(engine: Engine, stale: Any
     bot.seen_at = NOW.replace(tzinfo=None)
     add_sessions(engine, Session(expires=NOW), bot)
 
-    result = perform(Sweep.on(Session, name="shop.bots", stale=stale, always_stale=True, action=Delete()))
+    result = run_sweep(Sweep.on(Session, name="shop.bots", stale=stale, always_stale=True, action=Delete()))
 
     assert (result.counts["deleted_rows"], left(engine)) == (1, [NOW])
 
@@ -132,7 +132,7 @@ def test_transition_changes_an_enumeration_stored_by_name(engine: Engine) -> Non
     add_sessions(engine, Session(expires=NOW), Session(expires=NOW, mood=shop.Mood.SAD))
     machine = StateMachine(model_of(Session).mood, shop.Mood, {"cheer": ([shop.Mood.SAD], shop.Mood.GLAD)})
 
-    result = perform(
+    result = run_sweep(
         Sweep.on(
             Session, name="shop.cheer", stale=lambda row, now: row.expires <= now, action=Transition(machine, "cheer")
         )

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from housekeeping import Delete, Settings, Sweep
 from housekeeping.database.connection import connect_to, database
-from housekeeping.sweeps import perform
+from housekeeping.sweeps import run_sweep
 from housekeeping.sweeps.ledger import schema
 
 SOON = timedelta(minutes=30)
@@ -39,7 +39,7 @@ def main() -> None:
     Token.objects.create(id="expired", expires_at=timezone.now() - SOON)
     Token.objects.create(id="valid", expires_at=timezone.now() + SOON)
 
-    perform(Sweep.on(Token, name="shop.tokens", stale=lambda row, now: row.expires_at <= now, action=Delete()))
+    run_sweep(Sweep.on(Token, name="shop.tokens", stale=lambda row, now: row.expires_at <= now, action=Delete()))
 
     sys.stdout.write(" ".join(Token.objects.values_list("id", flat=True)))
 

@@ -17,8 +17,8 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.sweeps import actor_registry
 from housekeeping.sweeps.registration import register
-from housekeeping.workers.batched_git_ref_updates.backends import surroundings
-from housekeeping.workers.batched_git_ref_updates.git_cli import GitProgram
+from housekeeping.workers.batched_git_ref_updates.backends import backends
+from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.worker import SWEEPS
 from tests.integration.middleware.applications import close_all, installed
@@ -42,7 +42,7 @@ class Watched:
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
         self.before: Callable[[int, Sequence[str]], None] = lambda number, refs: None
-        self._git = GitProgram()
+        self._git = GitCli()
 
     def delete(self, repository: PurePath, refs: Sequence[str]) -> None:
         self.batches.append(list(refs))
@@ -54,7 +54,7 @@ class Watched:
 def unbound(postgres: Database, redis_client: redis.Redis) -> Iterator[None]:
     """The models as they were, when the test is over."""
     yield
-    surroundings.use_root(None)
+    backends.use_root(None)
     Deletion._meta.schema = None
     Deletion._meta.set_table_name("batched_git_ref_updates_deletions")
     actor_registry.forget_all()
@@ -100,10 +100,10 @@ def root(tmp_path: Path) -> Iterator[Path]:
     """The folder below which repositories are."""
     root = tmp_path / "repositories"
     (root / "@hashed").mkdir(parents=True)
-    surroundings.use_root(root)
+    backends.use_root(root)
     yield root
-    surroundings.use_root(None)
-    surroundings.replace()
+    backends.use_root(None)
+    backends.replace()
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def repository(root: Path) -> MakeRepository:
 @pytest.fixture
 def watched(root: Path) -> Watched:
     watched = Watched()
-    surroundings.replace(deletion=watched)
+    backends.replace(deletion=watched)
     return watched
 
 

@@ -13,7 +13,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.database.connection import Database
 from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
@@ -32,7 +32,7 @@ def test_each_project_with_pending_rows_is_enqueued_once(
     with admin.cursor() as cursor:
         cursor.execute(f"UPDATE {Deletion._meta.table_name} SET status = 2 WHERE project_id = 7")
 
-    result = perform(cleanup_scheduler)
+    result = run_sweep(cleanup_scheduler)
 
     assert (result.outcome, result.reason) == ("done", None)
     assert result.counts == {"total_projects": 3, "enqueued": 3, "deduplicated": 0}
@@ -41,7 +41,7 @@ def test_each_project_with_pending_rows_is_enqueued_once(
 
 def test_nothing_pending_is_nothing_to_do(broker: RedisBroker) -> None:
     # 実行可否判定
-    result = perform(cleanup_scheduler)
+    result = run_sweep(cleanup_scheduler)
 
     assert (result.outcome, result.counts) == ("done", NONE)
     assert enqueued(broker) == []
@@ -51,7 +51,7 @@ def test_the_messages_are_the_project_cleanups(broker: RedisBroker, add_deletion
     # 出力仕様: ProjectCleanupWorkerキュー; 備考: without context, so nothing but the id.
     add_deletions(1, project="42")
 
-    perform(cleanup_scheduler)
+    run_sweep(cleanup_scheduler)
 
     (message,) = queued(broker, "git_refs")
     assert (message.actor_name, message.args, message.kwargs) == (project_cleanup.name, (42,), {})
@@ -65,7 +65,7 @@ def test_the_children_do_the_work_and_their_rows_name_the_parent(
     bare = [repository("refs/heads/1", "refs/heads/2", project_id=project) for project in (1, 2)]
     add_deletions(2, project="1")
     add_deletions(2, project="2")
-    perform(cleanup_scheduler)
+    run_sweep(cleanup_scheduler)
 
     with working(broker):
         eventually(lambda: not queued(broker, "git_refs"))
@@ -79,9 +79,9 @@ def test_the_children_do_the_work_and_their_rows_name_the_parent(
 def test_a_second_run_finds_the_messages_waiting(broker: RedisBroker, add_deletions: AddDeletions) -> None:
     # 備考: idempotent!
     add_deletions(250, project="n")
-    perform(cleanup_scheduler)
+    run_sweep(cleanup_scheduler)
 
-    result = perform(cleanup_scheduler)
+    result = run_sweep(cleanup_scheduler)
 
     assert result.counts == {"total_projects": 250, "enqueued": 0, "deduplicated": 250}
     assert len(enqueued(broker)) == 250
@@ -91,7 +91,7 @@ def test_a_project_that_is_done_between_reading_and_running_costs_an_empty_run(
     broker: RedisBroker, add_deletions: AddDeletions, root: Path, admin: Connection
 ) -> None:
     add_deletions(1, project="1")
-    perform(cleanup_scheduler)
+    run_sweep(cleanup_scheduler)
     with admin.cursor() as cursor:
         cursor.execute(f"UPDATE {Deletion._meta.table_name} SET status = 2")
 
@@ -110,7 +110,7 @@ def test_a_run_whose_lease_is_held_elsewhere_ends_at_once(
     add_deletions(1, project="1")
 
     with ExclusiveLease("batched_git_ref_updates/cleanup_scheduler", timedelta(minutes=10)):
-        result = perform(cleanup_scheduler)
+        result = run_sweep(cleanup_scheduler)
 
     assert (result.outcome, result.reason, result.exit_code) == ("skipped", "lease_held", 0)
     assert enqueued(broker) == []
@@ -128,7 +128,7 @@ def test_two_runs_at_once_enqueue_each_project_once(
     def run() -> None:
         with postgres.connection_context():
             start.wait(timeout=10)
-            result = perform(cleanup_scheduler)
+            result = run_sweep(cleanup_scheduler)
             outcomes.append((result.outcome, result.reason))
 
     threads = [threading.Thread(target=run) for _ in range(2)]
@@ -149,7 +149,7 @@ def test_the_end_line_carries_the_counts(
     caplog.set_level(logging.INFO)
     add_deletions(2, project="n")
 
-    perform(cleanup_scheduler)
+    run_sweep(cleanup_scheduler)
 
     (line,) = [record for record in caplog.records if record.message == "Run ended"]
     assert (line.total_projects, line.enqueued, line.deduplicated) == (2, 2, 0)  # type: ignore[attr-defined]
@@ -160,6 +160,6 @@ def test_nothing_of_the_table_is_changed(broker: RedisBroker, add_deletions: Add
     add_deletions(20, project="n % 3")
     before = list(Deletion.select().order_by(Deletion.id).dicts())
 
-    perform(cleanup_scheduler)
+    run_sweep(cleanup_scheduler)
 
     assert list(Deletion.select().order_by(Deletion.id).dicts()) == before

@@ -15,11 +15,11 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.sweeps import actor_registry
 from housekeeping.sweeps.actor_registry import actor_named
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.registration import register
-from housekeeping.workers.batched_git_ref_updates.backends import surroundings
+from housekeeping.workers.batched_git_ref_updates.backends import backends
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
@@ -39,9 +39,9 @@ def test_a_run_that_broke_off_is_gone_on_from(
         if counts["total_projects"] == 6:
             raise OSError("the disk is full")
 
-    first = perform(sized(100, 3), on_batch=fail)
+    first = run_sweep(sized(100, 3), on_batch=fail)
     drain(broker, settings)
-    second = perform(sized(4, 3))
+    second = run_sweep(sized(4, 3))
 
     assert (first.outcome, second.outcome) == ("failed", "partial")
     assert enqueued(broker) == [1, 7, 8, 9]
@@ -52,12 +52,12 @@ def test_a_project_whose_cleanup_failed_has_one_message_and_no_more(
 ) -> None:
     # A repository that stays broken must not pile up a message a minute, with 25 retries each. No root is set here.
     add_deletions(1, project="1")
-    perform(cleanup_scheduler)
+    run_sweep(cleanup_scheduler)
     with working(broker):
         eventually(lambda: Run.select().where(Run.worker == project_cleanup.name, Run.outcome == "failed").count())
         eventually(lambda: len(queued(broker, "git_refs.DQ")) == 1)
 
-    result = perform(cleanup_scheduler)
+    result = run_sweep(cleanup_scheduler)
 
     assert result.counts == {"total_projects": 1, "enqueued": 0, "deduplicated": 1}
 
@@ -73,13 +73,13 @@ def test_project_resumes_with_the_first_run_after_an_outage(
     # D1, D7: it has failed so often that its retry is a long way off
     bare = repository("refs/heads/1")
     add_deletions(1, "'refs/heads/' || n")
-    surroundings.use_root(None)
+    backends.use_root(None)
     old = actor_named(project_cleanup.name).send_with_options(args=(1,), retries=20)
     with working(broker):
         eventually(lambda: len(queued(broker, "git_refs.DQ")) == 1 and not queued(broker, "git_refs"))
-        surroundings.use_root(root)
+        backends.use_root(root)
 
-        result = perform(cleanup_scheduler)
+        result = run_sweep(cleanup_scheduler)
         eventually(lambda: not queued(broker, "git_refs"))
 
     hands = Hands(broker, "git_refs")
@@ -102,7 +102,7 @@ def test_the_queue_away_fails_the_run_and_the_next_does_its_work(
         broker = installed(settings.model_copy(update={"broker_url": servers.redis_url, "database_url": None}))
         register(broker, project_cleanup)
         servers.stop("redis")
-        result = perform(cleanup_scheduler)
+        result = run_sweep(cleanup_scheduler)
     close_all()
 
     assert result.outcome == "failed"
@@ -121,7 +121,7 @@ def test_redis_away_altogether_runs_nothing(
         servers.stop("redis")
         add_deletions(1)
 
-        result = perform(cleanup_scheduler)
+        result = run_sweep(cleanup_scheduler)
     close_all()
 
     assert result.outcome == "failed"
@@ -143,7 +143,7 @@ def test_a_database_that_goes_away_fails_the_run_and_it_is_retried(
                 f"CREATE VIEW {Deletion._meta.table_name} AS SELECT gone() AS project_id, 1 AS status, 1 AS id"
             )
 
-    result = perform(sized(10, 1), on_batch=cut)
+    result = run_sweep(sized(10, 1), on_batch=cut)
 
     assert result.outcome == "failed"
     assert result.reason is not None and result.reason.startswith("database: ")
@@ -155,7 +155,7 @@ def test_without_a_broker_it_says_what_is_missing(add_deletions: AddDeletions) -
     actor_registry.forget_all()
     add_deletions(1)
 
-    result = perform(cleanup_scheduler)
+    result = run_sweep(cleanup_scheduler)
 
     assert result.outcome == "failed"
     assert result.reason is not None and "housekeeping.install(broker)" in result.reason

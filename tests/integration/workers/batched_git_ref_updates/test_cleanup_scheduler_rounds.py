@@ -8,7 +8,7 @@ from dramatiq.brokers.redis import RedisBroker
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.settings import Settings
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.worker import BATCH_SIZE, MAX_RUNTIME, cleanup_scheduler
@@ -24,7 +24,7 @@ def test_every_project_is_enqueued_whatever_their_number(
     add_deletions(count, project="n")
     seen: list[int] = []
 
-    result = perform(cleanup_scheduler, on_batch=lambda counts: seen.append(counts["total_projects"]))
+    result = run_sweep(cleanup_scheduler, on_batch=lambda counts: seen.append(counts["total_projects"]))
 
     assert (result.outcome, result.counts["enqueued"]) == ("done", count)
     assert seen == [*range(BATCH_SIZE, count, BATCH_SIZE), count]
@@ -39,7 +39,7 @@ def test_a_run_ends_at_its_limit_of_projects(
     # 処理フロー 6: MAX_PROJECTS; here 10.
     add_deletions(count, project="n")
 
-    result = perform(sized(10, batch_size))
+    result = run_sweep(sized(10, batch_size))
 
     assert (result.outcome, result.reason) == (outcome, "limit" if outcome == "partial" else None)
     assert result.counts["total_projects"] == min(count, 10)
@@ -53,7 +53,7 @@ def test_the_next_run_goes_on_after_the_last_project_and_ends_where_it_began(
     add_deletions(25, project="n")
     rounds = []
     for _ in range(4):
-        result = perform(sized(10, 4))
+        result = run_sweep(sized(10, 4))
         rounds.append((result.outcome, result.counts["total_projects"], drain(broker, settings)))
 
     assert rounds == [
@@ -69,10 +69,10 @@ def test_a_run_that_wraps_meets_each_project_once_and_no_more(
     broker: RedisBroker, add_deletions: AddDeletions, settings: Settings, batch_size: int
 ) -> None:
     add_deletions(25, project="n")
-    perform(sized(10, batch_size))
+    run_sweep(sized(10, batch_size))
     drain(broker, settings)
 
-    result = perform(sized(1000, batch_size))
+    result = run_sweep(sized(1000, batch_size))
 
     assert (result.outcome, result.counts) == ("done", {"total_projects": 25, "enqueued": 25, "deduplicated": 0})
     assert enqueued(broker) == list(range(1, 26))
@@ -83,12 +83,12 @@ def test_after_a_whole_round_a_run_begins_at_the_front(
 ) -> None:
     add_deletions(15, project="n")
     for expected in (list(range(1, 11)), [*range(1, 6), *range(11, 16)]):
-        perform(sized(10))
+        run_sweep(sized(10))
         assert drain(broker, settings) == expected
-    perform(sized(100))
+    run_sweep(sized(100))
     drain(broker, settings)
 
-    perform(sized(10))
+    run_sweep(sized(10))
 
     assert enqueued(broker) == list(range(1, 11))
 
@@ -97,10 +97,10 @@ def test_the_limit_exactly_at_the_place_where_the_run_began_is_a_whole_round(
     broker: RedisBroker, add_deletions: AddDeletions, settings: Settings
 ) -> None:
     add_deletions(20, project="n")
-    perform(sized(10))
+    run_sweep(sized(10))
     drain(broker, settings)
 
-    result = perform(sized(20, 7))
+    result = run_sweep(sized(20, 7))
 
     assert (result.outcome, result.counts["total_projects"]) == ("done", 20)
 
@@ -109,12 +109,12 @@ def test_the_place_to_go_on_from_may_be_gone(
     broker: RedisBroker, add_deletions: AddDeletions, settings: Settings, admin: Connection
 ) -> None:
     add_deletions(25, project="n")
-    perform(sized(10))
+    run_sweep(sized(10))
     drain(broker, settings)
     with admin.cursor() as cursor:
         cursor.execute(f"DELETE FROM {Deletion._meta.table_name} WHERE project_id BETWEEN 5 AND 12")
 
-    result = perform(sized(100))
+    result = run_sweep(sized(100))
 
     assert (result.outcome, enqueued(broker)) == ("done", [*range(1, 5), *range(13, 26)])
 
@@ -125,7 +125,7 @@ def test_low_projects_that_are_never_done_do_not_keep_high_ones_waiting(
     add_deletions(100, project="n")
     seen: set[int] = set()
     for _ in range(10):
-        perform(sized(10, 3))
+        run_sweep(sized(10, 3))
         seen |= set(drain(broker, settings))
 
     assert seen == set(range(1, 101))
@@ -137,9 +137,9 @@ def test_the_run_stops_when_its_time_is_over(
     # パフォーマンス要件: 目標処理時間 10分以内; the next run goes on.
     add_deletions(3 * BATCH_SIZE, project="n")
 
-    result = perform(cleanup_scheduler, clock=ManualClock(tick=2 * MAX_RUNTIME))
+    result = run_sweep(cleanup_scheduler, clock=ManualClock(tick=2 * MAX_RUNTIME))
 
     assert (result.outcome, result.reason) == ("partial", "out_of_time")
     assert drain(broker, settings) == list(range(1, BATCH_SIZE + 1))
-    perform(sized(BATCH_SIZE))
+    run_sweep(sized(BATCH_SIZE))
     assert enqueued(broker) == list(range(BATCH_SIZE + 1, 2 * BATCH_SIZE + 1))

@@ -28,7 +28,7 @@ def test_the_schedule_the_limits_and_the_labels_are_the_documents(broker: RedisB
     assert (cleanup_scheduler.batch_size, cleanup_scheduler.options["max_projects"]) == (100, 10_000)
     assert (cleanup_scheduler.feature_category, cleanup_scheduler.data_consistency) == ("gitaly", "sticky")
     assert cleanup_scheduler.counts == ("total_projects", "enqueued", "deduplicated")
-    assert (cleanup_scheduler.queue, cleanup_scheduler.takes_argument) == ("cronjob", None)
+    assert (cleanup_scheduler.queue, cleanup_scheduler.argument_name) == ("cronjob", None)
     assert cleanup_scheduler.max_runtime < LEASE_TTL
     for sweep in SWEEPS:
         actor: Actor[..., Any] = broker.actors[sweep.name]
@@ -41,7 +41,7 @@ def test_the_limits_and_the_labels_are_the_documents() -> None:
     assert (project_cleanup.queue, project_cleanup.schedule) == ("git_refs", None)
     assert (project_cleanup.feature_category, project_cleanup.data_consistency) == ("gitaly", "delayed")
     assert project_cleanup.counts == ("total_deletes", "invalid", "failed")
-    assert (project_cleanup.takes_argument, project_cleanup.read_argument("42")) == ("project id", 42)
+    assert (project_cleanup.argument_name, project_cleanup.parse_argument("42")) == ("project id", 42)
 
 
 def test_a_plan_is_what_a_run_would_do_and_changes_nothing(add_deletions: AddDeletions, pending: Pending) -> None:
@@ -51,9 +51,9 @@ def test_a_plan_is_what_a_run_would_do_and_changes_nothing(add_deletions: AddDel
 
     scheduler, one = plan(cleanup_scheduler), plan(project_cleanup, 1)
 
-    assert (scheduler.stale.rows, scheduler.passes[0][0].samples) == (2, [{"project_id": 1}, {"project_id": 2}])
+    assert (scheduler.stale.rows, scheduler.stages[0][0].samples) == (2, [{"project_id": 1}, {"project_id": 2}])
     assert dry_run(cleanup_scheduler).counts == {"total_projects": 2, "enqueued": 0, "deduplicated": 0}
-    assert (one.stale.rows, one.passes[0][0].samples[0]) == (15, {"id": 1, "ref": "refs/heads/1"})
+    assert (one.stale.rows, one.stages[0][0].samples[0]) == (15, {"id": 1, "ref": "refs/heads/1"})
     assert dry_run(project_cleanup, 1).counts == {"total_deletes": 12, "invalid": 3, "failed": 0}
     assert len(pending()) == 20
     json.dumps([scheduler.as_json(), one.as_json()])
@@ -62,7 +62,7 @@ def test_a_plan_is_what_a_run_would_do_and_changes_nothing(add_deletions: AddDel
 def test_the_backlog_of_all_projects_is_known_without_an_argument(add_deletions: AddDeletions) -> None:
     # As `housekeeping status` asks.
     add_deletions(12, project="n % 3")
-    (projects,), (rows,) = cleanup_scheduler.walks(), project_cleanup.walks()
+    (projects,), (rows,) = cleanup_scheduler.stages_for_run(), project_cleanup.stages_for_run()
     now = ManualClock().now()
 
     assert (projects.backlog(now, 100).rows, rows.backlog(now, 100).rows) == (3, 12)

@@ -9,7 +9,7 @@ from dramatiq.brokers.redis import RedisBroker
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.settings import Settings
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import dry_run
 from housekeeping.sweeps.ledger.models import NOW, Rejection
 from housekeeping.workers.batched_git_ref_updates.deferral import deferred_among
@@ -38,12 +38,12 @@ def test_rejected_project_is_left_out_until_its_delay_has_passed(
     locked(repository)
     add_refs("refs/heads/a")
     add_refs("refs/heads/b", project_id=2)
-    perform(project_cleanup, 1)
+    run_sweep(project_cleanup, 1)
 
-    first = perform(cleanup_scheduler)
+    first = run_sweep(cleanup_scheduler)
     left_out = drain(broker, settings)
     let_time_pass()
-    perform(cleanup_scheduler)
+    run_sweep(cleanup_scheduler)
 
     assert first.counts == ONE, "of those left out none is counted"
     assert (left_out, enqueued(broker)) == ([2], [1, 2])
@@ -55,7 +55,7 @@ def test_delay_doubles_with_each_run_that_rejects_everything(repository: MakeRep
     delays = []
 
     for _ in range(8):
-        perform(project_cleanup, 1)
+        run_sweep(project_cleanup, 1)
         row = Rejection.get()
         delays.append(round((row.not_before - row.last_at).total_seconds() / 60))
 
@@ -67,10 +67,10 @@ def test_rejected_project_with_a_new_row_is_scheduled_at_once(
 ) -> None:
     locked(repository)
     add_refs("refs/heads/a")
-    perform(project_cleanup, 1)
+    run_sweep(project_cleanup, 1)
     add_refs("refs/heads/new")
 
-    assert perform(cleanup_scheduler).counts == ONE
+    assert run_sweep(cleanup_scheduler).counts == ONE
     assert enqueued(broker) == [1]
 
 
@@ -79,10 +79,10 @@ def test_new_row_of_another_project_schedules_no_rejected_one(
 ) -> None:
     locked(repository, project_id=2)
     add_refs("refs/heads/a", project_id=2)
-    perform(project_cleanup, 2)
+    run_sweep(project_cleanup, 2)
     add_refs("refs/heads/new", project_id=1)
 
-    perform(cleanup_scheduler)
+    run_sweep(cleanup_scheduler)
 
     assert enqueued(broker) == [1]
 
@@ -93,8 +93,8 @@ def test_project_of_which_a_row_was_settled_is_not_deferred(
     locked(repository)
     add_refs("refs/heads/a", "refs/heads/b")
 
-    perform(project_cleanup, 1)
-    perform(cleanup_scheduler)
+    run_sweep(project_cleanup, 1)
+    run_sweep(cleanup_scheduler)
 
     assert (Rejection.get().times, Rejection.get().not_before) == (0, None)
     assert enqueued(broker) == [1]
@@ -106,10 +106,10 @@ def test_deferred_project_runs_when_it_is_run_by_hand(
     bare = repository("refs/heads/a")
     lock = bare.lock("refs/heads/a")
     add_refs("refs/heads/a")
-    perform(project_cleanup, 1)
+    run_sweep(project_cleanup, 1)
     lock.unlink()
 
-    assert perform(project_cleanup, 1).counts["total_deletes"] == 1
+    assert run_sweep(project_cleanup, 1).counts["total_deletes"] == 1
     assert (pending(), list(Rejection.select())) == ([], [])
 
 
@@ -119,10 +119,10 @@ def test_deferred_projects_do_not_use_up_a_run_s_limit(
     for project_id in range(1, 6):
         locked(repository, project_id)
         add_refs("refs/heads/a", project_id=project_id)
-        perform(project_cleanup, project_id)
+        run_sweep(project_cleanup, project_id)
     add_refs("refs/heads/a", project_id=6)
 
-    result = perform(sized(max_projects=2, batch_size=2))
+    result = run_sweep(sized(max_projects=2, batch_size=2))
 
     assert (result.outcome, result.counts) == ("done", ONE)
     assert enqueued(broker) == [6]
@@ -131,13 +131,13 @@ def test_deferred_projects_do_not_use_up_a_run_s_limit(
 def test_plan_leaves_deferred_projects_out(broker: RedisBroker, repository: MakeRepository, add_refs: AddRefs) -> None:
     locked(repository)
     add_refs("refs/heads/a")
-    perform(project_cleanup, 1)
+    run_sweep(project_cleanup, 1)
     add_refs("refs/heads/b", project_id=2)
 
     planned = dry_run(cleanup_scheduler)
 
     assert planned.counts["total_projects"] == 1
-    assert perform(cleanup_scheduler).counts["total_projects"] == 1
+    assert run_sweep(cleanup_scheduler).counts["total_projects"] == 1
 
 
 def test_nothing_is_asked_about_delays_when_there_are_none(
@@ -145,7 +145,7 @@ def test_nothing_is_asked_about_delays_when_there_are_none(
 ) -> None:
     add_deletions(300, project="n")
 
-    perform(cleanup_scheduler)
+    run_sweep(cleanup_scheduler)
 
     assert len([sql for sql in statements if '"rejections"' in sql and "not_before" in sql]) == 1, "once a run"
 
@@ -159,11 +159,11 @@ def test_a_page_with_deferred_projects_costs_one_more_statement(
 ) -> None:
     locked(repository)
     add_refs("refs/heads/a")
-    perform(project_cleanup, 1)
+    run_sweep(project_cleanup, 1)
     add_deletions(299, project="n + 1")
     statements.clear()
 
-    assert perform(cleanup_scheduler).counts["total_projects"] == 299
+    assert run_sweep(cleanup_scheduler).counts["total_projects"] == 299
     assert len([sql for sql in statements if '"rejections"' in sql and "not_before" in sql]) == 1 + 3
 
 
@@ -191,8 +191,8 @@ def test_project_that_is_not_rejected_any_more_is_forgotten(
 ) -> None:
     locked(repository)
     add_refs("refs/heads/a")
-    perform(project_cleanup, 1)
+    run_sweep(project_cleanup, 1)
     repository(project_id=2)
-    perform(project_cleanup, 2)
+    run_sweep(project_cleanup, 2)
 
     assert [row.subject for row in Rejection.select()] == ["1"], "another project's run says nothing of it"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from housekeeping.demo import batched_git_ref_updates as scene
-from housekeeping.sweeps.engine.runner import perform
-from housekeeping.workers.batched_git_ref_updates.backends import surroundings
+from housekeeping.sweeps.engine.runner import run_sweep
+from housekeeping.workers.batched_git_ref_updates.backends import backends
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
 from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
@@ -24,9 +24,9 @@ def test_the_demos_refs_are_deleted_by_the_real_worker(
     root.rmdir()
     line = scene.seed(tmp_path)
     before = scene.counted()
-    surroundings.use_root(root)
+    backends.use_root(root)
 
-    results = [perform(project_cleanup, project) for project in (1, 2, 3)]
+    results = [run_sweep(project_cleanup, project) for project in (1, 2, 3)]
 
     assert line.startswith("3 bare git repositories with 78 refs each, and 246 refs asked to be deleted")
     assert before == {"pending": 246, "processed": 0, "refs in the repositories": 234}

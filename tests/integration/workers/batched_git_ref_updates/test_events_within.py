@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from housekeeping.core import events
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, Pending
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
@@ -28,10 +28,10 @@ def test_row_whose_handler_fails_stays_pending_and_is_met_again(
 
     events.on(events.refs_deleted, handler, within_transaction=True)
     try:
-        result = perform(SMALL, 1)
+        result = run_sweep(SMALL, 1)
     finally:
         events.off(events.refs_deleted, handler)
-    again = perform(SMALL, 1)
+    again = run_sweep(SMALL, 1)
 
     assert (result.outcome, result.reason) == ("partial", "limit")
     assert (result.counts["total_deletes"], result.counts["failed"]) == (8, 1)

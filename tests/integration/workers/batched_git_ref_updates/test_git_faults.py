@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from housekeeping.sweeps.engine.runner import perform
-from housekeeping.workers.batched_git_ref_updates.backends import surroundings
-from housekeeping.workers.batched_git_ref_updates.git_cli import GitProgram
+from housekeeping.sweeps.engine.runner import run_sweep
+from housekeeping.workers.batched_git_ref_updates.backends import backends
+from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
 from tests.integration.workers.batched_git_ref_updates.cleaned import SMALL
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, Pending
 from tests.integration.workers.batched_git_ref_updates.repositories import Bare, MakeRepository
@@ -37,7 +37,7 @@ def program(tmp_path: Path, root: Path) -> Program:
         )
         file.chmod(0o755)
         # Far above what git takes for five refs on a busy machine.
-        surroundings.replace(deletion=GitProgram(str(file), timedelta(seconds=5)))
+        backends.replace(deletion=GitCli(str(file), timedelta(seconds=5)))
 
     return make
 
@@ -56,10 +56,10 @@ def test_a_git_that_breaks_down_in_the_middle_loses_and_doubles_nothing(
     bare: Bare, program: Program, pending: Pending, third: str
 ) -> None:
     program(third)
-    broken = perform(SMALL, 1)
+    broken = run_sweep(SMALL, 1)
     rows, refs = set(pending()), set(bare.refs())
     # The program's third call is over: from now on it does what git does.
-    again = perform(SMALL, 1)
+    again = run_sweep(SMALL, 1)
 
     assert (broken.outcome, broken.counts["total_deletes"], again.outcome) == ("failed", 10, "done")
     assert refs - set(LIVE) <= rows, "nothing is marked whose ref is still there"
@@ -71,7 +71,7 @@ def test_a_hook_that_fails_has_no_say(bare: Bare, program: Program, pending: Pen
     bare.hook("reference-transaction", "exit 1")
     program("true")
 
-    result = perform(SMALL, 1)
+    result = run_sweep(SMALL, 1)
 
     assert (result.outcome, result.counts["total_deletes"]) == ("done", 25)
     assert (bare.refs(), pending()) == (LIVE, [])
@@ -83,10 +83,10 @@ def test_a_ref_that_is_locked_among_others_costs_itself_only_and_no_ref_in_use_i
     lock = bare.lock("refs/heads/13")
     program("true")
 
-    locked = perform(SMALL, 1)
+    locked = run_sweep(SMALL, 1)
     rows, refs = pending(), bare.refs()
     lock.unlink()
-    again = perform(SMALL, 1)
+    again = run_sweep(SMALL, 1)
 
     assert (locked.outcome, locked.counts["total_deletes"], locked.counts["failed"]) == ("done", 24, 1)
     assert (rows, sorted(refs)) == (["refs/heads/13"], sorted(["refs/heads/13", *LIVE]))

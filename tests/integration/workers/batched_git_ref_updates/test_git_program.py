@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from housekeeping.workers.batched_git_ref_updates.git_cli import GitProgram
+from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletionFailed, RefsRefused, delete_refs
 from tests.integration.workers.batched_git_ref_updates.repositories import Bare
 
-GIT = GitProgram()
+GIT = GitCli()
 Program = Callable[[str], str]
 
 
@@ -170,7 +170,7 @@ def test_a_link_that_leads_nowhere_is_not_taken_for_a_missing_one(tmp_path: Path
 def test_a_repository_that_vanishes_while_git_is_at_work_has_no_refs_left(bare: Bare, program: Program) -> None:
     vanishing = program('rm -rf "$GIT_DIR"; echo "fatal: not a git repository" >&2; exit 128')
 
-    GitProgram(vanishing).delete(bare.path, ["refs/heads/a"])
+    GitCli(vanishing).delete(bare.path, ["refs/heads/a"])
 
     assert not bare.path.exists()
 
@@ -234,14 +234,14 @@ def test_where_refs_are_logged_the_log_says_who_did_it(bare: Bare) -> None:
 
 def test_a_missing_program_is_named(bare: Bare) -> None:
     with pytest.raises(RefDeletionFailed, match="git program 'no-such-git' does not start: No such file"):
-        GitProgram("no-such-git").delete(bare.path, ["refs/heads/a"])
+        GitCli("no-such-git").delete(bare.path, ["refs/heads/a"])
 
 
 def test_a_program_that_hangs_is_killed(bare: Bare, program: Program, tmp_path: Path) -> None:
     hanging = program(f"echo $$ > '{tmp_path}/pid'; exec sleep 600")
 
     with pytest.raises(RefDeletionFailed, match=r"did not end within 0\.3 s"):
-        GitProgram(hanging, timedelta(seconds=0.3)).delete(bare.path, ["refs/heads/a"])
+        GitCli(hanging, timedelta(seconds=0.3)).delete(bare.path, ["refs/heads/a"])
 
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
@@ -249,14 +249,14 @@ def test_a_program_that_hangs_is_killed(bare: Bare, program: Program, tmp_path: 
 
 def test_a_program_that_is_killed_is_no_refs_fault(bare: Bare, program: Program) -> None:
     with pytest.raises(RefDeletionFailed, match="status -9"):
-        GitProgram(program("kill -9 $$")).delete(bare.path, ["refs/heads/a"])
+        GitCli(program("kill -9 $$")).delete(bare.path, ["refs/heads/a"])
 
 
 def test_of_a_flood_of_words_the_beginning_is_kept(bare: Bare, program: Program) -> None:
     talking = program("cat > /dev/null; head -c 20000000 /dev/zero | tr '\\0' x >&2; exit 1")
 
     with pytest.raises(RefsRefused) as refused:
-        GitProgram(talking).delete(bare.path, ["refs/heads/a"])
+        GitCli(talking).delete(bare.path, ["refs/heads/a"])
 
     assert len(str(refused.value)) < 10_000
 
@@ -264,7 +264,7 @@ def test_of_a_flood_of_words_the_beginning_is_kept(bare: Bare, program: Program)
 def test_the_program_gets_no_ref_on_its_command_line(bare: Bare, program: Program, tmp_path: Path) -> None:
     telling = program(f"printf '%s\\n' \"$@\" > '{tmp_path}/arguments'; cat > '{tmp_path}/orders'")
 
-    GitProgram(telling).delete(bare.path, ["refs/heads/-d", "refs/heads/日本"])
+    GitCli(telling).delete(bare.path, ["refs/heads/-d", "refs/heads/日本"])
 
     arguments = (tmp_path / "arguments").read_text().split()
     assert arguments[-4:] == ["update-ref", "--no-deref", "-z", "--stdin"]

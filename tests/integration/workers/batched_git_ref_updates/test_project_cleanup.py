@@ -12,7 +12,7 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core.settings import WorkerSettings
 from housekeeping.database.connection import database
 from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.batched_git_ref_updates import cleanup
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
@@ -30,7 +30,7 @@ def test_the_refs_are_deleted_and_their_rows_processed(
     bare = repository("refs/heads/a", "refs/tags/b", "refs/heads/kept")
     add_refs("refs/heads/a", "refs/tags/b")
 
-    result = perform(project_cleanup.configured(WorkerSettings(page_size=1)), 1, on_batch=times.note)
+    result = run_sweep(project_cleanup.configured(WorkerSettings(page_size=1)), 1, on_batch=times.note)
 
     assert (result.outcome, result.counts) == ("done", {**NONE, "total_deletes": 2})
     assert bare.refs() == ["refs/heads/kept"]
@@ -47,7 +47,7 @@ def test_other_projects_and_processed_rows_are_left_alone(
     with admin.cursor() as cursor:
         cursor.execute(f"UPDATE {Deletion._meta.table_name} SET status = 2 WHERE id = 2")
 
-    assert perform(project_cleanup, 1).counts["total_deletes"] == 1
+    assert run_sweep(project_cleanup, 1).counts["total_deletes"] == 1
     assert (first.refs(), second.refs()) == (["refs/heads/a"], ["refs/heads/a"])
 
 
@@ -59,7 +59,7 @@ def test_every_ref_goes_whatever_their_number(
     bare = repository(*(f"refs/heads/{number}" for number in range(1, count + 1)))
     add_deletions(count)
 
-    result = perform(SMALL, 1)
+    result = run_sweep(SMALL, 1)
 
     assert (result.outcome, result.counts["total_deletes"]) == ("done", count)
     assert (bare.refs(), pending()) == ([], [])
@@ -81,7 +81,7 @@ def test_a_run_ends_at_its_limit_of_rows(
     # workers.md: until 10,000 rows or none; here 30. The next run does the rest.
     add_deletions(count)
 
-    result = perform(SMALL, 1)
+    result = run_sweep(SMALL, 1)
 
     assert (result.outcome, result.reason) == outcome
     assert result.counts["total_deletes"] == deletes
@@ -97,7 +97,7 @@ def test_what_is_invalid_or_refused_counts_towards_the_limit(
         bare.lock(f"refs/heads/{number}")
     add_deletions(40)
 
-    result = perform(SMALL, 1)
+    result = run_sweep(SMALL, 1)
 
     assert (result.outcome, result.reason, result.counts["failed"]) == ("partial", "limit", 30)
 
@@ -109,7 +109,7 @@ def test_a_ref_asked_for_many_times_is_deleted_once(
     bare = repository("refs/heads/a", "refs/heads/b")
     add_refs("refs/heads/a", "refs/heads/b", "refs/heads/a", "refs/heads/a")
 
-    result = perform(SMALL, 1)
+    result = run_sweep(SMALL, 1)
 
     assert watched.batches == [["refs/heads/a", "refs/heads/b"]]
     assert (result.counts["total_deletes"], pending(), bare.refs()) == (4, [], [])
@@ -121,11 +121,11 @@ def test_a_second_run_changes_nothing(
     # 備考: idempotent!
     repository()
     add_deletions(5)
-    perform(project_cleanup, 1)
+    run_sweep(project_cleanup, 1)
     before = list(Deletion.select().order_by(Deletion.id).dicts())
     told.clear()
 
-    assert perform(project_cleanup, 1).counts == NONE
+    assert run_sweep(project_cleanup, 1).counts == NONE
     assert list(Deletion.select().order_by(Deletion.id).dicts()) == before
     assert told == []
 
@@ -136,11 +136,11 @@ def test_the_run_stops_when_its_time_is_over_and_the_next_does_the_rest(
     # パフォーマンス要件
     add_deletions(30)
 
-    result = perform(SMALL, 1, clock=ManualClock(tick=2 * MAX_RUNTIME))
+    result = run_sweep(SMALL, 1, clock=ManualClock(tick=2 * MAX_RUNTIME))
 
     assert (result.outcome, result.reason) == ("partial", "out_of_time")
     assert result.counts["total_deletes"] == 5, "the batch in hand is finished, and its rows marked"
-    assert perform(SMALL, 1).counts["total_deletes"] == 25
+    assert run_sweep(SMALL, 1).counts["total_deletes"] == 25
     assert pending() == []
 
 
@@ -153,7 +153,7 @@ def test_slow_batches_are_settled_before_the_run_looks_dead(
     watched.before = lambda number, refs: left.append(len(pending()))
     add_deletions(20)
 
-    assert perform(SMALL, 1).counts["total_deletes"] == 20
+    assert run_sweep(SMALL, 1).counts["total_deletes"] == 20
     assert left == [20, 15, 10, 5]
 
 
@@ -164,7 +164,7 @@ def test_the_lease_is_the_projects_own(root: Path, add_deletions: AddDeletions, 
     assert lease is not None
 
     with ExclusiveLease("batched_git_ref_updates/project_cleanup/1", timedelta(minutes=10)):
-        first, second = perform(project_cleanup, 1), perform(project_cleanup, 2)
+        first, second = run_sweep(project_cleanup, 1), run_sweep(project_cleanup, 2)
 
     assert (first.outcome, first.reason, first.exit_code) == ("skipped", "lease_held", 0)
     assert second.outcome == "done"
@@ -186,7 +186,7 @@ def test_row_too_slow_to_mark_fails_alone(
         )
     database.execute_sql("SET statement_timeout = '1s'")
 
-    result = perform(SMALL, 1)
+    result = run_sweep(SMALL, 1)
 
     assert (result.outcome, result.counts) == ("done", {**NONE, "total_deletes": 29, "failed": 1})
     assert pending() == ["refs/heads/3"]

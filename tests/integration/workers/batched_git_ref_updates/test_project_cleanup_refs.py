@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
 from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
 from tests.integration.workers.batched_git_ref_updates.cleaned import NONE, SMALL
@@ -28,14 +28,14 @@ def test_a_symbolic_ref_goes_and_its_target_stays(repository: MakeRepository, ad
     bare.git("symbolic-ref", "refs/heads/alias", "refs/heads/target")
     add_refs("refs/heads/alias")
 
-    assert perform(project_cleanup, 1).counts["total_deletes"] == 1
+    assert run_sweep(project_cleanup, 1).counts["total_deletes"] == 1
     assert bare.refs() == ["refs/heads/target"]
 
 
 def test_rows_of_a_missing_repository_are_processed(root: Path, add_deletions: AddDeletions, pending: Pending) -> None:
     add_deletions(3)
 
-    result = perform(project_cleanup, 1)
+    result = run_sweep(project_cleanup, 1)
 
     assert (result.outcome, result.counts["total_deletes"], pending()) == ("done", 3, [])
 
@@ -47,7 +47,7 @@ def test_a_repository_that_vanishes_during_the_run_has_no_refs_left(
     watched.before = lambda number, refs: bare.remove() if number == 2 else None
     add_deletions(15)
 
-    result = perform(SMALL, 1)
+    result = run_sweep(SMALL, 1)
 
     assert (result.outcome, result.counts["total_deletes"], pending()) == ("done", 15, [])
 
@@ -63,7 +63,7 @@ def test_a_ref_deleted_by_others_meanwhile_is_fine(
     watched.before = meanwhile
     add_deletions(5)
 
-    assert perform(SMALL, 1).counts["total_deletes"] == 5
+    assert run_sweep(SMALL, 1).counts["total_deletes"] == 5
     assert (bare.refs(), pending()) == ([], [])
 
 
@@ -84,14 +84,14 @@ def test_a_locked_ref_among_10_000_costs_itself_only(
     bare.lock("refs/heads/5005")
     add_deletions(10_000)
 
-    result = perform(project_cleanup, 1)
+    result = run_sweep(project_cleanup, 1)
 
     assert (result.outcome, result.counts) == ("done", {"total_deletes": 9_999, "invalid": 0, "failed": 1})
     assert bare.refs() == pending() == ["refs/heads/5005"]
     assert [(about["project_id"], about["ref"]) for about in reported] == [(1, "refs/heads/5005")]
     (line,) = lines("A record could not be settled")
     assert (line.levelname, line.record) == ("ERROR", {"id": 5005, "project_id": 1, "ref": "refs/heads/5005"})
-    assert [line.alarm for line in lines("Alarm")] == ["failed_rows"]
+    assert [line.alarm for line in lines("Alert")] == ["failed_rows"]
 
 
 def test_the_next_run_takes_what_was_locked(repository: MakeRepository, add_refs: AddRefs, pending: Pending) -> None:
@@ -99,10 +99,10 @@ def test_the_next_run_takes_what_was_locked(repository: MakeRepository, add_refs
     bare = repository("refs/heads/a", "refs/heads/b")
     lock = bare.lock("refs/heads/a")
     add_refs("refs/heads/a", "refs/heads/b")
-    perform(project_cleanup, 1)
+    run_sweep(project_cleanup, 1)
     lock.unlink()
 
-    assert perform(project_cleanup, 1).counts == {**NONE, "total_deletes": 1}
+    assert run_sweep(project_cleanup, 1).counts == {**NONE, "total_deletes": 1}
     assert (bare.refs(), pending()) == ([], [])
 
 
@@ -112,7 +112,7 @@ def test_a_ref_that_would_be_a_folder_of_others_is_not_there(
     bare = repository("refs/heads/a/b", "refs/heads/c")
     add_refs("refs/heads/a", "refs/heads/c/d", "refs/heads/c")
 
-    assert perform(project_cleanup, 1).counts == {**NONE, "total_deletes": 3}
+    assert run_sweep(project_cleanup, 1).counts == {**NONE, "total_deletes": 3}
     assert (bare.refs(), pending()) == (["refs/heads/a/b"], [])
 
 
@@ -128,7 +128,7 @@ def test_what_cannot_be_a_ref_is_logged_counted_and_processed(
     bare = repository("refs/heads/a", "refs/heads/kept")
     add_refs(name, "refs/heads/a")
 
-    result = perform(project_cleanup, 1)
+    result = run_sweep(project_cleanup, 1)
 
     assert (result.outcome, result.counts) == ("done", {"total_deletes": 1, "invalid": 1, "failed": 0})
     assert (watched.batches, pending(), bare.refs()) == ([["refs/heads/a"]], [], ["refs/heads/kept"])
@@ -147,7 +147,7 @@ def test_name_too_long_for_a_file_is_invalid_and_processed(
     bare = repository("refs/heads/a", "refs/heads/kept")
     add_refs("refs/heads/" + "x" * length, "refs/heads/a")
 
-    result = perform(project_cleanup, 1)
+    result = run_sweep(project_cleanup, 1)
 
     assert (result.outcome, result.counts) == ("done", {"total_deletes": 1, "invalid": 1, "failed": 0})
     assert (pending(), bare.refs()) == ([], ["refs/heads/kept"])
@@ -163,7 +163,7 @@ def test_longest_name_that_git_can_lock_is_deleted(
     bare = repository(ref)
     add_refs(ref)
 
-    assert perform(project_cleanup, 1).counts == {**NONE, "total_deletes": 1}
+    assert run_sweep(project_cleanup, 1).counts == {**NONE, "total_deletes": 1}
     assert (pending(), bare.refs()) == ([], [])
 
 
@@ -177,7 +177,7 @@ def test_packed_ref_too_long_for_git_to_delete_stays_pending(
     bare.add_many([ref, "refs/heads/a"], packed=True)
     add_refs(ref, "refs/heads/a")
 
-    assert perform(project_cleanup, 1).counts == {"total_deletes": 1, "invalid": 0, "failed": 1}
+    assert run_sweep(project_cleanup, 1).counts == {"total_deletes": 1, "invalid": 0, "failed": 1}
     assert (pending(), bare.refs()) == ([ref], [ref])
     (line,) = lines("A record could not be settled")
     assert "File name too long" in line.error and len(line.error) <= 300 and len(line.record["ref"]) <= 300
@@ -191,7 +191,7 @@ def test_long_name_below_a_packed_ref_of_the_same_beginning_is_invalid(
     bare.add_many([f"{ref}/below"], packed=True)
     add_refs(ref)
 
-    assert perform(project_cleanup, 1).counts["failed"] == 0
+    assert run_sweep(project_cleanup, 1).counts["failed"] == 0
     assert (pending(), bare.refs()) == ([], [f"{ref}/below"])
 
 
@@ -203,5 +203,5 @@ def test_path_too_long_for_the_system_is_invalid_and_processed(
     ref = ("refs/heads/" + ("\U0001f600" * 60 + "/") * 17)[:1024].rstrip("/")
     add_refs(ref)
 
-    assert perform(project_cleanup, 1).counts == {"total_deletes": 0, "invalid": 1, "failed": 0}
+    assert run_sweep(project_cleanup, 1).counts == {"total_deletes": 0, "invalid": 1, "failed": 0}
     assert pending() == []

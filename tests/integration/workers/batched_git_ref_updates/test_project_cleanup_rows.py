@@ -10,7 +10,7 @@ from typing import Any
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.core import events
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
 from tests.integration.conftest import Locked
@@ -36,7 +36,7 @@ def test_a_row_processed_by_another_between_reading_and_marking_is_neither_touch
     watched.before = meanwhile
     add_deletions(5)
 
-    result = perform(project_cleanup, 1)
+    result = run_sweep(project_cleanup, 1)
 
     rows = {row.id: (row.status, row.updated_at.year) for row in Deletion.select()}
     assert result.counts == {**NONE, "total_deletes": 1}
@@ -56,7 +56,7 @@ def test_a_refused_row_that_another_has_processed_meanwhile_is_not_counted(
 
     watched.before = meanwhile
 
-    assert perform(project_cleanup, 1).counts == NONE
+    assert run_sweep(project_cleanup, 1).counts == NONE
 
 
 def test_a_row_locked_elsewhere_is_left_for_the_next_run_and_not_waited_for(
@@ -67,11 +67,11 @@ def test_a_row_locked_elsewhere_is_left_for_the_next_run_and_not_waited_for(
     add_deletions(3)
 
     with locked(f"SELECT * FROM {Deletion._meta.table_name} WHERE id = 2 FOR UPDATE"):
-        result = perform(project_cleanup, 1)
+        result = run_sweep(project_cleanup, 1)
 
     assert (result.outcome, result.counts["total_deletes"]) == ("done", 2)
     assert (bare.refs(), pending()) == ([], ["refs/heads/2"])
-    assert perform(project_cleanup, 1).counts["total_deletes"] == 1
+    assert run_sweep(project_cleanup, 1).counts["total_deletes"] == 1
 
 
 def test_a_row_that_the_database_refuses_to_mark_costs_itself_only(
@@ -86,7 +86,7 @@ def test_a_row_that_the_database_refuses_to_mark_costs_itself_only(
             "FOR EACH ROW EXECUTE FUNCTION refuse()"
         )
 
-    result = perform(project_cleanup, 1)
+    result = run_sweep(project_cleanup, 1)
 
     assert (result.outcome, result.counts) == ("done", {"total_deletes": 9_999, "invalid": 0, "failed": 1})
     assert pending() == ["refs/heads/5005"]
@@ -106,7 +106,7 @@ def test_subscribers_are_told_of_deleted_refs_after_the_commit(
             seen.append(cursor.fetchall()[0][0])
 
     with events.refs_deleted.connected_to(look):
-        result = perform(project_cleanup, 1)
+        result = run_sweep(project_cleanup, 1)
 
     (about,) = told
     assert (about["worker"], about["run_id"]) == (project_cleanup.name, result.run_id)
@@ -125,7 +125,7 @@ def test_a_subscriber_that_raises_harms_neither_the_run_nor_the_others(
 
     add_deletions(25)
     with events.refs_deleted.connected_to(fail):
-        result = perform(SMALL, 1)
+        result = run_sweep(SMALL, 1)
 
     assert (result.outcome, result.counts["total_deletes"]) == ("done", 25)
     assert [len(about["rows"]) for about in told] == [10, 10, 5]

@@ -10,7 +10,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.registration import register
 from housekeeping.testing import ManualClock
 from housekeeping.workers.batched_git_ref_updates.cleanup import _unchanged, mark_processed, pending_rows
@@ -95,7 +95,7 @@ def test_a_page_costs_a_read_a_write_and_the_ledgers_line(
 ) -> None:
     add_deletions(10_000)
 
-    perform(project_cleanup, 1)
+    run_sweep(project_cleanup, 1)
 
     reads = [sql for sql in statements if sql.startswith("SELECT") and '"ref"' in sql]
     marks = [sql for sql in statements if sql.startswith("WITH") and "UPDATE" in sql]
@@ -115,7 +115,7 @@ def test_a_batch_of_projects_costs_two_statements(
     register(broker, project_cleanup)
     add_deletions(1000, project="n")
 
-    perform(cleanup_scheduler)
+    run_sweep(cleanup_scheduler)
     close_all()
 
     scans = [sql for sql in statements if '"further"' in sql and "COUNT(" not in sql]

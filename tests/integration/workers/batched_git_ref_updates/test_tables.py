@@ -12,7 +12,7 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core.errors import IllegalEvent
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import connect_to, database
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.registration import register
 from housekeeping.testing import ManualClock
 from housekeeping.workers.batched_git_ref_updates.cleanup import pending_rows
@@ -84,9 +84,9 @@ def test_partitioned_tables_in_a_session_that_is_not_in_utc_are_cleaned_the_same
     broker = installed(settings.model_copy(update={"database_url": None}))
     register(broker, project_cleanup)
 
-    scheduled = perform(cleanup_scheduler)
+    scheduled = run_sweep(cleanup_scheduler)
     times.note()
-    result = perform(project_cleanup, 1)
+    result = run_sweep(project_cleanup, 1)
 
     assert database.execute_sql("SHOW timezone").fetchone()[0] == "Asia/Tokyo"
     assert scheduled.counts == {"total_projects": 2, "enqueued": 2, "deduplicated": 0}

@@ -13,9 +13,9 @@ from housekeeping import embedded
 from housekeeping.core.redis_client import redis_client as make_redis_client
 from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.settings import Settings
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import plan
-from housekeeping.workers.batched_git_ref_updates.backends import surroundings
+from housekeeping.workers.batched_git_ref_updates.backends import backends
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletionFailed
 from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
@@ -28,10 +28,10 @@ from tests.integration.workers.batched_git_ref_updates.repositories import MakeR
 def test_without_a_root_the_run_fails_in_one_line_and_the_plan_works(
     add_deletions: AddDeletions, pending: Pending
 ) -> None:
-    surroundings.use_root(None)
+    backends.use_root(None)
     add_deletions(3)
 
-    result = perform(project_cleanup, 1)
+    result = run_sweep(project_cleanup, 1)
 
     assert (result.outcome, result.exit_code) == ("failed", 1)
     assert result.reason == (
@@ -51,7 +51,7 @@ def test_a_root_that_is_not_there_is_not_taken_for_missing_repositories(
         root.rmdir()
     add_deletions(3)
 
-    result = perform(project_cleanup, 1)
+    result = run_sweep(project_cleanup, 1)
 
     assert result.outcome == "failed"
     assert result.reason is not None and result.reason.endswith("there is no folder @hashed in it now; is it mounted?")
@@ -65,7 +65,7 @@ def test_a_repository_that_cannot_be_looked_at_is_not_taken_for_a_missing_one(
     (root / hashed_path(1)).parent.parent.write_text("no folder")
     add_deletions(3)
 
-    result = perform(project_cleanup, 1)
+    result = run_sweep(project_cleanup, 1)
 
     assert result.outcome == "failed"
     assert result.reason is not None and "cannot be looked at" in result.reason
@@ -79,7 +79,7 @@ def test_without_the_git_program_the_run_fails_and_nothing_is_marked(
     add_deletions(3)
     monkeypatch.setenv("PATH", "/nowhere")
 
-    result = perform(project_cleanup, 1)
+    result = run_sweep(project_cleanup, 1)
 
     assert result.outcome == "failed"
     assert result.reason == "the git program 'git' does not start: No such file or directory"
@@ -96,9 +96,9 @@ def test_locked_packed_refs_fail_the_run_and_the_next_one_deletes(
     lock.touch()
     add_deletions(2)
 
-    first = perform(project_cleanup, 1)
+    first = run_sweep(project_cleanup, 1)
     lock.unlink()
-    second = perform(project_cleanup, 1)
+    second = run_sweep(project_cleanup, 1)
 
     assert first.outcome == "failed"
     assert first.reason is not None and "packed-refs.lock': File exists" in first.reason
@@ -116,7 +116,7 @@ def test_what_git_confirmed_before_it_failed_is_marked_and_nothing_else(
     watched.before = fail
     add_deletions(30)
 
-    result = perform(SMALL, 1)
+    result = run_sweep(SMALL, 1)
 
     assert (result.outcome, result.reason, result.counts["total_deletes"]) == ("failed", "the disk is full", 15)
     assert pending() == [f"refs/heads/{number}" for number in range(16, 31)]
@@ -130,7 +130,7 @@ def test_nothing_is_marked_before_git_has_confirmed_it(
     watched.before = lambda number, refs: seen.append((len(pending()), len(bare.refs())))
     add_deletions(25)
 
-    perform(SMALL, 1)
+    run_sweep(SMALL, 1)
 
     assert all(rows >= refs for rows, refs in seen)
 
@@ -152,12 +152,12 @@ def test_a_database_that_goes_away_after_git_has_deleted_loses_nothing(
     watched.before = cut
     add_deletions(2)
 
-    first = perform(project_cleanup, 1)
+    first = run_sweep(project_cleanup, 1)
     with admin.cursor() as cursor:
         cursor.execute(f"DROP TRIGGER cut ON {Deletion._meta.table_name}")
     watched.before = lambda number, refs: None
     still_pending = len(pending())
-    second = perform(project_cleanup, 1)
+    second = run_sweep(project_cleanup, 1)
 
     assert first.outcome == "failed"
     assert first.reason is not None and first.reason.startswith("database: ")
@@ -175,7 +175,7 @@ def test_redis_away_runs_nothing(
         client = make_redis_client(servers.redis_url)
         shared_redis.use(client, settings.namespace)
         servers.stop("redis")
-        result = perform(project_cleanup, 1)
+        result = run_sweep(project_cleanup, 1)
         client.close()
     shared_redis.client = before
 
@@ -197,10 +197,10 @@ def test_an_application_may_have_its_own_repositories_and_deletion(
         def delete(self, repository: PurePath, refs: Sequence[str]) -> None:
             asked.append((repository, list(refs)))
 
-    surroundings.replace(repositories=Elsewhere(), deletion=Client())
+    backends.replace(repositories=Elsewhere(), deletion=Client())
     add_deletions(2)
 
-    assert perform(project_cleanup, 1).counts["total_deletes"] == 2
+    assert run_sweep(project_cleanup, 1).counts["total_deletes"] == 2
     assert asked == [(PurePath("storage-1/1"), ["refs/heads/1", "refs/heads/2"])]
     assert pending() == []
 
@@ -214,7 +214,7 @@ def test_a_deletion_with_a_fault_of_its_own_fails_the_run_and_marks_nothing(
     watched.before = fail
     add_deletions(2)
 
-    assert perform(project_cleanup, 1).outcome == "failed"
+    assert run_sweep(project_cleanup, 1).outcome == "failed"
     assert (len(pending()), last_run().error) == (2, "KeyError: 'storage-1'")
 
 
@@ -226,6 +226,6 @@ def test_three_failed_runs_in_a_row_ring(
     add_deletions(1)
 
     for _ in range(failures):
-        perform(project_cleanup, 1)
+        run_sweep(project_cleanup, 1)
 
-    assert [getattr(record, "alarm", "") for record in caplog.records if record.message == "Alarm"] == rings
+    assert [getattr(record, "alarm", "") for record in caplog.records if record.message == "Alert"] == rings

@@ -12,7 +12,7 @@ import pytest
 from housekeeping.core.events import entity_timed_out
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.bulk_imports.worker import sweep
 from tests.database_times import DatabaseTimes
@@ -37,9 +37,9 @@ def test_an_entity_with_a_locked_tracker_is_left_out_whole_and_not_waited_for(
     tables.add_trackers(EACH, "0, 1, 3")
 
     with locked("SELECT * FROM bulk_import_trackers WHERE bulk_import_entity_id = 2 AND status = 1 FOR UPDATE"):
-        first = perform(sweep, clock=clock)
+        first = run_sweep(sweep, clock=clock)
         left_out = whole(2)
-    second = perform(sweep, clock=clock)
+    second = run_sweep(sweep, clock=clock)
 
     assert (first.outcome, first.counts["failed"]) == ("done", 0)
     assert (first.counts["timed_out_entities"], first.counts["timed_out_trackers"]) == (2, 6)
@@ -55,7 +55,7 @@ def test_a_locked_tracker_that_is_at_an_end_already_holds_up_nothing(
     tables.add_trackers(1, "0, 2")
 
     with locked("SELECT * FROM bulk_import_trackers WHERE status = 2 FOR UPDATE"):
-        perform(sweep, clock=clock)
+        run_sweep(sweep, clock=clock)
 
     assert whole(1) == (3, [4, 2])
 
@@ -71,7 +71,7 @@ def test_when_one_row_of_an_entity_cannot_change_none_does(
     tables.add_trackers(1, "0, 1, 3")
     tables.refuse(table, condition)
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.counts["failed"], result.counts["timed_out_trackers"]) == ("done", 1, 0)
     assert whole(1) == (1, [0, 1, 3])
@@ -84,7 +84,7 @@ def test_a_tracker_that_the_database_quietly_keeps_keeps_its_entity(
     tables.add_trackers(EACH, "0, 1")
     tables.refuse("bulk_import_trackers", "OLD.bulk_import_entity_id = 1 AND OLD.status = 1", doing="RETURN NULL")
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (whole(1), whole(2)) == ((1, [0, 1]), (3, [4, 4]))
     assert (result.counts["timed_out_entities"], result.counts["failed"]) == (1, 1)
@@ -97,7 +97,7 @@ def test_an_entity_with_ten_thousand_trackers_takes_them_all(tables: Tables, clo
         "SELECT 1, n, 0, 1, false FROM generate_series(1, 10000) AS n"
     )
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (result.counts["timed_out_entities"], result.counts["timed_out_trackers"]) == (2, 10_000)
     assert tables.do("SELECT DISTINCT status FROM bulk_import_trackers") == [(4,)]
@@ -114,7 +114,7 @@ def test_a_tracker_being_added_keeps_its_entity(
         "INSERT INTO bulk_import_trackers (bulk_import_entity_id, relation, stage, status, has_next_page) "
         "VALUES (1, 'new', 0, 0, false)"
     ):
-        result = perform(sweep, clock=clock)
+        result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.counts["timed_out_entities"]) == ("done", 0)
     assert whole(1) == (1, [1])
@@ -134,7 +134,7 @@ def test_each_batch_is_one_transaction_of_at_most_its_size(
         counted = last_run().counts
         seen.append((entities, trackers, counted["timed_out_entities"], counted["timed_out_trackers"]))
 
-    perform(SMALL, clock=clock, on_batch=look)
+    run_sweep(SMALL, clock=clock, on_batch=look)
 
     assert seen[-3:] == [(10, 20, 10, 20), (20, 40, 20, 40), (25, 50, 25, 50)]
 
@@ -146,7 +146,7 @@ def test_a_batch_of_entities_costs_two_statements_and_one_for_the_ledger(
     tables.add_trackers(EACH, "0, 1, 3")
     statements.clear()
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     picks = [sql for sql in statements if sql.startswith("SELECT") and "SKIP LOCKED" in sql]
     moves = [sql for sql in statements if sql.startswith('WITH "there"')]
@@ -170,7 +170,7 @@ def test_two_runs_at_once_change_each_row_once_and_wait_for_nobody(
     def run() -> None:
         with postgres.connection_context():
             start.wait(timeout=10)
-            results.append(perform(both, clock=clock))
+            results.append(run_sweep(both, clock=clock))
 
     threads = [threading.Thread(target=run) for _ in range(2)]
     for thread in threads:
@@ -197,7 +197,7 @@ def test_only_entities_that_changed_are_told_of(
         locked("SELECT * FROM bulk_import_trackers WHERE bulk_import_entity_id = 2 FOR UPDATE"),
         heard(entity_timed_out) as entities,
     ):
-        perform(sweep, clock=clock)
+        run_sweep(sweep, clock=clock)
 
     assert entities == [[{"bulk_import_entity_id": 1, "bulk_import_id": 1_000_000}]]
     assert [line["bulk_import_entity_id"] for line in lines("BulkImports::Entity stale")] == [1]
@@ -209,7 +209,7 @@ def test_a_type_that_is_none_of_ours_is_shown_as_its_number(
     tables.add_entities(1)
     tables.do("UPDATE bulk_import_entities SET source_type = 7")
 
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
 
     (line,) = lines("BulkImports::Entity stale")
     assert line["bulk_import_entity_type"] == "7"
@@ -231,7 +231,7 @@ def test_the_batch_never_exceeds_its_size_under_a_nested_loop(
     def note(counts: dict[str, Any]) -> None:
         sizes.append((counts["timed_out_imports"], counts["timed_out_entities"], counts["timed_out_trackers"]))
 
-    perform(small, clock=clock, on_batch=note)
+    run_sweep(small, clock=clock, on_batch=note)
 
     assert sizes == [
         *((10, 0, 0), (20, 0, 0), (30, 0, 0), (35, 0, 0)),
@@ -245,7 +245,7 @@ def test_imports_entities_and_trackers_have_the_time_of_their_batch(tables: Tabl
     tables.add_trackers(EACH, "1, 3")
     small = dataclasses.replace(SMALL, batch_size=1, options={"page_size": 1, "log_records": True})
 
-    perform(small, on_batch=times.note)
+    run_sweep(small, on_batch=times.note)
 
     changed = [
         tables.do(f"SELECT updated_at FROM {table} WHERE status = {timeout} ORDER BY id")
@@ -261,6 +261,6 @@ def test_a_tracker_without_times_changes_like_any_other(tables: Tables, clock: M
     tables.add_entities(1, STALE)
     tables.add_trackers(1, "1", "NULL")
 
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
 
     assert tables.do("SELECT status, updated_at IS NOT NULL FROM bulk_import_trackers") == [(4, True)]

@@ -15,7 +15,7 @@ from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.installation import install
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import ManualClock
 from housekeeping.workers.bulk_imports.worker import MAX_RUNTIME, sweep
@@ -32,7 +32,7 @@ def test_one_poison_import_among_ten_thousand_costs_itself_only(
     tables.add_imports(10_000, f"{STALE} + interval '1 millisecond' * n")
     tables.refuse("bulk_imports", "OLD.id = 5005")
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.counts["timed_out_imports"], result.counts["failed"]) == ("done", 9_999, 1)
     assert tables.do("SELECT id FROM bulk_imports WHERE status <> 3") == [(5005,)]
@@ -50,7 +50,7 @@ def test_one_poison_tracker_among_ten_thousand_entities_costs_its_entity_only(
     tables.add_trackers(EACH, "1")
     tables.refuse("bulk_import_trackers", "OLD.bulk_import_entity_id = 5005")
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.counts["failed"]) == ("done", 1)
     assert (result.counts["timed_out_entities"], result.counts["timed_out_trackers"]) == (9_999, 9_999)
@@ -64,12 +64,12 @@ def test_a_poison_row_is_met_once_a_run_and_rings(tables: Tables, clock: ManualC
     tables.add_imports(25)
     tables.refuse("bulk_imports", "OLD.id = 1")
 
-    first = perform(SMALL, clock=clock)
-    second = perform(SMALL, clock=clock)
+    first = run_sweep(SMALL, clock=clock)
+    second = run_sweep(SMALL, clock=clock)
 
     assert (first.counts["timed_out_imports"], first.counts["failed"]) == (24, 1)
     assert (second.outcome, second.counts["timed_out_imports"], second.counts["failed"]) == ("done", 0, 1)
-    assert [line["alarm"] for line in lines("Alarm")] == ["failed_rows"] * 2
+    assert [line["alarm"] for line in lines("Alert")] == ["failed_rows"] * 2
 
 
 def test_rows_that_can_never_change_do_not_use_up_every_run(tables: Tables) -> None:
@@ -79,7 +79,7 @@ def test_rows_that_can_never_change_do_not_use_up_every_run(tables: Tables) -> N
     tables.refuse("bulk_imports", "OLD.id <= 50")
     short = MAX_RUNTIME / 2
 
-    runs = [perform(SMALL, clock=ManualClock(tick=short)) for _ in range(5)]
+    runs = [run_sweep(SMALL, clock=ManualClock(tick=short)) for _ in range(5)]
 
     assert [run.outcome for run in runs[:2]] == ["failed", "failed"], "20 rows in a row failed alike"
     assert sum(run.counts["timed_out_imports"] for run in runs) == 10
@@ -91,7 +91,7 @@ def test_imports_that_cannot_change_do_not_keep_entities_from_changing(tables: T
     tables.add_entities(30)
     tables.refuse("bulk_imports", "true")
 
-    result = perform(SMALL, clock=clock)
+    result = run_sweep(SMALL, clock=clock)
 
     assert (result.outcome, result.counts["timed_out_imports"], result.counts["failed"]) == ("failed", 0, 20)
     assert result.counts["timed_out_entities"] == 30
@@ -105,11 +105,11 @@ def test_a_lost_connection_fails_the_run_with_true_counts_and_the_next_goes_on(
     tables.add_trackers(EACH, "1")
     tables.refuse("bulk_import_trackers", "OLD.bulk_import_entity_id = 25", doing=_CUT)
 
-    broken = perform(SMALL, clock=clock)
+    broken = run_sweep(SMALL, clock=clock)
     in_between = (tables.entities()[25], tables.trackers(25))
     row = last_run()
     tables.do("DROP TRIGGER refuse ON bulk_import_trackers")
-    again = perform(SMALL, clock=clock)
+    again = run_sweep(SMALL, clock=clock)
 
     assert broken.outcome == "failed" and broken.reason is not None and broken.reason.startswith("database: ")
     assert (broken.counts["timed_out_entities"], broken.counts["timed_out_trackers"]) == (20, 20)
@@ -125,7 +125,7 @@ def test_without_a_database_the_run_fails_for_a_retry_and_says_why(settings: Set
     # リトライ対象エラー
     database.initialize(connect_to("postgresql://nobody@127.0.0.1:1/nowhere"))
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.run_id) == ("failed", None)
     assert result.reason is not None and "127.0.0.1" in result.reason
@@ -141,7 +141,7 @@ def test_a_run_needs_no_redis(tables: Tables, clock: ManualClock) -> None:
     shared_redis.use(away, "nowhere")
 
     try:
-        result = perform(sweep, clock=clock)
+        result = run_sweep(sweep, clock=clock)
     finally:
         shared_redis.client = None
         away.close()
@@ -150,7 +150,7 @@ def test_a_run_needs_no_redis(tables: Tables, clock: ManualClock) -> None:
 
 
 def test_a_missing_table_fails_the_run_and_names_it(postgres: Database, clock: ManualClock) -> None:
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert result.outcome == "failed"
     assert result.reason is not None and "bulk_imports" in result.reason
@@ -178,7 +178,7 @@ def test_entity_too_slow_to_change_fails_alone_with_its_trackers(
     tables.refuse(table, f"{slow} = 8", "PERFORM pg_sleep(60)")
     database.execute_sql("SET statement_timeout = '1s'")
 
-    result = perform(SMALL, clock=clock)
+    result = run_sweep(SMALL, clock=clock)
 
     assert (result.outcome, result.counts["timed_out_entities"], result.counts["timed_out_trackers"]) == (
         "done",

@@ -16,9 +16,9 @@ from peewee import SQL
 
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import perform
-from housekeeping.sweeps.stages.stage import Settled, Step
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.engine.runner import run_sweep
+from housekeeping.sweeps.stages.stage import BatchResult, Step
+from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.bulk_imports import entity_stage
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity
@@ -45,7 +45,7 @@ def in_the_gap(postgres: Database, tables: Tables, clock: ManualClock) -> Iterat
 
         def run() -> None:
             with postgres.connection_context():
-                results.append(perform(sweep, clock=clock))
+                results.append(run_sweep(sweep, clock=clock))
 
         thread = threading.Thread(target=run)
         thread.start()
@@ -77,11 +77,11 @@ def _until_it_waits(tables: Tables) -> None:
     raise AssertionError("the run did not come to the gap")
 
 
-def wait_in(monkeypatch: pytest.MonkeyPatch, table: type[TablePass], model: type[Any]) -> None:
+def wait_in(monkeypatch: pytest.MonkeyPatch, table: type[TableStage], model: type[Any]) -> None:
     """Make the statement that picks rows of the model stop in its gap."""
     rows = table.rows
 
-    def waiting(self: TablePass, step: Step) -> Any:
+    def waiting(self: TableStage, step: Step) -> Any:
         query = rows(self, step)
         return query.where(_WAIT) if self.model is model else query
 
@@ -96,7 +96,7 @@ def test_an_import_that_moves_on_between_read_and_write_is_left_alone(
     tables: Tables, in_the_gap: InTheGap, monkeypatch: pytest.MonkeyPatch, move: str
 ) -> None:
     tables.add_imports(3)
-    wait_in(monkeypatch, TablePass, BulkImport)
+    wait_in(monkeypatch, TableStage, BulkImport)
 
     result = in_the_gap(lambda: tables.do(f"UPDATE bulk_imports SET {move} WHERE id = 1"))
 
@@ -110,7 +110,7 @@ def test_an_entity_that_moves_on_between_read_and_write_is_left_alone_with_its_t
 ) -> None:
     tables.add_entities(2)
     tables.add_trackers(EACH, "0, 1, 3")
-    wait_in(monkeypatch, TablePass, BulkImportEntity)
+    wait_in(monkeypatch, TableStage, BulkImportEntity)
 
     result = in_the_gap(lambda: tables.do(f"UPDATE bulk_import_entities SET {move} WHERE id = 1"))
 
@@ -125,7 +125,7 @@ def test_a_tracker_added_while_its_entity_is_being_picked_goes_with_it(
     # One statement for entity and trackers would not see it: its snapshot is older than its locks.
     tables.add_entities(1)
     tables.add_trackers(1, "1")
-    wait_in(monkeypatch, TablePass, BulkImportEntity)
+    wait_in(monkeypatch, TableStage, BulkImportEntity)
 
     result = in_the_gap(
         lambda: tables.do(
@@ -177,16 +177,16 @@ def test_a_row_that_ends_while_a_failing_batch_is_taken_apart_is_left_alone(
 ) -> None:
     tables.add_imports(4)
     tables.refuse("bulk_imports", "NEW.status = 3 AND OLD.id = 1")
-    settle = TablePass.settle
+    settle = TableStage.apply
 
-    def finish_one_first(self: TablePass, step: Step, taken: None = None) -> Settled:
+    def finish_one_first(self: TableStage, step: Step, taken: None = None) -> BatchResult:
         if step.only is not None:
             tables.do("UPDATE bulk_imports SET status = 2 WHERE id = 2 AND status = 1")
         return settle(self, step, taken)
 
-    monkeypatch.setattr(TablePass, "settle", finish_one_first)
+    monkeypatch.setattr(TableStage, "apply", finish_one_first)
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert tables.imports() == {1: 1, 2: 2, 3: 3, 4: 3}
     assert (result.counts["timed_out_imports"], result.counts["failed"]) == (2, 1)

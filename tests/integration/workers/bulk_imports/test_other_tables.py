@@ -14,7 +14,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.database.primary_key import forget
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import dry_run
 from housekeeping.testing import ManualClock
 from housekeeping.workers import configured_sweeps
@@ -102,7 +102,7 @@ def test_partitioned_tables_with_more_columns_and_a_prefix_are_cleaned_alike(
 ) -> None:
     found = dry_run(partitioned, clock=clock).counts
 
-    result = perform(partitioned, clock=clock)
+    result = run_sweep(partitioned, clock=clock)
 
     expected = {"timed_out_imports": 20, "timed_out_entities": 20, "timed_out_trackers": 60}
     assert result.counts == found == expected | {"failed": 0, "out_of_time": False}
@@ -117,7 +117,7 @@ def test_entities_without_their_labels_are_timed_out(
 ) -> None:
     do("ALTER TABLE p_bulk_import_entities DROP COLUMN source_type, DROP COLUMN source_full_path")
 
-    result = perform(partitioned, clock=clock)
+    result = run_sweep(partitioned, clock=clock)
 
     forget(BulkImportEntity)
     lines = [vars(record) for record in caplog.records if record.message == "BulkImports::Entity stale"]
@@ -131,7 +131,7 @@ def test_the_zone_of_the_session_moves_no_limit(partitioned: Sweep, do: Do, cloc
     at_the_limit = f"{LIMIT} + interval '1 microsecond' * (id - 2)"
     do(f"UPDATE p_bulk_imports SET status = 1, updated_at = {at_the_limit} WHERE id <= 3")
 
-    result = perform(partitioned, clock=clock)
+    result = run_sweep(partitioned, clock=clock)
 
     assert result.counts["timed_out_imports"] == 1
     assert do("SELECT id FROM p_bulk_imports WHERE status = 3") == [(1,)]
@@ -144,8 +144,8 @@ def test_a_run_that_broke_off_goes_on_in_another_zone_where_it_stopped(
         if counts["timed_out_imports"] == 14:
             raise OSError("broken off")
 
-    broken = perform(partitioned, clock=clock, on_batch=fail_after_two_pages)
-    again = perform(partitioned, clock=clock)
+    broken = run_sweep(partitioned, clock=clock, on_batch=fail_after_two_pages)
+    again = run_sweep(partitioned, clock=clock)
 
     assert (broken.outcome, broken.counts["timed_out_imports"]) == ("failed", 14)
     assert (again.outcome, again.counts["timed_out_imports"], again.counts["timed_out_entities"]) == ("done", 6, 20)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import dry_run, plan
 from housekeeping.sweeps.stages.stage import Step
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.bulk_imports.worker import sweep
 from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, LIMIT, NOW, STALE, Tables
@@ -27,12 +27,12 @@ def test_the_plan_counts_what_the_run_then_changes(tables: Tables, clock: Manual
 
     planned, dry = plan(sweep, clock=clock), dry_run(sweep, clock=clock)
     before = tables.imports()
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert before == {**dict.fromkeys((*range(1, 8), *range(101, 108)), 1), 1_000_000: 2}, "it changed nothing"
     assert dry.counts == result.counts
     assert result.counts["timed_out_trackers"] == 9
-    assert [(each.name, each.stale.rows) for each, _ in planned.passes] == [("imports", 7), ("entities", 3)]
+    assert [(each.name, each.stale.rows) for each, _ in planned.stages] == [("imports", 7), ("entities", 3)]
     assert planned.stale.exact and planned.oldest == clock.now() - timedelta(hours=25)
 
 
@@ -46,7 +46,7 @@ def test_a_plan_that_does_not_count_every_tracker_says_so(
     planned = plan(sweep, clock=clock, limit=limit)
 
     assert planned.stale.exact is exact
-    assert planned.passes[1][0].counts == {"timed_out_entities": 3, "timed_out_trackers": limit}
+    assert planned.stages[1][0].counts == {"timed_out_entities": 3, "timed_out_trackers": limit}
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_every_statement_uses_the_indexes_and_no_sequential_scan(
     many: Tables, clock: ManualClock, plans: list[str]
 ) -> None:
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert result.counts["timed_out_trackers"] == 4000 - 2
     assert [each for each in plans if "Seq Scan" in each] == []
@@ -109,7 +109,7 @@ def test_with_statistics_that_are_behind_no_row_is_compared_with_every_other(
     tables.add_entities(1000)
     tables.add_trackers(EACH, "1, 3")
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (result.counts["timed_out_imports"], result.counts["timed_out_entities"]) == (10_000, 1000)
     assert [each for each in plans if "Join Filter" in each] == []
@@ -122,8 +122,8 @@ def test_with_statistics_that_are_behind_no_row_is_compared_with_every_other(
 def test_looking_for_the_oldest_and_the_backlog_uses_the_indexes_too(
     postgres: Database, many: Tables, clock: ManualClock
 ) -> None:
-    for each in sweep.walks():
-        assert isinstance(each, TablePass)
+    for each in sweep.stages_for_run():
+        assert isinstance(each, TableStage)
         after = (clock.now() - timedelta(hours=24, seconds=500), 3)
         for position in (None, after):
             step = Step(sweep.name, None, clock.now(), position)
@@ -136,6 +136,6 @@ def test_the_cursor_is_the_place_before_the_change(tables: Tables, last_run: Any
     # Keysetページネーション: (updated_at, id) of the last row as it was.
     tables.add_entities(3, f"{NOW} - interval '2 days' + interval '1 hour' * n")
 
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
 
     assert last_run().cursor == {"pass": "entities", "after": ["2025-12-30 03:00:00+00", 3]}

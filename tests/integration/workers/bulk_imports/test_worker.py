@@ -13,7 +13,7 @@ import pytest
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.events import entity_timed_out, import_timed_out
 from housekeeping.core.settings import WorkerSettings
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.bulk_imports.worker import MAX_RUNTIME, MODELS, sweep
 from tests.database_times import DatabaseTimes
@@ -38,7 +38,7 @@ def test_what_has_not_changed_for_more_than_24_hours_is_stale(tables: Tables, cl
         tables.add_imports(1, f"{LIMIT} {offset}", first_id=id)
         tables.add_entities(1, f"{LIMIT} {offset}", first_id=id)
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert result.counts == NOTHING | {"timed_out_imports": 1, "timed_out_entities": 1}
     assert [tables.imports()[id] for id in (1, 2, 3)] == [3, 1, 1]
@@ -51,7 +51,7 @@ def test_created_and_started_ones_go_to_timeout_and_all_others_stay(tables: Tabl
         tables.add_imports(1, STALE, status, first_id=10 + status)
         tables.add_entities(1, STALE, status, first_id=10 + status)
 
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
 
     after = {10 + status: 3 if status in (0, 1) else status for status in ALL_STATES}
     assert {id: status for id, status in tables.imports().items() if id < 100} == after
@@ -63,7 +63,7 @@ def test_all_trackers_that_may_go_with_their_entity_whatever_their_age(tables: T
     tables.add_entities(1)
     tables.add_trackers(1, "0, 1, 3, 2, 4, -1, -2, -3", FRESH)
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert tables.trackers() == [4, 4, 4, 2, 4, -1, -2, -3]
     assert result.counts == NOTHING | {"timed_out_entities": 1, "timed_out_trackers": 3}
@@ -73,7 +73,7 @@ def test_a_stale_tracker_of_a_fresh_entity_stays(tables: Tables, clock: ManualCl
     tables.add_entities(1, FRESH)
     tables.add_trackers(1, "0, 1, 3", STALE)
 
-    assert perform(sweep, clock=clock).counts == NOTHING
+    assert run_sweep(sweep, clock=clock).counts == NOTHING
     assert tables.trackers() == [0, 1, 3]
 
 
@@ -84,7 +84,7 @@ def test_a_stale_import_takes_no_fresh_entity_along_nor_the_reverse(tables: Tabl
     tables.add_imports(1, FRESH, first_id=2)
     tables.add_entities(1, STALE, first_id=2, of=2)
 
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
 
     assert (tables.imports(), tables.entities()) == ({1: 3, 2: 1}, {1: 1, 2: 3})
 
@@ -99,7 +99,7 @@ def test_every_change_sets_updated_at_and_nothing_else(
     look = [f"SELECT to_jsonb(t) - 'status' - 'updated_at' FROM {table} AS t ORDER BY t.id" for table in MODELS]
     before = [tables.do(query) for query in look]
 
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
 
     assert [tables.do(query) for query in look] == before
     since = f"updated_at BETWEEN '{times.noted[0]}' AND now()"
@@ -113,7 +113,7 @@ def test_every_stale_row_is_settled_whatever_the_number(tables: Tables, clock: M
     tables.add_imports(count)
     tables.add_entities(count)
 
-    result = perform(SMALL, clock=clock)
+    result = run_sweep(SMALL, clock=clock)
 
     assert (result.outcome, result.counts["timed_out_imports"], result.counts["timed_out_entities"]) == (
         "done",
@@ -129,7 +129,7 @@ def test_the_walk_goes_on_behind_the_time_before_the_change(tables: Tables, cloc
     shortest = dataclasses.replace(SMALL, batch_size=2, options={"page_size": 2, "log_records": True})
 
     with heard(import_timed_out) as imports, heard(entity_timed_out) as entities:
-        result = perform(shortest, clock=clock)
+        result = run_sweep(shortest, clock=clock)
 
     assert (result.counts["timed_out_imports"], result.counts["timed_out_entities"]) == (50, 50)
     assert [len(rows) for rows in imports] == [2] * 25
@@ -145,7 +145,7 @@ def test_an_error_line_for_each_import_and_each_entity(
     tables.add_imports(2, first_id=5)
     tables.add_entities(2, first_id=10)
 
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
 
     imports, entities = lines("BulkImport stale"), lines("BulkImports::Entity stale")
     assert [line["levelno"] for line in (*imports, *entities)] == [logging.ERROR] * 4
@@ -164,7 +164,7 @@ def test_the_lines_can_be_switched_off(
     tables.add_imports(1)
     tables.add_entities(1)
 
-    result = perform(sweep.configured(WorkerSettings(log_records=False)), clock=clock)
+    result = run_sweep(sweep.configured(WorkerSettings(log_records=False)), clock=clock)
 
     assert (result.counts["timed_out_imports"], result.counts["timed_out_entities"]) == (1, 1)
     assert lines("BulkImport stale") == lines("BulkImports::Entity stale") == []
@@ -175,12 +175,12 @@ def test_a_second_run_finds_nothing_to_do(tables: Tables, clock: ManualClock) ->
     tables.add_imports(5)
     tables.add_entities(5)
     tables.add_trackers(EACH, "0, 1")
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
     before = tables.do("SELECT * FROM bulk_import_trackers ORDER BY id")
 
     clock.advance(timedelta(days=2))
 
-    assert perform(sweep, clock=clock).counts == NOTHING
+    assert run_sweep(sweep, clock=clock).counts == NOTHING
     assert tables.do("SELECT * FROM bulk_import_trackers ORDER BY id") == before
 
 
@@ -193,8 +193,8 @@ def test_rows_locked_elsewhere_are_skipped_not_waited_for(tables: Tables, locked
         locked("SELECT * FROM bulk_imports WHERE id = 1 FOR UPDATE"),
         locked("SELECT * FROM bulk_import_entities WHERE id = 2 FOR UPDATE"),
     ):
-        first = perform(sweep, clock=clock)
-    second = perform(sweep, clock=clock)
+        first = run_sweep(sweep, clock=clock)
+    second = run_sweep(sweep, clock=clock)
 
     assert (first.outcome, first.counts["timed_out_imports"], first.counts["timed_out_entities"]) == ("done", 2, 2)
     assert (second.counts["timed_out_imports"], second.counts["timed_out_entities"]) == (1, 1)
@@ -206,10 +206,10 @@ def test_the_run_stops_once_its_time_is_over_and_the_next_goes_on_there(tables: 
     tables.add_entities(5)
     slow = ManualClock(tick=MAX_RUNTIME / 2)
 
-    first = perform(SMALL, clock=slow)
+    first = run_sweep(SMALL, clock=slow)
     tables.add_imports(1, f"{STALE} - interval '1 day'", first_id=1000)
-    second = perform(SMALL, clock=ManualClock())
-    third = perform(SMALL, clock=ManualClock())
+    second = run_sweep(SMALL, clock=ManualClock())
+    third = run_sweep(SMALL, clock=ManualClock())
 
     assert (first.outcome, first.reason) == ("partial", "out_of_time")
     assert first.counts == NOTHING | {"timed_out_imports": 30, "out_of_time": True}
@@ -226,7 +226,7 @@ def test_events_are_sent_after_the_commit_once_a_batch(tables: Tables, clock: Ma
         seen.extend(tables.imports()[row["bulk_import_id"]] for row in rows)
 
     with import_timed_out.connected_to(look), heard(import_timed_out) as imports, heard(entity_timed_out) as entities:
-        perform(SMALL, clock=clock)
+        run_sweep(SMALL, clock=clock)
 
     assert seen == [3] * 11, "another session sees them changed when it hears of them"
     assert imports == [[{"bulk_import_id": n} for n in range(1, 11)], [{"bulk_import_id": 11}]]
@@ -242,7 +242,7 @@ def test_a_subscriber_that_raises_harms_nothing_and_is_reported(
         raise OSError("the mail server is away")
 
     with import_timed_out.connected_to(fail), heard(import_timed_out) as imports:
-        result = perform(SMALL, clock=clock)
+        result = run_sweep(SMALL, clock=clock)
 
     assert (result.outcome, result.counts["timed_out_imports"], result.counts["failed"]) == ("done", 11, 0)
     assert [len(rows) for rows in imports] == [10, 1]
@@ -256,8 +256,8 @@ def test_the_schedule_the_limits_and_the_labels_are_the_documents() -> None:
     assert sweep.stale_after == timedelta(hours=24)
     assert sweep.max_runtime == timedelta(minutes=5)
     assert (sweep.feature_category, sweep.data_consistency) == ("importers", "sticky")
-    assert sweep.lease is None and sweep.takes_argument is None
-    imports, entities = sweep.walks()
+    assert sweep.lease is None and sweep.argument_name is None
+    imports, entities = sweep.stages_for_run()
     assert (imports.name, imports.batch_size, entities.name, entities.batch_size) == ("imports", 1000, "entities", 100)
 
 
@@ -267,7 +267,7 @@ def test_the_settings_say_when_a_row_is_stale_and_how_many_go_at_once(tables: Ta
     settings = WorkerSettings(stale_after_s=3599, page_size=2, batch_size=2, max_runtime_s=1)
 
     with heard(import_timed_out) as imports, heard(entity_timed_out) as entities:
-        perform(sweep.configured(settings), clock=clock)
+        run_sweep(sweep.configured(settings), clock=clock)
 
     assert [len(rows) for rows in imports] == [2, 1]
     assert [len(rows) for rows in entities] == [2, 1]
@@ -283,7 +283,7 @@ def test_a_worker_switched_off_with_the_feature_does_nothing(tables: Tables, clo
     # 前提条件: the bulk import feature is enabled.
     tables.add_imports(1)
 
-    result = perform(dataclasses.replace(sweep, enabled=False), clock=clock)
+    result = run_sweep(dataclasses.replace(sweep, enabled=False), clock=clock)
 
     assert (result.outcome, result.reason) == ("skipped", "disabled")
     assert tables.imports() == {1: 1}

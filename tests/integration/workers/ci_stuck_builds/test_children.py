@@ -18,14 +18,14 @@ from housekeeping.core import events
 from housekeeping.database.connection import connect_to, database
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps import actor_registry
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.overrides import Switched, switch
+from housekeeping.sweeps.ledger.overrides import Override, switch
 from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.sweeps.limits.confirmation import Confirmation
-from housekeeping.sweeps.limits.db_health import Signs
-from housekeeping.sweeps.limits.throttle import Gates
+from housekeeping.sweeps.limits.db_health import DbHealth
+from housekeeping.sweeps.limits.throttle import ThrottleLimits
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds import fan_out
 from housekeeping.workers.ci_stuck_builds.worker import DELAYS, drop_canceling, stuck_jobs
@@ -69,7 +69,7 @@ def names(delayed: Delayed) -> list[str]:
 
 def test_held_lease_still_enqueues_the_children(delayed: Delayed, clock: ManualClock, last_run: LastRun) -> None:
     with ExclusiveLease("ci/stuck_jobs", timedelta(minutes=30)):
-        result = perform(stuck_jobs, clock=clock)
+        result = run_sweep(stuck_jobs, clock=clock)
 
     assert (result.outcome, result.reason, result.counts["enqueued"]) == ("skipped", "lease_held", 3)
     assert (last_run().reason, last_run().counts["enqueued"]) == ("lease_held", 3)
@@ -82,7 +82,7 @@ def test_tripped_breaker_still_enqueues_the_children(
     add_builds(1, "pending", DAY_OLD, DAY_OLD)
 
     strict = dataclasses.replace(stuck_jobs, breaker=Breaker(action="stop"))
-    result = perform(strict, clock=clock, confirmation=Confirmation("plan", 0, exact=True))
+    result = run_sweep(strict, clock=clock, confirmation=Confirmation("plan", 0, exact=True))
 
     assert (result.outcome, result.reason, result.counts["enqueued"]) == ("failed", "breaker", 3)
     assert (last_run().reason, last_run().counts["enqueued"]) == ("breaker", 3)
@@ -93,9 +93,9 @@ def test_throttled_run_still_enqueues_the_children(
     delayed: Delayed, add_builds: AddBuilds, clock: ManualClock, last_run: LastRun
 ) -> None:
     add_builds(50, "pending", DAY_OLD, DAY_OLD)
-    watchful = dataclasses.replace(stuck_jobs, gates=Gates(replication_lag_s=30), batch_size=1)
+    watchful = dataclasses.replace(stuck_jobs, throttle=ThrottleLimits(replication_lag_s=30), batch_size=1)
 
-    result = perform(watchful, clock=clock, stopping=Impatient(clock), vitals=Told(Signs(99.0, 0, False)))
+    result = run_sweep(watchful, clock=clock, stopping=Impatient(clock), health=Told(DbHealth(99.0, 0, False)))
 
     assert (result.outcome, result.reason, result.counts["enqueued"]) == ("partial", "gate", 3)
     assert (last_run().reason, last_run().counts["enqueued"]) == ("gate", 3)
@@ -106,7 +106,7 @@ def test_unreachable_database_still_enqueues_the_children(
     broker: RedisBroker, delayed: Delayed, hands: Hands, clock: ManualClock
 ) -> None:
     with unreachable_database():
-        result = perform(stuck_jobs, clock=clock)
+        result = run_sweep(stuck_jobs, clock=clock)
 
     assert (result.outcome, result.counts["enqueued"]) == ("failed", 3)
     assert str(result.reason).startswith("database: ")
@@ -114,11 +114,11 @@ def test_unreachable_database_still_enqueues_the_children(
 
 
 def test_paused_parent_enqueues_no_child_unless_forced(delayed: Delayed, clock: ManualClock) -> None:
-    switch(Switched(stuck_jobs.name, "paused"))
+    switch(Override(stuck_jobs.name, "paused"))
 
-    paused = perform(stuck_jobs, clock=clock)
+    paused = run_sweep(stuck_jobs, clock=clock)
     waiting = len(delayed())
-    forced = perform(stuck_jobs, clock=clock, force=True)
+    forced = run_sweep(stuck_jobs, clock=clock, force=True)
 
     assert (paused.outcome, paused.reason, paused.counts["enqueued"], waiting) == ("skipped", "paused", 0, 0)
     assert (forced.outcome, forced.counts["enqueued"], len(delayed())) == ("done", 3, 3)
@@ -127,9 +127,9 @@ def test_paused_parent_enqueues_no_child_unless_forced(delayed: Delayed, clock: 
 def test_disabled_parent_enqueues_no_child_unless_forced(delayed: Delayed, clock: ManualClock) -> None:
     disabled = dataclasses.replace(stuck_jobs, enabled=False)
 
-    off = perform(disabled, clock=clock)
+    off = run_sweep(disabled, clock=clock)
     waiting = len(delayed())
-    forced = perform(disabled, clock=clock, force=True)
+    forced = run_sweep(disabled, clock=clock, force=True)
 
     assert (off.outcome, off.reason, waiting) == ("skipped", "disabled", 0)
     assert (forced.outcome, forced.counts["enqueued"]) == ("done", 3)
@@ -157,7 +157,7 @@ def test_child_that_cannot_be_enqueued_fails_the_run_after_its_work(
 ) -> None:
     add_builds(250, "pending", DAY_OLD, DAY_OLD)
 
-    result = perform(stuck_jobs, clock=clock)
+    result = run_sweep(stuck_jobs, clock=clock)
 
     counts = {"enqueued": 2, "dropped": 250, "doomed": 0, "failed": 0}
     assert (result.outcome, result.reason, result.counts) == ("failed", "the broker is away", counts)
@@ -173,11 +173,13 @@ def test_child_that_cannot_be_enqueued_is_retried_however_the_run_ends(
     delayed: Delayed, add_builds: AddBuilds, clock: ManualClock, last_run: LastRun, first_child_fails: None, ending: str
 ) -> None:
     add_builds(1, "pending", DAY_OLD, DAY_OLD)
-    watchful = dataclasses.replace(stuck_jobs, gates=Gates(replication_lag_s=30))
+    watchful = dataclasses.replace(stuck_jobs, throttle=ThrottleLimits(replication_lag_s=30))
     perform_ending: dict[str, Callable[[], Any]] = {
-        "lease_held": lambda: perform(stuck_jobs, clock=clock),
-        "breaker": lambda: perform(stuck_jobs, clock=clock, confirmation=Confirmation("plan", 0, exact=True)),
-        "gate": lambda: perform(watchful, clock=clock, stopping=Impatient(clock), vitals=Told(Signs(99.0, 0, False))),
+        "lease_held": lambda: run_sweep(stuck_jobs, clock=clock),
+        "breaker": lambda: run_sweep(stuck_jobs, clock=clock, confirmation=Confirmation("plan", 0, exact=True)),
+        "gate": lambda: run_sweep(
+            watchful, clock=clock, stopping=Impatient(clock), health=Told(DbHealth(99.0, 0, False))
+        ),
     }
     held = ExclusiveLease("ci/stuck_jobs", timedelta(minutes=30))
     if ending == "lease_held":
@@ -195,10 +197,10 @@ def test_retry_of_the_parent_enqueues_only_the_child_that_is_missing(
 ) -> None:
     with monkeypatch.context():
         request.getfixturevalue("first_child_fails")
-        perform(stuck_jobs, clock=clock)
+        run_sweep(stuck_jobs, clock=clock)
     monkeypatch.undo()
 
-    again = perform(stuck_jobs, clock=clock)
+    again = run_sweep(stuck_jobs, clock=clock)
 
     assert (again.outcome, again.counts["enqueued"]) == ("done", 1)
     assert sorted(names(delayed)) == sorted(DELAYS)
@@ -208,8 +210,8 @@ def test_parent_stopped_by_a_shutdown_does_not_duplicate_its_children(delayed: D
     stopping = threading.Event()
     stopping.set()
 
-    stopped = perform(stuck_jobs, clock=clock, stopping=stopping)
-    again = perform(stuck_jobs, clock=clock)
+    stopped = run_sweep(stuck_jobs, clock=clock, stopping=stopping)
+    again = run_sweep(stuck_jobs, clock=clock)
 
     assert (stopped.counts["enqueued"], again.counts["enqueued"], len(delayed())) == (3, 0, 3)
 
@@ -219,8 +221,8 @@ def test_disabled_child_is_enqueued_and_skips_its_run(
 ) -> None:
     disabled = dataclasses.replace(drop_canceling, enabled=False)
 
-    perform(stuck_jobs, clock=clock)
-    result = perform(disabled, clock=clock)
+    run_sweep(stuck_jobs, clock=clock)
+    result = run_sweep(disabled, clock=clock)
 
     assert len(delayed()) == 3
     assert (result.outcome, result.reason) == ("skipped", "disabled")
@@ -236,12 +238,12 @@ def run_children(hands: Hands) -> list[tuple[str, str | None]]:
 
 def test_children_run_in_the_hour_after_a_manual_run_of_the_parent(delayed: Delayed, hands: Hands) -> None:
     clock = ManualClock(datetime(2026, 3, 2, 10, 0, tzinfo=UTC))
-    perform(stuck_jobs, clock=clock)
+    run_sweep(stuck_jobs, clock=clock)
     first = run_children(hands)
     clock.advance(timedelta(minutes=50))
-    manual = perform(stuck_jobs, clock=clock)
+    manual = run_sweep(stuck_jobs, clock=clock)
     clock.advance(timedelta(minutes=10))
-    hourly = perform(stuck_jobs, clock=clock)
+    hourly = run_sweep(stuck_jobs, clock=clock)
 
     both = run_children(hands)
 
@@ -252,13 +254,13 @@ def test_children_run_in_the_hour_after_a_manual_run_of_the_parent(delayed: Dela
 def test_child_that_waits_for_its_retry_is_not_duplicated(
     delayed: Delayed, hands: Hands, clock: ManualClock, admin: Connection
 ) -> None:
-    perform(stuck_jobs, clock=clock)
+    run_sweep(stuck_jobs, clock=clock)
     with admin.cursor() as cursor:
         cursor.execute("ALTER TABLE ci_builds RENAME TO elsewhere")
         failed = run_children(hands)
         cursor.execute("ALTER TABLE elsewhere RENAME TO ci_builds")
 
-    again = perform(stuck_jobs, clock=clock)
+    again = run_sweep(stuck_jobs, clock=clock)
 
     assert failed == [("parent", "failed")] * 3
     assert (again.counts["enqueued"], len(delayed())) == (0, 3)
@@ -267,7 +269,7 @@ def test_child_that_waits_for_its_retry_is_not_duplicated(
 
 def test_child_waits_at_most_10_minutes_for_a_retry(delayed: Delayed, hands: Hands, clock: ManualClock) -> None:
     # Otherwise the children of the hours after a long outage would be duplicates of one that waits for days.
-    perform(stuck_jobs, clock=clock)
+    run_sweep(stuck_jobs, clock=clock)
     database.close()
     hands.come_due()
     for message in iter(hands.fetch, None):
@@ -287,9 +289,9 @@ def test_child_that_runs_when_its_parent_comes_again_runs_once_more(
 
     def parent_comes_again(sender: str, **told: Any) -> None:
         for _ in range(2):
-            perform(stuck_jobs, clock=clock)
+            run_sweep(stuck_jobs, clock=clock)
 
-    perform(stuck_jobs, clock=clock)
+    run_sweep(stuck_jobs, clock=clock)
     hands.come_due()
     with events.build_dropped.connected_to(parent_comes_again):
         for message in iter(hands.fetch, None):

@@ -34,7 +34,7 @@ def test_the_schedule_the_limits_and_the_labels_are_the_documents() -> None:
     assert [sweep.schedule for sweep in SWEEPS] == [None, None, None, "0 * * * *"]
     assert {sweep.batch_size for sweep in SWEEPS} == {100}
     assert {sweep.max_runtime for sweep in SWEEPS} == {timedelta(minutes=25)}
-    assert {sweep.alarms.longest_run for sweep in SWEEPS} == {timedelta(minutes=30)}
+    assert {sweep.alerts.longest_run for sweep in SWEEPS} == {timedelta(minutes=30)}
     assert {sweep.queue for sweep in SWEEPS} == {"cronjob"}
     assert {(sweep.feature_category, sweep.data_consistency) for sweep in SWEEPS} == {
         ("continuous_integration", "always")

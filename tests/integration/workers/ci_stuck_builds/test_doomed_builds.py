@@ -11,8 +11,8 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.database.connection import database
-from housekeeping.sweeps.engine.executor import Walk
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.executor import Executor
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.ci_stuck_builds.worker import LONGEST_RUN, drop_canceling
@@ -32,7 +32,7 @@ def test_a_build_that_cannot_be_dropped_is_doomed_at_the_time_of_its_part(
     add_builds(3, "canceling", STALE, STALE)
     refuse(f"{UNDROPPABLE} = 2")
 
-    result = perform(drop_canceling, clock=clock, on_batch=times.note)
+    result = run_sweep(drop_canceling, clock=clock, on_batch=times.note)
 
     assert (result.outcome, result.counts) == (
         "done",
@@ -56,7 +56,7 @@ def test_the_error_of_a_doomed_build_is_reported_and_logged_with_the_build(
     add_builds(20, "canceling", STALE, STALE)
     refuse(f"{UNDROPPABLE} = 7")
 
-    perform(drop_canceling, clock=ManualClock())
+    run_sweep(drop_canceling, clock=ManualClock())
 
     about = {"build_id": 7, "build_name": "rspec 7", "build_stage": "test", "pipeline_id": 5007, "project_id": 7}
     (told,) = reported
@@ -76,7 +76,7 @@ def test_subscribers_hear_of_a_doomed_build_apart_from_the_dropped(
     add_builds(3, "canceling", STALE, STALE)
     refuse(f"{UNDROPPABLE} = 2")
 
-    perform(drop_canceling, clock=ManualClock())
+    run_sweep(drop_canceling, clock=ManualClock())
 
     rows = heard()
     assert sorted(row["build_id"] for row in rows["build_dropped"]) == [1, 3]
@@ -89,7 +89,7 @@ def test_one_poison_build_among_10_000_costs_itself_only(
     add_builds(10_000, "canceling", STALE, STALE)
     refuse(f"{UNTOUCHABLE} = 5005")
 
-    result = perform(drop_canceling, clock=ManualClock())
+    result = run_sweep(drop_canceling, clock=ManualClock())
 
     assert (result.outcome, result.counts) == (
         "done",
@@ -107,9 +107,9 @@ def test_builds_that_cannot_even_be_doomed_are_met_once_a_run_and_the_loop_ends(
     add_builds(35, "canceling", STALE, STALE)
     refuse(f"{UNTOUCHABLE} BETWEEN 1 AND 19")
 
-    first = perform(SMALL, clock=ManualClock())
+    first = run_sweep(SMALL, clock=ManualClock())
     (about,) = reported
-    second = perform(SMALL, clock=ManualClock())
+    second = run_sweep(SMALL, clock=ManualClock())
 
     assert (first.counts["dropped"], first.counts["failed"]) == (16, 19)
     assert (about["rows"], len({each["build_id"] for each in about["samples"]})) == (19, 5)
@@ -122,7 +122,7 @@ def test_a_damaged_version_is_no_hindrance_to_doom(
     # The largest integer there is: lock_version + 1 is out of range, and the drop fails by itself.
     add_builds(2, "canceling", STALE, STALE, lock_version="2147483648 - n")
 
-    result = perform(drop_canceling, clock=clock)
+    result = run_sweep(drop_canceling, clock=clock)
 
     assert (result.counts["dropped"], result.counts["doomed"]) == (1, 1)
     assert Build.get(Build.id == 1).lock_version == 1
@@ -134,7 +134,7 @@ def test_a_batch_of_builds_without_a_project_is_taken_apart_like_any_other(
     add_builds(9, "canceling", STALE, STALE, project_id="NULL")
     refuse(f"OLD.id = 3 OR ({UNDROPPABLE} = 2)")
 
-    result = perform(drop_canceling, clock=clock)
+    result = run_sweep(drop_canceling, clock=clock)
 
     assert result.counts == {"dropped": 7, "doomed": 1, "failed": 1, "out_of_time": False}
 
@@ -151,17 +151,17 @@ def test_a_build_that_moved_on_before_its_doom_is_left_alone(
     # Only while it is still canceling.
     add_builds(2, "canceling", STALE, STALE)
     refuse("NEW.status = 'failed' AND NEW.failure_reason IS DISTINCT FROM 12 AND OLD.id = 2")
-    single, meta = Walk._single, either._meta
+    single, meta = Executor._single, either._meta
     table = meta.table_name
 
-    def change_first(self: Walk, *rest: Any) -> Any:
+    def change_first(self: Executor, *rest: Any) -> Any:
         with admin.cursor() as cursor:
             cursor.execute(f"UPDATE {table} SET {meanwhile} WHERE id = 2")
         return single(self, *rest)
 
-    monkeypatch.setattr(Walk, "_single", change_first)
+    monkeypatch.setattr(Executor, "_single", change_first)
 
-    result = perform(drop_canceling, clock=ManualClock())
+    result = run_sweep(drop_canceling, clock=ManualClock())
 
     assert result.counts == {"dropped": 1, "doomed": 0, "failed": 0, "out_of_time": False}
     assert Build.get(Build.id == 2).failure_reason is None
@@ -178,7 +178,7 @@ def test_a_doom_that_the_database_swallows_is_a_failure(
             "CREATE TRIGGER swallow BEFORE UPDATE ON ci_builds FOR EACH ROW EXECUTE FUNCTION swallow()"
         )
 
-    result = perform(drop_canceling, clock=ManualClock())
+    result = run_sweep(drop_canceling, clock=ManualClock())
 
     assert (result.outcome, result.counts["doomed"], result.counts["failed"]) == ("done", 0, 1)
 
@@ -188,20 +188,20 @@ def test_many_errors_and_an_unusual_number_of_drops_ring(
 ) -> None:
     # 監視・アラート: エラー件数, 削除ジョブ数; at the limit and one over it.
     few = dataclasses.replace(
-        drop_canceling, alarms=dataclasses.replace(drop_canceling.alarms, most={"dropped": 3, "doomed": 2})
+        drop_canceling, alerts=dataclasses.replace(drop_canceling.alerts, most={"dropped": 3, "doomed": 2})
     )
     refuse(f"{UNDROPPABLE} >= 100")
 
     add_builds(3, "canceling", STALE, STALE)
     add_builds(2, "canceling", STALE, STALE, first_id=100)
-    perform(few, clock=ManualClock())
-    at_the_limit = [line["alarm"] for line in lines(caplog, "Alarm")]
+    run_sweep(few, clock=ManualClock())
+    at_the_limit = [line["alarm"] for line in lines(caplog, "Alert")]
     add_builds(4, "canceling", STALE, STALE, first_id=10)
     add_builds(3, "canceling", STALE, STALE, first_id=110)
-    perform(few, clock=ManualClock())
+    run_sweep(few, clock=ManualClock())
 
     assert at_the_limit == []
-    assert [line["alarm"] for line in lines(caplog, "Alarm")] == ["most_dropped", "most_doomed"]
+    assert [line["alarm"] for line in lines(caplog, "Alert")] == ["most_dropped", "most_doomed"]
 
 
 def test_a_build_that_could_not_be_settled_rings(
@@ -211,19 +211,19 @@ def test_a_build_that_could_not_be_settled_rings(
     add_builds(1, "canceling", STALE, STALE)
     refuse("true")
 
-    perform(drop_canceling, clock=ManualClock())
+    run_sweep(drop_canceling, clock=ManualClock())
 
-    assert [line["alarm"] for line in lines(caplog, "Alarm")] == ["failed_rows"]
+    assert [line["alarm"] for line in lines(caplog, "Alert")] == ["failed_rows"]
 
 
 def test_a_run_over_30_minutes_rings(builds: type[Build], caplog: pytest.LogCaptureFixture) -> None:
     # 監視・アラート: 処理時間 30分超過
-    perform(drop_canceling, clock=ManualClock(tick=LONGEST_RUN))
-    at_the_limit = [line["alarm"] for line in lines(caplog, "Alarm")]
-    perform(drop_canceling, clock=ManualClock(tick=LONGEST_RUN + timedelta(seconds=1)))
+    run_sweep(drop_canceling, clock=ManualClock(tick=LONGEST_RUN))
+    at_the_limit = [line["alarm"] for line in lines(caplog, "Alert")]
+    run_sweep(drop_canceling, clock=ManualClock(tick=LONGEST_RUN + timedelta(seconds=1)))
 
     assert at_the_limit == []
-    assert [line["alarm"] for line in lines(caplog, "Alarm")] == ["longest_run"]
+    assert [line["alarm"] for line in lines(caplog, "Alert")] == ["longest_run"]
 
 
 def test_build_too_slow_to_drop_is_doomed(either: type[Build], add_builds: AddBuilds, admin: Connection) -> None:
@@ -232,7 +232,7 @@ def test_build_too_slow_to_drop_is_doomed(either: type[Build], add_builds: AddBu
     _slow_down(admin, f"{UNDROPPABLE} = 4")
     database.execute_sql("SET statement_timeout = '1s'")
 
-    result = perform(SMALL, clock=ManualClock())
+    result = run_sweep(SMALL, clock=ManualClock())
 
     assert (result.outcome, result.counts) == ("done", {"dropped": 29, "doomed": 1, "failed": 0, "out_of_time": False})
 
@@ -244,7 +244,7 @@ def test_build_too_slow_to_change_at_all_fails_alone(
     _slow_down(admin, f"{UNTOUCHABLE} = 4")
     database.execute_sql("SET statement_timeout = '1s'")
 
-    result = perform(SMALL, clock=ManualClock())
+    result = run_sweep(SMALL, clock=ManualClock())
 
     assert (result.outcome, result.counts) == ("done", {"dropped": 29, "doomed": 0, "failed": 1, "out_of_time": False})
     assert by_status()["canceling"] == [4]

@@ -13,7 +13,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.core import events
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import plan
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
@@ -40,7 +40,7 @@ def test_only_builds_created_and_updated_more_than_an_hour_ago_are_dropped(
     add_builds(1, "canceling", f"{HOUR_AGO} + interval '1 microsecond'", STALE, first_id=4)
     add_builds(1, "canceling", STALE, NOW, first_id=5)
 
-    result = perform(drop_canceling, clock=clock)
+    result = run_sweep(drop_canceling, clock=clock)
 
     assert (result.outcome, result.counts) == ("done", {**NOTHING_DROPPED, "dropped": 1})
     assert by_status() == {"failed": [1], "canceling": [2, 3, 4, 5]}
@@ -54,7 +54,7 @@ def test_dropped_build_has_failed_with_its_reason_at_the_time_of_its_batch(
     add_builds(2, "canceling", STALE, STALE)
     postgres.execute_sql(f"SET TIME ZONE '{zone}'")
 
-    perform(dataclasses.replace(drop_canceling, batch_size=1), clock=clock, on_batch=times.note)
+    run_sweep(dataclasses.replace(drop_canceling, batch_size=1), clock=clock, on_batch=times.note)
 
     builds = list(Build.select().order_by(Build.id))
     assert [(each.status, each.failure_reason, each.lock_version) for each in builds] == [("failed", 3, 4)] * 2
@@ -71,7 +71,7 @@ def test_no_other_status_or_type_is_touched(either: type[Build], add_builds: Add
         add_builds(1, status, STALE, STALE, first_id=number)
     add_builds(1, "canceling", STALE, STALE, first_id=50, type="'Ci::Bridge'")
 
-    result = perform(drop_canceling, clock=clock)
+    result = run_sweep(drop_canceling, clock=clock)
 
     assert result.counts == NOTHING_DROPPED
     assert Build.select().where(Build.lock_version == 3).count() == len(others) + 1
@@ -84,7 +84,7 @@ def test_every_stuck_build_is_dropped_whatever_the_number(
     # 処理フロー: until there is no next build. All of one moment, so that the key alone decides the order.
     add_builds(count, "canceling", STALE, STALE)
 
-    result = perform(drop_canceling, clock=clock)
+    result = run_sweep(drop_canceling, clock=clock)
 
     assert (result.outcome, result.counts["dropped"]) == ("done", count)
     assert Build.select().where(Build.status == "canceling").count() == 0
@@ -97,7 +97,7 @@ def test_builds_without_a_project_are_dropped_in_their_turn(
     add_builds(250, "canceling", STALE, STALE, first_id=1000, project_id="NULL")
     add_builds(150, "canceling", f"{STALE} + interval '0'", STALE, first_id=2000, lock_version="NULL")
 
-    result = perform(drop_canceling, clock=clock)
+    result = run_sweep(drop_canceling, clock=clock)
 
     assert (result.outcome, result.counts) == ("done", {**NOTHING_DROPPED, "dropped": 550})
     assert Build.get(Build.id == 2000).lock_version == 1
@@ -115,7 +115,7 @@ def test_they_are_taken_100_at_a_time_oldest_first_and_by_project(
         batches.append([row["build_id"] for row in rows])
 
     with events.build_dropped.connected_to(note):
-        perform(drop_canceling, clock=ManualClock())
+        run_sweep(drop_canceling, clock=ManualClock())
 
     assert [len(batch) for batch in batches] == [100, 100]
     assert set(batches[0]) == set(range(101, 201)), "the older ones"
@@ -136,7 +136,7 @@ def test_a_batch_is_one_statement_beside_that_of_its_run(
 
     monkeypatch.setattr(Database, "execute_sql", execute_and_note)
 
-    perform(drop_canceling, clock=clock)
+    run_sweep(drop_canceling, clock=clock)
 
     assert sum('UPDATE "ci_builds"' in sql for sql in statements) == 10
     assert sum("UPDATE" in sql and '"counts"' in sql for sql in statements) == 10
@@ -150,7 +150,7 @@ def test_the_lines_of_a_run_say_what_the_document_says(
     caplog.set_level(logging.INFO)
     add_builds(2, "canceling", STALE, STALE)
 
-    perform(drop_canceling, clock=clock)
+    run_sweep(drop_canceling, clock=clock)
 
     (start,) = lines(caplog, "Cleaning canceling, timed-out builds")
     dropped = lines(caplog, "Dropping outdated build")
@@ -168,7 +168,7 @@ def test_the_lines_of_single_builds_can_be_switched_off(
     caplog.set_level(logging.INFO)
     add_builds(2, "canceling", STALE, STALE)
 
-    perform(dataclasses.replace(drop_canceling, options={"log_records": False}), clock=clock)
+    run_sweep(dataclasses.replace(drop_canceling, options={"log_records": False}), clock=clock)
 
     assert lines(caplog, "Dropping outdated build") == []
     assert len(lines(caplog, "Cleaning canceling, timed-out builds")) == 1
@@ -192,7 +192,7 @@ def test_subscribers_hear_of_dropped_builds_after_the_commit_and_one_that_raises
         raise ValueError("no mail today")
 
     with events.build_dropped.connected_to(look_and_raise):
-        result = perform(drop_canceling, clock=ManualClock())
+        result = run_sweep(drop_canceling, clock=ManualClock())
 
     assert (result.outcome, result.counts["dropped"], failed) == ("done", 150, [100, 150])
     rows = heard()["build_dropped"]
@@ -218,6 +218,6 @@ def test_times_are_compared_in_utc_as_the_clock_says(builds: type[Build], add_bu
     add_builds(1, "canceling", "now() AT TIME ZONE 'UTC' - interval '61 minutes'", STALE, first_id=1)
     add_builds(1, "canceling", "now() AT TIME ZONE 'UTC' - interval '59 minutes'", STALE, first_id=2)
 
-    perform(drop_canceling, clock=ManualClock(now=now))
+    run_sweep(drop_canceling, clock=ManualClock(now=now))
 
     assert by_status() == {"failed": [1], "canceling": [2]}

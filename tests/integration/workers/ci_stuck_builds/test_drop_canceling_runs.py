@@ -12,9 +12,9 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.engine.runner import perform
-from housekeeping.sweeps.stages.stage import Settled, Step
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.engine.runner import run_sweep
+from housekeeping.sweeps.stages.stage import BatchResult, Step
+from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.ci_stuck_builds.worker import BATCH_SIZE, MAX_RUNTIME, drop_canceling
@@ -29,7 +29,7 @@ def test_a_build_that_ends_between_reading_and_writing_is_left_alone(
     add_builds(3, "canceling", STALE, STALE)
     _change_in_the_gap(admin, monkeypatch, "status = 'canceled', lock_version = lock_version + 1 WHERE id = 2")
 
-    result = perform(drop_canceling, clock=ManualClock())
+    result = run_sweep(drop_canceling, clock=ManualClock())
 
     assert result.counts == {**NOTHING_DROPPED, "dropped": 2}
     assert by_status() == {"failed": [1, 3], "canceled": [2]}
@@ -42,7 +42,7 @@ def test_a_build_that_only_gained_a_version_meanwhile_is_read_again_and_dropped(
     add_builds(1, "canceling", STALE, STALE)
     _change_in_the_gap(admin, monkeypatch, "lock_version = 10, runner_id = 77 WHERE id = 1")
 
-    result = perform(drop_canceling, clock=ManualClock())
+    result = run_sweep(drop_canceling, clock=ManualClock())
 
     build = Build.get(Build.id == 1)
     assert result.counts == {**NOTHING_DROPPED, "dropped": 1}
@@ -50,10 +50,10 @@ def test_a_build_that_only_gained_a_version_meanwhile_is_read_again_and_dropped(
 
 
 def _change_in_the_gap(admin: Connection, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
-    picked = TablePass.settle
+    picked = TableStage.apply
     changed = threading.Event()
 
-    def settle(table: TablePass, step: Step, taken: None = None) -> Settled:
+    def settle(table: TableStage, step: Step, taken: None = None) -> BatchResult:
         if not changed.is_set():
             changed.set()
             meta: Any = Build._meta
@@ -61,7 +61,7 @@ def _change_in_the_gap(admin: Connection, monkeypatch: pytest.MonkeyPatch, chang
                 cursor.execute(f"UPDATE {meta.table_name} SET {change}")
         return picked(table, step)
 
-    monkeypatch.setattr(TablePass, "settle", settle)
+    monkeypatch.setattr(TableStage, "apply", settle)
 
 
 def test_a_build_in_another_sessions_hands_is_skipped_and_waits_for_the_next_run(
@@ -72,8 +72,8 @@ def test_a_build_in_another_sessions_hands_is_skipped_and_waits_for_the_next_run
     meta: Any = Build._meta
 
     with locked(f"SELECT * FROM {meta.table_name} WHERE id = 1 FOR UPDATE"):
-        first = perform(drop_canceling, clock=clock)
-    second = perform(drop_canceling, clock=clock)
+        first = run_sweep(drop_canceling, clock=clock)
+    second = run_sweep(drop_canceling, clock=clock)
 
     assert (first.outcome, first.counts["dropped"]) == ("done", 2)
     assert (second.outcome, second.counts["dropped"]) == ("done", 1)
@@ -82,9 +82,9 @@ def test_a_build_in_another_sessions_hands_is_skipped_and_waits_for_the_next_run
 def test_a_second_run_changes_nothing(either: type[Build], add_builds: AddBuilds, clock: ManualClock) -> None:
     # 備考: idempotent!
     add_builds(5, "canceling", STALE, STALE)
-    perform(drop_canceling, clock=clock)
+    run_sweep(drop_canceling, clock=clock)
 
-    assert perform(drop_canceling, clock=clock).counts == NOTHING_DROPPED
+    assert run_sweep(drop_canceling, clock=clock).counts == NOTHING_DROPPED
     assert Build.select().where(Build.lock_version == 4).count() == 5
 
 
@@ -99,7 +99,7 @@ def test_a_run_whose_lease_is_held_ends_quietly(
     add_builds(1, "canceling", STALE, STALE)
 
     with ExclusiveLease("ci/stuck_builds/drop_canceling", timedelta(minutes=30)):
-        result = perform(drop_canceling, clock=clock)
+        result = run_sweep(drop_canceling, clock=clock)
 
     assert (result.outcome, result.reason, result.exit_code) == ("skipped", "lease_held", 0)
     assert (last_run().outcome, last_run().reason) == ("skipped", "lease_held")
@@ -115,7 +115,9 @@ def test_the_lease_is_the_workers_own_for_30_minutes_and_free_afterwards(
     lease = ExclusiveLease("ci/stuck_builds/drop_canceling", timedelta(minutes=30))
     left: list[timedelta] = []
 
-    perform(drop_canceling, clock=ManualClock(), on_batch=lambda counts: left.append(lease.remaining() or timedelta()))
+    run_sweep(
+        drop_canceling, clock=ManualClock(), on_batch=lambda counts: left.append(lease.remaining() or timedelta())
+    )
 
     assert timedelta(minutes=29) < left[0] <= timedelta(minutes=30)
     assert not lease.exists()
@@ -125,7 +127,7 @@ def test_the_run_stops_itself_once_more_than_25_minutes_have_passed(builds: type
     # 目標処理時間: 30分以内. 12.5, 25 and 37.5 min are spent; 25 min is still inside.
     add_builds(10 * BATCH_SIZE, "canceling", STALE, STALE)
 
-    result = perform(drop_canceling, clock=ManualClock(tick=MAX_RUNTIME / 2))
+    result = run_sweep(drop_canceling, clock=ManualClock(tick=MAX_RUNTIME / 2))
 
     assert (result.outcome, result.reason) == ("partial", "out_of_time")
     assert result.counts == {**NOTHING_DROPPED, "dropped": 3 * BATCH_SIZE, "out_of_time": True}
@@ -138,9 +140,9 @@ def test_a_run_after_an_interrupted_one_goes_on_behind_its_last_build(
     add_builds(350, "canceling", STALE, STALE)
     stopping = threading.Event()
 
-    first = perform(drop_canceling, clock=clock, stopping=stopping, on_batch=lambda counts: stopping.set())
+    first = run_sweep(drop_canceling, clock=clock, stopping=stopping, on_batch=lambda counts: stopping.set())
     add_builds(1, "canceling", f"{STALE} - interval '1 day'", STALE, first_id=1000)
-    second = perform(drop_canceling, clock=clock)
+    second = run_sweep(drop_canceling, clock=clock)
 
     assert (first.outcome, first.reason, first.counts["dropped"]) == ("partial", "shutdown", 200)
     assert (second.outcome, second.counts["dropped"]) == ("done", 151), "and the one before its last build"

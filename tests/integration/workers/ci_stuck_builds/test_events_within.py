@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from housekeeping.core import events
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import OutboxRow
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
@@ -53,7 +53,7 @@ def test_build_whose_handler_fails_is_doomed(
 ) -> None:
     add_builds(10, "canceling", STALE, STALE)
 
-    result = perform(SMALL, clock=ManualClock())
+    result = run_sweep(SMALL, clock=ManualClock())
 
     assert (result.outcome, result.counts["dropped"], result.counts["doomed"], result.counts["failed"]) == (
         "done",
@@ -72,7 +72,7 @@ def test_build_whose_doom_has_a_failing_handler_stays(
     add_builds(10, "canceling", STALE, STALE)
     doomed.refused = 3
 
-    result = perform(SMALL, clock=ManualClock())
+    result = run_sweep(SMALL, clock=ManualClock())
 
     assert (result.counts["dropped"], result.counts["doomed"], result.counts["failed"]) == (9, 0, 1)
     assert Build.get_by_id(3).status == "canceling"
@@ -87,7 +87,7 @@ def test_doomed_build_is_in_the_outbox(builds: type[Build], add_builds: AddBuild
     for event in (events.build_dropped, events.build_doomed):
         events.on(event, refuse, outbox="pipelines")
     try:
-        perform(SMALL, clock=ManualClock())
+        run_sweep(SMALL, clock=ManualClock())
     finally:
         for event in (events.build_dropped, events.build_doomed):
             events.off(event, refuse)

@@ -9,7 +9,7 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.backlog import backlog, oldest
 from housekeeping.sweeps.insight.plan import plan
 from housekeeping.testing import ManualClock
@@ -50,7 +50,7 @@ def test_table_without_labels_is_planned_and_cleaned(
 
     planned = plan(sweep, clock=clock)
     waiting, first = backlog(sweep, clock.now(), 1000), oldest(sweep, clock.now())
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (planned.stale.rows, waiting.rows, first is not None) == (150, 150, True)
     assert (result.counts["dropped"], result.counts["doomed"], result.counts["failed"]) == (150, 0, 0)
@@ -71,7 +71,7 @@ def test_labels_that_are_missing_are_left_out_of_lines_events_and_reports(
     refuse("OLD.id = 2 AND NEW.failure_reason IS DISTINCT FROM 12")
     drop_columns("runner_id", "stage", "commit_id")
 
-    result = perform(drop_canceling, clock=clock)
+    result = run_sweep(drop_canceling, clock=clock)
 
     assert (result.outcome, result.counts["dropped"], result.counts["doomed"]) == ("done", 1, 1)
     [dropped] = lines(caplog, "Dropping outdated build")
@@ -86,13 +86,13 @@ def test_column_that_is_dropped_under_a_process_costs_it_one_attempt(
     builds: type[Build], add_builds: AddBuilds, drop_columns: Drop, clock: ManualClock, admin: Connection
 ) -> None:
     add_builds(1, "canceling", OLD, OLD)
-    before = perform(drop_canceling, clock=clock)
+    before = run_sweep(drop_canceling, clock=clock)
     drop_columns("stage")
     with admin.cursor() as cursor:
         cursor.execute("UPDATE ci_builds SET status = 'canceling', updated_at = created_at")
 
-    failed = perform(drop_canceling, clock=clock)
-    retried = perform(drop_canceling, clock=clock)
+    failed = run_sweep(drop_canceling, clock=clock)
+    retried = run_sweep(drop_canceling, clock=clock)
 
     assert (before.counts["dropped"], failed.outcome) == (1, "failed")
     assert (retried.outcome, retried.counts["dropped"]) == ("done", 1)
@@ -115,7 +115,7 @@ def test_missing_required_column_fails_the_run_with_its_name(
 ) -> None:
     drop_columns("lock_version")
 
-    result = perform(drop_canceling, clock=clock)
+    result = run_sweep(drop_canceling, clock=clock)
 
     assert result.outcome == "failed"
     assert "lock_version" in str(result.reason)

@@ -14,7 +14,7 @@ from housekeeping.core.redis_client import redis_client as client_for
 from housekeeping.core.redis_client import shared_redis
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
@@ -29,7 +29,7 @@ def test_without_redis_nothing_runs_unprotected_and_the_message_is_retried(
     add_builds(1, "canceling", STALE, STALE)
     shared_redis.use(client_for("redis://127.0.0.1:1/0"), shared_redis.namespace)
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert result.outcome == "failed"
     assert str(result.reason).startswith("Redis did not answer")
@@ -43,7 +43,7 @@ def test_without_the_database_the_run_fails_and_the_message_is_retried(
 ) -> None:
     database.initialize(connect_to("postgresql://nobody@127.0.0.1:1/nothing"))
 
-    result = perform(drop_canceling, clock=clock)
+    result = run_sweep(drop_canceling, clock=clock)
 
     database.initialize(postgres)
     assert (result.outcome, result.run_id) == ("failed", None)
@@ -67,14 +67,14 @@ def test_a_run_cut_off_from_the_database_keeps_what_it_committed_and_the_next_go
                     "CREATE TRIGGER cut BEFORE UPDATE ON ci_builds FOR EACH ROW EXECUTE FUNCTION cut()"
                 )
 
-    result = perform(drop_canceling, clock=ManualClock(), on_batch=cut)
+    result = run_sweep(drop_canceling, clock=ManualClock(), on_batch=cut)
 
     assert (result.outcome, result.counts["dropped"]) == ("failed", 200)
     assert (last_run().outcome, last_run().counts["dropped"]) == ("failed", 200)
     assert len(by_status()["canceling"]) == 300
     with admin.cursor() as cursor:
         cursor.execute("DROP TRIGGER cut ON ci_builds")
-    assert perform(drop_canceling, clock=ManualClock()).counts["dropped"] == 300
+    assert run_sweep(drop_canceling, clock=ManualClock()).counts["dropped"] == 300
 
 
 def test_a_holder_that_lost_its_lease_commits_nothing_more(
@@ -87,9 +87,9 @@ def test_a_holder_that_lost_its_lease_commits_nothing_more(
     def be_overtaken(counts: Counts) -> None:
         if counts["dropped"] == 100 and not others:
             redis_client.delete(f"{shared_redis.namespace}:lease:ci/stuck_builds/drop_canceling")
-            others.append(perform(drop_canceling, clock=ManualClock()))
+            others.append(run_sweep(drop_canceling, clock=ManualClock()))
 
-    result = perform(drop_canceling, clock=ManualClock(), on_batch=be_overtaken)
+    result = run_sweep(drop_canceling, clock=ManualClock(), on_batch=be_overtaken)
 
     assert (others[0].outcome, others[0].counts["dropped"]) == ("done", 400)
     assert (result.outcome, result.counts["dropped"]) == ("lost_lease", 100)

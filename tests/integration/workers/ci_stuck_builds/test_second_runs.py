@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.ci_stuck_builds.worker import drop_canceling, drop_running, drop_scheduled
@@ -29,10 +29,10 @@ def test_a_second_run_changes_nothing(
     # I4
     add_builds(5, status, STALE, STALE, scheduled_at=ZONED_STALE)
     add_builds(5, status, NOW, NOW, first_id=10, scheduled_at=NOW)
-    assert perform(sweep, clock=clock).counts["dropped"] == 5
+    assert run_sweep(sweep, clock=clock).counts["dropped"] == 5
     before = rows()
 
-    again = perform(sweep, clock=clock)
+    again = run_sweep(sweep, clock=clock)
 
     assert (again.outcome, again.counts["dropped"], again.counts["doomed"], again.counts["failed"]) == ("done", 0, 0, 0)
     assert rows() == before

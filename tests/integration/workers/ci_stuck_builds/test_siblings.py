@@ -10,7 +10,7 @@ import pytest
 from housekeeping.database.connection import database
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.ci_stuck_builds.worker import drop_running, drop_scheduled
@@ -29,7 +29,7 @@ def test_running_builds_not_updated_for_more_than_an_hour_are_dropped(
     add_builds(1, "running", STALE, f"{HOUR_AGO} + interval '1 microsecond'", first_id=3)
     add_builds(1, "canceling", STALE, STALE, first_id=4)
 
-    result = perform(drop_running, clock=clock)
+    result = run_sweep(drop_running, clock=clock)
 
     assert result.counts == {"dropped": 1, "doomed": 0, "failed": 0, "out_of_time": False}
     assert by_status() == {"failed": [1], "running": [2, 3], "canceling": [4]}
@@ -44,7 +44,7 @@ def test_builds_scheduled_for_more_than_an_hour_ago_are_dropped_as_stale(
     add_builds(1, "scheduled", STALE, STALE, first_id=3, scheduled_at=f"{ZONED_HOUR_AGO} + interval '1 microsecond'")
     add_builds(1, "scheduled", STALE, STALE, first_id=4, scheduled_at="NULL")
 
-    result = perform(drop_scheduled, clock=clock)
+    result = run_sweep(drop_scheduled, clock=clock)
 
     assert result.counts == {"dropped": 1, "doomed": 0, "failed": 0, "out_of_time": False}
     assert by_status() == {"failed": [1], "scheduled": [2, 3, 4]}
@@ -71,7 +71,7 @@ def test_their_lines_say_what_they_do(
     caplog.set_level(logging.INFO)
     add_builds(1, status, STALE, STALE, scheduled_at=ZONED_STALE)
 
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
 
     assert len(lines(caplog, start)) == 1
     (line,) = lines(caplog, "Dropping outdated build")
@@ -85,7 +85,7 @@ def test_they_doom_what_cannot_be_dropped(
     add_builds(3, status, STALE, STALE, scheduled_at=ZONED_STALE)
     refuse("OLD.id = 3 OR (OLD.id = 2 AND NEW.failure_reason IS DISTINCT FROM 12)")
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert result.counts == {"dropped": 1, "doomed": 1, "failed": 1, "out_of_time": False}
 
@@ -96,7 +96,7 @@ def test_each_runs_under_a_lease_of_its_own(builds: type[Build], clock: ManualCl
     key = sweep.name.replace(".", "/")
 
     with ExclusiveLease(key, timedelta(minutes=30)):
-        result = perform(sweep, clock=clock)
+        result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.reason) == ("skipped", "lease_held")
 
@@ -107,7 +107,7 @@ def test_running_builds_without_a_creation_time_are_dropped_too(builds: type[Bui
         database.execute_sql("ALTER TABLE ci_builds ALTER COLUMN created_at DROP NOT NULL")
     add_builds(250, "running", "CASE n % 2 WHEN 0 THEN timestamp '2025-01-01' END", STALE)
 
-    result = perform(drop_running, clock=ManualClock())
+    result = run_sweep(drop_running, clock=ManualClock())
 
     assert (result.outcome, result.counts["dropped"]) == ("done", 250)
 
@@ -118,6 +118,6 @@ def test_running_builds_at_infinite_and_ancient_times_are_dropped_too(
     times = "(ARRAY['-infinity', '0044-03-15 BC', '2025-01-01'])[1 + n % 3]::timestamp"
     add_builds(300, "running", times, STALE)
 
-    result = perform(drop_running, clock=ManualClock())
+    result = run_sweep(drop_running, clock=ManualClock())
 
     assert (result.outcome, result.counts["dropped"]) == ("done", 300)

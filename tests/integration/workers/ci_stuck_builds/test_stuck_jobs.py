@@ -17,7 +17,7 @@ from housekeeping.core.errors import DeclarationError
 from housekeeping.core.settings import Settings
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps import actor_registry
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import dry_run
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
@@ -33,7 +33,7 @@ def test_the_children_are_enqueued_15_30_and_45_minutes_ahead(
     broker: RedisBroker, delayed: Delayed, clock: ManualClock
 ) -> None:
     # 実行スケジュール: StuckCiJobsWorkerからのperform_in, 45分後; 入力パラメータ: なし.
-    result = perform(stuck_jobs, clock=clock)
+    result = run_sweep(stuck_jobs, clock=clock)
 
     messages = delayed()
     assert (result.outcome, result.counts) == ("done", {**NOTHING, "enqueued": 3})
@@ -51,9 +51,9 @@ def test_the_children_are_enqueued_15_30_and_45_minutes_ahead(
 def test_a_second_run_within_the_hour_does_not_double_the_children(
     broker: RedisBroker, delayed: Delayed, clock: ManualClock
 ) -> None:
-    perform(stuck_jobs, clock=clock)
+    run_sweep(stuck_jobs, clock=clock)
 
-    again = perform(stuck_jobs, clock=clock)
+    again = run_sweep(stuck_jobs, clock=clock)
 
     assert (again.outcome, again.counts) == ("done", NOTHING)
     assert len(delayed()) == 3
@@ -66,7 +66,7 @@ def test_the_children_are_enqueued_though_the_pending_builds_cannot_be_reached(
     with admin.cursor() as cursor:
         cursor.execute("ALTER TABLE ci_builds RENAME TO elsewhere")
 
-    result = perform(stuck_jobs, clock=clock)
+    result = run_sweep(stuck_jobs, clock=clock)
 
     assert (result.outcome, result.counts["enqueued"]) == ("failed", 3)
     assert len(delayed()) == 3
@@ -77,12 +77,12 @@ def test_a_run_after_one_that_failed_among_the_builds_enqueues_the_children_agai
 ) -> None:
     with admin.cursor() as cursor:
         cursor.execute("ALTER TABLE ci_builds RENAME TO elsewhere")
-        perform(stuck_jobs, clock=clock)
+        run_sweep(stuck_jobs, clock=clock)
         cursor.execute("ALTER TABLE elsewhere RENAME TO ci_builds")
     # The children have begun meanwhile.
     redis_client.delete(*redis_client.keys(f"{settings.namespace}:dedup:*"))
 
-    result = perform(stuck_jobs, clock=clock)
+    result = run_sweep(stuck_jobs, clock=clock)
 
     assert (result.outcome, result.counts["enqueued"]) == ("done", 3)
 
@@ -97,7 +97,7 @@ def test_builds_pending_for_more_than_a_day_are_dropped(
     add_builds(1, "pending", f"{DAY_AGO} + interval '1 microsecond'", DAY_OLD, first_id=4)
     add_builds(1, "canceling", DAY_OLD, DAY_OLD, first_id=5)
 
-    result = perform(stuck_jobs, clock=clock)
+    result = run_sweep(stuck_jobs, clock=clock)
 
     assert result.counts == {"enqueued": 3, "dropped": 1, "doomed": 0, "failed": 0}
     assert by_status() == {"failed": [1], "pending": [2, 3, 4], "canceling": [5]}
@@ -112,7 +112,7 @@ def test_pending_builds_are_doomed_by_the_same_rules(
     add_builds(250, "pending", DAY_OLD, DAY_OLD)
     refuse("OLD.id = 3 OR (OLD.id = 2 AND NEW.failure_reason IS DISTINCT FROM 12)")
 
-    result = perform(stuck_jobs, clock=clock)
+    result = run_sweep(stuck_jobs, clock=clock)
 
     assert result.counts == {"enqueued": 3, "dropped": 248, "doomed": 1, "failed": 1}
 
@@ -120,9 +120,9 @@ def test_pending_builds_are_doomed_by_the_same_rules(
 def test_its_lease_is_its_own(broker: RedisBroker, clock: ManualClock) -> None:
     # 排他制御: 親ワーカーとは別のロックを使用
     with ExclusiveLease("ci/stuck_jobs", timedelta(minutes=30)):
-        held = perform(stuck_jobs, clock=clock)
+        held = run_sweep(stuck_jobs, clock=clock)
     with ExclusiveLease("ci/stuck_builds/drop_canceling", timedelta(minutes=30)):
-        free = perform(stuck_jobs, clock=clock)
+        free = run_sweep(stuck_jobs, clock=clock)
 
     assert (held.outcome, held.reason) == ("skipped", "lease_held")
     assert free.outcome == "done"
@@ -142,7 +142,7 @@ def test_a_dry_run_enqueues_and_drops_nothing(
 def test_without_an_actor_the_run_says_what_is_missing(builds: type[Build], clock: ManualClock) -> None:
     actor_registry.forget_all()
 
-    result = perform(stuck_jobs, clock=clock)
+    result = run_sweep(stuck_jobs, clock=clock)
 
     assert isinstance(result.error, DeclarationError)
     assert result.reason == (

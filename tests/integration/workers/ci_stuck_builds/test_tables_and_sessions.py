@@ -12,9 +12,9 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.stages.stage import Step
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.ci_stuck_builds.worker import drop_canceling, drop_running, drop_scheduled, stuck_jobs
@@ -36,7 +36,7 @@ def by_pair() -> dict[tuple[int, int], str]:
 
 
 def test_a_build_is_never_taken_for_its_twin_in_another_partition(twins: type[Build], clock: ManualClock) -> None:
-    result = perform(drop_canceling, clock=clock)
+    result = run_sweep(drop_canceling, clock=clock)
 
     assert result.counts["dropped"] == 30
     assert by_pair() == {
@@ -61,7 +61,7 @@ def test_nor_is_a_build_that_cannot_be_dropped(
         " OR (OLD.id = 8 AND OLD.partition_id = 102)"
     )
 
-    result = perform(drop_canceling, clock=ManualClock())
+    result = run_sweep(drop_canceling, clock=ManualClock())
 
     assert result.counts == {"dropped": 58, "doomed": 1, "failed": 1, "out_of_time": False}
     assert {pair for pair, status in by_pair().items() if status == "canceling"} == {(8, 102)}
@@ -86,7 +86,7 @@ def test_the_table_is_asked_for_its_key_once(
     add_builds(150, "canceling", STALE, STALE)
 
     for _ in range(3):
-        perform(drop_canceling, clock=clock)
+        run_sweep(drop_canceling, clock=clock)
 
     assert sum("pg_index" in sql for sql in statements) == 1
 
@@ -99,7 +99,7 @@ def test_a_partition_by_itself_is_a_table_too(
     add_builds(5, "canceling", STALE, STALE, partition_id="102")
     Build._meta.set_table_name("ci_builds")
 
-    perform(drop_canceling, clock=clock)
+    run_sweep(drop_canceling, clock=clock)
 
     Build._meta.set_table_name("p_ci_builds")
     assert {partition for (_, partition), status in by_pair().items() if status == "failed"} == {100}
@@ -133,7 +133,7 @@ def test_ages_are_right_in_a_session_of_any_time_zone(
         add_builds(350, status, then, then, first_id=first_id, scheduled_at=f"now() - interval '{age}'")
     zone: Any = database.execute_sql("SHOW timezone").fetchone()
 
-    result = perform(sweep, clock=ManualClock(now=now))
+    result = run_sweep(sweep, clock=ManualClock(now=now))
 
     assert zone[0] != "UTC"
     assert (result.outcome, result.counts["dropped"]) == ("done", 350)
@@ -178,14 +178,14 @@ def test_no_statement_of_a_run_scans_the_table(
         statements.append((sql, params))
         return execute_sql(self, sql, params)
 
-    (table,) = [each for each in sweep.walks() if isinstance(each, TablePass)]
+    (table,) = [each for each in sweep.stages_for_run() if isinstance(each, TableStage)]
     with monkeypatch.context() as noting, database.atomic() as transaction:
         noting.setattr(Database, "execute_sql", execute_and_note)
         now = datetime(2026, 1, 1, tzinfo=UTC)
-        first = table.settle(Step(sweep.name, None, now))
-        second = table.settle(Step(sweep.name, None, now, first.position))
+        first = table.apply(Step(sweep.name, None, now))
+        second = table.apply(Step(sweep.name, None, now, first.position))
         positions = table.positions(Step(sweep.name, None, now, second.position))
-        table.rescue(Step(sweep.name, None, now, only=positions[:1]), ValueError("no"))
+        table.fallback(Step(sweep.name, None, now, only=positions[:1]), ValueError("no"))
         table.describe(positions[0])
         table.backlog(now, 1000)
         table.oldest(now)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage.worker import LARGEST_BACKLOG, sweep
 from tests.integration.workers.object_storage.conftest import Configure, Lines, Prepare
@@ -28,8 +28,8 @@ def test_alarms_ring_for_failures_in_a_row(
 
     rung = []
     for _ in range(3):
-        perform(sweep, clock=clock)
-        rung.append([line["alarm"] for line in lines("Alarm")])
+        run_sweep(sweep, clock=clock)
+        rung.append([line["alarm"] for line in lines("Alert")])
 
     assert rung == [[], [], ["failed_runs"]]
 
@@ -40,12 +40,12 @@ def test_an_alarm_rings_for_a_run_over_250_seconds_not_for_one_of_250(
     # 監視・アラート: 処理時間, 250秒超過
     configure(artifacts=folder.settings())
     # The clock is read when the run begins, when its last batch ends, and at its end.
-    perform(sweep, clock=ManualClock(tick=timedelta(seconds=125)))
-    assert lines("Alarm") == []
+    run_sweep(sweep, clock=ManualClock(tick=timedelta(seconds=125)))
+    assert lines("Alert") == []
 
-    perform(sweep, clock=ManualClock(tick=timedelta(seconds=126)))
+    run_sweep(sweep, clock=ManualClock(tick=timedelta(seconds=126)))
 
-    assert [line["alarm"] for line in lines("Alarm")] == ["longest_run"]
+    assert [line["alarm"] for line in lines("Alert")] == ["longest_run"]
 
 
 @pytest.mark.parametrize(("waiting", "rings"), [(-1, []), (0, []), (1, ["backlog"])])
@@ -62,9 +62,9 @@ def test_an_alarm_rings_for_more_than_10_000_stale_uploads_left(
     prepared(*(f"may/{number}" for number in range(LARGEST_BACKLOG + waiting)))
     prepared("may/fresh", ago=timedelta())
 
-    perform(sweep, clock=ManualClock())
+    run_sweep(sweep, clock=ManualClock())
 
-    assert [line["alarm"] for line in lines("Alarm")] == rings
+    assert [line["alarm"] for line in lines("Alert")] == rings
 
 
 def test_the_alarm_of_the_backlog_does_not_break_the_run_when_redis_is_away(
@@ -77,7 +77,7 @@ def test_the_alarm_of_the_backlog_does_not_break_the_run_when_redis_is_away(
 
     monkeypatch.setattr(redis.Redis, "eval", away)
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert result.outcome == "failed"
     assert len(lines("Could not count the backlog")) == 1

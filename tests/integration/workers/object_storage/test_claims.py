@@ -13,7 +13,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.settings import Settings
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage import claims, pending_entry
@@ -80,12 +80,12 @@ def test_a_run_that_was_taken_for_dead_begins_no_deletion_and_the_next_one_takes
             # A minute passes, but not by the machine's own clock, which stands still while it is paused.
             with admin.cursor() as cursor:
                 cursor.execute(f"UPDATE {Run._meta.schema}.runs SET heartbeat_at = heartbeat_at - interval '61 s'")
-            assert perform(sweep, clock=clock).counts["total_deleted_stale_entries"] == 1, "it takes them over"
+            assert run_sweep(sweep, clock=clock).counts["total_deleted_stale_entries"] == 1, "it takes them over"
             place.put("may/1")  # by whoever uses the path again
         return claimed
 
     monkeypatch.setattr(Claims, "take", take_and_sleep)
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.reason) == ("lost_lease", "taken_over")
     assert (place.paths(), still_pending()) == ({"may/1"}, set())
@@ -193,7 +193,7 @@ def test_what_was_removed_before_redis_went_away_is_counted(
         return take(self, chosen)
 
     monkeypatch.setattr(Claims, "take", take_or_fail)
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.counts["total_deleted_stale_entries"]) == ("done", 4)
     assert still_pending() == set()

@@ -15,7 +15,7 @@ import redis
 from housekeeping.core.errors import UploadBeingDeleted
 from housekeeping.core.settings import WorkerSettings
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage import pending_entry, pending_uploads
 from housekeeping.workers.object_storage.claims import Claims
@@ -76,7 +76,7 @@ def test_an_upload_completed_after_the_page_was_read_keeps_its_object(
     completed: list[bool] = []
     before_the_claim(lambda: completed.append(complete("may/1")))
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert completed == [True]
     assert result.counts["total_deleted_stale_entries"] == 1 and result.counts["failed"] == 0
@@ -95,7 +95,7 @@ def test_an_upload_prepared_anew_after_the_page_was_read_keeps_its_object(
     prepared("may/1", "may/2", place=place)
     before_the_claim(lambda: pending_uploads.prepare("artifacts", "may/1", clock=clock))
 
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
 
     assert (still_pending(), place.paths()) == ({"may/1"}, {"may/1"})
 
@@ -108,7 +108,7 @@ def test_an_upload_removed_by_another_program_after_the_page_was_read_keeps_its_
     prepared("may/1", place=place)
     before_the_claim(lambda: pending.hdel(pending_entry.KEY, "artifacts:may/1"))
 
-    perform(sweep, clock=ManualClock())
+    run_sweep(sweep, clock=ManualClock())
 
     assert place.paths() == {"may/1"}
 
@@ -134,7 +134,7 @@ def test_an_upload_that_is_being_deleted_cannot_be_completed_or_prepared(
 
     before_the_deletion(try_to)
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert completed == [False]
     assert result.counts["total_deleted_stale_entries"] == 1
@@ -146,12 +146,12 @@ def test_a_path_is_free_again_once_its_stale_upload_is_gone(
 ) -> None:
     configure(artifacts=folder.settings())
     prepared("may/1", place=folder)
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
 
     pending_uploads.prepare("artifacts", "may/1", clock=clock)
     folder.put("may/1")
 
-    assert perform(sweep, clock=clock).counts["total_deleted_stale_entries"] == 0
+    assert run_sweep(sweep, clock=clock).counts["total_deleted_stale_entries"] == 0
     assert complete("may/1") is True
     assert folder.paths() == {"may/1"}
 
@@ -173,7 +173,7 @@ def test_whoever_is_told_completed_has_an_object_and_nobody_else(
     other = threading.Thread(target=complete_all)
     other.start()
     start.wait(timeout=10)
-    result = perform(sweep.configured(WorkerSettings(batch_size=50)), clock=ManualClock())
+    result = run_sweep(sweep.configured(WorkerSettings(batch_size=50)), clock=ManualClock())
     other.join(timeout=60)
 
     assert folder.paths() == completed
@@ -204,7 +204,7 @@ def test_an_upload_another_program_touches_while_it_is_deleted_is_lost_and_that_
     prepared("may/1", "may/2", place=folder)
     before_the_deletion(lambda: act(pending))
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert result.counts["total_deleted_stale_entries"] == 1 and result.counts["failed"] == 1
     (report,) = reported
@@ -218,10 +218,10 @@ def test_an_object_that_may_be_gone_cannot_be_completed_and_the_next_run_takes_i
     configure(artifacts=folder.settings())
     poison = folder.refuse("may/poison")
     prepared(poison)
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
     assert complete(poison) is False
     (folder.root / folder.prefix / poison / "inside").unlink()
     (folder.root / folder.prefix / poison).rmdir()
 
-    assert perform(sweep, clock=clock).counts["total_deleted_stale_entries"] == 1
+    assert run_sweep(sweep, clock=clock).counts["total_deleted_stale_entries"] == 1
     assert still_pending() == set()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage.worker import sweep
 from tests.integration.workers.object_storage.conftest import Configure, Pending, Prepare
@@ -81,10 +81,10 @@ def test_half_an_answer_costs_those_it_is_about_and_the_next_run_settles_them(
     left: set[str],
 ) -> None:
     store.behave = behave
-    first = perform(sweep, clock=clock)
+    first = run_sweep(sweep, clock=clock)
     objects, entries = set(store.objects), still_pending()
     store.behave = healthy
-    second = perform(sweep, clock=clock)
+    second = run_sweep(sweep, clock=clock)
 
     assert entries == left | FRESH, "all others are settled"
     assert objects - COMPLETED == entries, "nothing is done with whose object is still there"
@@ -103,10 +103,10 @@ def test_what_a_store_deleted_without_saying_so_before_it_broke_down_is_settled_
         return 503, "<Error><Code>SlowDown</Code></Error>"
 
     store.behave = breaks_down
-    first = perform(sweep, clock=clock)
+    first = run_sweep(sweep, clock=clock)
     objects, entries = set(store.objects), still_pending()
     store.behave = healthy
-    second = perform(sweep, clock=clock)
+    second = run_sweep(sweep, clock=clock)
 
     assert (len(objects - COMPLETED - FRESH), entries) == (20, STALE | FRESH)
     assert first.counts["total_deleted_stale_entries"] == 0

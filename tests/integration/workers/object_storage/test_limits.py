@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits.breaker import Breaker
@@ -26,7 +26,7 @@ from tests.integration.workers.object_storage.places import Folder
 SECOND = timedelta(seconds=1)
 SMALL = dataclasses.replace(sweep, batch_size=10)
 #: Does not look at the backlog when it ends.
-QUIET = dataclasses.replace(SMALL, alarms=dataclasses.replace(sweep.alarms, backlog=None), settles=())
+QUIET = dataclasses.replace(SMALL, alerts=dataclasses.replace(sweep.alerts, backlog=None), progress_counts=())
 
 
 pytestmark = pytest.mark.usefixtures("postgres", "pending")
@@ -40,7 +40,7 @@ def test_the_run_stops_once_more_than_250_seconds_have_passed(
     configure(artifacts=folder.settings())
     prepared(*(f"may/{number}" for number in range(200)))
 
-    result = perform(sweep, clock=ManualClock(tick=MAX_EXEC_DURATION / 2))
+    result = run_sweep(sweep, clock=ManualClock(tick=MAX_EXEC_DURATION / 2))
 
     assert (result.outcome, result.reason) == ("partial", "out_of_time")
     assert result.counts == counted(200, 96, timeout=True)
@@ -70,7 +70,7 @@ def test_the_next_run_goes_on_with_the_page_after_the_last(
     prepared(*(f"may/{number}" for number in range(2_000)))
 
     for _ in range(3):
-        perform(QUIET, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
+        run_sweep(QUIET, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
 
     (first, second, third) = cursors
     assert first[0] == 0 and second[0] == first[1] != 0 and third[0] == second[1] != 0
@@ -84,9 +84,9 @@ def test_the_next_run_begins_with_the_page_in_which_time_ran_out(
     prepared(*(f"may/{number}" for number in range(2_000)))
     pages_of_100 = dataclasses.replace(QUIET, batch_size=100)
 
-    first = perform(pages_of_100, clock=ManualClock(tick=MAX_EXEC_DURATION / 5))
+    first = run_sweep(pages_of_100, clock=ManualClock(tick=MAX_EXEC_DURATION / 5))
     (_, (cut, _)) = cursors
-    perform(pages_of_100, clock=ManualClock())
+    run_sweep(pages_of_100, clock=ManualClock())
 
     assert first.outcome == "partial" and 130 < first.counts["total_deleted_stale_entries"] < 200
     assert cursors[2][0] == cut != 0
@@ -102,7 +102,7 @@ def test_objects_that_are_slow_to_be_refused_do_not_keep_the_others_waiting_for_
     prepared(*(f"may/{number}" for number in range(20)))
 
     for _ in range(80):
-        perform(sweep, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
+        run_sweep(sweep, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
 
     assert still_pending() == poison
 
@@ -115,12 +115,12 @@ def test_the_time_is_asked_between_the_batches_of_one_page(
     prepared("may/1", "may/2", place=folder)
     prepared("may/3", "may/4", location="uploads", place=folder)
 
-    result = perform(sweep, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
+    result = run_sweep(sweep, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
 
     assert (result.outcome, result.counts) == ("partial", counted(4, 2, timeout=True))
     assert len(folder.paths()) == 2
 
-    assert perform(sweep, clock=ManualClock()).counts == counted(2, 2)
+    assert run_sweep(sweep, clock=ManualClock()).counts == counted(2, 2)
 
 
 def test_the_time_is_asked_while_objects_are_deleted_one_by_one(
@@ -129,7 +129,7 @@ def test_the_time_is_asked_while_objects_are_deleted_one_by_one(
     configure(artifacts=folder.settings())
     prepared(*(f"may/{number}" for number in range(100)))
 
-    result = perform(sweep, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
+    result = run_sweep(sweep, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
 
     assert result.counts == counted(100, 32, timeout=True)
     assert len(still_pending()) == 68
@@ -141,7 +141,7 @@ def test_late_end_of_the_last_batch_is_done_with_the_timeout_flag(
     configure(artifacts=folder.settings())
     prepared("may/1")
 
-    result = perform(sweep, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
+    result = run_sweep(sweep, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
 
     # 処理フロー 4, フローチャート: the time is asked after the last entry, too.
     assert (result.outcome, result.counts) == ("done", counted(1, 1, timeout=True))
@@ -155,8 +155,8 @@ def test_a_shutdown_ends_the_run_after_its_batch_and_the_next_goes_on(
     prepared(*(f"may/{number}" for number in range(2_000)))
     stopping = threading.Event()
 
-    first = perform(SMALL, clock=clock, stopping=stopping, on_batch=lambda counts: stopping.set())
-    second = perform(sweep, clock=clock)
+    first = run_sweep(SMALL, clock=clock, stopping=stopping, on_batch=lambda counts: stopping.set())
+    second = run_sweep(sweep, clock=clock)
 
     assert (first.outcome, first.reason) == ("partial", "shutdown")
     assert 0 < first.counts["total_deleted_stale_entries"] < 2_000
@@ -170,11 +170,11 @@ def test_resumed_run_that_is_done_has_also_seen_what_lies_before_its_beginning(
     configure(artifacts=folder.settings())
     prepared(*(f"may/{number}" for number in range(2_000)))
     stopping = threading.Event()
-    perform(SMALL, clock=clock, stopping=stopping, on_batch=lambda counts: stopping.set())
+    run_sweep(SMALL, clock=clock, stopping=stopping, on_batch=lambda counts: stopping.set())
     # Some of these are among the entries that the first run has passed.
     prepared(*(f"late/{number}" for number in range(500)))
 
-    resumed = perform(sweep, clock=clock)
+    resumed = run_sweep(sweep, clock=clock)
 
     assert (resumed.outcome, pending_uploads.count()) == ("done", 0)
 
@@ -190,7 +190,7 @@ def test_each_page_commits_its_counts(
     def look(counts: Counts) -> None:
         seen.append((counts["total_deleted_stale_entries"], last_run().counts["total_deleted_stale_entries"]))
 
-    perform(dataclasses.replace(sweep, batch_size=500), clock=clock, on_batch=look)
+    run_sweep(dataclasses.replace(sweep, batch_size=500), clock=clock, on_batch=look)
 
     assert len(seen) > 2 and all(told == written for told, written in seen)
 
@@ -210,7 +210,7 @@ def test_a_page_costs_four_round_trips_and_the_hash_is_never_read_whole(
 
     monkeypatch.setattr(redis.Redis, "execute_command", execute_and_note)
 
-    perform(dataclasses.replace(QUIET, batch_size=500), clock=clock)
+    run_sweep(dataclasses.replace(QUIET, batch_size=500), clock=clock)
 
     pages = commands.count("EVAL")
     assert 5 <= pages <= 15
@@ -228,6 +228,6 @@ def test_breaker_limit_holds_within_one_page(
     past_runs(10, 0, worker=sweep.name, counted_as="total_deleted_stale_entries")
     limited = dataclasses.replace(sweep, breaker=Breaker(action="limit"))
 
-    ends = [(perform(limited, clock=ManualClock()).reason, len(still_pending())) for _ in range(3)]
+    ends = [(run_sweep(limited, clock=ManualClock()).reason, len(still_pending())) for _ in range(3)]
 
     assert ends == [("breaker", 15), ("breaker", 5), (None, 0)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage.local_files import delete_file, opened
 from housekeeping.workers.object_storage.worker import sweep
@@ -41,7 +41,7 @@ def test_linked_folder_outside_the_store_keeps_its_file(
     os.symlink(outside.parent, folder.root / folder.prefix / "link")
     prepared("link/passwd", "may/good")
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert outside.exists()
     assert (result.outcome, result.counts) == ("done", counted(2, 1, failed=1))
@@ -65,7 +65,7 @@ def test_object_that_is_a_link_goes_and_its_target_stays(
     os.symlink(outside, link)
     prepared("link")
 
-    assert perform(sweep, clock=clock).counts == counted(1, 1)
+    assert run_sweep(sweep, clock=clock).counts == counted(1, 1)
     assert outside.exists() and not link.is_symlink()
     assert still_pending() == set()
 

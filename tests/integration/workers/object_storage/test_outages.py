@@ -17,7 +17,7 @@ from housekeeping.core.redis_client import redis_client as make_redis_client
 from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import connect_to, database
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage import claims, pending_uploads, stores
@@ -44,7 +44,7 @@ def test_a_missing_bucket_or_folder_fails_the_run_and_nothing_is_taken_for_delet
     configure(artifacts=place.missing())
     prepared("may/1", "may/2")
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert result.outcome == "failed" and result.reason is not None
     assert result.reason.startswith("object store 'artifacts': ")
@@ -61,7 +61,7 @@ def test_uploads_to_a_store_that_is_away_can_still_be_completed(
     # The store was asked first, so nothing was claimed.
     configure(artifacts=place.missing())
     prepared("may/1")
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
 
     assert pending_uploads.complete("artifacts", "may/1") is True
 
@@ -84,7 +84,7 @@ def test_a_folder_that_vanishes_in_the_middle_is_not_taken_for_deleted_objects(
 
     monkeypatch.setattr("housekeeping.workers.object_storage.deletion.delete_file", vanish_and_delete)
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert result.outcome == "failed"
     assert still_pending() == set(paths)
@@ -97,7 +97,7 @@ def test_one_store_away_does_not_hold_up_the_others(
     for number in range(700):
         prepared(f"may/{number}", location="artifacts" if number % 2 else "uploads")
 
-    result = perform(dataclasses.replace(sweep, batch_size=100), clock=clock)
+    result = run_sweep(dataclasses.replace(sweep, batch_size=100), clock=clock)
 
     assert result.outcome == "failed" and result.reason is not None
     assert "'uploads'" in result.reason and "'artifacts'" not in result.reason
@@ -116,11 +116,11 @@ def test_the_run_after_one_that_met_a_store_away_begins_at_the_front_and_settles
     # 障害時対応: 障害発生時は次回定期実行で自動復旧
     prepared("may/1")
     configure(artifacts=folder.missing())
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
     assert last_run().cursor is None
     configure(artifacts=folder.settings())
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, still_pending()) == ("done", set())
 
@@ -131,7 +131,7 @@ def test_time_that_runs_out_does_not_hide_that_a_store_is_away(
     configure(artifacts=folder.missing())
     prepared(*(f"may/{number}" for number in range(2_000)))
 
-    result = perform(dataclasses.replace(sweep, batch_size=10), clock=ManualClock(tick=timedelta(minutes=10)))
+    result = run_sweep(dataclasses.replace(sweep, batch_size=10), clock=ManualClock(tick=timedelta(minutes=10)))
 
     assert result.outcome == "failed" and result.counts["execution_timeout"] is True
 
@@ -144,7 +144,7 @@ def test_a_store_that_never_answers_is_given_up_in_bounded_time(
     prepared("may/1")
     prepared("may/2", location="uploads")
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert result.outcome == "failed"
     assert result.counts["total_deleted_stale_entries"] == 1
@@ -163,7 +163,7 @@ def test_a_store_that_refuses_every_deletion_is_left_alone_after_a_hundred(
     configure(artifacts=folder.settings())
     prepared(*(folder.refuse(f"may/{number}") for number in range(300)))
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert result.outcome == "failed" and result.reason is not None
     assert "refuses every deletion" in result.reason
@@ -178,7 +178,7 @@ def test_a_store_that_deleted_anything_is_never_taken_for_one_that_refuses_all(
     prepared(*(folder.refuse(f"may/poison-{number}") for number in range(150)))
     prepared(*(f"may/{number}" for number in range(300)), place=folder)
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.counts["failed"]) == ("done", 150)
 
@@ -192,7 +192,7 @@ def test_redis_away_fails_the_run_with_a_reason(
     assert ours is not None
     shared_redis.use(make_redis_client("redis://127.0.0.1:1"), settings.namespace)
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
     shared_redis.use(ours, settings.namespace)
 
     assert result.outcome == "failed" and result.reason is not None
@@ -207,7 +207,7 @@ def test_a_database_away_fails_the_run_before_anything_is_deleted(
     ours = database.obj
     database.initialize(connect_to("postgresql://nobody@127.0.0.1:1/nothing"))
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
     database.initialize(ours)
 
     assert result.outcome == "failed" and result.reason is not None and result.reason.startswith("database: ")
@@ -231,9 +231,9 @@ def test_redis_lost_after_the_objects_are_gone_costs_a_repetition(
 
     with monkeypatch.context() as patch:
         patch.setattr(claims.Claims, "settle", lost)
-        first = perform(sweep, clock=clock)
+        first = run_sweep(sweep, clock=clock)
     claimed = pending_uploads.complete("artifacts", "may/1")
-    again = perform(sweep, clock=clock)
+    again = run_sweep(sweep, clock=clock)
 
     assert (first.outcome, claimed) == ("failed", False)
     assert again.counts == counted(2, 2), "it finds the objects missing"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from housekeeping.core import events
-from housekeeping.sweeps import perform
+from housekeeping.sweeps import run_sweep
 from housekeeping.sweeps.ledger.models import OutboxRow
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage.claims import Claims
@@ -38,9 +38,9 @@ def test_deleted_uploads_are_delivered_by_the_next_sweep_of_the_outbox(
     configure(artifacts=folder.settings())
     prepared("may/1", "may/2", place=folder)
 
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
     before = list(received)
-    delivered = perform(outbox_sweep)
+    delivered = run_sweep(outbox_sweep)
 
     assert (before, sorted(received)) == ([], ["may/1", "may/2"])
     assert (delivered.counts["delivered_rows"], OutboxRow.select().count()) == (2, 0)
@@ -64,8 +64,8 @@ def test_upload_is_in_the_outbox_before_its_entry_is_removed(
 
     monkeypatch.setattr(Claims, "settle", die)
     with pytest.raises(SystemExit):
-        perform(sweep, clock=clock)
+        run_sweep(sweep, clock=clock)
 
     assert stored == [1]
-    assert perform(outbox_sweep).counts["delivered_rows"] == 1
+    assert run_sweep(outbox_sweep).counts["delivered_rows"] == 1
     assert received == ["may/1"]

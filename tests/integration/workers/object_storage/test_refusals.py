@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage import pending_entry, pending_uploads
 from housekeeping.workers.object_storage.worker import sweep
@@ -68,7 +68,7 @@ def test_an_entry_that_cannot_be_one_stays_and_is_logged_reported_and_counted(
     prepared("may/good", place=folder)
     pending.hset(pending_entry.KEY, field, value)
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.counts) == ("done", counted(2, 1, failed=1))
     assert pending.hgetall(pending_entry.KEY) == {field: value}
@@ -86,7 +86,7 @@ def test_an_entry_that_cannot_be_one_is_left_alone_while_it_is_fresh(
     prepared("../1", ago=THREE_HOURS)
     prepared("2", location="nowhere", ago=THREE_HOURS)
 
-    assert perform(sweep, clock=clock).counts == counted(2, 0)
+    assert run_sweep(sweep, clock=clock).counts == counted(2, 0)
 
 
 def test_one_refused_object_among_10_000_costs_itself_only(
@@ -105,7 +105,7 @@ def test_one_refused_object_among_10_000_costs_itself_only(
     poison = place.refuse("may/poison")
     prepared(poison)
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.counts) == ("done", counted(10_000, 9_999, failed=1))
     assert still_pending() == {poison}
@@ -121,8 +121,8 @@ def test_a_refused_object_is_tried_again_by_the_next_run(
     configure(artifacts=place.settings())
     prepared(place.refuse("may/poison"))
 
-    assert perform(sweep, clock=clock).counts == counted(1, 0, failed=1)
-    assert perform(sweep, clock=clock).counts == counted(1, 0, failed=1)
+    assert run_sweep(sweep, clock=clock).counts == counted(1, 0, failed=1)
+    assert run_sweep(sweep, clock=clock).counts == counted(1, 0, failed=1)
 
 
 def test_an_entry_that_redis_shows_twice_fails_once(
@@ -133,4 +133,4 @@ def test_an_entry_that_redis_shows_twice_fails_once(
     page = pending_uploads.page
     monkeypatch.setattr(pending_uploads, "page", lambda cursor, size, before: (1 - cursor, page(0, size, before)[1]))
 
-    assert perform(sweep, clock=clock).counts == counted(3, 1, failed=2)
+    assert run_sweep(sweep, clock=clock).counts == counted(3, 1, failed=2)

@@ -11,10 +11,10 @@ import pytest
 
 from housekeeping.core.errors import ObjectStoreUnavailable, SettingsError
 from housekeeping.core.settings import ObjectStoreSettings, Settings
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage import stores
-from housekeeping.workers.object_storage.store_url import Address, read_address
+from housekeeping.workers.object_storage.store_url import StoreUrl, parse_store_url
 from housekeeping.workers.object_storage.stores import ObjectStore
 from housekeeping.workers.object_storage.worker import sweep
 from tests.integration.workers.object_storage.conftest import Configure, Prepare
@@ -27,17 +27,17 @@ HIDDEN = "hush-hush-1234"
 @pytest.mark.parametrize(
     ("url", "prefix", "address"),
     [
-        ("file:///srv/files", "", Address("file", "/srv/files", "")),
-        ("file:///srv/my%20files/", "p/q", Address("file", "/srv/my files", "p/q/")),
-        ("s3://bucket", "", Address("s3", "bucket", "")),
-        ("s3://bucket/", "", Address("s3", "bucket", "")),
-        ("s3://bucket/a/b/", "/c/", Address("s3", "bucket", "a/b/c/")),
-        ("gs://bucket/a", "", Address("gs", "bucket", "a/")),
-        ("az://container/a", "b", Address("az", "container", "a/b/")),
+        ("file:///srv/files", "", StoreUrl("file", "/srv/files", "")),
+        ("file:///srv/my%20files/", "p/q", StoreUrl("file", "/srv/my files", "p/q/")),
+        ("s3://bucket", "", StoreUrl("s3", "bucket", "")),
+        ("s3://bucket/", "", StoreUrl("s3", "bucket", "")),
+        ("s3://bucket/a/b/", "/c/", StoreUrl("s3", "bucket", "a/b/c/")),
+        ("gs://bucket/a", "", StoreUrl("gs", "bucket", "a/")),
+        ("az://container/a", "b", StoreUrl("az", "container", "a/b/")),
     ],
 )
-def test_a_url_and_a_prefix_say_where_the_objects_are(url: str, prefix: str, address: Address) -> None:
-    read = read_address("artifacts", ObjectStoreSettings(url=url, prefix=prefix))
+def test_a_url_and_a_prefix_say_where_the_objects_are(url: str, prefix: str, address: StoreUrl) -> None:
+    read = parse_store_url("artifacts", ObjectStoreSettings(url=url, prefix=prefix))
 
     assert read == address
     assert read.key("x/y") == f"{address.prefix}x/y"
@@ -59,7 +59,7 @@ def test_a_url_and_a_prefix_say_where_the_objects_are(url: str, prefix: str, add
 )
 def test_a_url_that_cannot_work_is_refused_in_one_line(url: str, prefix: str, why: str) -> None:
     with pytest.raises(SettingsError, match=why) as refused:
-        read_address("artifacts", ObjectStoreSettings(url=url, prefix=prefix))
+        parse_store_url("artifacts", ObjectStoreSettings(url=url, prefix=prefix))
 
     assert "\n" not in str(refused.value)
     assert 'HOUSEKEEPING_OBJECT_STORES["artifacts"]' in str(refused.value)
@@ -176,7 +176,7 @@ def test_a_path_means_the_object_of_exactly_that_key(
     place.put(*others)
     prepared(path, place=place)
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert result.counts["total_deleted_stale_entries"] == 1
     assert place.paths() == others

@@ -16,7 +16,7 @@ from housekeeping.core.errors import SettingsError
 from housekeeping.core.settings import Settings, WorkerSettings
 from housekeeping.database.connection import Database
 from housekeeping.installation import install
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import dry_run, plan
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage import pending_entry
@@ -41,7 +41,7 @@ def test_stale_uploads_go_with_their_objects_and_nothing_else_does(
     prepared("may/newer", place=place, ago=THREE_HOURS - SECOND)
     place.put("may/nobody-knows", "may/older-not")
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.counts) == ("done", counted(3, 1))
     assert still_pending() == {"may/exact", "may/newer"}
@@ -56,16 +56,16 @@ def test_age_is_counted_in_whole_seconds(
     prepared("may/1", ago=THREE_HOURS)
     clock.advance(timedelta(milliseconds=900))
 
-    assert perform(sweep, clock=clock).counts == counted(1, 0)
+    assert run_sweep(sweep, clock=clock).counts == counted(1, 0)
     clock.advance(timedelta(milliseconds=100))
-    assert perform(sweep, clock=clock).counts == counted(1, 1)
+    assert run_sweep(sweep, clock=clock).counts == counted(1, 1)
 
 
 def test_an_empty_hash_is_an_ordinary_end(configure: Configure, place: Place, clock: ManualClock) -> None:
     # 実行可否判定: ends normally when there are no entries; no store is asked.
     configure(artifacts=place.missing())
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.reason, result.counts) == ("done", None, counted(0, 0))
 
@@ -78,7 +78,7 @@ def test_an_upload_without_an_object_is_removed(
     prepared("may/1", "may/3")
     prepared("may/2", "may/4", place=place)
 
-    assert perform(sweep, clock=clock).counts == counted(4, 4)
+    assert run_sweep(sweep, clock=clock).counts == counted(4, 4)
     assert (still_pending(), place.paths()) == (set(), set())
 
 
@@ -93,7 +93,7 @@ def test_the_objects_of_several_stores_go_each_from_its_own(
     prepared("1", location="artifacts")
     prepared("1", location="uploads")
 
-    assert perform(sweep, clock=clock).counts == counted(2, 2)
+    assert run_sweep(sweep, clock=clock).counts == counted(2, 2)
     assert {path.name for path in folder.root.rglob("*") if path.is_file()} == {"1"}
     assert (folder.root / "1").exists()
 
@@ -112,7 +112,7 @@ def test_a_store_that_is_switched_off_is_left_alone_whatever_its_entries_are(
     prepared("may/3", place=folder)
     pending.hset(pending_entry.KEY, mapping={"artifacts:no-time": "yesterday"})
 
-    assert perform(sweep, clock=clock).counts == counted(5, 0)
+    assert run_sweep(sweep, clock=clock).counts == counted(5, 0)
     assert len(still_pending()) == 5
     assert folder.paths() == {"may/3"}
 
@@ -124,10 +124,10 @@ def test_a_second_run_changes_nothing(
     configure(artifacts=place.settings())
     prepared("may/1", place=place)
     prepared("may/2", place=place, ago=THREE_HOURS)
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
     before = pending.hgetall(pending_entry.KEY)
 
-    assert perform(sweep, clock=clock).counts == counted(1, 0)
+    assert run_sweep(sweep, clock=clock).counts == counted(1, 0)
     assert pending.hgetall(pending_entry.KEY) == before
     assert place.paths() == {"may/2"}
 
@@ -143,7 +143,7 @@ def test_two_runs_at_once_remove_each_entry_once(
     def run() -> None:
         with postgres.connection_context():
             start.wait(timeout=10)
-            results.append(perform(dataclasses.replace(sweep, batch_size=100), clock=ManualClock()))
+            results.append(run_sweep(dataclasses.replace(sweep, batch_size=100), clock=ManualClock()))
 
     threads = [threading.Thread(target=run) for _ in range(2)]
     for thread in threads:
@@ -176,7 +176,7 @@ def test_the_events_tell_of_each_deleted_upload_after_the_commit(
         events.upload_deleted.connected_to(stumble),
         events.upload_deleted.connected_to(hear),
     ):
-        result = perform(sweep, clock=clock)
+        result = run_sweep(sweep, clock=clock)
 
     assert result.outcome == "done"
     assert heard == [(["may/1", "may/2"], 2)]
@@ -204,9 +204,9 @@ def test_plan_says_what_the_run_then_does_and_changes_nothing(
     assert (planned.stale.rows, planned.stale.exact, planned.batches) == (2, True, 1)
     assert planned.oldest == clock.now() - 5 * THREE_HOURS
     assert planned.newest == clock.now() - THREE_HOURS - SECOND
-    assert [sample["path"] for sample in planned.passes[0][0].samples] == ["may/3", "may/1"]
+    assert [sample["path"] for sample in planned.stages[0][0].samples] == ["may/3", "may/1"]
     assert (pending.hgetall(pending_entry.KEY), folder.paths()) == (before, {"may/3"})
-    assert perform(sweep, clock=clock).counts == expected.counts == counted(5, 2, failed=1)
+    assert run_sweep(sweep, clock=clock).counts == expected.counts == counted(5, 2, failed=1)
 
 
 def test_each_deletion_has_a_line_when_asked_for(
@@ -214,11 +214,11 @@ def test_each_deletion_has_a_line_when_asked_for(
 ) -> None:
     configure(artifacts=folder.settings())
     prepared("may/1")
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
     assert lines("Stale upload deleted") == []
     prepared("may/2")
 
-    perform(sweep.configured(WorkerSettings(log_records=True)), clock=clock)
+    run_sweep(sweep.configured(WorkerSettings(log_records=True)), clock=clock)
 
     (line,) = lines("Stale upload deleted")
     assert (line["location"], line["path"]) == ("artifacts", "may/2")
@@ -231,7 +231,7 @@ def test_the_log_says_when_the_run_begins_and_what_it_counted(
     configure(artifacts=folder.settings())
     prepared("may/1")
 
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
 
     assert len(lines("Run started")) == 1
     (end,) = lines("Run ended")
@@ -246,9 +246,9 @@ def test_the_schedule_the_limits_and_the_labels_are_the_documents(settings: Sett
     assert sweep.schedule == "*/6 * * * *"
     assert (sweep.max_runtime, sweep.stale_after) == (timedelta(seconds=250), timedelta(hours=3))
     assert (sweep.feature_category, sweep.data_consistency) == ("job_artifacts", "sticky")
-    assert (sweep.alarms.longest_run, sweep.alarms.backlog) == (timedelta(seconds=250), 10_000)
-    assert sweep.alarms.failed_runs == 3
-    assert actor.queue_name == "cronjob" and sweep.takes_argument is None
+    assert (sweep.alerts.longest_run, sweep.alerts.backlog) == (timedelta(seconds=250), 10_000)
+    assert sweep.alerts.failed_runs == 3
+    assert actor.queue_name == "cronjob" and sweep.argument_name is None
     assert actor.options["deduplicate"] == "until_executed" and actor.options["idempotent"] is True
     assert actor.options["max_retries"] == 25
 

@@ -7,7 +7,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import perform
+from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Lease, ProcessRow, Rejection, RejectionReport, Run
 from housekeeping.testing import ManualClock
 from housekeeping.workers.old_runs.worker import sweep
@@ -27,7 +27,7 @@ def test_runs_older_than_30_days_go_and_unfinished_ones_stay(
                 (limit - timedelta(days=1), finished_at, "done" if finished_at else None),
             )
 
-    result = perform(sweep, clock=ManualClock(now))
+    result = run_sweep(sweep, clock=ManualClock(now))
 
     assert result.counts["deleted_rows"] == 1
     kept = [run.finished_at for run in Run.select().where(Run.worker == "x").order_by(Run.id)]
@@ -52,7 +52,7 @@ def test_leases_that_nobody_used_for_30_days_go_and_those_of_open_runs_stay(
             f"INSERT INTO {settings.schema_name}.runs (worker, trigger, epoch) VALUES ('x', 'cli', %s)", epoch
         )
 
-    result = perform(sweep, clock=ManualClock(now))
+    result = run_sweep(sweep, clock=ManualClock(now))
 
     assert result.counts["deleted_leases"] == 1
     kept = {lease.key for lease in Lease.select()}
@@ -69,7 +69,7 @@ def test_the_limit_for_runs_says_nothing_of_leases(postgres: Database, admin: Co
             (now - timedelta(hours=2),),
         )
 
-    result = perform(replace(sweep, stale_after=timedelta(hours=1)), clock=ManualClock(now))
+    result = run_sweep(replace(sweep, stale_after=timedelta(hours=1)), clock=ManualClock(now))
 
     assert result.counts["deleted_leases"] == 0
 
@@ -84,7 +84,7 @@ def test_rejections_not_met_for_30_days_go_and_reports_of_a_day(postgres: Databa
         )
         RejectionReport.create(worker="x", cause=str(number), reported_at=now - timedelta(days=1) + beside)
 
-    result = perform(sweep, clock=ManualClock(now))
+    result = run_sweep(sweep, clock=ManualClock(now))
 
     assert result.counts["deleted_rejections"] == 2
     assert sorted(row.cause for row in Rejection.select()) == ["1", "2"]
@@ -99,7 +99,7 @@ def test_processes_without_a_heartbeat_for_a_day_go(postgres: Database) -> None:
         times = {"started_at": limit, "heartbeat_at": heartbeat_at}
         ProcessRow.insert(id=str(heartbeat_at), **said, **times).execute()
 
-    result = perform(sweep, clock=ManualClock(now))
+    result = run_sweep(sweep, clock=ManualClock(now))
 
     assert result.counts["deleted_processes"] == 1
     kept = [row.heartbeat_at for row in ProcessRow.select().order_by(ProcessRow.heartbeat_at)]

@@ -11,9 +11,9 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import perform
-from housekeeping.sweeps.stages.stage import Settled, Step
-from housekeeping.sweeps.stages.table_stage import TablePass
+from housekeeping.sweeps.engine.runner import run_sweep
+from housekeeping.sweeps.stages.stage import BatchResult, Step
+from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import BATCH_SIZE, MAX_RUNTIME, sweep
@@ -34,7 +34,7 @@ def test_what_is_due_goes_and_nothing_else(add_statuses: AddStatuses, clock: Man
     add_statuses(1, f"{NOW} + interval '1 microsecond'", first_id=3)
     add_statuses(1, "NULL", first_id=4)
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert result.counts == {"deleted_rows": 2, "batches": 1, "out_of_time": False}
     assert ids() == [3, 4]
@@ -45,7 +45,7 @@ def test_every_due_row_goes_whatever_the_number(add_statuses: AddStatuses, clock
     # 処理フロー: ends when a batch deletes fewer than 100.
     add_statuses(count, NOW)
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", count)
     assert result.counts["batches"] == -(-count // BATCH_SIZE)
@@ -57,7 +57,7 @@ def test_the_run_stops_once_more_than_30_seconds_have_passed(add_statuses: AddSt
     clock = ManualClock(tick=MAX_RUNTIME / 2)
     add_statuses(10 * BATCH_SIZE, NOW)
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.reason) == ("partial", "out_of_time")
     assert result.counts == {"deleted_rows": 3 * BATCH_SIZE, "batches": 3, "out_of_time": True}
@@ -67,7 +67,7 @@ def test_a_short_batch_ends_the_run_without_asking_the_time(add_statuses: AddSta
     clock = ManualClock(tick=2 * MAX_RUNTIME)
     add_statuses(BATCH_SIZE - 1, NOW)
 
-    result = perform(sweep, clock=clock)
+    result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.counts["out_of_time"]) == ("done", False)
 
@@ -76,7 +76,7 @@ def test_a_run_cut_short_has_taken_the_oldest(add_statuses: AddStatuses) -> None
     add_statuses(BATCH_SIZE, NOW)
     add_statuses(BATCH_SIZE, f"{NOW} - interval '1 day'", first_id=BATCH_SIZE + 1)
 
-    perform(sweep, clock=ManualClock(tick=2 * MAX_RUNTIME))
+    run_sweep(sweep, clock=ManualClock(tick=2 * MAX_RUNTIME))
 
     assert ids() == list(range(1, BATCH_SIZE + 1))
 
@@ -88,7 +88,7 @@ def test_rows_locked_elsewhere_are_skipped_not_waited_for(
     add_statuses(3, NOW)
 
     with locked("SELECT * FROM user_statuses WHERE user_id = 1 FOR UPDATE"):
-        result = perform(sweep, clock=clock)
+        result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", 2)
     assert ids() == [1]
@@ -98,9 +98,9 @@ def test_the_next_run_takes_what_was_locked(add_statuses: AddStatuses, locked: L
     # 障害時対応: the next minute's run processes again.
     add_statuses(3, NOW)
     with locked("SELECT * FROM user_statuses WHERE user_id = 1 FOR UPDATE"):
-        perform(sweep, clock=clock)
+        run_sweep(sweep, clock=clock)
 
-    assert perform(sweep, clock=clock).counts["deleted_rows"] == 1
+    assert run_sweep(sweep, clock=clock).counts["deleted_rows"] == 1
     assert ids() == []
 
 
@@ -113,7 +113,7 @@ def test_two_runs_at_once_over_100_000_rows_delete_each_once_and_block_nobody(
     def run() -> None:
         with postgres.connection_context():
             start.wait(timeout=10)
-            results.append(perform(dataclasses.replace(sweep, batch_size=1000)))
+            results.append(run_sweep(dataclasses.replace(sweep, batch_size=1000)))
 
     with locked("SELECT * FROM user_statuses WHERE user_id % 1000 = 7 FOR UPDATE"):
         threads = [threading.Thread(target=run) for _ in range(2)]
@@ -141,7 +141,7 @@ def test_a_statement_never_deletes_more_than_its_batch_under_a_nested_loop(
     # PostgreSQL 13 has none of it.
     postgres.execute_sql("SELECT set_config(name, 'off', false) FROM pg_settings WHERE name = 'enable_memoize'")
 
-    result = perform(sweep, clock=ManualClock(tick=2 * MAX_RUNTIME))
+    result = run_sweep(sweep, clock=ManualClock(tick=2 * MAX_RUNTIME))
 
     assert result.counts["deleted_rows"] == BATCH_SIZE
     assert len(ids()) == 9 * BATCH_SIZE
@@ -153,9 +153,9 @@ def test_a_status_renewed_between_reading_and_deleting_stays(
     # The renewal commits while the statement waits in the middle, after its snapshot was taken.
     add_statuses(2, NOW)
     began = threading.Event()
-    settle = TablePass.settle
+    settle = TableStage.apply
 
-    def renew_first(table: TablePass, step: Step, taken: None = None) -> Settled:
+    def renew_first(table: TableStage, step: Step, taken: None = None) -> BatchResult:
         if not began.is_set():
             began.set()
             with admin.cursor() as cursor:
@@ -163,8 +163,8 @@ def test_a_status_renewed_between_reading_and_deleting_stays(
         return settle(table, step)
 
     # The transaction has begun; the row is renewed before the statement locks it.
-    monkeypatch.setattr(TablePass, "settle", renew_first)
-    result = perform(sweep, clock=ManualClock(now=datetime.now(UTC)))
+    monkeypatch.setattr(TableStage, "apply", renew_first)
+    result = run_sweep(sweep, clock=ManualClock(now=datetime.now(UTC)))
 
     assert result.counts["deleted_rows"] == 1
     assert ids() == [1]
@@ -173,9 +173,9 @@ def test_a_status_renewed_between_reading_and_deleting_stays(
 def test_a_second_run_finds_nothing_to_do(add_statuses: AddStatuses, clock: ManualClock) -> None:
     # 排他制御: idempotent!
     add_statuses(5, NOW)
-    perform(sweep, clock=clock)
+    run_sweep(sweep, clock=clock)
 
-    assert perform(sweep, clock=clock).counts == {"deleted_rows": 0, "batches": 0, "out_of_time": False}
+    assert run_sweep(sweep, clock=clock).counts == {"deleted_rows": 0, "batches": 0, "out_of_time": False}
 
 
 def test_the_walk_uses_the_index_and_not_a_sequential_scan(
@@ -184,8 +184,8 @@ def test_the_walk_uses_the_index_and_not_a_sequential_scan(
     add_statuses(50_000, f"{NOW} + interval '1 second' * (n - 1000)")
     with admin.cursor() as cursor:
         cursor.execute("ANALYZE user_statuses")
-    (table,) = sweep.walks()
-    assert isinstance(table, TablePass)
+    (table,) = sweep.stages_for_run()
+    assert isinstance(table, TableStage)
     after = (clock.now() - timedelta(seconds=500), 3)
 
     for position in (None, after):
@@ -201,4 +201,4 @@ def test_the_schedule_the_limits_and_the_labels_are_the_documents() -> None:
     assert sweep.schedule == "* * * * *"
     assert (sweep.batch_size, sweep.max_runtime) == (100, timedelta(seconds=30))
     assert (sweep.feature_category, sweep.data_consistency) == ("user_profile", "sticky")
-    assert (sweep.alarms.longest_run, sweep.alarms.backlog) == (timedelta(seconds=60), 10_000)
+    assert (sweep.alerts.longest_run, sweep.alerts.backlog) == (timedelta(seconds=60), 10_000)
