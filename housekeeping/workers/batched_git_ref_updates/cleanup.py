@@ -11,14 +11,22 @@ from typing import Any, Final
 
 from peewee import SQL, Select, Tuple, fn
 
-from housekeeping.core.events import refs_deleted
-from housekeeping.core.sanitize import shortened
-from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.connection import database
-from housekeeping.database.statement_time import statement_time
-from housekeeping.sweeps import Announcement
-from housekeeping.sweeps.ledger.runs import HEARTBEAT
-from housekeeping.sweeps.stages.stage import Backlog, BatchResult, ExplainQuery, Failure, Position, StagePlan, Step
+from housekeeping.core import events
+from housekeeping.sweeps import (
+    HEARTBEAT,
+    Announcement,
+    Backlog,
+    BatchResult,
+    ExplainQuery,
+    Failure,
+    Position,
+    StagePlan,
+    Step,
+    database,
+    shortened,
+    statement_time,
+)
+from housekeeping.sweeps import logger as named_logger
 from housekeeping.workers.batched_git_ref_updates.backends import Backends
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus, machine
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import (
@@ -184,7 +192,7 @@ class PendingDeletions:
                 )
 
     def announcements(self, settled: BatchResult) -> Sequence[Announcement]:
-        return [Announcement(refs_deleted, settled.rows)]
+        return [Announcement(events.refs_deleted, settled.rows)]
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
         rows = count_pending_rows(argument, limit + 1)

@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path, PurePath
 from typing import Final
 
-from housekeeping.core.sanitize import shortened
+from housekeeping.sweeps import shortened
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import (
     RefDeletionFailed,
     RefNameTooLong,

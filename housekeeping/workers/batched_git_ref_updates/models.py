@@ -8,9 +8,7 @@ from typing import Final
 
 from peewee import SQL, BigAutoField, BigIntegerField, CharField, SmallIntegerField
 
-from housekeeping.database.connection import BaseModel, UtcDateTimeField
-from housekeeping.database.state_machines import StateMachine
-from housekeeping.database.statement_time import statement_time
+from housekeeping.sweeps import BaseModel, StateMachine, UtcDateTimeField, statement_time
 
 LONGEST_REF: Final = 1024  # characters; workers.md, 58
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Protocol
 
-from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.sweeps import HousekeepingError
+from housekeeping.sweeps import logger as named_logger
 
 logger = named_logger(__name__)
 

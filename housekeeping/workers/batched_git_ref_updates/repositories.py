@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path, PurePath
 from typing import Final, Protocol
 
-from housekeeping.core.errors import HousekeepingError, SettingsError
+from housekeeping.sweeps import HousekeepingError, SettingsError
 
 _VARIABLE: Final = "HOUSEKEEPING_REPOSITORIES_ROOT"
 

@@ -10,11 +10,18 @@ from typing import Any, Final
 from dramatiq import Actor
 from peewee import JOIN, SQL, Select, Value, fn
 
-from housekeeping.core.redis_client import translate_redis_errors
-from housekeeping.database.connection import database
 from housekeeping.database.replicas import read_database
 from housekeeping.middleware.enqueue_many.bulk import enqueue_many
-from housekeeping.sweeps.stages.stage import Backlog, BatchResult, ExplainQuery, Position, StagePlan, Step
+from housekeeping.sweeps import (
+    Backlog,
+    BatchResult,
+    ExplainQuery,
+    Position,
+    StagePlan,
+    Step,
+    database,
+    translate_redis_errors,
+)
 from housekeeping.workers.batched_git_ref_updates.deferral import any_deferred, count_deferred, deferred_among
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus
 

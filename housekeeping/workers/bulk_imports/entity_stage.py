@@ -8,11 +8,17 @@ from typing import Any, Final
 
 from peewee import CTE, SQL, Expression, Function, IntegrityError, Query, Select, Value, fn
 
-from housekeeping.database.compiled_query import Parameter
-from housekeeping.database.connection import database
-from housekeeping.database.statement_time import statement_time
-from housekeeping.sweeps.stages.stage import Backlog, BatchResult, ExplainQuery, StagePlan, Step
-from housekeeping.sweeps.stages.table_stage import TableStage
+from housekeeping.sweeps import (
+    Backlog,
+    BatchResult,
+    ExplainQuery,
+    Parameter,
+    StagePlan,
+    Step,
+    TableStage,
+    database,
+    statement_time,
+)
 from housekeeping.workers.bulk_imports.models import BulkImportEntity, BulkImportTracker
 from housekeeping.workers.bulk_imports.states import SourceType
 

@@ -19,10 +19,7 @@ from peewee import (
     TextField,
 )
 
-from housekeeping.core.clock import SYSTEM_CLOCK, Clock
-from housekeeping.database.connection import BaseModel, UtcDateTimeField
-from housekeeping.database.state_machines import StateMachine
-from housekeeping.database.statement_time import statement_time
+from housekeeping.sweeps import SYSTEM_CLOCK, BaseModel, Clock, StateMachine, UtcDateTimeField, statement_time
 from housekeeping.workers.bulk_imports.states import (
     IMPORT_ENDS,
     IMPORT_EVENTS,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
-from housekeeping.core.events import entity_timed_out, import_timed_out
+from housekeeping.core import events
 from housekeeping.sweeps import RowLog, Stage, Sweep, TableStage, Transition
 from housekeeping.workers.bulk_imports.entity_stage import EVENT, TRACKERS_COUNTED_AS, EntityStage
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker
@@ -55,7 +55,7 @@ def passes(sweep: Sweep) -> Sequence[Stage]:
                 BulkImport.machine, EVENT, "timed_out_imports", changes=lambda now: {BulkImport.updated_at: now}
             ),
             batch_size=sweep.options["page_size"],
-            event=(import_timed_out, {"bulk_import_id": "id"}),
+            event=(events.import_timed_out, {"bulk_import_id": "id"}),
             line=IMPORT_LINE if log_records else None,
         ),
         EntityStage(
@@ -69,7 +69,7 @@ def passes(sweep: Sweep) -> Sequence[Stage]:
                 "source_full_path": BulkImportEntity.source_full_path,
             },
             batch_size=sweep.batch_size,
-            event=(entity_timed_out, {"bulk_import_entity_id": "id", "bulk_import_id": "bulk_import_id"}),
+            event=(events.entity_timed_out, {"bulk_import_entity_id": "id", "bulk_import_id": "bulk_import_id"}),
             line=ENTITY_LINE if log_records else None,
         ),
     ]

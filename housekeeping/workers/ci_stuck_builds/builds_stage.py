@@ -10,15 +10,21 @@ from typing import Any
 from peewee import CTE, Expression, Select, Tuple, fn
 
 from housekeeping.core import events
-from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.connection import database, one_line
-from housekeeping.database.primary_key import key_of
-from housekeeping.sweeps import Announcement
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.stages.actions import Write
-from housekeeping.sweeps.stages.row_log import RowLog
-from housekeeping.sweeps.stages.stage import BatchResult, Failure, Position, Step
-from housekeeping.sweeps.stages.table_stage import TableStage
+from housekeeping.sweeps import (
+    Announcement,
+    BatchResult,
+    Failure,
+    Position,
+    RowLog,
+    Step,
+    Sweep,
+    TableStage,
+    Write,
+    database,
+    key_of,
+    one_line,
+)
+from housekeeping.sweeps import logger as named_logger
 from housekeeping.workers.ci_stuck_builds.models import (
     Build,
     BuildStatus,

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.connection import one_line
-from housekeeping.sweeps.actor_registry import actor_named
-from housekeeping.sweeps.stages.stage import Backlog, PreflightResult, StagePlan
+from housekeeping.sweeps import Backlog, PreflightResult, StagePlan, actor_named, one_line
+from housekeeping.sweeps import logger as named_logger
 
 logger = named_logger(__name__)
 

@@ -8,12 +8,15 @@ from typing import Any, Final
 
 from peewee import SQL, BigAutoField, BigIntegerField, Expression, IntegerField, ModelSelect, TextField, fn
 
-from housekeeping.core.clock import Clock
-from housekeeping.database.connection import BaseModel, UtcDateTimeField
-from housekeeping.database.naive_time import NaiveUtcDateTimeField
-from housekeeping.database.primary_key import identify
-from housekeeping.database.state_machines import StateMachine
-from housekeeping.database.statement_time import statement_time
+from housekeeping.sweeps import (
+    BaseModel,
+    Clock,
+    NaiveUtcDateTimeField,
+    StateMachine,
+    UtcDateTimeField,
+    identify,
+    statement_time,
+)
 
 #: The one kind of row these workers touch; others of the table (bridges, external statuses) are not builds.
 BUILD_TYPE: Final = "Ci::Build"

@@ -19,8 +19,7 @@ from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
 
-from housekeeping.core.errors import RecordChanged, UploadBeingDeleted
-from housekeeping.core.redis_client import retry_redis, shared_redis, translate_redis_errors
+from housekeeping.sweeps import RecordChanged, UploadBeingDeleted, retry_redis, shared_redis, translate_redis_errors
 from housekeeping.workers.object_storage import pending_entry
 from housekeeping.workers.object_storage.pending_entry import Entry
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from housekeeping.core.errors import ObjectNotDeleted, ObjectStoreUnavailable
-from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.sweeps import ObjectNotDeleted, ObjectStoreUnavailable
+from housekeeping.sweeps import logger as named_logger
 from housekeeping.workers.object_storage.local_files import delete_file
 from housekeeping.workers.object_storage.stores import AT_HAND, BULK, ObjectStore
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from housekeeping.core.errors import ObjectNotDeleted
+from housekeeping.sweeps import ObjectNotDeleted
 
 #: A folder to go on from. Linux needs no right to read it then; a symbolic link is not followed.
 _FOLDER: Final = os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from housekeeping.core.errors import UploadRefused
+from housekeeping.sweeps import UploadRefused
 
 #: The hash itself. Programs of others read and write it too, so it has no namespace.
 KEY = "pending_direct_uploads"  # workers.md, 100

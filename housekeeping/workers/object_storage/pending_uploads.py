@@ -23,8 +23,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from housekeeping.core.clock import Clock
-from housekeeping.core.redis_client import shared_redis, translate_redis_errors
+from housekeeping.sweeps import Clock, shared_redis, translate_redis_errors
 from housekeeping.workers.object_storage import claims, pending_entry
 from housekeeping.workers.object_storage.pending_entry import Entry, PendingUpload, field_of
 

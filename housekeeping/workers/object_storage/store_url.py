@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from housekeeping.core.errors import SettingsError
-from housekeeping.core.masking import masked
-from housekeeping.core.settings import PREFIX, ObjectStoreSettings
+from housekeeping.sweeps import PREFIX, ObjectStoreSettings, SettingsError, masked
 
 _EXAMPLES: Final = {
     "file": "file:///an/absolute/folder",

@@ -8,11 +8,16 @@ import uuid
 from datetime import timedelta
 from typing import Any, Final
 
-from housekeeping.core.errors import ObjectStoreUnavailable, SettingsError
-from housekeeping.core.extras import how_to_install
-from housekeeping.core.masking import masked
-from housekeeping.core.settings import PREFIX, ObjectStoreSettings, Settings
-from housekeeping.database.connection import one_line
+from housekeeping.sweeps import (
+    PREFIX,
+    ObjectStoreSettings,
+    ObjectStoreUnavailable,
+    Settings,
+    SettingsError,
+    how_to_install,
+    masked,
+    one_line,
+)
 from housekeeping.workers.object_storage.store_url import parse_store_url
 
 #: Keys a request, where a store deletes many at once: the protocols' own limits. The others delete one a request.

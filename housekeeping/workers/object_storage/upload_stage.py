@@ -9,13 +9,22 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from housekeeping.core import events
-from housekeeping.core.errors import ObjectStoreUnavailable, RedisUnavailable
-from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.sweeps import Announcement, at_work, database, store_in_outbox
-from housekeeping.sweeps.stages.stage import Backlog, BatchResult, Failure, StagePlan, Step
-from housekeeping.workers.object_storage import backlog, pending_uploads, stores
+from housekeeping.sweeps import (
+    Announcement,
+    Backlog,
+    BatchResult,
+    Failure,
+    ObjectStoreUnavailable,
+    RedisUnavailable,
+    StagePlan,
+    Step,
+    at_work,
+    database,
+    store_in_outbox,
+)
+from housekeeping.sweeps import logger as named_logger
+from housekeeping.workers.object_storage import pending_uploads, stale_entries, stores
 from housekeeping.workers.object_storage.claims import Claims
-from housekeeping.workers.object_storage.classification import classify, stale_before
 from housekeeping.workers.object_storage.deletion import Deletion
 from housekeeping.workers.object_storage.pending_entry import Entry
 
@@ -93,12 +102,12 @@ class PendingUploadsStage:
             self._resumed = step.after is not None
             taken.total = pending_uploads.count()
             self._claims = Claims(self._longest + _GRACE, step.run_id, lambda: at_work(step.worker))
-        first_fresh = stale_before(step.now, self._stale_after)
+        first_fresh = stale_entries.stale_before(step.now, self._stale_after)
         taken.cursor, page = pending_uploads.page(step.after[0] if step.after else 0, self.batch_size, first_fresh)
-        judged = classify(page, first_fresh, stores.configured)
-        for entry, error in judged.refused:
+        found = stale_entries.classify(page, first_fresh, stores.configured)
+        for entry, error in found.refused:
             self._fail(taken, entry, error)
-        chosen = _first(judged.stale, step.most)
+        chosen = _first(found.by_location, step.most)
         parts = [
             (location, entries[start : start + _TOGETHER])
             for location, entries in chosen.items()
@@ -116,7 +125,7 @@ class PendingUploadsStage:
             if number < len(parts) and (not taken.complete or step.time_is_up()):
                 taken.complete = False
                 break
-        if taken.removed and sum(map(len, chosen.values())) < len(judged.entries):
+        if taken.removed and sum(map(len, chosen.values())) < len(found.entries):
             taken.complete = False  # the breaker's limit ends within this page
         if self._resumed and taken.complete and not taken.cursor:
             # Redis gives entries in no order, so the second way goes through all of them.
@@ -148,13 +157,13 @@ class PendingUploadsStage:
         return [Announcement(events.upload_deleted, settled.rows, in_outbox=True)]
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
-        return backlog.backlog(now, self._stale_after, limit)
+        return stale_entries.backlog(now, self._stale_after, limit)
 
     def oldest(self, now: datetime, argument: Any = None) -> Any:
-        return backlog.oldest(now, self._stale_after)
+        return stale_entries.oldest(now, self._stale_after)
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
-        return backlog.plan(self.name, now, self._stale_after, limit)
+        return stale_entries.plan(self.name, now, self._stale_after, limit)
 
     def _delete(self, taken: _Taken, location: str, stale: Sequence[Entry], step: Step) -> None:
         """Claim some entries of a location, delete their objects, remove the entries whose objects are gone."""

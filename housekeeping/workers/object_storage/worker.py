@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from housekeeping.sweeps import AlertThresholds, Finding, ObjectStoreUnavailable, Sweep
 from housekeeping.workers.object_storage import stores
-from housekeeping.workers.object_storage.models import MODELS
 from housekeeping.workers.object_storage.upload_stage import PendingUploadsStage
 
 __all__ = ["MODELS", "RIGHTS", "SWEEPS", "configure", "examine", "sweep", "unconfigured"]
 
-#: It uses no table of the application's.
+#: This worker uses no table of the application: pending uploads live in Redis.
+MODELS: Final[dict[str, Any]] = {}
 RIGHTS: Final[dict[str, tuple[str, ...]]] = {}
 
 SCHEDULE: Final = "*/6 * * * *"  # document 100, 実行スケジュール
