@@ -1,9 +1,9 @@
-"""Writes what the reference takes from the code into its pages: ``python -m docs.generate``, from the top folder.
+"""Generate the parts of the pages that come from the code: ``python -m docs.generate``, from the top folder.
 
-A part of a page that stands between ``<!-- generated: NAME -->`` and ``<!-- end -->`` is made by the function of that
-name. In its tables, columns that say what something is for are written by hand, in the page, and stay; a new row
-begins with an empty one, and a test asks for it. A block of code after ``<!-- file: PATH -->`` is that file, or with
-``; from: LINE; before: LINE`` a part of it. The tables of broken twins and of state machines are written as well.
+A generated part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``. The function of that name in `PARTS`
+writes it. Some columns of its table are written by hand, in the page. They are kept, and a new row begins with an
+empty cell, which a test reports. A block after ``<!-- file: PATH -->`` shows that file. With
+``; from: LINE; before: LINE`` it shows a part of the file. The page of state machines is generated as a whole.
 """
 
 from __future__ import annotations
@@ -13,8 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from docs import promises, state_machines
-from docs.generators import code_tables, command_pages, example_blocks, log_tables, setting_tables
+from docs import state_machines
+from docs.generators import (
+    code_tables,
+    command_pages,
+    example_blocks,
+    log_tables,
+    promise_tests,
+    setting_tables,
+)
 
 DOCS: Final = Path(__file__).parent
 _PART: Final = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n)(.*?)(?=<!-- end -->)", re.DOTALL)
@@ -30,11 +37,12 @@ PARTS: Final[dict[str, Callable[[str], str]]] = {
     "actor_options": code_tables.option_table,
     "public_names": code_tables.name_table,
     "environments": code_tables.environment_table,
+    "promise_tests": promise_tests.promise_tests,
 }
 
 
 def pages() -> list[Path]:
-    """The pages with a part that is made."""
+    """Return the pages that have a generated part."""
     return [
         path
         for path in [*DOCS.parent.glob("*.md"), *sorted(DOCS.rglob("*.md"))]
@@ -43,12 +51,12 @@ def pages() -> list[Path]:
 
 
 def page(text: str) -> str:
-    """The page with each of its parts as the code has it now."""
+    """Return the page with its generated parts up to date."""
     return example_blocks.page(_PART.sub(_part, text))
 
 
 def parts(text: str) -> dict[str, str]:
-    """The parts of a page that are made, by name."""
+    """Return the generated parts of a page by name."""
     return {found[1]: found[3] for found in _PART.finditer(text)}
 
 
@@ -59,5 +67,4 @@ def _part(found: re.Match[str]) -> str:
 if __name__ == "__main__":
     for path in pages():
         path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
-    promises.PAGE.write_text(promises.page(promises.PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     state_machines.PAGE.write_text(state_machines.page(), encoding="utf-8")
