@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Any, Final
 
 from rich.console import Console
@@ -66,7 +65,7 @@ def table(*columns: str, title: str | None = None) -> Table:
 _LONG_WORD: Final = 20
 
 
-def show(what: Table) -> None:
+def print_table(what: Table) -> None:
     """Print a table whole: where even its narrowest form does not fit, its lines run over, and nothing is cut off."""
     least = _least_width(what)
     (out if least <= out.width else _console(least)).print(what)
@@ -92,36 +91,6 @@ def fit_name(worker: str) -> str:
     """Return a worker's name for a list, a long one in two lines where the terminal is narrow."""
     fits = out.width >= _WIDE or len(worker) <= _LONG_NAME
     return worker if fits else worker.replace(".", ".\n", 1)
-
-
-def length(seconds: float | None) -> str:
-    """A length of time in the unit that fits: ``12 ms``, ``3.4 s``, ``5 min``, ``2 h``, ``3 d``."""
-    if seconds is None:
-        return "-"
-    if seconds < 0.9995:
-        return f"{max(0, seconds) * 1000:.0f} ms"
-    for unit, size, limit in (("s", 1, 60), ("min", 60, 60), ("h", 3_600, 48)):
-        # By the rounded number, so that nothing takes 60.0 s.
-        if round(seconds / size, 1) < limit:
-            return f"{seconds / size:.1f}".removesuffix(".0") + f" {unit}"
-    return f"{seconds / 86_400:,.1f}".removesuffix(".0") + " d"
-
-
-def counts(given: dict[str, Any]) -> str:
-    """Counts in one line; what is nothing is left out."""
-    return ", ".join(_count(name, value) for name, value in given.items() if value) or "nothing to do"
-
-
-def _count(name: str, value: Any) -> str:
-    if isinstance(value, bool | dict):  # the engine's own counts have details, which the alerts show
-        return name
-    # A pass of one's own may count by what is no number.
-    return f"{name} {value:,}" if isinstance(value, int | float) else f"{name} {value}"
-
-
-def moment(value: datetime | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """A moment in UTC, to the second unless said."""
-    return "-" if value is None else value.strftime(form)
 
 
 @contextmanager

@@ -15,13 +15,14 @@ from rich.text import Text
 
 from housekeeping.brokers import redis_broker
 from housekeeping.cli.commands.status import workers_table
-from housekeeping.cli.formatting import length, out, table
+from housekeeping.cli.formatting import out, table
 from housekeeping.database.clock_skew import database_now
 from housekeeping.demo.once import to_be_sent
 from housekeeping.demo.runs import runs_table
 from housekeeping.demo.scenes import Counted, compared, compared_beside, counted
 from housekeeping.demo.stage import Stage
 from housekeeping.installation import install
+from housekeeping.presentation.formatting import format_duration
 from housekeeping.sweeps.insight.status import WorkerStatus, worker_status
 from housekeeping.sweeps.ledger.models import Run
 
@@ -102,8 +103,8 @@ def _workers(overviews: list[WorkerStatus], wide: bool) -> Table:
         shown.add_row(
             each.worker,
             "?" if each.waiting is None else str(each.waiting),
-            length((now - each.oldest).total_seconds()) if hasattr(each.oldest, "tzinfo") else "-",
-            "-" if each.next_tick is None else f"in {length((each.next_tick - now).total_seconds())}",
+            format_duration((now - each.oldest).total_seconds()) if hasattr(each.oldest, "tzinfo") else "-",
+            "-" if each.next_tick is None else f"in {format_duration((each.next_tick - now).total_seconds())}",
         )
     return _clipped(shown)
 

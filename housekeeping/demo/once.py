@@ -12,7 +12,7 @@ from dramatiq import Actor, Message
 
 from housekeeping.brokers import redis_broker
 from housekeeping.brokers.queues import queue_lengths
-from housekeeping.cli.formatting import out, show
+from housekeeping.cli.formatting import out, print_table
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.demo.runs import sums_table
 from housekeeping.demo.scenes import compared, counted
@@ -41,8 +41,10 @@ def run_each_once(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -
     _wait(stage, processes, partial(_nothing_left, stage))
     after = counted()
 
-    show(sums_table(Run.select().order_by(Run.id), stage.sweeps, "\nruns of the worker process, from the ledger"))
-    show(compared(before, after))
+    print_table(
+        sums_table(Run.select().order_by(Run.id), stage.sweeps, "\nruns of the worker process, from the ledger")
+    )
+    print_table(compared(before, after))
     out.print()
     for run in Run.select().where(Run.outcome.not_in(("done", "partial", "skipped"))):
         raise HousekeepingError(f"{run.worker} ended as {run.outcome}: {run.error or run.reason}")

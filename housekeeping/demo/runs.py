@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from housekeeping.cli.formatting import counts, length, table
+from housekeeping.cli.formatting import table
+from housekeeping.presentation.formatting import format_counts, format_duration
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.counts import in_order
 from housekeeping.sweeps.ledger.models import Run
@@ -26,7 +27,7 @@ def runs_table(runs: Iterable[Run], sweeps: dict[str, Sweep], *, wide: bool) -> 
             run.worker,
             *origin,
             run.outcome or "running",
-            length(_seconds(run)) if run.finished_at else "-",
+            format_duration(_seconds(run)) if run.finished_at else "-",
             _did(run.counts, run.reason, sweeps[run.worker]) if run.outcome or any(run.counts.values()) else "-",
         )
     return shown
@@ -42,7 +43,7 @@ def sums_table(runs: Iterable[Run], sweeps: dict[str, Sweep], title: str) -> Tab
         total: Counter[str] = Counter()
         for run in same:
             total.update({name: value for name, value in run.counts.items() if not isinstance(value, str)})
-        took = length(sum(map(_seconds, same)))
+        took = format_duration(sum(map(_seconds, same)))
         did = _did(dict(total), reason, sweeps[worker])
         shown.add_row(worker, _SENT_BY.get(trigger, trigger), str(len(same)), outcome, took, did)
     return shown
@@ -54,4 +55,4 @@ def _seconds(run: Run) -> float:
 
 
 def _did(did: dict[str, Any], reason: str | None, sweep: Sweep) -> str:
-    return reason if reason and not any(did.values()) else counts(in_order(sweep, did))
+    return reason if reason and not any(did.values()) else format_counts(in_order(sweep, did))

@@ -9,13 +9,13 @@ from typing import Final
 from flask import Flask, abort, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from housekeeping.cli.commands.pause import in_words
-from housekeeping.cli.time_parsing import coming_moment
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.redis_client import redis_client
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import translate_postgres_errors
+from housekeeping.presentation.descriptions import describe_override
+from housekeeping.presentation.time_parsing import parse_future_time
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import overrides
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, release_lease
@@ -65,7 +65,7 @@ def _add_switches(app: Flask, observatory: SnapshotCache) -> None:
     def put(said: Override) -> Response:
         with translate_postgres_errors():
             overrides.switch(said)
-        return done(said.worker, f"{in_words(said)}.")
+        return done(said.worker, f"{describe_override(said)}.")
 
     @app.post("/workers/<name>/pause")
     def pause(name: str) -> Response:
@@ -101,7 +101,7 @@ def _until() -> datetime | None:
     if not until:
         return None
     with translate_postgres_errors():
-        return coming_moment(until, database_now())
+        return parse_future_time(until, database_now())
 
 
 def _number(name: str, most: int) -> int | None:

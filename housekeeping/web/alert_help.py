@@ -90,6 +90,6 @@ def topic(name: str) -> str:
     return "most_…" if name.startswith("most_") else name
 
 
-def what_to_do(name: str) -> Help:
+def help_for(name: str) -> Help:
     """The help for an alarm, also for one that is not known here."""
     return ALARMS.get(topic(name), _OTHER)

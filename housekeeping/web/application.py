@@ -17,7 +17,7 @@ from housekeeping.web.actions import add_actions
 from housekeeping.web.alert_help import ALARMS
 from housekeeping.web.dead_letters import add_dead_letters
 from housekeeping.web.plan import add_plans
-from housekeeping.web.rendering import prepare
+from housekeeping.web.rendering import configure_templates
 from housekeeping.web.security import protect
 from housekeeping.web.snapshot import SnapshotCache
 
@@ -30,7 +30,7 @@ def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open
     """
     app = Flask("housekeeping.web")
     protect(app, token, open_to_read=open_to_read)
-    prepare(app)
+    configure_templates(app)
     observatory = SnapshotCache(settings, sweeps)
     _add_pages(app, observatory)
     add_plans(app, observatory)

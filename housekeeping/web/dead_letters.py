@@ -9,11 +9,12 @@ from typing import Any, Final
 from flask import Flask, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from housekeeping.brokers.dead_letters import DeadLetter, DeadLetterStore, Requeued, dead_letters_of, found, requeue
+from housekeeping.brokers.dead_letters import DeadLetter, DeadLetterStore, dead_letters_of, found, requeue
 from housekeeping.brokers.dead_letters.formatting import arguments, body, bounded
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.settings import Settings
 from housekeeping.installation import broker_beside
+from housekeeping.presentation.descriptions import describe_requeue
 from housekeeping.web.snapshot import SnapshotCache
 
 _SHOWN: Final = 50  # letters
@@ -63,7 +64,7 @@ def add_dead_letters(app: Flask, observatory: SnapshotCache) -> None:
     def requeue_letter() -> Response:
         [result] = requeue(letters.store(), [request.args.get("id", "")])
         observatory.forget()
-        flash(f"{in_one_line(result.id, _ID_WIDTH)} {_said(result)}.")
+        flash(f"{in_one_line(result.id, _ID_WIDTH)}: {describe_requeue(result)}")
         return redirect(url_for("dead_letters"), 303)
 
 
@@ -80,15 +81,3 @@ def _whole(letter: DeadLetter) -> dict[str, Any]:
     if letter.message is not None:
         whole["traceback"] = whole["traceback"] or "the broker has none"
     return whole
-
-
-def _said(result: Requeued) -> str:
-    match result.outcome:
-        case "requeued":
-            return "is in its queue again"
-        case "duplicate":
-            return f"is a duplicate of {in_one_line(result.detail or 'a live message', _ID_WIDTH)}; it stays here"
-        case "refused":
-            return f"cannot be sent: {in_one_line(result.detail or '', _ERROR_WIDTH)}; it stays here"
-        case _:
-            return "is no dead letter any more: somebody else was quicker"

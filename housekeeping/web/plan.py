@@ -7,7 +7,7 @@ from typing import Final
 
 from flask import Flask, abort, render_template, request
 
-from housekeeping.cli.context import argument_of, reading_tables
+from housekeeping.presentation.workers import parse_argument, translate_table_errors
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.plan import plan as make_plan
 from housekeeping.web.snapshot import SnapshotCache
@@ -26,12 +26,12 @@ def add_plans(app: Flask, observatory: SnapshotCache) -> None:
         # It costs the database something, and any page elsewhere could have a browser ask for it.
         if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
             abort(403, "this page was asked for by another one: open it from the worker's page")
-        about = argument_of(sweep, request.args.get("argument", "").strip() or None)
+        about = parse_argument(sweep, request.args.get("argument", "").strip() or None)
         # One at a time, or a few impatient people would have all threads and the database count the same.
         if not counting.acquire(blocking=False):
             abort(503, "another plan is being made; load this page again in a moment")
         try:
-            with reading_tables(sweep):
+            with translate_table_errors(sweep):
                 planned = make_plan(sweep, about, limit=_COUNTED)
         finally:
             counting.release()

@@ -1,40 +1,33 @@
-"""How pages show values: escaped, and with nothing that pretends to be something else."""
+"""Jinja filters and globals of the templates. Every value is escaped, and control characters are made visible."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from flask import Flask
 from markupsafe import Markup, escape
 
-from housekeeping.cli.formatting import counts, length, moment
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.plural import counted
 from housekeeping.core.sanitize import printable
+from housekeeping.presentation.formatting import format_counts, format_duration, format_time
 from housekeeping.sweeps.insight.run_state import is_lost, outcome_in_words
 from housekeeping.web import charts
-from housekeeping.web.alert_help import topic, what_to_do
-
-_FILTERS: Final[dict[str, Callable[..., Any]]] = {"length": length, "moment": moment, "counts": counts}
+from housekeeping.web.alert_help import help_for, topic
 
 
-def prepare(app: Flask) -> None:
-    """Give the templates what they use."""
+def configure_templates(app: Flask) -> None:
+    """Register the filters and globals of the templates."""
     app.jinja_env.finalize = _visible
-    app.jinja_env.filters |= _FILTERS | {
-        "ago": _ago,
-        "as_json": _as_json,
-        "length_of": len,
-        "foldable": _foldable,
-    }
+    app.jinja_env.filters |= _FILTERS
     app.jinja_env.globals |= {
         "runs_chart": charts.runs_chart,
         "backlog_chart": charts.backlog_chart,
-        "what_to_do": what_to_do,
+        "help_for": help_for,
         "topic": topic,
         "outcome_in_words": outcome_in_words,
         "is_lost": is_lost,
@@ -43,13 +36,12 @@ def prepare(app: Flask) -> None:
 
 
 def _visible(value: Any) -> Any:
-    """Escaping keeps text from being markup; this keeps it from turning around or hiding what stands beside it."""
-    # What is no text yet (an alarm, a value of a message) would become one after this.
+    """Make characters visible that reverse or hide neighboring text. Escaping alone keeps only markup out."""
     return value if isinstance(value, Markup) else printable(str(value))
 
 
 def _foldable(name: str) -> Markup:
-    """A name that may run on in the next line between its words, and nowhere else."""
+    """Return a name that may wrap only after its separators."""
     return Markup(re.sub(r"([._/])", r"\1<wbr>", str(escape(printable(name)))))
 
 
@@ -58,9 +50,19 @@ def _ago(value: Any, now: datetime | None = None) -> str:
         value = datetime.fromisoformat(value)
     if not isinstance(value, datetime):
         return "-"
-    passed = (now or SYSTEM_CLOCK.now()) - value
-    return f"{length(passed.total_seconds())} ago" if passed >= timedelta() else f"in {length(-passed.total_seconds())}"
+    seconds = ((now or SYSTEM_CLOCK.now()) - value).total_seconds()
+    return f"{format_duration(seconds)} ago" if seconds >= 0 else f"in {format_duration(-seconds)}"
 
 
 def _as_json(value: Any) -> str:
     return json.dumps(value, default=str, ensure_ascii=False, indent=2)
+
+
+_FILTERS: Final[dict[str, Callable[..., Any]]] = {
+    "duration": format_duration,
+    "time": format_time,
+    "counts": format_counts,
+    "ago": _ago,
+    "as_json": _as_json,
+    "foldable": _foldable,
+}

@@ -123,7 +123,7 @@ def test_details_tell_all_that_the_ledger_has(command: Command, record: Record) 
         (["runs", "4711"], "there is no run 4711"),
         (["runs", "4711", "--since", "2h"], "run 4711 is one run"),
         (["runs", "user_status_cleanup.bach"], f"did you mean {WORKER}?"),
-        (["runs", "--since", "soon"], "'soon' is no time; it should be such as 2h, 3d"),
+        (["runs", "--since", "soon"], "'soon' is not a time; it should be such as 2h, 3d"),
         (["runs", "--outcome", "good"], "'good' is not one of"),
         (["why", UPLOADS, "1"], f"run 1 is one of {WORKER}: housekeeping why {WORKER} 1"),
     ],

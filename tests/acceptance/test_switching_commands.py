@@ -55,9 +55,9 @@ def test_all_workers_are_paused_and_resumed_at_once(made: None, command: Command
         (["pause"], "name one worker, or say --all"),
         (["pause", WORKER, "--all"], "name one worker, or say --all"),
         (["pause", "user_status_cleanup.bach"], f"did you mean {WORKER}?"),
-        (["pause", WORKER, "--until", "yesterday"], "'yesterday' is no time; it should be such as 2h"),
+        (["pause", WORKER, "--until", "yesterday"], "'yesterday' is not a time; it should be such as 2h"),
         (["narrow", WORKER], "say how narrow: --batch-size, --max-runtime, or both"),
-        (["why", WORKER, "noon"], "'noon' is no time; it should be such as 2026-11-20T03:00 or 03:00"),
+        (["why", WORKER, "noon"], "'noon' is not a time; it should be such as 2026-11-20T03:00 or 03:00"),
         (["why", "nope"], "there is no worker 'nope'"),
     ],
 )

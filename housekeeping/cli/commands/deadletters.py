@@ -8,12 +8,14 @@ from typing import Any, Final
 
 import click
 
-from housekeeping.brokers.dead_letters import DeadLetter, DeadLetterStore, Requeued, dead_letters_of, found, requeue
+from housekeeping.brokers.dead_letters import DeadLetter, DeadLetterStore, dead_letters_of, found, requeue
 from housekeeping.brokers.dead_letters.formatting import arguments, body, bounded
-from housekeeping.cli.context import settings_and_logs
-from housekeeping.cli.formatting import length, out, progress, show, table
+from housekeeping.cli.context import load_settings
+from housekeeping.cli.formatting import out, print_table, progress, table
 from housekeeping.core.sanitize import in_one_line, printable
 from housekeeping.installation import broker_beside
+from housekeeping.presentation.descriptions import describe_requeue
+from housekeeping.presentation.formatting import format_duration
 from housekeeping.workers import configured_sweeps
 
 _ARGUMENTS_WIDTH: Final = 60  # characters of a line in the list
@@ -49,12 +51,12 @@ def list_letters(limit: int, as_json: bool) -> None:
             in_one_line(letter.id, _ARGUMENTS_WIDTH),
             in_one_line(letter.message.actor_name, _ARGUMENTS_WIDTH) if letter.message else "(unreadable)",
             in_one_line(letter.queue, _ARGUMENTS_WIDTH),
-            "-" if letter.died_at is None else f"{length((now - letter.died_at).total_seconds())} ago",
+            "-" if letter.died_at is None else f"{format_duration((now - letter.died_at).total_seconds())} ago",
             str(letter.retries),
             in_one_line(arguments(letter), _ARGUMENTS_WIDTH),
             in_one_line(bounded(letter.error) or "-", _ERROR_WIDTH),
         )
-    show(shown)
+    print_table(shown)
     if total > len(letters):
         out.print(f"the newest {len(letters):,} of {total:,}; more with --limit")
 
@@ -94,14 +96,14 @@ def requeue_letters(message_ids: tuple[str, ...]) -> None:
     with progress("asking the broker"):
         results = requeue(_store(), message_ids)
     for result in results:
-        click.echo(f"{in_one_line(result.id, _ARGUMENTS_WIDTH)}: {_said(result)}")
+        click.echo(f"{in_one_line(result.id, _ARGUMENTS_WIDTH)}: {describe_requeue(result)}")
     if any(result.outcome == "refused" for result in results):
         raise SystemExit(1)
 
 
 def _store() -> DeadLetterStore:
     """Of the ready-made application, whose workers' options a requeued message has to meet; needs no database."""
-    settings = settings_and_logs()
+    settings = load_settings()
     return dead_letters_of(broker_beside(settings, configured_sweeps(settings)))
 
 
@@ -118,15 +120,3 @@ def _facts(letter: DeadLetter) -> dict[str, Any]:
         "error": in_one_line(bounded(letter.error) or "", _ERROR_WIDTH) or None,
         "unreadable": letter.unreadable or None,
     }
-
-
-def _said(result: Requeued) -> str:
-    match result.outcome:
-        case "requeued":
-            return "requeued"
-        case "duplicate":
-            return f"is a duplicate of {printable(result.detail or 'a live message')}, stays where it is"
-        case "refused":
-            return f"cannot be sent: {printable(result.detail or '')}; stays where it is"
-        case _:
-            return "is no dead letter any more: somebody else was quicker"

@@ -8,13 +8,14 @@ from typing import Final
 import click
 import redis
 
-from housekeeping.cli.context import settings_and_logs
-from housekeeping.cli.formatting import length, out, show, table
+from housekeeping.cli.context import load_settings
+from housekeeping.cli.formatting import out, print_table, table
 from housekeeping.core.errors import Refused
 from housekeeping.core.redis_client import redis_client
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.middleware.deduplication.keys import key_prefix
 from housekeeping.middleware.deduplication.listing import HeldKey, held_key, held_keys, release_key
+from housekeeping.presentation.formatting import format_duration
 
 _KEY_WIDTH: Final = 1000  # characters; --json has the whole of it
 #: What releasing a key means, by what its message is about to do.
@@ -62,11 +63,11 @@ def list_keys(as_json: bool, limit: int) -> None:
         shown.add_row(
             in_one_line(each.key, _KEY_WIDTH),
             in_one_line(each.state, _KEY_WIDTH),
-            length(each.remaining.total_seconds()),
+            format_duration(each.remaining.total_seconds()),
             "yes" if each.again else "-",
             in_one_line(each.message_id, _KEY_WIDTH),
         )
-    show(shown)
+    print_table(shown)
     if more:
         out.print(f"there are more than these {limit:,}; --limit shows more of them", soft_wrap=True)
 
@@ -108,5 +109,5 @@ def _what(held: HeldKey) -> str:
 
 
 def _redis() -> tuple[redis.Redis, str]:
-    settings = settings_and_logs()
+    settings = load_settings()
     return redis_client(settings.require_redis_url()), settings.namespace

@@ -10,7 +10,7 @@ import click
 from peewee import PeeweeException
 from rich.text import Text
 
-from housekeeping.cli.context import settings_and_logs
+from housekeeping.cli.context import load_settings
 from housekeeping.cli.formatting import out, progress
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.plural import counted
@@ -46,7 +46,7 @@ def doctor(as_json: bool, role: str | None) -> None:
 
     Exit status: 0 all fine; 3 warnings; 1 errors; 2 wrong settings.
     """
-    settings = settings_and_logs()
+    settings = load_settings()
     sweeps = configured_sweeps(settings)
     if role is not None:
         _print_grants(role, settings)

@@ -10,13 +10,14 @@ import click
 from dramatiq import Message
 from dramatiq.errors import BrokerConnectionError
 
-from housekeeping.cli.commands.pause import in_words
-from housekeeping.cli.context import argument_of, chosen, workers_on_database
+from housekeeping.cli.context import load_workers
 from housekeeping.core.errors import BrokerUnavailable, RedisUnavailable
 from housekeeping.core.middleware_errors import StoreUnavailable
 from housekeeping.core.redis_client import translate_redis_errors
 from housekeeping.database.connection import one_line, translate_postgres_errors
 from housekeeping.installation import broker_beside
+from housekeeping.presentation.descriptions import describe_override
+from housekeeping.presentation.workers import find_worker, parse_argument
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger.overrides import override_of
 
@@ -66,9 +67,9 @@ def enqueue(name: str, argument: str | None, as_json: bool) -> None:
 
     Exit status: 0 when the message or its duplicate is in the queue; 1 when Redis or RabbitMQ does not answer.
     """
-    settings, sweeps = workers_on_database()
-    sweep = chosen(sweeps, name)
-    about = argument_of(sweep, argument)
+    settings, sweeps = load_workers()
+    sweep = find_worker(sweeps, name)
+    about = parse_argument(sweep, argument)
     with translate_postgres_errors():
         warning = _warning(sweep)
     broker = broker_beside(settings, sweeps)
@@ -95,7 +96,7 @@ def _warning(sweep: Sweep) -> str | None:
         return f"{sweep.name} is not set up ({problem.text}): its run will be skipped"
     switch = override_of(sweep.name)
     if switch is not None and switch.state == "paused":
-        return f"{in_words(switch)}: its run will be skipped (housekeeping resume {sweep.name})"
+        return f"{describe_override(switch)}: its run will be skipped (housekeeping resume {sweep.name})"
     return None
 
 

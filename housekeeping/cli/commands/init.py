@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from housekeeping.cli.context import settings_and_logs
+from housekeeping.cli.context import load_settings
 from housekeeping.cli.sample_data import add_sample_rows
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.settings import Settings
@@ -32,7 +32,7 @@ def init(with_tables: bool, with_sample_data: bool) -> None:
     """
     if with_sample_data and not with_tables:
         raise WrongArgument("--with-sample-data fills the tables of a trial; give --with-tables as well")
-    settings = settings_and_logs()
+    settings = load_settings()
     sweeps = configured_sweeps(settings)
     use_database(settings)
     steps = schema.init()

@@ -8,13 +8,14 @@ from typing import Final
 import click
 import redis
 
-from housekeeping.cli.context import settings_and_logs
-from housekeeping.cli.formatting import length, out, show, table
+from housekeeping.cli.context import load_settings
+from housekeeping.cli.formatting import out, print_table, table
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.redis_client import redis_client
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.settings import Settings
 from housekeeping.installation import use_database
+from housekeeping.presentation.formatting import format_duration
 from housekeeping.sweeps.ledger import schema
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases, release_lease
 
@@ -58,11 +59,11 @@ def list_leases(as_json: bool) -> None:
             in_one_line(each.key, _KEY_WIDTH),
             _holder(each),
             _length(each.held_for_s),
-            ("?" if unreachable else "lost") if each.remaining_s is None else length(each.remaining_s),
+            ("?" if unreachable else "lost") if each.remaining_s is None else format_duration(each.remaining_s),
             *("-" if number is None else str(number) for number in (each.epoch, each.run_id)),
             _length(each.silent_for_s),
         )
-    show(shown)
+    print_table(shown)
 
 
 @leases.command("release", short_help="Take a lease from its holder.")
@@ -85,7 +86,7 @@ def release(key: str) -> None:
 
 def _servers() -> tuple[redis.Redis, str]:
     """Redis; and the database where there is one."""
-    settings: Settings = settings_and_logs()
+    settings: Settings = load_settings()
     client = redis_client(settings.require_redis_url())
     if settings.database_url is not None:
         use_database(settings)
@@ -98,4 +99,4 @@ def _holder(lease: HeldLease) -> str:
 
 
 def _length(seconds: float | None) -> str:
-    return "-" if seconds is None else length(seconds)
+    return "-" if seconds is None else format_duration(seconds)

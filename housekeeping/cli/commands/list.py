@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -10,12 +11,12 @@ from typing import Any
 import click
 from peewee import PeeweeException
 
-from housekeeping.cli.context import settings_and_logs
-from housekeeping.cli.formatting import length, moment, progress, show, table
-from housekeeping.cli.not_set_up import print_not_set_up
+from housekeeping.cli.context import load_settings
+from housekeeping.cli.formatting import out, print_table, progress, table
 from housekeeping.installation import use_database
+from housekeeping.presentation.formatting import format_duration, format_time
 from housekeeping.sweeps.declaration import SetupProblem
-from housekeeping.sweeps.family_setup import problems_of
+from housekeeping.sweeps.family_setup import by_problem, problems_of
 from housekeeping.sweeps.insight.status import next_tick, state_of
 from housekeeping.sweeps.ledger.overrides import Override, overrides
 from housekeeping.workers import configured_sweeps
@@ -29,7 +30,7 @@ def list_workers(as_json: bool) -> None:
     Works without a database; whether a worker is paused is then unknown. Schedules are read on the
     clock of HOUSEKEEPING_TIMEZONE (UTC unless set), moments are shown in UTC.
     """
-    settings = settings_and_logs()
+    settings = load_settings()
     sweeps = configured_sweeps(settings)
     switches: dict[str, Override] | None = None
     problems: dict[str, SetupProblem] = {}
@@ -64,10 +65,16 @@ def list_workers(as_json: bool) -> None:
         shown.add_row(
             row["worker"],
             row["schedule"] or "-",
-            moment(row["next_tick"], "%Y-%m-%d %H:%M"),
+            format_time(row["next_tick"], "%Y-%m-%d %H:%M"),
             str(row["batch_size"]),
-            length(sweep.max_runtime.total_seconds()),
+            format_duration(sweep.max_runtime.total_seconds()),
             row["state"],
         )
-    show(shown)
+    print_table(shown)
     print_not_set_up(problems)
+
+
+def print_not_set_up(problems: Mapping[str, SetupProblem]) -> None:
+    """Print a line for each family that is not set up, with its workers and the reason."""
+    for problem, workers in by_problem(problems).items():
+        out.print(f"not set up: {problem.family} ({', '.join(workers)}): {problem.text}", soft_wrap=True, style="dim")

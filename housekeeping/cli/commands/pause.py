@@ -8,13 +8,13 @@ from datetime import timedelta
 
 import click
 
-from housekeeping.cli.context import chosen, workers_on_database
-from housekeeping.cli.formatting import length, moment
-from housekeeping.cli.time_parsing import coming_moment
+from housekeeping.cli.context import load_workers
 from housekeeping.core.errors import WrongArgument
-from housekeeping.core.plural import counted
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import translate_postgres_errors
+from housekeeping.presentation.descriptions import describe_override
+from housekeeping.presentation.time_parsing import parse_future_time
+from housekeeping.presentation.workers import find_worker
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import overrides
 from housekeeping.sweeps.ledger.overrides import Override, SwitchState
@@ -84,7 +84,7 @@ def resume(name: str | None, every: bool) -> None:
 
     What waited in the meantime was skipped, not queued: the next run finds everything that is stale by then.
     """
-    _, sweeps = workers_on_database()
+    _, sweeps = load_workers()
     for sweep in _chosen(sweeps, name, every):
         with translate_postgres_errors():
             ended = overrides.resume(sweep.name, _who())
@@ -100,31 +100,20 @@ def _switch(
     batch_size: int | None = None,
     max_runtime: timedelta | None = None,
 ) -> None:
-    _, sweeps = workers_on_database()
+    _, sweeps = load_workers()
     with translate_postgres_errors():
-        ends = None if until is None else coming_moment(until, database_now())
+        ends = None if until is None else parse_future_time(until, database_now())
     for sweep in _chosen(sweeps, name, every):
         said = Override(sweep.name, state, reason, ends, said_by=_who(), batch_size=batch_size, max_runtime=max_runtime)
         with translate_postgres_errors():
             overrides.switch(said)
-        click.echo(in_words(said))
-
-
-def in_words(overrides: Override) -> str:
-    """What is in force for a worker, in one line."""
-    limits = [
-        *([f"{counted(overrides.batch_size, 'record')} a batch"] if overrides.batch_size else []),
-        *([f"{length(overrides.max_runtime.total_seconds())} a run"] if overrides.max_runtime else []),
-    ]
-    state = f"narrowed to {' and '.join(limits)}" if limits else overrides.state
-    ends = f"until {moment(overrides.until)} UTC" if overrides.until else "until it is resumed"
-    return f"{overrides.worker} is {state} {ends}" + (f": {overrides.reason}" if overrides.reason else "")
+        click.echo(describe_override(said))
 
 
 def _chosen(sweeps: dict[str, Sweep], name: str | None, every: bool) -> list[Sweep]:
     if every == (name is not None):
         raise WrongArgument("name one worker, or say --all")
-    return list(sweeps.values()) if name is None else [chosen(sweeps, name)]
+    return list(sweeps.values()) if name is None else [find_worker(sweeps, name)]
 
 
 def _who() -> str:

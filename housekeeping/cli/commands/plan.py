@@ -10,9 +10,11 @@ import click
 from rich.text import Text
 
 from housekeeping.cli.commands.status import clock_line
-from housekeeping.cli.context import argument_of, chosen, reading_tables, workers_on_database
-from housekeeping.cli.formatting import length, out, progress, show, table
+from housekeeping.cli.context import load_workers
+from housekeeping.cli.formatting import out, print_table, progress, table
 from housekeeping.core.sanitize import in_one_line, printable
+from housekeeping.presentation.formatting import format_duration
+from housekeeping.presentation.workers import find_worker, parse_argument, translate_table_errors
 from housekeeping.sweeps.insight.plan import Plan
 from housekeeping.sweeps.insight.plan import plan as make_plan
 from housekeeping.sweeps.limits.confirmation import named, plan_id
@@ -32,10 +34,10 @@ def plan(name: str, argument: str | None, as_json: bool) -> None:
     would need by its own last runs, in as many runs as its budget makes of it; unknown while it has no history.
     Works before "housekeeping init", too. The names are those of "housekeeping list"; a few workers take an ARGUMENT.
     """
-    _, sweeps = workers_on_database(with_schema=False)
-    sweep = chosen(sweeps, name)
-    about = argument_of(sweep, argument)
-    with reading_tables(sweep), progress(f"{name}: counting"):
+    _, sweeps = load_workers(with_schema=False)
+    sweep = find_worker(sweeps, name)
+    about = parse_argument(sweep, argument)
+    with translate_table_errors(sweep), progress(f"{name}: counting"):
         planned = make_plan(sweep, about)
     known_as = plan_id(sweep.name, about, planned.stale, planned.now)
     if as_json:
@@ -58,13 +60,13 @@ def _show(planned: Plan) -> None:
     for each, batches in planned.stages:
         oldest, newest = (_age(value, planned.now) for value in (each.oldest, each.newest))
         facts.add_row(each.name, str(each.stale), f"{batches:,}", _time(planned, each.stale), oldest, newest)
-    show(facts)
+    print_table(facts)
     for each, _ in planned.stages:
         if each.samples:
             samples = table(*each.samples[0], title=f"\nfirst in order of {each.name}")
             for row in each.samples:
                 samples.add_row(*(in_one_line(str(value), _SAMPLE_WIDTH) for value in row.values()))
-            show(samples)
+            print_table(samples)
     for reference in planned.references:
         out.print(printable(f"\n{reference.level}: {reference.text}"), soft_wrap=True, markup=False)
         if reference.way_out is not None:
@@ -75,10 +77,10 @@ def _time(planned: Plan, stale: Backlog) -> str:
     expected_s = planned.expected_s(stale)
     if expected_s is None:
         return "unknown"
-    return f"{'' if stale.exact else 'over '}{length(expected_s)}" if stale.rows else "-"
+    return f"{'' if stale.exact else 'over '}{format_duration(expected_s)}" if stale.rows else "-"
 
 
 def _age(value: Any, now: datetime) -> str:
     if not isinstance(value, datetime):
         return "-" if value is None else in_one_line(str(value), _SAMPLE_WIDTH)
-    return f"{length((now - value).total_seconds())} ago"
+    return f"{format_duration((now - value).total_seconds())} ago"

@@ -11,9 +11,9 @@ from typing import Any
 import click
 from dramatiq.middleware import Shutdown
 
-from housekeeping.cli.context import argument_of, chosen, missing_table, workers_on_database
+from housekeeping.cli.context import load_workers
 from housekeeping.cli.foreground import Abandoned, Foreground
-from housekeeping.cli.formatting import counts, length, progress, show, table
+from housekeeping.cli.formatting import print_table, progress, table
 from housekeeping.cli.stopping import close_run, end_process
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import printable
@@ -21,6 +21,8 @@ from housekeeping.core.telemetry import error_reporting
 from housekeeping.core.thread_interrupt import interruptibly
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import one_line, translate_postgres_errors
+from housekeeping.presentation.formatting import format_counts, format_duration
+from housekeeping.presentation.workers import find_worker, missing_table_error, parse_argument
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
@@ -71,11 +73,11 @@ def run(
     Exit status: 0 when the outcome is done, partial or skipped, also after Ctrl-C; 1 when it failed; 130 after a second
     Ctrl-C (143 after a second SIGTERM), or where the run could not be recorded as ended.
     """
-    settings, sweeps = workers_on_database(with_schema=False)
-    sweep = chosen(sweeps, name)
+    settings, sweeps = load_workers(with_schema=False)
+    sweep = find_worker(sweeps, name)
     if settings.sentry_dsn is not None:
         error_reporting.report_to_sentry(settings.sentry_dsn)
-    about = argument_of(sweep, argument)
+    about = parse_argument(sweep, argument)
     confirmation = None if plan_id is None else _confirmed(plan_id, sweep, about)
     result, ended = (_dry_run(sweep, about), True) if dry_run else _perform(sweep, about, force, confirmation)
     if as_json:
@@ -105,7 +107,7 @@ def _perform(sweep: Sweep, argument: Any, force: bool, confirmation: Confirmatio
     run_ids: list[int] = []
 
     def tell(so_far: Counts) -> None:
-        say(f"{sweep.name}: {counts(so_far)}")
+        say(f"{sweep.name}: {format_counts(so_far)}")
 
     def work(stopping: threading.Event) -> RunResult:
         return run_sweep(
@@ -139,7 +141,7 @@ def _dry_run(sweep: Sweep, argument: Any) -> RunResult:
 
 
 def _say_interrupted(result: RunResult) -> None:
-    committed = counts(result.counts) if any(result.counts.values()) else "nothing"
+    committed = format_counts(result.counts) if any(result.counts.values()) else "nothing"
     line = f"{result.worker} was interrupted; committed: {committed}; the next run resumes"
     click.echo(f"housekeeping: {printable(line)}", err=True)
 
@@ -151,15 +153,15 @@ def _show(result: RunResult) -> None:
     shown.add_row(
         result.worker,
         f"{outcome} (dry run)" if result.dry_run else outcome,
-        length(result.duration_s),
-        "-" if result.exit_code and not any(result.counts.values()) else counts(result.counts),
+        format_duration(result.duration_s),
+        "-" if result.exit_code and not any(result.counts.values()) else format_counts(result.counts),
     )
-    show(shown)
+    print_table(shown)
 
 
 def _explain(result: RunResult, sweep: Sweep) -> None:
     """Say why the run failed, and end with the status that goes with it."""
-    error = missing_table(sweep, result.error) or result.error
+    error = missing_table_error(sweep, result.error) or result.error
     line = result.reason if error is None else one_line(error)
     click.echo(f"housekeeping: {result.worker} {result.outcome}: {printable(line or '')}", err=True)
     sys.exit(error.exit_code if isinstance(error, HousekeepingError) else result.exit_code)

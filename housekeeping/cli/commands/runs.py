@@ -11,14 +11,16 @@ from typing import Any, Final, get_args
 import click
 from rich.table import Table
 
-from housekeeping.cli.context import chosen, workers_on_database
-from housekeeping.cli.formatting import counts, fit_name, length, moment, out, progress, show, table
-from housekeeping.cli.time_parsing import since_moment
+from housekeeping.cli.context import load_workers
+from housekeeping.cli.formatting import fit_name, out, print_table, progress, table
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import translate_postgres_errors
+from housekeeping.presentation.formatting import format_counts, format_duration, format_time
+from housekeeping.presentation.time_parsing import parse_since
+from housekeeping.presentation.workers import find_worker
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.counts import in_order
 from housekeeping.sweeps.insight.explain_outcome import Explanation
@@ -62,7 +64,7 @@ def runs(
     housekeeping runs --outcome failed
     housekeeping runs 4711
     """
-    settings, sweeps = workers_on_database()
+    settings, sweeps = load_workers()
     with progress("looking"), translate_postgres_errors():
         now = database_now()
         if which is not None and which.isdecimal():
@@ -72,8 +74,8 @@ def runs(
             return
         # Runs of a worker that is no longer declared are still there.
         if which is not None and not history.recent(worker=which, limit=1):
-            chosen(sweeps, which)
-        asked = _Asked(which, None if since is None else since_moment(since, now), outcome, before, limit)
+            find_worker(sweeps, which)
+        asked = _Asked(which, None if since is None else parse_since(since, now), outcome, before, limit)
         found = history.recent(worker=which, since=asked.since, outcome=outcome, before=before, limit=limit + 1)
     _show_list(found[:limit], len(found) > limit, asked, sweeps, now, as_json)
 
@@ -105,11 +107,11 @@ def _show_list(
         shown.add_row(
             str(each.run_id),
             fit_name(each.worker),
-            length((now - each.started_at).total_seconds()),
-            length(each.duration_s),
+            format_duration((now - each.started_at).total_seconds()),
+            format_duration(each.duration_s),
             f"{outcome_of(each)}{f', {done}' if done else ''}",
         )
-    show(shown)
+    print_table(shown)
     if more:
         out.print(f"\nolder runs: add --before {found[-1].run_id}; one run: housekeeping runs ID", soft_wrap=True)
 
@@ -128,7 +130,7 @@ def _counts(record: RunRecord, sweeps: Mapping[str, Sweep]) -> str:
     sweep = sweeps.get(record.worker)
     given = record.counts if sweep is None else in_order(sweep, record.counts)
     main = {name: value for name, value in given.items() if name != "batches" and value}
-    return counts(main) if main else ""
+    return format_counts(main) if main else ""
 
 
 def _show_run(record: RunRecord, sweeps: Mapping[str, Sweep], settings: Settings, now: datetime, as_json: bool) -> None:
@@ -142,10 +144,10 @@ def _show_run(record: RunRecord, sweeps: Mapping[str, Sweep], settings: Settings
     out.print(f"run {record.run_id} of {record.worker}: {outcome_of(record)}", soft_wrap=True, style="bold")
     show_explanation(answer)
     out.print()
-    show(_facts(record, sweep, now))
+    print_table(_facts(record, sweep, now))
     if len(answer.attempts) > 1:
         out.print()
-        show(attempts_table(answer, sweep))
+        print_table(attempts_table(answer, sweep))
 
 
 def show_explanation(answer: Explanation) -> None:
@@ -157,20 +159,20 @@ def show_explanation(answer: Explanation) -> None:
 
 def _facts(record: RunRecord, sweep: Sweep | None, now: datetime) -> Table:
     def ago(at: datetime) -> str:
-        return f"{moment(at)} UTC, {length((now - at).total_seconds())} ago"
+        return f"{format_time(at)} UTC, {format_duration((now - at).total_seconds())} ago"
 
     backlog = None if record.backlog is None else f"{record.backlog:,}"
     given = record.counts if sweep is None else in_order(sweep, record.counts)
     shown = table("FIELD", "VALUE")
     for name, value in {
         "trigger": record.trigger,
-        "tick": None if record.tick is None else f"{moment(record.tick)} UTC",
+        "tick": None if record.tick is None else f"{format_time(record.tick)} UTC",
         "message id": record.message_id,
         "lease epoch": record.epoch,
         "started": ago(record.started_at),
         "heartbeat": ago(record.heartbeat_at),
         "finished": None if record.finished_at is None else ago(record.finished_at),
-        "took": length(record.duration_s),
+        "took": format_duration(record.duration_s),
         "counts": ", ".join(f"{name} {_number(value)}" for name, value in given.items()) or None,
         "cursor": _cursor(record.cursor),
         "backlog at its end": backlog if record.backlog_exact or backlog is None else f"at least {backlog}",
@@ -201,8 +203,8 @@ def attempts_table(answer: Explanation, sweep: Sweep | None) -> Table:
         shown.add_row(
             str(each.run_id),
             f"{each}{reason}",
-            moment(each.started_at),
-            length(took),
-            counts(each.counts if sweep is None else in_order(sweep, each.counts)),
+            format_time(each.started_at),
+            format_duration(took),
+            format_counts(each.counts if sweep is None else in_order(sweep, each.counts)),
         )
     return shown

@@ -11,10 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from housekeeping.brokers.queues import QueueLengths, queue_lengths
-from housekeeping.cli.commands.pause import in_words
-from housekeeping.cli.context import workers_on_database
-from housekeeping.cli.formatting import counts, length, moment, out, progress, show, table
-from housekeeping.cli.not_set_up import print_not_set_up
+from housekeeping.cli.commands.list import print_not_set_up
+from housekeeping.cli.context import load_workers
+from housekeeping.cli.formatting import out, print_table, progress, table
 from housekeeping.core.errors import BrokerUnavailable, RedisUnavailable
 from housekeeping.core.plural import counted
 from housekeeping.core.redis_client import redis_client
@@ -22,6 +21,8 @@ from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
 from housekeeping.database.connection import translate_postgres_errors
+from housekeeping.presentation.descriptions import describe_override
+from housekeeping.presentation.formatting import format_counts, format_duration, format_time
 from housekeeping.sweeps.engine.rejection_store import Standing
 from housekeeping.sweeps.insight.alerts import Alert
 from housekeeping.sweeps.insight.run_state import outcome_in_words
@@ -51,7 +52,7 @@ def status(as_json: bool) -> None:
     Exit status: 0 when the workers could be seen, whatever rings; 1 when PostgreSQL does not answer; 2 wrong settings,
     or no schema.
     """
-    settings, sweeps = workers_on_database()
+    settings, sweeps = load_workers()
     with progress("looking"):
         with translate_postgres_errors():
             clock = read_database_clock()
@@ -83,18 +84,18 @@ def status(as_json: bool) -> None:
         click.echo(json.dumps(facts))
         return
     overviews = [each for each in overviews if each.problem is None]
-    show(workers_table(overviews, now))
+    print_table(workers_table(overviews, now))
     print_not_set_up(problems)
     out.print()
-    show(_last_runs_table(overviews, now))
+    print_table(_last_runs_table(overviews, now))
     out.print()
     if unreachable:
         out.print(unreachable, style="yellow", soft_wrap=True)
     else:
-        show(_queues_table(queues))
+        print_table(_queues_table(queues))
     if processes.listed:
         out.print()
-        show(_processes_table(processes, now))
+        print_table(_processes_table(processes, now))
     for each in leases:
         out.print(in_one_line(_lease_line(each), _WIDTH), soft_wrap=True)
     for each_overview in overviews:
@@ -137,13 +138,13 @@ def workers_table(overviews: list[WorkerStatus], now: datetime) -> Table:
             _ago(each.oldest, now),
             "-" if each.rates is None else _rate(each.rates.arrived),
             "-" if each.rates is None else _rate(each.rates.drained),
-            "-" if each.next_tick is None else f"in {length((each.next_tick - now).total_seconds())}",
+            "-" if each.next_tick is None else f"in {format_duration((each.next_tick - now).total_seconds())}",
         )
     return shown
 
 
 def _ago(value: Any, now: datetime) -> str:
-    return f"{length((now - value).total_seconds())} ago" if isinstance(value, datetime) else "-"
+    return f"{format_duration((now - value).total_seconds())} ago" if isinstance(value, datetime) else "-"
 
 
 def _rate(an_hour: float | None) -> str:
@@ -151,21 +152,25 @@ def _rate(an_hour: float | None) -> str:
 
 
 def _lease_line(lease: HeldLease) -> str:
-    since = "" if lease.held_for_s is None else f" for {length(lease.held_for_s)}"
-    free = "Redis has lost it" if lease.remaining_s is None else f"free in {length(lease.remaining_s)} unless renewed"
+    since = "" if lease.held_for_s is None else f" for {format_duration(lease.held_for_s)}"
+    free = (
+        "Redis has lost it"
+        if lease.remaining_s is None
+        else f"free in {format_duration(lease.remaining_s)} unless renewed"
+    )
     return f"lease {lease.key}: held by {lease.holder}{since}, {free}"
 
 
 def _switch_line(switch: Override) -> str:
-    by = f" ({switch.said_by}, {moment(switch.since)} UTC)" if switch.said_by else ""
-    return f"{in_words(switch)}{by}"
+    by = f" ({switch.said_by}, {format_time(switch.since)} UTC)" if switch.said_by else ""
+    return f"{describe_override(switch)}{by}"
 
 
 def _rejected_line(worker: str, standing: Standing, now: datetime) -> Text:
     of = worker if standing.argument is None else f"{worker} {standing.argument}"
     seen = f"{counted(standing.rows, 'row')}, since {_ago(standing.since, now)}, last {_ago(standing.last_at, now)}"
     if standing.not_before is not None and standing.not_before > now:
-        seen += f", scheduled again in {length((standing.not_before - now).total_seconds())}"
+        seen += f", scheduled again in {format_duration((standing.not_before - now).total_seconds())}"
     sample = json.dumps(standing.sample.get("record"), ensure_ascii=False)
     text = in_one_line(f"{standing.cause}; for example {sample}", 2 * _WIDTH)
     return Text.assemble(("REJECTED", "yellow"), f" {of}: {seen}: {text}")
@@ -185,10 +190,10 @@ def _last_runs_table(overviews: list[WorkerStatus], now: datetime) -> Table:
         shown.add_row(
             each.worker,
             f"{outcome}{reason}",
-            f"{length(ago)} ago",
-            length(last["duration_s"]),
+            f"{format_duration(ago)} ago",
+            format_duration(last["duration_s"]),
             _ago(each.last_success, now),
-            counts(last["counts"]),
+            format_counts(last["counts"]),
         )
     return shown
 

@@ -9,7 +9,7 @@ import sys
 
 import click
 
-from housekeeping.cli.context import workers_on_database
+from housekeeping.cli.context import load_workers
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.extras import how_to_install
 
@@ -31,7 +31,7 @@ def web(host: str, port: int) -> None:
         from housekeeping.web.serving import server
     except ModuleNotFoundError as error:
         raise SettingsError(f"{error.name} is not installed: {how_to_install('web')}") from None
-    settings, sweeps = workers_on_database()
+    settings, sweeps = load_workers()
     local = is_loopback(host)
     token = settings.web_token
     if token is None and not local:

@@ -9,15 +9,17 @@ from typing import Final
 import click
 
 from housekeeping.cli.commands.runs import attempts_table, run_with, show_explanation
-from housekeeping.cli.context import chosen, workers_on_database
-from housekeeping.cli.formatting import length, moment, out, progress, show
-from housekeeping.cli.time_parsing import past_moment
+from housekeeping.cli.context import load_workers
+from housekeeping.cli.formatting import out, print_table, progress
 from housekeeping.core.errors import RedisUnavailable, WrongArgument
 from housekeeping.core.redis_client import redis_client, translate_redis_errors
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.middleware.schedule.tick_store import TickStore
+from housekeeping.presentation.formatting import format_duration, format_time
+from housekeeping.presentation.time_parsing import parse_past_time
+from housekeeping.presentation.workers import find_worker
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.explain_outcome import Attempt, Explanation, WasSent, meaning_of
 from housekeeping.sweeps.insight.explain_outcome import why as ask
@@ -47,14 +49,14 @@ def why(name: str, tick: str | None, as_json: bool) -> None:
     housekeeping why bulk_imports.stale_import 2026-11-20T04:00
     housekeeping why bulk_imports.stale_import 4711
     """
-    settings, sweeps = workers_on_database()
-    sweep = chosen(sweeps, name)
+    settings, sweeps = load_workers()
+    sweep = find_worker(sweeps, name)
     with progress("looking"), translate_postgres_errors():
         now = database_now()
         if tick is not None and tick.isdecimal():
             answer = explain_run(_run_of(name, int(tick)), sweep, now, settings.timezone)
         else:
-            asked = None if tick is None else past_moment(tick, now)
+            asked = None if tick is None else parse_past_time(tick, now)
             client = None if settings.redis_url is None else redis_client(settings.redis_url)
             processes = read_processes(client, settings.namespace, now)
             answer = ask(sweep, asked, now, settings.timezone, _was_sent(settings, name, now), processes)
@@ -89,7 +91,7 @@ def _was_sent(settings: Settings, name: str, now: datetime) -> WasSent:
 
 
 def _show(answer: Explanation, sweep: Sweep, now: datetime) -> None:
-    of = "" if answer.tick is None else f", tick {moment(answer.tick, '%Y-%m-%d %H:%M')} UTC"
+    of = "" if answer.tick is None else f", tick {format_time(answer.tick, '%Y-%m-%d %H:%M')} UTC"
     of = of if answer.run_id is None else f", run {answer.run_id}"
     out.print(f"{answer.worker}{of}: {answer.outcome}", soft_wrap=True, style="bold")
     if answer.run_id is None:
@@ -100,11 +102,11 @@ def _show(answer: Explanation, sweep: Sweep, now: datetime) -> None:
         out.print(_in_words(answer.worker, answer.newer_run, now), soft_wrap=True)
     if answer.attempts:
         out.print()
-        show(attempts_table(answer, sweep))
+        print_table(attempts_table(answer, sweep))
 
 
 def _in_words(worker: str, newer: Attempt, now: datetime) -> str:
-    ago = length((now - newer.started_at).total_seconds())
+    ago = format_duration((now - newer.started_at).total_seconds())
     meaning = meaning_of(worker, newer)
     started = f"since then: run {newer.run_id}, {ago} ago, trigger {newer.trigger}"
     return f"{started}: {newer.outcome}; {meaning} (housekeeping runs {newer.run_id})"

@@ -12,7 +12,7 @@ import dramatiq.cli
 import periodiq
 
 from housekeeping.brokers.queues import reach_broker
-from housekeeping.cli.context import workers_on_database
+from housekeeping.cli.context import load_workers
 from housekeeping.cli.metrics_pages import serve_this_process, shared_by_processes
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.settings import Settings
@@ -26,7 +26,7 @@ _PUT_BACK_S: Final = 10
 
 def _ready(queues: tuple[str, ...] = ()) -> Settings:
     """Settings and schema looked at here, where an error is one line, and not in each process that follows."""
-    settings, sweeps = workers_on_database()
+    settings, sweeps = load_workers()
     known = sorted({sweep.queue for sweep in sweeps.values()})
     for queue in queues:
         if queue not in known:

@@ -78,7 +78,7 @@ def test_a_dead_letter_is_sent_once_more(
     assert ">Send once more</button>" not in read_only and ">Send once more</button>" in asked.get_data(as_text=True)
     assert (done.status_code, done.location) == (303, "/dead-letters")
     after = client.get("/dead-letters").get_data(as_text=True)
-    assert f"{dead.message_id} is in its queue again." in after and "there is none" in after
+    assert f"{dead.message_id}: requeued" in after and "there is none" in after
     assert Hands(broker, QUEUE).run().message_id == dead.message_id
 
 

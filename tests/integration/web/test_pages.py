@@ -191,7 +191,7 @@ def test_an_end_that_cannot_be_read_is_refused_in_words(client: FlaskClient, log
     refused = client.post(f"/workers/{WORKER}/pause", data={"form_token": word, "until": "soon"})
 
     assert refused.status_code == 400
-    assert "is no time; it should be such as 2h" in refused.get_data(as_text=True)
+    assert "is not a time; it should be such as 2h" in refused.get_data(as_text=True)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from housekeeping.cli.formatting import counts, length
+from housekeeping.presentation.formatting import format_counts, format_duration
 
 
 @pytest.mark.parametrize(
@@ -24,15 +24,15 @@ from housekeeping.cli.formatting import counts, length
     ],
 )
 def test_a_length_of_time_is_shown_in_the_unit_that_fits(seconds: float | None, shown: str) -> None:
-    assert length(seconds) == shown
+    assert format_duration(seconds) == shown
 
 
 def test_counts_are_shown_in_one_line_without_what_is_nothing() -> None:
-    assert counts({"deleted_rows": 21_200, "batches": 212, "failed": 0, "out_of_time": True}) == (
+    assert format_counts({"deleted_rows": 21_200, "batches": 212, "failed": 0, "out_of_time": True}) == (
         "deleted_rows 21,200, batches 212, out_of_time"
     )
-    assert counts({"deleted_rows": 0, "out_of_time": False}) == "nothing to do"
+    assert format_counts({"deleted_rows": 0, "out_of_time": False}) == "nothing to do"
 
 
 def test_a_count_that_is_no_number_is_shown_as_it_is() -> None:
-    assert counts({"last": "2026-11", "rate": 1234.5, "of": ["a"]}) == "last 2026-11, rate 1,234.5, of ['a']"
+    assert format_counts({"last": "2026-11", "rate": 1234.5, "of": ["a"]}) == "last 2026-11, rate 1,234.5, of ['a']"

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from housekeeping.cli.time_parsing import coming_moment, past_moment
 from housekeeping.core.errors import WrongArgument
+from housekeeping.presentation.time_parsing import parse_future_time, parse_past_time
 
 NOW = datetime(2026, 11, 20, 12, 0, 30, tzinfo=UTC)
 
@@ -22,7 +22,7 @@ NOW = datetime(2026, 11, 20, 12, 0, 30, tzinfo=UTC)
     ],
 )
 def test_a_past_moment_is_read_as_people_write_it(text: str, moment: str) -> None:
-    assert past_moment(text, NOW).isoformat() == moment
+    assert parse_past_time(text, NOW).isoformat() == moment
 
 
 @pytest.mark.parametrize(
@@ -38,24 +38,24 @@ def test_a_past_moment_is_read_as_people_write_it(text: str, moment: str) -> Non
     ],
 )
 def test_a_coming_moment_is_read_as_people_write_it(text: str, moment: str) -> None:
-    assert coming_moment(text, NOW).isoformat() == moment
+    assert parse_future_time(text, NOW).isoformat() == moment
 
 
 @pytest.mark.parametrize("text", ["25:00", "soon", "", "2026-13-01", "5y", "12:0", "9" * 400 + "d"])
 def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(WrongArgument, match="it should be such as"):
-        coming_moment(text, NOW)
+        parse_future_time(text, NOW)
     with pytest.raises(WrongArgument, match="it should be such as"):
-        past_moment(text, NOW)
+        parse_past_time(text, NOW)
 
 
 @pytest.mark.parametrize("text", ["0001-01-01T00:00", "9999-12-31T23:59", "2016-11-20T12:00"])
 def test_a_moment_further_away_than_ten_years_is_refused(text: str) -> None:
     with pytest.raises(WrongArgument, match="it should be such as"):
-        past_moment(text, NOW)
+        parse_past_time(text, NOW)
 
 
 @pytest.mark.parametrize("text", ["0s", "2026-11-20T12:00", "2020-01-01T00:00"])
 def test_an_end_that_is_past_is_refused(text: str) -> None:
     with pytest.raises(WrongArgument, match="is past"):
-        coming_moment(text, NOW)
+        parse_future_time(text, NOW)
