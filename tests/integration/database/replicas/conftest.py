@@ -115,7 +115,7 @@ def make_application(
     caplog: pytest.LogCaptureFixture,
 ) -> Iterator[MakeApplication]:
     """Makes the application, reading from these replicas; other settings by name."""
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)  # runs of plain actors are logged at this level
     with ExitStack() as stack, admin.cursor() as primary:
         primary.execute("CREATE TABLE notes (note text)")
 

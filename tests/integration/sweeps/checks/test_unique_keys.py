@@ -212,7 +212,7 @@ KEYS = {"text": (TextField, "'k' || n"), "uuid": (UUIDField, "md5(n::text)::uuid
 def test_composite_key_of_any_type_needs_no_option(do: Do, kind: str, partitioned: bool) -> None:
     field, value = KEYS[kind]
 
-    class ExplainQuery(BaseModel):
+    class Reading(BaseModel):
         at = UtcDateTimeField()
         device = field()
 
@@ -227,8 +227,8 @@ def test_composite_key_of_any_type_needs_no_option(do: Do, kind: str, partitione
     seen: list[Any] = []
     explain_queries = Sweep(
         name="shop.explain_queries",
-        stale=lambda now: ExplainQuery.at < now,
-        order=(ExplainQuery.at, ExplainQuery.device),
+        stale=lambda now: Reading.at < now,
+        order=(Reading.at, Reading.device),
         action=Call(seen.append, then=Delete()),
         batch_size=3,
     )

@@ -195,7 +195,7 @@ def test_times_that_python_lacks_are_read_as_the_nearest_ones(postgres: Database
     assert row == (smallest, largest, smallest.replace(tzinfo=None), largest.date(), smallest, None)
 
 
-class ExplainQuery(BaseModel):
+class Reading(BaseModel):
     """Says that no time is NULL."""
 
     id = BigIntegerField(primary_key=True)
@@ -211,9 +211,9 @@ def test_column_that_the_model_calls_not_null_is_asked_of_the_catalog(postgres: 
         )
     every = Sweep(
         name="shop.explain_queries",
-        stale=lambda now: ExplainQuery.id > 0,
+        stale=lambda now: Reading.id > 0,
         always_stale=True,
-        order=(ExplainQuery.at, ExplainQuery.id),
+        order=(Reading.at, Reading.id),
         action=Delete(),
         batch_size=4,
     )
