@@ -34,8 +34,8 @@ def page() -> str:
     parts = [_HEAD]
     for table, machine in MACHINES.items():
         rows = [
-            f"| `{event}` | {', '.join(map(machine.name_of, machine.sources(event)))} | "
-            f"{machine.name_of(machine.target(event))} |"
+            f"| `{event}` | {', '.join(map(machine.state_name, machine.sources(event)))} | "
+            f"{machine.state_name(machine.target(event))} |"
             for event in machine.events
         ]
         diagram = machine.diagram().strip()

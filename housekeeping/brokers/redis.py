@@ -17,9 +17,9 @@ from dramatiq.errors import ConnectionClosed
 
 from housekeeping.brokers.validation import read
 from housekeeping.core.redis_client import redis_client
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.connection import one_line
 
 logger = named_logger(__name__)
 
@@ -103,7 +103,7 @@ class ReliableRedisBroker(RedisBroker):
                     )
         except redis.RedisError as error:
             # They stay with this process until it consumes anew, and are looked at again then.
-            logger.error("Unreadable messages could not be moved", queue=queue_name, error=one_line(error))
+            logger.error("Unreadable messages could not be moved", queue=queue_name, error=error_line(error))
 
     def _taken(self, queue_name: str) -> str:
         return f"{self.namespace}:__acks__.{self.broker_id}.{queue_name}"

@@ -7,7 +7,7 @@ from typing import Any, Final
 from dramatiq import Message
 from dramatiq.errors import DecodeError
 
-from housekeeping.database.connection import one_line
+from housekeeping.core.sanitize import error_line
 
 _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
     "actor_name": str,
@@ -23,7 +23,7 @@ def read(body: bytes, queue_name: str) -> tuple[Message[Any] | None, str]:
     try:
         message: Message[Any] = Message.decode(body)
     except DecodeError as error:
-        return None, one_line(error.__cause__ or error)
+        return None, error_line(error.__cause__ or error)
     if wrong := wrong_type(message):
         return None, wrong
     if message.queue_name != queue_name:

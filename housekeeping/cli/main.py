@@ -28,8 +28,7 @@ from housekeeping.cli.commands.web import web
 from housekeeping.cli.commands.why import why
 from housekeeping.cli.commands.worker import scheduler, worker
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.sanitize import printable
-from housekeeping.database.connection import one_line
+from housekeeping.core.sanitize import error_line, printable
 from housekeeping.demo.command import demo
 
 _EPILOG = """\b
@@ -72,7 +71,7 @@ class _Group(click.Group):
             if ctx.params.get("debug"):
                 raise
             who = "PostgreSQL says" if isinstance(error, PeeweeException) else type(error).__name__
-            _end(f"{who}: {one_line(error)} (housekeeping --debug shows where)", 1)
+            _end(f"{who}: {error_line(error)} (housekeeping --debug shows where)", 1)
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def serve_this_process(settings: Settings) -> None:
     with _listening(settings.metrics_host, settings.scheduler_metrics_port, "SCHEDULER_METRICS_PORT"):
         pass
     prometheus_client.start_http_server(settings.scheduler_metrics_port, settings.metrics_host)
-    metrics.hand_over()
+    metrics.export_pending()
 
 
 def _listening(host: str, port: int, setting: str) -> socket.socket:

@@ -27,9 +27,9 @@ from blinker import NamedSignal, Namespace
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.errors import DeclarationError
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry.error_reporting import report
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.connection import one_line
 
 logger = named_logger(__name__)
 
@@ -157,5 +157,5 @@ def send(event: NamedSignal, rows: Sequence[Row], *, worker: str, run_id: int | 
             # Copies: what one subscriber does with them is its own business.
             subscriber(worker, rows=[dict(row) for row in rows], worker=worker, run_id=run_id)
         except Exception as error:
-            logger.exception("A subscriber failed", subscribed_to=event.name, error=one_line(error))
+            logger.exception("A subscriber failed", subscribed_to=event.name, error=error_line(error))
             report(error, worker=worker, run_id=run_id, subscribed_to=event.name)

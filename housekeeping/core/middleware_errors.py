@@ -15,7 +15,7 @@ from dramatiq.middleware import MiddlewareError, SkipMessage
 
 from housekeeping.core.errors import DeclarationError, RedisUnavailable
 from housekeeping.core.redis_client import translate_redis_errors
-from housekeeping.database.connection import typed_line
+from housekeeping.core.sanitize import typed_error_line
 
 
 class SkipEnqueue(MiddlewareError):
@@ -84,4 +84,4 @@ def fail_message_on_error() -> Iterator[None]:
     except RedisUnavailable as error:
         raise StoreUnavailable(str(error)) from error
     except Exception as error:
-        raise GuardUnavailable(typed_line(error)) from error
+        raise GuardUnavailable(typed_error_line(error)) from error

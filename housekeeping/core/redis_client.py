@@ -12,9 +12,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from housekeeping.core.errors import RedisUnavailable, SettingsError
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.io_timing import waiting_for
-from housekeeping.database.connection import one_line
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def redis_client(url: str) -> redis.Redis:
         # Made, not connected: a parameter that redis-py does not know shows here, and not with the first command.
         client.connection_pool.make_connection()
     except (ValueError, TypeError) as error:
-        raise SettingsError(f"HOUSEKEEPING_REDIS_URL: redis-py says: {one_line(error)}") from None
+        raise SettingsError(f"HOUSEKEEPING_REDIS_URL: redis-py says: {error_line(error)}") from None
     return client
 
 
@@ -62,7 +62,7 @@ def translate_redis_errors() -> Iterator[None]:
     try:
         yield
     except redis.RedisError as error:
-        raise RedisUnavailable(f"Redis did not answer: {one_line(error)}") from error
+        raise RedisUnavailable(f"Redis did not answer: {error_line(error)}") from error
 
 
 def retry_redis(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0) -> T:

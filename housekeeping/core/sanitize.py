@@ -1,37 +1,77 @@
-"""Makes text of unknown origin safe to print."""
+"""Text that is safe to show: without secrets, without control characters, short enough for a line."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 _KEPT: Final = frozenset("\n ")
+_SCHEME: Final = r"[a-z][a-z0-9+.-]{0,30}://"
+#: ``scheme://user:password@`` anywhere in a text. A password may contain characters that should have been
+#: percent-encoded, so it extends to the last ``@`` before white space or the next URL.
+_URL_PASSWORD: Final = re.compile(rf"(?P<before>{_SCHEME}[^\s:/@]*:)(?:(?!{_SCHEME})\S)+(?=@)", re.IGNORECASE)
+#: ``password=...`` of libpq, ``"password": "..."``, and the parameters of object stores and brokers.
+_NAMED_SECRET: Final = re.compile(
+    r"(?P<before>(?:passw(?:or)?d|secret|token|signature|credential|(?:api|access|account)[_-]?key)[a-z_-]{0,40}"
+    r"[\"']?\s*[=:]\s*)(?:\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[\"']\S+|[^\s&\"']+)",
+    re.IGNORECASE,
+)
+
+
+def mask_secrets(text: str) -> str:
+    """Replace every password in the text by ``***``; user, host and path stay readable."""
+    if "://" in text:
+        text = _URL_PASSWORD.sub(r"\g<before>***", text)
+    return _NAMED_SECRET.sub(r"\g<before>***", text)
 
 
 def printable(text: str) -> str:
-    """The text with everything that is not plainly visible written out: ``\\x1b``, ``\\u202e``.
+    """Write every character that is not plainly visible as an escape: ``\\x1b``, ``\\u202e``.
 
-    A terminal obeys control characters: they can hide lines, retitle the window, or paste commands. Line ends stay,
-    tabs become spaces.
+    A terminal obeys control characters: they can hide lines, change the window's title, or paste commands. Line ends
+    stay, and tabs become spaces.
     """
     return "".join(_visible(character) for character in text.expandtabs(4))
 
 
 def in_one_line(text: str, width: int) -> str:
-    """The text made `printable`, line ends too, and cut to `width` characters, with a sign that it was."""
-    # Cut before and after, because what is written out is longer; the first time with some to spare.
+    """Return the text `printable`, its line ends escaped, cut to `width` characters with an ellipsis."""
+    # Cut twice, because escapes are longer than what they replace.
     line = printable(text[: width + 1].replace("\n", "\\n").replace("\t", " "))
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 def shortened(text: str, width: int) -> str:
-    """Return the text, its middle left out where it is longer than `width` characters.
+    """Return the text with its middle left out if it is longer than `width` characters.
 
-    The end is kept because errors that quote a name say what is wrong after it.
+    The end is kept because an error that quotes a name explains the problem after it.
     """
     if len(text) <= width:
         return text
     half = (width - 1) // 2
     return f"{text[: width - 1 - half]}…{text[-half:]}"
+
+
+def error_line(error: BaseException) -> str:
+    """Return the first line of the error's text, passwords masked; the name of its type if it has no text."""
+    if isinstance(error, KeyError):
+        return typed_error_line(error)  # the text of a KeyError is the key alone
+    return _first_line(error) or type(error).__name__
+
+
+def typed_error_line(error: BaseException) -> str:
+    """Return the error's type and the first line of its text, passwords masked."""
+    line = _first_line(error)
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    if not text:
+        return ""
+    # Escaped because PostgreSQL stores neither NUL nor lone surrogates, and the line is stored in the ledger.
+    storable = text.splitlines()[0].replace("\0", r"\x00").encode(errors="backslashreplace").decode()
+    return mask_secrets(storable)
 
 
 def _visible(character: str) -> str:

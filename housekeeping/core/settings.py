@@ -17,15 +17,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from housekeeping.core.errors import SettingsError
-from housekeeping.core.masking import masked
+from housekeeping.core.sanitize import mask_secrets
 from housekeeping.core.setting_types import (
     BROKER,
     FAMILIES,
     KEY,
     MODULES,
+    NOT_NULL,
     POSTGRES,
     REDIS,
-    SAID,
     SCHEMA,
     SENTRY,
     STORE,
@@ -47,7 +47,7 @@ _LONGEST_S: Final = 7 * 86_400  # a week; what is longer is a slip in the unit
 _OLDEST_S: Final = 100 * 366 * 86_400  # a hundred years; what is longer is no date in PostgreSQL
 
 
-class GateSettings(BaseModel):
+class ThrottleSettings(BaseModel):
     """The key ``gates`` of a worker; what it does not say keeps the worker's default, null switches a gate off."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -80,26 +80,26 @@ class WorkerSettings(BaseModel):
 
     enabled: bool = True
     schedule: str | None = None
-    batch_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, SAID] = None
+    batch_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, NOT_NULL] = None
     #: Between how many messages, and so worker threads, a run is divided.
-    parts: Annotated[Annotated[int, Field(ge=1, le=64)] | None, SAID] = None
-    max_runtime_s: Annotated[Annotated[float, Field(gt=0, le=_LONGEST_S)] | None, SAID] = None
-    stale_after_s: Annotated[Annotated[float, Field(gt=0, le=_OLDEST_S)] | None, SAID] = None
+    parts: Annotated[Annotated[int, Field(ge=1, le=64)] | None, NOT_NULL] = None
+    max_runtime_s: Annotated[Annotated[float, Field(gt=0, le=_LONGEST_S)] | None, NOT_NULL] = None
+    stale_after_s: Annotated[Annotated[float, Field(gt=0, le=_OLDEST_S)] | None, NOT_NULL] = None
     # From 3: below that a lease cannot be renewed in time (semantics.md, Actor options).
-    lease_ttl_s: Annotated[Annotated[float, Field(ge=3, le=_LONGEST_S)] | None, SAID] = None
-    page_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, SAID] = None
-    max_projects: Annotated[Annotated[int, Field(ge=1)] | None, SAID] = None
-    max_deletes: Annotated[Annotated[int, Field(ge=1)] | None, SAID] = None
-    git_batch_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, SAID] = None
-    log_records: Annotated[bool | None, SAID] = None
+    lease_ttl_s: Annotated[Annotated[float, Field(ge=3, le=_LONGEST_S)] | None, NOT_NULL] = None
+    page_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, NOT_NULL] = None
+    max_projects: Annotated[Annotated[int, Field(ge=1)] | None, NOT_NULL] = None
+    max_deletes: Annotated[Annotated[int, Field(ge=1)] | None, NOT_NULL] = None
+    git_batch_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, NOT_NULL] = None
+    log_records: Annotated[bool | None, NOT_NULL] = None
     #: When somebody should look; by the alarm's name, null switches it off.
-    alarms: Annotated[dict[str, Annotated[float, Field(ge=0)] | None] | None, SAID] = None
+    alarms: Annotated[dict[str, Annotated[float, Field(ge=0)] | None] | None, NOT_NULL] = None
     #: Seconds a batch should take; null: batches of one size.
     target_batch_s: Annotated[float, Field(gt=0, le=60)] | None = None
-    gates: Annotated[GateSettings | None, SAID] = None
-    breaker: Annotated[BreakerSettings | None, SAID] = None
-    table: Annotated[Annotated[str, TABLE] | None, SAID] = None
-    tables: Annotated[dict[str, Annotated[str, TABLE]] | None, SAID] = None
+    gates: Annotated[ThrottleSettings | None, NOT_NULL] = None
+    breaker: Annotated[BreakerSettings | None, NOT_NULL] = None
+    table: Annotated[Annotated[str, TABLE] | None, NOT_NULL] = None
+    tables: Annotated[dict[str, Annotated[str, TABLE]] | None, NOT_NULL] = None
 
 
 class ObjectStoreSettings(BaseModel):
@@ -186,7 +186,7 @@ class Settings(BaseSettings):
             raise SettingsError(_one_line(error)) from None
 
     def __repr__(self) -> str:
-        return masked(super().__repr__())
+        return mask_secrets(super().__repr__())
 
     __str__ = __repr__
 
@@ -262,7 +262,7 @@ _SHOULD: Final = {
 
 
 #: The keys of settings within a worker's.
-_KEYS: Final[dict[str, type[BaseModel]]] = {"gates": GateSettings, "breaker": BreakerSettings}
+_KEYS: Final[dict[str, type[BaseModel]]] = {"gates": ThrottleSettings, "breaker": BreakerSettings}
 
 
 def _one_line(error: pydantic.ValidationError) -> str:
@@ -277,14 +277,14 @@ def _one_line(error: pydantic.ValidationError) -> str:
         hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(keys)}"
         return f"{where} is no key here; {hint}"
     should = _SHOULD.get(first["type"], first["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
-    secret = any(masked(f"{part}=x") != f"{part}=x" for part in (str(field), *path[-1:]))
+    secret = any(mask_secrets(f"{part}=x") != f"{part}=x" for part in (str(field), *path[-1:]))
     return f"{where} is {'***' if secret else _shown(first['input'])}; it should be {should}"
 
 
 def _shown(value: Any) -> str:
     """The value as the setting has it, on one line, without passwords."""
     if not isinstance(value, str):
-        return masked(json.dumps(value, default=str))
+        return mask_secrets(json.dumps(value, default=str))
     # Where the scheme is missing too, what stands before the @ may still be a password.
-    text = masked(value if "://" in value else re.sub(r"^\S*:\S*@", "***@", value))
+    text = mask_secrets(value if "://" in value else re.sub(r"^\S*:\S*@", "***@", value))
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

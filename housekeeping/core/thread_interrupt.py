@@ -37,7 +37,7 @@ class _Section:
       sent: What it has been told to end by; null: nothing.
       raised: That this is on its way, and not only waiting for a point where the thread may be ended.
       heard: That this was raised in it.
-      shut: That it is `shielded` now.
+      shut: That it is `run_shielded` now.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ _lock: Final = threading.Lock()
 _sections: Final[dict[int, _Section]] = {}  # by the thread that is inside
 
 
-def interruptibly(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+def run_interruptibly(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Call a function that others may end with `interrupt`; no interrupt arrives after it has returned.
 
     Within another one in the same thread it is part of that.
@@ -80,8 +80,8 @@ def interruptibly(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
             _leave(thread_id)  # the first one may itself have been interrupted half way
 
 
-def shielded(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call a function to its end: an interrupt is held back until then, but within an `interruptibly` inside of it.
+def run_shielded(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call a function to its end: an interrupt is held back until then, but within an `run_interruptibly` inside of it.
 
     Raises:
       Interrupt: After the function has returned, when one was held back.
@@ -113,11 +113,11 @@ def _disturbed(section: _Section, thread_id: int, function: Callable[..., T], *a
         try:
             _shut(section, thread_id)
         finally:
-            _shut(section, thread_id)  # as in `interruptibly`
+            _shut(section, thread_id)  # as in `run_interruptibly`
 
 
 def interrupt(thread_id: int, kind: type[Interrupt]) -> bool:
-    """Raise an exception in a thread that is inside of `interruptibly`; False when it is not, or has had one.
+    """Raise an exception in a thread that is inside of `run_interruptibly`; False when it is not, or has had one.
 
     Once is enough: a second one could come while the first is being dealt with.
 

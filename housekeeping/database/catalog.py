@@ -51,7 +51,7 @@ class Table:
     """A table as the catalog has it.
 
     Attributes:
-      there: Whether there is such a table.
+      exists: Whether there is such a table.
       enforced: Whether its keys and NOT NULL hold for all its rows. Not so for a view, a foreign table and a parent of
         inheriting tables; those have no `keys` and no `not_null` here.
       keys: Columns of the primary key, in order, then those of each unique index over columns that are NOT NULL.
@@ -59,7 +59,7 @@ class Table:
       not_null: The columns in which no row has NULL.
     """
 
-    there: bool
+    exists: bool
     enforced: bool = False
     keys: Sequence[tuple[str, ...]] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -85,7 +85,7 @@ def quoted_name(model: type[Model]) -> str:
     return ".".join('"' + part.replace('"', '""') + '"' for part in (meta.schema, meta.table_name) if part)
 
 
-def place_of(model: type[Model]) -> tuple[Any, ...]:
+def table_version(model: type[Model]) -> tuple[Any, ...]:
     """Return what a table's shape is remembered by: its database and name.
 
     A statement that named a column which is not there makes it another place: the table may have changed.
@@ -100,23 +100,23 @@ def table_of(model: type[Model]) -> Table:
     Raises:
       peewee.PeeweeException: When the database cannot be asked.
     """
-    place, known = place_of(model), _tables.get(model)
+    place, known = table_version(model), _tables.get(model)
     if known is not None and known[0] == place:
         return known[1]
     table = read_table(model)
-    if table.there:
+    if table.exists:
         _tables[model] = (place, table)
     return table
 
 
-def visible_table(model: type[Model]) -> Table:
+def table_if_visible(model: type[Model]) -> Table:
     """Return the model's table; one that does not exist where no database is set or the schema may not be used."""
     if database.obj is None:
-        return Table(there=False)
+        return Table(exists=False)
     try:
         return table_of(model)
     except ProgrammingError:  # said by whatever uses the table
-        return Table(there=False)
+        return Table(exists=False)
 
 
 def read_table(model: type[Model]) -> Table:
@@ -126,8 +126,8 @@ def read_table(model: type[Model]) -> Table:
       peewee.PeeweeException: When the database cannot be asked.
     """
     row: Any = database.execute_sql(_TABLE, (quoted_name(model),)).fetchone()
-    there, enforced, keys, columns, not_null = row
-    return Table(there, enforced, [tuple(key) for key in keys or ()], columns or {}, frozenset(not_null or ()))
+    exists, enforced, keys, columns, not_null = row
+    return Table(exists, enforced, [tuple(key) for key in keys or ()], columns or {}, frozenset(not_null or ()))
 
 
 def partitioned_table_of(model: type[Model]) -> str | None:
@@ -142,7 +142,7 @@ def optional_fields(model: type[Model]) -> tuple[str, ...]:
     return names
 
 
-def leave_out_absent(model: type[Model]) -> None:
+def remove_absent_fields(model: type[Model]) -> None:
     """Take those optional fields from the model whose columns its table does not have; give others back.
 
     A table that is not there, or no database, leaves the model as it is.
@@ -153,14 +153,14 @@ def leave_out_absent(model: type[Model]) -> None:
     if not optional_fields(model) or database.obj is None:
         return
     table = table_of(model)
-    if not table.there or _compared.get(model) is table:
+    if not table.exists or _compared.get(model) is table:
         return
     with _lock:
         _use(model, [name for name in optional_fields(model) if _field(model, name).column_name not in table.columns])
         _compared[model] = table
 
 
-def is_left_out(column: object) -> bool:
+def is_absent(column: object) -> bool:
     """Return whether the column is an optional field that its model does without for now."""
     return isinstance(column, Field) and column.name in _left_out.get(column.model, {})
 

@@ -30,7 +30,7 @@ class _Number:
         self.number = number
 
 
-class Prepared:
+class CompiledQuery:
     """One statement, as text with its parameters; some of them are `Parameter`.
 
     Attributes:
@@ -53,13 +53,13 @@ class Prepared:
         return rows
 
 
-class Statements:
+class QueryCache:
     """The prepared statements of one purpose; those of the last one are dropped when another begins."""
 
     def __init__(self) -> None:
-        self._made: tuple[Hashable, dict[Hashable, Prepared]] = (None, {})
+        self._made: tuple[Hashable, dict[Hashable, CompiledQuery]] = (None, {})
 
-    def of(self, purpose: Hashable, form: Hashable, make: Callable[[], Query]) -> Prepared:
+    def get(self, purpose: Hashable, form: Hashable, make: Callable[[], Query]) -> CompiledQuery:
         """The statement of this form, made unless it is there.
 
         Parameters:
@@ -70,5 +70,5 @@ class Statements:
             made = {}
             self._made = (purpose, made)
         if form not in made:
-            made[form] = Prepared(make())
+            made[form] = CompiledQuery(make())
         return made[form]

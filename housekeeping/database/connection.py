@@ -22,7 +22,7 @@ from peewee import (
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_INTRANS, parse_dsn
 
 from housekeeping.core.errors import DatabaseUnavailable, SettingsError
-from housekeeping.core.masking import masked
+from housekeeping.core.sanitize import error_line, mask_secrets
 from housekeeping.core.telemetry.io_timing import waiting_for
 from housekeeping.database.extreme_times import read_extreme_times
 from housekeeping.database.guarded_connection import GuardedConnection
@@ -239,7 +239,9 @@ def connect_to(url: str) -> Database:
     try:
         given = parse_dsn(url)
     except psycopg2.ProgrammingError as error:
-        raise SettingsError(f"HOUSEKEEPING_DATABASE_URL is {masked(url)!r}; libpq says: {one_line(error)}") from None
+        raise SettingsError(
+            f"HOUSEKEEPING_DATABASE_URL is {mask_secrets(url)!r}; libpq says: {error_line(error)}"
+        ) from None
     options = f"{_SESSION} {given.pop('options', '')}".strip()
     name = given.pop("dbname", "")  # none given: libpq takes the user's name
     return Database(name, **{**_CONNECTION, **given}, options=options)
@@ -251,29 +253,7 @@ def translate_postgres_errors() -> Iterator[None]:
     try:
         yield
     except (OperationalError, InterfaceError) as error:
-        raise DatabaseUnavailable(f"PostgreSQL did not answer: {one_line(error)}") from error
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of the error's text, passwords masked; its type's name when it has none."""
-    if isinstance(error, KeyError):
-        return typed_line(error)  # its text is the key alone
-    return _first_line(error) or type(error).__name__
-
-
-def typed_line(error: BaseException) -> str:
-    """The error's type, and the first line of its text, passwords masked."""
-    line = _first_line(error)
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    if not text:
-        return ""
-    # Written out as `printable` does: PostgreSQL takes neither, and the line is to stand in the ledger.
-    storable = text.splitlines()[0].replace("\0", r"\x00").encode(errors="backslashreplace").decode()
-    return masked(storable)
+        raise DatabaseUnavailable(f"PostgreSQL did not answer: {error_line(error)}") from error
 
 
 def sqlstate(error: BaseException) -> str | None:

@@ -8,7 +8,14 @@ from typing import Any, Final
 
 from peewee import BareField, BigIntegerField, CompositeKey, Field, Model
 
-from housekeeping.database.catalog import Table, forget_table, leave_out_absent, place_of, table_of, visible_table
+from housekeeping.database.catalog import (
+    Table,
+    forget_table,
+    remove_absent_fields,
+    table_if_visible,
+    table_of,
+    table_version,
+)
 from housekeeping.database.connection import database
 
 _COMPOSITE: Final = "__composite_key__"
@@ -35,23 +42,23 @@ def identify(model: type[Model]) -> None:
     """
     if database.obj is None:
         return
-    place = place_of(model)
+    place = table_version(model)
     if _identified.get(model) == place:
         return
     with _lock:
         table = table_of(model)
-        declared = declared_key(model)
+        declared = declared_key_columns(model)
         _use(model, declared if table.is_unique(declared) or not table.keys else table.keys[0], table)
-        leave_out_absent(model)
-        if table.there:
+        remove_absent_fields(model)
+        if table.exists:
             _identified[model] = place
 
 
-def forget(model: type[Model]) -> None:
+def restore_declared_key(model: type[Model]) -> None:
     """Take the model back to what it was declared with; it is identified anew when that is asked for."""
     with _lock:
         _identified.pop(model, None)
-        _use(model, declared_key(model), Table(there=False))
+        _use(model, declared_key_columns(model), Table(exists=False))
         forget_table(model)
 
 
@@ -61,15 +68,15 @@ def key_of(model: type[Model]) -> tuple[Any, ...]:
     return tuple(meta.get_primary_keys())
 
 
-def key_within(model: type[Model], columns: Collection[str]) -> tuple[Any, ...]:
+def key_among(model: type[Model], columns: Collection[str]) -> tuple[Any, ...]:
     """Return the fields that identify a row, among these columns.
 
     They are the model's own key where that is unique, or where nothing better is known; else a key of its table.
     """
     key = key_of(model)
-    if says_unique(model):
+    if vouches_for_key(model):
         return key
-    table = visible_table(model)
+    table = table_if_visible(model)
     if not table.enforced or table.is_unique([field.column_name for field in key]):
         return key
     meta: Any = model._meta
@@ -77,12 +84,12 @@ def key_within(model: type[Model], columns: Collection[str]) -> tuple[Any, ...]:
     return key if found is None else tuple(meta.columns[name] for name in found)
 
 
-def says_unique(model: type[Model]) -> bool:
+def vouches_for_key(model: type[Model]) -> bool:
     """Return whether the model vouches for its key, whatever the catalog says: ``class Meta: key_is_unique``."""
     return bool(getattr(model._meta, "key_is_unique", False))
 
 
-def declared_key(model: type[Model]) -> tuple[str, ...]:
+def declared_key_columns(model: type[Model]) -> tuple[str, ...]:
     """Return the names of the columns that the model was declared to be identified by."""
     meta: Any = model._meta
     declared = _declared.get(model, meta.primary_key)
@@ -96,7 +103,7 @@ def declared_key(model: type[Model]) -> tuple[str, ...]:
 def _use(model: type[Model], columns: tuple[str, ...], table: Table) -> None:
     meta: Any = model._meta
     declared = _declared.setdefault(model, meta.primary_key)
-    if set(columns) == set(declared_key(model)):
+    if set(columns) == set(declared_key_columns(model)):
         _set_key(meta, declared)
     else:
         for column in columns:

@@ -15,18 +15,18 @@ from peewee import InterfaceError, OperationalError, PeeweeException
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
 from housekeeping.core.errors import SettingsError
-from housekeeping.core.masking import masked
+from housekeeping.core.sanitize import error_line, mask_secrets
 from housekeeping.core.telemetry.io_timing import waiting_for
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.telemetry.message_context import MessageContext, current_message
-from housekeeping.database.connection import Database, connect_to, database, one_line, sqlstate
-from housekeeping.database.wal_position import LEFT_ALONE, Position
+from housekeeping.database.connection import Database, connect_to, database, sqlstate
+from housekeeping.database.wal_position import RETRY_AFTER, WalPosition
 
 logger = named_logger(__name__)
 
 #: How long to wait for a replica that lags: a healthy one is behind by some milliseconds, and by up to the 200 ms of
 #: wal_writer_delay where commits do not wait for the disk. Behind by more, it will not have caught up in a second.
-PATIENCE: Final = timedelta(seconds=0.5)
+MAX_WAIT: Final = timedelta(seconds=0.5)
 _LOOK_AGAIN_S: Final = 0.02  # PostgreSQL tells nobody how far it has replayed; one has to look
 #: A promoted replica takes writes; ours must not go there.
 _READ_ONLY: Final = "-c default_transaction_read_only=on"
@@ -43,7 +43,7 @@ ELSE 'lags' END FROM pg_control_system(), pg_control_recovery()"""
 
 T = TypeVar("T")
 #: Where a message's reads went.
-Used = Literal["primary", "replica"]
+ReadSource = Literal["primary", "replica"]
 
 
 class Replica(Database):
@@ -66,7 +66,7 @@ class Replica(Database):
         self._leaving = threading.Lock()
         self._left_until = 0.0
 
-    def look(self, position: Position) -> Literal["caught up", "lags", "left alone"]:
+    def look(self, position: WalPosition) -> Literal["caught up", "lags", "left alone"]:
         """Whether it has replayed the position; a replica that cannot tell is left alone for a minute."""
         if self._clock() < self._left_until:
             return "left alone"
@@ -75,7 +75,7 @@ class Replica(Database):
             with waiting_for("database"):
                 state = super()._on_a_live_connection(lambda: self._state_for(needed))
         except (PeeweeException, psycopg2.Error) as error:
-            state = one_line(error)
+            state = error_line(error)
         if state in ("caught up", "lags"):
             return "caught up" if state == "caught up" else "lags"
         self._leave_alone(state)
@@ -97,7 +97,7 @@ class Replica(Database):
         except (OperationalError, InterfaceError) as error:
             if sqlstate(error) == _CANCELLED:
                 raise
-            self._leave_alone(one_line(error))
+            self._leave_alone(error_line(error))
             reads.give_up()
             return _primary().execute_sql(sql, params)
         reads.used = "replica"
@@ -120,11 +120,11 @@ class Replica(Database):
         with self._leaving:
             if self._clock() < self._left_until:
                 return
-            self._left_until = self._clock() + LEFT_ALONE.total_seconds()
-        logger.warning("A replica is not read from for a minute", replica=masked(self._url), reason=why)
+            self._left_until = self._clock() + RETRY_AFTER.total_seconds()
+        logger.warning("A replica is not read from for a minute", replica=mask_secrets(self._url), reason=why)
 
 
-class Found(NamedTuple):
+class ReplicaChoice(NamedTuple):
     """What a look at all replicas found.
 
     Attributes:
@@ -152,7 +152,7 @@ class Replicas:
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    def caught_up(self, position: Position, pause: Callable[[float], object]) -> Found:
+    def caught_up(self, position: WalPosition, pause: Callable[[float], object]) -> ReplicaChoice:
         """The first that has replayed the position, waited for if need be.
 
         Parameters:
@@ -160,17 +160,17 @@ class Replicas:
         """
         first = next(self._turn) % len(self._all)
         asked = self._all[first:] + self._all[:first]
-        deadline = self._clock() + PATIENCE.total_seconds()
+        deadline = self._clock() + MAX_WAIT.total_seconds()
         while True:
             lagging = []
             for replica in asked:
                 state = replica.look(position)
                 if state == "caught up":
-                    return Found(replica, lagging=False)
+                    return ReplicaChoice(replica, lagging=False)
                 if state == "lags":
                     lagging.append(replica)
             if not lagging or self._clock() >= deadline or pause(_LOOK_AGAIN_S):
-                return Found(None, bool(lagging))
+                return ReplicaChoice(None, bool(lagging))
             asked = lagging
 
     def leave_nothing_open(self) -> None:
@@ -179,7 +179,7 @@ class Replicas:
             replica.leave_nothing_open()
 
 
-class Reads:
+class ReadRouting:
     """Where the message at work reads: found out when it first asks, the same until it ends.
 
     Parameters:
@@ -189,7 +189,7 @@ class Reads:
 
     def __init__(self, message: MessageContext | None, choose: Callable[[], Replica | None]) -> None:
         self.message = message
-        self.used: Used = "primary"
+        self.used: ReadSource = "primary"
         self._choose = choose
         self._chosen: list[Replica | None] = []
 
@@ -208,10 +208,10 @@ class Reads:
         self._chosen = [None]
 
 
-_reads: Final[ContextVar[Reads | None]] = ContextVar("reads", default=None)
+_reads: Final[ContextVar[ReadRouting | None]] = ContextVar("reads", default=None)
 
 
-def reads_of_current_message(reads: Reads | None) -> None:
+def set_read_routing(reads: ReadRouting | None) -> None:
     """Set where the message at work reads; None: from the primary."""
     _reads.set(reads)
 
@@ -243,7 +243,7 @@ def read_database() -> Database:
     return reads.database()
 
 
-def data_consistency_used() -> Used:
+def data_consistency_used() -> ReadSource:
     """Where the reads of the message at work went: to a replica, if one of them did."""
     reads = _reads.get()
     return reads.used if reads is not None and reads.message is current_message.get() else "primary"

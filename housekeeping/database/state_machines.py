@@ -70,7 +70,7 @@ class StateMachine:
         (target,) = targets
         return target
 
-    def name_of(self, value: Any) -> str:
+    def state_name(self, value: Any) -> str:
         """The name of a value of the column, as the documents write it; the value itself when it is none of ours."""
         try:
             return self.states(value).name.lower()
@@ -83,7 +83,7 @@ class StateMachine:
         event: str,
         changes: Mapping[Any, Any],
         version: Field | None = None,
-        along: Callable[[], object] | None = None,
+        within_transaction: Callable[[], object] | None = None,
     ) -> None:
         """Move one record, in the database and in the object, if it is still as it was read.
 
@@ -92,7 +92,7 @@ class StateMachine:
         Parameters:
           changes: Further columns to set, column -> value; `statement_time(column)` is the time of the change.
           version: The table's ``lock_version`` column, for optimistic locking; the status alone decides without it.
-          along: What changes with the record, in the same transaction; when it raises, nothing is changed.
+          within_transaction: What changes with the record, in the same transaction; when it raises, nothing is changed.
 
         Raises:
           IllegalEvent: When its state does not allow the event; nothing is changed.
@@ -103,9 +103,9 @@ class StateMachine:
         for _ in range(1 + CONFLICT_RETRIES):
             state = getattr(record, name)
             if state not in self.sources(event):
-                allowed = ", ".join(self.name_of(source) for source in self.sources(event))
+                allowed = ", ".join(self.state_name(source) for source in self.sources(event))
                 raise IllegalEvent(
-                    f"{_known_as(record)} is {self.name_of(state)}: {event} is allowed from {allowed} only"
+                    f"{_known_as(record)} is {self.state_name(state)}: {event} is allowed from {allowed} only"
                 )
             values = {self.field: self.target(event), **changes}
             unchanged = _same_row(record) & (self.field == state)
@@ -115,8 +115,8 @@ class StateMachine:
             update: Any = type(record).update(values).where(unchanged).returning(*values)
             with database.atomic():
                 written = next(iter(update.tuples().execute()), None)
-                if written is not None and along is not None:
-                    along()
+                if written is not None and within_transaction is not None:
+                    within_transaction()
             if written is not None:
                 for column, value in zip(values, written, strict=True):
                     # Not by setattr: with `only_save_dirty`, a later save() must not write again what is saved.
@@ -125,7 +125,9 @@ class StateMachine:
             _read_again(record)
             now = getattr(record, name)
             if now != state and now in self._final and now in self.sources(event):
-                raise RecordChanged(f"{_known_as(record)} has become {self.name_of(now)} while {event} was on its way")
+                raise RecordChanged(
+                    f"{_known_as(record)} has become {self.state_name(now)} while {event} was on its way"
+                )
         raise RecordChanged(f"{_known_as(record)} was changed by others each time {event} was tried")
 
     def diagram(self) -> str:
@@ -133,10 +135,10 @@ class StateMachine:
         lines: dict[tuple[str, str], list[str]] = {}
         for event in self.events:
             for source in self.sources(event):
-                lines.setdefault((self.name_of(source), self.name_of(self.target(event))), []).append(event)
+                lines.setdefault((self.state_name(source), self.state_name(self.target(event))), []).append(event)
         arrows = [f"    {source} --> {target}: {', '.join(events)}" for (source, target), events in lines.items()]
         first = next(iter(self.states))
-        return "\n".join(["stateDiagram-v2", f"    [*] --> {self.name_of(first.value)}", *arrows])
+        return "\n".join(["stateDiagram-v2", f"    [*] --> {self.state_name(first.value)}", *arrows])
 
 
 def _known_as(record: Model) -> str:

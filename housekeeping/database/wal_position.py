@@ -13,13 +13,14 @@ from typing import Final, Self
 import psycopg2
 from peewee import PeeweeException
 
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.connection import Database, connect_to, database, one_line
+from housekeeping.database.connection import Database, connect_to, database
 
 logger = named_logger(__name__)
 
 #: A server that failed is not asked again, and nothing is said of it, for so long.
-LEFT_ALONE: Final = timedelta(minutes=1)
+RETRY_AFTER: Final = timedelta(minutes=1)
 #: A sender must not wait for a position as long as a run would wait for its batch.
 _PATIENCE: Final = {"connect_timeout": "2", "tcp_user_timeout": "5000"}
 _STATEMENT: Final = "-c statement_timeout=2s"
@@ -32,7 +33,7 @@ _ASK: Final = (
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Position:
+class WalPosition:
     """A place in the log of one PostgreSQL; the later one is the greater.
 
     Attributes:
@@ -64,7 +65,7 @@ class Position:
         return f"{self.lsn >> 32:X}/{self.lsn & 0xFFFFFFFF:X}"
 
 
-class Positions:
+class WalPositionReader:
     """Asks the primary where its log is, by one connection for the whole process.
 
     Parameters:
@@ -79,7 +80,7 @@ class Positions:
         self._connected: tuple[int, Database] | None = None
         self._asked_from = 0.0
 
-    def current(self) -> Position | None:
+    def current(self) -> WalPosition | None:
         """Where the log is now; None when nobody can tell, and then the message is to read from the primary.
 
         Within a transaction of the library's own database handle nobody can: what it writes comes later in the log.
@@ -92,11 +93,13 @@ class Positions:
             try:
                 [(system, file, lsn)] = self._database(self._url).execute_sql(_ASK).fetchall()
             except (PeeweeException, psycopg2.Error) as error:
-                self._asked_from = self._clock() + LEFT_ALONE.total_seconds()
-                logger.warning("Messages are sent without a position, and read from the primary", error=one_line(error))
+                self._asked_from = self._clock() + RETRY_AFTER.total_seconds()
+                logger.warning(
+                    "Messages are sent without a position, and read from the primary", error=error_line(error)
+                )
                 return None
         high, _, low = lsn.partition("/")
-        return Position(system, int(file[:8], 16), int(high, 16) << 32 | int(low, 16))
+        return WalPosition(system, int(file[:8], 16), int(high, 16) << 32 | int(low, 16))
 
     def close(self) -> None:
         """Close the connection; the next question opens another."""

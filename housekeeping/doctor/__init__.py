@@ -8,8 +8,8 @@ import redis
 from peewee import PeeweeException
 
 from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import one_line
 from housekeeping.doctor import (
     brokers,
     columns,
@@ -62,7 +62,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
             yield from examination(settings, enabled)
         except (HousekeepingError, PeeweeException, redis.RedisError, OSError) as error:
             unreachable.add(area)
-            yield Finding("error", area, "connection", one_line(error), "everything below it cannot be looked at")
+            yield Finding("error", area, "connection", error_line(error), "everything below it cannot be looked at")
 
 
 def _problems(sweeps: dict[str, Sweep]) -> dict[str, SetupProblem]:

@@ -8,9 +8,9 @@ from typing import Any
 from peewee import Field, Model, ProgrammingError
 
 from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
-from housekeeping.database.catalog import Table, is_left_out, optional_fields, table_of
-from housekeeping.database.connection import one_line
+from housekeeping.database.catalog import Table, is_absent, optional_fields, table_of
 from housekeeping.sweeps.checks.needed_columns import FITTING, KNOWN_TYPES, UNZONED, ZONED, fields_used, updated_columns
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.error_mapping import is_away
@@ -30,7 +30,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
             table = table_of(model)
         except ProgrammingError:  # a schema that may not be used; `tables` has a finding of it
             continue
-        if table.there:
+        if table.exists:
             yield from _absent(model, needed, table)
             yield from _of_another_type(model, needed, table)
 
@@ -52,7 +52,7 @@ def _needed(settings: Settings, sweeps: dict[str, Sweep]) -> tuple[dict[type[Mod
         except Exception as error:
             if is_away(error):
                 raise
-            broken.append(Finding("error", sweep.name, "declaration", one_line(error), "correct the sweep's code"))
+            broken.append(Finding("error", sweep.name, "declaration", error_line(error), "correct the sweep's code"))
             continue
         for field in fields:
             need(field.model, [field.column_name], sweep.name)
@@ -85,7 +85,7 @@ def _absent(model: type[Model], needed: Needed, table: Table) -> Iterator[Findin
                 f'name the table that has it in HOUSEKEEPING_WORKERS["{workers[0]}"]["tables"], or disable '
                 f"{'these workers' if len(workers) > 1 else 'this worker'}",
             )
-    left_out = [each for each in optional_fields(model) if is_left_out(getattr(model, each))]
+    left_out = [each for each in optional_fields(model) if is_absent(getattr(model, each))]
     if left_out:
         worker = next(iter(needed.values()))[0]
         text = f"without the optional {', '.join(left_out)}: log lines, events and error reports leave them out"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import one_line
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.workers import families
@@ -19,4 +19,4 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
             try:
                 yield from family.examine()
             except Exception as error:
-                yield Finding("error", users[0], "outside", f"could not be looked at: {one_line(error)}")
+                yield Finding("error", users[0], "outside", f"could not be looked at: {error_line(error)}")

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from peewee import OP, SCOPE_VALUES, Expression, Field, Index
 
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import database_now
-from housekeeping.database.connection import database, one_line
+from housekeeping.database.connection import database
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.error_mapping import is_away
 from housekeeping.sweeps.insight.diagnostics import Finding
@@ -34,7 +35,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
             if is_away(error):
                 raise
             # A table or column that is missing, or may not be read, and a predicate that fails, were findings before.
-            yield Finding("warning", sweep.name, "indexes", f"could not be looked at: {one_line(error)}")
+            yield Finding("warning", sweep.name, "indexes", f"could not be looked at: {error_line(error)}")
 
 
 def _judged(worker: str, reading: ExplainQuery) -> Finding:

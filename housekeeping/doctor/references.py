@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import database_now
-from housekeeping.database.connection import database, one_line
+from housekeeping.database.connection import database
 from housekeeping.sweeps.checks.references import counted
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.error_mapping import is_away
@@ -23,7 +24,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         except Exception as error:  # a missing table or column, or a failing predicate, has a finding of its own
             if is_away(error):
                 raise
-            yield Finding("warning", sweep.name, "references", f"cannot be examined: {one_line(error)}")
+            yield Finding("warning", sweep.name, "references", f"cannot be examined: {error_line(error)}")
             continue
         for each in found:
             yield Finding(each.level, sweep.name, f"references to {each.referenced}", each.text, each.way_out)

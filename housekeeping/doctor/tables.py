@@ -8,8 +8,9 @@ from typing import Any, Final
 from peewee import ProgrammingError
 
 from housekeeping.core.plural import counted
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import database, one_line
+from housekeeping.database.connection import database
 from housekeeping.doctor.grants import grants, missing_rights, tables_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
@@ -36,7 +37,7 @@ def _table(worker: str, name: str, model: Any, needed: tuple[str, ...]) -> Itera
         oid = database.execute_sql("SELECT to_regclass(%s)::oid", (table,)).fetchone()[0]
     except ProgrammingError as error:  # it may not be looked for in its schema
         way_out = f'GRANT USAGE ON SCHEMA "{model._meta.schema}" TO current_user'
-        yield Finding("error", worker, f"rights on {name}", one_line(error), way_out)
+        yield Finding("error", worker, f"rights on {name}", error_line(error), way_out)
         return
     if oid is None:
         way_out = f'name yours in HOUSEKEEPING_WORKERS["{worker}"]["tables"], or disable the worker'

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from housekeeping.core.settings import Settings
-from housekeeping.database.catalog import visible_table
-from housekeeping.database.primary_key import declared_key, says_unique
+from housekeeping.database.catalog import table_if_visible
+from housekeeping.database.primary_key import declared_key_columns, vouches_for_key
 from housekeeping.sweeps.checks.unique_keys import key_in_model, wrong_key
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.error_mapping import is_away
@@ -30,12 +30,12 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
 
 
 def _of_stage(sweep: Sweep, stage: TableStage) -> Iterator[Finding]:
-    model, table = stage.model, visible_table(stage.model)
+    model, table = stage.model, table_if_visible(stage.model)
     name = table_name(model)
-    subject, declared = f"key of {name}", ", ".join(declared_key(model))
-    if not table.there:
+    subject, declared = f"key of {name}", ", ".join(declared_key_columns(model))
+    if not table.exists:
         return
-    if says_unique(model):
+    if vouches_for_key(model):
         return
     if not table.enforced:
         text = f"{name} is a view, a foreign table or has inheriting tables: nothing says that ({declared}) is unique"
@@ -48,7 +48,7 @@ def _of_stage(sweep: Sweep, stage: TableStage) -> Iterator[Finding]:
         )
     elif (mismatch := wrong_key(stage)) is not None:
         yield Finding("error", sweep.name, subject, *mismatch)
-    elif not table.is_unique(declared_key(model)) and sweep.stages is None:
+    elif not table.is_unique(declared_key_columns(model)) and sweep.stages is None:
         used = ", ".join(column.column_name for column in stage.key)
         text = f"{model.__name__} declares the key ({declared}), which is not unique; runs use ({used})"
         yield Finding("warning", sweep.name, subject, text, f"write {key_in_model(model, table)}")

@@ -18,7 +18,8 @@ from housekeeping.core.errors import (
     LeaseLost,
     SchemaMissing,
 )
-from housekeeping.database.connection import BaseModel, UtcDateTimeField, database, one_line, sqlstate
+from housekeeping.core.sanitize import error_line
+from housekeeping.database.connection import BaseModel, UtcDateTimeField, database, sqlstate
 
 #: The schema or its table is not there, or not for this user; or a column of this release is not.
 _NOT_MADE: Final = ("3F000", "42P01", "42501", "42703")
@@ -31,7 +32,7 @@ _NEXT_NUMBER: Final = SQL("DEFAULT")
 _NOW: Final = SQL("clock_timestamp()")
 
 
-class NoDatabase(HousekeepingError):
+class DatabaseNotConfigured(HousekeepingError):
     """No database is configured, so that there are no epochs."""
 
 
@@ -83,7 +84,7 @@ def _only(query: Any) -> int:
     return epoch
 
 
-def take_epoch(key: str, token: str) -> int:
+def acquire_epoch(key: str, token: str) -> int:
     """`next_epoch` in a transaction of its own.
 
     Raises:
@@ -91,7 +92,7 @@ def take_epoch(key: str, token: str) -> int:
       peewee.PeeweeException: When it can be had but was not, as when the last holder's transaction does not end.
     """
     if database.obj is None:
-        raise NoDatabase("no database is configured (HOUSEKEEPING_DATABASE_URL)")
+        raise DatabaseNotConfigured("no database is configured (HOUSEKEEPING_DATABASE_URL)")
     with _connection_left_as_found():
         try:
             with database.atomic():
@@ -153,10 +154,10 @@ def _fetched(connection: Connection | None, query: str, parameters: tuple[Any, .
 def _why_none(error: PeeweeException) -> HousekeepingError | None:
     code = sqlstate(error)
     if code in _NOT_MADE:
-        return SchemaMissing(f"{one_line(error)}; run: housekeeping init")
+        return SchemaMissing(f"{error_line(error)}; run: housekeeping init")
     # Without a code the server had no say: it was not reached, or the connection broke.
     if code is None or code.startswith("08") or code in _OUT_OF_ORDER:
-        return DatabaseUnavailable(f"PostgreSQL did not answer: {one_line(error)}")
+        return DatabaseUnavailable(f"PostgreSQL did not answer: {error_line(error)}")
     return None
 
 

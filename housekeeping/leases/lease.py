@@ -26,12 +26,12 @@ from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.thread_interrupt import LostLease, interrupter, retract
 from housekeeping.database.connection import database
-from housekeeping.leases.fencing import Connection, NoDatabase, check_epoch, take_epoch
+from housekeeping.leases.fencing import Connection, DatabaseNotConfigured, acquire_epoch, check_epoch
 from housekeeping.leases.lease_token import holder_of, new_token
-from housekeeping.leases.renewal import Renewal, elapsed, renewals, surely_until
+from housekeeping.leases.renewal import Renewal, elapsed, renewals, safe_until
 from housekeeping.leases.store import LeaseStore as LeaseStore
 from housekeeping.leases.store import RedisLeaseStore as RedisLeaseStore
-from housekeeping.leases.store import give_back
+from housekeeping.leases.store import release_with_retries
 
 logger = logging.getLogger(__name__)
 
@@ -158,16 +158,16 @@ class ExclusiveLease:
     def _take_epoch(self, token: str) -> None:
         self._epoch, self._why_no_epoch = None, None
         try:
-            self._epoch = take_epoch(self.key, token)
+            self._epoch = acquire_epoch(self.key, token)
         except HousekeepingError as reason:
             # What needs no database must not stand still without it; what does is told by `fence`.
             self._why_no_epoch = reason
-            if not isinstance(reason, NoDatabase):
+            if not isinstance(reason, DatabaseNotConfigured):
                 logger.warning("Lease %r has no epoch: %s", self.key, reason)
         except BaseException:
             self._give_back()
             raise
-        if surely_until(self._asked_at, self.ttl.total_seconds()) < elapsed():
+        if safe_until(self._asked_at, self.ttl.total_seconds()) < elapsed():
             # Others may have begun meanwhile, and this epoch would be a late one.
             self._give_back()
             raise LeaseLost(f"lease {self.key!r} was lost while its epoch was taken")
@@ -201,7 +201,7 @@ class ExclusiveLease:
                 retract(LostLease)
         if token is None or not self._ours():
             return False
-        ours = give_back(self._store, self.key, token)
+        ours = release_with_retries(self._store, self.key, token)
         if lost or not ours:
             metrics.LEASES_LOST.add(holder_of(token).worker or "")
         return ours
@@ -222,16 +222,16 @@ class ExclusiveLease:
         """For how long its holder has had it, by the clocks of the two machines; None when unknown."""
         return holder_of(self.owner()).held_for
 
-    def keep(self, *, interrupting: bool = False) -> None:
+    def start_renewal(self, *, interrupting: bool = False) -> None:
         """Renew in the background from now until `cancel`.
 
         Parameters:
-          interrupting: Raise `LostLease` in the calling thread when it is lost, inside of `interruptibly` only.
+          interrupting: Raise `LostLease` in the calling thread when it is lost, inside of `run_interruptibly` only.
         """
         if self._kept is None:
             self._interrupting = interrupting
             on_lost = interrupter(LostLease) if interrupting else None
-            self._kept = renewals.keep(f"lease {self.key!r}", self.renew, self.ttl, self._asked_at, on_lost)
+            self._kept = renewals.start(f"lease {self.key!r}", self.renew, self.ttl, self._asked_at, on_lost)
 
     def _ours(self) -> bool:
         # A forked child has a copy of its parent's token, and must not give the lease back for it.
@@ -282,7 +282,7 @@ class ExclusiveLease:
                 raise LeaseHeld(f"lease {self.key!r} is held elsewhere")
             tries += 1
             time.sleep(self._sleep(tries) if callable(self._sleep) else self._sleep)
-        self.keep()
+        self.start_renewal()
         return self
 
     def __exit__(

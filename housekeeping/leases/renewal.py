@@ -31,13 +31,13 @@ def elapsed() -> float:
     return read_clock()
 
 
-def surely_until(since: float, ttl_s: float) -> float:
+def safe_until(since: float, ttl_s: float) -> float:
     """Until when a holder may count on what it asked for at `since`, both by `elapsed`."""
     return since + ttl_s * (1 - _MARGIN)
 
 
 class Renewal:
-    """Something that is being renewed, from `Renewals.keep` until `stop`.
+    """Something that is being renewed, from `Renewals.start` until `stop`.
 
     Parameters:
       renew: Says whether it is still ours; may raise `RedisUnavailable`, which is tried again.
@@ -66,7 +66,7 @@ class Renewal:
         self._telling = threading.Lock()
         self._lost = False
         self.stopped = False
-        self.good_until = surely_until(since, self._good_for)
+        self.good_until = safe_until(since, self._good_for)
         self.due_at = since + self._ttl / 3
 
     @property
@@ -112,7 +112,7 @@ class Renewal:
             logger.warning("Could not renew %s: %s", self.name, error)
             self.due_at = self._clock() + min(1.0, self._ttl / 10)
             return True
-        self.good_until = surely_until(asked_at, self._good_for)
+        self.good_until = safe_until(asked_at, self._good_for)
         self.due_at = asked_at + self._ttl / 3
         return not self.stopped
 
@@ -191,7 +191,7 @@ class Renewals:
             kept.disown()
         self._begin()
 
-    def keep(
+    def start(
         self,
         name: str,
         renew: Callable[[], bool],

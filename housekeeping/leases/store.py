@@ -46,7 +46,7 @@ class LeaseStore(Protocol):
         """Until it expires; None when nobody holds it."""
 
 
-def give_back(store: LeaseStore, key: str, token: str) -> bool:
+def release_with_retries(store: LeaseStore, key: str, token: str) -> bool:
     """Free a lease at the end of its run, in up to three tries; False when the token no longer held it.
 
     One that is gone after a try without an answer counts as given back: by that try, as far as anybody can tell.

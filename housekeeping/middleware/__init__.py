@@ -15,7 +15,7 @@ from periodiq import PeriodiqMiddleware
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.replicas import Replicas
-from housekeeping.database.wal_position import Positions
+from housekeeping.database.wal_position import WalPositionReader
 from housekeeping.middleware.connections import Connections
 from housekeeping.middleware.data_consistency import DataConsistency
 from housekeeping.middleware.dead_letters import DeadLetters
@@ -88,7 +88,7 @@ def standard_middleware(client: redis.Redis, settings: Settings, theirs: Sequenc
         idempotency,
         # Before deduplication: the position that a message is given goes with its claim to a key, and is left to
         # the message that stands for it.
-        DataConsistency(client, namespace, Positions(settings.database_url), Replicas(settings.replica_urls)),
+        DataConsistency(client, namespace, WalPositionReader(settings.database_url), Replicas(settings.replica_urls)),
         Deduplication(client, namespace, idempotency.mark, idempotency.completion_key),
         # After both: a message that is dropped anyway must not make others meet a held lease.
         ExclusiveLeases(client, namespace),

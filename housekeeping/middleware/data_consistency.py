@@ -18,8 +18,8 @@ from housekeeping.core.middleware_errors import Requeue
 from housekeeping.core.redis_client import translate_redis_errors
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.telemetry.message_context import current_message
-from housekeeping.database.replicas import Found, Reads, Replicas, reads_of_current_message
-from housekeeping.database.wal_position import Position, Positions
+from housekeeping.database.replicas import ReadRouting, ReplicaChoice, Replicas, set_read_routing
+from housekeeping.database.wal_position import WalPosition, WalPositionReader
 from housekeeping.middleware.deduplication.keys import position_prefix, text
 from housekeeping.middleware.deduplication.options import KEY, POSITION, POSITION_REMEMBERED
 
@@ -36,7 +36,7 @@ _WAITED: Final = "waited_for_replica"
 
 class _ThreadState(threading.local):
     many = False
-    taken: Position | None = None  # the position of the first of many
+    taken: WalPosition | None = None  # the position of the first of many
 
 
 class DataConsistency(Middleware):
@@ -56,7 +56,7 @@ class DataConsistency(Middleware):
       client, namespace: Where deduplication remembers positions of dropped duplicates.
     """
 
-    def __init__(self, client: redis.Redis, namespace: str, positions: Positions, replicas: Replicas) -> None:
+    def __init__(self, client: redis.Redis, namespace: str, positions: WalPositionReader, replicas: Replicas) -> None:
         self._client = client
         self._prefix = position_prefix(namespace)
         self._positions = positions
@@ -86,7 +86,7 @@ class DataConsistency(Middleware):
             self._thread.taken = position
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        reads_of_current_message(None)
+        set_read_routing(None)
         if not self._asked_for(broker, message):
             return
         delayed = broker.get_actor(message.actor_name).options["data_consistency"] == "delayed"
@@ -96,7 +96,7 @@ class DataConsistency(Middleware):
             raise Requeue(f"{message.message_id} waits for a replica", _LATER)
         # Looked for when the run first reads, and only then: most runs need no replica, and until its run has
         # begun a message may still stand for others, whose positions count.
-        reads_of_current_message(Reads(current_message.get(), lambda: self._caught_up(message).replica))
+        set_read_routing(ReadRouting(current_message.get(), lambda: self._caught_up(message).replica))
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
@@ -111,19 +111,19 @@ class DataConsistency(Middleware):
         wanted = None if actor is None else actor.options.get("data_consistency")
         return bool(self._replicas) and wanted in ("sticky", "delayed")
 
-    def _caught_up(self, message: MessageProxy) -> Found:
+    def _caught_up(self, message: MessageProxy) -> ReplicaChoice:
         """A replica that has what the message needs."""
         position = self._position(message)
         if position is None:
-            return Found(None, lagging=False)
+            return ReplicaChoice(None, lagging=False)
         context = current_message.get()
         # Ends with the process, which must not wait for a replica when it is to stop.
         return self._replicas.caught_up(position, context.stopping.wait if context else time.sleep)
 
-    def _position(self, message: MessageProxy) -> Position | None:
+    def _position(self, message: MessageProxy) -> WalPosition | None:
         """The newest position of the message and of its dropped duplicates; None when nobody can tell."""
         age = timedelta(milliseconds=current_millis() - message.message_timestamp)
-        own, key = Position.parse(message.options.get(POSITION)), message.options.get(KEY)
+        own, key = WalPosition.parse(message.options.get(POSITION)), message.options.get(KEY)
         if own is None or age > _OLDEST:
             return None
         if key is None:
@@ -134,5 +134,5 @@ class DataConsistency(Middleware):
         except RedisUnavailable as error:
             logger.warning("Message reads from the primary", error=str(error))
             return None
-        of_duplicates = Position.parse(text(answer))
+        of_duplicates = WalPosition.parse(text(answer))
         return own if of_duplicates is None else max(own, of_duplicates)

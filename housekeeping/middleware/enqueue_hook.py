@@ -9,9 +9,9 @@ from typing import Any
 from dramatiq import Broker, Message
 
 from housekeeping.core.middleware_errors import SkipEnqueue
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.connection import one_line
 from housekeeping.middleware.deduplication.middleware import Deduplication
 from housekeeping.middleware.retries import Retries
 from housekeeping.middleware.schedule.middleware import Schedule, sent_by_scheduler
@@ -64,7 +64,7 @@ def accept_skips(broker: Broker, schedule: Schedule) -> None:
             if not sent_by_scheduler(message):
                 raise
             logger.error(
-                "Tick could not be sent, tried again in a minute", worker=message.actor_name, error=one_line(error)
+                "Tick could not be sent, tried again in a minute", worker=message.actor_name, error=error_line(error)
             )
             return message
 

@@ -14,7 +14,7 @@ from dramatiq import Actor, Broker, MessageProxy, Middleware
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import InvalidOption, Requeue, Skip, fail_message_on_error
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.core.thread_interrupt import LostLease, interruptibly
+from housekeeping.core.thread_interrupt import LostLease, run_interruptibly
 from housekeeping.leases.lease import (
     SHORTEST_TTL,
     ExclusiveLease,
@@ -91,7 +91,7 @@ class ExclusiveLeases(Middleware):
             if lease.try_obtain() is not None:
                 self._thread.lease = lease
                 current_lease.set(lease)
-                lease.keep(interrupting=True)
+                lease.start_renewal(interrupting=True)
                 return
             remaining = lease.remaining() or timedelta()
             holder = holder_of(lease.owner())
@@ -130,7 +130,7 @@ class ExclusiveLeases(Middleware):
         def run(*args: Any, **kwargs: Any) -> Any:
             if self._thread.lease is None:
                 return function(*args, **kwargs)  # called as a plain function, not by a worker
-            return interruptibly(self._holding, function, *args, **kwargs)
+            return run_interruptibly(self._holding, function, *args, **kwargs)
 
         return run
 

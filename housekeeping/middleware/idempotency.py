@@ -20,7 +20,7 @@ from housekeeping.core.redis_client import retry_redis, translate_redis_errors
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease, interrupter
 from housekeeping.leases.lease import SHORTEST_TTL, RedisLeaseStore
-from housekeeping.leases.renewal import Renewal, elapsed, renewals, surely_until
+from housekeeping.leases.renewal import Renewal, elapsed, renewals, safe_until
 from housekeeping.middleware.deduplication.options import DEDUP_STATE, LIFE, RETRY_WAITS, SECOND_DELIVERY, SUPERSEDED
 
 logger = named_logger(__name__)
@@ -155,13 +155,13 @@ class Idempotency(Middleware):
             # The id first, so that a second delivery of a message can tell that it is one.
             name, token = self._name(message), f"{message.message_id}:{uuid4().hex}"
             since = elapsed()
-            sure_until = surely_until(since, _RUNNING_TTL.total_seconds())
+            sure_until = safe_until(since, _RUNNING_TTL.total_seconds())
             begun = _Begun(name, token, self._keys(name, message), _retry_number(message), sure_until)
             # Known before it is asked for: should the answer get lost, the mark is taken away when the message fails.
             self._thread.begun = begun
             state = self._asked(begun)
             if state == token:
-                begun.kept = renewals.keep(
+                begun.kept = renewals.start(
                     f"mark of {name}",
                     lambda: begun.renew(lambda: self._goes_on(begun)),
                     _RUNNING_TTL,
@@ -244,7 +244,7 @@ class Idempotency(Middleware):
             with translate_redis_errors():
                 ours = self._asked(begun) == begun.token
         if ours:
-            begun.sure_until = surely_until(asked_at, _RUNNING_TTL.total_seconds())
+            begun.sure_until = safe_until(asked_at, _RUNNING_TTL.total_seconds())
         return ours
 
     def _asked(self, begun: _Begun) -> str:

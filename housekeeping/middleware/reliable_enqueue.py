@@ -15,8 +15,8 @@ from redis.exceptions import ClusterCrossSlotError, NoPermissionError
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import Requeue, StoreUnavailable
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.connection import one_line
 from housekeeping.middleware.deduplication.options import never_drop
 
 logger = named_logger(__name__)
@@ -50,7 +50,7 @@ def retry_until_available(step: Callable[[], T], not_yet: str) -> T:
         except _REFUSED:
             raise
         except _AWAY as error:
-            _wait(not_yet, one_line(error))
+            _wait(not_yet, error_line(error))
         except Interrupt:
             # Meant for the actor, which is done. It may have come after the step was done; then it is done
             # twice, which is better than not at all, and an idempotent actor executes its message once.

@@ -9,8 +9,8 @@ from dramatiq import Actor
 from peewee import PeeweeException
 
 from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.connection import one_line
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 
 logger = named_logger(__name__)
@@ -39,7 +39,7 @@ class SetupChecks:
                 self._note(name, sweep.lacks())
             except (PeeweeException, HousekeepingError) as error:
                 self._away_at = now
-                logger.warning("Setup could not be checked", worker=name, error=one_line(error))
+                logger.warning("Setup could not be checked", worker=name, error=error_line(error))
         return name not in self._problems
 
     def _note(self, name: str, problem: SetupProblem | None) -> None:

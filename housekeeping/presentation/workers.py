@@ -10,8 +10,9 @@ from typing import Any, Final
 from peewee import ProgrammingError
 
 from housekeeping.core.errors import SchemaMissing, UnknownWorker, WrongArgument
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import PREFIX
-from housekeeping.database.connection import one_line, sqlstate, translate_postgres_errors
+from housekeeping.database.connection import sqlstate, translate_postgres_errors
 from housekeeping.sweeps.declaration import Sweep
 
 _UNDEFINED_TABLE: Final = "42P01"  # SQLSTATE
@@ -71,6 +72,6 @@ def missing_table_error(sweep: Sweep, error: BaseException | None) -> SchemaMiss
     if not isinstance(error, ProgrammingError) or sqlstate(error) != _UNDEFINED_TABLE:
         return None
     return SchemaMissing(
-        f'{sweep.name}: {one_line(error)}; name your table in {PREFIX}WORKERS["{sweep.name}"]["tables"], '
+        f'{sweep.name}: {error_line(error)}; name your table in {PREFIX}WORKERS["{sweep.name}"]["tables"], '
         "or for a trial: housekeeping init --with-tables"
     )

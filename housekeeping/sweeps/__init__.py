@@ -19,13 +19,12 @@ from housekeeping.core.errors import (
     UploadRefused,
 )
 from housekeeping.core.extras import how_to_install
-from housekeeping.core.masking import masked
 from housekeeping.core.redis_client import retry_redis, shared_redis, translate_redis_errors
-from housekeeping.core.sanitize import shortened
+from housekeeping.core.sanitize import error_line, mask_secrets, shortened
 from housekeeping.core.settings import PREFIX, ObjectStoreSettings, Settings
 from housekeeping.core.telemetry.logs import logger
 from housekeeping.database.compiled_query import Parameter
-from housekeeping.database.connection import BaseModel, UtcDateTimeField, database, one_line
+from housekeeping.database.connection import BaseModel, UtcDateTimeField, database
 from housekeeping.database.naive_time import NaiveUtcDateTimeField
 from housekeeping.database.primary_key import identify, key_of
 from housekeeping.database.state_machines import StateMachine
@@ -118,9 +117,9 @@ __all__ = [
     "retry_redis",
     "key_of",
     "logger",
-    "masked",
+    "mask_secrets",
     "model_of",
-    "one_line",
+    "error_line",
     "run_sweep",
     "translate_redis_errors",
     "shared_redis",

@@ -14,8 +14,8 @@ from peewee import Expression, Model, PeeweeException
 
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DeclarationError, HousekeepingError, SettingsError
+from housekeeping.core.sanitize import typed_error_line
 from housekeeping.core.settings import WorkerSettings
-from housekeeping.database.connection import typed_line
 from housekeeping.database.primary_key import identify
 from housekeeping.leases.lease import SHORTEST_TTL
 from housekeeping.sweeps.checks.field_types import refuse_wrong_types
@@ -291,7 +291,7 @@ class Sweep:
         except (PeeweeException, HousekeepingError):
             raise
         except Exception as error:
-            raise DeclarationError(f"{self.name}: stale fails: {typed_line(error)}") from error
+            raise DeclarationError(f"{self.name}: stale fails: {typed_error_line(error)}") from error
         object.__setattr__(self, "_unchecked", False)
 
     @staticmethod

@@ -105,7 +105,7 @@ def _needed_columns(family: Family) -> dict[type[Model], _Columns]:
 def _misfit(model: type[Model], needed: _Columns, table: Table) -> str | None:
     meta: Any = model._meta
     name = meta.table_name
-    if not table.there:
+    if not table.exists:
         return f"table {name} is not in this database"
     missing = [column for column in sorted(needed) if column not in table.columns]
     if missing:

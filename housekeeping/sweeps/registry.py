@@ -11,8 +11,8 @@ from typing import Any, Final
 from peewee import Model
 
 from housekeeping.core.errors import DeclarationError, SettingsError
+from housekeeping.core.sanitize import error_line, typed_error_line
 from housekeeping.core.settings import PREFIX, Settings
-from housekeeping.database.connection import one_line, typed_line
 from housekeeping.database.statement_time import STATEMENT_TIME
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
@@ -107,8 +107,8 @@ def _changed_by(action: Transition) -> Iterable[Any]:
         return action.changes(STATEMENT_TIME)
     except (AttributeError, TypeError) as error:
         raise DeclarationError(
-            f"Transition to {action.event!r}: its `changes` fails: {one_line(error)}; `now` is the time in SQL, to be "
-            "used as it is or with a timedelta added"
+            f"Transition to {action.event!r}: its `changes` fails: {error_line(error)}; `now` is the time in SQL, to "
+            "be used as it is or with a timedelta added"
         ) from error
 
 
@@ -127,7 +127,7 @@ def imported(names: Iterable[str]) -> Iterator[Family]:
             if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
                 said = f"names {name!r}, which is not found; it should be a module that can be imported from here"
                 raise SettingsError(f"{PREFIX}SWEEPS {said}") from None
-            said = f"{name} cannot be imported: {typed_line(error)}"
+            said = f"{name} cannot be imported: {typed_error_line(error)}"
             raise SettingsError(f"{PREFIX}SWEEPS: {said} (housekeeping --debug shows where)") from error
         yield family_of(module)
 

@@ -8,8 +8,9 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
 from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import one_line, translate_postgres_errors
+from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.explain_outcome import REASONS
 from housekeeping.web import snapshot
@@ -96,4 +97,4 @@ def _add_errors(app: Flask, observatory: SnapshotCache) -> None:
     @app.errorhandler(PeeweeException)
     def failed(error: Exception) -> tuple[str, int]:
         own_fault = isinstance(error, Refused) and not isinstance(error, SettingsError)
-        return said(one_line(error), 400 if own_fault else 503)
+        return said(error_line(error), 400 if own_fault else 503)

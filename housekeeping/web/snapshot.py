@@ -15,9 +15,10 @@ from housekeeping.brokers.queues import QueueLengths, queue_lengths
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.redis_client import redis_client
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
-from housekeeping.database.connection import one_line, translate_postgres_errors
+from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.family_setup import by_problem
 from housekeeping.sweeps.insight.alerts import Alert
@@ -145,12 +146,12 @@ class SnapshotCache:
                     seen, runs = worker_status(sweep, facts.at, self.settings.timezone), last_ended(sweep, RUNS)
                     facts.overviews[name], facts.runs[name] = seen, runs
         except (HousekeepingError, PeeweeException) as error:
-            facts.trouble.append(one_line(error))
+            facts.trouble.append(error_line(error))
         try:
             names = sorted({sweep.queue for sweep in self.sweeps.values()})
             facts = replace(facts, queues=queue_lengths(self.settings, names))
         except HousekeepingError as error:
-            facts.trouble.append(f"{one_line(error)}; queues and dead letters are not shown")
+            facts.trouble.append(f"{error_line(error)}; queues and dead letters are not shown")
         return self._with_leases(self._with_processes(facts))
 
     def _with_processes(self, facts: Snapshot) -> Snapshot:
@@ -172,8 +173,8 @@ class SnapshotCache:
         try:
             return replace(facts, leases=self.leases(), leases_whole=True)
         except (HousekeepingError, PeeweeException) as error:
-            if one_line(error) not in " ".join(facts.trouble):
-                facts.trouble.append(one_line(error))
+            if error_line(error) not in " ".join(facts.trouble):
+                facts.trouble.append(error_line(error))
         try:
             return replace(facts, leases=held_leases(None, self.settings.namespace))
         except (HousekeepingError, PeeweeException):  # said already

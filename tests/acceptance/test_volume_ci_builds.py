@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from housekeeping.database.connection import Database
-from housekeeping.database.primary_key import forget
+from housekeeping.database.primary_key import restore_declared_key
 from housekeeping.workers.ci_stuck_builds.models import Build
 from tests.acceptance.conftest import RunMeasured
 
@@ -36,7 +36,7 @@ def builds(postgres: Database) -> Iterator[None]:
     table._schema.create_indexes()
     postgres.execute_sql("ANALYZE ci_builds")
     yield
-    forget(Build)
+    restore_declared_key(Build)
 
 
 def test_a_hundred_thousand_of_a_million_builds_are_dropped_in_flat_memory(

@@ -10,7 +10,7 @@ from peewee import OperationalError
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INTRANS
 from psycopg2.extras import Json
 
-from housekeeping.database.compiled_query import Prepared
+from housekeeping.database.compiled_query import CompiledQuery
 from housekeeping.database.connection import Database
 from tests.simulator.postgres import Postgres, Transaction
 from tests.simulator.queries import Cursor, Unknown, execute
@@ -63,7 +63,7 @@ class SimulatedDatabase(Database):
             self.postgres().world.failure = unknown
             raise
 
-    def rows(self, statement: Prepared, *values: Any) -> list[tuple[Any, ...]]:
+    def rows(self, statement: CompiledQuery, *values: Any) -> list[tuple[Any, ...]]:
         """In place of `Prepared.rows`: by what it was put together from."""
         plain = tuple(value.adapted if isinstance(value, Json) else value for value in values)
         try:

@@ -16,7 +16,7 @@ from housekeeping import installation
 from housekeeping.brokers import redis as brokers
 from housekeeping.core.redis_client import redis_client
 from housekeeping.core.settings import Settings
-from housekeeping.database.compiled_query import Prepared
+from housekeeping.database.compiled_query import CompiledQuery
 from housekeeping.database.connection import database
 from housekeeping.middleware.enqueue_many.bulk import enqueue_many
 from tests.simulator import haste, virtual
@@ -45,7 +45,7 @@ def connect() -> None:
     virtual.install({redis_client: lambda _: CLIENT})
     thread_locals_by_task(DATABASE)
     database.initialize(DATABASE)
-    prepared: Any = Prepared
+    prepared: Any = CompiledQuery
     prepared.rows = lambda statement, *values: DATABASE.rows(statement, *values)
     haste.install()
 

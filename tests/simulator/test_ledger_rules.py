@@ -11,7 +11,7 @@ import pytest
 from peewee import OperationalError
 
 from housekeeping.core.errors import LeaseLost, RunTakenOver
-from housekeeping.database.compiled_query import Prepared
+from housekeeping.database.compiled_query import CompiledQuery
 from housekeeping.database.connection import Database, database
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Run
@@ -104,7 +104,7 @@ def two(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     virtual_time.enter(world)
     thread_locals_by_task(simulated)
     database.initialize(simulated)
-    monkeypatch.setattr(Prepared, "rows", lambda statement, *values: simulated.rows(statement, *values))
+    monkeypatch.setattr(CompiledQuery, "rows", lambda statement, *values: simulated.rows(statement, *values))
     yield _SimulatedTwo(world, world.process("test"))
     world.end()
     database.initialize(None)

@@ -31,7 +31,7 @@ def _looks_without_locking(patch: pytest.MonkeyPatch) -> None:
 
 
 def _numbers_all_alike(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lease, "take_epoch", lambda key, token: 1)
+    patch.setattr(lease, "acquire_epoch", lambda key, token: 1)
 
 
 def _begins_again_with_each_row(patch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ TWINS: Final[list[Twin]] = [
         "L3",
         "takes_a_late_epoch_for_good",
         _FENCES + "test_a_lease_that_ended_while_its_epoch_was_taken_is_none",
-        instead(lease, "surely_until", lambda since, ttl_s: float("inf")),
+        instead(lease, "safe_until", lambda since, ttl_s: float("inf")),
     ),
     Twin(
         "L3",

@@ -123,13 +123,15 @@ TWINS: Final[list[Twin]] = [
         "L4",
         "gives_back_with_one_try",
         _GIVEN_BACK + "test_a_lease_is_given_back_although_redis_answers_only_the_third_time",
-        instead(lease, "give_back", lambda store, key, token: store.release(key, token)),
+        instead(lease, "release_with_retries", lambda store, key, token: store.release(key, token)),
     ),
     Twin(
         "L4",
         "takes_what_it_gave_back_for_lost",
         _GIVEN_BACK + "test_a_lease_that_was_given_back_without_an_answer_is_left_to_its_next_holder",
-        instead(lease, "give_back", lambda store, key, token: retry_redis(lambda: store.release(key, token))),
+        instead(
+            lease, "release_with_retries", lambda store, key, token: retry_redis(lambda: store.release(key, token))
+        ),
     ),
     Twin(
         "L5",

@@ -20,8 +20,8 @@ _BY_HAND: Final = "tests/integration/sweeps/ledger/test_lease_admin.py::"
 
 
 def _interrupts_nobody(patch: pytest.MonkeyPatch) -> None:
-    keep = ExclusiveLease.keep
-    patch.setattr(ExclusiveLease, "keep", lambda self, *, interrupting=False: keep(self))
+    start_renewal = ExclusiveLease.start_renewal
+    patch.setattr(ExclusiveLease, "start_renewal", lambda self, *, interrupting=False: start_renewal(self))
 
 
 def _commits_without_its_epoch(patch: pytest.MonkeyPatch) -> None:

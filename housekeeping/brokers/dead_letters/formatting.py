@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from housekeeping.brokers.dead_letters.models import DeadLetter
-from housekeeping.core.masking import masked
+from housekeeping.core.sanitize import mask_secrets
 
 #: Characters of a single text that are looked through for secrets; nobody reads more, and the search has its price.
 _LONGEST: Final = 20_000
@@ -18,10 +18,10 @@ def without_secrets(value: Any, name: str = "", depth: int = 0) -> Any:
         return "…"
     if isinstance(value, dict):
         named = {str(key)[:_LONGEST]: each for key, each in value.items()}
-        return {masked(key): without_secrets(each, key, depth + 1) for key, each in named.items()}
+        return {mask_secrets(key): without_secrets(each, key, depth + 1) for key, each in named.items()}
     if isinstance(value, list | tuple):
         return [without_secrets(each, name, depth + 1) for each in value]
-    if value is not None and name and masked(f"{name}=x") != f"{name}=x":
+    if value is not None and name and mask_secrets(f"{name}=x") != f"{name}=x":
         return "***"
     return bounded(value) if isinstance(value, str) else value
 
@@ -51,6 +51,6 @@ def body(letter: DeadLetter) -> dict[str, Any]:
 def bounded(text: str | None) -> str | None:
     """A text with its secrets masked; of a very long one the beginning."""
     if text is None or len(text) <= _LONGEST:
-        return None if text is None else masked(text)
+        return None if text is None else mask_secrets(text)
     # The end of what is cut might be half a secret, which is not known for one.
-    return f"{masked(text[:_LONGEST])[: _LONGEST // 2]}… ({len(text):,} characters)"
+    return f"{mask_secrets(text[:_LONGEST])[: _LONGEST // 2]}… ({len(text):,} characters)"

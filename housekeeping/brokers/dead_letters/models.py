@@ -16,7 +16,7 @@ from dramatiq.middleware import MiddlewareError
 from housekeeping.brokers.validation import wrong_type
 from housekeeping.core.errors import DeadLetterRefused, RedisUnavailable
 from housekeeping.core.middleware_errors import SkipEnqueue, StoreUnavailable
-from housekeeping.database.connection import one_line
+from housekeeping.core.sanitize import error_line
 from housekeeping.middleware.deduplication.options import as_new
 
 #: What belongs to the life that is over. A `tick` stays: what is done now is another attempt at that tick, and its
@@ -56,7 +56,7 @@ class DeadLetter:
         try:
             message: Message[Any] = Message.decode(body)
         except (DecodeError, RecursionError) as error:
-            return cls(broker_id, queue, died_at, body, None, one_line(error.__cause__ or error))
+            return cls(broker_id, queue, died_at, body, None, error_line(error.__cause__ or error))
         if wrong := wrong_type(message):
             return cls(broker_id, queue, died_at, body, None, wrong)
         return cls(broker_id, queue, died_at, body, message)
@@ -155,7 +155,7 @@ def turned_away(broker: Broker, letter: DeadLetter, message: Message[Any]) -> Re
     except StoreUnavailable as error:
         raise RedisUnavailable(str(error)) from error
     except MiddlewareError as error:
-        return Requeued(letter.id, "refused", one_line(error))
+        return Requeued(letter.id, "refused", error_line(error))
     return None
 
 

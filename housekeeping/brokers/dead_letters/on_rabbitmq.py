@@ -14,7 +14,7 @@ from pika.exceptions import AMQPError
 
 from housekeeping.brokers.dead_letters.models import NEVER, DeadLetter, Requeued, turned_away
 from housekeeping.core.errors import BrokerUnavailable
-from housekeeping.database.connection import one_line
+from housekeeping.core.sanitize import error_line
 
 
 class RabbitmqDeadLetters:
@@ -108,5 +108,5 @@ class RabbitmqDeadLetters:
             AssertionError,
         ) as error:  # the last one as in translate_rabbitmq_errors
             del self._broker.connection
-            said = one_line(error).removeprefix("RabbitMQ: ")
+            said = error_line(error).removeprefix("RabbitMQ: ")
             raise BrokerUnavailable(f"RabbitMQ did not answer: {said}") from error

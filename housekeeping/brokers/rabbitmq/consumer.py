@@ -12,8 +12,8 @@ from pika.exceptions import AMQPError
 
 from housekeeping.brokers.rabbitmq.delay_queues import level_for
 from housekeeping.brokers.validation import read
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.connection import one_line
 
 if TYPE_CHECKING:
     from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
@@ -33,7 +33,7 @@ def let_go(connection: Any) -> None:
 def said(error: BaseException) -> str:
     """What an error of pika's says, in one line; those of a failed connection say nothing by themselves."""
     inner = error.args[0] if error.args and not str(error) else error
-    return one_line(getattr(inner, "exception", inner))
+    return error_line(getattr(inner, "exception", inner))
 
 
 class _Delivery(_RabbitmqMessage):

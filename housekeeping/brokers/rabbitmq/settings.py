@@ -9,8 +9,8 @@ import pika
 
 from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
 from housekeeping.core.errors import SettingsError
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import one_line
 
 #: Seconds after which either side notices that the other is gone without a word, at the latest after two.
 HEARTBEAT_S: Final = 30
@@ -45,4 +45,4 @@ def _refuse_unreadable(url: str) -> None:
     try:
         pika.URLParameters(url)
     except (ValueError, TypeError) as error:
-        raise SettingsError(f"HOUSEKEEPING_BROKER_URL: pika says: {one_line(error)}") from None
+        raise SettingsError(f"HOUSEKEEPING_BROKER_URL: pika says: {error_line(error)}") from None

@@ -14,9 +14,9 @@ from housekeeping.cli.context import load_settings
 from housekeeping.cli.formatting import out, progress
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.plural import counted
-from housekeeping.core.sanitize import printable
+from housekeeping.core.sanitize import error_line, printable
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import database, one_line, translate_postgres_errors
+from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.doctor import examine
 from housekeeping.doctor.grants import exists, grants, missing_rights, needed_rights, own_tables_grants
 from housekeeping.installation import use_database
@@ -78,7 +78,7 @@ def _print_grants(role: str, settings: Settings) -> None:
             lacking = {table: tuple(missing_rights(table, rights)) for table, rights in needed.items() if exists(table)}
             (user,) = database.execute_sql("SELECT quote_ident(current_user)").fetchone()
     except (HousekeepingError, PeeweeException) as error:
-        click.echo(f"-- not compared with the rights of the current role: {one_line(error)}")
+        click.echo(f"-- not compared with the rights of the current role: {error_line(error)}")
         return
     for statement in grants(user, {table: rights for table, rights in lacking.items() if rights}):
         click.echo(f"-- {user}, the current role, lacks: {statement};")

@@ -14,7 +14,8 @@ from housekeeping.cli.context import load_workers
 from housekeeping.core.errors import BrokerUnavailable, RedisUnavailable
 from housekeeping.core.middleware_errors import StoreUnavailable
 from housekeeping.core.redis_client import translate_redis_errors
-from housekeeping.database.connection import one_line, translate_postgres_errors
+from housekeeping.core.sanitize import error_line
+from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.installation import broker_beside
 from housekeeping.presentation.descriptions import describe_override
 from housekeeping.presentation.workers import find_worker, parse_argument
@@ -80,7 +81,7 @@ def enqueue(name: str, argument: str | None, as_json: bool) -> None:
     except StoreUnavailable as error:
         raise RedisUnavailable(str(error)) from error
     except BrokerConnectionError as error:
-        raise BrokerUnavailable(f"nothing was enqueued: {one_line(error)}") from error
+        raise BrokerUnavailable(f"nothing was enqueued: {error_line(error)}") from error
     finally:
         broker.close()
     enqueued, duplicate_of = "duplicate_of" not in sent.options, sent.options.get("duplicate_of")

@@ -16,11 +16,11 @@ from housekeeping.cli.foreground import Abandoned, Foreground
 from housekeeping.cli.formatting import print_table, progress, table
 from housekeeping.cli.stopping import close_run, end_process
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.sanitize import printable
+from housekeeping.core.sanitize import error_line, printable
 from housekeeping.core.telemetry import error_reporting
-from housekeeping.core.thread_interrupt import interruptibly
+from housekeeping.core.thread_interrupt import run_interruptibly
 from housekeeping.database.clock_skew import database_now
-from housekeeping.database.connection import one_line, translate_postgres_errors
+from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.presentation.formatting import format_counts, format_duration
 from housekeeping.presentation.workers import find_worker, missing_table_error, parse_argument
 from housekeeping.sweeps.declaration import Sweep
@@ -135,7 +135,7 @@ def _perform(sweep: Sweep, argument: Any, force: bool, confirmation: Confirmatio
 def _dry_run(sweep: Sweep, argument: Any) -> RunResult:
     try:
         with progress(f"{sweep.name}: counting"):
-            return Foreground(lambda stopping: interruptibly(make_dry_run, sweep, argument)).result()
+            return Foreground(lambda stopping: run_interruptibly(make_dry_run, sweep, argument)).result()
     except (Abandoned, Shutdown):
         end_process(130, "interrupted")
 
@@ -162,6 +162,6 @@ def _show(result: RunResult) -> None:
 def _explain(result: RunResult, sweep: Sweep) -> None:
     """Say why the run failed, and end with the status that goes with it."""
     error = missing_table_error(sweep, result.error) or result.error
-    line = result.reason if error is None else one_line(error)
+    line = result.reason if error is None else error_line(error)
     click.echo(f"housekeeping: {result.worker} {result.outcome}: {printable(line or '')}", err=True)
     sys.exit(error.exit_code if isinstance(error, HousekeepingError) else result.exit_code)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.extras import how_to_install
-from housekeeping.core.telemetry.logs import presentable
+from housekeeping.core.telemetry.logs import to_log_value
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def report_to_sentry(dsn: str) -> None:
 
     # Local variables hold URLs and rows; texts may quote a URL.
     sentry_sdk.init(
-        dsn=dsn, include_local_variables=False, before_send=lambda event, _: presentable(event, _EVENT_DEPTH)
+        dsn=dsn, include_local_variables=False, before_send=lambda event, _: to_log_value(event, _EVENT_DEPTH)
     )
 
     def to_sentry(error: BaseException, about: dict[str, Any]) -> None:

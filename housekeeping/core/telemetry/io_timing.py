@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 
 @dataclass(frozen=True, slots=True)
-class Waited:
+class WaitTimes:
     """Seconds that a thread has waited: in all, or since an earlier moment.
 
     Attributes:
@@ -22,9 +22,9 @@ class Waited:
     database_s: float = 0.0
     redis_s: float = 0.0
 
-    def since(self, before: Waited) -> Waited:
+    def since(self, before: WaitTimes) -> WaitTimes:
         """What was added to an earlier reading of the same thread."""
-        return Waited(self.database_s - before.database_s, self.redis_s - before.redis_s)
+        return WaitTimes(self.database_s - before.database_s, self.redis_s - before.redis_s)
 
     def as_fields(self) -> dict[str, float]:
         """As a log line has them."""
@@ -40,9 +40,9 @@ class _ThreadState(threading.local):
 _of_thread: Final = _ThreadState()
 
 
-def waited() -> Waited:
+def wait_times() -> WaitTimes:
     """What this thread has waited so far."""
-    return Waited(_of_thread.database, _of_thread.redis)
+    return WaitTimes(_of_thread.database, _of_thread.redis)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ _WHOLE: Final = select.PIPE_BUF
 _WAY: Final = ("_log", "makeRecord", "handle", "callHandlers")
 
 
-class Stderr(logging.StreamHandler[TextIO]):
+class StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to what is stderr at that moment, so that lines and a progress display do not mix."""
 
     def __init__(self) -> None:
@@ -67,12 +67,12 @@ class Stderr(logging.StreamHandler[TextIO]):
         )
 
 
-def sole_handler(logger: logging.Logger) -> Stderr | None:
+def sole_handler(logger: logging.Logger) -> StderrHandler | None:
     """Our handler, where writing a line is all that happens to one of the logger's; null where others see it, too."""
     if logger.filters or logging.getLogRecordFactory() is not logging.LogRecord or not _is_as_it_was(logger):
         return None
     match list(_handlers(logger)):
-        case [Stderr() as handler] if not handler.filters and handler.level == logging.NOTSET:
+        case [StderrHandler() as handler] if not handler.filters and handler.level == logging.NOTSET:
             return handler
     return None
 

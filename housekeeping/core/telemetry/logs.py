@@ -14,21 +14,20 @@ from typing import Any, Final, Literal
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from housekeeping.core.masking import masked
-from housekeeping.core.sanitize import printable
-from housekeeping.core.telemetry.log_handler import Stderr, sole_handler
+from housekeeping.core.sanitize import mask_secrets, printable
+from housekeeping.core.telemetry.log_handler import StderrHandler, sole_handler
 
 Format = Literal["json", "console"]
 
 #: Libraries that say at INFO what only their own developers want to know.
 _QUIET: Final = ("pika", "urllib3", "botocore")
-_JSON: Final = json.JSONEncoder(check_circular=False)  # `presentable` ends what holds itself
+_JSON: Final = json.JSONEncoder(check_circular=False)  # `to_log_value` ends what holds itself
 _RECORD: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime"})
 _RESERVED: Final = _RECORD - {"exc_info", "stack_info"}
 _DEPTH: Final = 6  # levels of nesting that are shown; deeper ones are written as text
 
 
-def presentable(value: Any, depth: int = _DEPTH) -> Any:
+def to_log_value(value: Any, depth: int = _DEPTH) -> Any:
     """The value in a form that any JSON reader takes, with the passwords in it masked; never raises."""
     if value is None or isinstance(value, bool | int):
         return value
@@ -37,9 +36,9 @@ def presentable(value: Any, depth: int = _DEPTH) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, dict) and depth:
-        return {_text(key): presentable(each, depth - 1) for key, each in value.items()}
+        return {_text(key): to_log_value(each, depth - 1) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset) and depth:
-        return [presentable(each, depth - 1) for each in value]
+        return [to_log_value(each, depth - 1) for each in value]
     return _text(value)
 
 
@@ -47,13 +46,13 @@ def _text(value: Any) -> str:
     try:
         text = str(value)
         # A secret comes after one of these; to look for it takes longer than all the rest of a line.
-        return masked(text) if ":" in text or "=" in text else text
+        return mask_secrets(text) if ":" in text or "=" in text else text
     except Exception:
         return f"<{type(value).__name__} that cannot be shown>"
 
 
 def _presented(fields: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(name): presentable(value) for name, value in fields.items()}
+    return {str(name): to_log_value(value) for name, value in fields.items()}
 
 
 def _visible(value: Any, *, lines: bool) -> Any:
@@ -99,7 +98,7 @@ class _Lines(logging.Formatter):
         """A line for each of the rows, which have all else in common."""
         beginning, end = _presented(_beginning(record)), _presented(_end(record))
         return [
-            self.render({**beginning, **{_named(name): presentable(row[name]) for name in row}, **end}) for row in rows
+            self.render({**beginning, **{_named(name): to_log_value(row[name]) for name in row}, **end}) for row in rows
         ]
 
 
@@ -133,7 +132,7 @@ def configure(level: str = "INFO", form: Format | None = None) -> None:
       form: ``json`` or ``console``; readable lines when stderr is a terminal and nothing is said.
     """
     form = form or ("console" if sys.stderr.isatty() else "json")
-    handler = Stderr()
+    handler = StderrHandler()
     # JSON has an escape for whatever a terminal would obey.
     handler.setFormatter(_Lines(_JSON.encode if form == "json" else _console()))
     root = logging.getLogger()
@@ -180,7 +179,7 @@ def logger(name: str) -> structlog.stdlib.BoundLogger:
     return bound
 
 
-def log_each(name: str, level: int, event: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def log_rows(name: str, level: int, event: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """A line for each of the rows, with its items as fields: ``logger(name).log(level, event, **row)``.
 
     Where nobody but our own handler would see the records, none are made and the lines are written together, with one

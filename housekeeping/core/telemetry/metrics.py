@@ -116,7 +116,7 @@ class _Exporter:
                 self._waiting[metric, labels] = changed(self._waiting.get((metric, labels)))
             self._hand_over()
 
-    def hand_over(self) -> None:
+    def export_pending(self) -> None:
         with self._lock:
             self._hand_over()
 
@@ -206,9 +206,9 @@ def count_deduplicated(worker: str) -> None:
     DEDUPLICATED.add(worker)
 
 
-def hand_over() -> None:
+def export_pending() -> None:
     """Give prometheus-client what was measured before it was imported; for an exporter, before it reads. Never raises.
 
     Every further measurement does the same.
     """
-    _exporter.hand_over()
+    _exporter.export_pending()

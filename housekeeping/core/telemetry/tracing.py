@@ -11,7 +11,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def tracing() -> Any:
+def tracing_api() -> Any:
     """The module ``opentelemetry.trace``, when somebody has set up a provider; else None.
 
     Never imported here: who sets one up has imported it, and without one a span goes nowhere.
@@ -25,11 +25,11 @@ def tracing() -> Any:
 
 def tracer() -> Any:
     """The library's tracer; None where there is no tracing."""
-    trace = tracing()
+    trace = tracing_api()
     return None if trace is None else trace.get_tracer_provider().get_tracer("housekeeping")
 
 
-def spanned(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def traced(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Give each call of a function a span, below the one of the message at work."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:

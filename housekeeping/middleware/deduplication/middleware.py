@@ -180,7 +180,7 @@ class Deduplication(Middleware):
             self._thread.run, run.answered = run, True
             run.holds_key = state == "ours" and terms.until_executed
             if run.holds_key:
-                run.kept = renewals.keep(
+                run.kept = renewals.start(
                     f"key {run.key}", lambda: self.keys.renew(run.key, run.token, terms.ttl), terms.ttl, since
                 )
         if state == "ours" or has_dependents(message):

@@ -15,7 +15,7 @@ from dramatiq.middleware import Shutdown
 
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.telemetry.message_context import current_message
-from housekeeping.core.thread_interrupt import interrupt, interruptibly
+from housekeeping.core.thread_interrupt import interrupt, run_interruptibly
 from housekeeping.middleware.interrupts.statements import StatementInProgress, statement_of_this_thread
 
 logger = named_logger(__name__)
@@ -117,7 +117,7 @@ class ShutdownNotifications(dramatiq.middleware.ShutdownNotifications):
                 return function(*args, **kwargs)  # called as a plain function, by no worker or by another actor
             at_once = getattr(self._at_once, "wanted", False)
             inside = _Inside(threading.get_ident(), at_once, statement_of_this_thread())
-            return interruptibly(self._run, inside, lambda: function(*args, **kwargs))
+            return run_interruptibly(self._run, inside, lambda: function(*args, **kwargs))
 
         return run
 

@@ -8,8 +8,9 @@ from typing import Any, Final
 import psycopg2
 from psycopg2.extensions import TRANSACTION_STATUS_ACTIVE
 
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.connection import database, one_line
+from housekeeping.database.connection import database
 
 logger = named_logger(__name__)
 
@@ -44,7 +45,7 @@ class StatementInProgress:
         try:
             return _cancel(connection)
         except psycopg2.Error as error:
-            logger.warning("Statement could not be cancelled", error=one_line(error))
+            logger.warning("Statement could not be cancelled", error=error_line(error))
             return False
 
 

@@ -18,10 +18,10 @@ from peewee import PeeweeException
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DeclarationError, LeaseLost
 from housekeeping.core.middleware_errors import InvalidOption, Requeue, Skip, SkipEnqueue, fail_message_on_error
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease
-from housekeeping.database.connection import one_line
 from housekeeping.middleware.deduplication.options import RETRY_WAITS
 from housekeeping.middleware.schedule.tick_recorder import (
     TickRecorder,
@@ -133,19 +133,19 @@ class Schedule(Middleware):
         name, message_id = message.actor_name, message.message_id
         if writes_its_own(broker.get_actor(name)):
             if exception is not None:
-                self._outcomes.make_sure(name, one_line(exception), tick, message_id)
+                self._outcomes.make_sure(name, error_line(exception), tick, message_id)
         elif exception is None:
             self._outcomes.record(name, "done", None, tick, message_id)
         elif isinstance(exception, LostLease | LeaseLost):
             self._outcomes.record(name, "lost_lease", "lease_lost", tick, message_id)
         else:
-            self._outcomes.record(name, "failed", one_line(exception), tick, message_id)
+            self._outcomes.record(name, "failed", error_line(exception), tick, message_id)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         self._outcomes.hand_on()
         # Dramatiq calls this hook while it handles the SkipMessage, and does not pass it on.
         skip = sys.exception()
-        self.tick_skipped(message, "skipped" if skip is None else one_line(skip))
+        self.tick_skipped(message, "skipped" if skip is None else error_line(skip))
 
     def is_due(self, actor: Actor[..., Any], cron: Cron, now: datetime) -> bool:
         """Whether the actor's latest tick is still to be sent; asked by periodiq once a minute. Never raises."""
@@ -166,7 +166,7 @@ class Schedule(Middleware):
         except Exception as error:
             self._away_at = now
             logger.error(
-                "Ticks cannot be asked for, tried again in a minute", worker=actor.actor_name, error=one_line(error)
+                "Ticks cannot be asked for, tried again in a minute", worker=actor.actor_name, error=error_line(error)
             )
             return False
 
@@ -184,7 +184,7 @@ class Schedule(Middleware):
                 # A new actor, or Redis came back empty: then the ledger remembers.
                 last = last_recorded(actor, tick + _MINUTE)
             except PeeweeException as error:
-                logger.error("The ledger could not be asked", worker=actor.actor_name, error=one_line(error))
+                logger.error("The ledger could not be asked", worker=actor.actor_name, error=error_line(error))
                 return in_its_minute
             if last is None and self._began_after[actor.actor_name] < _last_before(cron, now):
                 last = self._began_after[actor.actor_name]  # Redis was away since the first that is ever known of it
@@ -262,7 +262,7 @@ class Schedule(Middleware):
                 if self._settle(claimed.actor_name, tick, token, "sent", row) and skipped is not None:
                     said(claimed.actor_name, "skipped", skipped, tick)
         except Exception as error:
-            logger.error("A tick may be sent twice, to run once", worker=claimed.actor_name, error=one_line(error))
+            logger.error("A tick may be sent twice, to run once", worker=claimed.actor_name, error=error_line(error))
 
     def _settle(
         self,

@@ -13,9 +13,10 @@ from dramatiq import Actor, Message, MessageProxy
 from peewee import DataError, IntegrityError, PeeweeException, fn
 
 from housekeeping.core.cron import Cron
+from housekeeping.core.sanitize import error_line, typed_error_line
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.connection import database, one_line, typed_line
+from housekeeping.database.connection import database
 from housekeeping.middleware.schedule.tick_store import Note, TickStore, moment
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Run
@@ -112,10 +113,13 @@ class TickRecorder:
             except _UNWRITABLE as error:
                 # It costs itself only, and stays: a newer release may know what it says.
                 logger.error(
-                    "Outcome of a tick cannot be recorded", worker=note.worker, note=note.field, error=typed_line(error)
+                    "Outcome of a tick cannot be recorded",
+                    worker=note.worker,
+                    note=note.field,
+                    error=typed_error_line(error),
                 )
             except PeeweeException as error:
-                logger.error("Outcome of a tick could not be recorded yet", worker=note.worker, error=one_line(error))
+                logger.error("Outcome of a tick could not be recorded yet", worker=note.worker, error=error_line(error))
                 return
 
     def _write(self, note: Note, schedules: dict[str, Cron]) -> None:
@@ -138,7 +142,7 @@ class TickRecorder:
             self._memory.strike(note)
 
     def _keep(self, worker: str, tick: datetime, row: dict[str, Any], error: PeeweeException) -> None:
-        logger.error("Outcome of a tick could not be recorded yet", worker=worker, error=one_line(error))
+        logger.error("Outcome of a tick could not be recorded yet", worker=worker, error=error_line(error))
         try:
             self._memory.note(worker, tick, row)
         except redis.RedisError:
@@ -236,5 +240,5 @@ def ended_well(message_id: str) -> bool:
     try:
         return runs.completed(message_id)
     except PeeweeException as error:
-        logger.error("The ledger could not be asked", message_id=message_id, error=one_line(error))
+        logger.error("The ledger could not be asked", message_id=message_id, error=error_line(error))
         return False

@@ -20,9 +20,10 @@ from dramatiq import Broker, MessageProxy, Middleware, Worker
 from dramatiq.common import q_name
 
 import housekeeping
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.connection import database, one_line
+from housekeeping.database.connection import database
 from housekeeping.sweeps.processes import heartbeats
 from housekeeping.sweeps.processes.heartbeats import Heartbeat, Kind, RedisHeartbeats
 
@@ -136,7 +137,7 @@ class Sender:
                 failing = False
             except Exception as error:
                 if not failing:
-                    logger.warning("Heartbeats cannot be sent, tried again", to=where, error=one_line(error))
+                    logger.warning("Heartbeats cannot be sent, tried again", to=where, error=error_line(error))
                 failing = True
             if not stopped:
                 self._stopping.wait(heartbeats.INTERVAL.total_seconds())

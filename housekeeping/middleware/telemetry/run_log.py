@@ -15,7 +15,7 @@ from dramatiq.middleware import Shutdown
 from housekeeping.core.errors import LeaseLost
 from housekeeping.core.middleware_errors import InvalidOption, Requeue
 from housekeeping.core.telemetry import metrics
-from housekeeping.core.telemetry.io_timing import Waited, waited
+from housekeeping.core.telemetry.io_timing import WaitTimes, wait_times
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.telemetry.message_context import MessageContext, Trigger, current_message
 from housekeeping.core.thread_interrupt import LostLease
@@ -75,7 +75,7 @@ class RunLog(Middleware):
         trigger: Trigger = "schedule" if tick else "parent" if parent else "enqueue"
         current_message.set(MessageContext(message.message_id, trigger, tick, self._stopping, message.actor_name))
         self._name(broker, message)
-        self._started.at, self._started.waited = time.monotonic(), waited()
+        self._started.at, self._started.waited = time.monotonic(), wait_times()
         actor = broker.get_actor(message.actor_name)
         if not writes_its_own(actor):
             logger.log(_level(actor), "Run started", trigger=trigger, tick=tick)
@@ -98,9 +98,9 @@ class RunLog(Middleware):
         if started_at is None:
             # A middleware that stands before this one let the message go no further.
             self._name(broker, message)
-            started_at, self._started.waited = time.monotonic(), waited()
+            started_at, self._started.waited = time.monotonic(), wait_times()
         duration_s = time.monotonic() - started_at
-        spent = waited().since(self._started.waited)
+        spent = wait_times().since(self._started.waited)
         logger.log(
             level,
             "Run ended",
@@ -131,7 +131,7 @@ def _level(actor: Actor[..., Any]) -> int:
     return logging.DEBUG if OPTIONS.isdisjoint(actor.options) else logging.INFO
 
 
-def _measure(worker: str, outcome: str, duration_s: float, spent: Waited) -> None:
+def _measure(worker: str, outcome: str, duration_s: float, spent: WaitTimes) -> None:
     metrics.RUNS.add(worker, outcome)
     if outcome != "skipped":
         metrics.DURATION.observe(duration_s, worker)

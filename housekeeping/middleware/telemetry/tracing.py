@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from dramatiq import Broker, Message, MessageProxy, Middleware
 
-from housekeeping.core.telemetry.tracing import tracer, tracing
+from housekeeping.core.telemetry.tracing import tracer, tracing_api
 
 #: The message option that carries the sender's trace: W3C's ``traceparent`` and its kin.
 OPTION: Final = "trace"
@@ -32,7 +32,7 @@ class Traces(Middleware):
         self._thread = _ThreadState()
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
-        if tracing() is None or OPTION in message.options:
+        if tracing_api() is None or OPTION in message.options:
             return
         from opentelemetry import propagate
 
@@ -48,7 +48,7 @@ class Traces(Middleware):
         from opentelemetry import context, propagate
 
         self._end(None)  # what an interrupted hook may have left
-        trace: Any = tracing()
+        trace: Any = tracing_api()
         carrier = message.options.get(OPTION)
         sent = propagate.extract(carrier if isinstance(carrier, dict) else {})
         self._thread.span = ours.start_span(
@@ -85,7 +85,7 @@ class Traces(Middleware):
         from opentelemetry import context
 
         if exception is not None:
-            trace: Any = tracing()
+            trace: Any = tracing_api()
             span.record_exception(exception)
             span.set_status(trace.Status(trace.StatusCode.ERROR, type(exception).__name__))
         context.detach(token)

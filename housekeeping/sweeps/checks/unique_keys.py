@@ -9,7 +9,7 @@ from peewee import Model
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.database.catalog import Table, forget_table, table_of
-from housekeeping.database.primary_key import declared_key, says_unique
+from housekeeping.database.primary_key import declared_key_columns, vouches_for_key
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.stages.stage import Stage
@@ -38,9 +38,9 @@ def stages_of(sweep: Sweep) -> tuple[Stage, ...]:
 def wrong_key(stage: TableStage) -> tuple[str, str] | None:
     """Return what is wrong with the key of a stage, and what to write instead; None when nothing is."""
     model, table = stage.model, table_of(stage.model)
-    if not table.enforced or says_unique(model) or table.is_unique(column.column_name for column in stage.key):
+    if not table.enforced or vouches_for_key(model) or table.is_unique(column.column_name for column in stage.key):
         return None
-    name, declared = table_name(model), ", ".join(declared_key(model))
+    name, declared = table_name(model), ", ".join(declared_key_columns(model))
     if not table.keys:
         return (
             f"{name} {_NO_KEY} ({model.__name__} declares the key ({declared}))",
@@ -71,7 +71,7 @@ def key_in_model(model: type[Model], table: Table) -> str:
 
 def _as_written(stage: TableStage, table: Table) -> str:
     model, key = stage.model, table.keys[0]
-    declared = declared_key(model)
+    declared = declared_key_columns(model)
     before = [column.column_name for column in stage.order if column.column_name not in (*key, *declared)]
     columns = [*before, *(column for column in (*declared, *key) if column in table.columns)]
     order = [f"{model.__name__}.{_field_name(model, column)}" for column in dict.fromkeys(columns)]

@@ -13,9 +13,10 @@ from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_U
 
 from housekeeping.core import events
 from housekeeping.core.errors import HandlerFailed, HousekeepingError, TransactionEnded
+from housekeeping.core.sanitize import error_line, typed_error_line
 from housekeeping.core.telemetry.error_reporting import report
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.connection import database, one_line, sqlstate, typed_line
+from housekeeping.database.connection import database, sqlstate
 from housekeeping.sweeps.engine.error_mapping import comes_from
 from housekeeping.sweeps.ledger import outbox
 from housekeeping.sweeps.ledger.outbox import Stored
@@ -77,14 +78,14 @@ class Announcer:
             outbox.deliver(handler, rows)
         except Exception as error:
             self._failing.add((first.event, first.subscription))
-            logger.exception("A delivery failed and is left to the outbox", **about, error=one_line(error))
+            logger.exception("A delivery failed and is left to the outbox", **about, error=error_line(error))
             report(error, worker=self.worker, run_id=self.run_id, **about)
             return
         try:
             with database.atomic():
                 outbox.remove(rows)
         except PeeweeException as error:
-            logger.warning("Delivered rows stay in the outbox and are repeated", **about, error=one_line(error))
+            logger.warning("Delivered rows stay in the outbox and are repeated", **about, error=error_line(error))
 
     def _call(self, handler: events.TransactionHandler, each: Announcement) -> None:
         connection = database.connection()
@@ -100,7 +101,7 @@ class Announcer:
                 about_database = is_timeout(error) or not is_row_error(error)
                 if (isinstance(error, PeeweeException) and about_database) or comes_from(error, UNREACHABLE):
                     raise
-                raise HandlerFailed(f"{named} failed for {each.event.name}: {typed_line(error)}") from error
+                raise HandlerFailed(f"{named} failed for {each.event.name}: {typed_error_line(error)}") from error
             if connection.info.transaction_status == TRANSACTION_STATUS_INERROR:
                 raise HandlerFailed(f"{named} left the transaction of {each.event.name} aborted by an error")
 

@@ -7,7 +7,8 @@ from typing import Final
 from peewee import InterfaceError, OperationalError, PeeweeException, ProgrammingError
 
 from housekeeping.core.errors import ClocksDiffer, DatabaseUnavailable, HousekeepingError
-from housekeeping.database.connection import one_line, sqlstate
+from housekeeping.core.sanitize import error_line
+from housekeeping.database.connection import sqlstate
 from housekeeping.sweeps.ledger import schema
 
 #: SQLSTATE classes of a server that goes away or is not there.
@@ -32,7 +33,7 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, ClocksDiffer):
         return "clock"
     place = "database: " if isinstance(error, PeeweeException) else ""
-    return f"{place}{one_line(error)}"
+    return f"{place}{error_line(error)}"
 
 
 def classify_error(error: Exception) -> Exception:

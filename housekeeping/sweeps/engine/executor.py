@@ -13,10 +13,10 @@ from peewee import OperationalError, PeeweeException
 
 from housekeeping.core.clock import SYSTEM_CLOCK, Clock, RunBudget
 from housekeeping.core.errors import HousekeepingError, SameErrorRepeated
-from housekeeping.core.sanitize import shortened
+from housekeeping.core.sanitize import error_line, shortened
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.core.telemetry.tracing import spanned
-from housekeeping.database.connection import database, one_line, sqlstate
+from housekeeping.core.telemetry.tracing import traced
+from housekeeping.database.connection import database, sqlstate
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.checks.unique_keys import stages_of
 from housekeeping.sweeps.declaration import Sweep
@@ -253,7 +253,7 @@ class Executor:
             raise error
         return verdict
 
-    @spanned("housekeeping.batch")
+    @traced("housekeeping.batch")
     def _settled(
         self, settle: Callable[[], BatchResult], state: _State, write: Callable[[_State, BatchResult], _State]
     ) -> tuple[BatchResult, _State]:
@@ -267,7 +267,7 @@ class Executor:
             except OperationalError as error:
                 if sqlstate(error) not in _TRY_AGAIN or not tries_left:
                     raise
-                logger.warning("A batch is tried again", error=shortened(one_line(error), _LONGEST_ERROR))
+                logger.warning("A batch is tried again", error=shortened(error_line(error), _LONGEST_ERROR))
         raise AssertionError("the last try returns or raises")
 
     def _written(self, before: _State, settled: BatchResult) -> _State:
@@ -351,11 +351,11 @@ class Executor:
             return
         for failure in settled.failures:
             if self._streak.failed(failure):
-                self._hopeless = one_line(failure.error)
+                self._hopeless = error_line(failure.error)
 
     def _bisected(self, walk: Divisible, step: Step, taken: Any, state: _State, error: Exception) -> _State:
         """Process a batch that failed in parts, until each row that fails is alone; such a row costs only itself."""
-        logger.warning("A batch failed and is bisected", error=shortened(one_line(error), _LONGEST_ERROR))
+        logger.warning("A batch failed and is bisected", error=shortened(error_line(error), _LONGEST_ERROR))
         with database.atomic():
             positions = walk.positions(step, taken)
         bisection = Bisection(positions, error)
@@ -435,7 +435,7 @@ class Executor:
             with database.atomic():
                 self._counted(self._following(state, end), BatchResult())
         except (PeeweeException, HousekeepingError) as error:
-            logger.warning("Cursor could not be moved past the batch", error=one_line(error))
+            logger.warning("Cursor could not be moved past the batch", error=error_line(error))
 
     def _must_stop(self) -> bool:
         """Return whether the run ends at once; also the moment to say that it is alive."""

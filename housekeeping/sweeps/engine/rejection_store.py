@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from peewee import SQL, PeeweeException, fn
 
-from housekeeping.core.sanitize import in_one_line
+from housekeeping.core.sanitize import error_line, in_one_line
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.connection import database, one_line
+from housekeeping.database.connection import database
 from housekeeping.sweeps.ledger.models import NOW, Rejection, RejectionReport
 from housekeeping.sweeps.stages.stage import Position, as_cursor
 
@@ -154,7 +154,7 @@ def due_for_report(worker: str, causes: Sequence[str]) -> set[str]:
             )
             return {cause for (cause,) in noted.tuples().execute()}
     except PeeweeException as error:
-        logger.warning("Reports are limited for this process only", error=one_line(error))
+        logger.warning("Reports are limited for this process only", error=error_line(error))
         return {cause for cause in causes if _memory.is_due(worker, cause)}
 
 

@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from peewee import PeeweeException
 
-from housekeeping.core.sanitize import in_one_line, shortened
+from housekeeping.core.sanitize import error_line, in_one_line, shortened
 from housekeeping.core.telemetry.error_reporting import report
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.core.telemetry.logs import presentable
-from housekeeping.database.connection import one_line
+from housekeeping.core.telemetry.logs import to_log_value
 from housekeeping.sweeps.engine import rejection_store
 from housekeeping.sweeps.engine.rejection_store import Rejected
 from housekeeping.sweeps.stages.causes import cause_of
@@ -63,7 +62,7 @@ class Rejections:
             group = _add(self._rejected, failure)
             if group.logged < LINES:
                 group.logged += 1
-                error = shortened(one_line(failure.error), _LONGEST_VALUE)
+                error = shortened(error_line(failure.error), _LONGEST_VALUE)
                 logger.error("A record could not be settled", record=short_record(failure.record), error=error)
         for failure in settled.rescued:
             _add(self._rescued, failure)
@@ -99,7 +98,7 @@ class Rejections:
                 self.worker, self.subject, found, whole=whole, settled_any=settled_any, position=position
             )
         except PeeweeException as error:
-            logger.warning("Could not record what was rejected", error=one_line(error))
+            logger.warning("Could not record what was rejected", error=error_line(error))
 
 
 def _add(groups: dict[str, _Group], failure: Failure) -> _Group:
@@ -119,14 +118,14 @@ def short_record(record: Mapping[str, Any]) -> dict[str, Any]:
 def _short(value: Any) -> Any:
     if value is None or isinstance(value, int | float):
         return value
-    text = value if isinstance(value, str) else str(presentable(value))
+    text = value if isinstance(value, str) else str(to_log_value(value))
     # Renewal as it is when it is short: a log line and a tracker have their own form for a time or a list.
     return value if len(text) <= _LONGEST_VALUE else shortened(text, _LONGEST_VALUE)
 
 
 def _storable(sample: Mapping[str, Any], error: BaseException) -> dict[str, Any]:
     """Return the sample and its error in a form that jsonb takes."""
-    shown = {"record": presentable(dict(sample)), "error": one_line(error)}
+    shown = {"record": to_log_value(dict(sample)), "error": error_line(error)}
     stored: dict[str, Any] = _printable(shown)
     return stored
 

@@ -38,7 +38,7 @@ def held(
     token = lease.try_obtain() or _inherited(lease, sweep.name, message_id)
     if token is None:
         without(lease)
-    lease.keep(interrupting=True)
+    lease.start_renewal(interrupting=True)
     try:
         yield lease, token
     finally:

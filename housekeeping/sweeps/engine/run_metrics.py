@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from housekeeping.core.cron import Cron
 from housekeeping.core.telemetry import metrics
-from housekeeping.core.telemetry.io_timing import Waited
+from housekeeping.core.telemetry.io_timing import WaitTimes
 from housekeeping.database.clock_skew import TOLERATED
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.counts import CLOCK_SKEW
@@ -42,7 +42,7 @@ def clock_skew(sweep: Sweep, ahead_s: float) -> None:
     metrics.CLOCK_SKEW.set(ahead_s, sweep.name)
 
 
-def ended(sweep: Sweep, result: RunResult, waited: Waited) -> None:
+def ended(sweep: Sweep, result: RunResult, waited: WaitTimes) -> None:
     """Count a run, whatever became of it."""
     now = time.time()
     metrics.RUNS.add(sweep.name, result.outcome)

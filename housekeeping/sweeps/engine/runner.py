@@ -19,13 +19,13 @@ from housekeeping.core.errors import (
     RunTakenOver,
     SchemaMissing,
 )
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry.error_reporting import report
-from housekeeping.core.telemetry.io_timing import waited
+from housekeeping.core.telemetry.io_timing import wait_times
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.telemetry.message_context import MessageContext, current_message
-from housekeeping.core.thread_interrupt import LostLease, interruptibly, shielded
+from housekeeping.core.thread_interrupt import LostLease, run_interruptibly, run_shielded
 from housekeeping.database.clock_skew import ClockSkew
-from housekeeping.database.connection import one_line
 from housekeeping.database.replicas import data_consistency_used
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.checks.references import warn_of_references
@@ -138,11 +138,11 @@ class _Runner:
         self.walk: Executor | None = None
         self.saw_everything = False
         self.rejected_before = False
-        self.waited = waited()
+        self.waited = wait_times()
 
     def result(self) -> RunResult:
         """Run, and end the run whatever happens: who interrupts it waits until it has written how it ended."""
-        return shielded(self._result)
+        return run_shielded(self._result)
 
     def _result(self) -> RunResult:
         budget = RunBudget(self.sweep.max_runtime, self.clock)
@@ -167,7 +167,7 @@ class _Runner:
 
     def _ended(self, budget: RunBudget) -> _End:
         try:
-            outcome, reason = interruptibly(self._after_preflight, budget)
+            outcome, reason = run_interruptibly(self._after_preflight, budget)
             return outcome, reason, None
         except _Ended as ended:
             unwritten = self._record(ended.outcome, ended.reason) if ended.recorded else None
@@ -350,7 +350,7 @@ class _Runner:
                 counts=self.preflight.counts,
             )
         except PeeweeException as error:
-            logger.error("Could not record the run", outcome=outcome, error=one_line(error))
+            logger.error("Could not record the run", outcome=outcome, error=error_line(error))
             return error
         self._recorded_as(*row)
         return None
@@ -368,10 +368,10 @@ class _Runner:
                 if name in self.counts
             }
             # To be stopped, or to wait for a confirmation, is no error.
-            text = None if error is None or isinstance(error, Shutdown) else one_line(error)
+            text = None if error is None or isinstance(error, Shutdown) else error_line(error)
             closed = runs.fail(self.run_id, outcome, reason, text, extra)
         except PeeweeException as again:
-            logger.error("Could not close the run", outcome=outcome, error=one_line(again))
+            logger.error("Could not close the run", outcome=outcome, error=error_line(again))
             return outcome, reason, error
         self.counts = {**initial_counts(self.sweep), **closed.counts}
         if closed.outcome in ("done", "partial") and closed.outcome != outcome:
@@ -394,7 +394,7 @@ class _Runner:
         )
 
     def _log(self, result: RunResult) -> None:
-        spent = waited().since(self.waited)
+        spent = wait_times().since(self.waited)
         line = {
             **result.counts,
             "outcome": result.outcome,

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from housekeeping.core.clock import Clock
 from housekeeping.core.plural import counted
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.clock_skew import TOLERATED
-from housekeeping.database.connection import database, one_line
+from housekeeping.database.connection import database
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine import run_metrics
 from housekeeping.sweeps.engine.counts import CLOCK_SKEW
@@ -222,5 +223,5 @@ def _asked(question: Callable[[], Iterator[Alert]], otherwise: str, unseen: str 
         with database.atomic():
             return list(question())
     except Exception as error:  # a predicate may raise anything
-        logger.warning(otherwise, error=one_line(error))
-        return [] if unseen is None else [Alert("unseen", f"{unseen}: {one_line(error)}")]
+        logger.warning(otherwise, error=error_line(error))
+        return [] if unseen is None else [Alert("unseen", f"{unseen}: {error_line(error)}")]

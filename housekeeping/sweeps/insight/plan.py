@@ -12,8 +12,9 @@ from peewee import PeeweeException, ProgrammingError
 
 from housekeeping.core.clock import SYSTEM_CLOCK, Clock
 from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.sanitize import error_line
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
-from housekeeping.database.connection import database, one_line, translate_postgres_errors
+from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.sweeps.checks.references import Reference, counted
 from housekeeping.sweeps.checks.unique_keys import stages_of
 from housekeeping.sweeps.declaration import Sweep
@@ -138,7 +139,7 @@ def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None) -
         planned = plan(sweep, argument, clock=clock)
     except (HousekeepingError, PeeweeException) as error:
         spent = meter.monotonic() - started
-        return RunResult(sweep.name, "failed", one_line(error), None, now, spent, counts, dry_run=True, error=error)
+        return RunResult(sweep.name, "failed", error_line(error), None, now, spent, counts, dry_run=True, error=error)
     for each, batches in planned.stages:
         for name, number in each.counts.items():
             counts[name] += number

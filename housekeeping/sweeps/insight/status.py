@@ -10,7 +10,7 @@ from typing import Any, Literal
 from peewee import fn
 
 from housekeeping.core.cron import Cron
-from housekeeping.database.connection import one_line
+from housekeeping.core.sanitize import error_line
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.engine.counts import in_order
 from housekeeping.sweeps.engine.error_mapping import is_away
@@ -130,7 +130,7 @@ def worker_status(sweep: Sweep, now: datetime, zone: Any) -> WorkerStatus:
         if is_away(error):
             raise
         if sweep.enabled:
-            rings.append(Alert("unseen", f"{UNSEEN}: {one_line(error)}"))
+            rings.append(Alert("unseen", f"{UNSEEN}: {error_line(error)}"))
     switch = override_of(sweep.name)
     rejected, rejected_more = standing(sweep.name)
     return WorkerStatus(

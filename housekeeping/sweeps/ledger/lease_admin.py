@@ -11,7 +11,8 @@ from peewee import InterfaceError, OperationalError
 
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, RedisUnavailable, Refused
 from housekeeping.core.redis_client import translate_redis_errors
-from housekeeping.database.connection import database, one_line, sqlstate, translate_postgres_errors
+from housekeeping.core.sanitize import error_line
+from housekeeping.database.connection import database, sqlstate, translate_postgres_errors
 from housekeeping.leases.fencing import Lease
 from housekeeping.leases.lease_token import holder_of
 from housekeeping.leases.store import RedisLeaseStore
@@ -144,7 +145,9 @@ def _raise_epoch(key: str, seen: int) -> None:
             )
     except (OperationalError, InterfaceError) as error:
         if sqlstate(error) != _LOCK_TIMEOUT:
-            raise DatabaseUnavailable(f"PostgreSQL did not answer: {one_line(error)}; nothing was released") from error
+            raise DatabaseUnavailable(
+                f"PostgreSQL did not answer: {error_line(error)}; nothing was released"
+            ) from error
         raise HousekeepingError(
             f"lease {key!r}: a transaction of its holder is open, so nothing was released; "
             "PostgreSQL ends one that stands still within a minute"

@@ -17,7 +17,8 @@ from blinker import NamedSignal
 from peewee import fn
 
 from housekeeping.core.events import OutboxHandler, Row, handlers_of, subscriptions
-from housekeeping.database.connection import database, one_line
+from housekeeping.core.sanitize import error_line
+from housekeeping.database.connection import database
 from housekeeping.sweeps.ledger.models import NOW, OutboxRow
 
 #: Before the second delivery; doubled before each further one, and up to half as much again at random.
@@ -119,7 +120,7 @@ def remove(rows: Sequence[Stored]) -> None:
 def note_failures(failures: Iterable[tuple[Stored, BaseException]]) -> None:
     """Note why rows could not be delivered; their next attempt is set already."""
     for row, error in failures:
-        OutboxRow.update(error=one_line(error)).where(OutboxRow.id == row.id).execute()
+        OutboxRow.update(error=error_line(error)).where(OutboxRow.id == row.id).execute()
 
 
 def release(rows: Sequence[Stored]) -> None:

@@ -12,7 +12,7 @@ from peewee import Expression, Query, fn
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import LeaseLost, RunTakenOver
 from housekeeping.database.clock_skew import ClockSkew
-from housekeeping.database.compiled_query import Parameter, Statements
+from housekeeping.database.compiled_query import Parameter, QueryCache
 from housekeeping.database.connection import database
 from housekeeping.leases.fencing import next_epoch
 from housekeeping.sweeps.ledger.models import NOW, Lease, Rejection, Run, Switch
@@ -216,7 +216,7 @@ def check(run_id: int) -> None:
     Raises:
       RunTakenOver: When another run took this one for dead.
     """
-    still_open = _writes.of(Run._meta.schema, "open", lambda: Run.select(Run.id).where(_open(Parameter(0))))
+    still_open = _writes.get(Run._meta.schema, "open", lambda: Run.select(Run.id).where(_open(Parameter(0))))
     if not still_open.rows(run_id):
         raise _taken_over(run_id)
 
@@ -248,13 +248,13 @@ def finish(
 
 
 #: How rows of runs are written, by the columns, and looked at: put together once for each schema.
-_writes: Final = Statements()
+_writes: Final = QueryCache()
 
 
 def _write(run_id: int, lease: tuple[str, int] | None, **columns: Any) -> Override | None:
     given = {name: value for name, value in columns.items() if value is not NOW}
     form = (tuple(columns), tuple(given), lease is None)
-    statement = _writes.of(Run._meta.schema, form, lambda: _writing(columns, given, lease))
+    statement = _writes.get(Run._meta.schema, form, lambda: _writing(columns, given, lease))
     values = [Run._meta.fields[name].db_value(value) for name, value in given.items()]
     for worker, said in statement.rows(run_id, *(lease or (None, None)), *values):
         return None if said is None else _as_switch(worker, *said)

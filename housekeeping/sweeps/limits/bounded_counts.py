@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from peewee import PeeweeException
 
-from housekeeping.database.connection import database, one_line, sqlstate
+from housekeeping.core.sanitize import error_line
+from housekeeping.database.connection import database, sqlstate
 from housekeeping.sweeps.engine.error_mapping import is_away
 from housekeeping.sweeps.stages.stage import Backlog, Stage
 
@@ -42,7 +43,7 @@ class CountFailed(Exception):
     """
 
     def __init__(self, error: PeeweeException) -> None:
-        super().__init__(one_line(error))
+        super().__init__(error_line(error))
         self.timed_out = sqlstate(error) in _TIMED_OUT
 
 

@@ -8,7 +8,8 @@ from typing import Any, Final, Protocol
 
 from peewee import PeeweeException
 
-from housekeeping.database.connection import database, one_line
+from housekeeping.core.sanitize import error_line
+from housekeeping.database.connection import database
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class PostgresHealth:
         try:
             row: Any = database.execute_sql(_LOOK, (list(tables),)).fetchone()
         except PeeweeException as error:
-            return DbHealth(trouble=one_line(error))
+            return DbHealth(trouble=error_line(error))
         lag, waiting, vacuum = row
         return DbHealth(None if lag is None else float(lag), waiting, vacuum)
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 from peewee import PeeweeException
 
 from housekeeping.core.errors import HandlerFailed
-from housekeeping.core.sanitize import in_one_line, shortened
-from housekeeping.database.connection import one_line, sqlstate
+from housekeeping.core.sanitize import error_line, in_one_line, shortened
+from housekeeping.database.connection import sqlstate
 
 _LONGEST_CAUSE: Final = 300  # characters
 _LOOKED_AT: Final = 2000  # characters of an error's text
@@ -32,7 +32,7 @@ def cause_of(error: BaseException, record: Mapping[str, Any]) -> str:
         broken = _broken_rule(error)
         if broken is not None:
             return in_one_line(f"{kind}: {broken}", _LONGEST_CAUSE)
-    text = shortened(one_line(error), _LOOKED_AT)
+    text = shortened(error_line(error), _LOOKED_AT)
     for value in record.values():
         if isinstance(value, str) and len(value) >= _SHORTEST_VALUE:
             text = text.replace(value, "…")

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from peewee import OP, Expression, Field
 
-from housekeeping.database.catalog import visible_table
+from housekeeping.database.catalog import table_if_visible
 
 #: A comparison with NULL is not true, so a row that one of these matches has a value.
 _COMPARISONS: Final = frozenset((OP.EQ, OP.NE, OP.LT, OP.LTE, OP.GT, OP.GTE, OP.IN, OP.BETWEEN, OP.LIKE, OP.ILIKE))
@@ -19,8 +19,8 @@ def may_be_null(column: Field, predicate: Any) -> bool:
 
 def _is_nullable(column: Field) -> bool:
     """Return whether the table lets the column be NULL; the model's word counts only where there is no table."""
-    table = visible_table(column.model)
-    return column.column_name not in table.not_null if table.there else bool(column.null)
+    table = table_if_visible(column.model)
+    return column.column_name not in table.not_null if table.exists else bool(column.null)
 
 
 def _excludes_null(predicate: Any, column: Field) -> bool:

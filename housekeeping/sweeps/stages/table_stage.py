@@ -27,11 +27,11 @@ from peewee import (
 
 from housekeeping.core import events
 from housekeeping.core.errors import DeclarationError, RowNotChanged
-from housekeeping.core.telemetry.logs import log_each
-from housekeeping.database.catalog import is_left_out, leave_out_absent
-from housekeeping.database.compiled_query import Parameter, Prepared, Statements
+from housekeeping.core.telemetry.logs import log_rows
+from housekeeping.database.catalog import is_absent, remove_absent_fields
+from housekeeping.database.compiled_query import CompiledQuery, Parameter, QueryCache
 from housekeeping.database.connection import database
-from housekeeping.database.primary_key import key_within
+from housekeeping.database.primary_key import key_among
 from housekeeping.sweeps.stages.actions import Action, Write
 from housekeeping.sweeps.stages.nulls import may_be_null
 from housekeeping.sweeps.stages.row_log import RowLog
@@ -83,7 +83,7 @@ class TableStage:
     columns: Mapping[str, Any] = field(default_factory=dict)
     event: tuple[NamedSignal, tuple[str, ...] | Mapping[str, str]] | None = None
     line: RowLog | None = None
-    statements: Statements = field(default_factory=Statements, init=False, repr=False, compare=False)
+    statements: QueryCache = field(default_factory=QueryCache, init=False, repr=False, compare=False)
 
     @property
     def model(self) -> type[Model]:
@@ -94,7 +94,7 @@ class TableStage:
     @property
     def key(self) -> tuple[Field, ...]:
         """The columns that identify a row, by the model and its table."""
-        return key_within(self.model, [column.column_name for column in self.order])
+        return key_among(self.model, [column.column_name for column in self.order])
 
     def key_values(self, position: Position) -> Position:
         """Return the values of `key` in a position, which has those of `order`."""
@@ -137,8 +137,8 @@ class TableStage:
         Raises:
           peewee.PeeweeException: When the database cannot be asked.
         """
-        leave_out_absent(self.model)
-        absent = {key for key, column in self.columns.items() if is_left_out(column)}
+        remove_absent_fields(self.model)
+        absent = {key for key, column in self.columns.items() if is_absent(column)}
         if not absent:
             return self
         line, event = self.line, self.event
@@ -198,12 +198,12 @@ class TableStage:
           make: Puts it together; the place of the step that it is given is one to be filled in.
         """
         if step.only is not None:
-            return Prepared(make(step)).rows()
+            return CompiledQuery(make(step)).rows()
         after = step.after
         shape = None if after is None else tuple(value is None for value in after)
         blank = None if after is None else tuple(v if v is None else Parameter(n) for n, v in enumerate(after))
         form = (form, shape, step.until)
-        statement = self.statements.of(self.purpose(step), form, lambda: make(replace(step, after=blank)))
+        statement = self.statements.get(self.purpose(step), form, lambda: make(replace(step, after=blank)))
         return statement.rows(*after or ())
 
     def purpose(self, step: Step) -> Hashable:
@@ -300,7 +300,7 @@ class TableStage:
         if self.line is not None:
             fields, constants = self.line.fields.items(), self.line.constants
             each = [{**{name: row[key] for name, key in fields}, **constants} for row in settled.rows]
-            log_each(__name__, self.line.level, self.line.event, each)
+            log_rows(__name__, self.line.level, self.line.event, each)
 
     def announcements(self, settled: BatchResult) -> Sequence[Announcement]:
         """Return the event of the changed rows, if the stage has one and they were read back."""
@@ -311,7 +311,7 @@ class TableStage:
         return [Announcement(event, [{name: row[key] for name, key in named.items()} for row in settled.rows])]
 
     def positions(self, step: Step, taken: Any = None) -> list[Position]:
-        found = Prepared(self.rows(step).for_update(skip_locked=True)).rows()
+        found = CompiledQuery(self.rows(step).for_update(skip_locked=True)).rows()
         return [self.position_of(row) for row in found]
 
     def after_all(self, step: Step, taken: Any, positions: Sequence[Position]) -> BatchResult:
@@ -343,7 +343,7 @@ class TableStage:
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
         stale = self.backlog(now, limit)
-        samples = Prepared(self.rows(Step("", None, now)).limit(_SAMPLES)).rows()
+        samples = CompiledQuery(self.rows(Step("", None, now)).limit(_SAMPLES)).rows()
         return StagePlan(
             self.name,
             stale,

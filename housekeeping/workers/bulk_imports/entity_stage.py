@@ -57,7 +57,7 @@ class EntityStage(TableStage):
         """
         # One parameter, not a hundred: putting the statement together would take longer than carrying it out.
         ids = fn.ANY(Parameter(0))
-        statement = self.statements.of(self.purpose(step), "time out", lambda: self._timing_out(step.now, ids))
+        statement = self.statements.get(self.purpose(step), "time out", lambda: self._timing_out(step.now, ids))
         moved, trackers, should_be = statement.rows(locked)[0]
         if trackers != should_be:
             raise IntegrityError(f"{should_be - trackers} tracker(s) did not change with their entity")

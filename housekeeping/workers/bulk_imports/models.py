@@ -152,7 +152,7 @@ class BulkImportEntity(Moving):
         take_along = BulkImportTracker.update(
             {BulkImportTracker.status: trackers.target(event), BulkImportTracker.updated_at: at}
         ).where((BulkImportTracker.bulk_import_entity == self.id) & trackers.field.in_(trackers.sources(event)))
-        self.machine.fire(self, event, {BulkImportEntity.updated_at: at}, along=take_along.execute)
+        self.machine.fire(self, event, {BulkImportEntity.updated_at: at}, within_transaction=take_along.execute)
 
 
 class BulkImportTracker(Moving):

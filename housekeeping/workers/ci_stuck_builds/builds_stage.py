@@ -10,6 +10,7 @@ from typing import Any
 from peewee import CTE, Expression, Select, Tuple, fn
 
 from housekeeping.core import events
+from housekeeping.core.sanitize import error_line
 from housekeeping.sweeps import (
     Announcement,
     BatchResult,
@@ -22,7 +23,6 @@ from housekeeping.sweeps import (
     Write,
     database,
     key_of,
-    one_line,
 )
 from housekeeping.sweeps import logger as named_logger
 from housekeeping.workers.ci_stuck_builds.models import (
@@ -114,7 +114,7 @@ class BuildsStage(TableStage):
     def after_commit(self, step: Step, settled: BatchResult) -> None:
         super().after_commit(step, settled)
         for each in settled.rescued:
-            logger.error("Build could not be dropped and is doomed", **each.record, error=one_line(each.error))
+            logger.error("Build could not be dropped and is doomed", **each.record, error=error_line(each.error))
 
     def announcements(self, settled: BatchResult) -> Sequence[Announcement]:
         reason = FailureReason.DATA_INTEGRITY_FAILURE

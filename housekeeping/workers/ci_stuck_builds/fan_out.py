@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from housekeeping.sweeps import Backlog, PreflightResult, StagePlan, actor_named, one_line
+from housekeeping.core.sanitize import error_line
+from housekeeping.sweeps import Backlog, PreflightResult, StagePlan, actor_named
 from housekeeping.sweeps import logger as named_logger
 
 logger = named_logger(__name__)
@@ -31,7 +32,7 @@ class EnqueueChildren:
                     delay=int(delay.total_seconds() * 1000), trigger="parent"
                 )
             except Exception as error:
-                logger.error("A child could not be enqueued", child=child, error=one_line(error))
+                logger.error("A child could not be enqueued", child=child, error=error_line(error))
                 errors.append(error)
             else:
                 enqueued += "duplicate_of" not in message.options

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from housekeeping.sweeps import PREFIX, ObjectStoreSettings, SettingsError, masked
+from housekeeping.core.sanitize import mask_secrets
+from housekeeping.sweeps import PREFIX, ObjectStoreSettings, SettingsError
 
 _EXAMPLES: Final = {
     "file": "file:///an/absolute/folder",
@@ -50,7 +51,7 @@ def parse_store_url(location: str, settings: ObjectStoreSettings) -> StoreUrl:
 
     def refused(why: str) -> SettingsError:
         should = example or " or ".join(_EXAMPLES.values())
-        return SettingsError(f'{where}["url"] is {masked(settings.url)!r}; {why}: {should}')
+        return SettingsError(f'{where}["url"] is {mask_secrets(settings.url)!r}; {why}: {should}')
 
     if example is None:
         raise refused("it should be a URL such as")

@@ -8,6 +8,7 @@ import uuid
 from datetime import timedelta
 from typing import Any, Final
 
+from housekeeping.core.sanitize import error_line, mask_secrets
 from housekeeping.sweeps import (
     PREFIX,
     ObjectStoreSettings,
@@ -15,8 +16,6 @@ from housekeeping.sweeps import (
     Settings,
     SettingsError,
     how_to_install,
-    masked,
-    one_line,
 )
 from housekeeping.workers.object_storage.store_url import parse_store_url
 
@@ -110,7 +109,7 @@ class ObjectStore:
 
         Stores put whole requests into their errors, and clients the options they were given.
         """
-        text = one_line(why) if isinstance(why, BaseException) else masked(str(why))
+        text = error_line(why) if isinstance(why, BaseException) else mask_secrets(str(why))
         text, separator, _ = text.partition("<?xml")
         if separator and (code := _CODE.search(str(why))):
             text += code[1]

@@ -165,7 +165,7 @@ def test_what_goes_along_changes_with_the_record_or_neither_does(job: Job) -> No
         raise OSError("no")
 
     with pytest.raises(OSError, match="no"):
-        MACHINE.fire(job, "start", {}, along=along)
+        MACHINE.fire(job, "start", {}, within_transaction=along)
 
     assert (row(), row(part=2), job.status) == ((0, "", 0), (0, "", 0), State.WAITING)
 
@@ -175,7 +175,7 @@ def test_what_goes_along_stays_when_the_record_does_not_move(job: Job, do: Do) -
     called: list[bool] = []
 
     with pytest.raises(IllegalEvent):
-        MACHINE.fire(job, "start", {}, along=lambda: called.append(True))
+        MACHINE.fire(job, "start", {}, within_transaction=lambda: called.append(True))
 
     assert called == []
 

@@ -14,7 +14,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import BaseModel, Database, UtcDateTimeField
-from housekeeping.database.primary_key import forget
+from housekeeping.database.primary_key import restore_declared_key
 from housekeeping.doctor import columns, partitions
 from housekeeping.sweeps import Call, Delete, Sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
@@ -68,8 +68,8 @@ def own_tables() -> Iterator[None]:
     for family in BUILT_IN:
         for name, model in family.MODELS.items():
             model._meta.set_table_name(name)
-            forget(model)
-    forget(Coupon)
+            restore_declared_key(model)
+    restore_declared_key(Coupon)
 
 
 def of_columns(found: Found, *levels: str) -> list[Finding]:

@@ -18,7 +18,7 @@ import housekeeping
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, LeaseLost
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.leases.fencing import take_epoch
+from housekeeping.leases.fencing import acquire_epoch
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Lease
@@ -241,10 +241,10 @@ def test_a_lease_that_ended_while_its_epoch_was_taken_is_none(
 
     def slowly(key: str, token: str) -> int:
         now[0] += TTL.total_seconds()
-        return take_epoch(key, token)
+        return acquire_epoch(key, token)
 
     monkeypatch.setattr("housekeeping.leases.renewal.read_clock", lambda: now[0])
-    monkeypatch.setattr("housekeeping.leases.lease.take_epoch", slowly)
+    monkeypatch.setattr("housekeeping.leases.lease.acquire_epoch", slowly)
 
     with pytest.raises(LeaseLost, match="while its epoch was taken"):
         lease.try_obtain()

@@ -14,7 +14,7 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core.errors import HousekeepingError, LeaseLost
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, database
-from housekeeping.leases.fencing import check_epoch, take_epoch
+from housekeeping.leases.fencing import acquire_epoch, check_epoch
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.ledger import schema
 from housekeeping.sweeps.ledger.models import NOW, Lease
@@ -38,23 +38,23 @@ def is_recent(key: str) -> bool:
 
 def test_an_epoch_is_higher_than_those_before_it_though_its_row_was_forgotten(postgres: Database) -> None:
     # L3
-    before = [take_epoch("k", "first"), take_epoch("k", "second")]
+    before = [acquire_epoch("k", "first"), acquire_epoch("k", "second")]
     forget("k")
 
-    after = [take_epoch("k", "third"), take_epoch("k", "fourth")]
+    after = [acquire_epoch("k", "third"), acquire_epoch("k", "fourth")]
 
     assert sorted({*before, *after}) == [*before, *after]
 
 
 def test_a_holder_whose_row_was_forgotten_commits_nothing(postgres: Database) -> None:
     # L3
-    epoch = take_epoch("k", "sleeper")
+    epoch = acquire_epoch("k", "sleeper")
     fence("k", epoch)
     forget("k")
 
     with pytest.raises(LeaseLost):
         fence("k", epoch)
-    take_epoch("k", "successor")
+    acquire_epoch("k", "successor")
     with pytest.raises(LeaseLost):
         fence("k", epoch)
 
@@ -63,11 +63,11 @@ def test_an_epoch_is_drawn_only_when_nobody_else_can_begin(
     postgres: Database, admin: Connection, settings: Settings
 ) -> None:
     # L3: one drawn while it waited might be lower than that of another who waited less
-    first = take_epoch("k", "first")
+    first = acquire_epoch("k", "first")
     with ThreadPoolExecutor(1) as another:
         with postgres.atomic():
             check_epoch("k", first)
-            beginning = another.submit(take_epoch, "k", "second")
+            beginning = another.submit(acquire_epoch, "k", "second")
             wait_for_a_lock(admin, settings)
             with psycopg2.connect(settings.database_url) as own, own.cursor() as cursor:
                 cursor.execute(
@@ -94,10 +94,10 @@ def wait_for_a_lock(admin: Connection, settings: Settings) -> None:
 
 def test_an_epoch_is_higher_than_one_that_was_counted_on_without_the_sequence(postgres: Database) -> None:
     # L3: by an older release, or by hand
-    take_epoch("k", "first")
+    acquire_epoch("k", "first")
     Lease.update(epoch=7).where(Lease.key == "k").execute()
 
-    assert [take_epoch("k", "next") for _ in range(2)] == [8, 9]
+    assert [acquire_epoch("k", "next") for _ in range(2)] == [8, 9]
 
 
 def test_epochs_of_an_upgraded_database_go_on_above_all_there_were(
@@ -115,7 +115,7 @@ def test_epochs_of_an_upgraded_database_go_on_above_all_there_were(
 
     assert schema.init() == len(schema.MIGRATIONS) - 2
 
-    assert [take_epoch(key, "next") for key in ("k", "another")] == [51, 52]
+    assert [acquire_epoch(key, "next") for key in ("k", "another")] == [51, 52]
     assert is_recent("k")
 
 
@@ -132,7 +132,7 @@ def test_with_the_tables_of_an_older_release_a_lease_holds_and_its_fence_names_t
 
 def test_a_lease_that_is_fenced_is_not_forgotten_however_long_it_is_held(postgres: Database) -> None:
     # L3
-    epoch = take_epoch("k", "holder for months")
+    epoch = acquire_epoch("k", "holder for months")
     Lease.update(used_at=LONG_AGO).execute()
 
     fence("k", epoch)
@@ -142,7 +142,7 @@ def test_a_lease_that_is_fenced_is_not_forgotten_however_long_it_is_held(postgre
 
 def test_transactions_of_one_holder_do_not_wait_for_each_others_fences(postgres: Database, settings: Settings) -> None:
     # L3: both would note that the lease is in use
-    epoch = take_epoch("k", "holder for months")
+    epoch = acquire_epoch("k", "holder for months")
     Lease.update(used_at=LONG_AGO).execute()
     own = psycopg2.connect(settings.database_url)
     try:
@@ -160,7 +160,7 @@ def test_transactions_of_one_holder_do_not_wait_for_each_others_fences(postgres:
 
 
 def test_a_lease_that_was_just_taken_is_not_written_to_by_its_fence(postgres: Database, settings: Settings) -> None:
-    epoch = take_epoch("k", "holder")
+    epoch = acquire_epoch("k", "holder")
     table = f"{settings.schema_name}.leases"
     before = postgres.execute_sql(f"SELECT ctid FROM {table}").fetchall()
 

@@ -24,7 +24,7 @@ _SLEEPER = """
 import sys, threading
 from datetime import timedelta
 from housekeeping.leases.renewal import elapsed, renewals
-kept = renewals.keep("lease", lambda: True, timedelta(seconds=0.6), elapsed())
+kept = renewals.start("lease", lambda: True, timedelta(seconds=0.6), elapsed())
 print("held", flush=True)
 sys.stdin.readline()
 print("lost" if kept.lost else "ours", flush=True)
@@ -34,11 +34,11 @@ _FORKER = """
 import os, sys
 from datetime import timedelta
 from housekeeping.leases.renewal import elapsed, renewals
-kept = renewals.keep("parent's", lambda: True, timedelta(seconds=30), elapsed())
+kept = renewals.start("parent's", lambda: True, timedelta(seconds=30), elapsed())
 if os.fork() == 0:
     import threading
     renewed = threading.Event()
-    own = renewals.keep("own", lambda: renewed.set() or True, timedelta(seconds=30), elapsed() - 10)
+    own = renewals.start("own", lambda: renewed.set() or True, timedelta(seconds=30), elapsed() - 10)
     os._exit(0 if kept.lost and renewed.wait(5) and not own.lost else 1)
 status = os.waitstatus_to_exitcode(os.wait()[1])
 sys.exit(status or kept.lost)
@@ -132,7 +132,7 @@ def test_many_are_renewed_in_the_background_each_until_it_is_stopped() -> None:
         return True
 
     def keep(number: int) -> Renewal:
-        return renewals.keep(f"lease {number}", lambda: once(number), TTL, elapsed() - DUE_S)
+        return renewals.start(f"lease {number}", lambda: once(number), TTL, elapsed() - DUE_S)
 
     all_kept = [keep(number) for number in range(20)]
 
@@ -146,11 +146,11 @@ def test_many_are_renewed_in_the_background_each_until_it_is_stopped() -> None:
 def test_one_with_a_short_ttl_does_not_wait_for_those_with_a_long_one() -> None:
     # L2
     renewals, renewed = Renewals(), threading.Event()
-    long = renewals.keep("long", lambda: True, timedelta(hours=1), elapsed())
+    long = renewals.start("long", lambda: True, timedelta(hours=1), elapsed())
     while renewals._renewing._wakes_at == 0:
         time.sleep(0.001)
 
-    short = renewals.keep("short", said(renewed.set), TTL, elapsed() - DUE_S + 0.1)
+    short = renewals.start("short", said(renewed.set), TTL, elapsed() - DUE_S + 0.1)
 
     assert renewed.wait(PATIENCE_S)
     renewals.stop(short)
@@ -164,9 +164,9 @@ def test_an_error_of_one_does_not_end_the_renewal_of_others(caplog: pytest.LogCa
         failed.set()
         raise ZeroDivisionError
 
-    bad = renewals.keep("bad", broken, TTL, elapsed() - DUE_S)
+    bad = renewals.start("bad", broken, TTL, elapsed() - DUE_S)
     assert failed.wait(PATIENCE_S)
-    good = renewals.keep("good", said(renewed.set), TTL, elapsed() - DUE_S)
+    good = renewals.start("good", said(renewed.set), TTL, elapsed() - DUE_S)
 
     assert renewed.wait(PATIENCE_S)
     assert "Could not renew bad" in caplog.text
@@ -181,9 +181,9 @@ def test_a_holder_that_cannot_be_told_keeps_no_other_from_being_told(caplog: pyt
         tried.set()
         raise RuntimeError("can't start new thread")
 
-    bad = renewals.keep("bad", lambda: True, TTL, elapsed() - 2 * TTL.total_seconds(), on_lost=too_many_threads)
+    bad = renewals.start("bad", lambda: True, TTL, elapsed() - 2 * TTL.total_seconds(), on_lost=too_many_threads)
     assert tried.wait(PATIENCE_S)
-    late = renewals.keep("late", lambda: True, TTL, elapsed() - 2 * TTL.total_seconds(), on_lost=told.set)
+    late = renewals.start("late", lambda: True, TTL, elapsed() - 2 * TTL.total_seconds(), on_lost=told.set)
 
     assert told.wait(PATIENCE_S)
     assert "Could not renew bad" in caplog.text

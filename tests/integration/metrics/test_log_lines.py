@@ -14,7 +14,7 @@ import redis
 from housekeeping import ExclusiveLease
 from housekeeping.core.redis_client import redis_client as made_client
 from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry.io_timing import Waited, waited, waiting_for
+from housekeeping.core.telemetry.io_timing import WaitTimes, wait_times, waiting_for
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.workers.user_status_cleanup.worker import sweep
@@ -82,13 +82,13 @@ def test_a_second_run_does_not_count_the_waiting_of_the_first(
 ) -> None:
     caplog.set_level("INFO")
     postgres.execute_sql("SELECT pg_sleep(0.5)")
-    before = waited().database_s
+    before = wait_times().database_s
 
     run_sweep(sweep)
 
     line = ended(caplog)
     assert before >= 0.5
-    assert line["db_s"] == pytest.approx(waited().database_s - before, abs=0.4)
+    assert line["db_s"] == pytest.approx(wait_times().database_s - before, abs=0.4)
     assert line["db_s"] < 0.5 <= before
 
 
@@ -100,40 +100,40 @@ def test_waiting_for_redis_is_counted_by_command_script_and_pipeline(settings: S
     counted = []
 
     for ask in (client.ping, script, pipeline.execute):
-        before = waited()
+        before = wait_times()
         ask()
-        counted.append(waited().since(before).redis_s)
+        counted.append(wait_times().since(before).redis_s)
     client.close()
 
     assert min(counted) > 0
 
 
 def test_waiting_within_waiting_is_counted_once_and_for_the_outer_server() -> None:
-    before = waited()
+    before = wait_times()
 
     with waiting_for("database"):
         with waiting_for("redis"):
             pass
 
-    assert waited().since(before).redis_s == 0
-    assert waited().since(before).database_s > 0
+    assert wait_times().since(before).redis_s == 0
+    assert wait_times().since(before).database_s > 0
 
 
 def test_an_interrupted_wait_is_counted_and_leaves_the_thread_ready() -> None:
-    before = waited()
+    before = wait_times()
     with pytest.raises(KeyboardInterrupt), waiting_for("redis"):
         raise KeyboardInterrupt
-    between = waited()
+    between = wait_times()
 
     with waiting_for("database"):
         pass
 
     assert between.since(before).redis_s > 0
-    assert waited().since(between).database_s > 0
+    assert wait_times().since(between).database_s > 0
 
 
 def test_times_are_shown_in_milliseconds_of_a_second() -> None:
-    assert Waited(0.12345, 0.0004).as_fields() == {"db_s": 0.123, "redis_s": 0.0}
+    assert WaitTimes(0.12345, 0.0004).as_fields() == {"db_s": 0.123, "redis_s": 0.0}
 
 
 def test_a_run_that_is_interrupted_has_its_end_line_too(

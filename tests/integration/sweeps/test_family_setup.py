@@ -13,7 +13,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import forget_table
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import Database
-from housekeeping.database.primary_key import forget
+from housekeeping.database.primary_key import restore_declared_key
 from housekeeping.doctor import examine
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.runner import run_sweep
@@ -31,7 +31,7 @@ JOBS = "ci.stuck_jobs"
 @pytest.fixture
 def sweeps(settings: Settings, postgres: Database, redis_client: redis.Redis) -> Iterator[dict[str, Sweep]]:
     yield configured_sweeps(settings)
-    forget(Build)
+    restore_declared_key(Build)
 
 
 def problem(sweep: Sweep) -> str | None:

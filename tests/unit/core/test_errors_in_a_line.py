@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from housekeeping.database.connection import one_line, typed_line
+from housekeeping.core.sanitize import error_line, typed_error_line
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ from housekeeping.database.connection import one_line, typed_line
     ],
 )
 def test_an_error_is_told_in_one_line_that_says_what_it_was(error: Exception, line: str, typed: str) -> None:
-    assert (one_line(error), typed_line(error)) == (line, typed)
+    assert (error_line(error), typed_error_line(error)) == (line, typed)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
-from housekeeping.core.masking import masked
+from housekeeping.core.sanitize import mask_secrets
 from housekeeping.core.telemetry import logs
 from tests.unit.core.conftest import Lines
 
@@ -75,7 +75,7 @@ def test_any_value_makes_one_line_of_json(lines: Lines, value: Any, shown: Any) 
     "text", ["api_key=x", "secret :x", '{"password":"x"}', "redis://:x@host", "TOKEN = 'x y'", "signature\n=\nx"]
 )
 def test_no_text_that_holds_a_secret_is_taken_for_one_that_does_not(text: str) -> None:
-    assert logs.presentable(text) == masked(text) != text
+    assert logs.to_log_value(text) == mask_secrets(text) != text
 
 
 def test_a_value_that_holds_itself_makes_one_line(lines: Lines) -> None:
@@ -202,7 +202,7 @@ def test_a_line_that_stderr_does_not_take_stops_no_work(root_as_before: None) ->
         logs.configure("INFO", "json")
 
         logs.logger("x").info("Said")
-        logs.log_each("x", logging.INFO, "Said", [{"id": 1}])
+        logs.log_rows("x", logging.INFO, "Said", [{"id": 1}])
 
 
 def test_in_an_application_with_logging_of_its_own_the_fields_arrive_as_extra(

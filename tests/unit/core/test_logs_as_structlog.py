@@ -37,7 +37,7 @@ def _at(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 
 def _presented(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    return {str(name): logs.presentable(value) for name, value in event.items()}
+    return {str(name): logs.to_log_value(value) for name, value in event.items()}
 
 
 _SHARED: Final[list[Processor]] = [

@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from housekeeping.core.telemetry import logs
-from housekeeping.core.telemetry.log_handler import Stderr
+from housekeeping.core.telemetry.log_handler import StderrHandler
 from tests.unit.core.conftest import Lines
 
 NAME = "housekeeping.x"
@@ -23,10 +23,10 @@ HOSTILE = "\x1b[31m\r\nALARM \u202e \udc80 \"quoted\" {json} postgresql://me:hun
 WRITER = """
 import sys
 from housekeeping.core.telemetry import logs
-from housekeeping.core.telemetry.log_handler import Stderr
+from housekeeping.core.telemetry.log_handler import StderrHandler
 logs.configure("INFO", "json")
 for _ in range(10):
-    logs.log_each("x", 20, "Said", [{"by": sys.argv[1], "number": number} for number in range(1000)])
+    logs.log_rows("x", 20, "Said", [{"by": sys.argv[1], "number": number} for number in range(1000)])
 """
 
 
@@ -63,7 +63,7 @@ def test_a_row_s_line_is_the_one_that_it_has_by_itself(
     logs.configure("INFO", form)
 
     with structlog.contextvars.bound_contextvars(worker="w", run_id=7, url=HOSTILE):
-        logs.log_each(NAME, logging.ERROR, HOSTILE, ROWS)
+        logs.log_rows(NAME, logging.ERROR, HOSTILE, ROWS)
         together = capsys.readouterr().err
         for row in ROWS:
             logs.logger(NAME).error(HOSTILE, **row)
@@ -94,7 +94,7 @@ def test_rows_are_written_in_few_pieces_that_a_pipe_takes_whole(
     monkeypatch.setattr(sys, "stderr", stderr)
     logs.configure("INFO", "json")
 
-    logs.log_each(NAME, logging.INFO, "Said", [{"text": "x" * length} for length in range(1, 200)])
+    logs.log_rows(NAME, logging.INFO, "Said", [{"text": "x" * length} for length in range(1, 200)])
 
     assert len(stderr.written) == pytest.approx(sum(map(len, stderr.written)) / select.PIPE_BUF, rel=0.2)
     assert [piece for piece in stderr.written if len(piece) > select.PIPE_BUF or piece[-1] != "\n"] == []
@@ -107,7 +107,7 @@ def test_a_piece_is_as_long_as_a_pipe_takes_whole_line_ends_included(
     stderr = _Pieces()
     monkeypatch.setattr(sys, "stderr", stderr)
 
-    Stderr().write(["x" * 99, "é" * 50, "x" * (select.PIPE_BUF - 100 - 101 - 1 + beyond)])
+    StderrHandler().write(["x" * 99, "é" * 50, "x" * (select.PIPE_BUF - 100 - 101 - 1 + beyond)])
 
     assert len(stderr.written) == pieces
 
@@ -119,7 +119,7 @@ def test_a_row_longer_than_a_pipe_takes_whole_is_a_piece_of_its_own(
     monkeypatch.setattr(sys, "stderr", stderr)
     logs.configure("INFO", "json")
 
-    logs.log_each(NAME, logging.INFO, "Said", [{"text": "x" * length} for length in (1, select.PIPE_BUF, 1)])
+    logs.log_rows(NAME, logging.INFO, "Said", [{"text": "x" * length} for length in (1, select.PIPE_BUF, 1)])
 
     assert [piece.count("\n") for piece in stderr.written] == [1, 1, 1]
 
@@ -198,7 +198,7 @@ def test_whoever_looks_at_records_sees_one_for_each_row(
     seen: list[logging.LogRecord] = []
     somebody(seen, monkeypatch)
 
-    logs.log_each(NAME, logging.ERROR, "Said", [{"id": 1}, {"id": 2}])
+    logs.log_rows(NAME, logging.ERROR, "Said", [{"id": 1}, {"id": 2}])
 
     assert [(record.getMessage(), vars(record)["id"]) for record in seen] == [("Said", 1), ("Said", 2)]
     assert [line["id"] for line in lines()] == [1, 2]
@@ -207,7 +207,7 @@ def test_whoever_looks_at_records_sees_one_for_each_row(
 def test_below_the_level_no_row_is_written(lines: Lines) -> None:
     logs.configure("INFO", "json")
 
-    logs.log_each(NAME, logging.DEBUG, "Said", [{"id": 1}])
+    logs.log_rows(NAME, logging.DEBUG, "Said", [{"id": 1}])
 
     assert lines() == []
 
@@ -215,7 +215,7 @@ def test_below_the_level_no_row_is_written(lines: Lines) -> None:
 def test_a_row_that_cannot_be_a_line_costs_no_other_its_own(lines: Lines) -> None:
     logs.configure("INFO", "json")
 
-    logs.log_each(NAME, logging.INFO, "Said", [{"id": 1}, {"id": 10**5000}, {"id": 3}])
+    logs.log_rows(NAME, logging.INFO, "Said", [{"id": 1}, {"id": 10**5000}, {"id": 3}])
 
     assert [(line["event"], line.get("id")) for line in lines()] == [
         ("Said", 1),
@@ -226,6 +226,6 @@ def test_a_row_that_cannot_be_a_line_costs_no_other_its_own(lines: Lines) -> Non
 
 def test_in_an_application_with_logging_of_its_own_the_rows_arrive_as_extra(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
-        logs.log_each(NAME, logging.INFO, "Said", [{"id": 1}, {"id": 2}])
+        logs.log_rows(NAME, logging.INFO, "Said", [{"id": 1}, {"id": 2}])
 
     assert [(record.getMessage(), vars(record)["id"]) for record in caplog.records] == [("Said", 1), ("Said", 2)]

@@ -22,14 +22,14 @@ from dramatiq.threading import raise_thread_exception
 
 from housekeeping.core import thread_interrupt
 from housekeeping.core.safe_points import at_safe_point
-from housekeeping.core.telemetry.log_handler import Stderr
-from housekeeping.core.thread_interrupt import LostLease, interrupt, interruptibly
+from housekeeping.core.telemetry.log_handler import StderrHandler
+from housekeeping.core.thread_interrupt import LostLease, interrupt, run_interruptibly
 
 PATIENCE_S = 20
 
 
 class Told(threading.Thread):
-    """Does something endlessly inside of `interruptibly`, until it is interrupted."""
+    """Does something endlessly inside of `run_interruptibly`, until it is interrupted."""
 
     def __init__(self, step: Callable[[], object]) -> None:
         super().__init__(daemon=True)
@@ -38,7 +38,7 @@ class Told(threading.Thread):
 
     def run(self) -> None:
         try:
-            interruptibly(self._endlessly)
+            run_interruptibly(self._endlessly)
         except LostLease:
             self.interrupted = True
 
@@ -151,7 +151,7 @@ def test_a_thread_interrupted_while_it_waits_to_log_lets_the_others_log(
 def test_what_others_raise_in_a_thread_leaves_our_own_handler_free(monkeypatch: pytest.MonkeyPatch) -> None:
     # `TimeLimit` of an application's own broker, a debugger, another library: they look at nothing before.
     monkeypatch.setattr(sys, "stderr", StringIO())
-    own: Any = Stderr()
+    own: Any = StderrHandler()
     told = Told(lambda: own.write(["a line"]))
     with own.lock:
         told.start()
@@ -238,7 +238,7 @@ def test_an_interrupt_that_had_to_wait_does_not_come_after_its_section(monkeypat
         assert waiting.wait(PATIENCE_S)
         return "left"
 
-    assert interruptibly(section) == "left"
+    assert run_interruptibly(section) == "left"
     monkeypatch.setattr(thread_interrupt, "at_safe_point", lambda thread_id, outside: True)
     until(lambda: set(threading.enumerate()) <= before)  # whoever looks again has given up
-    assert interruptibly(lambda: "shielded") == "shielded"
+    assert run_interruptibly(lambda: "shielded") == "shielded"

@@ -12,7 +12,14 @@ import pytest
 from dramatiq.middleware import Shutdown
 
 from housekeeping.core import thread_interrupt
-from housekeeping.core.thread_interrupt import LostLease, interrupt, interrupter, interruptibly, retract, shielded
+from housekeeping.core.thread_interrupt import (
+    LostLease,
+    interrupt,
+    interrupter,
+    retract,
+    run_interruptibly,
+    run_shielded,
+)
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.testing import MemoryLeaseStore
 
@@ -44,10 +51,10 @@ def test_a_thread_is_interrupted_inside_only() -> None:
 
     tell = interrupter(LostLease)
     told.append(tell())
-    interruptibly(lambda: None)
+    run_interruptibly(lambda: None)
     told.append(tell())
     with pytest.raises(LostLease):
-        interruptibly(work)
+        run_interruptibly(work)
     told.append(tell())
 
     assert told == [False, False, True, False]
@@ -55,16 +62,16 @@ def test_a_thread_is_interrupted_inside_only() -> None:
 
 def test_a_second_interrupt_is_not_sent(sent: list[Any]) -> None:
     # It could come while the first is being dealt with.
-    answers = interruptibly(lambda: [interrupt(HERE(), Shutdown), interrupt(HERE(), LostLease)])
+    answers = run_interruptibly(lambda: [interrupt(HERE(), Shutdown), interrupt(HERE(), LostLease)])
 
     assert (answers, sent) == ([True, False], [Shutdown])
 
 
 def test_a_section_within_another_is_part_of_it(sent: list[Any]) -> None:
     def inner() -> bool:
-        return interruptibly(lambda: True)
+        return run_interruptibly(lambda: True)
 
-    assert interruptibly(lambda: [inner(), interrupt(HERE(), LostLease)]) == [True, True]
+    assert run_interruptibly(lambda: [inner(), interrupt(HERE(), LostLease)]) == [True, True]
 
 
 def test_an_interrupt_that_was_taken_back_makes_room_for_another_kind(
@@ -81,7 +88,7 @@ def test_an_interrupt_that_was_taken_back_makes_room_for_another_kind(
         assert taken_back == [HERE()]
         return [interrupt(HERE(), Shutdown)]
 
-    assert interruptibly(work) == [True]
+    assert run_interruptibly(work) == [True]
     assert sent == [LostLease, Shutdown]
 
 
@@ -94,7 +101,7 @@ def test_a_lease_that_interrupts_nobody_takes_nothing_back(sent: list[Any], monk
         pass
     interrupting = ExclusiveLease("k", timedelta(minutes=1), MemoryLeaseStore())
     interrupting.try_obtain()
-    interrupting.keep(interrupting=True)
+    interrupting.start_renewal(interrupting=True)
     interrupting.cancel()
 
     assert retracted == [LostLease]
@@ -108,11 +115,11 @@ def test_what_is_undisturbed_comes_to_its_end_and_the_interrupt_after_it() -> No
         done.extend(str(number) for number in range(1000))
 
     def run() -> None:
-        shielded(ending)
+        run_shielded(ending)
         done.append("beyond")
 
     with pytest.raises(LostLease):
-        interruptibly(run)
+        run_interruptibly(run)
 
     assert done == [str(number) for number in range(1000)]
 
@@ -127,13 +134,13 @@ def test_within_the_undisturbed_a_section_can_be_interrupted_and_what_deals_with
     def run() -> str:
         try:
             with ThreadPoolExecutor(1) as another:
-                interruptibly(told_endlessly, another)
+                run_interruptibly(told_endlessly, another)
         except LostLease:
             assert interrupt(HERE(), Shutdown) is False  # once is enough
             done.append("ended")
         return "returned"
 
-    assert interruptibly(lambda: shielded(run)) == "returned"
+    assert run_interruptibly(lambda: run_shielded(run)) == "returned"
     assert done == ["ended"]
 
 
@@ -141,9 +148,9 @@ def test_an_interrupt_that_came_before_an_inner_section_is_raised_there() -> Non
     def run() -> None:
         assert interrupt(HERE(), LostLease) is True
         with pytest.raises(LostLease):
-            interruptibly(endless)
+            run_interruptibly(endless)
 
-    interruptibly(lambda: shielded(run))
+    run_interruptibly(lambda: run_shielded(run))
 
 
 def test_an_exception_of_the_undisturbed_is_not_replaced_by_an_interrupt() -> None:
@@ -152,7 +159,7 @@ def test_an_exception_of_the_undisturbed_is_not_replaced_by_an_interrupt() -> No
         raise ValueError
 
     with pytest.raises(ValueError):
-        interruptibly(lambda: shielded(failing))
+        run_interruptibly(lambda: run_shielded(failing))
 
 
 def test_a_traced_thread_leaves_as_any_other() -> None:
@@ -167,11 +174,11 @@ def test_a_traced_thread_leaves_as_any_other() -> None:
 
     before = sys.gettrace()
     with pytest.raises(LostLease):
-        interruptibly(told_endlessly)
+        run_interruptibly(told_endlessly)
     sys.settrace(lambda frame, event, argument: None)
     try:
-        assert interruptibly(lambda: "left") == "left"
+        assert run_interruptibly(lambda: "left") == "left"
         with pytest.raises(LostLease):
-            interruptibly(lambda: shielded(told_before_it_returns))
+            run_interruptibly(lambda: run_shielded(told_before_it_returns))
     finally:
         sys.settrace(before)

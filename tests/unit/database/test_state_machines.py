@@ -44,9 +44,9 @@ def test_events_are_in_the_order_they_were_declared() -> None:
 
 
 def test_a_value_is_named_as_the_documents_write_it_and_one_it_does_not_know_as_it_is() -> None:
-    assert machine.name_of(1) == "green"
-    assert machine.name_of(Light.GREEN) == "green"
-    assert machine.name_of(9) == "9"
+    assert machine.state_name(1) == "green"
+    assert machine.state_name(Light.GREEN) == "green"
+    assert machine.state_name(9) == "9"
 
 
 def test_an_event_from_nowhere_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from dramatiq.middleware import TimeLimit, TimeLimitExceeded
 
-from housekeeping.core.thread_interrupt import interruptibly, shielded
+from housekeeping.core.thread_interrupt import run_interruptibly, run_shielded
 from housekeeping.middleware.interrupts.time_limit import within_actors
 
 HERE = threading.get_ident
@@ -23,13 +23,13 @@ def test_what_runs_for_too_long_is_interrupted(limits: Any) -> None:
     limits.add_timeout(HERE(), 0)
 
     with pytest.raises(TimeLimitExceeded):
-        interruptibly(limits.interrupt_late)
+        run_interruptibly(limits.interrupt_late)
 
 
 def test_what_has_time_left_goes_on(limits: Any) -> None:
     limits.add_timeout(HERE(), 60_000)
 
-    interruptibly(limits.interrupt_late)
+    run_interruptibly(limits.interrupt_late)
 
 
 def test_outside_of_an_actor_nothing_is_interrupted_and_the_next_one_is_not_either(limits: Any) -> None:
@@ -37,14 +37,14 @@ def test_outside_of_an_actor_nothing_is_interrupted_and_the_next_one_is_not_eith
 
     limits.interrupt_late()  # in a hook, or while a message is acknowledged
 
-    interruptibly(limits.interrupt_late)
+    run_interruptibly(limits.interrupt_late)
 
 
 def test_a_message_that_has_ended_has_no_limit_any_more(limits: Any) -> None:
     limits.add_timeout(HERE(), 0)
     limits.remove_timeout(HERE())
 
-    interruptibly(limits.interrupt_late)
+    run_interruptibly(limits.interrupt_late)
 
 
 def test_what_closes_a_run_comes_to_its_end(limits: Any) -> None:
@@ -56,7 +56,7 @@ def test_what_closes_a_run_comes_to_its_end(limits: Any) -> None:
 
     limits.add_timeout(HERE(), 0)
     with pytest.raises(TimeLimitExceeded):
-        interruptibly(lambda: shielded(closing))
+        run_interruptibly(lambda: run_shielded(closing))
 
     assert done == ["closed"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from housekeeping.core.telemetry import metrics
-from housekeeping.core.telemetry.io_timing import Waited
+from housekeeping.core.telemetry.io_timing import WaitTimes
 from housekeeping.sweeps.engine import run_metrics
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.workers.user_status_cleanup.worker import sweep
@@ -35,6 +35,6 @@ def test_the_last_success_is_moved_by_runs_that_went_to_the_end_or_to_their_limi
     monkeypatch.setattr(metrics, "LAST_SUCCESS", SimpleNamespace(set=lambda *what: told.append(what)))
     ended = RunResult(sweep.name, outcome, reason, 1, datetime.now(UTC), 1.0, {})
 
-    run_metrics.ended(sweep, ended, Waited())
+    run_metrics.ended(sweep, ended, WaitTimes())
 
     assert bool(told) == moved

@@ -19,7 +19,7 @@ from housekeeping import embedded
 from housekeeping.brokers import message_broker
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, database
-from housekeeping.database.wal_position import Position
+from housekeeping.database.wal_position import WalPosition
 from housekeeping.installation import install
 from housekeeping.middleware.data_consistency import DataConsistency
 from tests.conftest import Urls
@@ -92,7 +92,7 @@ class Application:
         """The log lines of an event so far."""
         return [record.__dict__ for record in self.caplog.records if record.message == event]
 
-    def position(self) -> Position:
+    def position(self) -> WalPosition:
         """Where the primary's log is."""
         position = self.consistency._positions.current()
         assert position is not None

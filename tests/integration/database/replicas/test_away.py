@@ -12,7 +12,7 @@ from dramatiq import Actor
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.settings import Settings
 from housekeeping.database.replicas import Replicas, read_database
-from housekeeping.database.wal_position import Position
+from housekeeping.database.wal_position import WalPosition
 from tests.integration.database.replicas.conftest import Application, MakeApplication
 from tests.integration.database.replicas.standby import Standby
 
@@ -225,7 +225,7 @@ def test_a_replica_of_another_timeline_or_database_is_not_read_from(
     application = make_application(standby.url)
     position = application.position()
     standby.catch_up(application.primary)
-    elsewhere = Position(**{"system": position.system, "timeline": position.timeline, "lsn": position.lsn, **other})
+    elsewhere = WalPosition(**{"system": position.system, "timeline": position.timeline, "lsn": position.lsn, **other})
     replicas = Replicas([standby.url])
 
     found = replicas.caught_up(elsewhere, lambda _: None)

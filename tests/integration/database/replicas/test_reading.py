@@ -10,7 +10,7 @@ from dramatiq import Actor
 
 from housekeeping.database.connection import database
 from housekeeping.database.replicas import Replicas, data_consistency_used, read_database
-from housekeeping.database.wal_position import Position
+from housekeeping.database.wal_position import WalPosition
 from tests.integration.database.replicas.conftest import Application, MakeApplication
 from tests.integration.database.replicas.standby import Standby
 
@@ -29,10 +29,10 @@ def notes(place: Any) -> list[str]:
     return [note for (note,) in place.execute_sql("SELECT note FROM notes ORDER BY note").fetchall()]
 
 
-def far_ahead(application: Application) -> Position:
+def far_ahead(application: Application) -> WalPosition:
     """A position that no replica will have replayed in this test's time."""
     position = application.position()
-    return Position(position.system, position.timeline, position.lsn + 2**40)
+    return WalPosition(position.system, position.timeline, position.lsn + 2**40)
 
 
 @pytest.mark.parametrize("consistency", ["sticky", "delayed"])

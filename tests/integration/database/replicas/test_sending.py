@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from housekeeping.database.connection import database
-from housekeeping.database.wal_position import Positions
+from housekeeping.database.wal_position import WalPositionReader
 from tests.integration.database.replicas.conftest import MakeApplication
 from tests.integration.database.replicas.standby import Standby
 from tests.integration.database.replicas.test_away import NOWHERE, declared
@@ -11,7 +11,7 @@ from tests.integration.database.replicas.test_away import NOWHERE, declared
 
 def test_a_primary_that_is_away_keeps_nobody_from_sending(make_application: MakeApplication, standby: Standby) -> None:
     application, seen, now = make_application(standby.url), list[Any](), [0.0]
-    application.consistency._positions = Positions(NOWHERE, clock=lambda: now[0])
+    application.consistency._positions = WalPositionReader(NOWHERE, clock=lambda: now[0])
     look = declared(application, seen)
 
     sent = [look.send() for now[0] in (0.0, 59.9, 60.0)]

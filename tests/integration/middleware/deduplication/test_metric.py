@@ -115,7 +115,7 @@ def test_what_was_counted_before_anybody_exported_is_not_lost(monkeypatch: pytes
     assert "prometheus_client" not in sys.modules, "it is the exporter's to import it first"
 
     monkeypatch.setitem(sys.modules, "prometheus_client", counting)
-    metrics.hand_over()
+    metrics.export_pending()
 
     assert counting.counted == {"work": 2}
 

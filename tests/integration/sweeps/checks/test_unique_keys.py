@@ -16,7 +16,7 @@ from housekeeping.core.errors import DeclarationError
 from housekeeping.core.events import event
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.database.primary_key import forget
+from housekeeping.database.primary_key import restore_declared_key
 from housekeeping.doctor import unique_keys
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
@@ -51,7 +51,7 @@ def do(postgres: Database, admin: Connection) -> Iterator[Do]:
             return cursor.fetchone()[0] if cursor.description else None
 
     yield execute
-    forget(Event)
+    restore_declared_key(Event)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from peewee import AutoField, OperationalError
 from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
 from housekeeping.core.errors import DeclarationError
 from housekeeping.database.connection import Database, database
-from housekeeping.database.primary_key import forget
+from housekeeping.database.primary_key import restore_declared_key
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.ledger.runs import Counts
@@ -65,7 +65,7 @@ def test_flood_of_statuses_is_deleted_with_an_alert(
 def builds(postgres: Database, redis_client: redis.Redis) -> Iterator[type[Build]]:
     postgres.create_tables([Build])
     yield Build
-    forget(Build)
+    restore_declared_key(Build)
 
 
 def test_flood_of_stuck_builds_is_dropped_with_an_alert(builds: type[Build], clock: ManualClock) -> None:

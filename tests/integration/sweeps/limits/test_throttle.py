@@ -11,7 +11,7 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import AlertThresholds
-from housekeeping.core.settings import GateSettings, WorkerSettings
+from housekeeping.core.settings import ThrottleSettings, WorkerSettings
 from housekeeping.database.connection import database
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.status import worker_status
@@ -298,7 +298,7 @@ def test_a_worker_without_gates_or_without_tables_asks_nothing(
 
 
 def test_gates_are_set_one_by_one_and_null_switches_one_off() -> None:
-    settings = WorkerSettings(gates=GateSettings(replication_lag_s=None, wait_s=60))
+    settings = WorkerSettings(gates=ThrottleSettings(replication_lag_s=None, wait_s=60))
 
     assert SMALL.configured(settings).throttle == ThrottleLimits(replication_lag_s=None, waiting_locks=10, wait_s=60)
     assert SMALL.throttle == ThrottleLimits(

@@ -12,7 +12,7 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.database.primary_key import forget
+from housekeeping.database.primary_key import restore_declared_key
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import dry_run
@@ -119,7 +119,7 @@ def test_entities_without_their_labels_are_timed_out(
 
     result = run_sweep(partitioned, clock=clock)
 
-    forget(BulkImportEntity)
+    restore_declared_key(BulkImportEntity)
     lines = [vars(record) for record in caplog.records if record.message == "BulkImports::Entity stale"]
     assert (result.outcome, result.counts["timed_out_entities"], len(lines)) == ("done", 20, 20)
     assert all("bulk_import_id" in line and "source_full_path" not in line for line in lines)

@@ -13,7 +13,7 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core import events
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.database.primary_key import forget
+from housekeeping.database.primary_key import restore_declared_key
 from housekeeping.sweeps import actor_registry
 from housekeeping.sweeps.registration import register
 from housekeeping.workers.ci_stuck_builds.models import Build
@@ -27,7 +27,7 @@ def bound(postgres: Database, redis_client: redis.Redis) -> Iterator[None]:
     """A model that forgets what this test's table was like."""
     yield
     Build._meta.set_table_name("ci_builds")
-    forget(Build)
+    restore_declared_key(Build)
     actor_registry.forget_all()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.settings import Settings
-from housekeeping.database.primary_key import forget
+from housekeeping.database.primary_key import restore_declared_key
 from housekeeping.workers import configured_sweeps
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.ci_stuck_builds.worker import SWEEPS, drop_canceling, drop_running, drop_scheduled, stuck_jobs
@@ -20,7 +20,7 @@ from housekeeping.workers.ci_stuck_builds.worker import SWEEPS, drop_canceling, 
 def own_table() -> Iterator[None]:
     yield
     Build._meta.set_table_name("ci_builds")
-    forget(Build)
+    restore_declared_key(Build)
 
 
 def test_the_schedule_the_limits_and_the_labels_are_the_documents() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from housekeeping.core.masking import masked
+from housekeeping.core.sanitize import mask_secrets
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from housekeeping.core.masking import masked
     ],
 )
 def test_passwords_are_masked_and_the_rest_stays_readable(text: str, shown: str) -> None:
-    assert masked(text) == shown
+    assert mask_secrets(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,4 @@ def test_passwords_are_masked_and_the_rest_stays_readable(text: str, shown: str)
     ],
 )
 def test_what_holds_no_password_stays_as_it_is(text: str) -> None:
-    assert masked(text) == text
+    assert mask_secrets(text) == text
