@@ -19,6 +19,7 @@ from docs.generators import (
     command_pages,
     example_blocks,
     log_tables,
+    number_tables,
     promise_tests,
     setting_tables,
 )
@@ -37,6 +38,7 @@ PARTS: Final[dict[str, Callable[[str], str]]] = {
     "actor_options": code_tables.option_table,
     "public_names": code_tables.name_table,
     "environments": code_tables.environment_table,
+    "numbers": number_tables.numbers,
     "promise_tests": promise_tests.promise_tests,
 }
 
