@@ -23,7 +23,7 @@ _SAID: Final[dict[str, tuple[str, ...]]] = {
     "what": ("Completion could not be recorded", "Mark of being at work stays until it expires"),
     "otherwise": ("Could not ask the ledger", "Could not count the backlog"),
     "self.sweep.start_message": (),  # on the worker's page
-    "self.line.level": (),
+    "self.row_log.level": (),
 }
 #: The levels of a line that is logged at a level chosen when the program runs.
 _CHOSEN: Final = {"level": ("debug", "info"), "_level(actor)": ("debug", "info")}

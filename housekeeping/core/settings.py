@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 import pydantic
 from dotenv.parser import parse_stream
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from housekeeping.core.errors import SettingsError
@@ -81,8 +81,10 @@ class WorkerSettings(BaseModel):
     enabled: bool = True
     schedule: str | None = None
     batch_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, NOT_NULL] = None
-    #: Between how many messages, and so worker threads, a run is divided.
-    parts: Annotated[Annotated[int, Field(ge=1, le=64)] | None, NOT_NULL] = None
+    #: Number of runs that share the work of one message. `parts` is its name in older releases.
+    shards: Annotated[
+        Annotated[int, Field(ge=1, le=64)] | None, NOT_NULL, Field(validation_alias=AliasChoices("shards", "parts"))
+    ] = None
     max_runtime_s: Annotated[Annotated[float, Field(gt=0, le=_LONGEST_S)] | None, NOT_NULL] = None
     stale_after_s: Annotated[Annotated[float, Field(gt=0, le=_OLDEST_S)] | None, NOT_NULL] = None
     # From 3: below that a lease cannot be renewed in time (semantics.md, Actor options).

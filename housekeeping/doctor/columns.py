@@ -13,7 +13,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import Table, is_absent, optional_fields, table_of
 from housekeeping.sweeps.checks.needed_columns import FITTING, KNOWN_TYPES, UNZONED, ZONED, fields_used, updated_columns
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.error_mapping import is_away
+from housekeeping.sweeps.engine.error_mapping import is_unavailable
 from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.workers import families
 
@@ -50,7 +50,7 @@ def _needed(settings: Settings, sweeps: dict[str, Sweep]) -> tuple[dict[type[Mod
         try:
             fields = _fields_of(sweep)
         except Exception as error:
-            if is_away(error):
+            if is_unavailable(error):
                 raise
             broken.append(Finding("error", sweep.name, "declaration", error_line(error), "correct the sweep's code"))
             continue

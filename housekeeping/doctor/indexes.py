@@ -14,7 +14,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.error_mapping import is_away
+from housekeeping.sweeps.engine.error_mapping import is_unavailable
 from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.stages.stage import Explainable, ExplainQuery
@@ -32,7 +32,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
                     for reading in walk.explain_queries(now):
                         yield _judged(sweep.name, reading)
         except Exception as error:
-            if is_away(error):
+            if is_unavailable(error):
                 raise
             # A table or column that is missing, or may not be read, and a predicate that fails, were findings before.
             yield Finding("warning", sweep.name, "indexes", f"could not be looked at: {error_line(error)}")

@@ -10,7 +10,7 @@ from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database
 from housekeeping.sweeps.checks.references import counted
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.error_mapping import is_away
+from housekeeping.sweeps.engine.error_mapping import is_unavailable
 from housekeeping.sweeps.insight.diagnostics import Finding
 
 
@@ -22,7 +22,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
             with database.atomic():
                 found = counted(sweep.stages_for_run(), now)
         except Exception as error:  # a missing table or column, or a failing predicate, has a finding of its own
-            if is_away(error):
+            if is_unavailable(error):
                 raise
             yield Finding("warning", sweep.name, "references", f"cannot be examined: {error_line(error)}")
             continue

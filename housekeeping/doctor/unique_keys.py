@@ -9,7 +9,7 @@ from housekeeping.database.catalog import table_if_visible
 from housekeeping.database.primary_key import declared_key_columns, vouches_for_key
 from housekeeping.sweeps.checks.unique_keys import key_in_model, wrong_key
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.error_mapping import is_away
+from housekeeping.sweeps.engine.error_mapping import is_unavailable
 from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -21,7 +21,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         try:
             stages = sweep.stages_for_run()
         except Exception as error:  # a schema that may not be used, or a failing predicate, has a finding of its own
-            if is_away(error):
+            if is_unavailable(error):
                 raise
             continue
         for stage in stages:

@@ -45,6 +45,7 @@ from housekeeping.sweeps.stages.row_log import RowLog
 from housekeeping.sweeps.stages.stage import (
     Announcement,
     Backlog,
+    Batch,
     BatchResult,
     Divisible,
     ExplainQuery,
@@ -54,7 +55,6 @@ from housekeeping.sweeps.stages.stage import (
     PreflightResult,
     Stage,
     StagePlan,
-    Step,
 )
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.sweeps.table_models import model_of
@@ -100,7 +100,7 @@ __all__ = [
     "BatchResult",
     "StateMachine",
     "StatementTime",
-    "Step",
+    "Batch",
     "Sweep",
     "TableStage",
     "Transition",

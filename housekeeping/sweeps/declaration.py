@@ -162,7 +162,7 @@ class Sweep:
       schedule: A cron expression; none: the sweep runs only when asked.
       batch_size: Records a statement, and so a transaction.
       max_runtime: How long a run takes new batches; asked after each full batch.
-      parts: Between how many runs at the same time the work of a message is divided: each takes batches that no other
+      shards: Between how many runs at the same time the work of a message is divided: each takes batches that no other
         has locked. For a backlog that one run cannot get through; 1: one run.
       stale_after: How old is stale; none: the worker has no use for it.
       lease: The exclusive lease a run needs; none: runs may overlap, and skip each other's rows.
@@ -207,7 +207,7 @@ class Sweep:
     schedule: str | None = None
     batch_size: int = 100
     max_runtime: timedelta = timedelta(minutes=5)
-    parts: int = 1
+    shards: int = 1
     stale_after: timedelta | None = None
     lease: LeaseConfig | None = None
     before_lease: Preflight | None = None
@@ -255,9 +255,9 @@ class Sweep:
             )
         if self.batch_size < 1 or self.max_runtime <= timedelta():
             raise DeclarationError(f"{self.name}: batch_size must be at least 1 and max_runtime longer than nothing")
-        if self.parts < 1 or (self.parts > 1 and not self.divisible):
+        if self.shards < 1 or (self.shards > 1 and not self.divisible):
             raise DeclarationError(
-                f"{self.name}: parts should be 1, but for a sweep through tables without an argument"
+                f"{self.name}: shards should be 1, but for a sweep through tables without an argument"
             )
         if self.lease is not None:
             if self.lease.ttl < SHORTEST_TTL:
@@ -412,8 +412,8 @@ class Sweep:
                 changes[_LENGTHS[name]] = timedelta(seconds=value)
             elif name == "lease_ttl_s" and self.lease is not None:
                 changes["lease"] = dataclasses.replace(self.lease, ttl=timedelta(seconds=value))
-            elif name == "parts" and self.divisible:
-                changes["parts"] = value
+            elif name == "shards" and self.divisible:
+                changes["shards"] = value
             elif name == "alarms":
                 changes["alerts"] = self._alert_thresholds(value, where)
             elif name == "target_batch_s" and any(isinstance(each, TableStage) for each in self.declared_stages()):

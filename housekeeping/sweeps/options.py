@@ -26,7 +26,7 @@ class SweepOptions(TypedDict, total=False):
     schedule: str | None
     batch_size: int
     max_runtime: timedelta
-    parts: int
+    shards: int
     stale_after: timedelta | None
     lease: LeaseConfig | None
     before_lease: Preflight | None

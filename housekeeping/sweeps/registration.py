@@ -15,7 +15,7 @@ from housekeeping.sweeps import actor_registry
 from housekeeping.sweeps.declaration import MAX_RETRIES, Sweep
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.runs import HEARTBEAT
-from housekeeping.sweeps.sharding import parts
+from housekeeping.sweeps.sharding import shards_of
 
 
 def register(broker: Broker, sweep: Sweep) -> Actor[..., None]:
@@ -23,7 +23,7 @@ def register(broker: Broker, sweep: Sweep) -> Actor[..., None]:
 
     Of a sweep in parts, each part has an actor of its own beside it, which the sweep's own sends first.
     """
-    others = [_declared(broker, part, name, _run(part)) for name, part in parts(sweep)]
+    others = [_declared(broker, shard, name, _run(shard)) for name, shard in shards_of(sweep)]
     run = _run(sweep)
 
     def without_argument() -> None:

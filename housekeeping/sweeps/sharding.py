@@ -11,15 +11,15 @@ import dataclasses
 from housekeeping.sweeps.declaration import LeaseConfig, Sweep
 
 
-def parts(sweep: Sweep) -> list[tuple[str, Sweep]]:
+def shards_of(sweep: Sweep) -> list[tuple[str, Sweep]]:
     """The further parts of a sweep, by the name of the actor of each; none of a sweep that is not divided.
 
     Each has a lease of its own beside the sweep's: two runs of one part exclude each other as two of the sweep do.
     """
-    return [(f"{sweep.name}.part-{number}", _part(sweep, number)) for number in range(1, sweep.parts)]
+    return [(f"{sweep.name}.part-{number}", _shard(sweep, number)) for number in range(1, sweep.shards)]
 
 
-def _part(sweep: Sweep, number: int) -> Sweep:
+def _shard(sweep: Sweep, number: int) -> Sweep:
     terms = sweep.lease
     lease = None if terms is None else LeaseConfig(f"{terms.key_for(None)}:part-{number}", terms.ttl)
     # The sweep's own run does the work before the lease, once for all parts.

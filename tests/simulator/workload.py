@@ -16,7 +16,7 @@ from dramatiq import Actor, Broker
 from housekeeping.database.connection import database
 from housekeeping.sweeps.declaration import LeaseConfig, Sweep
 from housekeeping.sweeps.registration import register
-from housekeeping.sweeps.stages.stage import Backlog, BatchResult, StagePlan, Step
+from housekeeping.sweeps.stages.stage import Backlog, Batch, BatchResult, StagePlan
 from tests.simulator.postgres import Postgres, Row
 from tests.simulator.world import World
 
@@ -65,49 +65,49 @@ class RowsPass:
     name: str = "rows"
     batch_size: int = BATCH
 
-    def prepare(self, step: Step) -> list[Any]:
+    def prepare(self, batch: Batch) -> list[Any]:
         postgres: Postgres = self.world.shared["postgres"]
         with database.atomic():
             transaction = postgres.statement("SELECT rows")
             stale = sorted(
                 key
                 for key, row in postgres.rows(self.table, transaction)
-                if _is_stale(row, step) and (step.after is None or key > step.after[0])
+                if _is_stale(row, batch) and (batch.after is None or key > batch.after[0])
             )[: self.batch_size]
-        taken: list[Any] = []
+        prepared: list[Any] = []
         for key in stale:
-            if step.time_is_up():
+            if batch.time_is_up():
                 break
             self.world.sleep(self.world.rng.choice((0.0, 0.01, 0.3, 4.0)))
             self.world.io("outside", f"DELETE {self.table}/{key}", partial(self._delete, key))
-            taken.append(key)
-        self.world.note("took", self.table, step.run_id, tuple(taken))
-        return [taken, len(stale) < self.batch_size and len(taken) == len(stale)]
+            prepared.append(key)
+        self.world.note("took", self.table, batch.run_id, tuple(prepared))
+        return [prepared, len(stale) < self.batch_size and len(prepared) == len(stale)]
 
-    def apply(self, step: Step, taken: Any) -> BatchResult:
+    def apply(self, batch: Batch, prepared: Any) -> BatchResult:
         postgres: Postgres = self.world.shared["postgres"]
-        keys, exhausted = taken
+        keys, exhausted = prepared
         transaction = postgres.statement("UPDATE rows")
-        settled = []
+        result = []
         for key in keys:
             if not postgres.try_lock(transaction, (self.table, key)):
-                transaction.notes.append(("passed over", self.table, key, step.run_id))
+                transaction.notes.append(("passed over", self.table, key, batch.run_id))
                 continue
             row = postgres.row(self.table, key, transaction)
-            if row is not None and _is_stale(row, step):
+            if row is not None and _is_stale(row, batch):
                 postgres.update(
                     transaction,
                     self.table,
                     key,
                     lambda _: True,
-                    lambda now: {"settled": now["settled"] + 1, "by": step.run_id},
+                    lambda now: {"settled": now["settled"] + 1, "by": batch.run_id},
                 )
-                settled.append(key)
-        transaction.notes.append(("settled", self.table, step.run_id, tuple(settled)))
-        position = (keys[-1],) if keys else step.after
-        return BatchResult({"settled": len(settled)}, position, exhausted, rows=[{"key": key} for key in settled])
+                result.append(key)
+        transaction.notes.append(("settled", self.table, batch.run_id, tuple(result)))
+        position = (keys[-1],) if keys else batch.after
+        return BatchResult({"settled": len(result)}, position, exhausted, rows=[{"key": key} for key in result])
 
-    def after_commit(self, step: Step, settled: BatchResult) -> None:
+    def after_commit(self, batch: Batch, result: BatchResult) -> None:
         """Nothing to say."""
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
@@ -123,8 +123,8 @@ class RowsPass:
         self.world.shared["deleted"].add((self.table, key))
 
 
-def _is_stale(row: Row, step: Step) -> bool:
-    return bool(row["settled"] == 0 and row["stale_at"] <= step.now.timestamp())
+def _is_stale(row: Row, batch: Batch) -> bool:
+    return bool(row["settled"] == 0 and row["stale_at"] <= batch.now.timestamp())
 
 
 def declare(world: World, broker: Broker, names: list[str]) -> dict[str, Actor[..., Any]]:

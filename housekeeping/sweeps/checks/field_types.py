@@ -35,7 +35,7 @@ _EXAMPLES: Final[Mapping[str, str]] = {
     "longest_run": "timedelta(minutes=10)",
     "target_batch": "timedelta(seconds=1)",
     "event_columns": 'columns by key: {"order_id": Order.id}',
-    "away": "types of errors: (ConnectionError, TimeoutError)",
+    "unavailable_errors": "types of errors: (ConnectionError, TimeoutError)",
     "then": "Delete() or Transition(machine, event)",
 }
 

@@ -17,7 +17,7 @@ from housekeeping.core.sanitize import error_line, typed_error_line
 from housekeeping.core.telemetry.error_reporting import report
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.connection import database, sqlstate
-from housekeeping.sweeps.engine.error_mapping import comes_from
+from housekeeping.sweeps.engine.error_mapping import caused_by
 from housekeeping.sweeps.ledger import outbox
 from housekeeping.sweeps.ledger.outbox import Stored
 from housekeeping.sweeps.stages.bisection import is_row_error, is_timeout
@@ -99,7 +99,7 @@ class Announcer:
                 raise
             except Exception as error:
                 about_database = is_timeout(error) or not is_row_error(error)
-                if (isinstance(error, PeeweeException) and about_database) or comes_from(error, UNREACHABLE):
+                if (isinstance(error, PeeweeException) and about_database) or caused_by(error, UNREACHABLE):
                     raise
                 raise HandlerFailed(f"{named} failed for {each.event.name}: {typed_error_line(error)}") from error
             if connection.info.transaction_status == TRANSACTION_STATUS_INERROR:

@@ -20,7 +20,7 @@ def is_unreachable(error: BaseException) -> bool:
     return isinstance(error, OperationalError | InterfaceError)
 
 
-def is_away(error: BaseException) -> bool:
+def is_unavailable(error: BaseException) -> bool:
     """Whether the database does not answer; not a statement that it refused or that took too long."""
     if isinstance(error, DatabaseUnavailable):
         return True
@@ -48,7 +48,7 @@ def classify_error(error: Exception) -> Exception:
     return error
 
 
-def comes_from(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+def caused_by(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
     """Return whether the error, or one that led to it, is of one of these types."""
     seen: list[BaseException] = []
     cause: BaseException | None = error

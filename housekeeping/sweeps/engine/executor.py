@@ -39,6 +39,7 @@ from housekeeping.sweeps.stages.bisection import (
     shorten_timeouts,
 )
 from housekeeping.sweeps.stages.stage import (
+    Batch,
     BatchResult,
     Divisible,
     Explainable,
@@ -46,7 +47,6 @@ from housekeeping.sweeps.stages.stage import (
     Position,
     PreflightResult,
     Stage,
-    Step,
     as_cursor,
 )
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -172,7 +172,7 @@ class Executor:
         return state.verdict
 
     def _batch(self, walk: Stage, state: _State) -> _State:
-        step = Step(
+        batch = Batch(
             self.sweep.name,
             self.run_id,
             self.now,
@@ -183,14 +183,14 @@ class Executor:
             check=self._check,
             most=self.row_limit.left(state.counts),
         )
-        taken = walk.prepare(step)
+        prepared = walk.prepare(batch)
         try:
-            settled, state = self._settled(lambda: walk.apply(step, taken), state, self._written)
+            settled, state = self._settled(lambda: walk.apply(batch, prepared), state, self._written)
         except (PeeweeException, HousekeepingError) as error:
             if not isinstance(walk, Divisible) or not is_row_error(error):
                 raise
-            return self._bisected(walk, step, taken, state, error)
-        self._committed(walk, step, settled, state)
+            return self._bisected(walk, batch, prepared, state, error)
+        self._committed(walk, batch, settled, state)
         return self._after(settled, state)
 
     def _after(self, settled: BatchResult, state: _State) -> _State:
@@ -309,7 +309,7 @@ class Executor:
     def saw_everything(self) -> bool:
         """Return whether a run that is done has seen all records: from the front, or all around, and alone."""
         resumed = (self._began.place, self._began.after) != (0, None)
-        return self.sweep.parts == 1 and (not resumed or self._goes_to_the_front())
+        return self.sweep.shards == 1 and (not resumed or self._goes_to_the_front())
 
     def _goes_to_the_front(self) -> bool:
         """Return whether all stages know where to end on a second way; others take care of that themselves."""
@@ -334,11 +334,11 @@ class Executor:
             return None  # the next run meets what is unreachable
         return settled.unreachable or (self._left[1] if self._left else None) or self.preflight.error
 
-    def _committed(self, walk: Stage, step: Step, settled: BatchResult, state: _State) -> None:
+    def _committed(self, walk: Stage, batch: Batch, settled: BatchResult, state: _State) -> None:
         self.counts = state.counts
         self.reached = state.after
         self.rejections.add(settled)
-        walk.after_commit(step, settled)
+        walk.after_commit(batch, settled)
         self._announcer.after_commit()
         if self.on_batch is not None:
             self.on_batch(self.counts)
@@ -353,18 +353,18 @@ class Executor:
             if self._streak.failed(failure):
                 self._hopeless = error_line(failure.error)
 
-    def _bisected(self, walk: Divisible, step: Step, taken: Any, state: _State, error: Exception) -> _State:
+    def _bisected(self, walk: Divisible, batch: Batch, prepared: Any, state: _State, error: Exception) -> _State:
         """Process a batch that failed in parts, until each row that fails is alone; such a row costs only itself."""
         logger.warning("A batch failed and is bisected", error=shortened(error_line(error), _LONGEST_ERROR))
         with database.atomic():
-            positions = walk.positions(step, taken)
+            positions = walk.positions(batch, prepared)
         bisection = Bisection(positions, error)
-        end = walk.after_all(step, taken, positions)
+        end = walk.after_all(batch, prepared, positions)
         try:
             while (part := bisection.next()) is not None:
                 if self._must_stop() or bisection.took_too_long():
                     return self._ended_within(state)
-                state = self._part(walk, replace(step, only=part), taken, state, bisection)
+                state = self._part(walk, replace(batch, only=part), prepared, state, bisection)
                 if self._hopeless is not None:
                     break
         except PeeweeException as again:
@@ -376,38 +376,40 @@ class Executor:
         if bisection.timed_out:
             self._sizer.shrink(state.place, bisection.part_size)
         settled, state = self._settled(lambda: end, state, self._written)
-        self._committed(walk, step, settled, state)
+        self._committed(walk, batch, settled, state)
         return self._after(settled, state)
 
-    def _part(self, walk: Divisible, step: Step, taken: Any, state: _State, bisection: Bisection[Position]) -> _State:
+    def _part(
+        self, walk: Divisible, batch: Batch, prepared: Any, state: _State, bisection: Bisection[Position]
+    ) -> _State:
         """Process a part of a batch in a transaction of its own; the position stays before the batch."""
-        assert step.only is not None
+        assert batch.only is not None
 
         def settle() -> BatchResult:
             if bisection.timed_out:
-                shorten_timeouts(len(step.only or ()))
-            return walk.apply(step, taken)
+                shorten_timeouts(len(batch.only or ()))
+            return walk.apply(batch, prepared)
 
         try:
             settled, state = self._settled(settle, state, self._counted)
         except (PeeweeException, HousekeepingError) as error:
-            if not bisection.failed(step.only, error):
+            if not bisection.failed(batch.only, error):
                 return state
-            settled, state = self._single(walk, step, state, error)
+            settled, state = self._single(walk, batch, state, error)
         else:
             bisection.succeeded()
-        self._committed(walk, step, settled, state)
+        self._committed(walk, batch, settled, state)
         return state
 
-    def _single(self, walk: Divisible, step: Step, state: _State, error: Exception) -> tuple[BatchResult, _State]:
+    def _single(self, walk: Divisible, batch: Batch, state: _State, error: Exception) -> tuple[BatchResult, _State]:
         """Settle the row that failed another way, or give it up and count it."""
-        assert step.only is not None
-        record = walk.describe(step.only[0])
+        assert batch.only is not None
+        record = walk.describe(batch.only[0])
 
         def rescue() -> BatchResult:
             if is_timeout(error):
                 shorten_timeouts(1)
-            return walk.fallback(step, error) or BatchResult(failures=[Failure(record, error)])
+            return walk.fallback(batch, error) or BatchResult(failures=[Failure(record, error)])
 
         try:
             return self._settled(rescue, state, self._counted)

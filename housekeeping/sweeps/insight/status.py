@@ -13,7 +13,7 @@ from housekeeping.core.cron import Cron
 from housekeeping.core.sanitize import error_line
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.engine.counts import in_order
-from housekeeping.sweeps.engine.error_mapping import is_away
+from housekeeping.sweeps.engine.error_mapping import is_unavailable
 from housekeeping.sweeps.engine.rejection_store import Standing, standing
 from housekeeping.sweeps.insight.alerts import (
     LOOK_AT,
@@ -127,7 +127,7 @@ def worker_status(sweep: Sweep, now: datetime, zone: Any) -> WorkerStatus:
         first = oldest(sweep, now)
         rings += backlog_alerts(sweep, waiting)
     except Exception as error:
-        if is_away(error):
+        if is_unavailable(error):
             raise
         if sweep.enabled:
             rings.append(Alert("unseen", f"{UNSEEN}: {error_line(error)}"))

@@ -11,7 +11,7 @@ from peewee import PeeweeException
 
 from housekeeping.core.sanitize import error_line
 from housekeeping.database.connection import database, sqlstate
-from housekeeping.sweeps.engine.error_mapping import is_away
+from housekeeping.sweeps.engine.error_mapping import is_unavailable
 from housekeeping.sweeps.stages.stage import Backlog, Stage
 
 #: A count takes at most this long, and at most this part of the run's time: the rest is for the rows.
@@ -94,6 +94,6 @@ def _bounded(max_runtime: timedelta) -> Iterator[None]:
             database.execute_sql(_TIMEOUT, (round(timeout.total_seconds() * 1000),))
             yield
     except PeeweeException as error:
-        if is_away(error):
+        if is_unavailable(error):
             raise
         raise CountFailed(error) from error

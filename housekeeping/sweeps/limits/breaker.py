@@ -74,7 +74,7 @@ class Breakable(Protocol):
     def max_runtime(self) -> timedelta: ...
 
     @property
-    def parts(self) -> int: ...
+    def shards(self) -> int: ...
 
     @property
     def progress_counts(self) -> Sequence[str]: ...
@@ -123,7 +123,7 @@ class Verdict:
       usual: The most that any run of the history processed.
       runs: How many runs the history has.
       stale: The stale rows, counted up to `allowed`; None: they could not be counted.
-      parts: How many runs share the work.
+      shards: How many runs share the work.
       progress_counts: The counts that are processed rows.
     """
 
@@ -133,7 +133,7 @@ class Verdict:
     usual: int
     runs: int
     stale: Backlog | None
-    parts: int
+    shards: int
     progress_counts: Sequence[str]
 
     @property
@@ -147,7 +147,7 @@ class Verdict:
         if self.action != "limit":
             return RowLimit()
         if self.exceeded:
-            return RowLimit(max(1, self.allowed // self.parts), None, self.progress_counts, self.as_count())
+            return RowLimit(max(1, self.allowed // self.shards), None, self.progress_counts, self.as_count())
         assert self.stale is not None
         # Rows may become stale while the run is at work.
         later = dataclasses.replace(self, stale=Backlog(self.allowed, exact=False))
@@ -220,7 +220,7 @@ def check(
         usual=max(history, default=0),
         runs=len(history),
         stale=_count(sweep, passes, now, allowed, argument),
-        parts=sweep.parts,
+        shards=sweep.shards,
         progress_counts=sweep.progress_counts,
     )
 

@@ -12,7 +12,7 @@ from housekeeping.core.errors import DeclarationError
 from housekeeping.database.state_machines import StateMachine
 from housekeeping.database.statement_time import STATEMENT_TIME, StatementTime, all_as_stored
 from housekeeping.sweeps.checks.field_types import refuse_wrong_types
-from housekeeping.sweeps.stages.stage import BatchResult, Step
+from housekeeping.sweeps.stages.stage import Batch, BatchResult
 
 if TYPE_CHECKING:
     from housekeeping.sweeps.stages.table_stage import TableStage
@@ -38,11 +38,11 @@ class Action(Protocol):
     def counted_as(self) -> Sequence[str]:
         """The names of its counts, in the order they are shown."""
 
-    def write(self, table: TableStage, step: Step, chosen: Expression) -> Write:
+    def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
         """Change the rows that `chosen` is true of: the picked ones, still stale."""
 
-    def fallback(self, table: TableStage, step: Step, error: BaseException) -> BatchResult | None:
-        """Another way for the one row of `step.only` that could not be changed so; None: there is none."""
+    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
+        """Another way for the one row of `batch.only` that could not be changed so; None: there is none."""
 
 
 def allowed_by(action: Any) -> Expression | None:
@@ -70,11 +70,11 @@ class Delete:
     def counted_as(self) -> Sequence[str]:
         return (self.rows_counted_as,)
 
-    def write(self, table: TableStage, step: Step, chosen: Expression) -> Write:
+    def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
         delete: Any = table.model.delete().where(chosen).returning(*table.key)
         return Write([delete.cte("deleted")], self.counted_as)
 
-    def fallback(self, table: TableStage, step: Step, error: BaseException) -> BatchResult | None:
+    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
         return None
 
 
@@ -105,7 +105,7 @@ class Transition:
     def counted_as(self) -> Sequence[str]:
         return (self.rows_counted_as,)
 
-    def write(self, table: TableStage, step: Step, chosen: Expression) -> Write:
+    def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
         state = self.machine.field
         changes = all_as_stored(table.model, self.changes(STATEMENT_TIME))
         update: Any = (
@@ -116,5 +116,5 @@ class Transition:
         )
         return Write([update.cte("moved")], self.counted_as)
 
-    def fallback(self, table: TableStage, step: Step, error: BaseException) -> BatchResult | None:
+    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
         return None

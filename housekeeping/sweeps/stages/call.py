@@ -12,9 +12,9 @@ from peewee import Expression
 
 from housekeeping.database.connection import database
 from housekeeping.sweeps.checks.field_types import refuse_wrong_types
-from housekeeping.sweeps.engine.error_mapping import comes_from
+from housekeeping.sweeps.engine.error_mapping import caused_by
 from housekeeping.sweeps.stages.actions import Delete, Transition, Write
-from housekeeping.sweeps.stages.stage import BatchResult, Failure, Position, Step
+from housekeeping.sweeps.stages.stage import Batch, BatchResult, Failure, Position
 from housekeeping.sweeps.stages.table_stage import TableStage, text_of
 
 
@@ -39,16 +39,16 @@ class Call:
       then: The change of the rows it succeeded for, in the batch's transaction, of those that are still stale.
       whole_batch: Whether it is given the list of all rows of a batch. When it raises for several, it is called again
         with each of them alone (in a list), to find the one that it fails for.
-      away: Errors that say nothing of the row, because the other side cannot be reached. One that is of these types, or
-        comes from one that is, ends the run as failed, when what has succeeded is written; no row counts as failed for
-        it. Unless said: a refused, reset or broken connection, and a name that does not resolve. A time-out costs its
-        row only, unless it is named here.
+      unavailable_errors: Types of errors which mean that the service called is unavailable. An error of such a type, or
+        caused by one, ends the run as failed once the rows that succeeded are written; no row counts as failed for it.
+        By default a refused, reset or broken connection, and a name that does not resolve. A timeout fails only its
+        row unless it is listed here.
     """
 
     function: Callable[[Any], object]
     then: Delete | Transition
     whole_batch: bool = False
-    away: tuple[type[Exception], ...] = (ConnectionError, socket.gaierror)
+    unavailable_errors: tuple[type[Exception], ...] = (ConnectionError, socket.gaierror)
 
     def __post_init__(self) -> None:
         refuse_wrong_types("Call", self)
@@ -57,15 +57,15 @@ class Call:
     def counted_as(self) -> Sequence[str]:
         return self.then.counted_as
 
-    def write(self, table: TableStage, step: Step, chosen: Expression) -> Write:
-        return self.then.write(table, step, chosen)
+    def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
+        return self.then.write(table, batch, chosen)
 
-    def fallback(self, table: TableStage, step: Step, error: BaseException) -> BatchResult | None:
+    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
         return None
 
-    def is_away(self, error: BaseException) -> bool:
+    def is_unavailable(self, error: BaseException) -> bool:
         """Whether it says that the other side cannot be reached, itself or by what it comes from."""
-        return comes_from(error, self.away)
+        return caused_by(error, self.unavailable_errors)
 
 
 @dataclass(slots=True)
@@ -94,17 +94,17 @@ class CallStage(TableStage):
 
     action: Call
 
-    def prepare(self, step: Step) -> _Taken:
+    def prepare(self, batch: Batch) -> _Taken:
         """Call for each row of the step that nobody holds at this moment.
 
         Raises:
           Exception: What says that the other side cannot be reached, when nothing else is to be written first.
         """
         texts = [column.cast("text").alias(text_of(column)) for column in self.as_text]
-        query: Any = self.rows(step).select(self.model, *texts).for_update(skip_locked=True)
+        query: Any = self.rows(batch).select(self.model, *texts).for_update(skip_locked=True)
         rows = list(query.execute(database))
         last = self._position(rows[-1]) if rows else None
-        taken = _Taken(step.after, *self.stands_after(step, last, len(rows)))
+        prepared = _Taken(batch.after, *self.position_after(batch, last, len(rows)))
         waiting = [rows] if self.action.whole_batch and rows else [[row] for row in rows]
         while waiting:
             some = waiting.pop(0)
@@ -112,43 +112,43 @@ class CallStage(TableStage):
             try:
                 self.action.function(some if self.action.whole_batch else some[0])
             except Exception as error:
-                if self.action.is_away(error):
-                    if not (taken.called or taken.failures):
+                if self.action.is_unavailable(error):
+                    if not (prepared.called or prepared.failures):
                         raise
                     # What has succeeded is written first; the next step meets the same error.
-                    taken.complete = False
+                    prepared.complete = False
                     break
                 if len(some) > 1:
                     waiting = [[row] for row in some]
                     continue
-                taken.failures.append((positions[0], Failure(self.describe(positions[0]), error)))
+                prepared.failures.append((positions[0], Failure(self.describe(positions[0]), error)))
             else:
-                taken.called += positions
-            taken.position = positions[-1]
-            if waiting and step.time_is_up():
-                taken.complete = False
+                prepared.called += positions
+            prepared.position = positions[-1]
+            if waiting and batch.time_is_up():
+                prepared.complete = False
                 break
-        return taken
+        return prepared
 
-    def apply(self, step: Step, taken: _Taken) -> BatchResult:  # type: ignore[override]
+    def apply(self, batch: Batch, prepared: _Taken) -> BatchResult:  # type: ignore[override]
         """Change the rows that were called for and are still stale."""
-        called = [position for position in taken.called if self._is_about(step, position)]
-        failures = [failure for position, failure in taken.failures if self._is_about(step, position)]
-        changed = super().apply(dataclasses.replace(step, only=called)) if called else BatchResult(self._counted(()))
-        end = self.after_all(step, taken, ())
+        called = [position for position in prepared.called if self._is_about(batch, position)]
+        failures = [failure for position, failure in prepared.failures if self._is_about(batch, position)]
+        changed = super().apply(dataclasses.replace(batch, only=called)) if called else BatchResult(self._counted(()))
+        end = self.after_all(batch, prepared, ())
         return dataclasses.replace(
             changed, position=end.position, exhausted=end.exhausted, failures=[*failures, *changed.failures]
         )
 
-    def positions(self, step: Step, taken: _Taken | None = None) -> list[Position]:
-        if taken is None:
-            return super().positions(step)
-        return [*taken.called, *(position for position, _ in taken.failures)]
+    def positions(self, batch: Batch, prepared: _Taken | None = None) -> list[Position]:
+        if prepared is None:
+            return super().positions(batch)
+        return [*prepared.called, *(position for position, _ in prepared.failures)]
 
-    def after_all(self, step: Step, taken: _Taken, positions: Sequence[Position]) -> BatchResult:
-        if not taken.complete:
-            return BatchResult({}, taken.position, exhausted=False)
-        return BatchResult({}, taken.end, taken.exhausted)
+    def after_all(self, batch: Batch, prepared: _Taken, positions: Sequence[Position]) -> BatchResult:
+        if not prepared.complete:
+            return BatchResult({}, prepared.position, exhausted=False)
+        return BatchResult({}, prepared.end, prepared.exhausted)
 
     def _position(self, row: Any) -> Position:
         # Not by attribute, which would read what a foreign key refers to.
@@ -158,6 +158,6 @@ class CallStage(TableStage):
             for column in self.order
         )
 
-    def _is_about(self, step: Step, position: Position) -> bool:
+    def _is_about(self, batch: Batch, position: Position) -> bool:
         # A batch that failed only at its commit is written again in parts.
-        return step.only is None or self.key_values(position) in [self.key_values(each) for each in step.only]
+        return batch.only is None or self.key_values(position) in [self.key_values(each) for each in batch.only]

@@ -14,7 +14,7 @@ Position = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Batch:
     """One batch, not yet taken.
 
     Attributes:
@@ -170,16 +170,16 @@ class Stage(Protocol):
     def batch_size(self) -> int:
         """Records a step, at the most."""
 
-    def prepare(self, step: Step) -> Any:
+    def prepare(self, batch: Batch) -> Any:
         """Look, and have effects outside of the database, outside of any transaction; repeatable.
 
         Returns what `settle` needs to know.
         """
 
-    def apply(self, step: Step, taken: Any) -> BatchResult:
+    def apply(self, batch: Batch, prepared: Any) -> BatchResult:
         """Change the database, within the batch's transaction; nothing outside of it."""
 
-    def after_commit(self, step: Step, settled: BatchResult) -> None:
+    def after_commit(self, batch: Batch, result: BatchResult) -> None:
         """Write the log lines of what was done, after the commit."""
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
@@ -196,7 +196,7 @@ class Stage(Protocol):
 class Announcing(Protocol):
     """A stage whose batches have events."""
 
-    def announcements(self, settled: BatchResult) -> Sequence[Announcement]:
+    def announcements(self, result: BatchResult) -> Sequence[Announcement]:
         """Return the events of a batch; called within its transaction, once it is settled."""
 
 
@@ -204,17 +204,17 @@ class Announcing(Protocol):
 class Divisible(Stage, Protocol):
     """A stage whose batch can be bisected, to find the records that make it fail.
 
-    Its `settle` is given parts of the batch as `step.only`, with all that was taken.
+    Its `settle` is given parts of the batch as `batch.only`, with all that was taken.
     """
 
-    def positions(self, step: Step, taken: Any) -> list[Position]:
+    def positions(self, batch: Batch, prepared: Any) -> list[Position]:
         """Return the records of the batch, one by one."""
 
-    def after_all(self, step: Step, taken: Any, positions: Sequence[Position]) -> BatchResult:
+    def after_all(self, batch: Batch, prepared: Any, positions: Sequence[Position]) -> BatchResult:
         """Return where the stage stands once these records are dealt with; it counts nothing."""
 
-    def fallback(self, step: Step, error: BaseException) -> BatchResult | None:
-        """Settle the single record of `step.only` another way, in a transaction of its own; None: there is none."""
+    def fallback(self, batch: Batch, error: BaseException) -> BatchResult | None:
+        """Settle the single record of `batch.only` another way, in a transaction of its own; None: there is none."""
 
     def describe(self, position: Position) -> dict[str, Any]:
         """The record, for the log and the error tracker."""

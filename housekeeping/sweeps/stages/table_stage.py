@@ -38,12 +38,12 @@ from housekeeping.sweeps.stages.row_log import RowLog
 from housekeeping.sweeps.stages.stage import (
     Announcement,
     Backlog,
+    Batch,
     BatchResult,
     ExplainQuery,
     Failure,
     Position,
     StagePlan,
-    Step,
 )
 
 _SAMPLES: Final = 5
@@ -72,7 +72,7 @@ class TableStage:
         the model's ``optional_fields`` are left out where the table does not have them.
       event: The event announced with the changed records of each batch, and which keys of the record it carries; a
         mapping where the event calls them otherwise (event's key -> record's).
-      line: The log line for each changed record; null: none.
+      row_log: The log line for each changed record; null: none.
     """
 
     name: str
@@ -82,7 +82,7 @@ class TableStage:
     batch_size: int = 100
     columns: Mapping[str, Any] = field(default_factory=dict)
     event: tuple[NamedSignal, tuple[str, ...] | Mapping[str, str]] | None = None
-    line: RowLog | None = None
+    row_log: RowLog | None = None
     statements: QueryCache = field(default_factory=QueryCache, init=False, repr=False, compare=False)
 
     @property
@@ -121,13 +121,15 @@ class TableStage:
             next(texts) if id(column) in as_text else value for column, value in zip(self.order, row, strict=False)
         )
 
-    def stands_after(self, step: Step, last: Position | None, number: int) -> tuple[Position | None, bool]:
+    def position_after(self, batch: Batch, last: Position | None, number: int) -> tuple[Position | None, bool]:
         """Return the position after a batch of `number` rows that ends with `last`, and whether none is left."""
-        position = last or step.after
+        position = last or batch.after
         if number >= self.batch_size:
             return position, False
-        beyond = step.after is None or step.after[0] is None or (step.until is not None and step.until[0] is not None)
-        if beyond or not self._may_be_null(step.now, self.order[0]):
+        beyond = (
+            batch.after is None or batch.after[0] is None or (batch.until is not None and batch.until[0] is not None)
+        )
+        if beyond or not self._may_be_null(batch.now, self.order[0]):
             return position, True
         return _BEFORE_NULLS, False
 
@@ -141,34 +143,34 @@ class TableStage:
         absent = {key for key, column in self.columns.items() if is_absent(column)}
         if not absent:
             return self
-        line, event = self.line, self.event
-        if line is not None:
-            line = replace(line, fields={name: key for name, key in line.fields.items() if key not in absent})
+        row_log, event = self.row_log, self.event
+        if row_log is not None:
+            row_log = replace(row_log, fields={name: key for name, key in row_log.fields.items() if key not in absent})
         if event is not None:
             named = {name: key for name, key in named_keys(event[1]).items() if key not in absent}
             event = (event[0], named)
         columns = {key: column for key, column in self.columns.items() if key not in absent}
-        return replace(self, columns=columns, line=line, event=event)
+        return replace(self, columns=columns, row_log=row_log, event=event)
 
-    def rows(self, step: Step) -> ModelSelect[Any]:
+    def rows(self, batch: Batch) -> ModelSelect[Any]:
         """Select the rows of a step: the order columns, the further ones, then what `position_of` needs; unlocked."""
         texts = [column.cast("text").alias(text_of(column)) for column in self.as_text]
-        query = self.model.select(*self.order, *self.columns.values(), *texts).where(self.stale(step.now))
-        if step.only is not None:
-            return query.where(self.is_one_of(step.only)).order_by(*self.order)
-        if step.after is not None:
-            query = query.where(self._comes_after(step.now, step.after))
-        if step.until is not None:
-            query = query.where(self._comes_until(step.now, step.until))
+        query = self.model.select(*self.order, *self.columns.values(), *texts).where(self.stale(batch.now))
+        if batch.only is not None:
+            return query.where(self.is_one_of(batch.only)).order_by(*self.order)
+        if batch.after is not None:
+            query = query.where(self._comes_after(batch.now, batch.after))
+        if batch.until is not None:
+            query = query.where(self._comes_until(batch.now, batch.until))
         return query.order_by(*self.order).limit(self.batch_size)
 
-    def picked(self, step: Step) -> CTE:
+    def picked(self, batch: Batch) -> CTE:
         """The rows a step takes, locked, as a set that is fixed once and before anything else.
 
         Materialized: as a mere subquery of the statement that changes rows, PostgreSQL may run
         ``SELECT ... LIMIT`` once for each row it looks at, and change more rows than the batch has.
         """
-        return self.rows(step).for_update(skip_locked=True).cte("picked", materialized=True)
+        return self.rows(batch).for_update(skip_locked=True).cte("picked", materialized=True)
 
     def among(self, picked: CTE) -> Expression:
         """That a row of the table is one of the picked."""
@@ -180,42 +182,42 @@ class TableStage:
         single: Expression = self.key[0] == fn.ANY(fn.ARRAY(chosen))
         return single
 
-    def prepare(self, step: Step) -> Any:
+    def prepare(self, batch: Batch) -> Any:
         """Nothing: the rows are read by the statement that changes them."""
 
-    def apply(self, step: Step, taken: Any = None) -> BatchResult:
+    def apply(self, batch: Batch, prepared: Any = None) -> BatchResult:
         """Pick, lock and change the rows in one statement; it also says which they were, where somebody is told."""
-        told = self.somebody_is_told()
-        rows = self.carried_out(step, ("settle", told), lambda step: self._statement(step, told))
-        self._refuse_more_rows(step, rows, told)
-        return self._each(step, rows) if told else self._in_all(step, rows)
+        told = self.needs_rows()
+        rows = self.run_statement(batch, ("settle", told), lambda batch: self._statement(batch, told))
+        self._refuse_more_rows(batch, rows, told)
+        return self._each(batch, rows) if told else self._in_all(batch, rows)
 
-    def carried_out(self, step: Step, form: Hashable, make: Callable[[Step], Query]) -> list[tuple[Any, ...]]:
+    def run_statement(self, batch: Batch, form: Hashable, make: Callable[[Batch], Query]) -> list[tuple[Any, ...]]:
         """The rows of a statement of a step, which is put together once a run.
 
         Parameters:
           form: What else it depends on than the run and the place.
           make: Puts it together; the place of the step that it is given is one to be filled in.
         """
-        if step.only is not None:
-            return CompiledQuery(make(step)).rows()
-        after = step.after
+        if batch.only is not None:
+            return CompiledQuery(make(batch)).rows()
+        after = batch.after
         shape = None if after is None else tuple(value is None for value in after)
         blank = None if after is None else tuple(v if v is None else Parameter(n) for n, v in enumerate(after))
-        form = (form, shape, step.until)
-        statement = self.statements.get(self.purpose(step), form, lambda: make(replace(step, after=blank)))
+        form = (form, shape, batch.until)
+        statement = self.statements.get(self.purpose(batch), form, lambda: make(replace(batch, after=blank)))
         return statement.rows(*after or ())
 
-    def purpose(self, step: Step) -> Hashable:
+    def purpose(self, batch: Batch) -> Hashable:
         """What a statement that is put together once is made for: this run."""
-        return step.run_id, step.now
+        return batch.run_id, batch.now
 
-    def _statement(self, step: Step, told: bool) -> Query:
-        picked = self.picked(step)
+    def _statement(self, batch: Batch, told: bool) -> Query:
+        picked = self.picked(batch)
         # What is changed is stale at the moment it is changed: the predicate once more, as compare-and-set. COALESCE
         # keeps it from choosing the index: with old statistics, all that is stale would be looked through for each row.
-        still_stale = fn.COALESCE(self.stale(step.now), False)
-        write = self.action.write(self, step, self.among(picked) & still_stale)
+        still_stale = fn.COALESCE(self.stale(batch.now), False)
+        write = self.action.write(self, batch, self.among(picked) & still_stale)
         self._refuse_other_counts(write)
         changed = write.ctes[0]
         totals = [Select((each,), [fn.COUNT(SQL("*"))]) for each in write.ctes]
@@ -230,7 +232,7 @@ class TableStage:
         flag = key[0].in_(done) if len(key) == 1 else Tuple(*key).in_(done)
         return Select((picked,), (*read, flag, *totals)).order_by(*order).with_cte(picked, *write.ctes)
 
-    def _each(self, step: Step, rows: list[tuple[Any, ...]]) -> BatchResult:
+    def _each(self, batch: Batch, rows: list[tuple[Any, ...]]) -> BatchResult:
         flag = len(self.order) + len(self.columns) + len(self.as_text)
         columns = (*self.order, *self.columns.values())
         # Column by column, because to find out for each value how it is read takes as long as a log line.
@@ -238,7 +240,7 @@ class TableStage:
         read = zip(*([column.python_value(each) for each in found] for column, found in values), strict=True)
         changed = [self.record(each) for each, row in zip(read, rows, strict=True) if row[flag]]
         kept = [self.describe(self.position_of(row)) for row in rows if not row[flag]]
-        position, exhausted = self.stands_after(step, self.position_of(rows[-1]) if rows else None, len(rows))
+        position, exhausted = self.position_after(batch, self.position_of(rows[-1]) if rows else None, len(rows))
         return BatchResult(
             self._counted(rows[0][flag + 1 :] if rows else ()),
             position,
@@ -247,9 +249,9 @@ class TableStage:
             failures=[Failure(record, RowNotChanged(_NOT_CHANGED)) for record in kept],
         )
 
-    def _in_all(self, step: Step, rows: list[tuple[Any, ...]]) -> BatchResult:
+    def _in_all(self, batch: Batch, rows: list[tuple[Any, ...]]) -> BatchResult:
         if not rows:
-            return BatchResult(self._counted(()), *self.stands_after(step, None, 0))
+            return BatchResult(self._counted(()), *self.position_after(batch, None, 0))
         row = rows[0]
         width = len(self.order)
         after_texts = width + len(self.as_text)
@@ -257,9 +259,9 @@ class TableStage:
         last = self.position_of((*row[:width], *[None] * len(self.columns), *row[width:after_texts]))
         kept = picked - counts[0]
         failures = [Failure({"stage": self.name}, RowNotChanged(_NOT_CHANGED), kept)] if kept else []
-        return BatchResult(self._counted(counts), *self.stands_after(step, last, picked), failures=failures)
+        return BatchResult(self._counted(counts), *self.position_after(batch, last, picked), failures=failures)
 
-    def _refuse_more_rows(self, step: Step, rows: list[tuple[Any, ...]], told: bool) -> None:
+    def _refuse_more_rows(self, batch: Batch, rows: list[tuple[Any, ...]], told: bool) -> None:
         """Raise DeclarationError, and so undo the batch, when its key stands for more rows than it has."""
         if not rows:
             return
@@ -269,8 +271,8 @@ class TableStage:
         else:
             picked, changed = rows[0][len(self.order) + len(self.as_text) :][:2]
             allowed = picked
-        if step.only is not None and picked > len(step.only):
-            changed, allowed = picked, len(step.only)
+        if batch.only is not None and picked > len(batch.only):
+            changed, allowed = picked, len(batch.only)
         if changed > allowed:
             key = ", ".join(column.column_name for column in self.key)
             raise DeclarationError(
@@ -291,35 +293,35 @@ class TableStage:
                 f"be one for each statement, as counted_as begins: {', '.join(names)}"
             )
 
-    def somebody_is_told(self) -> bool:
+    def needs_rows(self) -> bool:
         """Whether the records themselves are wanted: by a line for each, or by a listener of the event."""
-        written = self.line is not None and logging.getLogger(__name__).isEnabledFor(self.line.level)
+        written = self.row_log is not None and logging.getLogger(__name__).isEnabledFor(self.row_log.level)
         return written or (self.event is not None and events.has_listeners(self.event[0]))
 
-    def after_commit(self, step: Step, settled: BatchResult) -> None:
-        if self.line is not None:
-            fields, constants = self.line.fields.items(), self.line.constants
-            each = [{**{name: row[key] for name, key in fields}, **constants} for row in settled.rows]
-            log_rows(__name__, self.line.level, self.line.event, each)
+    def after_commit(self, batch: Batch, result: BatchResult) -> None:
+        if self.row_log is not None:
+            fields, constants = self.row_log.fields.items(), self.row_log.constants
+            each = [{**{name: row[key] for name, key in fields}, **constants} for row in result.rows]
+            log_rows(__name__, self.row_log.level, self.row_log.event, each)
 
-    def announcements(self, settled: BatchResult) -> Sequence[Announcement]:
+    def announcements(self, result: BatchResult) -> Sequence[Announcement]:
         """Return the event of the changed rows, if the stage has one and they were read back."""
         if self.event is None or not events.has_listeners(self.event[0]):
             return ()
         event, keys = self.event
         named = named_keys(keys)
-        return [Announcement(event, [{name: row[key] for name, key in named.items()} for row in settled.rows])]
+        return [Announcement(event, [{name: row[key] for name, key in named.items()} for row in result.rows])]
 
-    def positions(self, step: Step, taken: Any = None) -> list[Position]:
-        found = CompiledQuery(self.rows(step).for_update(skip_locked=True)).rows()
+    def positions(self, batch: Batch, prepared: Any = None) -> list[Position]:
+        found = CompiledQuery(self.rows(batch).for_update(skip_locked=True)).rows()
         return [self.position_of(row) for row in found]
 
-    def after_all(self, step: Step, taken: Any, positions: Sequence[Position]) -> BatchResult:
+    def after_all(self, batch: Batch, prepared: Any, positions: Sequence[Position]) -> BatchResult:
         last = positions[-1] if positions else None
-        return BatchResult({}, *self.stands_after(step, last, len(positions)))
+        return BatchResult({}, *self.position_after(batch, last, len(positions)))
 
-    def fallback(self, step: Step, error: BaseException) -> BatchResult | None:
-        return self.action.fallback(self, step, error)
+    def fallback(self, batch: Batch, error: BaseException) -> BatchResult | None:
+        return self.action.fallback(self, batch, error)
 
     def describe(self, position: Position) -> dict[str, Any]:
         return {column.name: _in_words(column, value) for column, value in zip(self.order, position, strict=True)}
@@ -334,16 +336,16 @@ class TableStage:
         return self._edge(now, self.order)
 
     def explain_queries(self, now: datetime) -> list[ExplainQuery]:
-        walk = self.rows(Step("", None, now)).for_update(skip_locked=True)
+        walk = self.rows(Batch("", None, now)).for_update(skip_locked=True)
         return [ExplainQuery(f"the walk through {self.name}", walk, self.model)]
 
     def statements_of_a_run(self, now: datetime) -> list[Query]:
         """Return the statements that change the rows of a batch, for `housekeeping doctor` to look at; none is run."""
-        return [self._statement(Step("", None, now), True)]
+        return [self._statement(Batch("", None, now), True)]
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
         stale = self.backlog(now, limit)
-        samples = CompiledQuery(self.rows(Step("", None, now)).limit(_SAMPLES)).rows()
+        samples = CompiledQuery(self.rows(Batch("", None, now)).limit(_SAMPLES)).rows()
         return StagePlan(
             self.name,
             stale,

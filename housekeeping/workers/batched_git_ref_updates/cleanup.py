@@ -16,12 +16,12 @@ from housekeeping.sweeps import (
     HEARTBEAT,
     Announcement,
     Backlog,
+    Batch,
     BatchResult,
     ExplainQuery,
     Failure,
     Position,
     StagePlan,
-    Step,
     database,
     shortened,
     statement_time,
@@ -109,25 +109,25 @@ class PendingDeletions:
     def resized(self, batch_size: int) -> PendingDeletions:
         return replace(self, page_size=batch_size)
 
-    def prepare(self, step: Step) -> _Page:
+    def prepare(self, batch: Batch) -> _Page:
         """Delete the refs of a page's rows; repeated, it finds them gone.
 
         Raises:
           SettingsError: When it is not known where repositories are.
           RefDeletionFailed: When none of them could be deleted, for a reason that is none of them.
         """
-        project_id = int(step.argument)
+        project_id = int(batch.argument)
         repository = self.backends.repositories.locate(project_id)
-        after, handled = step.after or (None, 0)
+        after, handled = batch.after or (None, 0)
         size = min(self.page_size, self.max_deletes - handled)
         rows = pending_rows(project_id, after, size + 1)
         page, left = rows[:size], len(rows) > size
         refs = list(dict.fromkeys(ref for _, ref in page if is_ref_name(ref)))
         fates: dict[str, RefsRefused | None] = {}
         began = time.monotonic()
-        for batch in _batches(refs, self.git_batch_size):
+        for some_refs in _batches(refs, self.git_batch_size):
             try:
-                for ref, refused in delete_refs(self.backends.deletion, repository, batch, step.time_is_up):
+                for ref, refused in delete_refs(self.backends.deletion, repository, some_refs, batch.time_is_up):
                     fates[ref] = refused
             except RefDeletionFailed:
                 if not fates:
@@ -135,7 +135,7 @@ class PendingDeletions:
                 # Rows of refs that are gone are marked first; the next step meets the same failure.
                 break
             # A page of slow batches must not make its run look dead.
-            if step.time_is_up() or time.monotonic() - began > HEARTBEAT.total_seconds():
+            if batch.time_is_up() or time.monotonic() - began > HEARTBEAT.total_seconds():
                 break
         too_long = {ref for ref, refused in fates.items() if isinstance(refused, RefNameTooLong)}
         known = list(itertools.takewhile(lambda row: row[1] in fates or not is_ref_name(row[1]), page))
@@ -151,14 +151,14 @@ class PendingDeletions:
             left=left or len(known) < len(page),
         )
 
-    def apply(self, step: Step, taken: _Page) -> BatchResult:
+    def apply(self, batch: Batch, prepared: _Page) -> BatchResult:
         """Mark the rows that are still pending and unchanged; those locked elsewhere are left for the next run."""
-        project_id = int(step.argument)
-        page = taken if step.only is None else taken.only(step.only)
+        project_id = int(batch.argument)
+        page = prepared if batch.only is None else prepared.only(batch.only)
         pending = pending_among(project_id, [row for row, _ in page.refused])
         failures = [Failure(_record(project_id, row), refused) for row, refused in page.refused if row in pending]
         deleted, invalid = (_marked(project_id, rows) for rows in (page.deleted, page.invalid))
-        end = self.after_all(step, taken, ())
+        end = self.after_all(batch, prepared, ())
         return _Marked(
             counts={"total_deletes": len(deleted), "invalid": len(invalid)},
             position=end.position,
@@ -169,30 +169,30 @@ class PendingDeletions:
             invalid=invalid,
         )
 
-    def positions(self, step: Step, taken: _Page) -> list[Position]:
-        return [*taken.deleted, *taken.invalid, *(row for row, _ in taken.refused)]
+    def positions(self, batch: Batch, prepared: _Page) -> list[Position]:
+        return [*prepared.deleted, *prepared.invalid, *(row for row, _ in prepared.refused)]
 
-    def after_all(self, step: Step, taken: _Page, positions: Sequence[Position]) -> BatchResult:
-        _, handled = step.after or (None, 0)
-        handled += len(taken)
-        full = taken.left and handled >= self.max_deletes
-        return BatchResult({}, (taken.last, handled), not taken.left, stop="limit" if full else None)
+    def after_all(self, batch: Batch, prepared: _Page, positions: Sequence[Position]) -> BatchResult:
+        _, handled = batch.after or (None, 0)
+        handled += len(prepared)
+        full = prepared.left and handled >= self.max_deletes
+        return BatchResult({}, (prepared.last, handled), not prepared.left, stop="limit" if full else None)
 
-    def fallback(self, step: Step, error: BaseException) -> None:
+    def fallback(self, batch: Batch, error: BaseException) -> None:
         """There is no other way to mark a row."""
 
     def describe(self, position: Position) -> dict[str, Any]:
         return {"id": position[0], "ref": position[1]}
 
-    def after_commit(self, step: Step, settled: BatchResult) -> None:
-        if isinstance(settled, _Marked):
-            for record in settled.invalid:
+    def after_commit(self, batch: Batch, result: BatchResult) -> None:
+        if isinstance(result, _Marked):
+            for record in result.invalid:
                 logger.warning(
                     "Not a ref that can be deleted", **{**record, "ref": shortened(record["ref"], _LONGEST_LOGGED)}
                 )
 
-    def announcements(self, settled: BatchResult) -> Sequence[Announcement]:
-        return [Announcement(events.refs_deleted, settled.rows)]
+    def announcements(self, result: BatchResult) -> Sequence[Announcement]:
+        return [Announcement(events.refs_deleted, result.rows)]
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
         rows = count_pending_rows(argument, limit + 1)

@@ -14,11 +14,11 @@ from housekeeping.database.replicas import read_database
 from housekeeping.middleware.enqueue_many.bulk import enqueue_many
 from housekeeping.sweeps import (
     Backlog,
+    Batch,
     BatchResult,
     ExplainQuery,
     Position,
     StagePlan,
-    Step,
     database,
     translate_redis_errors,
 )
@@ -49,11 +49,11 @@ class _Round:
     projects: int = 0
 
     @classmethod
-    def of(cls, step: Step) -> _Round:
-        if step.after is None:
-            return cls(step.run_id)
-        found = cls(*step.after)
-        return found if found.run_id == step.run_id else cls(step.run_id, found.last, found.last)
+    def of(cls, batch: Batch) -> _Round:
+        if batch.after is None:
+            return cls(batch.run_id)
+        found = cls(*batch.after)
+        return found if found.run_id == batch.run_id else cls(batch.run_id, found.last, found.last)
 
     @property
     def until(self) -> int | None:
@@ -93,13 +93,13 @@ class PendingProjects:
     deferral: _Deferral = field(default_factory=lambda: _Deferral(), init=False, repr=False, compare=False)
     search: _Search = field(default_factory=lambda: _Search(), init=False, repr=False, compare=False)
 
-    def prepare(self, step: Step) -> _Enqueued:
+    def prepare(self, batch: Batch) -> _Enqueued:
         """Enqueue a batch; repeated, it finds its messages waiting and adds none.
 
         Raises:
           RedisUnavailable: When the queue cannot be reached.
         """
-        begun = _Round.of(step)
+        begun = _Round.of(batch)
         size = min(self.batch_size, self.max_projects - begun.projects)
         found = self.search.projects(begun.last, begun.until, size + 1)
         page = found[:size]
@@ -110,24 +110,24 @@ class PendingProjects:
                 messages = enqueue_many(self.children(), projects, trigger="parent")
             duplicates = sum("duplicate_of" in message.options for message in messages)
         last = page[-1] if page else begun.last
-        after = _Round(step.run_id, last, begun.began_after, begun.wrapped, begun.projects + len(projects))
+        after = _Round(batch.run_id, last, begun.began_after, begun.wrapped, begun.projects + len(projects))
         left = len(found) > size
         if not left and not begun.wrapped and begun.began_after is not None:
             left = bool(self.search.projects(None, begun.began_after, 1))
-            after = _Round(step.run_id, None, begun.began_after, True, after.projects)
+            after = _Round(batch.run_id, None, begun.began_after, True, after.projects)
         return _Enqueued(projects, duplicates, after, left)
 
-    def apply(self, step: Step, taken: _Enqueued) -> BatchResult:
+    def apply(self, batch: Batch, prepared: _Enqueued) -> BatchResult:
         """Nothing but what the engine writes."""
         counts = {
-            "total_projects": len(taken.projects),
-            "enqueued": len(taken.projects) - taken.deduplicated,
-            "deduplicated": taken.deduplicated,
+            "total_projects": len(prepared.projects),
+            "enqueued": len(prepared.projects) - prepared.deduplicated,
+            "deduplicated": prepared.deduplicated,
         }
-        full = taken.left and taken.after.projects >= self.max_projects
-        return BatchResult(counts, taken.after.as_position(), not taken.left, stop="limit" if full else None)
+        full = prepared.left and prepared.after.projects >= self.max_projects
+        return BatchResult(counts, prepared.after.as_position(), not prepared.left, stop="limit" if full else None)
 
-    def after_commit(self, step: Step, settled: BatchResult) -> None:
+    def after_commit(self, batch: Batch, result: BatchResult) -> None:
         """Nothing to say of single projects."""
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:

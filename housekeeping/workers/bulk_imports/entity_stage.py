@@ -10,11 +10,11 @@ from peewee import CTE, SQL, Expression, Function, IntegrityError, Query, Select
 
 from housekeeping.sweeps import (
     Backlog,
+    Batch,
     BatchResult,
     ExplainQuery,
     Parameter,
     StagePlan,
-    Step,
     TableStage,
     database,
     statement_time,
@@ -35,19 +35,19 @@ class EntityStage(TableStage):
     that changes at this very moment, is at work after all: it is left out whole and never waited for.
     """
 
-    def apply(self, step: Step, taken: Any = None) -> BatchResult:
-        found = self.carried_out(step, "lock", lambda step: self.rows(step).for_update(skip_locked=True))
+    def apply(self, batch: Batch, prepared: Any = None) -> BatchResult:
+        found = self.run_statement(batch, "lock", lambda batch: self.rows(batch).for_update(skip_locked=True))
         if not found:
-            return BatchResult({}, *self.stands_after(step, None, 0))
-        entities, trackers = self._time_out(step, [row[1] for row in found])
-        changed = [row for row in found if row[1] in entities] if self.somebody_is_told() else []
+            return BatchResult({}, *self.position_after(batch, None, 0))
+        entities, trackers = self._time_out(batch, [row[1] for row in found])
+        changed = [row for row in found if row[1] in entities] if self.needs_rows() else []
         return BatchResult(
             {self.action.counted_as[0]: len(entities), TRACKERS_COUNTED_AS: trackers},
-            *self.stands_after(step, self.position_of(found[-1]), len(found)),
+            *self.position_after(batch, self.position_of(found[-1]), len(found)),
             rows=[self.record(self.read(row)) for row in changed],
         )
 
-    def _time_out(self, step: Step, locked: list[int]) -> tuple[set[int], int]:
+    def _time_out(self, batch: Batch, locked: list[int]) -> tuple[set[int], int]:
         """Change the locked entities but those with a tracker that could not be locked; returns their ids, and how
         many trackers went with them.
 
@@ -57,7 +57,7 @@ class EntityStage(TableStage):
         """
         # One parameter, not a hundred: putting the statement together would take longer than carrying it out.
         ids = fn.ANY(Parameter(0))
-        statement = self.statements.get(self.purpose(step), "time out", lambda: self._timing_out(step.now, ids))
+        statement = self.statements.get(self.purpose(batch), "time out", lambda: self._timing_out(batch.now, ids))
         moved, trackers, should_be = statement.rows(locked)[0]
         if trackers != should_be:
             raise IntegrityError(f"{should_be - trackers} tracker(s) did not change with their entity")

@@ -28,8 +28,8 @@ MODELS: Final = {
 #: The rights it needs on them.
 RIGHTS: Final = {name: ("SELECT", "UPDATE (status, updated_at)") for name in MODELS}
 
-IMPORT_LINE: Final = RowLog("BulkImport stale", {"bulk_import_id": "id"}, level=logging.ERROR)
-ENTITY_LINE: Final = RowLog(
+IMPORT_LOG: Final = RowLog("BulkImport stale", {"bulk_import_id": "id"}, level=logging.ERROR)
+ENTITY_LOG: Final = RowLog(
     "BulkImports::Entity stale",
     {
         "bulk_import_id": "bulk_import_id",
@@ -56,7 +56,7 @@ def passes(sweep: Sweep) -> Sequence[Stage]:
             ),
             batch_size=sweep.options["page_size"],
             event=(events.import_timed_out, {"bulk_import_id": "id"}),
-            line=IMPORT_LINE if log_records else None,
+            row_log=IMPORT_LOG if log_records else None,
         ),
         EntityStage(
             name="entities",
@@ -70,7 +70,7 @@ def passes(sweep: Sweep) -> Sequence[Stage]:
             },
             batch_size=sweep.batch_size,
             event=(events.entity_timed_out, {"bulk_import_entity_id": "id", "bulk_import_id": "bulk_import_id"}),
-            line=ENTITY_LINE if log_records else None,
+            row_log=ENTITY_LOG if log_records else None,
         ),
     ]
 

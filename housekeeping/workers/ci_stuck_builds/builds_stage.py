@@ -13,11 +13,11 @@ from housekeeping.core import events
 from housekeeping.core.sanitize import error_line
 from housekeeping.sweeps import (
     Announcement,
+    Batch,
     BatchResult,
     Failure,
     Position,
     RowLog,
-    Step,
     Sweep,
     TableStage,
     Write,
@@ -55,7 +55,7 @@ def stuck_builds(
     key = key_of(Build)
     # A table whose rows are known by more than their id: say all of it.
     further = tuple(column.name for column in key if column is not Build.id)
-    line = RowLog(
+    row_log = RowLog(
         event="Dropping outdated build",
         fields={name: name for name in ("build_id", "runner_id", *further)},
         constants={"status": status.value, "failure_reason": reason.label},
@@ -74,7 +74,7 @@ def stuck_builds(
             "lock_version": Build.lock_version,
         },
         event=(events.build_dropped, ("build_id", "project_id", "pipeline_id", "failure_reason", *further)),
-        line=line if sweep.options["log_records"] else None,
+        row_log=row_log if sweep.options["log_records"] else None,
         reason=reason,
     )
 
@@ -111,19 +111,19 @@ class BuildsStage(TableStage):
         further = (column.name for column in self.key if column is not Build.id)
         return {name: record[name] for name in (*_ABOUT, *further) if name in record}
 
-    def after_commit(self, step: Step, settled: BatchResult) -> None:
-        super().after_commit(step, settled)
-        for each in settled.rescued:
+    def after_commit(self, batch: Batch, result: BatchResult) -> None:
+        super().after_commit(batch, result)
+        for each in result.rescued:
             logger.error("Build could not be dropped and is doomed", **each.record, error=error_line(each.error))
 
-    def announcements(self, settled: BatchResult) -> Sequence[Announcement]:
+    def announcements(self, result: BatchResult) -> Sequence[Announcement]:
         reason = FailureReason.DATA_INTEGRITY_FAILURE
         unsent = ("build_name", "build_stage")
         doomed = [
             {**{name: value for name, value in each.record.items() if name not in unsent}, "failure_reason": reason}
-            for each in settled.rescued
+            for each in result.rescued
         ]
-        return [*super().announcements(settled), Announcement(events.build_doomed, doomed)]
+        return [*super().announcements(result), Announcement(events.build_doomed, doomed)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Drop:
     def counted_as(self) -> Sequence[str]:
         return ("dropped",)
 
-    def write(self, table: TableStage, step: Step, chosen: Expression) -> Write:
+    def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
         update: Any = (
             Build.update(
                 {
@@ -152,10 +152,10 @@ class Drop:
         )
         return Write([update.cte("dropped")], self.counted_as)
 
-    def fallback(self, table: TableStage, step: Step, error: BaseException) -> BatchResult | None:
+    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
         """Doom the one build of the step, if it is still there to be dropped; else it is left alone."""
         assert isinstance(table, BuildsStage)
-        found: Any = table.rows(step).for_update(skip_locked=True).tuples()
+        found: Any = table.rows(batch).for_update(skip_locked=True).tuples()
         for row in found.execute(database):
             record = table.about(table.record(row))
             values = table.key_values(row[: len(table.order)])

@@ -12,12 +12,12 @@ from housekeeping.core import events
 from housekeeping.sweeps import (
     Announcement,
     Backlog,
+    Batch,
     BatchResult,
     Failure,
     ObjectStoreUnavailable,
     RedisUnavailable,
     StagePlan,
-    Step,
     at_work,
     database,
     store_in_outbox,
@@ -91,23 +91,23 @@ class PendingUploadsStage:
         self.batch_size = batch_size
         return self
 
-    def prepare(self, step: Step) -> _Taken:
+    def prepare(self, batch: Batch) -> _Taken:
         """Read a page and settle what is stale on it, as far as time and stores allow.
 
         Raises:
           RedisUnavailable: Objects may be gone whose entries still stand; a later run finds them missing, and goes on.
         """
-        taken = _Taken()
+        prepared = _Taken()
         if self._claims is None:
-            self._resumed = step.after is not None
-            taken.total = pending_uploads.count()
-            self._claims = Claims(self._longest + _GRACE, step.run_id, lambda: at_work(step.worker))
-        first_fresh = stale_entries.stale_before(step.now, self._stale_after)
-        taken.cursor, page = pending_uploads.page(step.after[0] if step.after else 0, self.batch_size, first_fresh)
+            self._resumed = batch.after is not None
+            prepared.total = pending_uploads.count()
+            self._claims = Claims(self._longest + _GRACE, batch.run_id, lambda: at_work(batch.worker))
+        first_fresh = stale_entries.stale_before(batch.now, self._stale_after)
+        prepared.cursor, page = pending_uploads.page(batch.after[0] if batch.after else 0, self.batch_size, first_fresh)
         found = stale_entries.classify(page, first_fresh, stores.configured)
         for entry, error in found.refused:
-            self._fail(taken, entry, error)
-        chosen = _first(found.by_location, step.most)
+            self._fail(prepared, entry, error)
+        chosen = _first(found.by_location, batch.most)
         parts = [
             (location, entries[start : start + _TOGETHER])
             for location, entries in chosen.items()
@@ -115,46 +115,46 @@ class PendingUploadsStage:
         ]
         for number, (location, entries) in enumerate(parts, 1):
             try:
-                self._delete(taken, location, entries, step)
+                self._delete(prepared, location, entries, batch)
             except RedisUnavailable:
-                if not (taken.removed or taken.failures):
+                if not (prepared.removed or prepared.failures):
                     raise
                 # What is removed is counted first; the next step meets the same error.
-                taken.complete = False
+                prepared.complete = False
                 break
-            if number < len(parts) and (not taken.complete or step.time_is_up()):
-                taken.complete = False
+            if number < len(parts) and (not prepared.complete or batch.time_is_up()):
+                prepared.complete = False
                 break
-        if taken.removed and sum(map(len, chosen.values())) < len(found.entries):
-            taken.complete = False  # the breaker's limit ends within this page
-        if self._resumed and taken.complete and not taken.cursor:
+        if prepared.removed and sum(map(len, chosen.values())) < len(found.entries):
+            prepared.complete = False  # the breaker's limit ends within this page
+        if self._resumed and prepared.complete and not prepared.cursor:
             # Redis gives entries in no order, so the second way goes through all of them.
-            taken.from_front, self._resumed = True, False
-        return taken
+            prepared.from_front, self._resumed = True, False
+        return prepared
 
-    def apply(self, step: Step, taken: _Taken) -> BatchResult:
+    def apply(self, batch: Batch, prepared: _Taken) -> BatchResult:
         """Nothing of its own: the engine counts what was done, in the run's row."""
-        following = (taken.cursor,) if taken.cursor or taken.from_front else None
-        counts = {"total_deleted_stale_entries": len(taken.removed)}
-        if taken.total is not None:
-            counts["total_pending_entries"] = taken.total
+        following = (prepared.cursor,) if prepared.cursor or prepared.from_front else None
+        counts = {"total_deleted_stale_entries": len(prepared.removed)}
+        if prepared.total is not None:
+            counts["total_pending_entries"] = prepared.total
         return BatchResult(
             counts,
             # Time was up in the middle of the page: the next run begins with it.
-            following if taken.complete else step.after,
-            exhausted=taken.complete and following is None,
-            rows=_rows(taken.removed),
-            failures=taken.failures,
+            following if prepared.complete else batch.after,
+            exhausted=prepared.complete and following is None,
+            rows=_rows(prepared.removed),
+            failures=prepared.failures,
             unreachable=self._unreachable(),
         )
 
-    def after_commit(self, step: Step, settled: BatchResult) -> None:
+    def after_commit(self, batch: Batch, result: BatchResult) -> None:
         if self._log_records:
-            for row in settled.rows:
+            for row in result.rows:
                 logger.info("Stale upload deleted", **row)
 
-    def announcements(self, settled: BatchResult) -> Sequence[Announcement]:
-        return [Announcement(events.upload_deleted, settled.rows, in_outbox=True)]
+    def announcements(self, result: BatchResult) -> Sequence[Announcement]:
+        return [Announcement(events.upload_deleted, result.rows, in_outbox=True)]
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
         return stale_entries.backlog(now, self._stale_after, limit)
@@ -165,7 +165,7 @@ class PendingUploadsStage:
     def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
         return stale_entries.plan(self.name, now, self._stale_after, limit)
 
-    def _delete(self, taken: _Taken, location: str, stale: Sequence[Entry], step: Step) -> None:
+    def _delete(self, prepared: _Taken, location: str, stale: Sequence[Entry], batch: Batch) -> None:
         """Claim some entries of a location, delete their objects, remove the entries whose objects are gone."""
         assert self._claims is not None
         deletion = self._deletions.get(location)
@@ -180,28 +180,28 @@ class PendingUploadsStage:
         claimed = {entry.path: entry for entry in self._claims.take(new)}
         if not claimed:
             return
-        deleted = deletion.delete(list(claimed), step.time_is_up, step.check)
+        deleted = deletion.delete(list(claimed), batch.time_is_up, batch.check)
         are_gone = set(deleted.gone)
         gone = [claimed[path] for path in deleted.gone]
         kept = [entry for path, entry in claimed.items() if path not in are_gone]
-        _store(gone, step)
+        _store(gone, batch)
         ends = self._claims.settle(gone, kept)
-        taken.removed += ends.removed
+        prepared.removed += ends.removed
         for path, refusal in deleted.refused.items():
-            self._fail(taken, claimed[path], refusal)
+            self._fail(prepared, claimed[path], refusal)
         for entry, change in ends.lost:
-            self._fail(taken, entry, change)
+            self._fail(prepared, entry, change)
         if deletion.away is None and len(deleted.gone) + len(deleted.refused) < len(claimed):
-            taken.complete = False
+            prepared.complete = False
 
-    def _fail(self, taken: _Taken, entry: Entry, error: BaseException) -> None:
+    def _fail(self, prepared: _Taken, entry: Entry, error: BaseException) -> None:
         known_as = hash(entry.field)
         if known_as in self._failed:
             return
         if len(self._failed) < _REMEMBERED:
             self._failed.add(known_as)
         record = {"location": entry.location, "path": entry.path, "prepared_at": entry.value.decode(errors="replace")}
-        taken.failures.append(Failure(record, error))
+        prepared.failures.append(Failure(record, error))
 
     def _unreachable(self) -> ObjectStoreUnavailable | None:
         away = [deletion.away for deletion in self._deletions.values() if deletion.away is not None]
@@ -218,11 +218,11 @@ def _first(stale: dict[str, list[Entry]], most: int | None) -> dict[str, list[En
     return first
 
 
-def _store(gone: Sequence[Entry], step: Step) -> None:
+def _store(gone: Sequence[Entry], batch: Batch) -> None:
     """Store the event before the entries are removed, by which alone a later run would know of these uploads."""
     if events.handlers_of(events.upload_deleted).outbox:
         with database.atomic():
-            store_in_outbox(events.upload_deleted, _rows(gone), worker=step.worker, run_id=step.run_id, claimed=False)
+            store_in_outbox(events.upload_deleted, _rows(gone), worker=batch.worker, run_id=batch.run_id, claimed=False)
 
 
 def _rows(entries: Sequence[Entry]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.sweeps.ledger import outbox
 from housekeeping.sweeps.ledger.models import OutboxRow
 from housekeeping.sweeps.ledger.outbox import Stored
-from housekeeping.sweeps.stages.stage import Backlog, BatchResult, Failure, StagePlan, Step
+from housekeeping.sweeps.stages.stage import Backlog, Batch, BatchResult, Failure, StagePlan
 
 logger = named_logger(__name__)
 
@@ -48,7 +48,7 @@ class OutboxStage:
         self.batch_size = batch_size
         return self
 
-    def prepare(self, step: Step) -> _Claim:
+    def prepare(self, batch: Batch) -> _Claim:
         """Claim rows of the next subscription, and call its handler with them."""
         claim = _Claim()
         if self._turns is None:
@@ -72,23 +72,23 @@ class OutboxStage:
                     claim.failed.append((group[0], error))
             else:
                 claim.delivered += group
-            if waiting and step.time_is_up():
+            if waiting and batch.time_is_up():
                 claim.untried = [row for group in waiting for row in group]
                 break
         return claim
 
-    def apply(self, step: Step, taken: _Claim) -> BatchResult:
+    def apply(self, batch: Batch, prepared: _Claim) -> BatchResult:
         """Delete the delivered rows, and note why others could not be."""
-        outbox.remove(taken.delivered)
-        outbox.note_failures(taken.failed)
-        outbox.release(taken.untried)
+        outbox.remove(prepared.delivered)
+        outbox.note_failures(prepared.failed)
+        outbox.release(prepared.untried)
         return BatchResult(
-            {"delivered_rows": len(taken.delivered), "no_handler": taken.no_handler},
-            exhausted=not (self._turns or taken.untried),
-            failures=[Failure(_about(row), error) for row, error in taken.failed],
+            {"delivered_rows": len(prepared.delivered), "no_handler": prepared.no_handler},
+            exhausted=not (self._turns or prepared.untried),
+            failures=[Failure(_about(row), error) for row, error in prepared.failed],
         )
 
-    def after_commit(self, step: Step, settled: BatchResult) -> None: ...
+    def after_commit(self, batch: Batch, result: BatchResult) -> None: ...
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
         """Count all rows: those whose delivery failed wait as well."""

@@ -59,7 +59,7 @@ def stuck(now: datetime) -> Any:
 
 def sweep(function: Callable[[Any], object], **given: Any) -> Sweep:
     """Expires stuck orders after this call; what else is said of the call, or of the sweep."""
-    of_call = {name: given.pop(name) for name in ("whole_batch", "away") if name in given}
+    of_call = {name: given.pop(name) for name in ("whole_batch", "unavailable_errors") if name in given}
     return Sweep(
         name="shop.stuck_orders",
         stale=stuck,

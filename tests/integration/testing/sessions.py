@@ -14,7 +14,7 @@ from housekeeping.database.connection import BaseModel, UtcDateTimeField, databa
 from housekeeping.sweeps.declaration import LeaseConfig, Sweep
 from housekeeping.sweeps.stages.actions import Delete, Write
 from housekeeping.sweeps.stages.call import Call
-from housekeeping.sweeps.stages.stage import BatchResult, Step
+from housekeeping.sweeps.stages.stage import Batch, BatchResult
 from housekeeping.sweeps.stages.table_stage import TableStage
 
 NOW: Final = datetime(2026, 5, 1, tzinfo=UTC)
@@ -57,7 +57,7 @@ def sweep(action: Any = None, lease: LeaseConfig | None = None) -> Sweep:
 class Count(Delete):
     """Counts each time it sees a row, which is stale afterwards as before."""
 
-    def write(self, table: TableStage, step: Step, chosen: Any) -> Write:
+    def write(self, table: TableStage, batch: Batch, chosen: Any) -> Write:
         update: Any = Session.update(seen=Session.seen + 1).where(chosen).returning(Session.id)
         return Write([update.cte("counted")], self.counted_as)
 
@@ -66,11 +66,11 @@ class Count(Delete):
 class EarlyPass(TableStage):
     """Changes rows before the batch's transaction, which does not know of it when it is begun again."""
 
-    def prepare(self, step: Step) -> None:
-        ids: Any = [row.id for row in self.rows(step).select(Session.id)]
+    def prepare(self, batch: Batch) -> None:
+        ids: Any = [row.id for row in self.rows(batch).select(Session.id)]
         Session.update(seen=Session.seen + 1).where(Session.id.in_(ids)).execute()
         # Of the row that comes next, too, which the batch does not delete.
-        Session.update(seen=Session.seen + 1).where(Session.expires_at > step.now).execute()
+        Session.update(seen=Session.seen + 1).where(Session.expires_at > batch.now).execute()
 
 
 def early() -> Sweep:
@@ -95,11 +95,11 @@ def early() -> Sweep:
 class ForgetfulPass(TableStage):
     """Commits its rows by itself, before what the engine writes of them."""
 
-    def apply(self, step: Step, taken: None = None) -> BatchResult:
-        settled = TableStage.apply(self, step, taken)
+    def apply(self, batch: Batch, prepared: None = None) -> BatchResult:
+        result = TableStage.apply(self, batch, prepared)
         database.execute_sql("COMMIT")
         database.execute_sql("BEGIN")
-        return settled
+        return result
 
 
 def forgetful() -> Sweep:

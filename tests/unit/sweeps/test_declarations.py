@@ -59,7 +59,7 @@ def sweep(**given: Any) -> Sweep:
         ({"target_batch": "1 s"}, "target_batch is '1 s'; write timedelta(seconds=1) or None"),
         ({"batch_size": "100"}, "batch_size is '100'; write a whole number, such as 100"),
         ({"batch_size": True}, "batch_size is True; write a whole number, such as 100"),
-        ({"parts": 2.5}, "parts is 2.5; write a whole number, such as 100"),
+        ({"shards": 2.5}, "shards is 2.5; write a whole number, such as 100"),
         ({"enabled": "no"}, "enabled is 'no'; write True or False"),
         ({"schedule": 5}, 'schedule is 5; write a cron expression: "*/5 * * * *" or None'),
         ({"counts": ("rows", 3)}, "counts is ('rows', 3); write a tuple, such as (\"deleted_rows\",) with the comma"),
@@ -119,7 +119,10 @@ def test_wrong_field_of_a_sweep_is_rejected_with_what_to_write(given: dict[str, 
         (lambda: LeaseConfig(None, timedelta(hours=1)), "LeaseConfig: key is None; write a text, such as"),  # type: ignore[arg-type]
         (lambda: Call("tell", then=Delete()), "Call: function is 'tell'; write a function"),  # type: ignore[arg-type]
         (lambda: Call(print, then=Delete), "Call: then is <class "),  # type: ignore[arg-type]
-        (lambda: Call(print, then=Delete(), away=OSError), "Call: away is <class 'OSError'>; write types of errors: "),  # type: ignore[arg-type]
+        (
+            lambda: Call(print, then=Delete(), unavailable_errors=OSError),  # type: ignore[arg-type]
+            "Call: unavailable_errors is <class 'OSError'>; write types of errors: ",
+        ),
         (lambda: Delete(5), 'Delete: rows_counted_as is 5; write a text, such as "shop.expired"'),  # type: ignore[arg-type]
         (lambda: Transition(Ticket, "close"), "Transition: machine is <Model: Ticket>; write StateMachine(...)"),  # type: ignore[arg-type]
         (lambda: Transition(machine, "clsoe"), "Transition: the machine has no event 'clsoe'; write 'close'"),

@@ -20,7 +20,7 @@ from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.overrides import Override, resume, switch
 from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.stages.stage import Backlog, BatchResult, StagePlan, Step
+from housekeeping.sweeps.stages.stage import Backlog, Batch, BatchResult, StagePlan
 from housekeeping.testing import ManualClock
 from housekeeping.workers import BUILT_IN
 from tests.integration.conftest import AddStatuses
@@ -157,18 +157,18 @@ class Outside:
     name: str = "outside"
     batch_size: int = 10
 
-    def prepare(self, step: Step) -> bool:
+    def prepare(self, batch: Batch) -> bool:
         for number in range(10):
-            if step.time_is_up():
+            if batch.time_is_up():
                 return False
             self.effects.append(number)
             self.between(number)
         return True
 
-    def apply(self, step: Step, taken: bool) -> BatchResult:
-        return BatchResult(position=(1,), exhausted=taken)
+    def apply(self, batch: Batch, prepared: bool) -> BatchResult:
+        return BatchResult(position=(1,), exhausted=prepared)
 
-    def after_commit(self, step: Step, settled: BatchResult) -> None:
+    def after_commit(self, batch: Batch, result: BatchResult) -> None:
         """Nothing."""
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:

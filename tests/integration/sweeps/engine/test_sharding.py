@@ -20,7 +20,7 @@ from housekeeping.database.connection import Database
 from housekeeping.installation import install
 from housekeeping.sweeps.declaration import LeaseConfig
 from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.sharding import parts
+from housekeeping.sweeps.sharding import shards_of
 from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
@@ -28,7 +28,7 @@ from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import eventually
 
 NAME = sweep.name
-IN_FOUR = WorkerSettings(parts=4, batch_size=10)
+IN_FOUR = WorkerSettings(shards=4, batch_size=10)
 
 
 @pytest.fixture
@@ -81,15 +81,15 @@ def test_parts_that_fail_tick_after_tick_have_one_retry_waiting_each(broker: dra
 
 
 def test_each_part_has_a_lease_of_its_own() -> None:
-    leased = dataclasses.replace(sweep, parts=3, lease=LeaseConfig("cleanup", timedelta(minutes=5)))
+    leased = dataclasses.replace(sweep, shards=3, lease=LeaseConfig("cleanup", timedelta(minutes=5)))
 
-    further = [(name, part.lease.key) for name, part in parts(leased) if part.lease is not None]
+    further = [(name, part.lease.key) for name, part in shards_of(leased) if part.lease is not None]
 
     assert further == [(f"{NAME}.part-1", "cleanup:part-1"), (f"{NAME}.part-2", "cleanup:part-2")]
 
 
 def test_what_cannot_be_divided_is_refused() -> None:
-    with pytest.raises(DeclarationError, match="parts should be 1"):
-        dataclasses.replace(project_cleanup, parts=2)
-    with pytest.raises(SettingsError, match='"parts"'):
-        project_cleanup.configured(WorkerSettings(parts=2))
+    with pytest.raises(DeclarationError, match="shards should be 1"):
+        dataclasses.replace(project_cleanup, shards=2)
+    with pytest.raises(SettingsError, match='"shards"'):
+        project_cleanup.configured(WorkerSettings(shards=2))

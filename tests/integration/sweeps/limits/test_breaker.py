@@ -238,7 +238,7 @@ class Limited:
     name: str = "limited"
     breaker: Breaker = Breaker()
     max_runtime: timedelta = timedelta(seconds=30)
-    parts: int = 1
+    shards: int = 1
     progress_counts: tuple[str, ...] = ()
 
 

@@ -153,7 +153,7 @@ def test_parts_of_a_divided_sweep_share_the_limit(
     history(10, 0)
     add_statuses(30, DUE)
 
-    assert run_sweep(dataclasses.replace(LIMITED, parts=2), clock=clock).counts["deleted_rows"] == 5
+    assert run_sweep(dataclasses.replace(LIMITED, shards=2), clock=clock).counts["deleted_rows"] == 5
 
 
 def test_confirmed_run_has_the_limit_of_its_plan(

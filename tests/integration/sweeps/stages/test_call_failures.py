@@ -62,7 +62,7 @@ def test_a_time_out_costs_its_row_only_unless_it_says_that_the_other_side_is_awa
     add(3)
     slow = Outside(1, error=TimeoutError("timed out"))
 
-    named = run_sweep(sweep(slow, away=(TimeoutError,)), clock=clock)
+    named = run_sweep(sweep(slow, unavailable_errors=(TimeoutError,)), clock=clock)
     unnamed = run_sweep(sweep(slow), clock=clock)
 
     assert (named.outcome, named.counts["failed"]) == ("failed", 0)
@@ -74,10 +74,10 @@ def test_an_error_raised_from_none_comes_from_nothing() -> None:
     error.__context__ = ConnectionResetError()
     call = Call(print, then=Delete())
 
-    before = call.is_away(error)
+    before = call.is_unavailable(error)
     error.__suppress_context__ = True
 
-    assert (before, call.is_away(error)) == (True, False)
+    assert (before, call.is_unavailable(error)) == (True, False)
 
 
 def test_a_row_that_the_database_refuses_costs_itself_only(clock: ManualClock, postgres: Database) -> None:

@@ -210,7 +210,7 @@ def test_column_that_the_model_calls_not_null_is_asked_of_the_catalog(postgres: 
             "INSERT INTO reading SELECT n, CASE WHEN n % 3 > 0 THEN now() END FROM generate_series(1, 30) AS n"
         )
     every = Sweep(
-        name="shop.explain_queries",
+        name="shop.readings",
         stale=lambda now: Reading.id > 0,
         always_stale=True,
         order=(Reading.at, Reading.id),

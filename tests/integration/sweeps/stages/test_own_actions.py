@@ -13,7 +13,7 @@ from housekeeping import Sweep
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.stages.actions import Action, Write
-from housekeeping.sweeps.stages.stage import BatchResult, Step
+from housekeeping.sweeps.stages.stage import Batch, BatchResult
 from housekeeping.sweeps.stages.table_stage import TableStage
 from tests.integration.sweeps.orders import Order, add, stuck
 
@@ -30,11 +30,11 @@ class Remove:
     counted_as: Sequence[str]
     counts: Sequence[str]
 
-    def write(self, table: TableStage, step: Step, chosen: Expression) -> Write:
+    def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
         delete: Any = Order.delete().where(chosen).returning(Order.id)
         return Write([delete.cte("removed")], self.counts)
 
-    def fallback(self, table: TableStage, step: Step, error: BaseException) -> BatchResult | None:
+    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
         return None
 
 

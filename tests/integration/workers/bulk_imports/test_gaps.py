@@ -17,7 +17,7 @@ from peewee import SQL
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.stages.stage import BatchResult, Step
+from housekeeping.sweeps.stages.stage import Batch, BatchResult
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.bulk_imports import entity_stage
@@ -81,8 +81,8 @@ def wait_in(monkeypatch: pytest.MonkeyPatch, table: type[TableStage], model: typ
     """Make the statement that picks rows of the model stop in its gap."""
     rows = table.rows
 
-    def waiting(self: TableStage, step: Step) -> Any:
-        query = rows(self, step)
+    def waiting(self: TableStage, batch: Batch) -> Any:
+        query = rows(self, batch)
         return query.where(_WAIT) if self.model is model else query
 
     monkeypatch.setattr(table, "rows", waiting)
@@ -179,10 +179,10 @@ def test_a_row_that_ends_while_a_failing_batch_is_taken_apart_is_left_alone(
     tables.refuse("bulk_imports", "NEW.status = 3 AND OLD.id = 1")
     settle = TableStage.apply
 
-    def finish_one_first(self: TableStage, step: Step, taken: None = None) -> BatchResult:
-        if step.only is not None:
+    def finish_one_first(self: TableStage, batch: Batch, prepared: None = None) -> BatchResult:
+        if batch.only is not None:
             tables.do("UPDATE bulk_imports SET status = 2 WHERE id = 2 AND status = 1")
-        return settle(self, step, taken)
+        return settle(self, batch, prepared)
 
     monkeypatch.setattr(TableStage, "apply", finish_one_first)
 

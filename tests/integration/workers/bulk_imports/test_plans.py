@@ -10,7 +10,7 @@ import pytest
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import dry_run, plan
-from housekeeping.sweeps.stages.stage import Step
+from housekeeping.sweeps.stages.stage import Batch
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.bulk_imports.worker import sweep
@@ -126,8 +126,8 @@ def test_looking_for_the_oldest_and_the_backlog_uses_the_indexes_too(
         assert isinstance(each, TableStage)
         after = (clock.now() - timedelta(hours=24, seconds=500), 3)
         for position in (None, after):
-            step = Step(sweep.name, None, clock.now(), position)
-            shown = explained(postgres, *each.rows(step).sql())
+            batch = Batch(sweep.name, None, clock.now(), position)
+            shown = explained(postgres, *each.rows(batch).sql())
             assert f"index_{each.model._meta.table_name}_on_updated_at_and_id_for_stale" in shown
             assert "Seq Scan" not in shown
 

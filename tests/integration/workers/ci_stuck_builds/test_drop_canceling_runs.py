@@ -13,7 +13,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.stages.stage import BatchResult, Step
+from housekeeping.sweeps.stages.stage import Batch, BatchResult
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
@@ -53,13 +53,13 @@ def _change_in_the_gap(admin: Connection, monkeypatch: pytest.MonkeyPatch, chang
     picked = TableStage.apply
     changed = threading.Event()
 
-    def settle(table: TableStage, step: Step, taken: None = None) -> BatchResult:
+    def settle(table: TableStage, batch: Batch, prepared: None = None) -> BatchResult:
         if not changed.is_set():
             changed.set()
             meta: Any = Build._meta
             with admin.cursor() as cursor:
                 cursor.execute(f"UPDATE {meta.table_name} SET {change}")
-        return picked(table, step)
+        return picked(table, batch)
 
     monkeypatch.setattr(TableStage, "apply", settle)
 

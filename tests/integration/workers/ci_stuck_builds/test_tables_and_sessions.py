@@ -13,7 +13,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.stages.stage import Step
+from housekeeping.sweeps.stages.stage import Batch
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
@@ -182,10 +182,10 @@ def test_no_statement_of_a_run_scans_the_table(
     with monkeypatch.context() as noting, database.atomic() as transaction:
         noting.setattr(Database, "execute_sql", execute_and_note)
         now = datetime(2026, 1, 1, tzinfo=UTC)
-        first = table.apply(Step(sweep.name, None, now))
-        second = table.apply(Step(sweep.name, None, now, first.position))
-        positions = table.positions(Step(sweep.name, None, now, second.position))
-        table.fallback(Step(sweep.name, None, now, only=positions[:1]), ValueError("no"))
+        first = table.apply(Batch(sweep.name, None, now))
+        second = table.apply(Batch(sweep.name, None, now, first.position))
+        positions = table.positions(Batch(sweep.name, None, now, second.position))
+        table.fallback(Batch(sweep.name, None, now, only=positions[:1]), ValueError("no"))
         table.describe(positions[0])
         table.backlog(now, 1000)
         table.oldest(now)

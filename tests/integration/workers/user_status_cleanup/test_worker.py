@@ -12,7 +12,7 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.stages.stage import BatchResult, Step
+from housekeeping.sweeps.stages.stage import Batch, BatchResult
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -155,12 +155,12 @@ def test_a_status_renewed_between_reading_and_deleting_stays(
     began = threading.Event()
     settle = TableStage.apply
 
-    def renew_first(table: TableStage, step: Step, taken: None = None) -> BatchResult:
+    def renew_first(table: TableStage, batch: Batch, prepared: None = None) -> BatchResult:
         if not began.is_set():
             began.set()
             with admin.cursor() as cursor:
                 cursor.execute("UPDATE user_statuses SET clear_status_at = now() + interval '1 day' WHERE user_id = 1")
-        return settle(table, step)
+        return settle(table, batch)
 
     # The transaction has begun; the row is renewed before the statement locks it.
     monkeypatch.setattr(TableStage, "apply", renew_first)
@@ -189,8 +189,8 @@ def test_the_walk_uses_the_index_and_not_a_sequential_scan(
     after = (clock.now() - timedelta(seconds=500), 3)
 
     for position in (None, after):
-        step = Step(sweep.name, None, clock.now(), position)
-        sql, parameters = table.rows(step).sql()
+        batch = Batch(sweep.name, None, clock.now(), position)
+        sql, parameters = table.rows(batch).sql()
         plan = "\n".join(row[0] for row in postgres.execute_sql(f"EXPLAIN {sql}", parameters))
         assert "index_user_statuses_on_clear_status_at_not_null" in plan
         assert "Seq Scan" not in plan
