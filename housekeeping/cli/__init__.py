@@ -1,1 +1,4 @@
-"""The command line. Start reading in `main`; each command has a module in `commands`."""
+"""Command line. Start with `main`; `commands` has one module per command.
+
+`foreground` runs work that Ctrl-C stops within a second.
+"""

@@ -1,4 +1,4 @@
-"""How things are shown to people: tables, lengths of time, counts, the sign that something goes on."""
+"""Tables and progress on the terminal."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from rich.text import Text
 
 from housekeeping.core.sanitize import printable
 
-#: Columns where no terminal sets them: what goes to a file or a program is not wrapped.
+#: Width without a terminal: output to a file or a program is not wrapped.
 _NO_LIMIT: Final = 1000
-_GAP: Final = 2  # between two columns
+_GAP: Final = 2  # spaces between columns
 
 
-class _Printing(Console):
-    """Shows what comes from databases, messages and error texts; what a terminal would obey is written out."""
+class _SafeConsole(Console):
+    """Console that prints control characters from databases and messages as visible escapes."""
 
-    def render_str(self, text: str, **how: Any) -> Text:
-        return super().render_str(printable(text), **how)
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
 
 
 def _console(width: int | None) -> Console:
-    # No markup: what is shown comes from databases and error texts, brackets and all.
-    return _Printing(width=width, highlight=False, markup=False, emoji=False)
+    # Values from databases and error texts contain brackets, which are not markup.
+    return _SafeConsole(width=width, highlight=False, markup=False, emoji=False)
 
 
-#: For what a person reads; logs and progress go to stderr. A process whose output is closed has none.
+#: Output for people. Logs and progress go to stderr. `sys.stdout` is `None` if the process started with it closed.
 out: Final = _console(
     None if (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ else _NO_LIMIT
 )
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """A table with left-aligned columns; a name that begins with ``>`` is aligned right.
+    """Return a table with left-aligned columns; ``>`` before a name aligns the column right.
 
-    Where it does not fit, the last column is folded.
+    The last column wraps if the table is wider than the terminal.
     """
     made = Table(
         title=None if title is None else Text(title, style="bold"),
@@ -61,41 +61,40 @@ def table(*columns: str, title: str | None = None) -> Table:
     return made
 
 
-#: Words longer than this may be folded, too, before a table becomes wider than its terminal.
+#: Longer words may wrap before a table becomes wider than its terminal.
 _LONG_WORD: Final = 20
 
 
-def print_table(what: Table) -> None:
-    """Print a table whole: where even its narrowest form does not fit, its lines run over, and nothing is cut off."""
-    least = _least_width(what)
-    (out if least <= out.width else _console(least)).print(what)
+def print_table(printed: Table) -> None:
+    """Print a table. One that does not fit the terminal runs over the edge instead of losing text."""
+    minimum = _minimum_width(printed)
+    (out if minimum <= out.width else _console(minimum)).print(printed)
 
 
-def _least_width(what: Table) -> int:
-    """How wide a table of `table` is when what may be folded is."""
-    # Not what rich calls its minimum, which folds every column.
+def _minimum_width(measured: Table) -> int:
+    # Not rich's own minimum, which wraps every column.
     options = out.options.update(max_width=_NO_LIMIT)
     width = 0
-    for column in what.columns:
+    for column in measured.columns:
         cells = [Measurement.get(out, options, cell) for cell in (column.header, *column.cells)]
         width += max(cell.maximum if column.no_wrap else min(cell.minimum, _LONG_WORD) for cell in cells) + _GAP
     return width
 
 
-#: A list has room for names of any length from so many columns on, and for names of this length below.
+#: Terminals with at least this many columns have room for names of any length.
 _WIDE: Final = 120
-_LONG_NAME: Final = 27
+_LONG_NAME: Final = 27  # characters that fit a narrower terminal
 
 
 def fit_name(worker: str) -> str:
-    """Return a worker's name for a list, a long one in two lines where the terminal is narrow."""
+    """Return a worker's name, a long one in two lines if the terminal is narrow."""
     fits = out.width >= _WIDE or len(worker) <= _LONG_NAME
     return worker if fits else worker.replace(".", ".\n", 1)
 
 
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[str], None]]:
-    """A line on a terminal's stderr that says what goes on, gone afterwards; nothing elsewhere.
+    """Show a progress line on stderr within the block, if that is a terminal.
 
     Yields a function that replaces the text.
     """
@@ -103,6 +102,6 @@ def progress(text: str) -> Iterator[Callable[[str], None]]:
     if not console.is_terminal:
         yield lambda text: None
         return
-    # The spinner of plain characters: a terminal without Unicode shows it, too.
+    # This spinner also works on terminals without Unicode.
     with console.status(text, spinner="line") as line:
         yield lambda text: line.update(text)

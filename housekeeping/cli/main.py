@@ -1,4 +1,4 @@
-"""The command group: one clear line for each error, and the exit status that goes with it."""
+"""Command group that prints each error in one line and exits with its status."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from housekeeping.demo.command import demo
 
 _EPILOG = """\b
 First steps:
-  housekeeping demo                     see it work on servers of its own
+  housekeeping demo                     try it with servers of its own
   export HOUSEKEEPING_DATABASE_URL=postgresql://user:password@host/database
   export HOUSEKEEPING_REDIS_URL=redis://host:6379/0
-  housekeeping init                     make the library's own tables
-  housekeeping list                     the workers and when they run
-  housekeeping plan NAME                what a run of one would do now
+  housekeeping init                     create the library's own tables
+  housekeeping list                     show the workers and their schedules
+  housekeeping plan NAME                show what a run would do now
 
 \b
 Exit status: 0 done, partial or skipped; 1 failed; 2 wrong usage, settings or schema."""
 
 
-#: What a group without a command raises, to show its help; click has it from 8.2 on.
+#: Raised by a group without a command, to show its help. Click has it since 8.2.
 _HELP: Final = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 class _Group(click.Group):
-    """Turns what goes wrong into one line; a traceback only when it is asked for."""
+    """Command group that prints errors in one line, or with --debug as a traceback."""
 
     def make_context(self, *args: Any, **more: Any) -> click.Context:
         with _usage_in_one_line():
@@ -62,31 +62,31 @@ class _Group(click.Group):
         except HousekeepingError as error:
             if ctx.params.get("debug"):
                 raise
-            _end(str(error), error.exit_code)
+            _exit(str(error), error.exit_code)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
-            raise  # click's own affair
+            raise  # click handles these
         except KeyboardInterrupt:
-            _end("interrupted", 130)
+            _exit("interrupted", 130)
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
-            who = "PostgreSQL says" if isinstance(error, PeeweeException) else type(error).__name__
-            _end(f"{who}: {error_line(error)} (housekeeping --debug shows where)", 1)
+            source = "PostgreSQL" if isinstance(error, PeeweeException) else type(error).__name__
+            _exit(f"{source}: {error_line(error)} (housekeeping --debug shows the traceback)", 1)
 
 
 @contextmanager
 def _usage_in_one_line() -> Iterator[None]:
-    """What was mistyped, and the way out; click itself takes four lines for it."""
+    """Print a usage error in one line instead of click's four."""
     try:
         yield
     except click.UsageError as error:
         if isinstance(error, _HELP):
             raise
-        said = " ".join(error.format_message().split()).rstrip(".")
-        _end(f"{said} ({error.ctx.command_path} --help)" if error.ctx else said, error.exit_code)
+        message = " ".join(error.format_message().split()).rstrip(".")
+        _exit(f"{message} ({error.ctx.command_path} --help)" if error.ctx else message, error.exit_code)
 
 
-def _end(line: str, exit_code: int) -> NoReturn:
+def _exit(line: str, exit_code: int) -> NoReturn:
     click.echo(f"housekeeping: {printable(line)}", err=True)
     sys.exit(exit_code)
 
@@ -95,13 +95,13 @@ def _end(line: str, exit_code: int) -> NoReturn:
 @click.version_option(housekeeping.__version__, "-V", "--version", prog_name="housekeeping")
 @click.option("--debug", is_flag=True, help="Show a traceback instead of one line when something fails.")
 def main(debug: bool) -> None:
-    """Keep a PostgreSQL application clean: delete what expired, settle what is stuck, in small bounded steps.
+    """Keep a PostgreSQL application clean: delete expired rows and resolve stuck ones, in small batches.
 
     Settings come from the environment (HOUSEKEEPING_...) and from a .env file.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            # A terminal that cannot show a character is no reason to fail.
+            # Escape characters that the terminal's encoding lacks, instead of failing.
             stream.reconfigure(errors="backslashreplace")
 
 

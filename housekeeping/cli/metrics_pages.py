@@ -1,4 +1,4 @@
-"""The pages that Prometheus reads: where the worker's and the scheduler's are, and what they need beforehand."""
+"""Metrics pages of the worker and scheduler processes for Prometheus."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.core.telemetry import metrics
 from housekeeping.middleware.telemetry.metrics import require_prometheus
 
-#: Where Dramatiq's worker processes share their values; it is read when they start.
+#: Environment variable with the folder in which Dramatiq's worker processes share their metrics.
 _FOLDER: Final = "dramatiq_prom_db"
 
 
 @contextmanager
 def shared_by_processes(settings: Settings) -> Iterator[None]:
-    """Within the block a worker that is started has a folder for its metrics, empty at first, and gone afterwards.
+    """Provide an empty metrics folder for the worker processes, and remove it afterward.
 
-    Dramatiq's own default is one folder for all that run on the machine, which nobody empties. A folder
-    that the environment names (``dramatiq_prom_db``) is taken as it is.
+    Dramatiq's default is one folder for all workers of the machine, which is never emptied. A folder that the
+    environment variable ``dramatiq_prom_db`` names is used instead.
 
     Raises:
-      SettingsError: When prometheus-client is not installed, or the port is taken.
+      SettingsError: prometheus-client is not installed, or the port is in use.
     """
     if settings.metrics_port is None:
         yield
         return
     require_prometheus()
     with _listening(settings.metrics_host, settings.metrics_port, "METRICS_PORT"):
-        pass  # it is free; said here in one line, and not by a process that nobody waits for
+        pass  # the port is free; checked here because a child process would fail unnoticed
     if _FOLDER in os.environ:
         yield
         return
@@ -46,15 +46,15 @@ def shared_by_processes(settings: Settings) -> Iterator[None]:
 
 
 def serve_this_process(settings: Settings) -> None:
-    """Serve the metrics of this process alone, a scheduler's, in a thread; nothing without a port for it.
+    """Serve the metrics of this scheduler process in a thread, if the settings have a port for it.
 
     Raises:
-      SettingsError: When prometheus-client is not installed, or the port is taken.
+      SettingsError: prometheus-client is not installed, or the port is in use.
     """
     if settings.scheduler_metrics_port is None:
         return
     require_prometheus()
-    # It is meant for processes that share one page: the values would turn up on theirs.
+    # With this variable, the values would appear on the page of the worker processes.
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
     import prometheus_client
 
@@ -69,5 +69,5 @@ def _listening(host: str, port: int, setting: str) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        why = error.strerror or str(error)
-        raise SettingsError(f"{PREFIX}{setting} is {port}, where nothing can listen at {host}: {why}") from None
+        reason = error.strerror or str(error)
+        raise SettingsError(f"{PREFIX}{setting} is {port}, which cannot be opened on {host}: {reason}") from None

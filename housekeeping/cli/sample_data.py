@@ -1,4 +1,4 @@
-"""Made-up rows for a trial: a few hundred in each table of the built-in workers, some of them stale."""
+"""Sample rows for a trial: a few hundred in each table of the built-in workers, some of them stale."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Rows = list[dict[str, Any]]
 
 
 def add_sample_rows(settings: Settings) -> list[str]:
-    """Fill the empty tables of the built-in workers, in one transaction; return what was made, a line each.
+    """Add rows to the empty tables of the built-in workers in one transaction, and return a line per table.
 
-    The refs to be deleted need the folder of the repositories: without it they are left out.
+    Git refs are left out if the settings have no folder with repositories.
 
     Raises:
-      WrongArgument: When one of the tables has rows already; nothing is changed.
+      WrongArgument: One of the tables has rows; nothing is changed.
     """
     active = {family.name for family in families(settings)}
     makers = {name: make for name, make in _MAKERS.items() if name in active}
@@ -46,7 +46,7 @@ def add_sample_rows(settings: Settings) -> list[str]:
         for model in models:
             if model.select().limit(1).exists():
                 raise WrongArgument(
-                    f"table {_name(model)} has rows already; sample data is for empty tables, and none was added"
+                    f"table {_name(model)} already has rows; sample data is only for empty tables, and none was added"
                 )
         now = database_now()
         for make in makers.values():
@@ -69,7 +69,7 @@ def _user_statuses(now: datetime) -> None:
 
 
 def _bulk_imports(now: datetime) -> None:
-    """Every fifth import is stuck for over a day, with its entities and trackers."""
+    """Add imports with entities and trackers; every fifth has been stuck for over a day."""
     imports: Rows = []
     for number in range(_IMPORTS):
         at = now - (timedelta(hours=25 + number) if number % 5 == 0 else timedelta(minutes=5 * number))
@@ -111,7 +111,7 @@ def _deletions(now: datetime) -> None:
 
 
 def _ci_builds(now: datetime) -> None:
-    """A third is stuck, a sixth at work, the rest has ended."""
+    """Add builds; a third is stuck, a sixth is running, the rest has ended."""
     rows: Rows = []
     for number in range(ROWS):
         ended, stuck = number % 2 == 0, number % 6 in (1, 3)
@@ -137,7 +137,7 @@ def _ci_builds(now: datetime) -> None:
     _insert(Build, rows)
 
 
-#: Family -> what fills its tables.
+#: Family -> function that fills its tables.
 _MAKERS: Final[dict[str, Callable[[datetime], None]]] = {
     "user_status_cleanup": _user_statuses,
     "bulk_imports": _bulk_imports,
@@ -147,9 +147,9 @@ _MAKERS: Final[dict[str, Callable[[datetime], None]]] = {
 
 
 def _insert(model: type[Model], rows: Rows) -> list[int]:
-    """Insert the rows; return their ids, in the same order."""
-    made: Any = model.insert_many(rows).returning(model._meta.primary_key).tuples().execute()
-    return sorted(number for (number,) in made)
+    """Insert the rows and return their ids in the same order."""
+    inserted: Any = model.insert_many(rows).returning(model._meta.primary_key).tuples().execute()
+    return sorted(number for (number,) in inserted)
 
 
 def _times(at: datetime) -> dict[str, datetime]:

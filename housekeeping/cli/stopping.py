@@ -1,4 +1,4 @@
-"""The end of a foreground run whose thread does not end by itself."""
+"""End of a foreground run whose thread still hangs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.runs import Closed
 
-#: Seconds for closing the ledger row; it waits for a COMMIT of the run that hangs.
+#: Seconds to close the ledger row, which waits for a pending COMMIT of the run.
 _LONGEST_S: Final = 0.5
 
 
 def close_run(sweep: Sweep, run_id: int | None, started_at: datetime) -> RunResult | None:
-    """Close the row of a run whose thread still waits; None where that is not possible in time.
+    """Record the end of a run whose thread still hangs, and return its result; `None` if that takes too long.
 
-    From then on the run can commit nothing more. Its lease belongs to an ended run, which the next one takes over from.
+    Afterward the run cannot commit any more. The next run takes over its lease.
     """
     closed = Closed("partial", "shutdown", {}) if run_id is None else _closed(run_id)
     if closed is None:
@@ -44,24 +44,24 @@ def close_run(sweep: Sweep, run_id: int | None, started_at: datetime) -> RunResu
 
 
 def _closed(run_id: int) -> Closed | None:
-    found: list[Closed] = []
+    results: list[Closed] = []
 
     def close() -> None:
         try:
             with database.atomic():
-                found.append(runs.fail(run_id, "partial", "shutdown", None, {}))
+                results.append(runs.fail(run_id, "partial", "shutdown", None, {}))
         except (PeeweeException, HousekeepingError):
             return  # the next run marks it as lost
 
-    # On a connection of its own, which may hang as well.
+    # In a thread with its own connection, which may hang as well.
     thread = threading.Thread(target=close, daemon=True)
     thread.start()
     thread.join(_LONGEST_S)
-    return found[0] if found and not thread.is_alive() else None
+    return results[0] if results and not thread.is_alive() else None
 
 
 def end_process(exit_code: int, line: str | None = None) -> NoReturn:
-    """End the process at once, after saying so: what its threads wait for must not keep it."""
+    """Exit at once after printing a line. Hanging threads would delay a normal exit."""
     if line is not None:
         click.echo(f"housekeeping: {printable(line)}", err=True)
     for stream in (sys.stdout, sys.stderr):

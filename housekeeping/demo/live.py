@@ -98,7 +98,7 @@ def _workers(overviews: list[WorkerStatus], wide: bool) -> Table:
     now = database_now()
     if wide:
         return _clipped(workers_table(overviews, now))
-    shown = table("WORKER", ">WAITING", ">OLDEST", ">NEXT TICK")
+    shown = table("WORKER", ">BACKLOG", ">OLDEST ROW", ">NEXT TICK")
     for each in overviews:
         shown.add_row(
             each.worker,

@@ -1,4 +1,4 @@
-"""What each alarm means and what to do about it, in a line each; the long form is in docs/howto/alarms.md."""
+"""What each alarm means and what to do about it, in a line each; the long form is in docs/howto/alerts.md."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_flood_goes_on_by_default_and_status_shows_the_alert(
     assert (result["counts"]["deleted_rows"], result["counts"]["breaker"]["allowed"]) == (10_001, 10_000)
     (alarm,) = (each for each in workers[WORKER]["alarms"] if each["name"] == "breaker")
     assert (alarm["limit"], alarm["value"]) == (10_000, 10_001)
-    assert f"ALARM {WORKER}: more than 10,000 rows are stale; the last 10 runs processed 0 at most" in shown.stdout
+    assert f"ALERT {WORKER}: more than 10,000 rows are stale; the last 10 runs processed 0 at most" in shown.stdout
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ WORKER = "user_status_cleanup.batch"
         (["list", "x"], {}, 2, "Got unexpected extra argument (x) (python -m housekeeping list --help)"),
         (["status"], {}, 2, "is not in this database; run: housekeeping init"),
         (["scheduler"], {}, 2, "is not in this database; run: housekeeping init"),
-        (["plan", WORKER], {}, 2, 'relation "user_statuses" does not exist; name yours in HOUSEKEEPING_WORKERS'),
+        (["plan", WORKER], {}, 2, 'relation "user_statuses" does not exist; name your table in HOUSEKEEPING_WORKERS'),
         (["status"], {"DATABASE_URL": ""}, 2, "HOUSEKEEPING_DATABASE_URL is not set; it should be a URL such as"),
         (["list"], {"REDIS_URL": "http://x"}, 2, "HOUSEKEEPING_REDIS_URL is 'http://x'; it should be"),
         (["list"], {"WORKERS": '{"nope": {}}'}, 2, 'HOUSEKEEPING_WORKERS["nope"] is not a worker; the workers are'),
@@ -163,7 +163,7 @@ def test_status_shows_last_run_backlog_queues_and_alarms(command: Command, add: 
     (worker,) = [each for each in status["workers"] if each["worker"] == WORKER]
     assert (worker["last_run"]["outcome"], worker["backlog"], worker["backlog_exact"]) == ("done", 10_000, False)
     assert (status["queues"]["cronjob"], status["redis"]) == ({"waiting": 0, "delayed": 0, "dead": 0}, "ok")
-    assert f"ALARM {WORKER}: more than 10,000 rows wait" in shown
+    assert f"ALERT {WORKER}: more than 10,000 rows wait" in shown
 
 
 def test_status_without_redis_shows_the_rest(command: Command, made: None) -> None:
@@ -177,9 +177,9 @@ def test_status_without_redis_shows_the_rest(command: Command, made: None) -> No
 def test_init_says_what_it_did_and_may_be_repeated(command: Command, settings: Settings) -> None:
     first, second = (command("init", "--with-tables").stdout.splitlines() for _ in range(2))
 
-    assert first[0] == f"schema {settings.schema_name}: made"
-    assert second[0] == f"schema {settings.schema_name}: is up to date"
-    assert ("table user_statuses: made" in first, "table user_statuses: is there" in second) == (True, True)
+    assert first[0] == f"schema {settings.schema_name}: created"
+    assert second[0] == f"schema {settings.schema_name}: up to date"
+    assert ("table user_statuses: created" in first, "table user_statuses: already exists" in second) == (True, True)
 
 
 def test_the_help_has_each_command_on_a_line_that_fits(command: Command) -> None:
@@ -226,7 +226,7 @@ def test_families_without_tables_are_shown_in_a_line_each(command: Command, show
     lines = [line for line in shown.stdout.splitlines() if "not set up" in line]
     assert len(lines) == 5
     assert WORKER in lines[0] and "table user_statuses is not in this database" in lines[0]
-    assert "ALARM user_status" not in shown.stdout
+    assert "ALERT user_status" not in shown.stdout
 
 
 def test_status_in_json_says_what_is_missing(command: Command) -> None:
@@ -250,7 +250,7 @@ def test_sample_data_fills_the_tables_of_a_trial_once(command: Command) -> None:
     assert first.returncode == 0
     assert "table user_statuses: 300 sample rows" in first.stdout.splitlines()
     assert second.returncode == 2
-    assert "table user_statuses has rows already" in second.stderr
+    assert "table user_statuses already has rows" in second.stderr
 
 
 def test_sample_data_alone_is_refused(command: Command) -> None:

@@ -70,7 +70,7 @@ def test_installation_without_processes_says_so_once(status: Status, command: Co
     assert said == [
         ("no_worker", "no worker has run yet: start `housekeeping worker` and `housekeeping scheduler`"),
     ]
-    assert "ALARM no worker has run yet" in command("status").stdout
+    assert "ALERT no worker has run yet" in command("status").stdout
 
 
 def test_killed_worker_is_dead_its_queue_alerts_and_its_run_is_lost(

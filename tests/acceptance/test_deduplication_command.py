@@ -66,7 +66,7 @@ def test_a_key_is_shown_and_freed_in_words_that_say_what_it_means(command: Comma
         "should another be sent now, one of the two runs",
         f"released: {held['key']}, held by message {message.message_id}, waiting",
     ]
-    assert command("dedup", "list").stdout == "no key is held\n"
+    assert command("dedup", "list").stdout == "no keys are held\n"
 
 
 def test_no_more_keys_are_listed_than_asked_for(command: Command, broker: RedisBroker) -> None:

@@ -41,7 +41,7 @@ def test_leases_are_listed_and_released(command: Command, held: ExclusiveLease) 
     ]
     assert released.stdout.startswith(f"released: {KEY}, held by reports on ")
     assert not held.exists()
-    assert command("leases", "list").stdout == "no lease is held\n"
+    assert command("leases", "list").stdout == "no leases are held\n"
 
 
 def test_a_lease_that_nobody_holds_is_no_lease(command: Command, postgres: Database, redis_client: redis.Redis) -> None:
@@ -75,7 +75,7 @@ def test_without_a_database_a_release_warns_that_its_holder_may_write_on(
     finished = command("leases", "release", KEY, DATABASE_URL="")
 
     assert finished.returncode == 0
-    assert "nothing keeps it from writing on" in finished.stderr
+    assert "cannot be fenced off" in finished.stderr
     assert not held.exists()
 
 
@@ -83,4 +83,4 @@ def test_while_redis_is_away_the_list_shows_what_the_database_knows(command: Com
     finished = command("leases", "list", **REDIS_AWAY)
 
     assert finished.returncode == 0
-    assert "Redis did not answer" in finished.stdout and "what the database knows" in finished.stdout
+    assert "Redis did not answer" in finished.stdout and "the leases that the database knows" in finished.stdout

@@ -30,7 +30,7 @@ PAGES: Final = (
     "why-did-it-not-run",
     "stop-it",
     "what-is-slow",
-    "alarms",
+    "alerts",
     "dashboard",
 )
 _BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

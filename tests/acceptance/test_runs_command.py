@@ -48,7 +48,7 @@ def test_runs_are_listed_newest_first_and_fit_eighty_columns(
     shown = command("runs").stdout
 
     lines = shown.splitlines()
-    assert lines[0].split() == ["ID", "WORKER", "AGE", "TOOK", "OUTCOME", "AND", "COUNTS"]
+    assert lines[0].split() == ["ID", "WORKER", "AGE", "DURATION", "OUTCOME", "AND", "COUNTS"]
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines[1:] if line[:4].strip().isdigit()] == ["4", "3", "2", "1"]
     joined = " ".join(shown.split())

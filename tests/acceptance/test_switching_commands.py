@@ -34,7 +34,7 @@ def test_a_paused_worker_is_skipped_says_why_and_runs_when_it_is_resumed(
     assert paused.stdout.startswith(f"{WORKER} is paused until ") and paused.stdout.endswith(" UTC: migration\n")
     assert (skipped["outcome"], skipped["reason"]) == ("skipped", "paused")
     assert f"{WORKER} is paused until" in status.stdout and ": migration (" in status.stdout
-    assert resumed.stdout == f"{WORKER} runs again at its next tick\n"
+    assert resumed.stdout == f"{WORKER} resumes at its next tick\n"
     assert (done["outcome"], done["counts"]["deleted_rows"]) == ("done", 3)
 
 
@@ -46,7 +46,7 @@ def test_all_workers_are_paused_and_resumed_at_once(made: None, command: Command
     resumed = command("resume", "--all").stdout.splitlines()
 
     assert paused == [f"{name} is paused until it is resumed" for name in names]
-    assert resumed == [f"{name} runs again at its next tick" for name in names]
+    assert resumed == [f"{name} resumes at its next tick" for name in names]
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_plan_status_and_doctor_work_and_show_the_difference(statuses: None, shi
     assert worker["backlog"] == 3
     for said in (planned, status):
         assert abs(json.loads(said.stdout)["clock_skew_s"] - 2 * DAY_S) < 5
-    assert all("ALARM this machine (" in text and "(clock)" in text for text in shown)
+    assert all("ALERT this machine (" in text and "(clock)" in text for text in shown)
     clocks = {(each["area"], each["level"]) for each in doctor["findings"] if each["subject"] == "clock"}
     assert clocks == {("postgres", "error"), ("redis", "warning")}
 

@@ -58,7 +58,9 @@ def test_each_worker_has_something_to_do(trial: Settings, worker: str, counts: d
 def test_a_table_with_rows_is_refused_and_nothing_is_changed(trial: Settings) -> None:
     BulkImport.insert(user_id=1).execute()
 
-    with pytest.raises(WrongArgument, match="^table bulk_imports has rows already; sample data is for empty tables"):
+    with pytest.raises(
+        WrongArgument, match="^table bulk_imports already has rows; sample data is only for empty tables"
+    ):
         add_sample_rows(trial)
 
     assert UserStatus.select().count() == 0

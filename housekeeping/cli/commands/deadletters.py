@@ -1,4 +1,4 @@
-"""``housekeeping deadletters``"""
+"""``housekeeping deadletters``: list, show and requeue messages that failed for good."""
 
 from __future__ import annotations
 
@@ -22,32 +22,34 @@ _ARGUMENTS_WIDTH: Final = 60  # characters of a line in the list
 _ERROR_WIDTH: Final = 200
 
 
-@click.group("deadletters", short_help="List, show and requeue messages that were given up.")
+@click.group("deadletters", short_help="List, show and requeue messages that failed for good.")
 def dead_letters() -> None:
-    """Messages that were given up: after their last retry, or because nothing could read them.
+    """List, show and requeue dead letters: messages that failed their last retry or could not be read.
 
-    The broker keeps them for a week; of an actor with a schedule, the last ten.
+    The broker keeps them for a week. For an actor with a schedule it keeps the last ten.
     """
 
 
-@dead_letters.command("list", short_help="List dead letters, the newest first.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many at most.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@dead_letters.command("list", short_help="List dead letters, newest first.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Maximum number of dead letters."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_letters(limit: int, as_json: bool) -> None:
-    """List dead letters of all queues, the newest first.
+    """List the dead letters of all queues, newest first.
 
-    One that nothing can read is listed by its broker's id, with the reason in place of the error.
+    An unreadable message is listed by its broker id, with the reason instead of the error.
     """
     store = _store()
-    with progress("asking the broker"):
+    with progress("reading dead letters"):
         total, letters = sum(store.counts().values()), store.newest(limit)
     if as_json:
-        click.echo(json.dumps({"total": total, "dead_letters": [_facts(letter) for letter in letters]}))
+        click.echo(json.dumps({"total": total, "dead_letters": [_as_json(letter) for letter in letters]}))
         return
     now = datetime.now(UTC)
-    shown = table("ID", "ACTOR", "QUEUE", ">DIED", ">RETRIES", "ARGUMENTS", "ERROR")
+    rows = table("ID", "ACTOR", "QUEUE", ">DIED", ">RETRIES", "ARGUMENTS", "ERROR")
     for letter in letters:
-        shown.add_row(
+        rows.add_row(
             in_one_line(letter.id, _ARGUMENTS_WIDTH),
             in_one_line(letter.message.actor_name, _ARGUMENTS_WIDTH) if letter.message else "(unreadable)",
             in_one_line(letter.queue, _ARGUMENTS_WIDTH),
@@ -56,44 +58,44 @@ def list_letters(limit: int, as_json: bool) -> None:
             in_one_line(arguments(letter), _ARGUMENTS_WIDTH),
             in_one_line(bounded(letter.error) or "-", _ERROR_WIDTH),
         )
-    print_table(shown)
+    print_table(rows)
     if total > len(letters):
-        out.print(f"the newest {len(letters):,} of {total:,}; more with --limit")
+        out.print(f"the newest {len(letters):,} of {total:,}; --limit shows more")
 
 
-@dead_letters.command("show", short_help="Show one dead letter whole.")
+@dead_letters.command("show", short_help="Show one dead letter in full.")
 @click.argument("message_id", metavar="ID")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show_letter(message_id: str, as_json: bool) -> None:
-    """Show one dead letter whole: arguments, options, traceback; passwords are masked.
+    """Show one dead letter in full: arguments, options and traceback. Passwords are masked.
 
-    ID is a message id, or the broker's id of one that nothing can read.
+    ID is a message id, or the broker id of an unreadable message.
     """
-    with progress("asking the broker"):
+    with progress("reading dead letters"):
         [letter] = found(_store(), [message_id])
     message = letter.message
-    facts = _facts(letter)
+    fields = _as_json(letter)
     if message is not None:
-        facts["message_timestamp"] = message.message_timestamp
-    facts |= body(letter)
+        fields["message_timestamp"] = message.message_timestamp
+    fields |= body(letter)
     if as_json:
-        click.echo(json.dumps(facts, default=str))
+        click.echo(json.dumps(fields, default=str))
         return
-    for name, value in facts.items():
+    for name, value in fields.items():
         if name not in ("arguments", "error"):
             text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
             click.echo(f"{name}:{chr(10) if chr(10) in text else ' '}{printable(text)}")
 
 
-@dead_letters.command("requeue", short_help="Send dead letters once more.")
+@dead_letters.command("requeue", short_help="Send dead letters again.")
 @click.argument("message_ids", metavar="ID...", nargs=-1, required=True)
 def requeue_letters(message_ids: tuple[str, ...]) -> None:
-    """Send dead letters once more, as new: their retries begin again.
+    """Send dead letters again, with all their retries.
 
-    A message keeps its id and its idempotency key. One that is a duplicate of a live message stays where it is, and so
-    does everything when one of the ids is unknown.
+    A message keeps its id and its idempotency key. A duplicate of a live message stays a dead letter. If one of the
+    ids is unknown, nothing is sent.
     """
-    with progress("asking the broker"):
+    with progress("requeueing"):
         results = requeue(_store(), message_ids)
     for result in results:
         click.echo(f"{in_one_line(result.id, _ARGUMENTS_WIDTH)}: {describe_requeue(result)}")
@@ -102,12 +104,12 @@ def requeue_letters(message_ids: tuple[str, ...]) -> None:
 
 
 def _store() -> DeadLetterStore:
-    """Of the ready-made application, whose workers' options a requeued message has to meet; needs no database."""
+    """Return the store of the ready-made application. Its broker knows the actor options that requeueing applies."""
     settings = load_settings()
     return dead_letters_of(broker_beside(settings, configured_sweeps(settings)))
 
 
-def _facts(letter: DeadLetter) -> dict[str, Any]:
+def _as_json(letter: DeadLetter) -> dict[str, Any]:
     message = letter.message
     return {
         "message_id": None if message is None else message.message_id,

@@ -1,4 +1,4 @@
-"""``housekeeping dedup``"""
+"""``housekeeping dedup``: list and release deduplication keys."""
 
 from __future__ import annotations
 
@@ -18,37 +18,39 @@ from housekeeping.middleware.deduplication.listing import HeldKey, held_key, hel
 from housekeeping.presentation.formatting import format_duration
 
 _KEY_WIDTH: Final = 1000  # characters; --json has the whole of it
-#: What releasing a key means, by what its message is about to do.
-_MEANS: Final = {
-    "waiting": "its message stays in the queue; should another be sent now, one of the two runs",
-    "running": "its message runs on; should another be sent now, that may run beside it",
-    "reserved": "its sender may be about to enqueue a message; should another be sent now, one of the two runs",
+#: State of a key -> what releasing it means.
+_CONSEQUENCES: Final = {
+    "waiting": "its message stays in the queue; if another is sent now, one of the two runs",
+    "running": "its message keeps running; if another is sent now, both may run at the same time",
+    "reserved": "its sender may be about to enqueue a message; if another is sent now, one of the two runs",
 }
 
 
-@click.group(short_help="Show which message holds which deduplication key, and free one.")
+@click.group(short_help="List and release deduplication keys.")
 def dedup() -> None:
-    """A deduplication key keeps two messages for the same work from being live at the same time.
+    """List and release deduplication keys. A key prevents two live messages for the same work.
 
-    It is made of the actor's name and of the call's arguments. Its message frees it when it ends, or with
-    deduplicate="until_executing" when it starts. That of one that died is free when its ttl is over.
-    Messages sent meanwhile come back to their senders marked as duplicates, logged with job_status "deduplicated".
+    A key consists of the actor's name and the call's arguments. The message releases its key when it ends, or with
+    deduplicate="until_executing" when it starts. If the process dies, the key expires after its ttl. Until then, `send`
+    marks further messages as duplicates and logs them with job_status "deduplicated".
     """
 
 
-@dedup.command("list", short_help="Show which message holds which key.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Keys at the most.")
+@dedup.command("list", short_help="List held keys and their messages.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Maximum number of keys."
+)
 def list_keys(as_json: bool, limit: int) -> None:
-    """Show every key that is held: by which message, in which state, and for how long yet.
+    """List every held key with its message, state and remaining time.
 
     \b
-    waiting    its message is in the queue, delayed, or waits for a retry
-    running    its message is at work; the key is renewed
-    reserved   a sender has taken it for seconds, before its message is in the queue
+    waiting    the message is queued, delayed, or waits for a retry
+    running    the message is being processed; the key is renewed
+    reserved   a sender holds the key for seconds until its message is queued
 
-    FREE IN is the time until it is free by itself, unless its message gives another sign of life. AGAIN: one more
-    run is made after this one, because a duplicate arrived ("if_deduplicated": "reschedule_once").
+    EXPIRES IN is the time until the key expires, unless its message renews it. AGAIN means that one more run follows
+    this one because a duplicate arrived ("if_deduplicated": "reschedule_once").
     """
     client, namespace = _redis()
     held, more = held_keys(client, namespace, limit)
@@ -56,55 +58,53 @@ def list_keys(as_json: bool, limit: int) -> None:
         click.echo(json.dumps({"keys": [each.as_json() for each in held], "more": more}))
         return
     if not held:
-        out.print("no key is held")
+        out.print("no keys are held")
         return
-    shown = table("KEY", "STATE", ">FREE IN", "AGAIN", "MESSAGE")
+    rows = table("KEY", "STATE", ">EXPIRES IN", "AGAIN", "MESSAGE")
     for each in held:
-        shown.add_row(
+        rows.add_row(
             in_one_line(each.key, _KEY_WIDTH),
             in_one_line(each.state, _KEY_WIDTH),
             format_duration(each.remaining.total_seconds()),
             "yes" if each.again else "-",
             in_one_line(each.message_id, _KEY_WIDTH),
         )
-    print_table(shown)
+    print_table(rows)
     if more:
-        out.print(f"there are more than these {limit:,}; --limit shows more of them", soft_wrap=True)
+        out.print(f"there are more than these {limit:,}; --limit shows more", soft_wrap=True)
 
 
-@dedup.command("release", short_help="Free keys, so that their work can be sent again.")
+@dedup.command("release", short_help="Release keys, so that their work can be sent again.")
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 def release(keys: tuple[str, ...]) -> None:
-    """Free each KEY, as `housekeeping dedup list` shows it, so that its work can be sent again at once.
+    """Release each KEY, as `housekeeping dedup list` shows it, so that its work can be sent again.
 
-    For a key that stays behind though its message is gone: otherwise it is free when its ttl is over. No message is
-    removed, and a message that lives is not harmed: it goes on, and can neither renew nor free the key when another
-    message has taken it. But until it has ended, its work may be done twice; idempotent actors bear that.
+    Use this for a key whose message is gone; without it, the key expires after its ttl. No message is removed. A live
+    message continues, and it cannot renew or release the key after another message acquired it. Until it ends, its
+    work may be done twice. Idempotent actors tolerate that.
 
-    Each key is named in full; there are no patterns. When one of them is not held, nothing is freed.
+    Name each key in full; patterns are not supported. If one of the keys is not held, none is released.
     """
     client, namespace = _redis()
     names = [key.removeprefix(key_prefix(namespace)) for key in dict.fromkeys(keys)]
     for held in [_held(client, namespace, name) for name in names]:
-        out.print(
-            f"{in_one_line(held.key, _KEY_WIDTH)}: {_what(held)}; {_MEANS.get(held.state, _MEANS['waiting'])}",
-            soft_wrap=True,
-        )
-        was = release_key(client, namespace, held.key)
-        if was is None:
-            out.print(f"{in_one_line(held.key, _KEY_WIDTH)}: free already, its message ended just now", soft_wrap=True)
+        consequence = _CONSEQUENCES.get(held.state, _CONSEQUENCES["waiting"])
+        out.print(f"{in_one_line(held.key, _KEY_WIDTH)}: {_message(held)}; {consequence}", soft_wrap=True)
+        released = release_key(client, namespace, held.key)
+        if released is None:
+            out.print(f"{in_one_line(held.key, _KEY_WIDTH)}: already released by its message", soft_wrap=True)
             continue
-        again = "; the one more run that was asked for is made when it ends" if was.again else ""
-        out.print(f"released: {in_one_line(held.key, _KEY_WIDTH)}, held by {_what(was)}{again}", soft_wrap=True)
+        again = "; the requested further run follows when its message ends" if released.again else ""
+        out.print(f"released: {in_one_line(held.key, _KEY_WIDTH)}, held by {_message(released)}{again}", soft_wrap=True)
 
 
 def _held(client: redis.Redis, namespace: str, key: str) -> HeldKey:
-    if any(sign in key for sign in "*?["):
-        raise Refused(f"{key!r} looks like a pattern; name each key in full, as housekeeping dedup list shows it")
+    if any(character in key for character in "*?["):
+        raise Refused(f"{key!r} is a pattern; name each key in full, as housekeeping dedup list shows it")
     return held_key(client, namespace, key)
 
 
-def _what(held: HeldKey) -> str:
+def _message(held: HeldKey) -> str:
     return in_one_line(f"message {held.message_id}, {held.state}", _KEY_WIDTH)
 
 

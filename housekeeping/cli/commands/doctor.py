@@ -1,4 +1,4 @@
-"""``housekeeping doctor``"""
+"""``housekeeping doctor``: check an installation, or print the GRANT statements of a role."""
 
 from __future__ import annotations
 
@@ -23,26 +23,30 @@ from housekeeping.installation import use_database
 from housekeeping.sweeps.insight.diagnostics import Finding, Level
 from housekeeping.workers import configured_sweeps
 
-#: The worst finding -> exit status; 2 is taken by wrong usage and settings.
+#: Worst finding -> exit status; 2 is for wrong usage and settings.
 _EXIT: Final[dict[Level, int]] = {"fine": 0, "warning": 3, "error": 1}
-_SIGN: Final[dict[Level, tuple[str, str]]] = {
+_LABEL: Final[dict[Level, tuple[str, str]]] = {
     "fine": ("ok      ", "green"),
     "warning": ("warning ", "yellow"),
     "error": ("ERROR   ", "bold red"),
 }
 
 
-@click.command(short_help="Say what is wrong with an installation, and what to do.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-@click.option("--grants", "role", metavar="ROLE", help="Print the GRANT statements a role needs.")
+@click.command(short_help="Check the installation and suggest repairs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--grants", "role", metavar="ROLE", help="Print the GRANT statements that a role needs.")
 def doctor(as_json: bool, role: str | None) -> None:
-    """Look at everything the workers stand on; say what is wrong and what to do. Changes nothing.
+    """Check everything that the workers depend on and suggest repairs. Changes nothing.
 
-    Connections and versions; the library's own tables; the columns each worker needs; tables that are only a
-    partition of another; keys that are not unique; foreign keys on the rows that a worker deletes; the statements
-    each worker runs, explained against the real tables: whether an index is used, and the CREATE INDEX CONCURRENTLY
-    that is missing; rights, timeouts, time zone, long transactions, autovacuum; what Redis does when memory is full
-    or it restarts, and who shares it; dead letters; object stores, repositories, git; the clocks.
+    \b
+    PostgreSQL  connection, version, schema, rights, timeouts, time zone,
+                long transactions, autovacuum
+    tables      needed columns, partitions, unique keys, foreign keys
+    indexes     EXPLAIN of each worker's statements, and the missing
+                CREATE INDEX CONCURRENTLY
+    Redis       eviction, persistence, other users
+    others      dead letters, object stores, repositories, git, clocks,
+                the dashboard's token
 
     Exit status: 0 all fine; 3 warnings; 1 errors; 2 wrong settings.
     """
@@ -53,16 +57,16 @@ def doctor(as_json: bool, role: str | None) -> None:
         return
     if settings.database_url is not None:
         use_database(settings)
-    found: list[Finding] = []
-    with progress("looking") as say:
+    findings: list[Finding] = []
+    with progress("checking") as update:
         for finding in examine(settings, sweeps):
-            found.append(finding)
-            say(f"looking at {finding.area}: {finding.subject}")
-    worst: Level = max((each.level for each in found), key=["fine", "warning", "error"].index, default="fine")
+            findings.append(finding)
+            update(f"checking {finding.area}: {finding.subject}")
+    worst: Level = max((each.level for each in findings), key=["fine", "warning", "error"].index, default="fine")
     if as_json:
-        click.echo(json.dumps({"level": worst, "findings": [each.as_json() for each in found]}))
+        click.echo(json.dumps({"level": worst, "findings": [each.as_json() for each in findings]}))
     else:
-        _show(found)
+        _print(findings)
     sys.exit(_EXIT[worst])
 
 
@@ -75,24 +79,24 @@ def _print_grants(role: str, settings: Settings) -> None:
     use_database(settings)
     try:
         with translate_postgres_errors():
-            lacking = {table: tuple(missing_rights(table, rights)) for table, rights in needed.items() if exists(table)}
+            missing = {table: tuple(missing_rights(table, rights)) for table, rights in needed.items() if exists(table)}
             (user,) = database.execute_sql("SELECT quote_ident(current_user)").fetchone()
     except (HousekeepingError, PeeweeException) as error:
-        click.echo(f"-- not compared with the rights of the current role: {error_line(error)}")
+        click.echo(f"-- could not be compared with the rights of the current role: {error_line(error)}")
         return
-    for statement in grants(user, {table: rights for table, rights in lacking.items() if rights}):
+    for statement in grants(user, {table: rights for table, rights in missing.items() if rights}):
         click.echo(f"-- {user}, the current role, lacks: {statement};")
 
 
-def _show(found: list[Finding]) -> None:
+def _print(findings: list[Finding]) -> None:
     area = ""
-    for each in found:
+    for each in findings:
         if each.area != area:
             area = each.area
             out.print(area, style="bold")
-        sign, style = _SIGN[each.level]
-        out.print(Text.assemble("  ", (sign, style), printable(f"{each.subject}: {each.text}")), soft_wrap=True)
+        label, style = _LABEL[each.level]
+        out.print(Text.assemble("  ", (label, style), printable(f"{each.subject}: {each.text}")), soft_wrap=True)
         if each.way_out and each.level != "fine":
             out.print(f"          do: {each.way_out}", soft_wrap=True)
-    numbers = [sum(each.level == level for each in found) for level in ("error", "warning", "fine")]
-    out.print(f"{counted(numbers[0], 'error')}, {counted(numbers[1], 'warning')}, {numbers[2]} fine")
+    errors, warnings, fine = (sum(each.level == level for each in findings) for level in ("error", "warning", "fine"))
+    out.print(f"{counted(errors, 'error')}, {counted(warnings, 'warning')}, {fine} fine")

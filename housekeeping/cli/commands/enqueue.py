@@ -1,4 +1,4 @@
-"""``housekeeping enqueue``"""
+"""``housekeeping enqueue``: send a run to the worker processes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from housekeeping.sweeps.ledger.overrides import override_of
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What became of the message.
+    """Result of sending a message.
 
     Attributes:
-      enqueued: False for one that was dropped as a duplicate.
-      duplicate_of: The message that does its work then.
-      warning: Why its run will do nothing; None where it will.
+      enqueued: False if the message was dropped as a duplicate.
+      duplicate_of: The live message for the same work.
+      warning: Why the run will be skipped, or `None`.
     """
 
     worker: str
@@ -54,13 +54,13 @@ class _Sent:
 @click.command(short_help="Send a run to the workers.")
 @click.argument("name")
 @click.argument("argument", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def enqueue(name: str, argument: str | None, as_json: bool) -> None:
     """Send a run of worker NAME to the worker processes, as the application does. A few workers take an ARGUMENT.
 
-    The message has the options of the worker's actor. Where one for the same work waits already, it is dropped as a
-    duplicate, and the other message is named. The run of a paused or disabled worker will be skipped, which a warning
-    says. To run a worker here and now: housekeeping run NAME.
+    The message has the options of the worker's actor. If a message for the same work is live, the new one is dropped as
+    a duplicate and the live one is named. A warning tells if the run will be skipped because the worker is paused or
+    disabled. To run a worker in this process: housekeeping run NAME.
 
     \b
     housekeeping enqueue user_status_cleanup.batch
@@ -70,12 +70,12 @@ def enqueue(name: str, argument: str | None, as_json: bool) -> None:
     """
     settings, sweeps = load_workers()
     sweep = find_worker(sweeps, name)
-    about = parse_argument(sweep, argument)
+    run_argument = parse_argument(sweep, argument)
     with translate_postgres_errors():
         warning = _warning(sweep)
     broker = broker_beside(settings, sweeps)
     try:
-        message: Message[Any] = broker.get_actor(name).message(*([] if sweep.argument_name is None else [about]))
+        message: Message[Any] = broker.get_actor(name).message(*([] if sweep.argument_name is None else [run_argument]))
         with translate_redis_errors():
             sent = broker.enqueue(message)
     except StoreUnavailable as error:
@@ -86,7 +86,7 @@ def enqueue(name: str, argument: str | None, as_json: bool) -> None:
         broker.close()
     enqueued, duplicate_of = "duplicate_of" not in sent.options, sent.options.get("duplicate_of")
     result = _Sent(name, sweep.queue, sent.message_id, enqueued, duplicate_of, warning)
-    _show(result, as_json)
+    _print(result, as_json)
 
 
 def _warning(sweep: Sweep) -> str | None:
@@ -95,13 +95,13 @@ def _warning(sweep: Sweep) -> str | None:
     problem = sweep.lacks()
     if problem is not None:
         return f"{sweep.name} is not set up ({problem.text}): its run will be skipped"
-    switch = override_of(sweep.name)
-    if switch is not None and switch.state == "paused":
-        return f"{describe_override(switch)}: its run will be skipped (housekeeping resume {sweep.name})"
+    override = override_of(sweep.name)
+    if override is not None and override.state == "paused":
+        return f"{describe_override(override)}: its run will be skipped (housekeeping resume {sweep.name})"
     return None
 
 
-def _show(result: _Sent, as_json: bool) -> None:
+def _print(result: _Sent, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(result.as_json()))
     elif not result.enqueued:

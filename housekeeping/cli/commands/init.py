@@ -1,4 +1,4 @@
-"""``housekeeping init``"""
+"""``housekeeping init``: create or upgrade the library's own tables."""
 
 from __future__ import annotations
 
@@ -17,31 +17,33 @@ from housekeeping.sweeps.ledger import schema
 from housekeeping.workers import configured_sweeps, families
 
 
-@click.command(short_help="Make the library's own tables, or bring them up to date.")
-@click.option("--with-tables", is_flag=True, help="Also make the application's tables the workers clean, for a trial.")
-@click.option("--with-sample-data", is_flag=True, help="Also fill these tables with made-up rows, for a trial.")
+@click.command(short_help="Create or upgrade the library's own tables.")
+@click.option(
+    "--with-tables", is_flag=True, help="Also create the tables that the built-in workers clean, for a trial."
+)
+@click.option("--with-sample-data", is_flag=True, help="Also add sample rows to these tables, for a trial.")
 def init(with_tables: bool, with_sample_data: bool) -> None:
-    """Make the library's own tables, or bring them up to date. Harmless to repeat.
+    """Create or upgrade the library's own tables. Can be repeated safely.
 
-    They live in a schema of their own: "housekeeping", unless HOUSEKEEPING_SCHEMA names another. The
-    application's tables are not touched; with --with-tables those that are missing are made. A table that is only a
-    partition of another is told on stderr.
+    The tables are in the schema "housekeeping", or the one that HOUSEKEEPING_SCHEMA names. The application's tables are
+    not changed. --with-tables creates those that do not exist. A warning on stderr names each configured table that is
+    a partition of another table.
 
-    --with-sample-data adds a few hundred rows to each table that --with-tables makes, some of them stale. It refuses
-    when one of the tables has rows already.
+    --with-sample-data adds a few hundred rows to each table of --with-tables, some of them stale. It stops if one of
+    the tables already has rows.
     """
     if with_sample_data and not with_tables:
-        raise WrongArgument("--with-sample-data fills the tables of a trial; give --with-tables as well")
+        raise WrongArgument("--with-sample-data needs --with-tables; give --with-tables as well")
     settings = load_settings()
     sweeps = configured_sweeps(settings)
     use_database(settings)
-    steps = schema.init()
+    migrations = schema.init()
     name = settings.schema_name
-    done = "is up to date" if not steps else "made" if steps == len(schema.MIGRATIONS) else "upgraded"
-    click.echo(f"schema {name}: {done}")
+    result = "up to date" if not migrations else "created" if migrations == len(schema.MIGRATIONS) else "upgraded"
+    click.echo(f"schema {name}: {result}")
     with translate_postgres_errors():
         if with_tables:
-            _make_tables(settings)
+            _create_tables(settings)
         if with_sample_data:
             for line in add_sample_rows(settings):
                 click.echo(line)
@@ -49,11 +51,11 @@ def init(with_tables: bool, with_sample_data: bool) -> None:
             click.echo(f"warning: {warning.text}; {warning.way_out}", err=True)
 
 
-def _make_tables(settings: Settings) -> None:
+def _create_tables(settings: Settings) -> None:
     for family in families(settings):
         for model in family.models.values():
             meta: Any = model._meta
-            there = model.table_exists()
-            if not there:
+            exists = model.table_exists()
+            if not exists:
                 database.create_tables([model])
-            click.echo(f"table {meta.table_name}: {'is there' if there else 'made'}")
+            click.echo(f"table {meta.table_name}: {'already exists' if exists else 'created'}")

@@ -1,4 +1,4 @@
-"""``housekeeping leases``"""
+"""``housekeeping leases``: list and release leases."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases, relea
 _KEY_WIDTH: Final = 1000  # characters; --json has the whole of it
 
 
-@click.group(short_help="Show who holds which lease, and take one from its holder.")
+@click.group(short_help="List and release leases.")
 def leases() -> None:
-    """Leases keep two runs of one key from being at work at the same time.
+    """List and release leases. A lease prevents two runs with the same key at the same time.
 
-    A lease frees itself when its holder dies: a sweep's after a minute without a sign of life, another one when its
-    ttl is over. Only a holder that lives and hangs has to be helped along.
+    The lease of a dead holder becomes free by itself: a sweep's after a minute without a heartbeat, another one when
+    its ttl expires. Release a lease by hand only if its holder hangs.
     """
 
 
-@leases.command("list", short_help="Show who holds which lease.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@leases.command("list", short_help="List held leases and their holders.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_leases(as_json: bool) -> None:
-    """Show every lease that is held: by whom, for how long, until when, at which epoch, in which run.
+    """List every held lease with its holder, age, expiry, epoch and run.
 
-    FREE IN is the time until it ends by itself unless its holder renews it; "lost" means that Redis has it no more
-    although its run has not ended, so that the next one may begin. SILENT is how long ago the run last gave a sign
-    of life: over a minute, and the next run takes its place.
+    EXPIRES IN is the time until the lease expires unless its holder renews it. "lost" means that Redis no longer has
+    the lease although its run has not ended, so the next run may start. HEARTBEAT is the age of the run's last
+    heartbeat. After a minute, the next run takes over.
     """
     client, namespace = _servers()
     try:
@@ -49,43 +49,44 @@ def list_leases(as_json: bool) -> None:
         click.echo(json.dumps({"leases": [each.as_json() for each in held], "redis": unreachable or "ok"}))
         return
     if unreachable:
-        out.print(f"{unreachable}; what follows is what the database knows", style="yellow", soft_wrap=True)
+        out.print(f"{unreachable}; showing the leases that the database knows", style="yellow", soft_wrap=True)
     if not held:
-        out.print("no run that holds a lease is open" if unreachable else "no lease is held")
+        out.print("no open run holds a lease" if unreachable else "no leases are held")
         return
-    shown = table("KEY", "HOLDER", ">HELD FOR", ">FREE IN", ">EPOCH", ">RUN", ">SILENT")
+    rows = table("KEY", "HOLDER", ">HELD FOR", ">EXPIRES IN", ">EPOCH", ">RUN", ">HEARTBEAT")
     for each in held:
-        shown.add_row(
+        rows.add_row(
             in_one_line(each.key, _KEY_WIDTH),
             _holder(each),
-            _length(each.held_for_s),
+            format_duration(each.held_for_s),
             ("?" if unreachable else "lost") if each.remaining_s is None else format_duration(each.remaining_s),
             *("-" if number is None else str(number) for number in (each.epoch, each.run_id)),
-            _length(each.silent_for_s),
+            "-" if each.silent_for_s is None else f"{format_duration(each.silent_for_s)} ago",
         )
-    print_table(shown)
+    print_table(rows)
 
 
-@leases.command("release", short_help="Take a lease from its holder.")
+@leases.command("release", short_help="Release a lease that a hanging process holds.")
 @click.argument("key")
 def release(key: str) -> None:
-    """Take the lease KEY from whoever holds it, so that the next run may begin.
+    """Release the lease KEY, so that the next run can start.
 
-    The holder's epoch is made an old one first: should it still live, or only sleep, it commits nothing more in the
-    database, and its run ends as lost_lease, to be gone on from by the next one. What it does elsewhere (files, git,
-    other servers) it may go on doing until it notices, after a third of the lease's ttl at the latest.
+    The holder is fenced off first: if it is still alive, it cannot commit to the database any more. Its run ends as
+    lost_lease and the next run resumes it. Until the holder notices, at the latest after a third of the lease's ttl, it
+    may still change files, git repositories or other servers.
     """
     client, namespace = _servers()
-    was = release_lease(client, namespace, key)
-    out.print(f"released: {in_one_line(key, _KEY_WIDTH)}, held by {_holder(was)}", soft_wrap=True)
-    if was.epoch is None:
+    released = release_lease(client, namespace, key)
+    out.print(f"released: {in_one_line(key, _KEY_WIDTH)}, held by {_holder(released)}", soft_wrap=True)
+    if released.epoch is None:
         click.echo(
-            "housekeeping: its holder has no epoch, so nothing keeps it from writing on until it notices", err=True
+            "housekeeping: its holder has no epoch and cannot be fenced off: it may write until it notices the loss",
+            err=True,
         )
 
 
 def _servers() -> tuple[redis.Redis, str]:
-    """Redis; and the database where there is one."""
+    """Return a Redis client and the namespace, after configuring the database if there is one."""
     settings: Settings = load_settings()
     client = redis_client(settings.require_redis_url())
     if settings.database_url is not None:
@@ -96,7 +97,3 @@ def _servers() -> tuple[redis.Redis, str]:
 
 def _holder(lease: HeldLease) -> str:
     return in_one_line(lease.holder, _KEY_WIDTH)
-
-
-def _length(seconds: float | None) -> str:
-    return "-" if seconds is None else format_duration(seconds)

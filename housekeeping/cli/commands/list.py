@@ -1,4 +1,4 @@
-"""``housekeeping list``"""
+"""``housekeeping list``: list the workers with schedule, next tick, limits and state."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from housekeeping.workers import configured_sweeps
 
 
 @click.command("list", short_help="List the workers: schedule, next tick, limits, state.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_workers(as_json: bool) -> None:
     """List the workers: schedule, next tick, limits, state.
 
-    Works without a database; whether a worker is paused is then unknown. Schedules are read on the
-    clock of HOUSEKEEPING_TIMEZONE (UTC unless set), moments are shown in UTC.
+    Works without a database; the state is then "unknown". Schedules are in HOUSEKEEPING_TIMEZONE (UTC by default),
+    times are shown in UTC.
     """
     settings = load_settings()
     sweeps = configured_sweeps(settings)
-    switches: dict[str, Override] | None = None
+    current_overrides: dict[str, Override] | None = None
     problems: dict[str, SetupProblem] = {}
     if settings.database_url is not None:
         use_database(settings)
-        with progress("asking PostgreSQL"), suppress(PeeweeException):
+        with progress("reading overrides"), suppress(PeeweeException):
             problems = problems_of(sweeps.values())
-            switches = overrides()
+            current_overrides = overrides()
     now = datetime.now(UTC)
     rows: list[dict[str, Any]] = []
     for name, sweep in sweeps.items():
         problem = problems.get(name)
-        state = state_of(sweep, (switches or {}).get(name), problem)
+        state = state_of(sweep, (current_overrides or {}).get(name), problem)
         rows.append(
             {
                 "worker": name,
@@ -51,18 +51,18 @@ def list_workers(as_json: bool) -> None:
                 "next_tick": None if problem else next_tick(sweep, now, settings.timezone),
                 "batch_size": sweep.batch_size,
                 "max_runtime_s": sweep.max_runtime.total_seconds(),
-                "state": "unknown" if switches is None and state == "on" else state,
+                "state": "unknown" if current_overrides is None and state == "on" else state,
                 "not_set_up": problem.text if problem else None,
             }
         )
     if as_json:
         click.echo(json.dumps(rows, default=lambda value: value.isoformat()))
         return
-    shown = table("WORKER", "SCHEDULE", "NEXT TICK (UTC)", ">BATCH", ">BUDGET", "STATE")
+    listed = table("WORKER", "SCHEDULE", "NEXT TICK (UTC)", ">BATCH", ">MAX RUNTIME", "STATE")
     for row, sweep in zip(rows, sweeps.values(), strict=True):
         if row["not_set_up"]:
             continue
-        shown.add_row(
+        listed.add_row(
             row["worker"],
             row["schedule"] or "-",
             format_time(row["next_tick"], "%Y-%m-%d %H:%M"),
@@ -70,7 +70,7 @@ def list_workers(as_json: bool) -> None:
             format_duration(sweep.max_runtime.total_seconds()),
             row["state"],
         )
-    print_table(shown)
+    print_table(listed)
     print_not_set_up(problems)
 
 

@@ -1,4 +1,4 @@
-"""``housekeeping pause``, ``housekeeping narrow``, ``housekeeping resume``"""
+"""``housekeeping pause``, ``narrow`` and ``resume``: set and remove overrides of workers."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from housekeeping.sweeps.ledger import overrides
 from housekeeping.sweeps.ledger.overrides import Override, SwitchState
 
 _UNTIL_HELP = (
-    "When it ends by itself: 2h, 30min, 03:00 or 2026-11-20T03:00 (UTC). Without it: by `housekeeping resume`."
+    "End of the override: 2h, 30min, 03:00 or 2026-11-20T03:00 (UTC). By default it lasts until `housekeeping resume`."
 )
 
 
-@click.command(short_help="Let a worker run no more, for a while.")
+@click.command(short_help="Pause a worker.")
 @click.argument("name", required=False)
-@click.option("--all", "every", is_flag=True, help="Every worker.")
-@click.option("--reason", help="Why, for whoever looks next.")
+@click.option("--all", "every", is_flag=True, help="All workers.")
+@click.option("--reason", help="Reason, shown by status, list and the dashboard.")
 @click.option("--until", help=_UNTIL_HELP)
 def pause(name: str | None, every: bool, reason: str | None, until: str | None) -> None:
-    """Let worker NAME run no more, for a while.
+    """Pause worker NAME.
 
-    Effective at once: a run at work stops after the batch in hand and keeps what it has done; ticks and messages
-    that come are recorded as skipped. `housekeeping run NAME --force` runs it all the same.
+    Takes effect immediately. An active run stops after its current batch and keeps its progress. Further ticks and
+    messages are recorded as skipped. `housekeeping run NAME --force` runs a paused worker.
 
     \b
     housekeeping pause ci.stuck_builds.drop_canceling --reason "migration of ci_builds" --until 2h
     """
-    _switch(name, every, "paused", reason, until)
+    _override(name, every, "paused", reason=reason, until=until)
 
 
-@click.command(short_help="Let a worker take smaller steps, for a while.")
+@click.command(short_help="Temporarily lower a worker's limits.")
 @click.argument("name", required=False)
-@click.option("--all", "every", is_flag=True, help="Every worker.")
-@click.option("--batch-size", type=click.IntRange(1, 10_000), help="At most so many records a batch.")
-@click.option("--max-runtime", type=click.FloatRange(0, min_open=True), help="At most so many seconds a run.")
-@click.option("--reason", help="Why, for whoever looks next.")
+@click.option("--all", "every", is_flag=True, help="All workers.")
+@click.option("--batch-size", type=click.IntRange(1, 10_000), help="Maximum number of records per batch.")
+@click.option("--max-runtime", type=click.FloatRange(0, min_open=True), help="Maximum number of seconds per run.")
+@click.option("--reason", help="Reason, shown by status, list and the dashboard.")
 @click.option("--until", help=_UNTIL_HELP)
 def narrow(
     name: str | None,
@@ -56,45 +56,46 @@ def narrow(
     reason: str | None,
     until: str | None,
 ) -> None:
-    """Let worker NAME take smaller steps, for a while; it never takes larger ones than its own.
+    """Temporarily lower the limits of worker NAME. Values above the worker's own limits have no effect.
 
-    Effective within one batch, for a run at work too. `housekeeping resume NAME` ends it.
+    Takes effect at the next batch, also in an active run. `housekeeping resume NAME` restores the limits.
 
     \b
     housekeeping narrow user_status_cleanup.batch --batch-size 10 --max-runtime 5 --until 03:00
     """
     if batch_size is None and max_runtime is None:
-        raise WrongArgument("say how narrow: --batch-size, --max-runtime, or both")
-    _switch(
+        raise WrongArgument("nothing to narrow; give --batch-size, --max-runtime, or both")
+    _override(
         name,
         every,
         "narrow",
-        reason,
-        until,
-        batch_size,
-        None if max_runtime is None else timedelta(seconds=max_runtime),
+        reason=reason,
+        until=until,
+        batch_size=batch_size,
+        max_runtime=None if max_runtime is None else timedelta(seconds=max_runtime),
     )
 
 
-@click.command(short_help="End a pause, or a narrowing.")
+@click.command(short_help="Resume a paused or narrowed worker.")
 @click.argument("name", required=False)
-@click.option("--all", "every", is_flag=True, help="Every worker.")
+@click.option("--all", "every", is_flag=True, help="All workers.")
 def resume(name: str | None, every: bool) -> None:
-    """End a pause, or a narrowing, of worker NAME: it runs again at its next tick.
+    """Resume worker NAME with its own limits; it runs at its next tick.
 
-    What waited in the meantime was skipped, not queued: the next run finds everything that is stale by then.
+    Ticks and messages during the pause were skipped, not kept. The next run finds all rows that are stale by then.
     """
     _, sweeps = load_workers()
-    for sweep in _chosen(sweeps, name, every):
+    for sweep in _workers(sweeps, name, every):
         with translate_postgres_errors():
-            ended = overrides.resume(sweep.name, _who())
-        click.echo(f"{sweep.name} {'runs again at its next tick' if ended else 'was neither paused nor narrowed'}")
+            ended = overrides.resume(sweep.name, _operator())
+        click.echo(f"{sweep.name} {'resumes at its next tick' if ended else 'was neither paused nor narrowed'}")
 
 
-def _switch(
+def _override(
     name: str | None,
     every: bool,
     state: SwitchState,
+    *,
     reason: str | None,
     until: str | None,
     batch_size: int | None = None,
@@ -103,20 +104,22 @@ def _switch(
     _, sweeps = load_workers()
     with translate_postgres_errors():
         ends = None if until is None else parse_future_time(until, database_now())
-    for sweep in _chosen(sweeps, name, every):
-        said = Override(sweep.name, state, reason, ends, said_by=_who(), batch_size=batch_size, max_runtime=max_runtime)
+    for sweep in _workers(sweeps, name, every):
+        override = Override(
+            sweep.name, state, reason, ends, said_by=_operator(), batch_size=batch_size, max_runtime=max_runtime
+        )
         with translate_postgres_errors():
-            overrides.switch(said)
-        click.echo(describe_override(said))
+            overrides.switch(override)
+        click.echo(describe_override(override))
 
 
-def _chosen(sweeps: dict[str, Sweep], name: str | None, every: bool) -> list[Sweep]:
+def _workers(sweeps: dict[str, Sweep], name: str | None, every: bool) -> list[Sweep]:
     if every == (name is not None):
-        raise WrongArgument("name one worker, or say --all")
+        raise WrongArgument("name one worker, or give --all")
     return list(sweeps.values()) if name is None else [find_worker(sweeps, name)]
 
 
-def _who() -> str:
+def _operator() -> str:
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container's user may have no name

@@ -1,4 +1,4 @@
-"""``housekeeping plan``"""
+"""``housekeeping plan``: show what a run would do now."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ from housekeeping.sweeps.insight.plan import plan as make_plan
 from housekeeping.sweeps.limits.confirmation import named, plan_id
 from housekeeping.sweeps.stages.stage import Backlog
 
-_SAMPLE_WIDTH: Final = 100  # characters of a value that a row or a hash holds; --json has the whole of it
+_SAMPLE_WIDTH: Final = 100  # characters of a value; --json has all of it
 
 
 @click.command(short_help="Show what a run would do now; changes nothing.")
 @click.argument("name")
 @click.argument("argument", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(name: str, argument: str | None, as_json: bool) -> None:
-    """Show what a run of worker NAME would do now. Changes nothing, leaves no row, takes no lease.
+    """Show what a run of worker NAME would do now. Changes nothing, records no run, acquires no lease.
 
-    The numbers come from the very query of the run, in one read-only snapshot. IN ABOUT is the time the worker
-    would need by its own last runs, in as many runs as its budget makes of it; unknown while it has no history.
-    Works before "housekeeping init", too. The names are those of "housekeeping list"; a few workers take an ARGUMENT.
+    The counts come from the run's own query, in one read-only snapshot. DURATION is an estimate from the worker's last
+    runs, summed over all runs that the work needs; it is unknown without a history. Works before "housekeeping init",
+    too. "housekeeping list" shows the names; a few workers take an ARGUMENT.
     """
     _, sweeps = load_workers(with_schema=False)
     sweep = find_worker(sweeps, name)
-    about = parse_argument(sweep, argument)
+    run_argument = parse_argument(sweep, argument)
     with translate_table_errors(sweep), progress(f"{name}: counting"):
-        planned = make_plan(sweep, about)
-    known_as = plan_id(sweep.name, about, planned.stale, planned.now)
+        planned = make_plan(sweep, run_argument)
+    known_as = plan_id(sweep.name, run_argument, planned.stale, planned.now)
     if as_json:
         click.echo(json.dumps({**planned.as_json(), "plan_id": known_as}))
         return
-    _show(planned)
+    _print(planned)
     if planned.clock_skew is not None and planned.clock_skew.exceeded:
         out.print(clock_line(planned.clock_skew), soft_wrap=True)
     if planned.unconfirmed is not None:
         out.print(Text.assemble("\n", ("SKIPPED UNTIL CONFIRMED", "yellow"), f" {planned.unconfirmed}"), soft_wrap=True)
     out.print(
         f"\nplan id {known_as}: for an hour, a run with it may process these rows whatever the breaker's limit, "
-        f"housekeeping run {named(sweep.name, about)} --confirm {known_as}",
+        f"housekeeping run {named(sweep.name, run_argument)} --confirm {known_as}",
         soft_wrap=True,
     )
 
 
-def _show(planned: Plan) -> None:
-    facts = table(planned.worker, ">WOULD SETTLE", ">IN BATCHES", ">IN ABOUT", ">OLDEST", ">NEWEST")
+def _print(planned: Plan) -> None:
+    stages = table(planned.worker, ">STALE ROWS", ">BATCHES", ">DURATION", ">OLDEST", ">NEWEST")
     for each, batches in planned.stages:
         oldest, newest = (_age(value, planned.now) for value in (each.oldest, each.newest))
-        facts.add_row(each.name, str(each.stale), f"{batches:,}", _time(planned, each.stale), oldest, newest)
-    print_table(facts)
+        stages.add_row(each.name, str(each.stale), f"{batches:,}", _duration(planned, each.stale), oldest, newest)
+    print_table(stages)
     for each, _ in planned.stages:
         if each.samples:
-            samples = table(*each.samples[0], title=f"\nfirst in order of {each.name}")
+            samples = table(*each.samples[0], title=f"\nfirst rows of {each.name}")
             for row in each.samples:
                 samples.add_row(*(in_one_line(str(value), _SAMPLE_WIDTH) for value in row.values()))
             print_table(samples)
@@ -73,7 +73,7 @@ def _show(planned: Plan) -> None:
             out.print(printable(f"do: {reference.way_out}"), soft_wrap=True, markup=False)
 
 
-def _time(planned: Plan, stale: Backlog) -> str:
+def _duration(planned: Plan, stale: Backlog) -> str:
     expected_s = planned.expected_s(stale)
     if expected_s is None:
         return "unknown"

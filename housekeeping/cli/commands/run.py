@@ -1,4 +1,4 @@
-"""``housekeeping run``"""
+"""``housekeeping run``: run a worker once in the foreground."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from housekeeping.sweeps.limits.first_run import UNCONFIRMED, in_words
 @click.argument("name")
 @click.argument("argument", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the result object, and nothing else, on stdout.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Count what would be done, and change nothing.")
 @click.option(
     "--force", is_flag=True, help="Run although the worker is paused or disabled, or this machine's clock is wrong."
 )
@@ -53,11 +53,11 @@ def run(
 ) -> None:
     """Run worker NAME once, in the foreground, with progress. A few workers take an ARGUMENT.
 
-    The run is the same as a scheduled one: same limits, same ledger. Logs go to stderr. The names are those of
-    "housekeeping list".
+    The run has the limits of a scheduled run and is recorded in the ledger. Logs go to stderr. "housekeeping list"
+    shows the names.
 
-    Ctrl-C or SIGTERM ends it within a second, as partial with the reason "shutdown". A batch that is not committed by
-    then is rolled back, and the next run resumes. A second one ends the process at once.
+    Ctrl-C or SIGTERM ends the run within a second, as partial with the reason "shutdown". An uncommitted batch is
+    rolled back, and the next run resumes. A second signal ends the process at once.
 
     A run that finds far more stale rows than usual goes on and alerts. Where the worker's breaker is set to limit or
     stop runs, it ends early with the reason "breaker". Look at "housekeeping plan NAME", and if that is what you want,
@@ -67,33 +67,33 @@ def run(
     The first run of a sweep of your own is skipped with the reason "unconfirmed" if it would process over 20 % of a
     table, 1,000 rows or more. It goes ahead with --confirm, and so do all runs after it.
 
-    A run does not start where this machine's clock is over a minute from the database's; --force overrides that, too:
-    what is stale is decided by the database's clock anyway.
+    A run does not start if this machine's clock is over a minute from the database's. --force overrides that, too: the
+    database's clock decides which rows are stale.
 
-    Exit status: 0 when the outcome is done, partial or skipped, also after Ctrl-C; 1 when it failed; 130 after a second
-    Ctrl-C (143 after a second SIGTERM), or where the run could not be recorded as ended.
+    Exit status: 0 if the outcome is done, partial or skipped, also after Ctrl-C; 1 if it failed; 130 after a second
+    Ctrl-C (143 after a second SIGTERM), or if the run's end could not be recorded.
     """
     settings, sweeps = load_workers(with_schema=False)
     sweep = find_worker(sweeps, name)
     if settings.sentry_dsn is not None:
         error_reporting.report_to_sentry(settings.sentry_dsn)
-    about = parse_argument(sweep, argument)
-    confirmation = None if plan_id is None else _confirmed(plan_id, sweep, about)
-    result, ended = (_dry_run(sweep, about), True) if dry_run else _perform(sweep, about, force, confirmation)
+    run_argument = parse_argument(sweep, argument)
+    confirmation = None if plan_id is None else _confirmed(plan_id, sweep, run_argument)
+    result, ended = (_dry_run(sweep, run_argument), True) if dry_run else _run(sweep, run_argument, force, confirmation)
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:
-        _show(result)
+        _print(result)
     if result.reason == UNCONFIRMED:
         click.echo(f"housekeeping: {printable(in_words(result.counts[UNCONFIRMED]))}", err=True)
     if result.reason == "shutdown":
-        _say_interrupted(result)
+        _report_interruption(result)
     if not ended:
         end_process(result.exit_code)
     if result.exit_code:
         if result.error is not None and context.find_root().params.get("debug"):
             raise result.error
-        _explain(result, sweep)
+        _exit_with_error(result, sweep)
 
 
 def _confirmed(plan_id: str, sweep: Sweep, argument: Any) -> Confirmation:
@@ -101,34 +101,34 @@ def _confirmed(plan_id: str, sweep: Sweep, argument: Any) -> Confirmation:
         return confirmed(plan_id, sweep.name, argument, database_now())
 
 
-def _perform(sweep: Sweep, argument: Any, force: bool, confirmation: Confirmation | None) -> tuple[RunResult, bool]:
-    """Return the result, and whether the run's thread has ended."""
+def _run(sweep: Sweep, argument: Any, force: bool, confirmation: Confirmation | None) -> tuple[RunResult, bool]:
+    """Return the result and whether the run's thread has ended."""
     started_at = datetime.now(UTC)
     run_ids: list[int] = []
 
-    def tell(so_far: Counts) -> None:
-        say(f"{sweep.name}: {format_counts(so_far)}")
+    def show_progress(so_far: Counts) -> None:
+        update(f"{sweep.name}: {format_counts(so_far)}")
 
     def work(stopping: threading.Event) -> RunResult:
         return run_sweep(
             sweep,
             argument,
             force=force,
-            on_batch=tell,
+            on_batch=show_progress,
             stopping=stopping,
             confirmation=confirmation,
             on_begin=run_ids.append,
         )
 
     try:
-        with progress(f"{sweep.name}: looking") as say:
+        with progress(f"{sweep.name}: starting") as update:
             return Foreground(work).result(), True
     except Abandoned as error:
-        if error.again:
-            end_process(error.exit_code, "ended at once; what was committed stays, and a run a minute later resumes")
+        if error.second_signal:
+            end_process(error.exit_code, "ended at once; committed batches stay, and a run after a minute resumes")
         result = close_run(sweep, run_ids[0] if run_ids else None, started_at)
         if result is None:
-            end_process(error.exit_code, "interrupted; the run could not be recorded as ended, the next one does that")
+            end_process(error.exit_code, "interrupted; the run's end could not be recorded, the next run does that")
         return result, False
 
 
@@ -140,27 +140,26 @@ def _dry_run(sweep: Sweep, argument: Any) -> RunResult:
         end_process(130, "interrupted")
 
 
-def _say_interrupted(result: RunResult) -> None:
+def _report_interruption(result: RunResult) -> None:
     committed = format_counts(result.counts) if any(result.counts.values()) else "nothing"
     line = f"{result.worker} was interrupted; committed: {committed}; the next run resumes"
     click.echo(f"housekeeping: {printable(line)}", err=True)
 
 
-def _show(result: RunResult) -> None:
-    shown = table("WORKER", "OUTCOME", ">TOOK", "COUNTS")
-    # The reason of a failure has a line of its own.
+def _print(result: RunResult) -> None:
+    rows = table("WORKER", "OUTCOME", ">DURATION", "COUNTS")
+    # A failure's reason is printed on stderr.
     outcome = result.outcome if result.reason is None or result.exit_code else f"{result.outcome}: {result.reason}"
-    shown.add_row(
+    rows.add_row(
         result.worker,
         f"{outcome} (dry run)" if result.dry_run else outcome,
         format_duration(result.duration_s),
         "-" if result.exit_code and not any(result.counts.values()) else format_counts(result.counts),
     )
-    print_table(shown)
+    print_table(rows)
 
 
-def _explain(result: RunResult, sweep: Sweep) -> None:
-    """Say why the run failed, and end with the status that goes with it."""
+def _exit_with_error(result: RunResult, sweep: Sweep) -> None:
     error = missing_table_error(sweep, result.error) or result.error
     line = result.reason if error is None else error_line(error)
     click.echo(f"housekeeping: {result.worker} {result.outcome}: {printable(line or '')}", err=True)

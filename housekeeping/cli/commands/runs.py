@@ -1,4 +1,4 @@
-"""``housekeeping runs``"""
+"""``housekeeping runs``: list past runs, or show one of them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,11 @@ from housekeeping.sweeps.ledger import history
 from housekeeping.sweeps.ledger.history import RUNNING, RunRecord
 from housekeeping.sweeps.ledger.runs import Outcome
 
-_REASON_WIDTH: Final = 60  # characters in the list; the details and --json have the whole of it
+_REASON_WIDTH: Final = 60  # characters in the list; the details and --json have all of it
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """The filters of the list."""
-
+class _Filter:
     worker: str | None
     since: datetime | None
     outcome: str | None
@@ -44,20 +42,20 @@ class _Asked:
     limit: int
 
 
-@click.command(short_help="Show past runs, or everything about one of them.")
+@click.command(short_help="List past runs, or show one of them.")
 @click.argument("which", metavar="[NAME|ID]", required=False)
-@click.option("--since", help="Only runs that began since then: 2h, 3d, 03:00 or 2026-11-20T03:00 (UTC).")
-@click.option("--outcome", type=click.Choice([*get_args(Outcome), RUNNING]), help="Only runs that ended like this.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many runs.")
-@click.option("--before", type=click.IntRange(1), metavar="ID", help="Only runs older than this one: the next page.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--since", help="Only runs that started since: 2h, 3d, 03:00 or 2026-11-20T03:00 (UTC).")
+@click.option("--outcome", type=click.Choice([*get_args(Outcome), RUNNING]), help="Only runs with this outcome.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Maximum number of runs.")
+@click.option("--before", type=click.IntRange(1), metavar="ID", help="Only runs before this one; shows the next page.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def runs(
     which: str | None, since: str | None, outcome: str | None, limit: int, before: int | None, as_json: bool
 ) -> None:
-    """Show the runs of all workers, or of worker NAME, newest first; or everything about the run with this ID.
+    """List the runs of all workers or of worker NAME, newest first, or show the run with this ID.
 
-    A run is one attempt, of any trigger: schedule, enqueue, cli or parent. AGE is the time since it began. Skipped
-    and missed ticks are listed, too. "lost?" is a run without a heartbeat: the next one takes over from it.
+    A run is one attempt of any trigger: schedule, enqueue, cli or parent. AGE is the time since its start. The list
+    includes skipped and missed ticks. "lost?" is a run without a recent heartbeat; the next run takes over from it.
 
     \b
     housekeeping runs user_status_cleanup.batch --since 2h
@@ -65,26 +63,26 @@ def runs(
     housekeeping runs 4711
     """
     settings, sweeps = load_workers()
-    with progress("looking"), translate_postgres_errors():
+    with progress("reading the ledger"), translate_postgres_errors():
         now = database_now()
         if which is not None and which.isdecimal():
             if since or outcome or before:
-                raise WrongArgument(f"run {which} is one run; --since, --outcome and --before are for lists")
-            _show_run(run_with(int(which)), sweeps, settings, now, as_json)
+                raise WrongArgument(f"run {which} is a single run; --since, --outcome and --before filter lists")
+            _print_run(run_with(int(which)), sweeps, settings, now, as_json)
             return
-        # Runs of a worker that is no longer declared are still there.
+        # The ledger also has runs of workers that are no longer declared.
         if which is not None and not history.recent(worker=which, limit=1):
             find_worker(sweeps, which)
-        asked = _Asked(which, None if since is None else parse_since(since, now), outcome, before, limit)
-        found = history.recent(worker=which, since=asked.since, outcome=outcome, before=before, limit=limit + 1)
-    _show_list(found[:limit], len(found) > limit, asked, sweeps, now, as_json)
+        filters = _Filter(which, None if since is None else parse_since(since, now), outcome, before, limit)
+        found = history.recent(worker=which, since=filters.since, outcome=outcome, before=before, limit=limit + 1)
+    _print_list(found[:limit], len(found) > limit, filters, sweeps, now, as_json)
 
 
 def run_with(run_id: int) -> RunRecord:
     """Return the run with this id.
 
     Raises:
-      WrongArgument: When there is none.
+      WrongArgument: No run has the id.
     """
     record = history.find(run_id) if run_id < 2**63 else None
     if record is None:
@@ -92,48 +90,51 @@ def run_with(run_id: int) -> RunRecord:
     return record
 
 
-def _show_list(
-    found: list[RunRecord], more: bool, asked: _Asked, sweeps: Mapping[str, Sweep], now: datetime, as_json: bool
+def _print_list(
+    found: list[RunRecord], more: bool, filters: _Filter, sweeps: Mapping[str, Sweep], now: datetime, as_json: bool
 ) -> None:
     if as_json:
         click.echo(json.dumps({"runs": [each.as_json() for each in found], "more": more}))
         return
     if not found:
-        out.print("no run matches" if asked.since or asked.outcome or asked.before else "no run yet", soft_wrap=True)
+        out.print(
+            "no runs match" if filters.since or filters.outcome or filters.before else "no runs yet", soft_wrap=True
+        )
         return
-    shown = table(">ID", "WORKER", ">AGE", ">TOOK", "OUTCOME AND COUNTS")
+    listed = table(">ID", "WORKER", ">AGE", ">DURATION", "OUTCOME AND COUNTS")
     for each in found:
-        done = _counts(each, sweeps)
-        shown.add_row(
+        main_counts = _main_counts(each, sweeps)
+        listed.add_row(
             str(each.run_id),
             fit_name(each.worker),
             format_duration((now - each.started_at).total_seconds()),
             format_duration(each.duration_s),
-            f"{outcome_of(each)}{f', {done}' if done else ''}",
+            f"{outcome_of(each)}{f', {main_counts}' if main_counts else ''}",
         )
-    print_table(shown)
+    print_table(listed)
     if more:
         out.print(f"\nolder runs: add --before {found[-1].run_id}; one run: housekeeping runs ID", soft_wrap=True)
 
 
 def outcome_of(record: RunRecord) -> str:
-    """Return how a run ended and why, or how it stands."""
+    """Return the run's outcome and reason, or its state if it has not ended."""
     if record.outcome is None:
         return outcome_in_words(None, record.silent_s)
-    # What a failure says is in its details.
     reason = f": {in_one_line(record.reason, _REASON_WIDTH)}" if record.reason else ""
     return f"{record.outcome}{reason}"
 
 
-def _counts(record: RunRecord, sweeps: Mapping[str, Sweep]) -> str:
-    """Return the counts that are not zero; the number of batches says little to people."""
+def _main_counts(record: RunRecord, sweeps: Mapping[str, Sweep]) -> str:
     sweep = sweeps.get(record.worker)
     given = record.counts if sweep is None else in_order(sweep, record.counts)
+    # The number of batches tells an operator little.
     main = {name: value for name, value in given.items() if name != "batches" and value}
     return format_counts(main) if main else ""
 
 
-def _show_run(record: RunRecord, sweeps: Mapping[str, Sweep], settings: Settings, now: datetime, as_json: bool) -> None:
+def _print_run(
+    record: RunRecord, sweeps: Mapping[str, Sweep], settings: Settings, now: datetime, as_json: bool
+) -> None:
     sweep = sweeps.get(record.worker)
     answer = explain_run(record, sweep, now, settings.timezone)
     if as_json:
@@ -142,28 +143,28 @@ def _show_run(record: RunRecord, sweeps: Mapping[str, Sweep], settings: Settings
         click.echo(json.dumps({**record.as_json(), **explained, "attempts": attempts}))
         return
     out.print(f"run {record.run_id} of {record.worker}: {outcome_of(record)}", soft_wrap=True, style="bold")
-    show_explanation(answer)
+    print_explanation(answer)
     out.print()
-    print_table(_facts(record, sweep, now))
+    print_table(_details(record, sweep, now))
     if len(answer.attempts) > 1:
         out.print()
         print_table(attempts_table(answer, sweep))
 
 
-def show_explanation(answer: Explanation) -> None:
-    """Print what started a run, how it ended and what comes next, a line each."""
+def print_explanation(answer: Explanation) -> None:
+    """Print what started a run, how it ended and what follows."""
     for label, text in (("started", answer.origin), ("result", answer.meaning), ("next", answer.next_step)):
         if text:
             out.print(f"{label}: {text}", soft_wrap=True)
 
 
-def _facts(record: RunRecord, sweep: Sweep | None, now: datetime) -> Table:
+def _details(record: RunRecord, sweep: Sweep | None, now: datetime) -> Table:
     def ago(at: datetime) -> str:
         return f"{format_time(at)} UTC, {format_duration((now - at).total_seconds())} ago"
 
     backlog = None if record.backlog is None else f"{record.backlog:,}"
     given = record.counts if sweep is None else in_order(sweep, record.counts)
-    shown = table("FIELD", "VALUE")
+    fields = table("FIELD", "VALUE")
     for name, value in {
         "trigger": record.trigger,
         "tick": None if record.tick is None else f"{format_time(record.tick)} UTC",
@@ -172,14 +173,14 @@ def _facts(record: RunRecord, sweep: Sweep | None, now: datetime) -> Table:
         "started": ago(record.started_at),
         "heartbeat": ago(record.heartbeat_at),
         "finished": None if record.finished_at is None else ago(record.finished_at),
-        "took": format_duration(record.duration_s),
+        "duration": format_duration(record.duration_s),
         "counts": ", ".join(f"{name} {_number(value)}" for name, value in given.items()) or None,
         "cursor": _cursor(record.cursor),
-        "backlog at its end": backlog if record.backlog_exact or backlog is None else f"at least {backlog}",
+        "backlog at the end": backlog if record.backlog_exact or backlog is None else f"at least {backlog}",
         "error": record.error,
     }.items():
-        shown.add_row(name, "-" if value is None else str(value))
-    return shown
+        fields.add_row(name, "-" if value is None else str(value))
+    return fields
 
 
 def _number(value: Any) -> str:
@@ -190,21 +191,21 @@ def _cursor(cursor: dict[str, Any] | None) -> str | None:
     if cursor is None:
         return None
     after = cursor.get("after")
-    where = "at the front" if after is None else f"after {', '.join(map(str, after))}"
-    return f"in {cursor.get('pass')}, {where}"
+    position = "at the start" if after is None else f"after {', '.join(map(str, after))}"
+    return f"in {cursor.get('pass')}, {position}"
 
 
 def attempts_table(answer: Explanation, sweep: Sweep | None) -> Table:
     """Return the attempts of a tick or a message, oldest first."""
-    shown = table("RUN", "OUTCOME", "STARTED (UTC)", ">TOOK", "COUNTS")
+    attempts = table("RUN", "OUTCOME", "STARTED (UTC)", ">DURATION", "COUNTS")
     for each in answer.attempts:
-        took = None if each.finished_at is None else (each.finished_at - each.started_at).total_seconds()
+        duration_s = None if each.finished_at is None else (each.finished_at - each.started_at).total_seconds()
         reason = f": {each.reason}" if each.reason and not each.error else ""
-        shown.add_row(
+        attempts.add_row(
             str(each.run_id),
             f"{each}{reason}",
             format_time(each.started_at),
-            format_duration(took),
+            format_duration(duration_s),
             format_counts(each.counts if sweep is None else in_order(sweep, each.counts)),
         )
-    return shown
+    return attempts

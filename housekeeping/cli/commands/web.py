@@ -1,4 +1,4 @@
-"""``housekeeping web``"""
+"""``housekeeping web``: serve the dashboard."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ from housekeeping.core.extras import how_to_install
 
 
 @click.command(short_help="Serve the dashboard.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
-@click.option("--port", default=9292, show_default=True, type=click.IntRange(0, 65535), help="The port; 0: any.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    default=9292,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 for any free port.",
+)
 def web(host: str, port: int) -> None:
-    """Serve the dashboard: workers, runs, plans, backlog, alarms, queues, leases, dead letters; pause and resume.
+    """Serve the dashboard: workers, runs, plans, backlog, alerts, queues, leases, dead letters; pause and resume.
 
-    On this machine's own address everybody on it may look. To change something, and to look at all from any other
-    address, takes the token: HOUSEKEEPING_WEB_TOKEN, or one made for this start and printed here.
+    On a loopback address, every user of this machine can read the pages. Changes need a token, and at any other address
+    reading needs it, too. The token is HOUSEKEEPING_WEB_TOKEN, or one that this command generates and prints.
 
     Requires the extra "web".
     """
@@ -36,17 +42,17 @@ def web(host: str, port: int) -> None:
     token = settings.web_token
     if token is None and not local:
         raise SettingsError(
-            f"HOUSEKEEPING_WEB_TOKEN is not set, and {host} can be reached from elsewhere; "
-            "set it to 16 characters or more that nobody can guess"
+            f"HOUSEKEEPING_WEB_TOKEN is not set, and other machines can reach {host}; "
+            "set it to at least 32 random characters"
         )
     if token is None:
-        token = secrets.token_urlsafe(16)
-        click.echo(f"to change something, log in with this token (for this start only): {token}", err=True)
+        token = secrets.token_urlsafe(32)
+        click.echo(f"to make changes, log in with this token (valid until the command ends): {token}", err=True)
     app = create_app(settings, sweeps, token, open_to_read=local)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     with _listening(host, port) as listener:
         port = listener.getsockname()[1]
-        click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/  (Ctrl-C ends it)", err=True)
+        click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/  (Ctrl-C to stop)", err=True)
         server(app, listener).run()
 
 
@@ -55,5 +61,7 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        why = error.strerror or str(error)
-        raise SettingsError(f"cannot listen at {host}, port {port}: {why}; choose others with --host, --port") from None
+        reason = error.strerror or str(error)
+        raise SettingsError(
+            f"cannot listen on {host}, port {port}: {reason}; choose others with --host, --port"
+        ) from None

@@ -1,4 +1,4 @@
-"""``housekeeping why``"""
+"""``housekeeping why``: explain the outcome of a tick or a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from housekeeping.cli.commands.runs import attempts_table, run_with, show_explanation
+from housekeeping.cli.commands.runs import attempts_table, print_explanation, run_with
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.formatting import out, print_table, progress
 from housekeeping.core.errors import RedisUnavailable, WrongArgument
@@ -22,27 +22,27 @@ from housekeeping.presentation.time_parsing import parse_past_time
 from housekeeping.presentation.workers import find_worker
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.explain_outcome import Attempt, Explanation, WasSent, meaning_of
-from housekeeping.sweeps.insight.explain_outcome import why as ask
+from housekeeping.sweeps.insight.explain_outcome import why as explain_tick
 from housekeeping.sweeps.insight.explain_run import explain_run, with_newer_run
 from housekeeping.sweeps.ledger.history import RunRecord
 from housekeeping.sweeps.processes.liveness import read_processes
 
-#: Redis remembers 1500 ticks of each worker: of one that comes every minute, a little over a day.
+#: Redis keeps 1500 ticks per worker. A worker that runs every minute has a little over a day.
 _REMEMBERED: Final = timedelta(hours=24)
 
 
-@click.command(short_help="Explain what became of a tick or a run.")
+@click.command(short_help="Explain the outcome of a tick or a run.")
 @click.argument("name")
 @click.argument("tick", metavar="[TICK|RUN_ID]", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def why(name: str, tick: str | None, as_json: bool) -> None:
-    """Say what became of a TICK of worker NAME, and the reason; of its latest tick unless said.
+    """Explain the outcome of a TICK of worker NAME, by default of its latest tick.
 
-    TICK is a time such as 2026-11-20T03:00 (UTC unless it names another zone) or 03:00, which is the last time
-    it was that late. A worker without a schedule answers for its last run. A later run that the schedule did not
-    start is named as well.
+    TICK is a time such as 2026-11-20T03:00 (UTC unless it names another zone), or 03:00 for the latest such time. For a
+    worker without a schedule, the last run is explained. A later run that the schedule did not start is named as well.
 
-    A number is a run's id: what started it, whether it took over from a lost run, how it ended, what comes next.
+    A number is a run's id. The answer says what started the run, whether it took over from a lost run, how it ended and
+    what follows.
 
     \b
     housekeeping why user_status_cleanup.batch
@@ -51,61 +51,61 @@ def why(name: str, tick: str | None, as_json: bool) -> None:
     """
     settings, sweeps = load_workers()
     sweep = find_worker(sweeps, name)
-    with progress("looking"), translate_postgres_errors():
+    with progress("reading the ledger"), translate_postgres_errors():
         now = database_now()
         if tick is not None and tick.isdecimal():
             answer = explain_run(_run_of(name, int(tick)), sweep, now, settings.timezone)
         else:
-            asked = None if tick is None else parse_past_time(tick, now)
+            time = None if tick is None else parse_past_time(tick, now)
             client = None if settings.redis_url is None else redis_client(settings.redis_url)
             processes = read_processes(client, settings.namespace, now)
-            answer = ask(sweep, asked, now, settings.timezone, _was_sent(settings, name, now), processes)
+            answer = explain_tick(sweep, time, now, settings.timezone, _was_sent(settings, name, now), processes)
             answer = answer if tick is not None else with_newer_run(answer)
     if as_json:
         click.echo(json.dumps(answer.as_json(), default=lambda value: value.isoformat()))
         return
-    _show(answer, sweep, now)
+    _print(answer, sweep, now)
 
 
 def _run_of(worker: str, run_id: int) -> RunRecord:
     record = run_with(run_id)
     if record.worker != worker:
-        raise WrongArgument(f"run {run_id} is one of {record.worker}: housekeeping why {record.worker} {run_id}")
+        raise WrongArgument(f"run {run_id} belongs to {record.worker}: housekeeping why {record.worker} {run_id}")
     return record
 
 
 def _was_sent(settings: Settings, name: str, now: datetime) -> WasSent:
-    """By what Redis remembers, which the scheduler claims and progress_counts each tick in."""
+    """Return a function that looks up in Redis whether the scheduler sent a tick."""
 
-    def asked(tick: datetime) -> bool | None:
+    def was_sent(tick: datetime) -> bool | None:
         if settings.redis_url is None or now - tick > _REMEMBERED:
             return None
         try:
             with translate_redis_errors():
-                seen = TickStore(redis_client(settings.redis_url), settings.namespace).look(name, tick)
+                found = TickStore(redis_client(settings.redis_url), settings.namespace).look(name, tick)
         except RedisUnavailable:
             return None
-        return seen.settled or seen.being_sent
+        return found.settled or found.being_sent
 
-    return asked
+    return was_sent
 
 
-def _show(answer: Explanation, sweep: Sweep, now: datetime) -> None:
-    of = "" if answer.tick is None else f", tick {format_time(answer.tick, '%Y-%m-%d %H:%M')} UTC"
-    of = of if answer.run_id is None else f", run {answer.run_id}"
-    out.print(f"{answer.worker}{of}: {answer.outcome}", soft_wrap=True, style="bold")
+def _print(answer: Explanation, sweep: Sweep, now: datetime) -> None:
+    subject = "" if answer.tick is None else f", tick {format_time(answer.tick, '%Y-%m-%d %H:%M')} UTC"
+    subject = subject if answer.run_id is None else f", run {answer.run_id}"
+    out.print(f"{answer.worker}{subject}: {answer.outcome}", soft_wrap=True, style="bold")
     if answer.run_id is None:
         out.print(answer.meaning, soft_wrap=True)
     else:
-        show_explanation(answer)
+        print_explanation(answer)
     if answer.newer_run is not None:
-        out.print(_in_words(answer.worker, answer.newer_run, now), soft_wrap=True)
+        out.print(_describe_newer_run(answer.worker, answer.newer_run, now), soft_wrap=True)
     if answer.attempts:
         out.print()
         print_table(attempts_table(answer, sweep))
 
 
-def _in_words(worker: str, newer: Attempt, now: datetime) -> str:
+def _describe_newer_run(worker: str, newer: Attempt, now: datetime) -> str:
     ago = format_duration((now - newer.started_at).total_seconds())
     meaning = meaning_of(worker, newer)
     started = f"since then: run {newer.run_id}, {ago} ago, trigger {newer.trigger}"

@@ -1,4 +1,4 @@
-"""``housekeeping worker`` and ``housekeeping scheduler``: Dramatiq's and periodiq's own programs, rightly called."""
+"""``housekeeping worker`` and ``scheduler``: start Dramatiq and periodiq with the right arguments."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from housekeeping.core.telemetry.error_reporting import require_sentry
 from housekeeping.database.connection import database
 
 _APPLICATION: Final = "housekeeping.app"
-#: After the grace period, for what was interrupted then to be put back into its queue.
-_PUT_BACK_S: Final = 10
+#: Seconds after the grace period in which interrupted messages return to their queues.
+_REQUEUE_S: Final = 10
 
 
-def _ready(queues: tuple[str, ...] = ()) -> Settings:
-    """Settings and schema looked at here, where an error is one line, and not in each process that follows."""
+def _check_settings(queues: tuple[str, ...] = ()) -> Settings:
+    """Return the settings after checking them, the schema and the queue names.
+
+    An error is one line here. In the child processes it would be one traceback each.
+    """
     settings, sweeps = load_workers()
     known = sorted({sweep.queue for sweep in sweeps.values()})
     for queue in queues:
@@ -34,39 +37,41 @@ def _ready(queues: tuple[str, ...] = ()) -> Settings:
     settings.require_redis_url()
     if settings.sentry_dsn is not None:
         require_sentry()
-    # Not to be carried into those processes.
+    # Child processes must not inherit the connection.
     database.close()
     return settings
 
 
 @click.command(short_help="Run the workers: a dramatiq process.")
-@click.option("--processes", "-p", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes.")
-@click.option("--threads", "-t", type=click.IntRange(1, 64), default=8, show_default=True, help="Threads in each.")
-@click.option("--queues", "-Q", multiple=True, help="Only these queues; may be repeated.")
+@click.option(
+    "--processes", "-p", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of worker processes."
+)
+@click.option("--threads", "-t", type=click.IntRange(1, 64), default=8, show_default=True, help="Threads per process.")
+@click.option("--queues", "-Q", multiple=True, help="Serve only this queue; may be repeated.")
 def worker(processes: int, threads: int, queues: tuple[str, ...]) -> None:
-    """Run the workers: a dramatiq process that takes messages until it is told to stop.
+    """Run the workers: a Dramatiq process that processes messages until SIGTERM or Ctrl-C.
 
-    SIGTERM or Ctrl-C lets runs end after their batch. Each thread holds one database connection.
-    The same as "dramatiq housekeeping.app", with the arguments that suit it.
+    On a signal, active runs end after their batch. Each thread has one database connection. "dramatiq housekeeping.app"
+    does the same; this command adds suitable arguments.
     """
-    settings = _ready(queues)
+    settings = _check_settings(queues)
     reach_broker(settings)
     arguments = [_APPLICATION, "--skip-logging", "--processes", str(processes), "--threads", str(threads)]
-    arguments += ["--worker-shutdown-timeout", str(int((settings.grace_s + _PUT_BACK_S) * 1000))]
+    arguments += ["--worker-shutdown-timeout", str(int((settings.grace_s + _REQUEUE_S) * 1000))]
     if queues:
-        arguments += ["--queues", *queues]  # once: of several Dramatiq takes the last
+        arguments += ["--queues", *queues]  # one option: Dramatiq uses only the last of several
     with shared_by_processes(settings):
         sys.exit(dramatiq.cli.main(dramatiq.cli.make_argument_parser().parse_args(arguments)))
 
 
 @click.command(short_help="Run the schedule: a periodiq process.")
 def scheduler() -> None:
-    """Run the schedule: a periodiq process that sends each worker its message when it is time.
+    """Run the schedule: a periodiq process that sends a message to each worker at its ticks.
 
-    Any number may run; each tick fires once. While Redis is away it says so and goes on. The same as
-    "periodiq housekeeping.app".
+    Several schedulers may run; each tick is sent once. Without Redis, the scheduler logs a warning and retries.
+    "periodiq housekeeping.app" does the same.
     """
-    serve_this_process(_ready())
+    serve_this_process(_check_settings())
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(0)

@@ -88,7 +88,7 @@ def test_an_expression_that_asks_for_what_is_not_there_is_found(expression: str,
 
 
 def test_each_alarm_of_the_page_of_alarms_has_a_rule() -> None:
-    text = (ROOT / "docs/howto/alarms.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/howto/alerts.md").read_text(encoding="utf-8")
     documented = {
         name for row in re.findall(r"^\| (`.+?) \|", text, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
     }

@@ -112,7 +112,7 @@ def test_an_alarm_says_what_to_do_and_leads_to_its_help(client: FlaskClient) -> 
 
 
 def test_every_alarm_that_the_documentation_names_has_its_help_on_the_page() -> None:
-    text = (Path(__file__).parents[3] / "docs/howto/alarms.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs/howto/alerts.md").read_text(encoding="utf-8")
     first_cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     named = {topic(name) for cell in first_cells for name in re.findall(r"`([\w…]+)`", cell)}
 

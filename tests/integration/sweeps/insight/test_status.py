@@ -22,7 +22,7 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
 
-_ALARMS_PAGE = Path(__file__).parents[4] / "docs/howto/alarms.md"
+_ALARMS_PAGE = Path(__file__).parents[4] / "docs/howto/alerts.md"
 _UTC = ZoneInfo("UTC")
 _NOW = datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
 _AT = "'2026-01-01 00:00:30+00'::timestamptz"
