@@ -1,1 +1,1 @@
-"""An application with a Dramatiq broker and middleware of its own, on which housekeeping was installed."""
+"""Application with its own Dramatiq broker and middleware, plus the middleware of housekeeping."""

@@ -1,4 +1,4 @@
-"""The application's broker, as it was, and one call more."""
+"""Broker of the application, with one additional call."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dramatiq.brokers.redis import RedisBroker
 
 import housekeeping
 
-#: Whose invoice the thread is at work on.
+#: Tenant of the current message.
 tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
 
 
 class Tenants(Middleware):
-    """The application's own: a message remembers for whom it was sent, and its actor is told."""
+    """Middleware of the application that passes the tenant on to the actor."""
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         message.options.setdefault("tenant", tenant.get())
@@ -31,7 +31,7 @@ client = redis.Redis.from_url(os.environ["INVOICES_REDIS_URL"])
 broker = RedisBroker(client=client, namespace="invoices")
 broker.add_middleware(Tenants())
 
-# Before any actor is declared, because actors may then use the options. The leases and keys live on this broker's own
-# Redis unless HOUSEKEEPING_REDIS_URL names another, and without HOUSEKEEPING_DATABASE_URL no database is needed.
+# Call this before declaring actors, so that they can use the options. Leases and keys are stored in this broker's Redis
+# unless HOUSEKEEPING_REDIS_URL names another. Without HOUSEKEEPING_DATABASE_URL, no database is needed.
 housekeeping.install(broker, workers=False)
 dramatiq.set_broker(broker)

@@ -1,4 +1,4 @@
-"""The side that people see: it only sends messages."""
+"""Web application, which only sends messages."""
 
 from __future__ import annotations
 

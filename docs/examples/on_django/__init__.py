@@ -1,1 +1,1 @@
-"""A Django application whose actors stand on housekeeping's middleware."""
+"""Django application whose actors use the middleware of housekeeping."""

@@ -1,4 +1,4 @@
-"""The application's tables."""
+"""Tables of the application."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Reminder(models.Model):
-    """To be sent once, when it is due."""
+    """Reminder to send once when it is due."""
 
     text = models.TextField()
     due_at = models.DateTimeField()

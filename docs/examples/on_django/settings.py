@@ -1,4 +1,4 @@
-"""Django's settings, as small as they can be."""
+"""Minimal Django settings."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What runs in the background: ``DJANGO_SETTINGS_MODULE=on_django.settings dramatiq on_django.tasks``."""
+"""Background tasks: ``DJANGO_SETTINGS_MODULE=on_django.settings dramatiq on_django.tasks``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from on_django.database import database_url
 
 django.setup()
 
-from on_django.models import Reminder  # noqa: E402 - models can be imported only now
+from on_django.models import Reminder  # noqa: E402 - needs django.setup()
 
 
 class DjangoConnections(Middleware):
-    """The application's own: no message is given a connection that is dead or too old."""
+    """Middleware of the application that closes dead and old connections."""
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         close_old_connections()
@@ -39,7 +39,7 @@ dramatiq.set_broker(broker)
     schedule="*/5 * * * *",
 )
 def send_reminders() -> None:
-    """Mark what is due as sent, in one transaction that only the holder of the lease can commit."""
+    """Mark due reminders as sent, in a transaction that only the lease holder can commit."""
     with transaction.atomic():
         Reminder.objects.filter(sent_at=None, due_at__lte=timezone.now()).update(sent_at=timezone.now())
         housekeeping.fence(connection.connection)  # the driver's, in Django's transaction

@@ -1,1 +1,1 @@
-"""An application on SQLAlchemy whose actors stand on housekeeping's middleware."""
+"""SQLAlchemy application whose actors use the middleware of housekeeping."""

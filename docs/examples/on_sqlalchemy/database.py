@@ -1,4 +1,4 @@
-"""What an engine of SQLAlchemy is connected to, as a URL."""
+"""Database URL of an SQLAlchemy engine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from sqlalchemy import Engine
 
 
 def database_url(engine: Engine, **connect_args: Any) -> str:
-    """The URL of an engine on psycopg or psycopg2; `connect_args` are those given to `create_engine`, if any.
+    """Return the URL of a psycopg or psycopg2 engine. `connect_args` are those of `create_engine`.
 
-    Note: `engine.url` as text will not do: it writes a space in ``options`` as +, which libpq reads as a plus sign.
+    Note: The text of `engine.url` does not work. It writes a space in ``options`` as +, which libpq reads as a plus.
     """
     _, parameters = engine.dialect.create_connect_args(engine.url)
-    # What else a dialect hands to its driver, such as adapters, is none of the server's business.
+    # A dialect also passes objects to its driver, such as adapters. They are not part of a URL.
     given = {name: value for name, value in {**parameters, **connect_args}.items() if isinstance(value, str | int)}
-    # libpq takes every parameter behind the question mark, with its signs escaped and %20 for a space.
+    # libpq reads parameters after the question mark. It needs %20 for a space.
     return f"postgresql://?{urlencode(given, quote_via=quote)}"

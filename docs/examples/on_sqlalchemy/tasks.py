@@ -1,4 +1,4 @@
-"""What runs in the background; ``dramatiq on_sqlalchemy.tasks`` runs it."""
+"""Background tasks: ``dramatiq on_sqlalchemy.tasks``."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Session = sessionmaker(engine)
 
 
 class Base(DeclarativeBase):
-    """Of the application's tables."""
+    """Base of the application's tables."""
 
 
 class Reminder(Base):
-    """To be sent once, when it is due."""
+    """Reminder to send once when it is due."""
 
     __tablename__ = "reminders"
 
@@ -44,7 +44,7 @@ dramatiq.set_broker(broker)
     schedule="*/5 * * * *",
 )
 def send_reminders() -> None:
-    """Mark what is due as sent, in one transaction that only the holder of the lease can commit."""
+    """Mark due reminders as sent, in a transaction that only the lease holder can commit."""
     now = datetime.now(UTC)
     with Session.begin() as session:
         session.execute(update(Reminder).where(Reminder.sent_at.is_(None), Reminder.due_at <= now).values(sent_at=now))

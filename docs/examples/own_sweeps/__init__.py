@@ -1,1 +1,1 @@
-"""Sweeps for tables with ages per tenant, UUID keys, and times that may be NULL."""
+"""Sweeps for tables with an age per tenant, UUID keys, and nullable times."""

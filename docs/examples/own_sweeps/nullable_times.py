@@ -1,4 +1,4 @@
-"""Delete devices that were not seen for 90 days, or never since they were registered so long ago."""
+"""Delete devices not seen for 90 days. Devices that were never seen count from their registration."""
 
 from __future__ import annotations
 

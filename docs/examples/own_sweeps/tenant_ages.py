@@ -1,4 +1,4 @@
-"""Delete events that are older than their tenant keeps them."""
+"""Delete events that are older than their tenant's retention."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class TenantEvent(BaseModel):
 
 
 def outlived(now: datetime) -> Expression:
-    """Return whether an event is too old for its tenant; without an age, the tenant keeps its events forever."""
+    """Return the predicate of events older than their tenant's retention. NULL keeps events forever."""
     age = fn.make_interval(0, 0, 0, Tenant.keep_days)
-    tenants: Any = Tenant  # peewee's stubs leave a query's arguments without types
+    tenants: Any = Tenant  # peewee's stubs do not type the arguments of a query
     limit = tenants.select(Value(now) - age).where(Tenant.id == TenantEvent.tenant_id)
     stale: Expression = TenantEvent.created_at < limit
     return stale
