@@ -1,4 +1,4 @@
-"""Time, passed in rather than read, so that a test decides what time it is."""
+"""Clocks that are passed as arguments, so that a test decides what time it is."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final, Protocol
 
 
 class Clock(Protocol):
-    """Where a run gets the time from."""
+    """Source of the current time."""
 
     def now(self) -> datetime:
-        """The current time in UTC, timezone-aware."""
+        """Return the current time in UTC, timezone-aware."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; never goes backwards."""
+        """Return the seconds since a fixed moment; never goes backwards."""
 
 
 class SystemClock:
@@ -31,10 +31,10 @@ SYSTEM_CLOCK: Final[Clock] = SystemClock()
 
 
 class ServerClock:
-    """A server's clock, read once; from then on its time passes by this machine's monotonic clock.
+    """A server's clock that was read once and advances with this machine's monotonic clock.
 
     Parameters:
-      now: The server's time at this moment.
+      now: The server's current time.
     """
 
     def __init__(self, now: datetime) -> None:
@@ -49,34 +49,34 @@ class ServerClock:
 
 
 class RunBudget:
-    """How long one run may go on, counted from the moment the budget is made.
+    """Time limit of one run, measured from the construction of this object.
 
-    The budget is asked *between* units of work; it never interrupts one. A unit that
-    hangs is the business of the database's ``statement_timeout``.
+    A run checks it *between* units of work. It never interrupts one: a statement that hangs is ended by the database's
+    ``statement_timeout``.
 
     Parameters:
-      limit: The longest a run may last before it stops taking new work.
-      clock: Where elapsed time is read from.
+      limit: The maximum time until a run stops taking new work.
+      clock: Source of the elapsed time.
 
     Attributes:
-      seen: Seconds spent when it was last asked, for what need not know it better.
+      seen: Seconds elapsed at the last call of `spent` or `exceeded`.
     """
 
     def __init__(self, limit: timedelta, clock: Clock) -> None:
-        self._whole = self._limit = limit.total_seconds()
+        self._configured_s = self._limit_s = limit.total_seconds()
         self._clock = clock
         self._started_at = clock.monotonic()
         self.seen = 0.0
 
-    def narrow(self, most: timedelta | None) -> None:
-        """Be no longer than this from now on; null: as long as it was made."""
-        self._limit = self._whole if most is None else min(self._whole, most.total_seconds())
+    def narrow(self, limit: timedelta | None) -> None:
+        """Lower the limit for now; None restores the configured one."""
+        self._limit_s = self._configured_s if limit is None else min(self._configured_s, limit.total_seconds())
 
     def spent(self) -> float:
-        """Seconds since the budget was made."""
+        """Return the seconds since construction."""
         self.seen = self._clock.monotonic() - self._started_at
         return self.seen
 
     def exceeded(self) -> bool:
-        """Whether *more* than the limit has passed; exactly the limit is still inside."""
-        return self.spent() > self._limit
+        """Return whether *more* than the limit has elapsed; exactly the limit has not."""
+        return self.spent() > self._limit_s

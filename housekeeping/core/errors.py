@@ -1,39 +1,38 @@
-"""Every exception this library raises on purpose.
+"""Every exception that this library raises on purpose.
 
 ::
 
     HousekeepingError            exit status 1
-    ├── Refused                  exit status 2: asked for something that cannot be
+    ├── Refused                  exit status 2: the request cannot work
     │   ├── SettingsError        a setting is missing or wrong
     │   ├── DeclarationError     an actor or sweep was declared with options that cannot work
     │   ├── UnknownWorker        no worker has this name
-    │   ├── UploadRefused        a location, path or time that no pending upload can have
-    │   ├── WrongArgument        a run was asked for with an argument its worker does not take
+    │   ├── UploadRefused        no pending upload can have this location, path or time
+    │   ├── WrongArgument        a run was requested with an argument that its worker does not take
     │   ├── PlanRefused          a run was confirmed by a plan id that is wrong, old, or another worker's
-    │   ├── DeadLetterRefused    a dead letter was asked for that is not there, or cannot be read
-    │   └── SchemaMissing        the library's own tables are not there (or too old)
+    │   ├── DeadLetterRefused    the dead letter does not exist or cannot be read
+    │   └── SchemaMissing        the library's own tables are missing or too old
     ├── DatabaseUnavailable      PostgreSQL did not answer
-    ├── RedisUnavailable         Redis did not answer, so nothing is known about the lease or key
+    ├── RedisUnavailable         Redis did not answer, so the state of the lease or key is unknown
     ├── BrokerUnavailable        RabbitMQ did not answer
-    ├── ObjectStoreUnavailable   an object store, its bucket or its folder was not to be reached
+    ├── ObjectStoreUnavailable   an object store, its bucket or its folder could not be reached
     ├── EmbeddedServerError      a server from a wheel did not start
-    ├── BreakerTripped           a run would have touched far more records than runs before it
+    ├── BreakerTripped           a run would have changed far more rows than earlier runs
     ├── ClocksDiffer             this machine's clock is over a minute from the database's
-    ├── LeaseHeld                somebody else holds the lease
-    ├── LeaseLost                the lease was ours and is no longer
+    ├── LeaseHeld                the lease has another holder
+    ├── LeaseLost                the caller held the lease and lost it
     ├── ObjectNotDeleted         a store refused to delete one object
-    ├── UploadBeingDeleted       the object an upload would write to is just being deleted
+    ├── UploadBeingDeleted       the object that an upload would write to is being deleted
     ├── IllegalEvent             a record's state does not allow the event
-    ├── RecordChanged            a record was changed or deleted by others while it was to be moved
-    ├── RowNotChanged            a row was left as it was by a trigger, a rule or a policy
-    ├── SameErrorRepeated        so many rows in a row failed with the same error that their stage ended
-    ├── HandlerFailed            a handler of an event raised within the batch's transaction
-    ├── TransactionEnded         a handler of an event tried to end the batch's transaction, or did
-    └── RunTakenOver             another run took this one for dead and goes on in its place
+    ├── RecordChanged            a record was changed or deleted by others during the event
+    ├── RowNotChanged            a trigger, rule or policy kept a row from being changed
+    ├── SameErrorRepeated        too many consecutive rows failed with the same error, so their stage ended
+    ├── HandlerFailed            an event handler raised within the batch's transaction
+    ├── TransactionEnded         an event handler tried to end the batch's transaction, or did
+    └── RunTakenOver             another run considered this one dead and continues it
 
-What a *middleware* raises to steer a message is not in this tree: Dramatiq gives
-meaning to the type (``SkipMessage`` drops the message, any other
-``MiddlewareError`` fails it), so those live beside the middleware that raises them.
+Exceptions that a *middleware* raises to drop, fail or requeue a message are not in this tree. Dramatiq gives meaning to
+their types, see `middleware_errors`.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ class HousekeepingError(Exception):
     """Base class of every error raised by this library.
 
     Attributes:
-      exit_code: What the command line exits with when this error ends it.
+      exit_code: Exit status of a command that ends with this error.
     """
 
     exit_code = 1
 
 
 class Refused(HousekeepingError):
-    """The request itself is wrong; trying again unchanged cannot help."""
+    """The request itself is wrong; retrying it unchanged cannot help."""
 
     exit_code = 2
 
@@ -64,35 +63,35 @@ class DeclarationError(Refused, ValueError):
 
 
 class UnknownWorker(Refused):
-    """No worker has the name that was asked for."""
+    """No worker has the requested name."""
 
 
 class WrongArgument(Refused):
-    """A run was asked for without the argument its worker takes, or with one it does not take."""
+    """A run was requested without the argument that its worker takes, or with one that it does not take."""
 
 
 class PlanRefused(Refused):
-    """A run was confirmed by a plan id that is wrong, old, or of another worker or argument; nothing was begun."""
+    """A run was confirmed by a plan id that is wrong, old, or of another worker or argument; nothing was started."""
 
 
 class DeadLetterRefused(Refused):
-    """A dead letter was asked for that is not there, or one to be sent again that cannot be read."""
+    """The requested dead letter does not exist, or cannot be read and so not be requeued."""
 
 
 class UploadRefused(Refused, ValueError):
-    """A location, path or time that no pending upload can have; nothing was written or deleted."""
+    """No pending upload can have this location, path or time; nothing was written or deleted."""
 
 
 class SchemaMissing(Refused):
-    """The library's own tables are missing or older than the code; ``housekeeping init`` makes them."""
+    """The library's own tables are missing or older than the code; ``housekeeping init`` creates them."""
 
 
 class DatabaseUnavailable(HousekeepingError):
-    """PostgreSQL did not answer; what was committed before stays committed."""
+    """PostgreSQL did not answer; earlier commits stay."""
 
 
 class RedisUnavailable(HousekeepingError):
-    """Redis did not answer, so nothing is known about the lease or key in question."""
+    """Redis did not answer, so the state of the lease or key is unknown."""
 
 
 class BrokerUnavailable(HousekeepingError):
@@ -100,15 +99,15 @@ class BrokerUnavailable(HousekeepingError):
 
 
 class ObjectStoreUnavailable(HousekeepingError):
-    """An object store, its bucket or its folder was not to be reached; nothing of it is taken for deleted."""
+    """An object store, its bucket or its folder could not be reached; none of its objects counts as deleted."""
 
 
 class EmbeddedServerError(HousekeepingError):
-    """An embedded server could not be found or did not start; nothing is left running."""
+    """An embedded server was not found or did not start; nothing is left running."""
 
 
 class BreakerTripped(HousekeepingError):
-    """A run found far more stale rows than its breaker allows, and is set to stop then, before the first change."""
+    """A run found far more stale rows than its breaker allows; it stopped before the first change."""
 
 
 class ClocksDiffer(HousekeepingError):
@@ -116,23 +115,23 @@ class ClocksDiffer(HousekeepingError):
 
 
 class LeaseHeld(HousekeepingError):
-    """Somebody else holds the lease."""
+    """The lease has another holder."""
 
 
 class LeaseLost(HousekeepingError):
-    """The lease was ours and is no longer; whoever holds it now may be at work."""
+    """The caller held the lease and lost it; its next holder may have started."""
 
 
 class RunTakenOver(HousekeepingError):
-    """Another run took this one for dead and goes on in its place; the batch in hand is rolled back."""
+    """Another run considered this one dead and continues it; the current batch is rolled back."""
 
 
 class ObjectNotDeleted(HousekeepingError):
-    """A store refused to delete one object, which is still there, or may be."""
+    """A store refused to delete one object, which may still exist."""
 
 
 class UploadBeingDeleted(HousekeepingError):
-    """The path's earlier, stale upload is just being deleted; nothing was prepared."""
+    """The earlier, stale upload of this path is being deleted; nothing was prepared."""
 
 
 class IllegalEvent(HousekeepingError):
@@ -140,20 +139,20 @@ class IllegalEvent(HousekeepingError):
 
 
 class RowNotChanged(HousekeepingError):
-    """PostgreSQL left a row as it was, without an error; the others of its batch were changed."""
+    """PostgreSQL left a row unchanged without an error; the other rows of its batch were changed."""
 
 
 class SameErrorRepeated(HousekeepingError):
-    """Too many rows in a row failed with the same error; their stage ended, and the next run continues behind them."""
+    """Too many consecutive rows failed with one error; their stage ended, and the next run continues after them."""
 
 
 class RecordChanged(HousekeepingError):
-    """A record was changed by others each time it was to be moved, or is gone; nothing was changed."""
+    """Others changed the record at every try of the event, or deleted it; the event changed nothing."""
 
 
 class HandlerFailed(HousekeepingError):
-    """A handler of an event raised within the batch's transaction, which is rolled back."""
+    """An event handler raised within the batch's transaction, which is rolled back."""
 
 
 class TransactionEnded(HousekeepingError):
-    """A handler of an event tried to commit or roll back the batch's transaction, or did so; the run fails."""
+    """An event handler tried to commit or roll back the batch's transaction, or did so; the run fails."""

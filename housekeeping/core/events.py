@@ -1,4 +1,4 @@
-"""Events: what an application does when rows were changed, such as a mail or a pipeline's state.
+"""Events, which tell an application that rows were changed, so that it can send a mail or update a pipeline.
 
 ::
 
@@ -13,8 +13,9 @@
     def send_mails(rows, *, worker, run_id): ...
     events.on(events.build_dropped, send_mails, outbox="mails")    # after the commit, at least once
 
-`connect` is called once per committed batch, in the worker's thread, outside of any transaction. A subscriber that
-raises is logged and reported. A process killed between the commit and the call never makes it.
+Functions registered by `connect` are called once per committed batch, in the worker's thread, outside of any
+transaction. An exception is logged and reported. If the process is killed between the commit and the call, the call is
+never made.
 """
 
 from __future__ import annotations
@@ -149,13 +150,13 @@ def subscriptions() -> dict[tuple[str, str], OutboxHandler]:
 
 
 def send(event: NamedSignal, rows: Sequence[Row], *, worker: str, run_id: int | None) -> None:
-    """Tell every subscriber of the event about these rows, each on its own; never raises."""
+    """Call every subscriber of the event with these rows; never raises."""
     if not rows:
         return
     for subscriber in event.receivers_for(worker):
         try:
-            # Copies: what one subscriber does with them is its own business.
+            # Copies, so that no subscriber sees what another changes in them.
             subscriber(worker, rows=[dict(row) for row in rows], worker=worker, run_id=run_id)
         except Exception as error:
-            logger.exception("A subscriber failed", subscribed_to=event.name, error=error_line(error))
+            logger.exception("An event subscriber failed", subscribed_to=event.name, error=error_line(error))
             report(error, worker=worker, run_id=run_id, subscribed_to=event.name)

@@ -1,7 +1,7 @@
-"""What is raised to steer a message rather than to report an error; Dramatiq gives meaning to the types.
+"""Exceptions that decide what happens to a message; Dramatiq gives meaning to their types.
 
-``SkipMessage`` (Dramatiq's own) drops a message, any other ``MiddlewareError`` fails it; nothing
-else may leave a ``before_`` hook, because Dramatiq logs it *and runs the actor all the same*.
+``SkipMessage`` (Dramatiq's own) drops a message, and any other ``MiddlewareError`` fails it. No other exception may
+leave a ``before_`` hook, because Dramatiq logs it *and runs the actor anyway*.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class SkipEnqueue(MiddlewareError):
     """Keeps a message from being enqueued; its sender gets the message back as if it had been.
 
     Attributes:
-      reason: Why, as the ledger and the logs say it.
-      duplicate_of: The id of the message that stands for it; null when none does.
+      reason: Why, as the ledger and the logs show it.
+      duplicate_of: Id of the live message that this one duplicates, if any.
     """
 
     def __init__(self, reason: str, duplicate_of: str | None = None) -> None:
@@ -33,10 +33,10 @@ class SkipEnqueue(MiddlewareError):
 
 
 class Skip(SkipMessage):
-    """Drops a message instead of running it.
+    """Drops a message without running its actor.
 
     Attributes:
-      reason: Why, as the ledger and the logs say it.
+      reason: Why, as the ledger and the logs show it.
     """
 
     def __init__(self, reason: str) -> None:
@@ -48,7 +48,7 @@ class Requeue(MiddlewareError, Retry):
     """Puts the message back into its queue without using up a retry.
 
     Parameters:
-      after: How long it waits there; not at all unless said.
+      after: Delay until it can be delivered again.
     """
 
     def __init__(self, reason: str, after: timedelta = timedelta()) -> None:
@@ -61,20 +61,20 @@ class InvalidOption(DeclarationError, MiddlewareError):
 
 
 class StoreUnavailable(MiddlewareError):
-    """Redis did not answer, so the message fails and is retried: nothing runs unprotected."""
+    """Redis did not answer. The message fails and is retried, because nothing may run unprotected."""
 
 
 class GuardUnavailable(MiddlewareError):
-    """What protects a run could not be had, for a reason that is not Redis; the message fails and is retried."""
+    """A protection of the run, such as its lease, failed for another reason than Redis. The message is retried."""
 
 
 @contextmanager
 def fail_message_on_error() -> Iterator[None]:
-    """Let an error fail the message, where Dramatiq would log it and go on without protection.
+    """Turn every error into one that fails the message; Dramatiq would log others and run the actor unprotected.
 
     Raises:
       StoreUnavailable: In place of `RedisUnavailable` and of redis-py's errors.
-      GuardUnavailable: In place of any other that Dramatiq would pass over.
+      GuardUnavailable: In place of any other error that is not a ``MiddlewareError``.
     """
     try:
         with translate_redis_errors():

@@ -1,4 +1,4 @@
-"""Numbers with their nouns, in the singular where there is one."""
+"""Numbers with their nouns, singular or plural."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ def counted(number: float, noun: str, nouns: str | None = None) -> str:
     """Return the number and its noun: ``1 error``, ``0 errors``, ``1,234 queries``.
 
     Parameters:
-      nouns: The plural, where it is not the noun and an s.
+      nouns: The plural, if it is not the noun followed by an s.
     """
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"

@@ -1,4 +1,4 @@
-"""The one Redis connection pool, made so that what it does is what was asked, once."""
+"""The shared Redis client, which never repeats a command by itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class TimedRedis(redis.Redis):
-    """redis-py's client, whose waiting is counted, see `timings`."""
+    """redis-py's client that measures how long each thread waits for Redis, see `io_timing`."""
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         with waiting_for("redis"):
@@ -37,19 +37,19 @@ class _TimedPipeline(redis.client.Pipeline):
 
 
 def redis_client(url: str) -> redis.Redis:
-    """A client for `url`; nothing is connected before the first command.
+    """Return a client for `url`; it connects with its first command.
 
-    redis-py's own retries are off: it repeats a command whose answer was lost, and a repeated
-    command may enqueue a message twice or lose one. Whoever may safely repeat says so itself.
+    redis-py's own retries are off. It repeats a command whose answer was lost, and a repeated command can enqueue a
+    message twice or lose one. Callers that may safely repeat use `retry_redis`.
 
     Raises:
-      SettingsError: When redis-py cannot read the URL.
+      SettingsError: If redis-py cannot parse the URL.
     """
     try:
         client: redis.Redis = TimedRedis.from_url(
             url, retry=Retry(NoBackoff(), 0), socket_timeout=5, socket_connect_timeout=5, health_check_interval=30
         )
-        # Made, not connected: a parameter that redis-py does not know shows here, and not with the first command.
+        # Does not connect. It raises here, and not at the first command, if redis-py does not know a URL parameter.
         client.connection_pool.make_connection()
     except (ValueError, TypeError) as error:
         raise SettingsError(f"HOUSEKEEPING_REDIS_URL: redis-py says: {error_line(error)}") from None
@@ -58,7 +58,7 @@ def redis_client(url: str) -> redis.Redis:
 
 @contextmanager
 def translate_redis_errors() -> Iterator[None]:
-    """Turn redis-py's errors into `RedisUnavailable`, in one line."""
+    """Raise `RedisUnavailable`, with a message of one line, in place of redis-py's errors."""
     try:
         yield
     except redis.RedisError as error:
@@ -66,12 +66,12 @@ def translate_redis_errors() -> Iterator[None]:
 
 
 def retry_redis(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0) -> T:
-    """Do a step that may be repeated, again after a pause when Redis does not answer.
+    """Run a repeatable step, and retry it after a pause while Redis does not answer.
 
-    For what a process says when its work is done: unsaid, others would wait until a ttl is over.
+    Meant for what a process writes when its work is done: without it, others would wait until a ttl expires.
 
     Raises:
-      RedisUnavailable: When the last try got no answer either.
+      RedisUnavailable: If the last try got no answer either.
     """
     for _ in range(tries - 1):
         try:
@@ -84,7 +84,7 @@ def retry_redis(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0) -> 
 
 
 class SharedRedis:
-    """The client and key prefix that leases and middleware use unless given their own."""
+    """The client and key prefix that leases and middleware use by default."""
 
     def __init__(self) -> None:
         self.client: redis.Redis | None = None
@@ -92,24 +92,24 @@ class SharedRedis:
 
     @property
     def namespace(self) -> str:
-        """The prefix of every key; the environment's when nobody has composed an application.
+        """The prefix of every key; read from the environment unless `use` was called.
 
         Raises:
-          SettingsError: When the environment has to be asked and a setting is wrong.
+          SettingsError: If the environment is read and a setting is wrong.
         """
         if self._namespace is None:
             self._namespace = Settings.load().namespace
         return self._namespace
 
     def use(self, client: redis.Redis, namespace: str) -> None:
-        """Make this the shared client; called once by whoever composes the application."""
+        """Make this the shared client; called once, when the application is composed."""
         self.client, self._namespace = client, namespace
 
     def get(self) -> redis.Redis:
-        """The shared client, made from the settings when nobody has composed an application.
+        """Return the shared client; create it from the settings unless `use` was called.
 
         Raises:
-          SettingsError: When there is none and ``HOUSEKEEPING_REDIS_URL`` is not set.
+          SettingsError: If there is no client and ``HOUSEKEEPING_REDIS_URL`` is not set.
         """
         if self.client is None:
             settings = Settings.load()

@@ -1,8 +1,10 @@
-"""Ends what runs in another thread by an exception, and only there where it may be ended."""
+"""Interrupts: exceptions that one thread raises in another, only inside of functions that may be interrupted.
+
+`run_interruptibly` marks such a function, `run_shielded` defers interrupts within it, and `interrupt` raises one.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import threading
 import time
@@ -11,205 +13,204 @@ from typing import Any, Final, TypeVar
 
 from dramatiq.threading import Interrupt, raise_thread_exception
 
-from housekeeping.core.safe_points import at_safe_point
+from housekeeping.core.cpython_threads import at_safe_point, replace_pending_exception
 
 T = TypeVar("T")
 
 
 class LostLease(Interrupt):
-    """Raised in the thread of a run whose lease, or whose message, is no longer its own.
+    """Raised in the thread of a run that no longer holds its lease or its message.
 
-    Not an ``Exception``, so that an actor's ``except Exception`` does not pass over it.
+    Not an ``Exception``, so that an actor's ``except Exception`` does not catch it.
     """
 
     def __str__(self) -> str:
-        return "the run was interrupted: what it held is no longer its own"
+        return "the run was interrupted: it no longer holds its lease or its message"
 
 
-class _TakenBack(Interrupt):
-    """Takes the place of an interrupt that is taken back, and ends there."""
+class _Cancelled(Interrupt):
+    """Replaces an interrupt that is cancelled, and is caught at once."""
 
 
 class _Section:
-    """What a thread is inside of while it may be interrupted.
+    """State of a thread inside of `run_interruptibly`.
 
     Attributes:
-      sent: What it has been told to end by; null: nothing.
-      raised: That this is on its way, and not only waiting for a point where the thread may be ended.
-      heard: That this was raised in it.
-      shut: That it is `run_shielded` now.
+      requested: The interrupt that another thread requested, if any.
+      raised: Whether it was raised, and does not only wait for a safe point.
+      received: Whether it has arrived in the thread.
+      shielded: Whether the thread is inside of `run_shielded`.
     """
 
     def __init__(self) -> None:
-        self.sent: type[Interrupt] | None = None
+        self.requested: type[Interrupt] | None = None
         self.raised = False
-        self.heard = False
-        self.shut = False
+        self.received = False
+        self.shielded = False
 
 
-#: Turns of a loop until an exception that this very thread was sent has arrived: it needs one.
-_AT_LATEST: Final = 1000
-#: How long to wait before another look at a thread that could not be interrupted; each time longer, up to a limit.
+#: Pauses between attempts to interrupt a thread that is not at a safe point; doubled each time.
 _FIRST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.05
 
 _lock: Final = threading.Lock()
-_sections: Final[dict[int, _Section]] = {}  # by the thread that is inside
+_sections: Final[dict[int, _Section]] = {}  # by thread id
 
 
 def run_interruptibly(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call a function that others may end with `interrupt`; no interrupt arrives after it has returned.
+    """Call a function that other threads may `interrupt`; no interrupt arrives after it has returned.
 
-    Within another one in the same thread it is part of that.
+    A call inside of another one, in the same thread, belongs to the outer one.
     """
     thread_id = threading.get_ident()
     section = _sections.get(thread_id)
     if section is not None:
-        return _disturbed(section, thread_id, function, *args, **kwargs) if section.shut else function(*args, **kwargs)
+        return (
+            _unshielded(section, thread_id, function, *args, **kwargs)
+            if section.shielded
+            else function(*args, **kwargs)
+        )
     try:
         with _lock:
             section = _sections[thread_id] = _Section()
         return function(*args, **kwargs)
     except Interrupt as raised:
-        _hear(section, raised)
+        _note_arrival(section, raised)
         raise
     finally:
         try:
             _leave(thread_id)
         finally:
-            _leave(thread_id)  # the first one may itself have been interrupted half way
+            _leave(thread_id)  # an interrupt may have stopped the first call halfway
 
 
 def run_shielded(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call a function to its end: an interrupt is held back until then, but within an `run_interruptibly` inside of it.
+    """Call a function and defer interrupts until it returns, except within `run_interruptibly` inside of it.
 
     Raises:
-      Interrupt: After the function has returned, when one was held back.
+      Interrupt: After the function has returned, if an interrupt was deferred.
     """
     thread_id = threading.get_ident()
     section = _sections.get(thread_id)
-    if section is None or section.shut:
+    if section is None or section.shielded:
         return function(*args, **kwargs)
-    _shut(section, thread_id)
+    _shield(section, thread_id)
     try:
         returned = function(*args, **kwargs)
     finally:
-        kind = _open(section)  # beside an exception it is not raised: that one ends the section as well
-    if kind is not None:
-        raise kind()
+        deferred = _unshield(section)  # dropped if the function raised, because that ends the section as well
+    if deferred is not None:
+        raise deferred()
     return returned
 
 
-def _disturbed(section: _Section, thread_id: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+def _unshielded(section: _Section, thread_id: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     try:
-        kind = _open(section)
-        if kind is not None:
-            raise kind()
+        deferred = _unshield(section)
+        if deferred is not None:
+            raise deferred()
         return function(*args, **kwargs)
     except Interrupt as raised:
-        _hear(section, raised)
+        _note_arrival(section, raised)
         raise
     finally:
         try:
-            _shut(section, thread_id)
+            _shield(section, thread_id)
         finally:
-            _shut(section, thread_id)  # as in `run_interruptibly`
+            _shield(section, thread_id)  # as in `run_interruptibly`
 
 
 def interrupt(thread_id: int, kind: type[Interrupt]) -> bool:
-    """Raise an exception in a thread that is inside of `run_interruptibly`; False when it is not, or has had one.
+    """Raise an exception in a thread inside of `run_interruptibly`; False if it is not, or was interrupted before.
 
-    Once is enough: a second one could come while the first is being dealt with.
+    A thread is interrupted once only, because a second exception could arrive while the first is handled.
 
-    Note: It waits for a call into C to return: a statement, a sleep, a wait for another program. It also
-      waits while the thread takes or releases a lock of Python's own modules, imports something or writes to a
-      pipe, see `safe_points`.
+    Note: The exception waits until a call into C returns: a statement, a sleep, a wait for another program. It also
+      waits while the thread locks or unlocks a lock of Python's own modules, imports a module or writes to a pipe, see
+      `cpython_threads`.
     """
     with _lock:
         section = _sections.get(thread_id)
-        if section is None or section.sent is not None:
+        if section is None or section.requested is not None:
             return False
-        section.sent, section.raised = kind, False
-        if not section.shut and not _raise(section, thread_id):
+        section.requested, section.raised = kind, False
+        if not section.shielded and not _raise(section, thread_id):
             threading.Thread(target=_raise_later, args=(section, thread_id), name="interrupt", daemon=True).start()
         return True
 
 
 def _raise(section: _Section, thread_id: int) -> bool:
-    """Raise what was sent, if the thread is where it may be; with the lock held."""
+    """Raise the requested interrupt if the thread is at a safe point. Called with the lock held."""
     if not at_safe_point(thread_id, globals()):
         return False
     section.raised = True
-    raise_thread_exception(thread_id, section.sent)
+    raise_thread_exception(thread_id, section.requested)
     return True
 
 
 def _raise_later(section: _Section, thread_id: int) -> None:
-    """Raise what was sent once the thread is where it may be, unless it has left, or has heard of it, by then."""
+    """Raise the requested interrupt at the next safe point, unless it has arrived or the thread has left by then."""
     pause_s = _FIRST_PAUSE_S
     while True:
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         with _lock:
-            waits = section.sent is not None and not section.raised and not section.heard
-            if not waits or _sections.get(thread_id) is not section:
+            waiting = section.requested is not None and not section.raised and not section.received
+            if not waiting or _sections.get(thread_id) is not section:
                 return
-            if not section.shut and _raise(section, thread_id):
+            if not section.shielded and _raise(section, thread_id):
                 return
 
 
 def interrupter(kind: type[Interrupt]) -> Callable[[], bool]:
-    """A function for others to `interrupt` the calling thread with."""
+    """Return a function with which other threads `interrupt` the current one."""
     return functools.partial(interrupt, threading.get_ident(), kind)
 
 
 def retract(kind: type[Interrupt]) -> None:
-    """Take back an interrupt of this kind that is still on its way to the calling thread."""
+    """Cancel an interrupt of this kind that was requested for the current thread and has not arrived."""
     thread_id = threading.get_ident()
     with _lock:
         section = _sections.get(thread_id)
-        if section is not None and section.sent is kind:
-            _take_back(section, thread_id)
-            section.sent, section.heard = None, False
+        if section is not None and section.requested is kind:
+            _cancel(section, thread_id)
+            section.requested, section.received = None, False
 
 
-def _hear(section: _Section | None, raised: Interrupt) -> None:
+def _note_arrival(section: _Section | None, raised: Interrupt) -> None:
     if section is not None:
-        section.heard = section.heard or type(raised) is section.sent
+        section.received = section.received or type(raised) is section.requested
 
 
-def _shut(section: _Section, thread_id: int) -> None:
+def _shield(section: _Section, thread_id: int) -> None:
     with _lock:
-        section.shut = True
-        _take_back(section, thread_id)  # one on its way stays `sent`, and is raised once the section is open
+        section.shielded = True
+        _cancel(section, thread_id)  # it stays `requested`, and is raised when the shield ends
 
 
-def _open(section: _Section) -> type[Interrupt] | None:
-    """Let interrupts in again; returns what was held back, for the caller to raise."""
+def _unshield(section: _Section) -> type[Interrupt] | None:
+    """End the shield and return the deferred interrupt, for the caller to raise."""
     with _lock:
-        section.shut = False
-        kind = None if section.heard else section.sent
-        section.heard = section.sent is not None
-        return kind
+        section.shielded = False
+        deferred = None if section.received else section.requested
+        section.received = section.requested is not None
+        return deferred
 
 
 def _leave(thread_id: int) -> None:
     with _lock:
         section = _sections.get(thread_id)
         if section is not None:
-            # One on its way to this thread must not arrive in what follows.
-            _take_back(section, thread_id)
+            # A pending interrupt must not arrive after the section.
+            _cancel(section, thread_id)
             _sections.pop(thread_id, None)
 
 
-def _take_back(section: _Section, thread_id: int) -> None:
-    """Catch what is on its way to the calling thread, by another exception that takes its place."""
-    if section.sent is None or section.heard:
+def _cancel(section: _Section, thread_id: int) -> None:
+    """Catch an interrupt that is pending for the current thread, by an exception that replaces it."""
+    if section.requested is None or section.received:
         return
     try:
-        # Not null, which cancels as well: it makes CPython 3.11 run a traced thread round for ever.
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(_TakenBack))
-        for _ in range(_AT_LATEST):
-            pass
-    except _TakenBack:
+        replace_pending_exception(thread_id, _Cancelled)
+    except _Cancelled:
         pass

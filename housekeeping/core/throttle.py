@@ -1,4 +1,4 @@
-"""At most so many times in any period, across all processes and machines."""
+"""Rate limit that all processes and machines share."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import redis
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.redis_client import shared_redis, translate_redis_errors
 
-#: KEYS[1] is a sorted set of the times of what went ahead. ARGV: a name for this one, how many may, the period in ms.
-#: The server's clock: one for all callers.
-_GO_AHEAD: Final = """
-local moment = redis.call("time")
-local now = moment[1] * 1000 + math.floor(moment[2] / 1000)
+#: KEYS[1] is a sorted set with the time of each call that was allowed. ARGV: a unique name for this call, the maximum
+#: number of calls, the period in ms. The time is Redis's, so that all callers share one clock.
+_ALLOW: Final = """
+local time = redis.call("time")
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call("zremrangebyscore", KEYS[1], "-inf", now - ARGV[3])
 if redis.call("zcard", KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
 redis.call("zadd", KEYS[1], now, ARGV[1])
@@ -25,15 +25,15 @@ return 1
 
 
 def throttle(key: str, count: int, period: timedelta, client: redis.Redis | None = None) -> bool:
-    """Whether it may go ahead: at most `count` times in any `period`; a yes is counted, a no is not.
+    """Return whether the caller may proceed: at most `count` times in any `period`. A refusal is not counted.
 
     Raises:
-      DeclarationError: When the count is below 1 or the period is no length of time.
-      RedisUnavailable: Redis did not answer; it may have been counted.
+      DeclarationError: If the count is below 1 or the period is below a millisecond.
+      RedisUnavailable: If Redis did not answer; the call may have been counted.
     """
     if count < 1 or period < timedelta(milliseconds=1):
         raise DeclarationError(f"throttle {key!r}: {count} times in {period} cannot work; for example 10 in one minute")
     client = client or shared_redis.get()
     arguments: list[Any] = [uuid4().hex, count, int(period.total_seconds() * 1000)]
     with translate_redis_errors():
-        return bool(client.eval(_GO_AHEAD, 1, f"{shared_redis.namespace}:throttle:{key}", *arguments))
+        return bool(client.eval(_ALLOW, 1, f"{shared_redis.namespace}:throttle:{key}", *arguments))

@@ -1,1 +1,5 @@
-"""TODO."""
+"""Access to PostgreSQL: connections, transactions, column types, compiled queries, replicas, state machines.
+
+Start with `connection`, which defines the database handle and the base class of every model. Everything that depends on
+internals of peewee is in `peewee_database`.
+"""

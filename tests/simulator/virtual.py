@@ -48,7 +48,7 @@ def _process_id() -> int:
     return 1000 + (world().processes.index(task.process) if task is not None else 0)
 
 
-def _take_back(section: object, thread_id: int) -> None:
+def _cancel(section: object, thread_id: int) -> None:
     for process in world().processes:
         for task in process.tasks:
             if id(task) == thread_id:
@@ -93,7 +93,7 @@ def install(further: dict[Any, Any]) -> None:
     os.getpid = _process_id
     platform.node = lambda: "machine"
     housekeeping.leases.renewal.read_clock = elapsed
-    housekeeping.core.thread_interrupt._take_back = _take_back
+    housekeeping.core.thread_interrupt._cancel = _cancel
     worker: Any = dramatiq.worker
     worker.ConsumerThread, worker.WorkerThread = VirtualConsumer, VirtualWorkerThread
     worker.PriorityQueue = VirtualQueue

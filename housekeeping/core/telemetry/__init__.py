@@ -1,1 +1,5 @@
-"""TODO."""
+"""What a process reports about itself: log lines, metrics, traces, errors, and the time it waited for servers.
+
+Start with `logs` for the shape of a log line and `metrics` for the list of all metrics. `message_context` holds the
+message that the current thread processes, which the others attach to what they report.
+"""

@@ -1,4 +1,4 @@
-"""Reports errors to whoever tracks them: Sentry when it is set up, and any hook of the application's."""
+"""Error reports to Sentry, if it is configured, and to hooks of the application."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ logger = logging.getLogger(__name__)
 _EVENT_DEPTH: Final = 30  # deeper than anything Sentry's client nests
 Hook = Callable[[BaseException, dict[str, Any]], None]
 
-#: Called with the error and what is known of it. Append your own; a hook that raises is logged and skipped.
+#: Called with the error and its context. Append your own; a hook that raises is logged and skipped.
 hooks: Final[list[Hook]] = []
 
 
-def report(error: BaseException, /, **about: Any) -> None:
-    """Hand the error to every hook; never raises."""
+def report(error: BaseException, /, **context: Any) -> None:
+    """Call every hook with the error; never raises."""
     for hook in hooks:
         try:
-            hook(error, about)
+            hook(error, context)
         except Exception:
             logger.exception("An error hook failed: %r", hook)
 
 
 def require_sentry() -> None:
-    """Return when sentry-sdk is installed, without importing it.
+    """Check that sentry-sdk is installed, without importing it.
 
     Raises:
-      SettingsError: When it is not installed.
+      SettingsError: If it is not installed.
     """
     if importlib.util.find_spec("sentry_sdk") is None:
         raise SettingsError(
@@ -42,22 +42,22 @@ def require_sentry() -> None:
 
 
 def report_to_sentry(dsn: str) -> None:
-    """Set up Sentry; to be called before the broker is made.
+    """Configure Sentry; call it before the broker is created.
 
     Raises:
-      SettingsError: When the extra ``sentry`` is not installed.
+      SettingsError: If the extra ``sentry`` is not installed.
     """
     require_sentry()
     import sentry_sdk
 
-    # Local variables hold URLs and rows; texts may quote a URL.
+    # Local variables contain URLs and rows, and messages may quote a URL.
     sentry_sdk.init(
         dsn=dsn, include_local_variables=False, before_send=lambda event, _: to_log_value(event, _EVENT_DEPTH)
     )
 
-    def to_sentry(error: BaseException, about: dict[str, Any]) -> None:
+    def to_sentry(error: BaseException, context: dict[str, Any]) -> None:
         with sentry_sdk.new_scope() as scope:
-            scope.set_context("housekeeping", about)
+            scope.set_context("housekeeping", context)
             sentry_sdk.capture_exception(error)
 
     hooks.append(to_sentry)

@@ -1,4 +1,4 @@
-"""How long each thread has waited for the servers, so that a run can say what its time was spent on."""
+"""Time that each thread has waited for PostgreSQL and Redis, so that a run can report it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Final, Literal
 
 @dataclass(frozen=True, slots=True)
 class WaitTimes:
-    """Seconds that a thread has waited: in all, or since an earlier moment.
+    """Seconds that a thread has waited, in total or since an earlier reading.
 
     Attributes:
       database_s: For PostgreSQL, on the library's own connection: statements, commits, connecting.
-      redis_s: For Redis, by clients that `redis_client` made.
+      redis_s: For Redis, by clients of `redis_client`.
     """
 
     database_s: float = 0.0
     redis_s: float = 0.0
 
     def since(self, before: WaitTimes) -> WaitTimes:
-        """What was added to an earlier reading of the same thread."""
+        """Return the difference to an earlier reading of the same thread."""
         return WaitTimes(self.database_s - before.database_s, self.redis_s - before.redis_s)
 
     def as_fields(self) -> dict[str, float]:
-        """As a log line has them."""
+        """Return the fields of a log line."""
         return {"db_s": round(self.database_s, 3), "redis_s": round(self.redis_s, 3)}
 
 
@@ -37,24 +37,24 @@ class _ThreadState(threading.local):
     waiting = False
 
 
-_of_thread: Final = _ThreadState()
+_thread_state: Final = _ThreadState()
 
 
 def wait_times() -> WaitTimes:
-    """What this thread has waited so far."""
-    return WaitTimes(_of_thread.database, _of_thread.redis)
+    """Return the total wait times of this thread."""
+    return WaitTimes(_thread_state.database, _thread_state.redis)
 
 
 @contextmanager
 def waiting_for(server: Literal["database", "redis"]) -> Iterator[None]:
-    """Count the block's time as waiting for a server; blocks within it are part of it."""
-    if _of_thread.waiting:
+    """Count the time of the block as waiting for a server; nested blocks belong to the outer one."""
+    if _thread_state.waiting:
         yield
         return
     began = time.perf_counter()
     try:
-        _of_thread.waiting = True
+        _thread_state.waiting = True
         yield
     finally:
-        _of_thread.waiting = False
-        setattr(_of_thread, server, getattr(_of_thread, server) + time.perf_counter() - began)
+        _thread_state.waiting = False
+        setattr(_thread_state, server, getattr(_thread_state, server) + time.perf_counter() - began)

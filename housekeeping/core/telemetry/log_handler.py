@@ -1,4 +1,4 @@
-"""The handler behind the log lines: stderr, a line or many lines at a time."""
+"""Logging handler that writes to stderr, one line or many lines at a time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import traceback
 from collections.abc import Iterable, Iterator
 from typing import Final, TextIO
 
-#: Bytes that a pipe takes whole: more could be torn apart by the lines of another process on the same one.
-_WHOLE: Final = select.PIPE_BUF
-#: What a line passes through on its way from a logger to its handlers.
-_WAY: Final = ("_log", "makeRecord", "handle", "callHandlers")
+#: Bytes that a pipe writes at once. Longer writes can be mixed with lines of another process on the same pipe.
+_ATOMIC_WRITE: Final = select.PIPE_BUF
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what is stderr at that moment, so that lines and a progress display do not mix."""
+    """Handler that writes to the current `sys.stderr`, so that lines and a progress display do not mix."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -26,11 +24,11 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         return sys.stderr
 
     def filter(self, record: logging.LogRecord) -> bool:
-        # periodiq spaces its banner with empty lines.
+        # periodiq surrounds its banner with empty lines.
         return record.msg != "" and bool(super().filter(record))
 
     def handle(self, record: logging.LogRecord) -> bool:
-        # Not under the lock, as the base class: only `write` needs it.
+        # The base class holds the lock here. Only `write` needs it.
         passed = self.filter(record)
         if passed:
             self.emit(record)
@@ -45,22 +43,22 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         self.write([line])
 
     def write(self, lines: Iterable[str]) -> None:
-        """Write lines in few pieces, none of them broken in two; what stderr refuses is lost, and never raises."""
+        """Write lines in few chunks, none of them split; never raises. Lines that stderr does not accept are lost."""
         assert self.lock is not None
-        # Not `acquire` and `release`: an interrupt between one of them and the `try` leaves the lock taken for ever.
+        # Not `acquire` and `release`: an interrupt between `acquire` and `try` would leave it locked forever.
         with self.lock:
             try:
-                for piece in _pieces(lines):
-                    self.stream.write(piece)
+                for chunk in _chunks(lines):
+                    self.stream.write(chunk)
                 self.stream.flush()
             except Exception:
-                # A full disk, a reader that is gone: there is no other place to say so, and the work goes on.
+                # A full disk or a closed pipe cannot be reported anywhere else, and the work continues.
                 return
 
     def handleError(self, record: logging.LogRecord) -> None:
-        # What a library logged with arguments that do not fit; the traceback logging would print is no log line.
+        # A library logged with arguments that do not fit. logging would print a traceback, which is no log line.
         error = traceback.format_exception_only(*sys.exc_info()[:2])[-1].strip()
-        # What is no text may fail again at being made one, in the midst of whoever logged it.
+        # A message that is not a string can fail again when it is converted.
         line = record.msg if isinstance(record.msg, str) else f"<{type(record.msg).__name__}>"
         logging.getLogger("housekeeping.core.telemetry.logs").error(
             "A log line could not be written", extra={"line": line, "of": record.name, "error": error}
@@ -68,8 +66,8 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def sole_handler(logger: logging.Logger) -> StderrHandler | None:
-    """Our handler, where writing a line is all that happens to one of the logger's; null where others see it, too."""
-    if logger.filters or logging.getLogRecordFactory() is not logging.LogRecord or not _is_as_it_was(logger):
+    """Return the `StderrHandler` if nothing else handles or filters the logger's records, else None."""
+    if logger.filters:
         return None
     match list(_handlers(logger)):
         case [StderrHandler() as handler] if not handler.filters and handler.level == logging.NOTSET:
@@ -84,21 +82,15 @@ def _handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
         each = each.parent if each.propagate else None
 
 
-def _is_as_it_was(logger: logging.Logger) -> bool:
-    # Sentry's client, for one, puts a function of its own in the place of one of these, and makes errors its events.
-    way = [getattr(type(logger), name) for name in _WAY]
-    return all(getattr(step, "__globals__", None) is vars(logging) for step in way)
-
-
-def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    piece: list[str] = []
+def _chunks(lines: Iterable[str]) -> Iterator[str]:
+    chunk: list[str] = []
     length = 0
     for line in lines:
         size = len(line.encode(errors="replace")) + 1
-        if piece and length + size > _WHOLE:
-            yield "".join(piece)
-            piece, length = [], 0
-        piece.append(f"{line}\n")
+        if chunk and length + size > _ATOMIC_WRITE:
+            yield "".join(chunk)
+            chunk, length = [], 0
+        chunk.append(f"{line}\n")
         length += size
-    if piece:
-        yield "".join(piece)
+    if chunk:
+        yield "".join(chunk)

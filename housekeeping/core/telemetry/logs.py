@@ -1,4 +1,4 @@
-"""Log lines: one JSON object a line for machines, readable lines on a terminal; both on stderr."""
+"""Log lines on stderr: JSON objects for machines, readable lines on a terminal."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from housekeeping.core.telemetry.log_handler import StderrHandler, sole_handler
 
 Format = Literal["json", "console"]
 
-#: Libraries that say at INFO what only their own developers want to know.
+#: Libraries whose INFO lines concern only their own developers.
 _QUIET: Final = ("pika", "urllib3", "botocore")
-_JSON: Final = json.JSONEncoder(check_circular=False)  # `to_log_value` ends what holds itself
-_RECORD: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime"})
-_RESERVED: Final = _RECORD - {"exc_info", "stack_info"}
-_DEPTH: Final = 6  # levels of nesting that are shown; deeper ones are written as text
+_JSON: Final = json.JSONEncoder(check_circular=False)  # `to_log_value` ends cycles by its depth
+_RECORD_ATTRIBUTES: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime"})
+_RESERVED: Final = _RECORD_ATTRIBUTES - {"exc_info", "stack_info"}
+_DEPTH: Final = 6  # levels of nesting that are kept; deeper values are written as text
 
 
 def to_log_value(value: Any, depth: int = _DEPTH) -> Any:
-    """The value in a form that any JSON reader takes, with the passwords in it masked; never raises."""
+    """Return the value as JSON types, with passwords masked; never raises."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -45,24 +45,24 @@ def to_log_value(value: Any, depth: int = _DEPTH) -> Any:
 def _text(value: Any) -> str:
     try:
         text = str(value)
-        # A secret comes after one of these; to look for it takes longer than all the rest of a line.
+        # A secret follows one of these characters. The search takes longer than the rest of the line.
         return mask_secrets(text) if ":" in text or "=" in text else text
     except Exception:
         return f"<{type(value).__name__} that cannot be shown>"
 
 
-def _presented(fields: Mapping[Any, Any]) -> dict[str, Any]:
+def _to_log_values(fields: Mapping[Any, Any]) -> dict[str, Any]:
     return {str(name): to_log_value(value) for name, value in fields.items()}
 
 
-def _visible(value: Any, *, lines: bool) -> Any:
+def _printable(value: Any, *, keep_lines: bool) -> Any:
     if isinstance(value, str):
-        # A line end would let a name begin a log line of its own; a traceback has its own.
-        return printable(value) if lines else printable(value).replace("\n", "\\n")
+        # A line end in a name would start another log line. Tracebacks keep theirs.
+        return printable(value) if keep_lines else printable(value).replace("\n", "\\n")
     return value
 
 
-def _beginning(record: logging.LogRecord) -> EventDict:
+def _leading_fields(record: logging.LogRecord) -> EventDict:
     fields: EventDict = {"event": record.getMessage()}
     if record.exc_info:
         fields["exc_info"] = record.exc_info
@@ -71,48 +71,49 @@ def _beginning(record: logging.LogRecord) -> EventDict:
     return structlog.contextvars.merge_contextvars(None, "", fields)
 
 
-def _end(record: logging.LogRecord) -> EventDict:
+def _trailing_fields(record: logging.LogRecord) -> EventDict:
     at = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
     level = structlog.stdlib.add_log_level(None, record.levelname.lower(), {})
     return {**level, "logger": record.name, "timestamp": at}
 
 
-class _Lines(logging.Formatter):
-    """Makes a line of a record: its event, the context, its own fields, and where and when it was logged."""
+class _LineFormatter(logging.Formatter):
+    """Formats a record as a line: its event, the context, its own fields, its logger and timestamp."""
 
     def __init__(self, render: Callable[[dict[str, Any]], str]) -> None:
         super().__init__()
         self.render: Final = render
 
     def format(self, record: logging.LogRecord) -> str:
-        beginning = _beginning(record)
-        own = {name: value for name, value in vars(record).items() if name not in _RECORD}
-        # The record's own comes last: what a caller calls "level" or "event" does not pass for the line's.
-        fields: EventDict = {**beginning, **own, "event": beginning["event"], **_end(record)}
+        leading = _leading_fields(record)
+        own = {name: value for name, value in vars(record).items() if name not in _RECORD_ATTRIBUTES}
+        # Event, level, logger and timestamp come last, so that no field of the caller replaces them.
+        fields: EventDict = {**leading, **own, "event": leading["event"], **_trailing_fields(record)}
         if "exc_info" in fields:
-            # Before masking: an exception's text may quote a URL.
+            # Before passwords are masked, because the exception's text may quote a URL.
             fields = structlog.processors.format_exc_info(None, "", fields)
-        return self.render(_presented(fields))
+        return self.render(_to_log_values(fields))
 
-    def together(self, record: logging.LogRecord, rows: Iterable[Mapping[str, Any]]) -> list[str]:
-        """A line for each of the rows, which have all else in common."""
-        beginning, end = _presented(_beginning(record)), _presented(_end(record))
+    def format_rows(self, record: logging.LogRecord, rows: Iterable[Mapping[str, Any]]) -> list[str]:
+        """Return one line for each row; the lines differ only in the row's fields."""
+        leading, trailing = _to_log_values(_leading_fields(record)), _to_log_values(_trailing_fields(record))
         return [
-            self.render({**beginning, **{_named(name): to_log_value(row[name]) for name in row}, **end}) for row in rows
+            self.render({**leading, **{_field_name(name): to_log_value(row[name]) for name in row}, **trailing})
+            for row in rows
         ]
 
 
-def _named(name: str) -> str:
-    # logging refuses, with a KeyError, an extra that is called as one of its own.
+def _field_name(name: str) -> str:
+    # logging raises KeyError for an extra field with the name of one of its own.
     return f"{name}_" if name in _RESERVED else name
 
 
-def _without_clashes(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    return {_named(name): value for name, value in event.items()}
+def _rename_reserved(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    return {_field_name(name): value for name, value in event.items()}
 
 
-class _SkipsAreNoWarnings(logging.Filter):
-    """Lowers Dramatiq's line for a skipped message: a lease held elsewhere is no error (semantics.md, L4)."""
+class _LowerSkippedMessages(logging.Filter):
+    """Lowers the level of Dramatiq's line for a skipped message, which is no error: the lease may be held."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.msg != "Message %s was skipped.":
@@ -122,25 +123,25 @@ class _SkipsAreNoWarnings(logging.Filter):
 
 
 def configure(level: str = "INFO", form: Format | None = None) -> None:
-    """Send every log line of this process, the libraries' own included, to stderr.
+    """Write every log line of this process, those of libraries included, to stderr.
 
-    Replaces the handlers of the root logger; meant for processes that are ours (the command
-    line and `housekeeping.app`), never called by merely importing the library.
+    Replaces the handlers of the root logger. Meant for the library's own processes (the command line and
+    `housekeeping.app`); importing the library does not call it.
 
     Parameters:
       level: The lowest level that is written.
-      form: ``json`` or ``console``; readable lines when stderr is a terminal and nothing is said.
+      form: ``json`` or ``console``; by default ``console`` if stderr is a terminal.
     """
     form = form or ("console" if sys.stderr.isatty() else "json")
     handler = StderrHandler()
-    # JSON has an escape for whatever a terminal would obey.
-    handler.setFormatter(_Lines(_JSON.encode if form == "json" else _console()))
+    # JSON escapes everything that a terminal would obey.
+    handler.setFormatter(_LineFormatter(_JSON.encode if form == "json" else _console()))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("dramatiq.worker.WorkerThread").addFilter(_SkipsAreNoWarnings())
+    logging.getLogger("dramatiq.worker.WorkerThread").addFilter(_LowerSkippedMessages())
     logging.captureWarnings(True)
 
 
@@ -152,25 +153,25 @@ def _console() -> Callable[[dict[str, Any]], str]:
     )
 
     def render(fields: dict[str, Any]) -> str:
-        # Names of objects and refs, and errors that quote them, reach a terminal as text it does not obey.
-        shown = {printable(name): _visible(value, lines=name == "exception") for name, value in fields.items()}
+        # Names of objects and refs can contain control characters, which a terminal would obey.
+        shown = {printable(name): _printable(value, keep_lines=name == "exception") for name, value in fields.items()}
         return renderer(None, "", shown)
 
     return render
 
 
 def logger(name: str) -> structlog.stdlib.BoundLogger:
-    """A logger that writes keywords as fields: ``logger(__name__).info("event", rows=3)``.
+    """Return a logger that writes keywords as fields: ``logger(__name__).info("event", rows=3)``.
 
-    Stands on the standard library's logging and on nothing global of structlog's, so that in an
-    application with a configuration of its own the fields arrive as ``extra``.
+    It uses the standard library's logging and no global configuration of structlog. In an application with its own
+    logging configuration the fields arrive as ``extra``.
     """
     bound: structlog.stdlib.BoundLogger = structlog.wrap_logger(
         logging.getLogger(name),
         processors=[
             structlog.stdlib.filter_by_level,
             structlog.contextvars.merge_contextvars,
-            _without_clashes,
+            _rename_reserved,
             structlog.stdlib.render_to_log_kwargs,
         ],
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -180,30 +181,31 @@ def logger(name: str) -> structlog.stdlib.BoundLogger:
 
 
 def log_rows(name: str, level: int, event: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A line for each of the rows, with its items as fields: ``logger(name).log(level, event, **row)``.
+    """Log one line for each row, with its items as fields: ``logger(name).log(level, event, **row)``.
 
-    Where nobody but our own handler would see the records, none are made and the lines are written together, with one
-    timestamp; a line costs a fifth then.
+    If the `StderrHandler` is the only one, no records are created and all lines are written at once with one timestamp.
+    A line costs a fifth then. From warnings on, each row has a record, because error trackers hook into
+    `logging.Logger` to turn errors into reports.
     """
-    to = logging.getLogger(name)
-    if not to.isEnabledFor(level):
+    standard_logger = logging.getLogger(name)
+    if not standard_logger.isEnabledFor(level):
         return
-    if _written_together(to, level, event, rows):
+    if level < logging.WARNING and _write_at_once(standard_logger, level, event, rows):
         return
-    one_by_one = logger(name)
+    row_logger = logger(name)
     for row in rows:
-        one_by_one.log(level, event, **row)
+        row_logger.log(level, event, **row)
 
 
-def _written_together(to: logging.Logger, level: int, event: str, rows: Sequence[Mapping[str, Any]]) -> bool:
-    handler = sole_handler(to)
-    if handler is None or not isinstance(handler.formatter, _Lines):
+def _write_at_once(logger: logging.Logger, level: int, event: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    handler = sole_handler(logger)
+    if handler is None or not isinstance(handler.formatter, _LineFormatter):
         return False
-    record = to.makeRecord(to.name, level, "", 0, event, (), None)
+    record = logger.makeRecord(logger.name, level, "", 0, event, (), None)
     try:
-        lines = handler.formatter.together(record, rows)
+        lines = handler.formatter.format_rows(record, rows)
     except Exception:
-        # One of them cannot be made; one by one, the others can.
+        # One row cannot be formatted. Logged one by one, the others can.
         return False
     handler.write(lines)
     return True

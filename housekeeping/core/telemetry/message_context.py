@@ -1,4 +1,4 @@
-"""What is known of the message being processed, for whoever runs below it."""
+"""The message that the current thread processes."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
 
-#: Who sent a message: the schedule, application code, a parent worker.
+#: Sender of a message: the schedule, application code, a parent worker.
 Trigger = Literal["schedule", "enqueue", "parent"]
 
 
 @dataclass(frozen=True, slots=True)
 class MessageContext:
-    """The message this thread is at work on.
+    """The message that the current thread processes.
 
     Attributes:
-      message_id: Dramatiq's id; the same through all retries and redeliveries.
-      trigger: Who sent it: the schedule, application code, a parent worker.
-      tick: The nominal time of the schedule it stands for; null when it was not scheduled.
-      stopping: Set once the worker process has been asked to shut down.
-      worker: The name of the actor; null where a test or a tool did not say.
+      message_id: Dramatiq's id; retries and redeliveries keep it.
+      trigger: Its sender.
+      tick: Nominal time of its tick; None if it was not scheduled.
+      stopping: Set once the worker process is shutting down.
+      worker: Name of the actor; None if a test or a tool gave none.
     """
 
     message_id: str
@@ -31,5 +31,5 @@ class MessageContext:
     worker: str | None = None
 
 
-#: Set by the run log middleware around each message; null on the command line and in plain code.
+#: Set by the run log middleware during each message; None on the command line and in other code.
 current_message: Final[ContextVar[MessageContext | None]] = ContextVar("current_message", default=None)

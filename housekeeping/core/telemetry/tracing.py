@@ -1,4 +1,4 @@
-"""Spans for OpenTelemetry, where the process has it; nothing at all where it has not."""
+"""OpenTelemetry spans, in processes that have a tracer provider; without one they cost nothing."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ T = TypeVar("T")
 
 
 def tracing_api() -> Any:
-    """The module ``opentelemetry.trace``, when somebody has set up a provider; else None.
+    """Return the module ``opentelemetry.trace`` if the process has a tracer provider, else None.
 
-    Never imported here: who sets one up has imported it, and without one a span goes nowhere.
+    It is never imported here: code that sets up a provider has imported it.
     """
     trace: Any = sys.modules.get("opentelemetry.trace")
-    # While another thread is importing it, it is there without its names.
+    # While another thread imports the module, it exists without its names.
     if not hasattr(trace, "ProxyTracerProvider") or not hasattr(trace, "get_tracer_provider"):
         return None
     return None if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider) else trace
 
 
 def tracer() -> Any:
-    """The library's tracer; None where there is no tracing."""
+    """Return the library's tracer; None without a tracer provider."""
     trace = tracing_api()
     return None if trace is None else trace.get_tracer_provider().get_tracer("housekeeping")
 
 
 def traced(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Give each call of a function a span, below the one of the message at work."""
+    """Decorate a function: each call becomes a span, a child of the current message's span."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> T:
-            ours = tracer()
-            if ours is None:
+            current_tracer = tracer()
+            if current_tracer is None:
                 return function(*args, **kwargs)
-            with ours.start_as_current_span(name):
+            with current_tracer.start_as_current_span(name):
                 return function(*args, **kwargs)
 
         return called

@@ -155,8 +155,8 @@ def test_a_moment_without_a_zone_is_refused() -> None:
         ("*/90 * * * *", "minute step 90 is not within 1-60", "*/6 * * * *"),
         ("5/15 * * * *", "minute 5/15 has a step but no range, as 5-59/15 has", "*/6 * * * *"),
         ("0 22-3 * * *", "hour 22-3 runs backwards; 22-23,0-3 does not", "0 3 * * *"),
-        ("0 0 * jen *", 'month "jen" is not understood', "0 0 1 jan,jul *"),
-        ("0 0 30 2 *", "it can never fire, no month it names has such a day", "0 0 L 2 *"),
+        ("0 0 * jen *", 'month "jen" is not valid', "0 0 1 jan,jul *"),
+        ("0 0 30 2 *", "it can never fire, because none of its months has such a day", "0 0 L 2 *"),
         (
             "* * * * * *",
             "the number of fields is 6, not 5 (minute, hour, day of the month, month, day of the week)",

@@ -21,7 +21,7 @@ import pytest
 from dramatiq.threading import raise_thread_exception
 
 from housekeeping.core import thread_interrupt
-from housekeeping.core.safe_points import at_safe_point
+from housekeeping.core.cpython_threads import at_safe_point
 from housekeeping.core.telemetry.log_handler import StderrHandler
 from housekeeping.core.thread_interrupt import LostLease, interrupt, run_interruptibly
 

@@ -78,7 +78,7 @@ def test_an_interrupt_that_was_taken_back_makes_room_for_another_kind(
     sent: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken_back: list[int] = []
-    monkeypatch.setattr(thread_interrupt, "_take_back", lambda section, thread_id: taken_back.append(thread_id))
+    monkeypatch.setattr(thread_interrupt, "_cancel", lambda section, thread_id: taken_back.append(thread_id))
 
     def work() -> list[bool]:
         interrupt(HERE(), LostLease)

@@ -19,14 +19,14 @@ from housekeeping.core.telemetry.log_handler import StderrHandler
 from tests.unit.core.conftest import Lines
 
 NAME = "housekeeping.x"
-HOSTILE = "\x1b[31m\r\nALARM \u202e \udc80 \"quoted\" {json} postgresql://me:hunter2@host/db password = 'a b'"
+HOSTILE = "\x1b[31m\r\nALERT \u202e \udc80 \"quoted\" {json} postgresql://me:hunter2@host/db password = 'a b'"
 WRITER = """
 import sys
 from housekeeping.core.telemetry import logs
 from housekeeping.core.telemetry.log_handler import StderrHandler
 logs.configure("INFO", "json")
 for _ in range(10):
-    logs.log_rows("x", 20, "Said", [{"by": sys.argv[1], "number": number} for number in range(1000)])
+    logs.log_rows("x", 20, "Row changed", [{"by": sys.argv[1], "number": number} for number in range(1000)])
 """
 
 
@@ -56,75 +56,75 @@ ROWS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_a_row_s_line_is_the_one_that_it_has_by_itself(
+def test_log_rows_writes_the_same_lines_as_a_logger(
     root_as_before: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, form: logs.Format
 ) -> None:
     monkeypatch.setattr("time.time", lambda: 1_767_225_600.25)
     logs.configure("INFO", form)
 
     with structlog.contextvars.bound_contextvars(worker="w", run_id=7, url=HOSTILE):
-        logs.log_rows(NAME, logging.ERROR, HOSTILE, ROWS)
-        together = capsys.readouterr().err
+        logs.log_rows(NAME, logging.INFO, HOSTILE, ROWS)
+        written_at_once = capsys.readouterr().err
         for row in ROWS:
-            logs.logger(NAME).error(HOSTILE, **row)
-        by_themselves = capsys.readouterr().err
+            logs.logger(NAME).info(HOSTILE, **row)
+        written_one_by_one = capsys.readouterr().err
 
-    assert together == by_themselves
-    assert ("hunter2" in together, together.count("2026-01-01T00:00:00.250000Z")) == (False, len(ROWS))
+    assert written_at_once == written_one_by_one
+    assert ("hunter2" in written_at_once, written_at_once.count("2026-01-01T00:00:00.250000Z")) == (False, len(ROWS))
 
 
-class _Pieces:
+class _Chunks:
     def __init__(self) -> None:
         self.written: list[str] = []
 
-    def write(self, piece: str) -> None:
-        self.written.append(piece)
+    def write(self, chunk: str) -> None:
+        self.written.append(chunk)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Nothing is buffered."""
 
     def isatty(self) -> bool:
         return False
 
 
-def test_rows_are_written_in_few_pieces_that_a_pipe_takes_whole(
+def test_rows_are_written_in_few_chunks_of_at_most_pipe_buf(
     root_as_before: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stderr = _Pieces()
+    stderr = _Chunks()
     monkeypatch.setattr(sys, "stderr", stderr)
     logs.configure("INFO", "json")
 
-    logs.log_rows(NAME, logging.INFO, "Said", [{"text": "x" * length} for length in range(1, 200)])
+    logs.log_rows(NAME, logging.INFO, "Row changed", [{"text": "x" * length} for length in range(1, 200)])
 
     assert len(stderr.written) == pytest.approx(sum(map(len, stderr.written)) / select.PIPE_BUF, rel=0.2)
-    assert [piece for piece in stderr.written if len(piece) > select.PIPE_BUF or piece[-1] != "\n"] == []
+    assert [chunk for chunk in stderr.written if len(chunk) > select.PIPE_BUF or chunk[-1] != "\n"] == []
 
 
-@pytest.mark.parametrize(("beyond", "pieces"), [(-1, 1), (0, 1), (1, 2)])
-def test_a_piece_is_as_long_as_a_pipe_takes_whole_line_ends_included(
-    monkeypatch: pytest.MonkeyPatch, beyond: int, pieces: int
+@pytest.mark.parametrize(("beyond", "chunks"), [(-1, 1), (0, 1), (1, 2)])
+def test_a_chunk_has_at_most_pipe_buf_bytes_with_its_line_ends(
+    monkeypatch: pytest.MonkeyPatch, beyond: int, chunks: int
 ) -> None:
-    stderr = _Pieces()
+    stderr = _Chunks()
     monkeypatch.setattr(sys, "stderr", stderr)
 
     StderrHandler().write(["x" * 99, "é" * 50, "x" * (select.PIPE_BUF - 100 - 101 - 1 + beyond)])
 
-    assert len(stderr.written) == pieces
+    assert len(stderr.written) == chunks
 
 
-def test_a_row_longer_than_a_pipe_takes_whole_is_a_piece_of_its_own(
+def test_a_row_longer_than_pipe_buf_is_a_chunk_of_its_own(
     root_as_before: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stderr = _Pieces()
+    stderr = _Chunks()
     monkeypatch.setattr(sys, "stderr", stderr)
     logs.configure("INFO", "json")
 
-    logs.log_rows(NAME, logging.INFO, "Said", [{"text": "x" * length} for length in (1, select.PIPE_BUF, 1)])
+    logs.log_rows(NAME, logging.INFO, "Row changed", [{"text": "x" * length} for length in (1, select.PIPE_BUF, 1)])
 
-    assert [piece.count("\n") for piece in stderr.written] == [1, 1, 1]
+    assert [chunk.count("\n") for chunk in stderr.written] == [1, 1, 1]
 
 
-def test_processes_that_share_a_pipe_do_not_tear_each_other_s_lines() -> None:
+def test_processes_that_share_a_pipe_do_not_split_each_others_lines() -> None:
     reading, writing = os.pipe()
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, by], stderr=writing) for by in "ab"]
     os.close(writing)
@@ -137,13 +137,13 @@ def test_processes_that_share_a_pipe_do_not_tear_each_other_s_lines() -> None:
     assert text.count("\n") == 20_000
 
 
-def _another_handler(seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch) -> None:
+def _second_handler(seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch) -> None:
     handler = logging.Handler()
     monkeypatch.setattr(handler, "emit", seen.append)
     monkeypatch.setattr(logging.getLogger("housekeeping"), "handlers", [handler])
 
 
-class _Seeing(logging.Filter):
+class _RecordingFilter(logging.Filter):
     def __init__(self, seen: list[logging.LogRecord]) -> None:
         super().__init__()
         self._seen = seen
@@ -153,15 +153,15 @@ class _Seeing(logging.Filter):
         return True
 
 
-def _a_filter(seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger(NAME), "filters", [_Seeing(seen)])
+def _logger_filter(seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger(NAME), "filters", [_RecordingFilter(seen)])
 
 
-def _a_filter_of_the_handler(seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger().handlers[0], "filters", [_Seeing(seen)])
+def _handler_filter(seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger().handlers[0], "filters", [_RecordingFilter(seen)])
 
 
-def _a_function_in_the_place_of_logging_s(seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch) -> None:
+def _replaced_logger_method(seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch) -> None:
     original = logging.Logger.callHandlers
 
     def patched(logger: logging.Logger, record: logging.LogRecord) -> None:
@@ -171,7 +171,7 @@ def _a_function_in_the_place_of_logging_s(seen: list[logging.LogRecord], monkeyp
     monkeypatch.setattr(logging.Logger, "callHandlers", patched)
 
 
-def _a_factory_of_records(seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch) -> None:
+def _record_factory(seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch) -> None:
     def factory(*args: Any, **named: Any) -> logging.LogRecord:
         seen.append(logging.LogRecord(*args, **named))
         return seen[-1]
@@ -180,52 +180,56 @@ def _a_factory_of_records(seen: list[logging.LogRecord], monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "somebody",
+    ("observe", "level"),
     [
-        _another_handler,
-        _a_filter,
-        _a_filter_of_the_handler,
-        _a_function_in_the_place_of_logging_s,
-        _a_factory_of_records,
+        (_second_handler, logging.INFO),
+        (_logger_filter, logging.INFO),
+        (_handler_filter, logging.INFO),
+        (_replaced_logger_method, logging.WARNING),  # as Sentry's client does
+        (_record_factory, logging.WARNING),
     ],
 )
-def test_whoever_looks_at_records_sees_one_for_each_row(
+def test_observers_of_records_see_one_record_for_each_row(
     lines: Lines,
     monkeypatch: pytest.MonkeyPatch,
-    somebody: Callable[[list[logging.LogRecord], pytest.MonkeyPatch], None],
+    observe: Callable[[list[logging.LogRecord], pytest.MonkeyPatch], None],
+    level: int,
 ) -> None:
-    logs.configure("INFO", "json")  # now, because pytest has added a handler of its own since the fixture did
+    logs.configure("INFO", "json")  # not in the fixture, because pytest adds its handler later
     seen: list[logging.LogRecord] = []
-    somebody(seen, monkeypatch)
+    observe(seen, monkeypatch)
 
-    logs.log_rows(NAME, logging.ERROR, "Said", [{"id": 1}, {"id": 2}])
+    logs.log_rows(NAME, level, "Row changed", [{"id": 1}, {"id": 2}])
 
-    assert [(record.getMessage(), vars(record)["id"]) for record in seen] == [("Said", 1), ("Said", 2)]
+    assert [(record.getMessage(), vars(record)["id"]) for record in seen] == [("Row changed", 1), ("Row changed", 2)]
     assert [line["id"] for line in lines()] == [1, 2]
 
 
-def test_below_the_level_no_row_is_written(lines: Lines) -> None:
+def test_rows_below_the_level_are_not_written(lines: Lines) -> None:
     logs.configure("INFO", "json")
 
-    logs.log_rows(NAME, logging.DEBUG, "Said", [{"id": 1}])
+    logs.log_rows(NAME, logging.DEBUG, "Row changed", [{"id": 1}])
 
     assert lines() == []
 
 
-def test_a_row_that_cannot_be_a_line_costs_no_other_its_own(lines: Lines) -> None:
+def test_a_row_that_cannot_be_formatted_does_not_affect_others(lines: Lines) -> None:
     logs.configure("INFO", "json")
 
-    logs.log_rows(NAME, logging.INFO, "Said", [{"id": 1}, {"id": 10**5000}, {"id": 3}])
+    logs.log_rows(NAME, logging.INFO, "Row changed", [{"id": 1}, {"id": 10**5000}, {"id": 3}])
 
     assert [(line["event"], line.get("id")) for line in lines()] == [
-        ("Said", 1),
+        ("Row changed", 1),
         ("A log line could not be written", None),
-        ("Said", 3),
+        ("Row changed", 3),
     ]
 
 
-def test_in_an_application_with_logging_of_its_own_the_rows_arrive_as_extra(caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_arrive_as_extra_in_an_applications_own_logging(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
-        logs.log_rows(NAME, logging.INFO, "Said", [{"id": 1}, {"id": 2}])
+        logs.log_rows(NAME, logging.INFO, "Row changed", [{"id": 1}, {"id": 2}])
 
-    assert [(record.getMessage(), vars(record)["id"]) for record in caplog.records] == [("Said", 1), ("Said", 2)]
+    assert [(record.getMessage(), vars(record)["id"]) for record in caplog.records] == [
+        ("Row changed", 1),
+        ("Row changed", 2),
+    ]
