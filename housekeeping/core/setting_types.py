@@ -1,4 +1,8 @@
-"""What a setting may be: URLs, names, JSON; each says in words what it should be."""
+"""Types of settings: URLs, names, JSON. The error of each type describes the right form in words.
+
+URLs are checked by urlsplit and libpq, not by pydantic's URL types: ``postgresql:///database`` is valid here, and an
+unescaped ``@`` in a password is not.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,12 @@ from psycopg2.extensions import parse_dsn
 from pydantic import AfterValidator, BeforeValidator
 
 _AMQP: Final = ("amqp://", "amqps://")
-#: What stands alone in place of names of families.
-_ALONE: Final[dict[str, tuple[str, ...]]] = {"all": ("all",), "none": (), "true": ("all",), "false": ()}
+#: Words in place of names of families.
+_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {"all": ("all",), "none": (), "true": ("all",), "false": ()}
 _ESCAPES: Final = "in a user or password, / is written %2F, : %3A, @ %40"
 
 
 def _url(example: str, *schemes: str, well_formed: Callable[[str], bool]) -> Any:
-    """A URL of one of these schemes."""
-
     def check(value: str) -> str:
         scheme, _, rest = value.partition("://")
         if scheme not in schemes or not rest or not well_formed(value):
@@ -31,8 +33,8 @@ def _url(example: str, *schemes: str, well_formed: Callable[[str], bool]) -> Any
     return AfterValidator(check)
 
 
-# What is not well-formed is refused here, because later errors quote the part of a password that
-# was taken for a host or port.
+# A malformed URL is rejected here, because later errors would quote the part of its password that was parsed as a host
+# or port.
 
 
 def _well_formed(url: str) -> bool:
@@ -44,7 +46,7 @@ def _well_formed(url: str) -> bool:
 
 
 def _well_formed_each(urls: str) -> bool:
-    """RabbitMQ's may be several, one a node, with semicolons between them."""
+    """Check the URLs of several RabbitMQ nodes, separated by semicolons, or one other URL."""
     if not urls.startswith(_AMQP):
         return _well_formed(urls)
     return all(url.startswith(_AMQP) and url not in _AMQP and _well_formed(url) for url in urls.split(";"))
@@ -52,11 +54,11 @@ def _well_formed_each(urls: str) -> bool:
 
 def _well_formed_for_libpq(url: str) -> bool:
     try:
-        given = parse_dsn(url)
+        parameters = parse_dsn(url)
     except psycopg2.ProgrammingError:
         return False
-    ports = given.get("port", "").split(",")
-    return all(port.isdecimal() or not port for port in ports) and "@" not in given.get("host", "")
+    ports = parameters.get("port", "").split(",")
+    return all(port.isdecimal() or not port for port in ports) and "@" not in parameters.get("host", "")
 
 
 def _zone(value: Any) -> Any:
@@ -66,25 +68,29 @@ def _zone(value: Any) -> Any:
         raise ValueError("a time zone such as UTC or Europe/Berlin") from None
 
 
-def json_object(by: str) -> Any:
-    """A JSON object; ``by`` says by what, with an example."""
+def json_object(keys: str) -> Any:
+    """Return the type of a JSON object.
+
+    Parameters:
+      keys: What its keys are, with an example.
+    """
 
     def read(value: Any) -> Any:
         try:
-            found = json.loads(value) if isinstance(value, str) else value
+            parsed = json.loads(value) if isinstance(value, str) else value
         except json.JSONDecodeError as error:
             raise ValueError(f"JSON ({error})") from None
-        if not isinstance(found, dict):
-            raise ValueError(f"a JSON object by {by}")
-        return found
+        if not isinstance(parsed, dict):
+            raise ValueError(f"a JSON object by {keys}")
+        return parsed
 
     return BeforeValidator(read)
 
 
-def _matching(pattern: str, words: str) -> Any:
+def _matching(pattern: str, description: str) -> Any:
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
-            raise ValueError(words)
+            raise ValueError(description)
         return value
 
     return AfterValidator(check)
@@ -93,21 +99,21 @@ def _matching(pattern: str, words: str) -> Any:
 def _modules(value: Any) -> Any:
     names = [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
     if any(not all(part.isidentifier() for part in str(name).split(".")) for name in names):
-        raise ValueError("names of modules with commas between them, such as shop.sweeps,shop.archive")
+        raise ValueError("names of modules separated by commas, such as shop.sweeps,shop.archive")
     return names
 
 
 def _families(value: Any) -> Any:
-    """Read names of families; ``all`` stays a name, and ``none`` is no name at all."""
-    if value is None or isinstance(value, bool):  # true and false: what the setting was before it had names
-        return None if value is None else _ALONE[str(value).lower()]
+    """Parse names of families; ``all`` becomes the tuple of that word, ``none`` the empty tuple."""
+    if value is None or isinstance(value, bool):  # the setting used to be true or false
+        return None if value is None else _KEYWORDS[str(value).lower()]
     if isinstance(value, str):
         text = value.strip()
         value = _json_list(text) if text.startswith("[") else [each.strip() for each in text.split(",") if each.strip()]
-    if len(value) == 1 and value[0] in _ALONE:
-        return _ALONE[value[0]]
-    if any(not isinstance(name, str) or name in _ALONE or not name.isidentifier() for name in value):
-        raise ValueError("all, none, or families with commas between them, such as user_status_cleanup,bulk_imports")
+    if len(value) == 1 and value[0] in _KEYWORDS:
+        return _KEYWORDS[value[0]]
+    if any(not isinstance(name, str) or name in _KEYWORDS or not name.isidentifier() for name in value):
+        raise ValueError("all, none, or families separated by commas, such as user_status_cleanup,bulk_imports")
     return tuple(value)
 
 
@@ -115,37 +121,37 @@ def _json_list(text: str) -> list[Any]:
     try:
         return list(json.loads(text))
     except json.JSONDecodeError as error:
-        raise ValueError(f"names with commas between them, or a JSON list ({error})") from None
+        raise ValueError(f"names separated by commas, or a JSON list ({error})") from None
 
 
-def _said(value: Any) -> Any:
+def _not_null(value: Any) -> Any:
     if value is None:
-        raise ValueError("a value, or left out to keep the default")
+        raise ValueError("a value; leave the key out to keep the default")
     return value
 
 
 def _urls(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    given = value.strip(" ,")
-    if not given.startswith("["):
-        # Between two URLs only: libpq's may have commas of its own, between hosts.
-        return re.split(r"\s*,\s*(?=\w+://)", given)
+    text = value.strip(" ,")
+    if not text.startswith("["):
+        # Split only before a scheme: libpq's URLs can contain commas between hosts.
+        return re.split(r"\s*,\s*(?=\w+://)", text)
     try:
-        return json.loads(given)
+        return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"URLs with commas between them, or JSON ({error})") from None
+        raise ValueError(f"URLs separated by commas, or JSON ({error})") from None
 
 
-KEY: Final = _matching(r"[A-Za-z0-9_.-]{1,64}", "at most 64 letters, digits and the signs _ . -")
+KEY: Final = _matching(r"[A-Za-z0-9_.-]{1,64}", "at most 64 letters, digits and the characters _ . -")
 SCHEMA: Final = _matching(r"[a-z_][a-z0-9_]{0,62}", "a plain PostgreSQL name: small letters, digits and _")
 TABLE: Final = _matching(r"([A-Za-z_][\w$]{0,62}\.)?[A-Za-z_][\w$]{0,62}", "a table's name, or schema.table")
 URLS: Final = BeforeValidator(_urls)
 MODULES: Final = BeforeValidator(_modules)
 FAMILIES: Final = BeforeValidator(_families)
-NOT_NULL: Final = BeforeValidator(_said)
+NOT_NULL: Final = BeforeValidator(_not_null)
 ZONE: Final = BeforeValidator(_zone)
-TOKEN: Final = _matching(r"[!-~]{16,200}", "16 to 200 letters, digits and signs that nobody can guess")
+TOKEN: Final = _matching(r"[!-~]{16,200}", "16 to 200 random letters, digits and signs")
 POSTGRES: Final = _url(
     "postgresql://user:password@host:5432/database", "postgresql", "postgres", well_formed=_well_formed_for_libpq
 )

@@ -1,4 +1,4 @@
-"""Settings from the environment (and a ``.env`` file), checked before anything starts."""
+"""Settings from the environment and a ``.env`` file, validated before anything starts."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from housekeeping.core.setting_types import (
 
 PREFIX: Final = "HOUSEKEEPING_"
 FILE: Final = ".env"
-_SHOWN: Final = 200  # characters of a wrong value
-#: Read by the embedded servers and by the tests, not by an application.
-_ELSEWHERE: Final = ("HOUSEKEEPING_TEST_", "HOUSEKEEPING_EMBEDDED")
+_MAX_SHOWN: Final = 200  # characters of a wrong value
+#: Variables of the embedded servers and of the tests.
+_OTHER_PREFIXES: Final = ("HOUSEKEEPING_TEST_", "HOUSEKEEPING_EMBEDDED")
 
 
-_LONGEST_S: Final = 7 * 86_400  # a week; what is longer is a slip in the unit
-_OLDEST_S: Final = 100 * 366 * 86_400  # a hundred years; what is longer is no date in PostgreSQL
+_MAX_DURATION_S: Final = 7 * 86_400  # a week; a longer time is probably in the wrong unit
+_MAX_AGE_S: Final = 100 * 366 * 86_400  # a hundred years; a greater age may be no date in PostgreSQL
 
 
 class ThrottleSettings(BaseModel):
-    """The key ``gates`` of a worker; what it does not say keeps the worker's default, null switches a gate off."""
+    """The key ``gates`` of a worker: its throttles. A missing key keeps the default, null disables that throttle."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -60,7 +60,7 @@ class ThrottleSettings(BaseModel):
 
 
 class BreakerSettings(BaseModel):
-    """The key ``breaker`` of a worker; what it does not say keeps the worker's default, null switches that off."""
+    """The key ``breaker`` of a worker. A missing key keeps the default, null disables that limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -70,12 +70,12 @@ class BreakerSettings(BaseModel):
 
 
 class WorkerSettings(BaseModel):
-    """What ``HOUSEKEEPING_WORKERS`` may say of one worker; what it does not say keeps the worker's default.
+    """One worker in ``HOUSEKEEPING_WORKERS``; a missing key keeps the worker's default.
 
-    A worker takes only the keys it has a use for; the others are refused when the worker is declared.
+    A worker accepts only the keys that apply to it; its declaration rejects the others.
     """
 
-    # Strict: what is JSON says what it is; true is no batch size.
+    # Strict, because JSON has types: true is no batch size.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     enabled: bool = True
@@ -85,18 +85,18 @@ class WorkerSettings(BaseModel):
     shards: Annotated[
         Annotated[int, Field(ge=1, le=64)] | None, NOT_NULL, Field(validation_alias=AliasChoices("shards", "parts"))
     ] = None
-    max_runtime_s: Annotated[Annotated[float, Field(gt=0, le=_LONGEST_S)] | None, NOT_NULL] = None
-    stale_after_s: Annotated[Annotated[float, Field(gt=0, le=_OLDEST_S)] | None, NOT_NULL] = None
-    # From 3: below that a lease cannot be renewed in time (semantics.md, Actor options).
-    lease_ttl_s: Annotated[Annotated[float, Field(ge=3, le=_LONGEST_S)] | None, NOT_NULL] = None
+    max_runtime_s: Annotated[Annotated[float, Field(gt=0, le=_MAX_DURATION_S)] | None, NOT_NULL] = None
+    stale_after_s: Annotated[Annotated[float, Field(gt=0, le=_MAX_AGE_S)] | None, NOT_NULL] = None
+    # A lease shorter than 3 s cannot be renewed in time.
+    lease_ttl_s: Annotated[Annotated[float, Field(ge=3, le=_MAX_DURATION_S)] | None, NOT_NULL] = None
     page_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, NOT_NULL] = None
     max_projects: Annotated[Annotated[int, Field(ge=1)] | None, NOT_NULL] = None
     max_deletes: Annotated[Annotated[int, Field(ge=1)] | None, NOT_NULL] = None
     git_batch_size: Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, NOT_NULL] = None
     log_records: Annotated[bool | None, NOT_NULL] = None
-    #: When somebody should look; by the alarm's name, null switches it off.
+    #: Alert thresholds by name; null disables an alert.
     alarms: Annotated[dict[str, Annotated[float, Field(ge=0)] | None] | None, NOT_NULL] = None
-    #: Seconds a batch should take; null: batches of one size.
+    #: Seconds that a batch should take; None keeps the batch size fixed.
     target_batch_s: Annotated[float, Field(gt=0, le=60)] | None = None
     gates: Annotated[ThrottleSettings | None, NOT_NULL] = None
     breaker: Annotated[BreakerSettings | None, NOT_NULL] = None
@@ -110,23 +110,23 @@ class ObjectStoreSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     url: Annotated[str, STORE]
-    #: Part of every object's key, before its path; what the URL has as its path comes first.
+    #: Prefix of every object's key, after the path of the URL.
     prefix: str = ""
     enabled: bool = True
-    #: For the store's client, by its own names (``aws_access_key_id``, ``endpoint``, ...); may hold secrets.
+    #: Options of the store's client by their own names (``aws_access_key_id``, ``endpoint``, ...); may be secret.
     options: Annotated[dict[str, str], Field(repr=False)] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _from_url_alone(cls, given: Any) -> Any:
-        return {"url": given} if isinstance(given, str) else given
+    def _from_url_alone(cls, value: Any) -> Any:
+        return {"url": value} if isinstance(value, str) else value
 
 
 class Settings(BaseSettings):
-    """Everything that can be set, by the name ``HOUSEKEEPING_`` + field in capitals.
+    """All settings; the variable of a field is ``HOUSEKEEPING_`` and its name in capitals.
 
     Raises:
-      SettingsError: From `load`, for the first wrong value, in one line.
+      SettingsError: From `load`, one line about the first wrong value.
     """
 
     model_config = SettingsConfigDict(
@@ -141,7 +141,7 @@ class Settings(BaseSettings):
     )
 
     database_url: Annotated[str, POSTGRES] | None = None
-    #: Read from where an actor's ``data_consistency`` allows it.
+    #: Read by actors whose ``data_consistency`` allows it.
     replica_urls: Annotated[tuple[Annotated[str, POSTGRES], ...], NoDecode, URLS] = ()
     redis_url: Annotated[str, REDIS] | None = None
     broker_url: Annotated[str, BROKER] | None = None
@@ -156,15 +156,15 @@ class Settings(BaseSettings):
     metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     scheduler_metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     metrics_host: str = "127.0.0.1"
-    #: Opens the dashboard; a secret.
+    #: Secret that logs in to the dashboard.
     web_token: Annotated[str, TOKEN] | None = Field(default=None, repr=False)
     object_stores: Annotated[
         dict[str, ObjectStoreSettings], NoDecode, json_object('location, such as {"uploads": "s3://bucket/prefix"}')
     ] = {}
     repositories_root: Path | None = None
-    #: The families of built-in workers that are active: ("all",), or their names. None: those whose tables fit.
+    #: Active families of built-in workers: ("all",) or their names. None: those whose tables fit.
     built_in: Annotated[tuple[str, ...] | None, NoDecode, FAMILIES] = None
-    #: Modules with sweeps of one's own.
+    #: Modules with the application's own sweeps.
     sweeps: Annotated[tuple[str, ...], NoDecode, MODULES] = ()
     workers: Annotated[
         dict[str, WorkerSettings],
@@ -173,17 +173,16 @@ class Settings(BaseSettings):
     ] = {}
 
     @classmethod
-    def load(cls, **given: Any) -> Settings:
-        """Read the environment and the ``.env`` file; keyword arguments win over it, and it over the file.
+    def load(cls, **overrides: Any) -> Settings:
+        """Read settings from keyword arguments, then the environment, then the ``.env`` file.
 
         Raises:
-          SettingsError: When a value is wrong, a ``HOUSEKEEPING_`` variable is no setting, or the
-            file cannot be read.
+          SettingsError: If a value is wrong, a ``HOUSEKEEPING_`` variable is no setting, or the file cannot be read.
         """
-        _refuse_unknown(os.environ)
-        _refuse_unknown(_names_in_file(Path(FILE)), f" (in {FILE})")
+        _reject_unknown(os.environ)
+        _reject_unknown(_names_in_file(Path(FILE)), f" (in {FILE})")
         try:
-            return cls(**given)
+            return cls(**overrides)
         except pydantic.ValidationError as error:
             raise SettingsError(_one_line(error)) from None
 
@@ -193,25 +192,25 @@ class Settings(BaseSettings):
     __str__ = __repr__
 
     def require_database_url(self) -> str:
-        """The database's URL.
+        """Return the database's URL.
 
         Raises:
-          SettingsError: When it is not set.
+          SettingsError: If it is not set.
         """
         return self.database_url or _missing("DATABASE_URL", "postgresql://user:password@host:5432/database")
 
     def require_redis_url(self) -> str:
-        """Redis's URL.
+        """Return Redis's URL.
 
         Raises:
-          SettingsError: When it is not set.
+          SettingsError: If it is not set.
         """
-        beside = "; RabbitMQ carries the messages only, leases and keys need Redis" if self.on_rabbitmq else ""
-        return self.redis_url or _missing("REDIS_URL", f"redis://host:6379/0{beside}")
+        hint = "; RabbitMQ carries only the messages, and leases and keys need Redis" if self.on_rabbitmq else ""
+        return self.redis_url or _missing("REDIS_URL", f"redis://host:6379/0{hint}")
 
     @property
     def on_rabbitmq(self) -> bool:
-        """Whether RabbitMQ carries the messages, and not Redis."""
+        """Whether the broker is RabbitMQ, and not Redis."""
         return (self.broker_url or "").startswith(("amqp://", "amqps://"))
 
 
@@ -224,7 +223,7 @@ def _variable(field: str) -> str:
 
 
 def _names_in_file(path: Path) -> list[str]:
-    """The names that a ``.env`` file sets; lines of others that cannot be read are theirs."""
+    """Return the names that a ``.env`` file sets. Malformed lines without the prefix are ignored."""
     if not path.is_file():
         return []
     try:
@@ -236,24 +235,24 @@ def _names_in_file(path: Path) -> list[str]:
         raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
     for entry in entries:
         if entry.error and PREFIX in entry.original.string.upper():
-            raise SettingsError(f"{path}, line {entry.original.line} is not understood; it should be NAME=value")
+            raise SettingsError(f"{path}, line {entry.original.line} is malformed; it should be NAME=value")
     return [entry.key for entry in entries if entry.key]
 
 
-def _refuse_unknown(names: Iterable[str], place: str = "") -> None:
+def _reject_unknown(names: Iterable[str], place: str = "") -> None:
     known = [_variable(field).removeprefix(PREFIX) for field in Settings.model_fields]
     for name in sorted(names):
-        setting = name.upper().removeprefix(PREFIX)  # as pydantic-settings reads them: in small letters, too
-        if not name.upper().startswith(PREFIX) or setting in known or name.upper().startswith(_ELSEWHERE):
+        setting = name.upper().removeprefix(PREFIX)  # pydantic-settings reads lower case as well
+        if not name.upper().startswith(PREFIX) or setting in known or name.upper().startswith(_OTHER_PREFIXES):
             continue
         near = difflib.get_close_matches(setting, known, n=1)
-        all_of_them = ", ".join(f"{PREFIX}{each}" for each in known)
-        hint = f"did you mean {PREFIX}{near[0]}?" if near else f"the settings are {all_of_them}"
+        all_settings = ", ".join(f"{PREFIX}{each}" for each in known)
+        hint = f"did you mean {PREFIX}{near[0]}?" if near else f"the settings are {all_settings}"
         raise SettingsError(f"{name} is not a setting{place}; {hint}")
 
 
-#: What pydantic says in words of Python, by the error's type.
-_SHOULD: Final = {
+#: Plain words for types of errors that pydantic describes in terms of Python.
+_EXPECTED: Final = {
     "bool_type": "true or false",
     "int_type": "a whole number",
     "float_type": "a number",
@@ -263,30 +262,30 @@ _SHOULD: Final = {
 }
 
 
-#: The keys of settings within a worker's.
-_KEYS: Final[dict[str, type[BaseModel]]] = {"gates": ThrottleSettings, "breaker": BreakerSettings}
+#: Keys of a worker that are objects.
+_NESTED: Final[dict[str, type[BaseModel]]] = {"gates": ThrottleSettings, "breaker": BreakerSettings}
 
 
 def _one_line(error: pydantic.ValidationError) -> str:
-    """Name, value and what it should be, for the first thing that is wrong."""
+    """Describe the first error: name, value and expected form."""
     first = error.errors(include_url=False)[0]
     field, *path = first["loc"]
     where = _variable(str(field)) + "".join(f"[{json.dumps(part)}]" for part in path)
     if first["type"] == "extra_forbidden":
-        of_all = WorkerSettings if field == "workers" else ObjectStoreSettings
-        keys = (_KEYS[str(path[1])] if len(path) == 3 else of_all).model_fields
+        model = WorkerSettings if field == "workers" else ObjectStoreSettings
+        keys = (_NESTED[str(path[1])] if len(path) == 3 else model).model_fields
         near = difflib.get_close_matches(str(path[-1]), keys, n=1)
         hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(keys)}"
-        return f"{where} is no key here; {hint}"
-    should = _SHOULD.get(first["type"], first["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
+        return f"{where} is not a valid key; {hint}"
+    expected = _EXPECTED.get(first["type"], first["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
     secret = any(mask_secrets(f"{part}=x") != f"{part}=x" for part in (str(field), *path[-1:]))
-    return f"{where} is {'***' if secret else _shown(first['input'])}; it should be {should}"
+    return f"{where} is {'***' if secret else _shown(first['input'])}; it should be {expected}"
 
 
 def _shown(value: Any) -> str:
-    """The value as the setting has it, on one line, without passwords."""
+    """Return the value on one line, without passwords."""
     if not isinstance(value, str):
         return mask_secrets(json.dumps(value, default=str))
-    # Where the scheme is missing too, what stands before the @ may still be a password.
+    # Text before an @ can be a password even if the scheme is missing.
     text = mask_secrets(value if "://" in value else re.sub(r"^\S*:\S*@", "***@", value))
-    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+    return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")

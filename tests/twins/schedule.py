@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.core import cron
+from housekeeping.core import cron, cron_fields
 from housekeeping.core.cron import Cron
 from housekeeping.middleware.schedule import middleware, tick_recorder
 from housekeeping.middleware.schedule.middleware import Schedule
@@ -42,8 +42,8 @@ def _takes_a_skip_for_recorded(patch: pytest.MonkeyPatch) -> None:
 
 
 def _takes_sunday_for_saturday(patch: pytest.MonkeyPatch) -> None:
-    entry = cron._entry
-    patch.setattr(cron, "_entry", lambda field, text: "6" if field.high == 7 and text == "0" else entry(field, text))
+    entry = cron_fields._entry
+    patch.setattr(cron_fields, "_entry", lambda field, text: "6" if field.high == 7 and text == "0" else entry(field, text))
 
 
 def _asks_without_a_guard(patch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def _fires_each_reading_of_a_time_of_day(patch: pytest.MonkeyPatch) -> None:
 
     def make(self: Cron) -> None:
         made(self)
-        self._by_the_clock = True
+        self._names_readings = True
 
     patch.setattr(Cron, "__post_init__", make)
 

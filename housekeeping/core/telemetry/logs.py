@@ -192,9 +192,9 @@ def log_rows(name: str, level: int, event: str, rows: Sequence[Mapping[str, Any]
         return
     if level < logging.WARNING and _write_at_once(standard_logger, level, event, rows):
         return
-    row_logger = logger(name)
+    per_row = logger(name)
     for row in rows:
-        row_logger.log(level, event, **row)
+        per_row.log(level, event, **row)
 
 
 def _write_at_once(logger: logging.Logger, level: int, event: str, rows: Sequence[Mapping[str, Any]]) -> bool:

@@ -74,7 +74,7 @@ def test_one_that_raises_is_logged_and_reported_and_the_others_are_told(
     (about,) = reported
     assert str(about.pop("error")) == "the mail server is away"
     assert about == {"worker": "a.worker", "run_id": 7, "subscribed_to": "something_done"}
-    (line,) = [record for record in caplog.records if record.message == "A subscriber failed"]
+    (line,) = [record for record in caplog.records if record.message == "An event subscriber failed"]
     assert (line.levelno, line.exc_info is not None) == (logging.ERROR, True)
 
 

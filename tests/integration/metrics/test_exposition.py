@@ -201,7 +201,7 @@ def test_a_forked_child_does_not_count_again_what_its_parent_counted(monkeypatch
 
     child = os.fork()
     if child == 0:
-        os._exit(len(exporter._waiting))
+        os._exit(len(exporter._pending))
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert len(exporter._waiting) == 1
+    assert len(exporter._pending) == 1

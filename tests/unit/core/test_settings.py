@@ -57,7 +57,7 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
         ("BROKER_URL", "amqp://one/;two", "a URL such as redis://"),
         ("BROKER_URL", "amqp://one/;redis://two", "a URL such as redis://"),
         ("SENTRY_DSN", "x", "a URL such as https://"),
-        ("NAMESPACE", "{x}", "at most 64 letters, digits and the signs _ . -"),
+        ("NAMESPACE", "{x}", "at most 64 letters, digits and the characters _ . -"),
         ("SCHEMA", "Foo", "a plain PostgreSQL name: small letters, digits and _"),
         ("TIMEZONE", "Mars/Crater", "a time zone such as UTC or Europe/Berlin"),
         ("TIMEZONE", "../../etc/passwd", "a time zone such as UTC or Europe/Berlin"),
@@ -88,7 +88,7 @@ def test_a_wrong_value_is_refused_in_one_line(
         ("batch_size", "ten", "a whole number"),
         ("batch_size", 1.5, "a whole number"),
         ("batch_size", True, "a whole number"),
-        ("batch_size", None, "a value, or left out to keep the default"),
+        ("batch_size", None, "a value; leave the key out to keep the default"),
         ("enabled", "maybe", "true or false"),
         ("enabled", None, "true or false"),
         ("schedule", 5, "text"),
@@ -125,7 +125,7 @@ def test_the_nodes_of_a_broker_may_be_several(monkeypatch: pytest.MonkeyPatch, v
 def test_an_unknown_key_of_a_worker_is_refused_with_the_one_that_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     line = _refusal(monkeypatch, WORKERS=json.dumps({_WORKER: {"batch_sise": 3}}))
 
-    assert line == (f'HOUSEKEEPING_WORKERS["{_WORKER}"]["batch_sise"] is no key here; did you mean batch_size?')
+    assert line == (f'HOUSEKEEPING_WORKERS["{_WORKER}"]["batch_sise"] is not a valid key; did you mean batch_size?')
 
 
 def test_a_worker_may_be_taken_off_its_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_a_mistyped_variable_in_the_file_is_refused(folder: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("content", "refusal"),
     [
-        (b"A=1\nHOUSEKEEPING_NAMESPACE = 'x\n", ".env, line 2 is not understood; it should be NAME=value"),
+        (b"A=1\nHOUSEKEEPING_NAMESPACE = 'x\n", ".env, line 2 is malformed; it should be NAME=value"),
         (b"HOUSEKEEPING_NAMESPACE=\xff\n", ".env cannot be read; it should be UTF-8 text"),
     ],
 )

@@ -41,7 +41,7 @@ def test_replicas_are_listed_with_commas_or_as_json(
     ("value", "line"),
     [
         (f"{ONE},mysql://u:hunter2@b/d", "HOUSEKEEPING_REPLICA_URLS[1] is 'mysql://u:***@b/d'; it should be a URL"),
-        ("[", "HOUSEKEEPING_REPLICA_URLS is '['; it should be URLs with commas between them, or JSON"),
+        ("[", "HOUSEKEEPING_REPLICA_URLS is '['; it should be URLs separated by commas, or JSON"),
         ("[7]", "HOUSEKEEPING_REPLICA_URLS[0] is 7; it should be text"),
     ],
 )
