@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.core import cron, cron_fields
+from housekeeping.core import cron_fields
 from housekeeping.core.cron import Cron
 from housekeeping.middleware.schedule import middleware, tick_recorder
 from housekeeping.middleware.schedule.middleware import Schedule
@@ -43,7 +43,9 @@ def _takes_a_skip_for_recorded(patch: pytest.MonkeyPatch) -> None:
 
 def _takes_sunday_for_saturday(patch: pytest.MonkeyPatch) -> None:
     entry = cron_fields._entry
-    patch.setattr(cron_fields, "_entry", lambda field, text: "6" if field.high == 7 and text == "0" else entry(field, text))
+    patch.setattr(
+        cron_fields, "_entry", lambda field, text: "6" if field.high == 7 and text == "0" else entry(field, text)
+    )
 
 
 def _asks_without_a_guard(patch: pytest.MonkeyPatch) -> None:
