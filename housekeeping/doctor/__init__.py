@@ -22,6 +22,7 @@ from housekeeping.doctor import (
     references,
     tables,
     unique_keys,
+    web_token,
 )
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.family_setup import by_problem, problems_of
@@ -51,7 +52,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         yield Finding("error", "redis", "connection", "HOUSEKEEPING_REDIS_URL is not set", "set it: redis://...")
     else:
         parts += [("redis", redis_server.examine), ("broker", brokers.examine)]
-    parts.append(("outside", external.examine))
+    parts += [("outside", external.examine), ("dashboard", web_token.examine)]
     for problem, workers in by_problem(problems).items():
         yield Finding("fine", "workers", problem.family, f"not set up: {problem.text}; off: {', '.join(workers)}")
     unreachable: set[str] = set()

@@ -1,4 +1,4 @@
-"""The forms that change something: pause, narrow and resume a worker, release a lease."""
+"""Forms that pause, narrow and resume a worker, or release a lease."""
 
 from __future__ import annotations
 
@@ -27,72 +27,74 @@ _LARGEST_BATCH: Final = 10_000  # as on the command line
 _SAID_BY: Final = "dashboard"
 
 
-def add_actions(app: Flask, observatory: SnapshotCache) -> None:
-    """Add the forms' addresses to the application."""
-    _add_switches(app, observatory)
+def add_actions(app: Flask, snapshots: SnapshotCache) -> None:
+    """Register the routes of the forms."""
+    _add_overrides(app, snapshots)
 
     @app.get("/leases/release")
     def lease_to_release() -> str:
-        held = _lease(observatory, request.args.get("key", ""))
-        return render_template("lease.html", lease=held, seen=_seen(held))
+        lease = _held_lease(snapshots, request.args.get("key", ""))
+        return render_template("lease.html", lease=lease, seen=_fingerprint(lease))
 
     @app.post("/leases/release")
     def release() -> Response:
         key = request.args.get("key", "")
-        held = _lease(observatory, key)
-        # A program names the key alone; a person has looked at a holder, and means that one.
-        meant = request.form.get("seen")
-        if meant is not None and meant != _seen(held):
-            abort(409, "another holder has begun since you looked; nothing was released")
-        settings = observatory.settings
+        lease = _held_lease(snapshots, key)
+        # The page sends the holder that it showed. Programs may name only the key.
+        seen = request.form.get("seen")
+        if seen is not None and seen != _fingerprint(lease):
+            abort(409, "the lease has a new holder since the page was loaded; nothing was released")
+        settings = snapshots.settings
         client = redis_client(settings.require_redis_url())
-        release_lease(client, settings.namespace, key, expected=None if meant is None else held.token)
-        observatory.forget()
+        release_lease(client, settings.namespace, key, expected=None if seen is None else lease.token)
+        snapshots.invalidate()
         flash(f"The lease {in_one_line(key, 100)} was released.")
         return redirect(url_for("front"), 303)
 
 
-def _add_switches(app: Flask, observatory: SnapshotCache) -> None:
-    def known(name: str) -> Sweep:
-        sweep: Sweep = observatory.sweeps.get(name) or abort(404, "there is no such worker")
+def _add_overrides(app: Flask, snapshots: SnapshotCache) -> None:
+    def find(name: str) -> Sweep:
+        sweep: Sweep = snapshots.sweeps.get(name) or abort(404, "no worker has this name")
         return sweep
 
-    def done(name: str, said: str) -> Response:
-        observatory.forget()
-        flash(said)
+    def done(name: str, message: str) -> Response:
+        snapshots.invalidate()
+        flash(message)
         return redirect(url_for("worker", name=name), 303)
 
-    def put(said: Override) -> Response:
+    def set_override(override: Override) -> Response:
         with translate_postgres_errors():
-            overrides.switch(said)
-        return done(said.worker, f"{describe_override(said)}.")
+            overrides.switch(override)
+        return done(override.worker, f"{describe_override(override)}.")
 
     @app.post("/workers/<name>/pause")
     def pause(name: str) -> Response:
-        known(name)
-        return put(Override(name, "paused", _reason(), _until(), said_by=_SAID_BY))
+        find(name)
+        return set_override(Override(name, "paused", _reason(), _until(), said_by=_SAID_BY))
 
     @app.post("/workers/<name>/narrow")
     def narrow(name: str) -> Response:
-        known(name)
-        batch_size, longest_s = _number("batch_size", _LARGEST_BATCH), _number("max_runtime_s", 86_400)
-        if batch_size is None and longest_s is None:
-            raise WrongArgument("say how narrow: records a batch, seconds a run, or both")
-        longest = None if longest_s is None else timedelta(seconds=longest_s)
-        return put(
-            Override(name, "narrow", _reason(), _until(), said_by=_SAID_BY, batch_size=batch_size, max_runtime=longest)
+        find(name)
+        batch_size, max_runtime_s = _number("batch_size", _LARGEST_BATCH), _number("max_runtime_s", 86_400)
+        if batch_size is None and max_runtime_s is None:
+            raise WrongArgument("nothing to narrow; give records per batch, seconds per run, or both")
+        max_runtime = None if max_runtime_s is None else timedelta(seconds=max_runtime_s)
+        return set_override(
+            Override(
+                name, "narrow", _reason(), _until(), said_by=_SAID_BY, batch_size=batch_size, max_runtime=max_runtime
+            )
         )
 
     @app.post("/workers/<name>/resume")
     def resume(name: str) -> Response:
-        known(name)
+        find(name)
         with translate_postgres_errors():
             ended = overrides.resume(name, _SAID_BY)
-        return done(name, f"{name} {'runs again at its next tick' if ended else 'was neither paused nor narrowed'}.")
+        return done(name, f"{name} {'resumes at its next tick' if ended else 'was neither paused nor narrowed'}.")
 
 
 def _reason() -> str | None:
-    # PostgreSQL has no text with a null character in it.
+    # PostgreSQL text cannot contain NUL characters.
     return in_one_line(request.form.get("reason", "").strip(), _LONGEST_REASON) or None
 
 
@@ -104,20 +106,20 @@ def _until() -> datetime | None:
         return parse_future_time(until, database_now())
 
 
-def _number(name: str, most: int) -> int | None:
+def _number(name: str, maximum: int) -> int | None:
     given = request.form.get(name, "").strip()
     if not given:
         return None
-    if not (given.isascii() and given.isdecimal() and len(given) < 10 and 1 <= int(given) <= most):
-        raise WrongArgument(f"{name} is {given[:20]!r}; it should be a number from 1 to {most:,}")
+    if not (given.isascii() and given.isdecimal() and len(given) < 10 and 1 <= int(given) <= maximum):
+        raise WrongArgument(f"{name} is {given[:20]!r}; it should be a number from 1 to {maximum:,}")
     return int(given)
 
 
-def _lease(observatory: SnapshotCache, key: str) -> HeldLease:
-    found = next((each for each in observatory.leases() if each.key == key), None)
-    return found or abort(404, "nobody holds a lease of this key: it was given back, or has expired")
+def _held_lease(snapshots: SnapshotCache, key: str) -> HeldLease:
+    lease = next((each for each in snapshots.leases() if each.key == key), None)
+    return lease or abort(404, "this lease is not held: it was released or has expired")
 
 
-def _seen(lease: HeldLease) -> str:
-    """One word for this holder, which is another one for the next."""
+def _fingerprint(lease: HeldLease) -> str:
+    """Return a hash that identifies the holder without revealing its token."""
     return hashlib.sha256(lease.token.encode()).hexdigest()[:16]

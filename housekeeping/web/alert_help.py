@@ -1,4 +1,4 @@
-"""What each alarm means and what to do about it, in a line each; the long form is in docs/howto/alerts.md."""
+"""Meaning and remedy of each alert, in short; docs/howto/alerts.md has the long form."""
 
 from __future__ import annotations
 
@@ -8,53 +8,52 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Help:
-    """An alarm in words: what it means, and what a person does."""
+    """Meaning of an alert and what an operator does about it."""
 
     means: str
     do: str
 
 
-#: By the alarm's name; ``most_…`` stands for all alarms on a count.
-ALARMS: Final = {
+#: Alert name -> help. ``most_…`` stands for all alerts on a count.
+ALERTS: Final = {
     "longest_run": Help(
-        "A run took longer than its document allows.",
-        "See by its counts whether it had more to do or was slower. When the database suffers, narrow the worker; "
-        "housekeeping doctor names a missing index.",
+        "A run exceeded the duration that its document allows.",
+        "Compare the counts of the last runs: more rows, or slower? If the database is overloaded, narrow the worker. "
+        "housekeeping doctor names missing indexes.",
     ),
     "backlog": Help(
-        "More records wait than its document allows.",
-        "Compare arrived and settled an hour on the worker's page. When runs do not happen, see why; "
-        "when they do and it still grows, raise batch_size or max_runtime_s.",
+        "The backlog exceeds what its document allows.",
+        "Compare arrived and processed rows on the worker's page. If runs are missing, see housekeeping why; "
+        "if they are not and the backlog grows, raise batch_size or max_runtime_s.",
     ),
     "failed_rows": Help(
-        "Some records could not be settled; all others were.",
-        "The worker's page shows what is rejected, since when and why; the log has the first 20 of each cause. "
-        "The next run tries them again.",
+        "Some records could not be processed; all others were.",
+        "The worker's page shows the rejected rows with time and cause; the log has the first 20 of each cause. "
+        "The next run retries them.",
     ),
     "clock": Help(
-        "The clock of the machine of the last run is over 5 s from the database's. Over a minute, no run starts there.",
-        "Check NTP on that machine and on the database's (chronyc tracking, timedatectl). What is stale is decided by "
-        "the database's clock; schedules fire by the scheduler's.",
+        "The clock of the last run's machine is over 5 s from the database's. Over a minute, no run starts there.",
+        "Check NTP on that machine and on the database's (chronyc tracking, timedatectl). The database's clock decides "
+        "which rows are stale; the scheduler's clock decides when schedules fire.",
     ),
     "most_…": Help(
-        "One run counted unusually many of something.",
-        "Look whether something is wrong with what makes them (CI runners, say) and pause the worker while you do.",
+        "One run had an unusually high count.",
+        "Check the source of these rows, such as CI runners. Pause the worker while you do.",
     ),
     "failed_runs": Help(
-        "So many runs in a row ended badly.",
-        "Read the last run's error, then: housekeeping doctor. Nothing is lost: a batch that failed was rolled back.",
+        "Several runs in a row failed.",
+        "Read the last run's error, then: housekeeping doctor. Nothing is lost: failed batches were rolled back.",
     ),
     "last_run": Help(
         "The last run failed or was lost.",
-        "Its text is the reason. Its retry and its next tick come by themselves; when they fail too, do as the "
-        "reason says.",
+        "The text is the reason. The retry and the next tick follow automatically. If they fail too, fix the reason.",
     ),
     "overdue": Help(
-        "It has not run for several periods of its schedule.",
-        "See that housekeeping scheduler and housekeeping worker are alive, then: housekeeping why NAME.",
+        "The worker has not run for several periods of its schedule.",
+        "Check that housekeeping scheduler and housekeeping worker are running, then: housekeeping why NAME.",
     ),
     "breaker": Help(
-        "Far more rows are stale than usual. By default the run goes on; its breaker may be set to limit or stop it.",
+        "Far more rows are stale than usual. By default the run continues; a breaker can be set to limit or stop it.",
         "Look at the plan. If these rows should stay, pause the worker. If they should go and the breaker limits or "
         "stops the runs: housekeeping run NAME --confirm with the plan's id.",
     ),
@@ -64,32 +63,32 @@ ALARMS: Final = {
         "follow. If not, correct the declaration of the sweep.",
     ),
     "throttled": Help(
-        "The last three runs met a database that was not well, worked slowly for a short time and ended.",
-        "Its text names the sign, such as the lag of a standby. Repair it, or remove an unused standby. Or set "
-        "another limit under gates in HOUSEKEEPING_WORKERS.",
+        "The last three runs were throttled because of the database's health, and ended early.",
+        "The text names the cause, such as replication lag. Repair it, or remove an unused standby. Or change the "
+        "limit under gates in HOUSEKEEPING_WORKERS.",
     ),
     "no_worker": Help(
         "No living worker process serves a queue that has scheduled workers or waiting messages.",
-        "Start housekeeping worker, or see why it ended: its last log lines, the kernel's (out of memory). Nothing is "
-        "lost: messages wait, and those of a killed worker run again.",
+        "Start housekeeping worker, or find out why it ended: its last log lines, the kernel log (out of memory). "
+        "Nothing is lost: messages wait, and those of a killed worker run again.",
     ),
     "no_scheduler": Help(
         "No scheduler has been alive for two periods of the shortest schedule, and for at least two minutes.",
-        "Start housekeeping scheduler, or see why it ended. It makes up the latest tick that was missed.",
+        "Start housekeeping scheduler, or find out why it ended. It makes up for the latest missed tick.",
     ),
     "unseen": Help(
-        "What waits cannot be counted: a table or store is away or must not be read, or a predicate fails.",
-        "The text names it; housekeeping doctor says what is missing.",
+        "The backlog cannot be counted: a table or store is unavailable or unreadable, or a predicate fails.",
+        "The text names the cause; housekeeping doctor shows what is missing.",
     ),
 }
-_OTHER: Final = Help("Something should be looked at.", "Its text says what it is; housekeeping doctor may know more.")
+_OTHER: Final = Help("This alert has no help text.", "The text says what happened; housekeeping doctor may know more.")
 
 
 def topic(name: str) -> str:
-    """Under which heading the help of this alarm stands."""
+    """Return the key in `ALERTS` for an alert's name."""
     return "most_…" if name.startswith("most_") else name
 
 
 def help_for(name: str) -> Help:
-    """The help for an alarm, also for one that is not known here."""
-    return ALARMS.get(topic(name), _OTHER)
+    """Return the help of an alert, or a general one for an unknown alert."""
+    return ALERTS.get(topic(name), _OTHER)

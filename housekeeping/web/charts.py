@@ -1,4 +1,4 @@
-"""Small charts as SVG, drawn by the server."""
+"""Small SVG charts, rendered on the server."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from markupsafe import Markup, escape
 from housekeeping.core.sanitize import printable
 from housekeeping.sweeps.insight.throughput import Ended
 
-_BAR: Final = 6  # px, of which one is the gap
+_BAR: Final = 6  # px, including a gap of one
 _HEIGHT: Final = 40
-_LEAST: Final = 3  # so that the shortest run is seen
-_FOOT: Final = 7  # px under the bars, for what marks a failed one
+_MINIMUM: Final = 3  # px, so that the shortest run is visible
+_FOOT: Final = 7  # px under the bars, for the marks of failed runs
 
 
 def runs_chart(runs: Sequence[Ended], *, linked: bool = False) -> Markup:
-    """A bar a run, oldest first, as high as it took long; what failed is marked by more than its colour.
+    """Return a bar per run, oldest first, with its duration as height and a mark under failed runs.
 
     Parameters:
-      linked: Whether a click on a bar leads to its run. By keyboard one goes by the table of runs, which says more:
-        fifty bars would be fifty stops on the way to it.
+      linked: Whether a click on a bar opens its run. The bars are not reachable by keyboard: fifty of them would come
+        before the table of runs, which has the same links.
     """
     if not runs:
         return Markup("")
     longest = max(_seconds(run) for run in runs) or 1
     bars = []
     for place, run in enumerate(runs):
-        height = max(_LEAST, round(_HEIGHT * _seconds(run) / longest))
+        height = max(_MINIMUM, round(_HEIGHT * _seconds(run) / longest))
         left = place * _BAR
         mark = _mark(left) if _is_bad(run) else ""
         title = (
@@ -40,26 +40,27 @@ def runs_chart(runs: Sequence[Ended], *, linked: bool = False) -> Markup:
         )
         bars.append(f'<a href="/runs/{run.run_id}" tabindex="-1">{bar}</a>' if linked else bar)
     failed = sum(_is_bad(run) for run in runs)
-    label = f"the last {len(runs)} runs, {failed} of them failed; the longest took {longest:.1f} s"
+    label = f"the last {len(runs)} runs, {failed} of them failed; longest duration {longest:.1f} s"
     return _svg("".join(bars), len(runs) * _BAR, _HEIGHT + _FOOT, label, role="group" if linked else "img")
 
 
 def backlog_chart(runs: Sequence[Ended], width: int = 300) -> Markup:
-    """A line through what waited at the end of each run; nothing when there are too few to draw one."""
-    counted = [run.backlog for run in runs if run.backlog is not None]
-    if len(counted) < 2:
+    """Return a line through the backlog at the end of each run, or nothing for fewer than two runs."""
+    backlogs = [run.backlog for run in runs if run.backlog is not None]
+    if len(backlogs) < 2:
         return Markup("")
-    most, step = max(counted) or 1, width / (len(counted) - 1)
+    highest, step = max(backlogs) or 1, width / (len(backlogs) - 1)
     points = " ".join(
-        f"{place * step:.1f},{_HEIGHT - (_HEIGHT - 3) * each / most - 1.5:.1f}" for place, each in enumerate(counted)
+        f"{place * step:.1f},{_HEIGHT - (_HEIGHT - 3) * each / highest - 1.5:.1f}"
+        for place, each in enumerate(backlogs)
     )
-    label = f"what waited at the end of the last {len(counted)} runs: at most {most:,}, now {counted[-1]:,}"
+    label = f"backlog at the end of the last {len(backlogs)} runs: at most {highest:,}, now {backlogs[-1]:,}"
     area = f'<polygon class="area" points="0,{_HEIGHT} {points} {width},{_HEIGHT}"/>'
     return _svg(f'{area}<polyline class="line" points="{points}"/>', width, _HEIGHT, label)
 
 
 def _mark(left: int) -> str:
-    """A triangle under the bar, for those who do not see red."""
+    """Return a triangle under the bar, which does not depend on color vision."""
     top, bottom = _HEIGHT + 1.5, _HEIGHT + _FOOT - 0.5
     return f'<path class="mark" d="M{left - 0.5} {bottom}h6l-3 {top - bottom:.1f}z"/>'
 

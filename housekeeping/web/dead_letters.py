@@ -1,4 +1,4 @@
-"""Pages about dead letters: the newest, one of them whole, and the form that sends it once more."""
+"""Pages of the dead letters: the list, the details, and the form that requeues one."""
 
 from __future__ import annotations
 
@@ -23,52 +23,52 @@ _ERROR_WIDTH: Final = 200
 _ID_WIDTH: Final = 60
 
 
-class Letters:
-    """The dead letters of the ready-made application; its broker is made when somebody first looks."""
+class _LazyStore:
+    """Dead letters of the ready-made application, whose broker is created on first use."""
 
-    def __init__(self, observatory: SnapshotCache) -> None:
-        self._observatory = observatory
+    def __init__(self, snapshots: SnapshotCache) -> None:
+        self._snapshots = snapshots
         self._lock = threading.Lock()
         self._store: DeadLetterStore | None = None
 
-    def store(self) -> DeadLetterStore:
-        """With the workers' options, which a requeued message has to meet.
+    def get(self) -> DeadLetterStore:
+        """Return the store. Its broker knows the actor options that requeueing applies.
 
         Raises:
-          SettingsError: When a setting it needs is missing.
+          SettingsError: A required setting is missing.
         """
         with self._lock:
             if self._store is None:
-                settings: Settings = self._observatory.settings
-                self._store = dead_letters_of(broker_beside(settings, self._observatory.sweeps))
+                settings: Settings = self._snapshots.settings
+                self._store = dead_letters_of(broker_beside(settings, self._snapshots.sweeps))
             return self._store
 
 
-def add_dead_letters(app: Flask, observatory: SnapshotCache) -> None:
-    """Add the pages to the application."""
-    letters = Letters(observatory)
+def add_dead_letters(app: Flask, snapshots: SnapshotCache) -> None:
+    """Register the pages."""
+    stores = _LazyStore(snapshots)
 
     @app.get("/dead-letters")
     def dead_letters() -> str:
-        store = letters.store()
+        store = stores.get()
         newest, total = store.newest(_SHOWN), sum(store.counts().values())
-        shown = [(letter, _line(letter)) for letter in newest]
-        return render_template("dead_letters.html", letters=shown, total=total, now=datetime.now(UTC))
+        letters = [(letter, _row(letter)) for letter in newest]
+        return render_template("dead_letters.html", letters=letters, total=total, now=datetime.now(UTC))
 
     @app.get("/dead-letters/one")
     def dead_letter() -> str:
-        [letter] = found(letters.store(), [request.args.get("id", "")])
-        return render_template("dead_letter.html", letter=letter, whole=_whole(letter), error=bounded(letter.error))
+        [letter] = found(stores.get(), [request.args.get("id", "")])
+        return render_template("dead_letter.html", letter=letter, details=_details(letter), error=bounded(letter.error))
 
     @app.post("/dead-letters/requeue")
     def requeue_letter() -> Response:
-        [result] = requeue(letters.store(), [request.args.get("id", "")])
-        observatory.forget()
+        [result] = requeue(stores.get(), [request.args.get("id", "")])
+        snapshots.invalidate()
         flash(f"{in_one_line(result.id, _ID_WIDTH)}: {describe_requeue(result)}")
         return redirect(url_for("dead_letters"), 303)
 
 
-def _line(letter: DeadLetter) -> dict[str, str]:
+def _row(letter: DeadLetter) -> dict[str, str]:
     return {
         "actor": in_one_line(letter.message.actor_name, _ARGUMENTS_WIDTH) if letter.message else "(unreadable)",
         "arguments": in_one_line(arguments(letter), _ARGUMENTS_WIDTH),
@@ -76,8 +76,8 @@ def _line(letter: DeadLetter) -> dict[str, str]:
     }
 
 
-def _whole(letter: DeadLetter) -> dict[str, Any]:
-    whole = body(letter)
+def _details(letter: DeadLetter) -> dict[str, Any]:
+    details = body(letter)
     if letter.message is not None:
-        whole["traceback"] = whole["traceback"] or "the broker has none"
-    return whole
+        details["traceback"] = details["traceback"] or "the broker has none"
+    return details

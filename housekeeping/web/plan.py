@@ -1,4 +1,4 @@
-"""The page that says what a run would do now."""
+"""Page with the plan of a worker's next run."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.plan import plan as make_plan
 from housekeeping.web.snapshot import SnapshotCache
 
-#: Records of a pass that are counted; whoever looks at a page does not wait for more.
+#: Maximum number of records counted per stage, so that the page loads quickly.
 _COUNTED: Final = 100_000
 
 
-def add_plans(app: Flask, observatory: SnapshotCache) -> None:
-    """Add the page to the application. It changes nothing and leaves no row, so reading it takes no token."""
+def add_plans(app: Flask, snapshots: SnapshotCache) -> None:
+    """Register the page. It changes nothing, so reading it needs no token."""
     counting = threading.Lock()
 
     @app.get("/workers/<name>/plan")
     def plan(name: str) -> str:
-        sweep: Sweep = observatory.sweeps.get(name) or abort(404, "there is no such worker")
-        # It costs the database something, and any page elsewhere could have a browser ask for it.
+        sweep: Sweep = snapshots.sweeps.get(name) or abort(404, "no worker has this name")
+        # A plan loads the database, and a foreign page could make a browser request it.
         if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
-            abort(403, "this page was asked for by another one: open it from the worker's page")
-        about = parse_argument(sweep, request.args.get("argument", "").strip() or None)
-        # One at a time, or a few impatient people would have all threads and the database count the same.
+            abort(403, "another site requested this page: open it from the worker's page")
+        argument = parse_argument(sweep, request.args.get("argument", "").strip() or None)
+        # One plan at a time, so that repeated clicks do not occupy all threads and the database.
         if not counting.acquire(blocking=False):
-            abort(503, "another plan is being made; load this page again in a moment")
+            abort(503, "another plan is being computed; reload this page in a moment")
         try:
             with translate_table_errors(sweep):
-                planned = make_plan(sweep, about, limit=_COUNTED)
+                planned = make_plan(sweep, argument, limit=_COUNTED)
         finally:
             counting.release()
-        return render_template("plan.html", sweep=sweep, plan=planned, argument=about)
+        return render_template("plan.html", sweep=sweep, plan=planned, argument=argument)

@@ -1,4 +1,4 @@
-"""What the pages show, asked for at most once in a while, however many look."""
+"""Snapshot of the installation for the pages, read at most every two seconds for all readers."""
 
 from __future__ import annotations
 
@@ -30,155 +30,155 @@ from housekeeping.sweeps.ledger.models import Run, SwitchChange
 from housekeeping.sweeps.processes.alerts import process_alerts
 from housekeeping.sweeps.processes.liveness import UNKNOWN, Processes, read_processes
 
-_FRESH_S: Final = 2.0  # a backlog is counted no more often than that
-_PATIENCE_S: Final = 1.0  # that a page waits for another's look, before it shows what was seen last
-RUNS: Final = 50  # of a worker, in charts and lists
+_FRESH_S: Final = 2.0  # maximum age of a snapshot; counting backlogs is expensive
+_PATIENCE_S: Final = 1.0  # maximum wait for another thread's read before a page shows the last snapshot
+RUNS: Final = 50  # per worker, in charts and lists
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything of the first page, at one moment.
+    """State of the installation at one time.
 
     Attributes:
-      overviews: By worker; those that could be seen.
-      runs: The last runs of each, oldest first.
-      leases_whole: False: only what the database knows of leases, because Redis was away.
-      trouble: What could not be asked, in one line each.
-      clock: The database's clock beside this machine's; null: it could not be asked.
+      statuses: Status by worker, without those that could not be read.
+      runs: The last runs by worker, oldest first.
+      leases_complete: False if Redis is unavailable and only the database's leases are included.
+      errors: What could not be read, one line each.
+      clock: Difference between this machine's clock and the database's; `None` if unknown.
       processes: Workers and schedulers by their heartbeats.
-      alarms: Those of the whole installation.
+      alerts: Alerts of the whole installation.
     """
 
     at: datetime
-    overviews: dict[str, WorkerStatus]
+    statuses: dict[str, WorkerStatus]
     runs: dict[str, list[Ended]]
     queues: dict[str, QueueLengths]
     leases: Sequence[HeldLease]
-    leases_whole: bool
-    trouble: list[str]
+    leases_complete: bool
+    errors: list[str]
     clock: ClockSkew | None = None
     processes: Processes = UNKNOWN
-    alarms: Sequence[Alert] = ()
+    alerts: Sequence[Alert] = ()
 
     @property
     def problems(self) -> dict[str, SetupProblem]:
-        """Why workers are not set up, by name."""
-        return {name: each.problem for name, each in self.overviews.items() if each.problem is not None}
+        """Return the setup problem of each worker that has one."""
+        return {name: each.problem for name, each in self.statuses.items() if each.problem is not None}
 
     @property
     def not_set_up(self) -> dict[SetupProblem, list[str]]:
-        """The workers that share each problem."""
+        """Return the workers by setup problem."""
         return by_problem(self.problems)
 
     @property
     def dead(self) -> int:
-        """Dead letters of all queues."""
+        """Return the number of dead letters of all queues."""
         return sum(lengths.dead for lengths in self.queues.values())
 
 
 class SnapshotCache:
-    """Looks at the workers, and remembers for a moment what it saw. Safe to share between threads."""
+    """Cache of the latest snapshot. Thread-safe."""
 
     def __init__(self, settings: Settings, sweeps: dict[str, Sweep]) -> None:
         self.settings = settings
         self.sweeps = sweeps
-        self._looking = threading.Lock()  # held as long as a database may take: never waited for by who has changed
-        self._lock = threading.Lock()  # of the fields below
-        self._seen: Snapshot | None = None
+        self._reading = threading.Lock()  # held during slow reads; `invalidate` does not need it
+        self._lock = threading.Lock()  # guards the fields below
+        self._last: Snapshot | None = None
         self._fresh_since: float | None = None
         self._changes = 0
 
-    def look(self) -> Snapshot:
-        """The facts, not older than two seconds, or while another's look takes long the last there are.
+    def current(self) -> Snapshot:
+        """Return a snapshot not older than two seconds, or the last one while another thread's read takes long.
 
-        Never raises for what is away.
+        Unavailable servers are listed in its `errors`.
         """
-        fresh, last = self._known()
+        fresh, last = self._cached()
         if fresh is not None:
             return fresh
-        if not self._looking.acquire(timeout=-1 if last is None else _PATIENCE_S):
+        if not self._reading.acquire(timeout=-1 if last is None else _PATIENCE_S):
             assert last is not None
             return last
         try:
-            # Another may just have looked.
-            return self._known()[0] or self._look_anew()
+            # Another thread may have just finished.
+            return self._cached()[0] or self._refresh()
         finally:
-            self._looking.release()
+            self._reading.release()
 
-    def forget(self) -> None:
-        """Look anew at the next question: something was changed. Waits for no look."""
+    def invalidate(self) -> None:
+        """Make the next call of `current` read again. Does not wait for a read in progress."""
         with self._lock:
             self._fresh_since = None
             self._changes += 1
 
-    def _known(self) -> tuple[Snapshot | None, Snapshot | None]:
-        """What was seen if that is fresh, and what was seen last."""
+    def _cached(self) -> tuple[Snapshot | None, Snapshot | None]:
+        """Return the snapshot if it is fresh, and the last snapshot."""
         with self._lock:
             fresh = self._fresh_since is not None and time.monotonic() - self._fresh_since < _FRESH_S
-            return self._seen if fresh else None, self._seen
+            return self._last if fresh else None, self._last
 
-    def _look_anew(self) -> Snapshot:
+    def _refresh(self) -> Snapshot:
         with self._lock:
             changes = self._changes
-        seen = self._look()
+        snapshot = self._read()
         with self._lock:
-            self._seen = seen
-            # What was changed while it looked, it may not have seen.
+            self._last = snapshot
+            # The snapshot may lack a change that was made during the read.
             self._fresh_since = time.monotonic() if changes == self._changes else None
-        return seen
+        return snapshot
 
     def leases(self) -> list[HeldLease]:
-        """Who holds what, asked now.
+        """Return the held leases, uncached.
 
         Raises:
-          RedisUnavailable: When Redis does not answer.
-          DatabaseUnavailable: When PostgreSQL does not answer.
+          RedisUnavailable: Redis does not answer.
+          DatabaseUnavailable: PostgreSQL does not answer.
         """
         return held_leases(redis_client(self.settings.require_redis_url()), self.settings.namespace)
 
-    def _look(self) -> Snapshot:
-        facts = Snapshot(SYSTEM_CLOCK.now(), {}, {}, {}, [], False, [])
+    def _read(self) -> Snapshot:
+        snapshot = Snapshot(SYSTEM_CLOCK.now(), {}, {}, {}, [], False, [])
         try:
             with translate_postgres_errors():
                 clock = read_database_clock()
-                facts = replace(facts, at=clock.server_at, clock=clock)
+                snapshot = replace(snapshot, at=clock.server_at, clock=clock)
                 for name, sweep in self.sweeps.items():
-                    seen, runs = worker_status(sweep, facts.at, self.settings.timezone), last_ended(sweep, RUNS)
-                    facts.overviews[name], facts.runs[name] = seen, runs
+                    status = worker_status(sweep, snapshot.at, self.settings.timezone)
+                    snapshot.statuses[name], snapshot.runs[name] = status, last_ended(sweep, RUNS)
         except (HousekeepingError, PeeweeException) as error:
-            facts.trouble.append(error_line(error))
+            snapshot.errors.append(error_line(error))
         try:
             names = sorted({sweep.queue for sweep in self.sweeps.values()})
-            facts = replace(facts, queues=queue_lengths(self.settings, names))
+            snapshot = replace(snapshot, queues=queue_lengths(self.settings, names))
         except HousekeepingError as error:
-            facts.trouble.append(f"{error_line(error)}; queues and dead letters are not shown")
-        return self._with_leases(self._with_processes(facts))
+            snapshot.errors.append(f"{error_line(error)}; queues and dead letters are not shown")
+        return self._with_leases(self._with_processes(snapshot))
 
-    def _with_processes(self, facts: Snapshot) -> Snapshot:
+    def _with_processes(self, snapshot: Snapshot) -> Snapshot:
         url = self.settings.redis_url
         client = None if url is None else redis_client(url)
-        processes = read_processes(client, self.settings.namespace, facts.at)
-        alarms = process_alerts(
-            [sweep for name, sweep in self.sweeps.items() if name not in facts.problems],
+        processes = read_processes(client, self.settings.namespace, snapshot.at)
+        alerts = process_alerts(
+            [sweep for name, sweep in self.sweeps.items() if name not in snapshot.problems],
             processes,
-            {name: lengths.waiting for name, lengths in facts.queues.items()},
-            facts.at,
+            {name: lengths.waiting for name, lengths in snapshot.queues.items()},
+            snapshot.at,
             self.settings.timezone,
-            # Where the ledger could not be read, nothing is said of what never was.
-            ever_ran=not facts.overviews or any(each.last_run for each in facts.overviews.values()),
+            # Without the ledger, assume that processes ran before.
+            ever_ran=not snapshot.statuses or any(each.last_run for each in snapshot.statuses.values()),
         )
-        return replace(facts, processes=processes, alarms=alarms)
+        return replace(snapshot, processes=processes, alerts=alerts)
 
-    def _with_leases(self, facts: Snapshot) -> Snapshot:
+    def _with_leases(self, snapshot: Snapshot) -> Snapshot:
         try:
-            return replace(facts, leases=self.leases(), leases_whole=True)
+            return replace(snapshot, leases=self.leases(), leases_complete=True)
         except (HousekeepingError, PeeweeException) as error:
-            if error_line(error) not in " ".join(facts.trouble):
-                facts.trouble.append(error_line(error))
+            if error_line(error) not in " ".join(snapshot.errors):
+                snapshot.errors.append(error_line(error))
         try:
-            return replace(facts, leases=held_leases(None, self.settings.namespace))
-        except (HousekeepingError, PeeweeException):  # said already
-            return facts
+            return replace(snapshot, leases=held_leases(None, self.settings.namespace))
+        except (HousekeepingError, PeeweeException):  # listed in `errors` already
+            return snapshot
 
 
 def _rows() -> Any:
@@ -186,18 +186,18 @@ def _rows() -> Any:
 
 
 def last_rows(worker: str, number: int = RUNS) -> list[Any]:
-    """The worker's newest rows of the ledger, skipped and missed ones too."""
+    """Return the worker's newest rows of the ledger, including skipped and missed ticks."""
     rows: Any = _rows().where(Run.worker == worker).order_by(Run.id.desc()).limit(number)
     return list(rows)
 
 
 def run_row(run_id: int) -> Any:
-    """One row of the ledger; None when there is none."""
+    """Return a row of the ledger, or `None`."""
     return _rows().where(Run.id == run_id).first()
 
 
-def attempts_beside(run: Any, number: int = 100) -> list[Any]:
-    """All rows of the same message, or at the same tick of the same worker, oldest first; itself among them."""
+def attempts_of(run: Any, number: int = 100) -> list[Any]:
+    """Return all attempts at the run's message or tick, oldest first, including the run itself."""
     same = Run.id == run.id
     if run.message_id is not None:
         same |= Run.message_id == run.message_id
@@ -208,7 +208,7 @@ def attempts_beside(run: Any, number: int = 100) -> list[Any]:
 
 
 def last_changes(worker: str, number: int = 10) -> list[Any]:
-    """What operators said of the worker, newest first."""
+    """Return the worker's override changes, newest first."""
     rows: Any = (
         SwitchChange.select().where(SwitchChange.worker == worker).order_by(SwitchChange.id.desc()).limit(number)
     )

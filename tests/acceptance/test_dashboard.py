@@ -127,20 +127,20 @@ def test_a_failing_worker_is_seen_paused_and_resumed_by_keyboard(
     command("run", WORKER)
 
     browser.get(f"{process}/")
-    assert "the last run ended as failed" in text_of(browser, "#alarms")
+    assert "the last run ended as failed" in text_of(browser, "#alerts")
 
     browser.find_element(By.LINK_TEXT, "Log in").send_keys(Keys.ENTER)
     wait.until(until.presence_of_element_located((By.NAME, "token"))).send_keys(TOKEN, Keys.ENTER)
     wait.until(until.presence_of_element_located((By.CSS_SELECTOR, "#workers th a"))).send_keys(Keys.ENTER)
     reason = wait.until(until.presence_of_element_located((By.CSS_SELECTOR, "#pause [name=reason]")))
     reason.send_keys("table renamed", Keys.ENTER)
-    wait.until(until.text_to_be_present_in_element((By.ID, "standing"), "paused"))
-    assert ": table renamed (dashboard)" in text_of(browser, "#standing")
+    wait.until(until.text_to_be_present_in_element((By.ID, "status"), "paused"))
+    assert ": table renamed (dashboard)" in text_of(browser, "#status")
     assert "paused" in command("run", WORKER).stdout
 
     browser.find_element(By.XPATH, "//button[text()='Resume']").send_keys(Keys.ENTER)
     wait.until(until.presence_of_element_located((By.XPATH, "//button[text()='Pause']")))
-    assert text_of(browser, "#standing .state") == "on"
+    assert text_of(browser, "#status .state") == "on"
 
 
 def test_the_first_key_leads_past_the_heading_and_each_stop_is_seen(dashboard: str, browser: ChromiumDriver) -> None:
@@ -191,7 +191,7 @@ def test_a_pause_by_somebody_else_shows_and_leaves_a_form_in_use_alone(
     before = focused(browser)
 
     overrides.switch(Override(WORKER, "paused", said_by="kim"))
-    wait.until(until.text_to_be_present_in_element((By.ID, "standing"), "paused"))
+    wait.until(until.text_to_be_present_in_element((By.ID, "status"), "paused"))
 
     assert [each.get_attribute("id") for each in browser.find_elements(By.CSS_SELECTOR, ".forms form")] == [
         "plan",
@@ -208,7 +208,7 @@ def test_a_server_that_does_not_answer_is_said_and_so_is_its_return(
         browser.get(f"{address}/")
         assert text_of(browser, "#answers") == ""
     wait.until(until.text_to_be_present_in_element((By.ID, "answers"), "The dashboard does not answer."))
-    assert "What is shown is of" in text_of(browser, "#answers") and WORKER in text_of(browser, "#workers")
+    assert "This page shows the state of" in text_of(browser, "#answers") and WORKER in text_of(browser, "#workers")
 
     with serving(environment, int(address.rpartition(":")[2])):
         wait.until(lambda driver: text_of(browser, "#answers") == "")
@@ -230,7 +230,7 @@ def test_a_hanging_lease_is_taken_from_its_holder(
     wait.until(until.presence_of_element_located((By.CSS_SELECTOR, "button.danger"))).send_keys(Keys.ENTER)
     wait.until(until.text_to_be_present_in_element((By.CSS_SELECTOR, ".said"), "was released"))
 
-    assert not held.exists() and "none is held" in text_of(browser, "#leases")
+    assert not held.exists() and "no leases are held" in text_of(browser, "#leases")
 
 
 def test_what_a_run_would_do_now_is_asked_by_a_button(
@@ -242,7 +242,7 @@ def test_what_a_run_would_do_now_is_asked_by_a_button(
     browser.find_element(By.CSS_SELECTOR, "#plan button").send_keys(Keys.ENTER)
     wait.until(until.title_contains("plan of"))
 
-    assert "would settle 3 in 1 batches" in text_of(browser, "main")
+    assert "would process 3 stale rows in 1 batches" in text_of(browser, "main")
 
 
 def test_nothing_of_a_narrow_screen_is_out_of_sight(
@@ -253,7 +253,7 @@ def test_nothing_of_a_narrow_screen_is_out_of_sight(
     wider = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
     too_wide = {}
 
-    for path in ("/", f"/workers/{WORKER}", f"/workers/{WORKER}/plan", "/alarms", "/dead-letters"):
+    for path in ("/", f"/workers/{WORKER}", f"/workers/{WORKER}/plan", "/alerts", "/dead-letters"):
         browser.get(f"{logged_in}{path}")
         too_wide[path] = browser.execute_script(wider)
 

@@ -1,9 +1,9 @@
-// Asks for this page again every few seconds and changes, in place, what has changed: what has the focus keeps it,
-// the page stays where it was scrolled to, and a form that somebody is filling in is left alone.
+// Reloads this page every few seconds and updates it in place. Focus and scroll position stay, and a form that is being
+// filled in is not changed.
 "use strict";
 const EVERY_MS = 3000;
 const ANSWER_MS = 15000;
-const answers = document.getElementById("answers");
+const serverStatus = document.getElementById("answers");
 let last = new Date();
 
 function inUse(form) {
@@ -11,12 +11,12 @@ function inUse(form) {
   return form.contains(document.activeElement) || [...form.elements].some((each) => each.name && touched(each));
 }
 
-// Of two neighbours the same thing: by id where there is one, else by its place and kind.
+// Whether two nodes are the same element: by id if there is one, else by kind.
 function same(old, fresh) {
   return old.nodeType === fresh.nodeType && old.nodeName === fresh.nodeName && (old.id || "") === (fresh.id || "");
 }
 
-function follow(old, fresh) {
+function update(old, fresh) {
   if (old.nodeType !== Node.ELEMENT_NODE) {
     if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
     return;
@@ -24,68 +24,68 @@ function follow(old, fresh) {
   if (old.isEqualNode(fresh) || (old.nodeName === "FORM" && inUse(old))) return;
   for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
   for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-  followChildren(old, fresh);
+  updateChildren(old, fresh);
 }
 
-function followChildren(old, fresh) {
+function updateChildren(old, fresh) {
   const wanted = new Set([...fresh.children].map((each) => each.id).filter(Boolean));
   const kept = (node) => node.nodeName === "FORM" && inUse(node);
   let next = old.firstChild;
   for (const child of [...fresh.childNodes]) {
-    // What stands here and does not come again goes, so that what stands behind it moves up and is not made anew.
+    // Remove elements that are gone first, so that the elements behind them are moved and not rebuilt.
     while (next && !same(next, child) && next.id && !wanted.has(next.id) && !kept(next)) {
-      const gone = next;
+      const removed = next;
       next = next.nextSibling;
-      gone.remove();
+      removed.remove();
     }
-    const there = child.id ? [...old.children].find((each) => same(each, child)) : null;
+    const match = child.id ? [...old.children].find((each) => same(each, child)) : null;
     if (next && same(next, child)) {
-      follow(next, child);
+      update(next, child);
       next = next.nextSibling;
-    } else if (there) {
-      while (next && next !== there && !kept(next) && !(next.id && wanted.has(next.id))) {
-        const gone = next;
+    } else if (match) {
+      while (next && next !== match && !kept(next) && !(next.id && wanted.has(next.id))) {
+        const removed = next;
         next = next.nextSibling;
-        gone.remove();
+        removed.remove();
       }
-      if (next === there) next = there.nextSibling;
-      else if (!there.contains(document.activeElement)) old.insertBefore(there, next);
-      follow(there, child);
+      if (next === match) next = match.nextSibling;
+      else if (!match.contains(document.activeElement)) old.insertBefore(match, next);
+      update(match, child);
     } else {
       old.insertBefore(document.importNode(child, true), next);
     }
   }
   while (next) {
-    const gone = next;
+    const removed = next;
     next = next.nextSibling;
-    if (!kept(gone)) gone.remove();
+    if (!kept(removed)) removed.remove();
   }
 }
 
-function say(text) {
-  const said = text && `${text} What is shown is of ${last.toISOString().slice(11, 19)} UTC.`;
-  if (answers.textContent !== said) answers.textContent = said;
+function showStatus(text) {
+  const message = text && `${text} This page shows the state of ${last.toISOString().slice(11, 19)} UTC.`;
+  if (serverStatus.textContent !== message) serverStatus.textContent = message;
   document.body.classList.toggle("stale", Boolean(text));
 }
 
-async function look() {
+async function refresh() {
   try {
-    const answer = await fetch(location.href, { redirect: "manual", signal: AbortSignal.timeout(ANSWER_MS) });
-    if (answer.type === "opaqueredirect") say("You are no longer logged in.");
-    else if (!answer.ok) say(`The dashboard answers with an error (${answer.status}).`);
+    const response = await fetch(location.href, { redirect: "manual", signal: AbortSignal.timeout(ANSWER_MS) });
+    if (response.type === "opaqueredirect") showStatus("You are no longer logged in.");
+    else if (!response.ok) showStatus(`The dashboard serverStatus with an error (${response.status}).`);
     else {
-      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const page = new DOMParser().parseFromString(await response.text(), "text/html");
       for (const part of document.querySelectorAll("[data-live]")) {
         const fresh = page.getElementById(part.id);
-        if (fresh) follow(part, fresh);
+        if (fresh) update(part, fresh);
       }
       document.title = page.title;
       last = new Date();
-      say("");
+      showStatus("");
     }
   } catch {
-    say("The dashboard does not answer.");
+    showStatus("The dashboard does not response.");
   }
-  setTimeout(look, document.hidden ? 10 * EVERY_MS : EVERY_MS);
+  setTimeout(refresh, document.hidden ? 10 * EVERY_MS : EVERY_MS);
 }
-setTimeout(look, EVERY_MS);
+setTimeout(refresh, EVERY_MS);

@@ -13,6 +13,7 @@ from housekeeping.core.redis_client import redis_client
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, database
 from housekeeping.doctor import postgres as server
+from housekeeping.doctor import web_token
 from housekeeping.doctor.redis_server import _memory, _persistence
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers import configured_sweeps
@@ -185,3 +186,10 @@ def test_looking_changes_nothing(found: Found, settings: Settings, statements: l
     assert set(client.scan_iter(match=f"{settings.namespace}:*")) == keys
     assert Run.select().count() == 0
     assert all(sql.strip().startswith(("SELECT", "WITH", "EXPLAIN", "SET LOCAL")) for sql in statements)
+
+
+@pytest.mark.parametrize(("length", "levels"), [(31, ["warning"]), (32, [])])
+def test_short_web_token_is_a_warning(complete: Settings, length: int, levels: list[str]) -> None:
+    settings = complete.model_copy(update={"web_token": "x" * length})
+
+    assert [each.level for each in web_token.examine(settings, {})] == levels

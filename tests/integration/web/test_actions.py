@@ -60,7 +60,7 @@ def test_a_number_that_cannot_be_is_refused_in_words(client: FlaskClient, word: 
 def test_narrow_without_a_number_is_refused(client: FlaskClient, word: str) -> None:
     refused = client.post(f"{PATH}/narrow", data={"form_token": word, "batch_size": ""})
 
-    assert refused.status_code == 400 and "say how narrow" in refused.get_data(as_text=True)
+    assert refused.status_code == 400 and "nothing to narrow" in refused.get_data(as_text=True)
 
 
 def test_a_plan_says_what_a_run_would_do_and_leaves_nothing(client: FlaskClient) -> None:
@@ -70,7 +70,7 @@ def test_a_plan_says_what_a_run_would_do_and_leaves_nothing(client: FlaskClient)
 
     page = client.get(f"{PATH}/plan").get_data(as_text=True)
 
-    assert "would settle <strong>3</strong> in 1 batches of at most 100" in page
+    assert "would process <strong>3</strong> stale rows in 1 batches of at most 100" in page
     assert (UserStatus.select().count(), Run.select().count()) == (3, 0)
 
 
@@ -131,7 +131,7 @@ def test_without_redis_the_first_page_says_so_and_shows_the_rest(
     text = page.get_data(as_text=True)
 
     assert page.status_code == 200 and text.count("Redis did not answer") == 1
-    assert WORKER in text and "what follows is what the database knows" in text
+    assert WORKER in text and "these are the leases of open runs" in text
     assert re.findall(r'class="outcome (\w+)"', text) == ["running"]
     assert '<th scope="row">nightly</th>' in text
     assert client.get(PATH).status_code == 200

@@ -54,7 +54,7 @@ def test_a_dead_letter_is_counted_listed_and_shown_whole(client: FlaskClient, de
         client.get(path).get_data(as_text=True) for path in ("/", "/dead-letters", one(dead.message_id))
     )
 
-    assert '<a class="alarm" href="/dead-letters">1</a>' in front
+    assert '<a class="alert" href="/dead-letters">1</a>' in front
     assert dead.message_id in listed and ">charge</td>" in listed and "ConnectionError: no answer" in listed
     assert "Traceback (most recent call last)" in shown and "args" in shown and "kwargs" in shown
 
@@ -75,10 +75,10 @@ def test_a_dead_letter_is_sent_once_more(
     asked = client.get(one(dead.message_id))
     done = client.post(f"/dead-letters/requeue?id={quote(dead.message_id)}", data={"form_token": form_token(asked)})
 
-    assert ">Send once more</button>" not in read_only and ">Send once more</button>" in asked.get_data(as_text=True)
+    assert ">Requeue</button>" not in read_only and ">Requeue</button>" in asked.get_data(as_text=True)
     assert (done.status_code, done.location) == (303, "/dead-letters")
     after = client.get("/dead-letters").get_data(as_text=True)
-    assert f"{dead.message_id}: requeued" in after and "there is none" in after
+    assert f"{dead.message_id}: requeued" in after and "no dead letters" in after
     assert Hands(broker, QUEUE).run().message_id == dead.message_id
 
 
@@ -96,7 +96,7 @@ def test_a_message_that_nothing_can_read_is_shown_and_cannot_be_sent(
     )
 
     text = page.get_data(as_text=True)
-    assert page.status_code == 200 and "<script>alert" not in text and ">Send once more</button>" not in text
+    assert page.status_code == 200 and "<script>alert" not in text and ">Requeue</button>" not in text
     assert refused.status_code == 400 and "it cannot be read" in refused.get_data(as_text=True)
 
 

@@ -52,8 +52,8 @@ def test_a_lease_is_released_after_a_page_that_says_what_that_does(
     page = asked.get_data(as_text=True)
     done = client.post(ADDRESS, data={"form_token": form_token(asked), "seen": seen(page)})
 
-    assert ">Release it</button>" not in open_to_all
-    assert "commits nothing more in the database" in page and "reports on " in page
+    assert ">Release</button>" not in open_to_all
+    assert "cannot commit to the database any more" in page and "reports on " in page
     assert (done.status_code, done.location, held.exists()) == (303, "/", False)
     assert Lease.get(Lease.key == HOSTILE).epoch == 2
     assert "was released." in client.get("/").get_data(as_text=True)
@@ -71,7 +71,7 @@ def test_a_holder_that_came_after_the_look_keeps_its_lease(
     refused = client.post(ADDRESS, data={"form_token": form_token(asked), "seen": seen(asked.get_data(as_text=True))})
 
     assert refused.status_code == 409 and next_one.exists()
-    assert "another holder has begun since you looked" in refused.get_data(as_text=True)
+    assert "the lease has a new holder since the page was loaded" in refused.get_data(as_text=True)
 
 
 def test_a_holder_that_comes_with_the_click_keeps_its_lease(
@@ -101,4 +101,4 @@ def test_a_lease_that_is_given_back_is_said_to_be(client: FlaskClient, log_in: L
     answers = client.get(ADDRESS), client.post(ADDRESS, data={"form_token": word})
 
     assert [answer.status_code for answer in answers] == [404, 404]
-    assert "nobody holds a lease of this key" in answers[1].get_data(as_text=True)
+    assert "this lease is not held" in answers[1].get_data(as_text=True)

@@ -19,7 +19,7 @@ from housekeeping.sweeps.ledger.overrides import Override, switch
 from housekeeping.sweeps.processes import heartbeats
 from housekeeping.sweeps.processes.heartbeats import Heartbeat
 from housekeeping.web import snapshot
-from housekeeping.web.alert_help import ALARMS, topic
+from housekeeping.web.alert_help import ALERTS, topic
 from housekeeping.web.application import create_app
 from housekeeping.workers import configured_sweeps
 from housekeeping.workers.user_status_cleanup.worker import sweep
@@ -66,7 +66,7 @@ def test_pages_show_by_how_much_the_clocks_differ(
     page = client.get(path).get_data(as_text=True)
 
     assert "check NTP" not in before
-    assert 'href="/alarms#clock"' in page and " s ahead of the database; check NTP" in page
+    assert 'href="/alerts#clock"' in page and " s ahead of the database; check NTP" in page
 
 
 def test_ages_on_the_first_page_are_by_the_databases_clock(
@@ -78,7 +78,7 @@ def test_ages_on_the_first_page_are_by_the_databases_clock(
     page = client.get("/").get_data(as_text=True)
 
     assert re.search(r'<span class="hint">[\d.]+ m?s ago</span>', page) is not None
-    assert "No alarm rings" not in page
+    assert "No active alerts" not in page
 
 
 def test_rejected_rows_show_on_the_workers_page_and_are_never_markup(client: FlaskClient) -> None:
@@ -104,11 +104,11 @@ def test_an_alarm_says_what_to_do_and_leads_to_its_help(client: FlaskClient) -> 
     recorded(outcome="failed", reason="database: gone", error="gone", counts={"failed": 3})
 
     page = client.get("/").get_data(as_text=True)
-    help_page = client.get("/alarms").get_data(as_text=True)
+    help_page = client.get("/alerts").get_data(as_text=True)
 
-    assert 'href="/alarms#last_run">last_run</a>' in page and ALARMS["last_run"].do in page
-    assert 'href="/alarms#failed_rows">failed_rows</a>' in page
-    assert all(f'id="{name}"' in help_page for name in ALARMS)
+    assert 'href="/alerts#last_run">last_run</a>' in page and ALERTS["last_run"].do in page
+    assert 'href="/alerts#failed_rows">failed_rows</a>' in page
+    assert all(f'id="{name}"' in help_page for name in ALERTS)
 
 
 def test_every_alarm_that_the_documentation_names_has_its_help_on_the_page() -> None:
@@ -116,7 +116,7 @@ def test_every_alarm_that_the_documentation_names_has_its_help_on_the_page() -> 
     first_cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     named = {topic(name) for cell in first_cells for name in re.findall(r"`([\w…]+)`", cell)}
 
-    assert named == ALARMS.keys()
+    assert named == ALERTS.keys()
 
 
 def test_a_run_shows_the_other_attempts_at_its_tick_and_of_its_message(client: FlaskClient) -> None:
@@ -127,7 +127,7 @@ def test_a_run_shows_the_other_attempts_at_its_tick_and_of_its_message(client: F
     other = recorded(tick=tick - timedelta(minutes=1), message_id="m2")
 
     page = client.get(f"/runs/{again}").get_data(as_text=True)
-    beside = page.split('id="beside"')[1]
+    beside = page.split('id="attempts"')[1]
 
     assert [f'href="/runs/{each}"' in beside for each in (lost, again, by_message, by_tick, other)] == [
         True,
@@ -235,7 +235,7 @@ def test_dead_process_and_its_lost_run_show_on_the_first_page(client: FlaskClien
 
     assert re.search(r'class="outcome lost"[^>]*>lost\? no heartbeat for \d+ s<', page) is not None
     assert "&lt;b&gt;host:7" in page and "dead? no heartbeat for" in page and ">3/8<" in page
-    assert 'href="/alarms#no_worker">no_worker</a> no worker serves the queue &#39;cronjob&#39; since' in page
+    assert 'href="/alerts#no_worker">no_worker</a> no worker serves the queue &#39;cronjob&#39; since' in page
 
 
 def test_front_page_shows_a_worker_that_is_not_set_up_in_one_line(settings: Settings, postgres: Database) -> None:
@@ -245,7 +245,7 @@ def test_front_page_shows_a_worker_that_is_not_set_up_in_one_line(settings: Sett
 
     [line] = re.findall(r"<li>Not set up: ci_stuck_builds.*</li>", page)
     assert "drop_running" in line and "table ci_builds is not in this database" in line
-    assert "No alarm rings" in page or "no_worker" in page
+    assert "No active alerts" in page or "no_worker" in page
     assert page.count("not in this database") == 4
 
 

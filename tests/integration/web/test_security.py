@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -78,7 +77,7 @@ def test_a_form_without_the_sessions_word_is_refused_wherever_it_is_sent(
     ]
 
     assert [answer.status_code for answer in answers] == [403, 403]
-    assert "this form is too old, or was not ours" in answers[0].get_data(as_text=True)
+    assert "this form has expired or is not from this dashboard" in answers[0].get_data(as_text=True)
 
 
 def test_a_wrong_token_opens_nothing(client: FlaskClient) -> None:
@@ -139,26 +138,6 @@ def test_a_name_elsewhere_that_leads_here_is_refused(client: FlaskClient) -> Non
     assert client.get("/", headers={"Host": "evil.example:9292"}).status_code == 403
     assert client.get("/", headers={"Host": "127.0.0.1:9292"}).status_code == 200
     assert client.get("/", headers={"Host": "[::1]:9292"}).status_code == 200
-
-
-def test_who_guesses_is_told_to_wait_at_once_and_keeps_nobody_else_out(
-    make_app: Callable[[bool], Flask], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    app = make_app(False)
-    guesser, other = app.test_client(), app.test_client()
-    wrong = {"Authorization": "Bearer nonsense"}
-    theirs, ours = {"REMOTE_ADDR": "192.0.2.7"}, {"REMOTE_ADDR": "192.0.2.8"}
-
-    answers = [guesser.get("/", headers=wrong, environ_base=theirs) for _ in range(11)]
-    word = form_token(guesser.get("/login", environ_base=theirs))
-    form = guesser.post("/login", data={"token": TOKEN, "form_token": word}, environ_base=theirs)
-    right = other.get("/", headers={"Authorization": f"Bearer {TOKEN}"}, environ_base=ours)
-
-    assert [answer.status_code for answer in answers] == [401] * 10 + [429]
-    assert 0 < int(answers[-1].headers["Retry-After"]) <= 60
-    assert (form.status_code, right.status_code, slept) == (429, 200, [])
 
 
 @pytest.mark.parametrize(

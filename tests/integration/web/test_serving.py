@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import http.client
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
 from flask import Flask
 
-from tests.integration.web.conftest import TOKEN, WORKER
+from tests.integration.web.conftest import WORKER
 from tests.integration.web.serving import serving_in_a_thread
 
 Ask = Callable[..., http.client.HTTPResponse]
@@ -56,20 +55,3 @@ def test_a_body_that_no_form_sends_is_refused_unread(ask: Ask) -> None:
 
 def test_headers_that_no_browser_sends_are_refused(ask: Ask) -> None:
     assert ask("GET", "/", Cookie="x" * 40_000).status == 431
-
-
-def test_guessing_on_all_threads_keeps_no_page_from_others(ask: Ask) -> None:
-    def guess() -> None:
-        statuses.extend(ask("GET", "/", Authorization=f"Bearer {TOKEN}x").status for _ in range(25))
-
-    statuses: list[int] = []
-    guessing = [threading.Thread(target=guess) for _ in range(4)]
-    for thread in guessing:
-        thread.start()
-    pages = [ask("GET", "/alarms").status for _ in range(20)]
-    for thread in guessing:
-        thread.join()
-
-    assert pages == [200] * 20
-    # Those that are looked at on all four threads at the same moment are counted afterwards.
-    assert 10 <= statuses.count(401) <= 13 and statuses.count(401) + statuses.count(429) == 100

@@ -1,4 +1,4 @@
-"""Many look at once: what one slow look costs the others."""
+"""Snapshot cache: a slow read does not delay other threads."""
 
 from __future__ import annotations
 
@@ -16,73 +16,73 @@ from housekeeping.web.snapshot import Snapshot, SnapshotCache
 PATIENCE_S = 30.0
 
 
-class Looking(SnapshotCache):
-    """Sees the moments in turn; from the second one on it is as slow as the test likes."""
+class SlowCache(SnapshotCache):
+    """Cache that returns numbered snapshots; every read after the first waits for the test."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, {})
-        self.begun, self.go_on = threading.Event(), threading.Event()
-        self.looks = 0
+        self.started, self.finish = threading.Event(), threading.Event()
+        self.reads = 0
 
-    def _look(self) -> Snapshot:
-        self.looks += 1
-        seen = Snapshot(datetime(2026, 11, 20, tzinfo=UTC) + timedelta(hours=self.looks), {}, {}, {}, [], False, [])
-        if self.looks > 1:
-            self.begun.set()
-            assert self.go_on.wait(PATIENCE_S)
-        return seen
+    def _read(self) -> Snapshot:
+        self.reads += 1
+        result = Snapshot(datetime(2026, 11, 20, tzinfo=UTC) + timedelta(hours=self.reads), {}, {}, {}, [], False, [])
+        if self.reads > 1:
+            self.started.set()
+            assert self.finish.wait(PATIENCE_S)
+        return result
 
 
 @pytest.fixture
-def observatory(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Looking:
-    """One that has looked once, and of which the next look is asked for by the next question."""
+def snapshots(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> SlowCache:
+    """Cache with one snapshot, which every call considers stale."""
     monkeypatch.setattr(snapshot, "_FRESH_S", 0.0)
     monkeypatch.setattr(snapshot, "_PATIENCE_S", 0.01, raising=False)
-    observatory = Looking(settings)
-    observatory.look()
-    return observatory
+    snapshots = SlowCache(settings)
+    snapshots.current()
+    return snapshots
 
 
 @pytest.fixture
-def slow(observatory: Looking) -> Future[Snapshot]:
-    """A look that has begun in another thread."""
+def slow(snapshots: SlowCache) -> Future[Snapshot]:
+    """Read in progress in another thread."""
     pool = ThreadPoolExecutor()
-    looking = pool.submit(observatory.look)
+    reading = pool.submit(snapshots.current)
     pool.shutdown(wait=False)
-    assert observatory.begun.wait(PATIENCE_S)
-    return looking
+    assert snapshots.started.wait(PATIENCE_S)
+    return reading
 
 
-def answered(observatory: Looking, question: Callable[[], object]) -> object:
-    """What is answered while the slow look goes on, which it does at the latest when the test gives up."""
+def call_meanwhile(snapshots: SlowCache, function: Callable[[], object]) -> object:
+    """Return what the function returns while the slow read continues, then let the read finish."""
     pool = ThreadPoolExecutor()
-    asked = pool.submit(question)
+    future = pool.submit(function)
     pool.shutdown(wait=False)
     try:
-        return asked.result(5)
+        return future.result(5)
     except TimeoutError:
         return "nothing"
     finally:
-        observatory.go_on.set()
+        snapshots.finish.set()
 
 
-def test_who_comes_while_one_looks_gets_what_was_seen_last(observatory: Looking, slow: Future[Snapshot]) -> None:
-    seen = answered(observatory, observatory.look)
+def test_reader_during_a_slow_read_gets_the_last_snapshot(snapshots: SlowCache, slow: Future[Snapshot]) -> None:
+    snapshot_seen = call_meanwhile(snapshots, snapshots.current)
 
-    assert isinstance(seen, Snapshot) and seen.at.hour == 1
+    assert isinstance(snapshot_seen, Snapshot) and snapshot_seen.at.hour == 1
     assert slow.result(PATIENCE_S).at.hour == 2
 
 
-def test_a_change_waits_for_no_look(observatory: Looking, slow: Future[Snapshot]) -> None:
-    assert answered(observatory, observatory.forget) is None
+def test_invalidate_does_not_wait_for_a_slow_read(snapshots: SlowCache, slow: Future[Snapshot]) -> None:
+    assert call_meanwhile(snapshots, snapshots.invalidate) is None
 
 
-def test_what_was_seen_before_a_change_is_not_taken_for_fresh(
-    observatory: Looking, slow: Future[Snapshot], monkeypatch: pytest.MonkeyPatch
+def test_snapshot_read_before_a_change_is_not_fresh(
+    snapshots: SlowCache, slow: Future[Snapshot], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot, "_FRESH_S", 3600.0)
-    answered(observatory, observatory.forget)
+    call_meanwhile(snapshots, snapshots.invalidate)
     slow.result(PATIENCE_S)
 
-    assert observatory.look().at.hour == 3
-    assert observatory.look().at.hour == 3, "and from then on it is"
+    assert snapshots.current().at.hour == 3
+    assert snapshots.current().at.hour == 3

@@ -259,7 +259,7 @@ def test_every_alarm_that_rings_is_explained_on_the_page_and_in_the_documentatio
     documented = re.findall(r"^\| `(\w+…?)`", _ALARMS_PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     topics = {alert_help.topic(alarm.name) for alarm in rings}
     assert topics == {"longest_run", "failed_rows", "most_…", "failed_runs", "last_run", "overdue", "unseen", "clock"}
-    assert topics | {"backlog", "breaker", "throttled"} <= set(documented) == set(alert_help.ALARMS)
+    assert topics | {"backlog", "breaker", "throttled"} <= set(documented) == set(alert_help.ALERTS)
 
 
 def test_rejected_records_are_shown_by_argument_and_cause_the_most_first(statuses: type[UserStatus]) -> None:
