@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from housekeeping.installation import install as install
     from housekeeping.leases.lease import ExclusiveLease as ExclusiveLease
     from housekeeping.leases.lease import fence as fence
-    from housekeeping.middleware.enqueue_many.bulk import enqueue_many as enqueue_many
+    from housekeeping.middleware.enqueueing.many import enqueue_many as enqueue_many
     from housekeeping.sweeps import AlertThresholds as AlertThresholds
     from housekeeping.sweeps import BaseModel as BaseModel
     from housekeeping.sweeps import Breaker as Breaker
@@ -44,7 +44,7 @@ _PUBLIC: Final = {
     "Sweep": "housekeeping.sweeps",
     "Transition": "housekeeping.sweeps",
     "UtcDateTimeField": "housekeeping.sweeps",
-    "enqueue_many": "housekeeping.middleware.enqueue_many.bulk",
+    "enqueue_many": "housekeeping.middleware.enqueueing.many",
     "fence": "housekeeping.leases.lease",
     "install": "housekeeping.installation",
     "read_database": "housekeeping.database.replicas",

@@ -16,8 +16,7 @@ from housekeeping.core.redis_client import redis_client, shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import connect_to, database
 from housekeeping.middleware import standard_middleware
-from housekeeping.middleware.enqueue_hook import accept_skips
-from housekeeping.middleware.schedule.middleware import Schedule
+from housekeeping.middleware.enqueueing.path import replace_enqueue
 from housekeeping.middleware.telemetry.run_log import RunLog
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import schema
@@ -100,4 +99,4 @@ def _arrange(broker: Broker, middleware: list[Middleware]) -> None:
         for one in added:
             one.before_declare_actor(broker, actor)
     broker.middleware[:] = middleware
-    accept_skips(broker, next(one for one in added if isinstance(one, Schedule)))
+    replace_enqueue(broker)

@@ -19,8 +19,8 @@ _LEVELS: Final = {"debug", "info", "warning", "error", "exception"}
 _ELSEWHERE: Final = ("workers", "embedded", "cli")
 #: What a line says where the code has no literal at that place.
 _SAID: Final[dict[str, tuple[str, ...]]] = {
-    "not_yet": ("A message cannot be enqueued yet", "A group's end cannot be counted yet"),
-    "what": ("Completion could not be recorded", "Mark of being at work stays until it expires"),
+    "event": ("Message cannot be enqueued yet, tried again", "Group member cannot be counted yet, tried again"),
+    "what": ("Completion could not be recorded", "Running mark stays until it expires"),
     "otherwise": ("Could not ask the ledger", "Could not count the backlog"),
     "self.sweep.start_message": (),  # on the worker's page
     "self.row_log.level": (),

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import redis
 from dramatiq import Broker, Consumer, MessageProxy
-from dramatiq.brokers.redis import DEFAULT_MAINTENANCE_CHANCE, MAINTENANCE_SCALE, RedisBroker, _RedisConsumer
+from dramatiq.brokers.redis import DEFAULT_MAINTENANCE_CHANCE, MAINTENANCE_SCALE, RedisBroker
 from dramatiq.common import q_name
 from dramatiq.errors import ConnectionClosed
 
@@ -20,6 +20,7 @@ from housekeeping.core.redis_client import redis_client
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.middleware.dramatiq_internals import RedisConsumer, change_class, fetch
 
 logger = named_logger(__name__)
 
@@ -53,11 +54,11 @@ class ReliableRedisBroker(RedisBroker):
         if isinstance(broker, RedisBroker) and broker.maintenance_chance == DEFAULT_MAINTENANCE_CHANCE:
             broker.maintenance_chance = MAINTENANCE_SCALE
         if type(broker) is RedisBroker:
-            broker.__class__ = ReliableRedisBroker
+            change_class(broker, ReliableRedisBroker)
             broker.in_hand = defaultdict(set)  # type: ignore[attr-defined]
 
     @property
-    def consumer_class(self) -> type[_RedisConsumer]:
+    def consumer_class(self) -> type[RedisConsumer]:
         return _Consumer
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
@@ -77,12 +78,12 @@ class ReliableRedisBroker(RedisBroker):
         mine: Any = self.client.smembers(self._taken(queue_name))
         strays = {redis_id.decode() for redis_id in mine} - self.in_hand[queue_name]
         if strays:
-            logger.warning("Messages left behind go back to the queue", queue=queue_name, messages=len(strays))
+            logger.warning("Lost deliveries requeued", queue=queue_name, messages=len(strays))
             self.do_requeue(queue_name, *strays)
 
     def do_fetch(self, queue_name: str, count: int) -> list[bytes | None]:
         """Take up to `count` messages from the queue for this process; called by Dramatiq's consumer."""
-        fetched: list[bytes | None] = self._dispatch("fetch")(queue_name, count)
+        fetched = fetch(self, queue_name, count)
         unreadable = {body: why for body in fetched if body is not None and (why := _wrong_with(body, queue_name))}
         if unreadable:
             self._bury(queue_name, unreadable)
@@ -96,7 +97,7 @@ class ReliableRedisBroker(RedisBroker):
                 if body in unreadable:
                     self.do_nack(queue_name, redis_id)
                     logger.error(
-                        "Message cannot be read and went to the dead letters",
+                        "Unreadable message moved to the dead letters",
                         queue=queue_name,
                         redis_message_id=redis_id.decode(),
                         error=unreadable[body],
@@ -109,7 +110,7 @@ class ReliableRedisBroker(RedisBroker):
         return f"{self.namespace}:__acks__.{self.broker_id}.{queue_name}"
 
 
-class _Consumer(_RedisConsumer):
+class _Consumer(RedisConsumer):
     """Dramatiq's consumer, which says what it hands out, and takes a Redis that is too slow for one that is away."""
 
     broker: ReliableRedisBroker

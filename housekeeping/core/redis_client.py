@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import redis
@@ -81,6 +82,18 @@ def retry_redis(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0) -> 
             time.sleep(pause_s)
     with translate_redis_errors():
         return step()
+
+
+def text(value: bytes | str | int | None) -> str:
+    """Return an answer of Redis as text, whether the client decodes answers or not; anything else is empty."""
+    return (
+        value.decode(errors="backslashreplace") if isinstance(value, bytes) else value if isinstance(value, str) else ""
+    )
+
+
+def milliseconds(length: timedelta) -> int:
+    """Return a length of time in whole milliseconds, as Redis takes it."""
+    return int(length.total_seconds() * 1000)
 
 
 class SharedRedis:

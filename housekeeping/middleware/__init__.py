@@ -21,12 +21,12 @@ from housekeeping.middleware.data_consistency import DataConsistency
 from housekeeping.middleware.dead_letters import DeadLetters
 from housekeeping.middleware.deduplication.middleware import Deduplication
 from housekeeping.middleware.exclusive_lease import ExclusiveLeases
-from housekeeping.middleware.group_callbacks import counted
+from housekeeping.middleware.group_callbacks import reliable_groups
 from housekeeping.middleware.idempotency import Idempotency
 from housekeeping.middleware.interrupts.shutdown import ShutdownNotifications
 from housekeeping.middleware.interrupts.time_limit import within_actors
 from housekeeping.middleware.prefetch import Prefetch
-from housekeeping.middleware.reliable_enqueue import patient
+from housekeeping.middleware.reliable_enqueue import waiting_for_broker
 from housekeeping.middleware.retries import Retries
 from housekeeping.middleware.schedule.middleware import Schedule
 from housekeeping.middleware.telemetry.heartbeats import Heartbeats
@@ -62,7 +62,7 @@ def standard_middleware(client: redis.Redis, settings: Settings, theirs: Sequenc
     namespace = settings.namespace
     retries = _given(theirs, dramatiq.middleware.Retries)
     if retries is not None and type(retries) is not dramatiq.middleware.Retries:
-        logger.warning("A middleware is replaced by the library's retries", replaced=repr(retries))
+        logger.warning("Middleware replaced by the library's retries", replaced=repr(retries))
     shutdown = _given(theirs, dramatiq.middleware.ShutdownNotifications)
     groups = _given(theirs, dramatiq.middleware.GroupCallbacks)
     before, after = _around(theirs)
@@ -93,9 +93,9 @@ def standard_middleware(client: redis.Redis, settings: Settings, theirs: Sequenc
         # After both: a message that is dropped anyway must not make others meet a held lease.
         ExclusiveLeases(client, namespace),
         # Their after hooks run before those above: what follows a message is sent before its key and lease are free.
-        patient(_given(theirs, Callbacks) or Callbacks()),
-        patient(_given(theirs, Pipelines) or Pipelines()),
-        *([] if groups is None else [counted(groups)]),
+        waiting_for_broker(_given(theirs, Callbacks) or Callbacks()),
+        waiting_for_broker(_given(theirs, Pipelines) or Pipelines()),
+        *([] if groups is None else [reliable_groups(groups)]),
         DeadLetters(),
         # After all of the above, so its after hook runs first: they see whether the message failed for good.
         Retries(client, namespace, retries),

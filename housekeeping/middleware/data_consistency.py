@@ -15,12 +15,12 @@ from dramatiq.common import current_millis
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import Requeue
-from housekeeping.core.redis_client import translate_redis_errors
+from housekeeping.core.redis_client import text, translate_redis_errors
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.telemetry.message_context import current_message
 from housekeeping.database.replicas import ReadRouting, ReplicaChoice, Replicas, set_read_routing
 from housekeeping.database.wal_position import WalPosition, WalPositionReader
-from housekeeping.middleware.deduplication.keys import position_prefix, text
+from housekeeping.middleware.deduplication.keys import position_prefix
 from housekeeping.middleware.deduplication.options import KEY, POSITION, POSITION_REMEMBERED
 
 logger = named_logger(__name__)
@@ -65,10 +65,13 @@ class DataConsistency(Middleware):
 
     @contextmanager
     def sending_many(self) -> Iterator[None]:
-        """For as long as the block, ask for one position for all messages that this thread sends.
+        """Query one position for all messages that this thread sends in the block.
 
-        Nothing is to be committed in the block that its messages are to see.
+        Commit nothing in the block that its messages must see.
         """
+        if self._thread.many:
+            yield
+            return
         self._thread.many = True
         try:
             yield
@@ -92,7 +95,7 @@ class DataConsistency(Middleware):
         delayed = broker.get_actor(message.actor_name).options["data_consistency"] == "delayed"
         if delayed and _WAITED not in message.options and self._caught_up(message).lagging:
             message.options[_WAITED] = True
-            logger.info("Message is put back, because all replicas lag", job_status="waits_for_replica")
+            logger.info("Message requeued, because all replicas lag", job_status="waits_for_replica")
             raise Requeue(f"{message.message_id} waits for a replica", _LATER)
         # Looked for when the run first reads, and only then: most runs need no replica, and until its run has
         # begun a message may still stand for others, whose positions count.

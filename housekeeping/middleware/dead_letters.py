@@ -11,6 +11,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import q_name
 
 from housekeeping.core.telemetry import metrics
+from housekeeping.middleware.dramatiq_internals import exception_of
 
 KEPT: Final = 10  # dead letters of a scheduled actor; semantics.md, R1
 _FRAMES: Final = 30  # of a traceback, as many as Dramatiq keeps of a retry's
@@ -68,7 +69,7 @@ class DeadLetters(Middleware):
         message_id, retries = self._thread.attempt
         if message_id == message.message_id and "retries" in message.options:
             message.options["retries"] = retries or 0
-        error = message._exception
+        error = exception_of(message)
         redis_id = message.options.get("redis_message_id")
         if error is not None:
             message.options["traceback"] = "".join(traceback.format_exception(error, limit=_FRAMES))

@@ -1,4 +1,4 @@
-"""Counts the messages of a group so that each counts once, and its callbacks are not lost."""
+"""Group callbacks: each message of a group counts once, and no callback is lost."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import dramatiq.middleware
 from dramatiq import Broker, Message, MessageProxy
 from dramatiq.rate_limits.backends import RedisBackend
 
-from housekeeping.middleware.reliable_enqueue import patient, retry_until_available
+from housekeeping.middleware.reliable_enqueue import retry_until_available, waiting_for_broker
 
-#: KEYS: how many are awaited, as Dramatiq's barrier keeps it; which messages were counted, and what they were told.
-#: ARGV: the message id, the ttl in ms. Returns whether it is the last one; the same however often it is asked.
+#: KEYS: the number of messages left, as Dramatiq's barrier keeps it; the answer for each counted message.
+#: ARGV: the message id, the TTL in ms. Returns whether the message is the last one. Repeated, it returns the same.
 _COUNT: Final = """
-local told = redis.call("hget", KEYS[2], ARGV[1])
-if told then return tonumber(told) end
+local answered = redis.call("hget", KEYS[2], ARGV[1])
+if answered then return tonumber(answered) end
 local left = tonumber(redis.call("get", KEYS[1]) or "0") - 1
 local last = left < 1 and 1 or 0
 if last == 0 then redis.call("set", KEYS[1], left, "px", ARGV[2]) end
@@ -24,26 +24,26 @@ return last
 """
 
 
-def counted(given: dramatiq.middleware.GroupCallbacks) -> dramatiq.middleware.GroupCallbacks:
-    """The application's own callbacks of groups, made so that nothing is lost or counted twice where that can be."""
+def reliable_groups(given: dramatiq.middleware.GroupCallbacks) -> dramatiq.middleware.GroupCallbacks:
+    """Return the application's group callbacks, which lose nothing, and on Redis count no message twice."""
     backend = given.rate_limiter_backend
     if type(given) is dramatiq.middleware.GroupCallbacks and isinstance(backend, RedisBackend):
         given = GroupCallbacks(given, backend)
-    return patient(given)
+    return waiting_for_broker(given)
 
 
 class GroupCallbacks(dramatiq.middleware.GroupCallbacks):
-    """Dramatiq's callbacks at the end of a group, for a count that is kept on Redis.
+    """Dramatiq's group callbacks with a count in Redis that is safe to repeat.
 
-    Dramatiq's own forgets to count a message that ends while Redis is away, so that its group never ends;
-    and it counts one twice that is delivered twice, so that its group ends too early.
+    Dramatiq's own does not count a message that ends while Redis does not answer, so its group never ends. It counts a
+    message twice that is delivered twice, so its group ends too early.
 
     Parameters:
-      given: The application's own, whose backend and ttl are kept.
+      given: The application's own, whose backend and TTL are kept.
     """
 
     def __init__(self, given: dramatiq.middleware.GroupCallbacks, backend: RedisBackend) -> None:
-        # Not by way of Dramatiq's, which would warn a second time of its environment variable.
+        # Not by super().__init__, which would warn a second time about Dramatiq's environment variable.
         self.rate_limiter_backend = given.rate_limiter_backend
         self.barrier_ttl = given.barrier_ttl
         self._count: Any = backend.client.register_script(_COUNT)
@@ -56,11 +56,11 @@ class GroupCallbacks(dramatiq.middleware.GroupCallbacks):
         if exception is not None or message.failed or not (group and callbacks):
             return
         if retry_until_available(
-            lambda: self._is_last(group, message.message_id), "A group's end cannot be counted yet"
+            lambda: self._is_last(group, message.message_id), "Group member cannot be counted yet, tried again"
         ):
             for callback in callbacks:
                 broker.enqueue(Message(**callback))
 
     def _is_last(self, group: str, message_id: str) -> bool:
-        # By its braces the second key is in the first one's slot of a cluster; a script's keys have to be in one.
+        # The braces put the second key into the first one's cluster slot. A script's keys must be in one slot.
         return bool(self._count(keys=[group, f"{{{group}}}@counted"], args=[message_id, self.barrier_ttl]))

@@ -16,7 +16,7 @@ from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import InvalidOption, Requeue, Skip, fail_message_on_error
-from housekeeping.core.redis_client import retry_redis, translate_redis_errors
+from housekeeping.core.redis_client import milliseconds, retry_redis, text, translate_redis_errors
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease, interrupter
 from housekeeping.leases.lease import SHORTEST_TTL, RedisLeaseStore
@@ -177,7 +177,7 @@ class Idempotency(Middleware):
         if state == "retried":
             # An attempt that failed is delivered again: run once more it would be retried once more, beside its retry.
             message.options[DEDUP_STATE] = SUPERSEDED
-            logger.info("Message yields to its retry", job_status=RETRY_WAITS)
+            logger.info("Delivery dropped, because its retry is waiting", job_status=RETRY_WAITS)
             raise Skip(RETRY_WAITS)
         if state.startswith(f"{message.message_id}:"):
             message.options[DEDUP_STATE] = SECOND_DELIVERY
@@ -198,11 +198,11 @@ class Idempotency(Middleware):
         option = broker.get_actor(message.actor_name).options.get("idempotency") or {}
         # Not the number in the message: Dramatiq counts a retry that is not made, too, and callbacks get to see that.
         retry = 0 if completed or message.failed else begun.enqueued_as
-        args = [begun.token, _ms(option.get("ttl", DEFAULT_TTL)), int(completed), retry]
+        args = [begun.token, milliseconds(option.get("ttl", DEFAULT_TTL)), int(completed), retry]
         try:
             retry_redis(lambda: self._end(keys=begun.keys, args=args))
         except RedisUnavailable as error:
-            what = "Completion could not be recorded" if completed else "Mark of being at work stays until it expires"
+            what = "Completion could not be recorded" if completed else "Running mark stays until it expires"
             logger.error(what, error=str(error))
 
     def mark(self) -> tuple[str, str] | None:
@@ -248,7 +248,7 @@ class Idempotency(Middleware):
         return ours
 
     def _asked(self, begun: _Begun) -> str:
-        return _text(self._begin(keys=begun.keys, args=[begun.token, _ms(_RUNNING_TTL), begun.retry]))
+        return text(self._begin(keys=begun.keys, args=[begun.token, milliseconds(_RUNNING_TTL), begun.retry]))
 
     def _still_ours(self, name: str, token: str) -> bool:
         """Renew the mark, or make it again where it was lost and nobody else is at work."""
@@ -273,14 +273,6 @@ class Idempotency(Middleware):
         return [f"{self._prefix}:done:{name}", f"{self._prefix}:running:{name}", f"{self._prefix}:retried:{life}"]
 
 
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
 def _retry_number(message: Message[Any] | MessageProxy) -> int:
     retries = message.options.get("retries", 0)
     return retries if isinstance(retries, int) else 0
-
-
-def _ms(length: timedelta) -> int:
-    return int(length.total_seconds() * 1000)

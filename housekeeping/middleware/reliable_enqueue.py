@@ -1,4 +1,4 @@
-"""Enqueues what must not be lost, also while the broker is away."""
+"""Enqueueing that waits for an unreachable broker, for messages that must not be lost."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ M = TypeVar("M", bound=Middleware)
 _PAUSE_S: Final = 1.0  # between two tries while the broker is away
 #: What it looks like when Redis or RabbitMQ is away; the last one is a name that cannot be looked up.
 _AWAY: Final = (redis.RedisError, BrokerConnectionError, StoreUnavailable, RedisUnavailable, OSError)
-#: What Redis answers to who asks for something that it will never do: no waiting mends it.
+#: Errors of Redis that waiting does not resolve.
 _REFUSED: Final = (redis.DataError, NoPermissionError, ClusterCrossSlotError)
 
 
-def retry_until_available(step: Callable[[], T], not_yet: str) -> T:
-    """Do a step that may be repeated, and while the broker is away do it again.
+def retry_until_available(step: Callable[[], T], event: str) -> T:
+    """Repeat a step until the broker answers; the step must be safe to repeat.
 
-    In a hook after the actor an error would be swallowed by Dramatiq, and the message acknowledged: lost. Waiting
-    costs nothing, because without its broker this thread gets no other message; a process that ends meanwhile
-    has not acknowledged it, and the broker delivers it again.
+    Dramatiq swallows an error in a hook after the actor and acknowledges the message, which is then lost. Waiting
+    costs nothing, because without its broker this thread gets no other message. If the process ends meanwhile, the
+    message is not acknowledged, and the broker delivers it again.
 
     Parameters:
-      not_yet: What the log says for as long as it cannot be done.
+      event: The log event for each failed attempt.
 
     Raises:
-      redis.RedisError: Redis is there and refuses it.
+      redis.RedisError: Redis answers and rejects the step.
     """
     while True:
         try:
@@ -50,32 +50,32 @@ def retry_until_available(step: Callable[[], T], not_yet: str) -> T:
         except _REFUSED:
             raise
         except _AWAY as error:
-            _wait(not_yet, error_line(error))
+            _wait(event, error_line(error))
         except Interrupt:
-            # Meant for the actor, which is done. It may have come after the step was done; then it is done
-            # twice, which is better than not at all, and an idempotent actor executes its message once.
+            # It was sent to interrupt the actor, which has ended. If it arrived after the step, the step is repeated.
+            # A second message is better than none, and an idempotent actor executes its message once.
             continue
 
 
 def enqueue_reliably(broker: Broker, message: Message[Any] | MessageProxy, delay: int | None = None) -> None:
-    """Enqueue, and while the broker is away try again."""
-    # The very same message each time: another would be a duplicate of what the first try has reserved.
-    retry_until_available(lambda: broker.enqueue(message, delay=delay), "A message cannot be enqueued yet")  # type: ignore[arg-type]
+    """Enqueue a message, trying again until the broker answers."""
+    # The same message each time: another would be a duplicate of the one that the first attempt has reserved.
+    retry_until_available(lambda: broker.enqueue(message, delay=delay), "Message cannot be enqueued yet, tried again")  # type: ignore[arg-type]
 
 
-def _wait(not_yet: str, reason: str) -> None:
+def _wait(event: str, reason: str) -> None:
     try:
-        logger.warning(not_yet, error=reason)
+        logger.warning(event, error=reason)
         time.sleep(_PAUSE_S)
     except Interrupt:
         return
 
 
 class ReliableBroker:
-    """Stands in for the broker in one of Dramatiq's hooks: what is sent there waits for the broker to come back.
+    """Stand-in for a broker in Dramatiq's hooks, whose ``enqueue`` and ``send`` wait for the broker to answer.
 
     Parameters:
-      enqueue: Takes the place of the broker's `enqueue`.
+      enqueue: Called in place of the broker's ``enqueue``.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class ReliableBroker:
         return getattr(self._broker, name)
 
     def get_actor(self, name: str) -> _ReliableActor:
-        """The actor, whose `send` is patient, too."""
+        """Return the actor, whose `send` waits for the broker, too."""
         return _ReliableActor(self._broker, self._broker.get_actor(name))
 
     def enqueue(self, message: Message[Any] | MessageProxy, *, delay: int | None = None) -> None:
-        """Enqueue at last."""
+        """Enqueue a message, trying again until the broker answers."""
         self._enqueue(message, delay)
 
 
@@ -106,20 +106,20 @@ class _ReliableActor:
 
     def send(self, *args: Any, **kwargs: Any) -> None:
         message = self._actor.message(*args, **kwargs)
-        never_drop(message)  # a callback, which somebody waits for; semantics.md, D2
+        never_drop(message)  # a callback, which others depend on; semantics.md, D2
         enqueue_reliably(self._broker, message)
 
 
-def patient(middleware: M) -> M:
-    """The same middleware, which loses nothing of what it sends after a message: Dramatiq's or an application's own.
+def waiting_for_broker(middleware: M) -> M:
+    """Make a middleware, Dramatiq's or an application's own, lose nothing that it sends after a message.
 
-    A message that goes back to the queue has not ended: it has no callback yet. One whose follower can
-    never be sent, because its result is nothing that a message can carry, becomes a dead letter.
+    A message that goes back to the queue has not ended, so it has no callback yet. A message whose follower cannot be
+    sent, because its result cannot be encoded, becomes a dead letter.
     """
     hook: Callable[..., None] = middleware.after_process_message
 
     @functools.wraps(hook)
-    def with_patience(
+    def run_hook(
         broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
         if isinstance(exception, Requeue | Shutdown):
@@ -128,9 +128,9 @@ def patient(middleware: M) -> M:
             hook(ReliableBroker(broker), message, result=result, exception=exception)
         except Exception as error:
             if exception is None:
-                message.fail()  # Dramatiq would acknowledge it; a failed one has its retry already
-                message.stuff_exception(error)  # what it died of, for the dead letter
+                message.fail()  # Dramatiq would acknowledge it. A message that failed before has its retry already.
+                message.stuff_exception(error)  # for the dead letter
             raise
 
-    middleware.after_process_message = with_patience  # type: ignore[method-assign]
+    middleware.after_process_message = run_hook  # type: ignore[method-assign]
     return middleware

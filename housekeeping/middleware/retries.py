@@ -119,7 +119,7 @@ class Retries(dramatiq.middleware.Retries):
         delay = self._delay(broker, message, exception, timedelta(milliseconds=given_ms))
         scheduled = self._period(broker, message) is not None
         if scheduled and self._another_waits(self._mark(broker, message), message.message_id, delay):
-            logger.warning("Not retried: a retry of this actor waits already", job_status="retry_waits")
+            logger.warning("Not retried, because a retry of this actor is waiting", job_status="retry_waits")
             return
         enqueue_reliably(broker, message, int(delay.total_seconds() * 1000))
         metrics.RETRIES.add(message.actor_name)

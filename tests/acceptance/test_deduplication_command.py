@@ -83,7 +83,7 @@ def test_no_more_keys_are_listed_than_asked_for(command: Command, broker: RedisB
 @pytest.mark.parametrize(
     ("key", "line"),
     [
-        ("work:00", "nobody holds the key 'work:00'; housekeeping dedup list shows those that are held"),
+        ("work:00", "no message holds the key 'work:00'; see: housekeeping dedup list"),
         ("work:*", "'work:*' looks like a pattern; name each key in full"),
     ],
 )

@@ -113,16 +113,17 @@ DYING = """
 import os, signal
 from housekeeping.app import broker
 from housekeeping.core.settings import Settings
+from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
 
-step = "put" if Settings.load().on_rabbitmq else "do_enqueue"
-enqueue = getattr(broker, step)
+owner, step = (broker, "put") if Settings.load().on_rabbitmq else (RedisQueues, "_execute")
+enqueue = getattr(owner, step)
 
 def die(*args):
     if {enqueued}:
         enqueue(*args)
     os.kill(os.getpid(), signal.SIGKILL)
 
-setattr(broker, step, die)
+setattr(owner, step, die)
 """
 
 

@@ -80,7 +80,7 @@ def test_a_worker_that_cannot_give_back_a_key_stops_in_time_and_its_message_is_d
             eventually(began.exists, first)
             servers.stop("redis")
             may_end.touch()
-            eventually(lambda: first.said("A run cannot give back its key yet"), first)
+            eventually(lambda: first.said("Key could not be released, tried again"), first)
 
             assert first.terminate() == 0
 

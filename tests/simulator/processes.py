@@ -18,7 +18,7 @@ from housekeeping.core.redis_client import redis_client
 from housekeeping.core.settings import Settings
 from housekeeping.database.compiled_query import CompiledQuery
 from housekeeping.database.connection import database
-from housekeeping.middleware.enqueue_many.bulk import enqueue_many
+from housekeeping.middleware.enqueueing.many import enqueue_many
 from tests.simulator import haste, virtual
 from tests.simulator.database import SimulatedDatabase
 from tests.simulator.observed_store import NAMESPACE

@@ -89,9 +89,9 @@ def key_stays_with_what_did_not_start() -> None:
     """A message frees its key only where its run had begun."""
     end: Any = Deduplication._end
 
-    def of_runs_only(self: Any, broker: Any, actor: Any, message: Any, terms: Any, run: Any) -> None:
-        if run.token:
-            end(self, broker, actor, message, terms, run)
+    def of_runs_only(self: Any, broker: Any, actor: Any, message: Any, config: Any, delivery: Any) -> None:
+        if delivery.token:
+            end(self, broker, actor, message, config, delivery)
 
     Deduplication._end = of_runs_only  # type: ignore[method-assign]
 
@@ -218,7 +218,7 @@ def completion_not_recorded_in_the_ledger() -> None:
 def retry_lost_while_redis_is_away() -> None:
     """A retry is tried once, and its message acknowledged in any case."""
 
-    def once(step: Callable[[], Any], not_yet: str) -> Any:
+    def once(step: Callable[[], Any], event: str) -> Any:
         try:
             return step()
         except reliable_enqueue._AWAY:

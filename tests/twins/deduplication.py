@@ -33,10 +33,10 @@ def _free_only_what_succeeded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(middleware.Deduplication, "after_process_message", after_process_message)
 
 
-def _terms(**other: Any) -> Breaks:
+def _config(**other: Any) -> Breaks:
     def broken(actor: Any) -> Any:
-        terms = config_of(actor)
-        return terms and dataclasses.replace(terms, **other)
+        config = config_of(actor)
+        return config and dataclasses.replace(config, **other)
 
     return lambda patch: patch.setattr(middleware, "config_of", broken)
 
@@ -52,10 +52,8 @@ def _ask_once_more(patch: pytest.MonkeyPatch) -> None:
 
 
 #: What a script asks of a key before it grants or starts anything; `deduplication_turns` breaks it, too.
-ANOTHER_HOLDS_IT: Final = "if holder and holder ~= ARGV[1] then"
-_OF_ANOTHER_COPY: Final = (
-    'if ARGV[6] ~= "" and (redis.call("hget", KEYS[1], "tick") or ARGV[6]) ~= ARGV[6] then return 0 end'
-)
+ANOTHER_HOLDS_IT: Final = "if holder and holder ~= message_id then"
+_OF_ANOTHER_COPY: Final = 'if tick ~= "" and (redis.call("hget", KEYS[1], "tick") or tick) ~= tick then return 0 end'
 
 TWINS: Final[list[Twin]] = [
     Twin(
@@ -92,19 +90,19 @@ TWINS: Final[list[Twin]] = [
         "D5",
         "frees_the_key_of_a_ticks_retry",
         f"{_TICKS}test_the_copy_of_a_tick_that_is_refused_leaves_the_key_to_a_retry_that_waits",
-        in_script("RETAIN", 'redis.call("hset", KEYS[1], "tick", ARGV[6])', ""),
+        in_script("RETAIN", 'redis.call("hset", KEYS[1], "tick", tick)', ""),
     ),
     Twin(
         "D4",
         "leaves_the_key_of_a_refused_copy",
         f"{_TICKS}test_no_copy_of_a_tick_leaves_its_key_behind",
-        in_script("RELEASE", _OF_ANOTHER_COPY, 'if ARGV[6] ~= "" then return 0 end'),
+        in_script("RELEASE", _OF_ANOTHER_COPY, 'if tick ~= "" then return 0 end'),
     ),
     Twin(
         "D2",
         "raises_for_a_duplicate",
         f"{_SENDING}test_a_duplicate_comes_back_marked_and_is_not_enqueued",
-        instead_at("housekeeping.middleware.enqueue_hook.dropped", None),
+        instead_at("housekeeping.middleware.enqueueing.path.returned_to_sender", None),
     ),
     Twin(
         "D2",
@@ -134,13 +132,13 @@ TWINS: Final[list[Twin]] = [
         "D4",
         "holds_on_for_ever_when_it_is_killed",
         f"{_ENDINGS}test_the_key_of_a_killed_run_expires",
-        in_script("START", 'redis.call("pexpire", KEYS[1], ARGV[2])', ""),
+        in_script("START", 'redis.call("pexpire", KEYS[1], ttl)', ""),
     ),
     Twin(
         "D5",
         "frees_what_another_delivery_uses",
         f"{_ENDINGS}test_a_second_delivery_frees_nothing_while_the_first_one_runs",
-        in_script("RELEASE", 'if (redis.call("hget", KEYS[1], "run") or "") ~= ARGV[4] then return 0 end', ""),
+        in_script("RELEASE", 'if (redis.call("hget", KEYS[1], "run") or "") ~= run then return 0 end', ""),
     ),
     Twin(
         "D5",
@@ -152,19 +150,19 @@ TWINS: Final[list[Twin]] = [
         "D9",
         "takes_delayed_messages_for_live_ones",
         f"{_SENDING}test_a_delayed_message_is_not_live_before_it_is_due",
-        _terms(including_scheduled=True),
+        _config(including_scheduled=True),
     ),
     Twin(
         "D9",
         "takes_no_delayed_message_for_a_live_one",
         f"{_SENDING}test_a_delayed_message_with_including_scheduled_is_live_from_the_start",
-        _terms(including_scheduled=False),
+        _config(including_scheduled=False),
     ),
     Twin(
         "D10",
         "leaves_keys_behind",
         f"{_LIMITS}test_there_are_no_more_keys_than_live_messages_and_each_expires",
-        in_script("CLAIM", 'redis.call("pexpire", KEYS[1], ARGV[2])', ""),
+        in_script("CLAIM", 'redis.call("pexpire", KEYS[1], ttl)', ""),
     ),
     Twin(
         "D10",

@@ -9,6 +9,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from housekeeping.middleware.call_keys import digest
+from housekeeping.middleware.enqueueing.path import EnqueuePath
 from tests.twins import Twin
 from tests.twins.planting import in_script, instead_at
 
@@ -21,16 +22,18 @@ def _publishes_without_a_transaction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockingChannel, "tx_commit", lambda self: None)
 
 
-def _left_one_by_one(bulk: Any) -> list[Any]:
-    left = [(place, message) for place, message in enumerate(bulk._messages) if place not in bulk._skips]
-    for _ in left:
-        bulk._broker.client.ping()
-    return left
+def _ping_for_each(patch: pytest.MonkeyPatch) -> None:
+    write = EnqueuePath._write
+
+    def ping_and_write(self: Any, messages: Any, steps: Any) -> Any:
+        for _ in messages:
+            self._broker.client.ping()
+        return write(self, messages, steps)
+
+    patch.setattr(EnqueuePath, "_write", ping_and_write)
 
 
-_TAKE_TURNS: Final = instead_at(
-    "housekeeping.middleware.deduplication.middleware.share_redis", lambda broker, keys: False
-)
+_TAKE_TURNS: Final = instead_at("housekeeping.middleware.enqueueing.path.share_redis", lambda queues, keys: False)
 
 TWINS: Final[list[Twin]] = [
     Twin(
@@ -90,15 +93,15 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "D10",
         "asks_for_each_of_many",
-        f"{_BULK}test_a_thousand_messages_cost_as_many_round_trips_as_one",
-        instead_at("housekeeping.middleware.enqueue_many.bulk._Bulk._left", _left_one_by_one),
+        f"{_BULK}test_thousand_messages_cost_as_many_round_trips_as_two",
+        _ping_for_each,
     ),
     Twin(
         "D10",
         "sends_many_to_rabbitmq_one_by_one",
         "tests/integration/brokers/rabbitmq/test_bulk_sending.py"
         "::test_rabbitmq_takes_a_thousand_messages_in_as_many_round_trips_as_one",
-        instead_at("housekeeping.middleware.enqueue_many.bulk._kind_of_bulk", lambda broker: None),
+        instead_at("housekeeping.middleware.enqueueing.path._put_many", lambda broker: None),
     ),
     Twin(
         "D6",

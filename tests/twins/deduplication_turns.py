@@ -25,12 +25,12 @@ def _marks_what_it_was_given(patch: pytest.MonkeyPatch) -> None:
 
 def _forgets_what_was_superseded(patch: pytest.MonkeyPatch) -> None:
     for script in ("CLAIM", "CONFIRM"):
-        in_script(script, "mark_superseded(holder, ARGV[1])", "")(patch)
+        in_script(script, "mark_superseded(holder, message_id)", "")(patch)
 
 
 _copy: Final[Any] = Message.copy
 
-_ASKS: Final = 'if ARGV[4] == "1" and running then redis.call("hset", KEYS[1], "again", "1") end'
+_ASKS: Final = 'if ask_for_rerun and running then redis.call("hset", KEYS[1], "again", "1") end'
 
 TWINS: Final[list[Twin]] = [
     Twin(
@@ -49,7 +49,7 @@ TWINS: Final[list[Twin]] = [
         "D7",
         "leaves_the_key_with_a_retry_hours_away",
         f"{_SUPERSEDED}test_new_message_supersedes_waiting_retry_and_both_make_one_run",
-        in_script("CLAIM", "retry_due_in() > tonumber(ARGV[9])", "false"),
+        in_script("CLAIM", "retry_due_in() > tonumber(supersede_after)", "false"),
     ),
     Twin(
         "D7",
@@ -61,7 +61,7 @@ TWINS: Final[list[Twin]] = [
         "D1",
         "supersedes_a_message_that_waits_to_start",
         f"{_SUPERSEDED}test_message_that_is_not_waiting_for_a_retry_is_not_superseded",
-        in_script("CLAIM", "retry_due_in() > tonumber(ARGV[9])", "true"),
+        in_script("CLAIM", "retry_due_in() > tonumber(supersede_after)", "true"),
     ),
     Twin(
         "D2",
@@ -73,7 +73,7 @@ TWINS: Final[list[Twin]] = [
         "D6",
         "supersedes_before_the_message_is_there",
         f"{_TWO_SERVERS}test_retry_outlives_a_sender_that_died_before_superseding_it",
-        in_script("CLAIM", 'if ARGV[3] == "reserved" then\n        local left', "if false then\n        local left"),
+        in_script("CLAIM", 'if state == "reserved" then\n        -- A res', "if false then\n        -- A res"),
     ),
     Twin(
         "D8",
@@ -91,7 +91,7 @@ TWINS: Final[list[Twin]] = [
         "D8",
         "forgets_the_further_run_with_the_answer",
         f"{_KEYS}test_a_run_that_is_wanted_is_owed_until_its_message_takes_the_key_over",
-        in_script("RELEASE", 'redis.call("pexpire", KEYS[1], ARGV[2])', 'redis.call("del", KEYS[1])'),
+        in_script("RELEASE", 'redis.call("pexpire", KEYS[1], ttl)', 'redis.call("del", KEYS[1])'),
     ),
     Twin(
         "D8",
@@ -103,25 +103,25 @@ TWINS: Final[list[Twin]] = [
         "D8",
         "takes_a_lost_key_for_a_free_one",
         f"{_ONE_MORE}test_the_one_more_run_is_made_though_redis_came_back_empty",
-        in_script("RELEASE", 'ARGV[4] ~= "" and 2 or 0', "0"),
+        in_script("RELEASE", 'run ~= "" and 2 or 0', "0"),
     ),
     Twin(
         "D8",
         "takes_what_was_put_back_for_a_retry",
         f"{_ONE_MORE}test_a_run_that_is_put_back_owes_the_one_more_run_after_it",
-        in_script("RETAIN", 'ARGV[5] == "1" and redis.call', "false and redis.call"),
+        in_script("RETAIN", "still_wanted and redis.call", "false and redis.call"),
     ),
     Twin(
         "D8",
         "takes_the_key_over_before_the_message_is_there",
         f"{_TWO_SERVERS}test_the_one_more_run_is_owed_until_its_message_is_on_the_other_server",
-        in_script("CLAIM", 'if ARGV[3] == "reserved" then return "" end', ""),
+        in_script("CLAIM", 'if state == "reserved" then return "" end', ""),
     ),
     Twin(
         "D8",
         "never_takes_the_key_over",
         f"{_TWO_SERVERS}test_the_one_more_run_is_made_where_keys_and_queue_are_on_different_servers",
-        in_script("CONFIRM", "run and run == ARGV[4]", "false"),
+        in_script("CONFIRM", "run and run == ended_run", "false"),
     ),
     Twin(
         "D8",
@@ -133,7 +133,7 @@ TWINS: Final[list[Twin]] = [
         "D4",
         "keeps_what_it_reserved_for_a_refused_message",
         f"{_TWO_SERVERS}test_a_key_on_another_server_is_free_at_once_when_its_message_is_refused",
-        instead_at("housekeeping.middleware.deduplication.middleware.Deduplication._not_enqueued", lambda self: None),
+        instead_at("housekeeping.middleware.deduplication.middleware.Deduplication._free_reserved", lambda self: None),
     ),
     Twin(
         "F6",

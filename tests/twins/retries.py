@@ -113,14 +113,14 @@ TWINS: Final[list[Twin]] = [
         "R4",
         "counts_again_what_got_no_answer",
         f"{_FOLLOW_UPS}test_a_group_whose_count_gets_no_answer_ends_once_all_of_it_is_done",
-        in_text(group_callbacks, "_COUNT", "if told then return tonumber(told) end", ""),
+        in_text(group_callbacks, "_COUNT", "if answered then return tonumber(answered) end", ""),
     ),
     Twin(
         "R4",
         "counts_a_second_delivery",
         f"{_FOLLOW_UPS}test_a_member_of_a_group_that_is_delivered_twice_counts_once",
         lambda patch: (
-            in_text(group_callbacks, "_COUNT", "if told then return tonumber(told) end", "")(patch),
+            in_text(group_callbacks, "_COUNT", "if answered then return tonumber(answered) end", "")(patch),
             patch.setattr(Idempotency, "before_process_message", lambda self, broker, message: None),
         )[0],
     ),

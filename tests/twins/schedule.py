@@ -11,7 +11,7 @@ from housekeeping.core import cron_fields
 from housekeeping.core.cron import Cron
 from housekeeping.middleware.schedule import middleware, tick_recorder
 from housekeeping.middleware.schedule.middleware import Schedule
-from housekeeping.middleware.schedule.tick_store import Seen, TickStore
+from housekeeping.middleware.schedule.tick_store import TickState, TickStore
 from housekeeping.sweeps.engine import runner
 from tests.twins import Twin
 
@@ -27,7 +27,7 @@ def _lets_every_message_run(patch: pytest.MonkeyPatch) -> None:
 
 
 def _remembers_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TickStore, "look", lambda *args: Seen(settled=False, being_sent=False, any=True))
+    patch.setattr(TickStore, "state_of", lambda *args: TickState(settled=False, being_sent=False, actor_known=True))
     _lets_everybody_send(patch)
     _lets_every_message_run(patch)
 
@@ -106,11 +106,11 @@ def _keeps_outcomes_to_itself(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keeps_what_neither_took_until_it_is_a_scheduler(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tick_recorder.TickRecorder, "hand_on", lambda *args: None)
+    patch.setattr(tick_recorder.TickRecorder, "note_unwritten", lambda *args: None)
 
 
 def _leaves_all_to_the_sweep(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tick_recorder.TickRecorder, "make_sure", lambda *args: None)
+    patch.setattr(tick_recorder.TickRecorder, "record_failure_once", lambda *args: None)
 
 
 def _fires_each_reading_of_a_time_of_day(patch: pytest.MonkeyPatch) -> None:

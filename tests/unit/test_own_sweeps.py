@@ -122,7 +122,9 @@ def test_a_module_that_is_not_there_is_named(written: Written, name: str) -> Non
 
 @pytest.mark.parametrize("value", ["shop/sweeps.py", "shop.sweeps:SWEEPS", "shop sweeps", "shop..sweeps"])
 def test_what_cannot_be_a_module_is_refused(value: str) -> None:
-    with pytest.raises(SettingsError, match="^HOUSEKEEPING_SWEEPS is .*; it should be names of modules separated by commas"):
+    with pytest.raises(
+        SettingsError, match="^HOUSEKEEPING_SWEEPS is .*; it should be names of modules separated by commas"
+    ):
         Settings.load(sweeps=value)
 
 

@@ -14,7 +14,7 @@ from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers.dead_letters.models import NEVER, DeadLetter, Requeued, turned_away
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.redis_client import retry_redis, translate_redis_errors
+from housekeeping.core.redis_client import retry_redis, text, translate_redis_errors
 
 _SUFFIX: Final = ".XQ"
 _PAGE: Final = 100  # letters read in one round trip
@@ -70,12 +70,14 @@ class RedisDeadLetters:
     def find(self, ids: Collection[str]) -> dict[str, DeadLetter]:
         found: dict[str, DeadLetter] = {}
         # Only what may be one of them is read: of thousands, that is what takes the time.
-        texts = [text for each in ids for text in (each.encode(errors="replace"), json.dumps(each)[1:-1].encode())]
+        texts = [
+            encoded for each in ids for encoded in (each.encode(errors="replace"), json.dumps(each)[1:-1].encode())
+        ]
         with translate_redis_errors():
             for queue in self._queues():
                 sought = set(ids)
                 for stored in self._walk(queue):
-                    if stored.redis_id not in sought and not any(text in stored.body for text in texts):
+                    if stored.redis_id not in sought and not any(encoded in stored.body for encoded in texts):
                         continue
                     letter = stored.read()
                     for name in {letter.id, letter.broker_id} & sought:
@@ -118,7 +120,7 @@ class RedisDeadLetters:
         """Every queue with dead letters, also of actors that this process does not know."""
         keys = self._client.scan_iter(match=self._key("*"), count=1000, _type="zset")
         start = len(self._key("")) - len(_SUFFIX)
-        return sorted({_text(key)[start : -len(_SUFFIX)] for key in keys})
+        return sorted({text(key)[start : -len(_SUFFIX)] for key in keys})
 
     def _walk(self, queue: str, limit: int | None = None) -> Iterator[_Stored]:
         """The queue's dead letters, newest first, fetched page by page."""
@@ -131,12 +133,8 @@ class RedisDeadLetters:
             bodies = self._client.hmget(f"{key}.msgs", [redis_id for redis_id, _ in page])
             for (redis_id, died_at_ms), body in zip(page, bodies, strict=True):
                 if body is not None:  # else it was requeued or purged meanwhile
-                    yield _Stored(_text(redis_id), queue, datetime.fromtimestamp(died_at_ms / 1000, UTC), body)
+                    yield _Stored(text(redis_id), queue, datetime.fromtimestamp(died_at_ms / 1000, UTC), body)
             done += len(page)
 
     def _key(self, queue: str) -> str:
         return f"{self._broker.namespace}:{queue}{_SUFFIX}"
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value

@@ -21,6 +21,7 @@ from housekeeping.brokers.rabbitmq.bulk import publish_together
 from housekeeping.brokers.rabbitmq.consumer import ReliableConsumer, let_go, said
 from housekeeping.brokers.rabbitmq.delay_queues import Level, declare, level_for, level_queue, level_queues
 from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS
+from housekeeping.middleware.dramatiq_internals import change_class
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
         """
         if type(broker) is RabbitmqBroker:
             del broker.channel  # opened without confirmations, if at all
-            broker.__class__ = ReliableRabbitmqBroker
+            change_class(broker, ReliableRabbitmqBroker)
             broker.confirm_delivery = True
             broker._prepare("")  # type: ignore[attr-defined]
             # From the environment, where that says one: the queues that are there have it already.

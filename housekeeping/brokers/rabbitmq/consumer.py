@@ -75,7 +75,7 @@ class ReliableConsumer(_RabbitmqConsumer):
         if message is None:
             self.broker.bury(self.queue_name, body)
             self.channel.basic_ack(method.delivery_tag)
-            logger.error("Message cannot be read and went to the dead letters", queue=self.queue_name, error=wrong)
+            logger.error("Unreadable message moved to the dead letters", queue=self.queue_name, error=wrong)
             return None
         if level_for(message) is not None:
             self.broker.put(message)

@@ -82,10 +82,10 @@ def _was_sent(settings: Settings, name: str, now: datetime) -> WasSent:
             return None
         try:
             with translate_redis_errors():
-                found = TickStore(redis_client(settings.redis_url), settings.namespace).look(name, tick)
+                state = TickStore(redis_client(settings.redis_url), settings.namespace).state_of(name, tick)
         except RedisUnavailable:
             return None
-        return found.settled or found.being_sent
+        return state.settled or state.being_sent
 
     return was_sent
 

@@ -1,4 +1,4 @@
-"""The keys of deduplication as an operator sees them: who holds which, and how to take one from its message."""
+"""Deduplication keys as an operator sees them: which message holds which, and how to release one."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any, Final
 import redis
 
 from housekeeping.core.errors import Refused
-from housekeeping.core.redis_client import translate_redis_errors
-from housekeeping.middleware.deduplication.keys import key_prefix, text
+from housekeeping.core.redis_client import text, translate_redis_errors
+from housekeeping.middleware.deduplication.keys import key_prefix
 
-_PAGE: Final = 1000  # keys that Redis looks at in one step, while it serves nobody else
+_PAGE: Final = 1000  # keys that Redis scans in one step, during which it serves nobody else
 _FIELDS: Final = ["id", "state", "again"]
 
-#: Says what the key was, and frees it; nothing when there is none.
-_TAKE_AWAY: Final = """
-local was = redis.call("hmget", KEYS[1], "id", "state", "again")
+#: Free the key and return what it contained; nothing when there is none.
+_RELEASE: Final = """
+local held = redis.call("hmget", KEYS[1], "id", "state", "again")
 local left = redis.call("pttl", KEYS[1])
 if redis.call("del", KEYS[1]) == 0 then return {} end
-return {was[1], was[2], was[3], left}
+return {held[1], held[2], held[3], left}
 """
 
 
 @dataclass(frozen=True, slots=True)
 class HeldKey:
-    """A key and the message that holds it.
+    """A deduplication key and the message that holds it.
 
     Attributes:
       state: ``waiting`` (queued, delayed, or for a retry), ``running``, or ``reserved`` (not in the queue yet).
-      remaining: Until it is free by itself, unless its message gives another sign of life.
-      again: Whether one more run is wanted after the one that runs.
+      remaining: Time until the key expires, unless it is renewed.
+      again: Whether a rerun is wanted after the current run.
     """
 
     key: str
@@ -48,7 +48,7 @@ class HeldKey:
         return self.key.rpartition(":")[0]
 
     def as_json(self) -> dict[str, Any]:
-        """As plain values by name; times in seconds."""
+        """Return plain values by name; times in seconds."""
         return {
             "key": self.key,
             "actor": self.actor,
@@ -60,9 +60,9 @@ class HeldKey:
 
 
 def held_keys(client: redis.Redis, namespace: str, most: int) -> tuple[list[HeldKey], bool]:
-    """The keys that are held now, by name, and whether there are more than `most`.
+    """Return the held keys, sorted by name, and whether there are more than `most`.
 
-    Redis is asked in small steps, so that it goes on serving others however many keys of whatever kind it has.
+    Redis is scanned in small steps, so that it keeps serving others however many keys it has.
 
     Raises:
       RedisUnavailable: When Redis does not answer.
@@ -71,8 +71,8 @@ def held_keys(client: redis.Redis, namespace: str, most: int) -> tuple[list[Held
     found: dict[str, HeldKey] = {}
     with translate_redis_errors():
         for page in _pages(client, re.sub(r"([\[\]*?\\])", r"\\\1", prefix) + "*"):
-            # Redis may show a key twice.
-            found |= {each.key: each for each in _looked_up(client, prefix, page)}
+            # A scan may return a key twice.
+            found |= {each.key: each for each in _read(client, prefix, page)}
             if len(found) > most:
                 break
     held = sorted(found.values(), key=lambda each: each.key)
@@ -80,31 +80,31 @@ def held_keys(client: redis.Redis, namespace: str, most: int) -> tuple[list[Held
 
 
 def held_key(client: redis.Redis, namespace: str, key: str) -> HeldKey:
-    """Who holds a key.
+    """Return a held key.
 
     Raises:
-      Refused: When nobody does.
+      Refused: When no message holds it.
       RedisUnavailable: When Redis does not answer.
     """
     prefix = key_prefix(namespace)
     with translate_redis_errors():
-        held = next(_looked_up(client, prefix, [prefix + key]), None)
+        held = next(_read(client, prefix, [prefix + key]), None)
     if held is None:
-        raise Refused(f"nobody holds the key {key!r}; housekeeping dedup list shows those that are held")
+        raise Refused(f"no message holds the key {key!r}; see: housekeeping dedup list")
     return held
 
 
 def release_key(client: redis.Redis, namespace: str, key: str) -> HeldKey | None:
-    """Free a key whoever holds it; returns who did, None when it was free already.
+    """Release a key whatever message holds it; returns what was released, None when it was free already.
 
-    Harmless to a message that lives: it goes on, and can neither renew nor free what another takes meanwhile.
+    A message that is alive continues. It can neither renew nor free the key once another message has taken it.
 
     Raises:
-      RedisUnavailable: When Redis does not answer; the key may be free all the same.
+      RedisUnavailable: When Redis does not answer; the key may have been released all the same.
     """
     with translate_redis_errors():
-        was: Any = client.register_script(_TAKE_AWAY)(keys=[key_prefix(namespace) + key])
-    return _held(key, was[:3], was[3]) if was else None
+        released: Any = client.register_script(_RELEASE)(keys=[key_prefix(namespace) + key])
+    return _held(key, released[:3], released[3]) if released else None
 
 
 def _pages(client: redis.Redis, pattern: str) -> Iterator[list[str]]:
@@ -117,7 +117,7 @@ def _pages(client: redis.Redis, pattern: str) -> Iterator[list[str]]:
             return
 
 
-def _looked_up(client: redis.Redis, prefix: str, names: list[str]) -> Iterator[HeldKey]:
+def _read(client: redis.Redis, prefix: str, names: list[str]) -> Iterator[HeldKey]:
     with client.pipeline(transaction=False) as pipeline:
         for name in names:
             pipeline.hmget(name, _FIELDS)
@@ -132,5 +132,5 @@ def _looked_up(client: redis.Redis, prefix: str, names: list[str]) -> Iterator[H
 def _held(key: str, fields: list[Any], left: int) -> HeldKey | None:
     message_id, state, again = (text(field) for field in fields)
     if not message_id or left < 0:
-        return None  # it ended meanwhile
+        return None  # its message ended meanwhile
     return HeldKey(key, message_id, state, timedelta(milliseconds=left), bool(again))

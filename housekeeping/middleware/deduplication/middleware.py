@@ -1,8 +1,7 @@
-"""At most one live message for the same work: duplicates are dropped where they are sent."""
+"""Deduplication middleware: duplicates are dropped where they are sent."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -11,7 +10,6 @@ from uuid import uuid4
 
 import redis
 from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
-from dramatiq.brokers.redis import RedisBroker
 from dramatiq.errors import BrokerConnectionError
 from dramatiq.middleware import MiddlewareError
 
@@ -22,17 +20,16 @@ from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.leases.renewal import elapsed, renewals
 from housekeeping.middleware.call_keys import UnusableArguments
-from housekeeping.middleware.deduplication.enqueueing import EnqueueingWithKeys, dispatch_arguments, share_redis
-from housekeeping.middleware.deduplication.keys import DeduplicationKeys, KeyStep, Mark, release, text
+from housekeeping.middleware.deduplication.keys import DeduplicationKeys, KeyStep, RunningMark, release
 from housekeeping.middleware.deduplication.options import (
     DEDUP_STATE,
     SECOND_DELIVERY,
     SUPERSEDED,
     WHEN_DUE,
     DeduplicationConfig,
-    awaited_by,
     check_options,
     config_of,
+    followers_of,
     has_dependents,
     never_drop,
 )
@@ -42,17 +39,17 @@ from housekeeping.middleware.deduplication.steps import (
     claim_of,
     claim_step,
     copy_id,
+    duplicate_of,
     enqueue_without_key_on_error,
     idempotency_option,
     key_of,
     name_key,
-    refuse_duplicate,
     step_of_known_message,
 )
 
 logger = named_logger(__name__)
 
-_TURN: Final = timedelta(seconds=5)  # how long a message waits that finds its key in use by a running one
+_KEY_IN_USE_DELAY: Final = timedelta(seconds=5)  # of a message whose key is in use by a running one
 
 
 class Deduplication(Middleware):
@@ -65,28 +62,29 @@ class Deduplication(Middleware):
 
     ``until_executing``: at most one waits to start. ``until_executed``: at most one waits, runs, or waits for a
     retry. A dropped message is returned to its sender marked with ``options["duplicate_of"]``. With
-    ``"if_deduplicated": "reschedule_once"`` a duplicate that arrives while the holder runs makes one more run.
-    A key belongs to a message; nobody else frees or renews it.
+    ``"if_deduplicated": "reschedule_once"`` a duplicate that arrives while the holder runs causes one rerun.
+    A key belongs to a message. No other message frees or renews it.
 
     With ``rediscovered=True`` a new message takes the key of ``until_executed`` from one that waits for a retry. The
     old message is dropped when it comes due.
 
-    On a Redis broker that shares its Redis with the keys, a key is taken by the script that enqueues its message;
-    elsewhere it is reserved for seconds before, and confirmed after.
+    The enqueue path collects the steps of keys from the hooks and takes them itself. On a broker that keeps its own
+    ``enqueue``, the hooks reserve each key before and confirm it after.
+
+    Parameters:
+      running_mark, completion_key: Of the idempotency middleware, for the delivery in this thread.
     """
 
     def __init__(
         self,
         client: redis.Redis,
         namespace: str,
-        mark: Mark = lambda: None,
+        running_mark: RunningMark = lambda: None,
         completion_key: Callable[[], str] = lambda: "",
     ) -> None:
         self.keys = DeduplicationKeys(client, namespace)
-        #: Enqueues messages with their keys; None where they do not share a Redis.
-        self.together: EnqueueingWithKeys | None = None
         self._thread = ThreadState()
-        self._mark = mark
+        self._running_mark = running_mark
         self._completion_key = completion_key
 
     @property
@@ -96,32 +94,30 @@ class Deduplication(Middleware):
     def before_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
         check_options(actor)
 
-    def work_with(self, broker: Broker) -> None:
-        """Take keys by the broker's own enqueueing from now on, where that is possible; called once by `install`."""
-        if isinstance(broker, RedisBroker) and share_redis(broker, self.keys):
-            self.together = EnqueueingWithKeys(broker, self.keys)
-            hooked: Any = broker
-            hooked.do_enqueue = functools.partial(self._enqueue, hooked.do_enqueue, broker)
-
     @contextmanager
-    def preparing(self, *, many: bool = False) -> Iterator[dict[str, KeyStep]]:
-        """For as long as the block, leave the steps of keys to whoever enqueues; yields them, by the copy's id.
-
-        Parameters:
-          many: Leave them also where keys and queues do not share a Redis, to be taken for many messages at once.
-        """
+    def collecting_steps(self) -> Iterator[dict[str, KeyStep]]:
+        """Let the hooks of this thread collect steps instead of taking them; yields the steps by `copy_id`."""
         before, steps = (self._thread.steps, self._thread.reserved), dict[str, KeyStep]()
-        self._thread.steps, self._thread.reserved = steps if many or self.together else None, None
+        self._thread.steps, self._thread.reserved = steps, None
         try:
             yield steps
+        finally:
+            self._thread.steps, self._thread.reserved = before
+
+    @contextmanager
+    def reserving(self) -> Iterator[None]:
+        """Let the hooks of this thread reserve the key; frees it if a middleware then rejects the message."""
+        before = self._thread.steps, self._thread.reserved
+        self._thread.steps, self._thread.reserved = None, None
+        try:
+            yield
         except MiddlewareError:
-            self._not_enqueued()
+            self._free_reserved()
             raise
         finally:
             self._thread.steps, self._thread.reserved = before
 
-    def _not_enqueued(self) -> None:
-        """Free what was reserved for a message that a middleware refused before it was enqueued."""
+    def _free_reserved(self) -> None:
         reserved = self._thread.reserved
         if reserved is not None:
             try:
@@ -131,23 +127,36 @@ class Deduplication(Middleware):
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         actor = broker.actors.get(message.actor_name)
-        terms = config_of(actor) if actor else None
-        if actor is None or terms is None:
+        config = config_of(actor) if actor else None
+        if actor is None or config is None:
             return
-        if message.message_id in self._thread.awaited:
+        if message.message_id in self._thread.followers:
             never_drop(message)
-        run = self._thread.run_of(message)
-        ttl = terms.ttl + timedelta(milliseconds=delay or 0)
-        if DEDUP_STATE in message.options or run is not None:
+        delivery = self._thread.delivery_of(message)
+        ttl = config.ttl + timedelta(milliseconds=delay or 0)
+        if DEDUP_STATE in message.options or delivery is not None:
             with enqueue_without_key_on_error(message):
-                key, completion = key_of(actor, message, terms), self._completion_key()
-                self._prepare(step_of_known_message(key, message, terms, run, delay, ttl, completion), message)
+                key, completion = key_of(actor, message, config), self._completion_key()
+                step = step_of_known_message(key, message, config, delivery, delay, ttl, completion)
+                if step is not None:
+                    self._take(step, message)
             self._thread.requeued.append(message.message_id)
-        elif delay is not None and not terms.including_scheduled:
+        elif delay is not None and not config.including_scheduled:
             message.options[DEDUP_STATE] = WHEN_DUE
         else:
-            after = self._thread.after_which(message)
-            self._prepare(claim_step(name_key(actor, message, terms), message, terms, ttl, after, fresh=True), message)
+            after = self._thread.run_before(message)
+            self._take(claim_step(name_key(actor, message, config), message, config, ttl, after, fresh=True), message)
+
+    def _take(self, step: KeyStep, message: Message[Any]) -> None:
+        if self._thread.steps is not None:
+            self._thread.steps[copy_id(message)] = step
+            return
+        with fail_message_on_error():
+            duplicate = duplicate_of(step, self.keys.take(step))
+        if duplicate is not None:
+            raise duplicate
+        if step.fresh:
+            self._thread.reserved = step
 
     def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         reserved, self._thread.reserved = self._thread.reserved, None
@@ -159,64 +168,69 @@ class Deduplication(Middleware):
                 logger.warning("Key may be free before its message has ended", key=reserved.key, error=str(error))
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        self._thread.forget_run()  # what an interrupted hook may have left
+        self._thread.end_delivery()  # an interrupted hook may have left one
         self._thread.requeued.clear()
-        self._thread.awaited = awaited_by(message)
+        self._thread.followers = followers_of(message)
         actor = broker.get_actor(message.actor_name)
-        terms = config_of(actor)
-        if terms is None:
+        config = config_of(actor)
+        if config is None:
             return
         with fail_message_on_error():
-            run = Delivery(
-                message.message_id, key_of(actor, message, terms), uuid4().hex, message.options.get("retries", 0)
-            )
-            since = elapsed()
-            if terms.until_executed:
-                # Known before it is asked for: should the answer get lost, the message's retry holds on to the key.
-                self._thread.run = run
-            ttl = terms.ttl if terms.until_executed else None
-            state = self.keys.start(run.key, run.message_id, run.token, ttl, self._mark())
-            # Not before, where the start frees the key: should it get lost, the end has to free it.
-            self._thread.run, run.answered = run, True
-            run.holds_key = state == "ours" and terms.until_executed
-            if run.holds_key:
-                run.kept = renewals.start(
-                    f"key {run.key}", lambda: self.keys.renew(run.key, run.token, terms.ttl), terms.ttl, since
-                )
+            key = key_of(actor, message, config)
+            delivery = Delivery(message.message_id, key, uuid4().hex, message.options.get("retries", 0))
+            state = self._start(delivery, config)
         if state == "ours" or has_dependents(message):
             return
-        self._thread.forget_run()
+        self._thread.end_delivery()
         if state == "elsewhere":
             message.options[DEDUP_STATE] = SECOND_DELIVERY
         state, _, superseded_by = state.partition(":")
         if state == "superseded":
             logger.info("Superseded retry dropped", job_status="deduplicated", duplicate_of=superseded_by)
-            metrics.count_deduplicated(message.actor_name)
-            raise Skip("deduplicated")
-        if state == "waiting":
-            logger.info("Message yields to the one that waits with its key", job_status="deduplicated")
-            metrics.count_deduplicated(message.actor_name)
-            raise Skip("deduplicated")
-        raise Requeue(f"{message.message_id} waits for the run that holds its key", _TURN)
+        elif state == "waiting":
+            logger.info("Duplicate dropped", job_status="deduplicated")
+        else:
+            raise Requeue(f"{message.message_id} waits for the run that holds its key", _KEY_IN_USE_DELAY)
+        metrics.count_deduplicated(message.actor_name)
+        raise Skip("deduplicated")
+
+    def _start(self, delivery: Delivery, config: DeduplicationConfig) -> str:
+        """Start a delivery; returns what `DeduplicationKeys.start` does."""
+        since = elapsed()
+        if config.until_executed:
+            # Remembered before Redis is asked: should the answer get lost, the message's retry keeps the key.
+            self._thread.delivery = delivery
+        ttl = config.ttl if config.until_executed else None
+        state = self.keys.start(delivery.key, delivery.message_id, delivery.token, ttl, self._running_mark())
+        # Remembered only now where the start frees the key: should the start get lost, the end must free it.
+        self._thread.delivery, delivery.answered = delivery, True
+        delivery.holds_key = state == "ours" and config.until_executed
+        if delivery.holds_key:
+            delivery.renewal = renewals.start(
+                f"key {delivery.key}",
+                lambda: self.keys.renew(delivery.key, delivery.token, config.ttl),
+                config.ttl,
+                since,
+            )
+        return state
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        """Free the key, however the message ended, unless it was enqueued again and holds the key on."""
-        run = self._thread.run_of(message)
-        self._thread.forget_run()
+        """Free the key however the message ended, unless it was enqueued again and keeps the key."""
+        delivery = self._thread.delivery_of(message)
+        self._thread.end_delivery()
         requeued = message.message_id in self._thread.requeued
         self._thread.requeued.clear()
         if message.options.get(DEDUP_STATE) == SUPERSEDED:
             return
         actor = broker.get_actor(message.actor_name)
-        terms = config_of(actor)
-        if terms is None or requeued or (run is not None and not terms.until_executed):
+        config = config_of(actor)
+        if config is None or requeued or (delivery is not None and not config.until_executed):
             return
         try:
-            key = run.key if run is not None else key_of(actor, message, terms)
-            ended = run or Delivery(message.message_id, key, "", 0)
-            self._end(broker, actor, message, terms, ended)
+            ended = delivery or Delivery(message.message_id, key_of(actor, message, config), "", 0)
+            self._end(broker, actor, message, config, ended)
         except (RedisUnavailable, UnusableArguments) as error:
             logger.warning("Key stays until its ttl is over", error=str(error))
 
@@ -224,11 +238,16 @@ class Deduplication(Middleware):
         self.after_process_message(broker, message)
 
     def _end(
-        self, broker: Broker, actor: Actor[..., Any], message: MessageProxy, terms: DeduplicationConfig, run: Delivery
+        self,
+        broker: Broker,
+        actor: Actor[..., Any],
+        message: MessageProxy,
+        config: DeduplicationConfig,
+        delivery: Delivery,
     ) -> None:
-        """Free the key, and enqueue the one more run where it is wanted.
+        """Free the key, and enqueue the rerun if one is wanted.
 
-        Not acknowledged yet, nor recorded as completed: should the process die here, the message runs once more.
+        The message is not acknowledged yet, nor recorded as completed. If the process dies here it runs once more.
         """
         rerun: Message[Any] | None = None
         sent = False
@@ -237,26 +256,20 @@ class Deduplication(Middleware):
         def end() -> None:
             nonlocal rerun, sent
             if rerun is None:
-                tick = claim_of(message)
-                left = self.keys.release(release(run.key, run.message_id, run.token, terms.ttl, tick=tick))
-                if run.token and not run.answered:
-                    # Nobody heard of its start, perhaps: then the key is still that of a message that waits.
-                    left = self.keys.release(release(run.key, run.message_id, "", terms.ttl, tick=tick))
-                # Who lost the key cannot know whether a duplicate arrived before that: one run too many is harmless.
-                if left == "free" or (left == "lost" and not (run.holds_key and terms.reschedule_once)):
+                if not self._rerun_wanted(message, config, delivery):
                     return
                 rerun = actor.message_with_options(
                     args=message.args, kwargs=message.kwargs, **idempotency_option(message)
                 )
             if not sent:
-                self._thread.rerun = (rerun.message_id, run)
+                self._thread.rerun = (rerun.message_id, delivery)
                 try:
-                    self._send(broker, rerun, run, terms)
+                    self._send(broker, rerun, delivery, config)
                 finally:
                     self._thread.rerun = None
                 sent = True
             if self._thread.unconfirmed is not None:
-                # Else its message would wait for the key of the run that is over, until its ttl.
+                # Otherwise the rerun would wait for the key of the ended run, until the key expires.
                 self.keys.confirm(self._thread.unconfirmed)
 
         while True:
@@ -264,48 +277,29 @@ class Deduplication(Middleware):
                 retry_redis(end)
                 return
             except RedisUnavailable as error:
-                if not (run.holds_key and terms.reschedule_once):
+                if not (delivery.holds_key and config.reschedule_once):
                     raise
-                # Without Redis this thread gets no other message, and a duplicate may have asked for one more run.
-                logger.warning("A run cannot give back its key yet", key=run.key, error=str(error))
+                # Without Redis this thread gets no other message, and a duplicate may have asked for a rerun.
+                logger.warning("Key could not be released, tried again", key=delivery.key, error=str(error))
 
-    def _send(self, broker: Broker, rerun: Message[Any], run: Delivery, terms: DeduplicationConfig) -> None:
+    def _rerun_wanted(self, message: MessageProxy, config: DeduplicationConfig, delivery: Delivery) -> bool:
+        """Free the key; returns whether a rerun is wanted, for which the key stays held."""
+        tick = claim_of(message)
+        left = self.keys.release(release(delivery.key, delivery.message_id, delivery.token, config.ttl, tick=tick))
+        if delivery.token and not delivery.answered:
+            # The start may not have happened. Then the key is still that of a waiting message.
+            left = self.keys.release(release(delivery.key, delivery.message_id, "", config.ttl, tick=tick))
+        # A run that lost its key cannot know whether a duplicate arrived before. One run too many is harmless.
+        return left == "again" or (left == "lost" and delivery.holds_key and config.reschedule_once)
+
+    def _send(self, broker: Broker, rerun: Message[Any], delivery: Delivery, config: DeduplicationConfig) -> None:
+        free = release(delivery.key, delivery.message_id, delivery.token, config.ttl, at_once=True)
         try:
             sent = broker.enqueue(rerun)
         except (StoreUnavailable, BrokerConnectionError, redis.RedisError) as error:
             raise RedisUnavailable(str(error)) from error
         except BaseException:
-            self.keys.release(release(run.key, run.message_id, run.token, terms.ttl, at_once=True))
+            self.keys.release(free)
             raise
         if "duplicate_of" in sent.options:
-            self.keys.release(release(run.key, run.message_id, run.token, terms.ttl, at_once=True))
-
-    def _prepare(self, step: KeyStep | None, message: Message[Any]) -> None:
-        if step is None:
-            return
-        if self._thread.steps is not None:
-            self._thread.steps[copy_id(message)] = step
-            return
-        with fail_message_on_error():
-            refuse_duplicate(step, self.keys.take(step))
-        if step.fresh:
-            self._thread.reserved = step
-
-    def _enqueue(self, enqueue: Callable[..., Any], broker: RedisBroker, queue_name: str, *copy: Any) -> None:
-        """The broker's `do_enqueue`; what becomes of the message's key is done in the same script.
-
-        Asked again at once when the answer is lost, because that changes nothing.
-        """
-        assert self.together is not None
-        enqueueing, step = self.together, (self._thread.steps or {}).pop(copy[0], None)
-        if step is None:
-            enqueue(queue_name, *copy)
-            return
-        dispatched = dispatch_arguments(broker, queue_name, (copy[0], copy[1]))
-        try:
-            holder = retry_redis(lambda: enqueueing.enqueue(step, dispatched), tries=2, pause_s=0)
-        except RedisUnavailable as error:
-            if step.fresh:
-                raise StoreUnavailable(str(error)) from error
-            raise error.__cause__ or error from None  # what Dramatiq and our patience wait for to go by
-        refuse_duplicate(step, text(holder))
+            self.keys.release(free)

@@ -1,4 +1,4 @@
-"""What an actor may say of its deduplication, checked when it is declared."""
+"""Actor options for deduplication, checked when an actor is declared, and the message options that it uses."""
 
 from __future__ import annotations
 
@@ -18,35 +18,33 @@ DEFAULT_TTL: Final = timedelta(hours=1)  # semantics.md, Actor options
 
 _STRATEGIES: Final = ("until_executed", "until_executing")
 _OPTIONS: Final = {"ttl", "key", "if_deduplicated", "including_scheduled"}
-#: Message options that say that somebody waits for this very message: it is never dropped (semantics.md, D2).
+#: Message options of a message that others depend on. It is never dropped (semantics.md, D2).
 _WAITED_FOR: Final = ("pipe_target", "group_completion_uuid", "on_success", "on_failure")
 
-
-#: The message option that says where a message stands; what it says at each step is in `deduplication`.
+#: The message option with the deduplication state of a message, and its values.
 DEDUP_STATE: Final = "deduplication_standing"
-CLAIMED: Final = "claimed"  # it was given its key when it was enqueued
-WHEN_DUE: Final = "when_due"  # it is checked when its delay is over, as if it were sent then
-SECOND_DELIVERY: Final = "second_delivery"  # another delivery of it is at work: that one has the key, if any
-SUPERSEDED: Final = "superseded"  # its retry is in the queue: that one has the key, if any
-RETRY_WAITS: Final = "retry_waits"  # the reason of a delivery that is superseded
+CLAIMED: Final = "claimed"  # it took its key when it was enqueued
+WHEN_DUE: Final = "when_due"  # it asks for its key when its delay is over, as if it were sent then
+SECOND_DELIVERY: Final = "second_delivery"  # another delivery of it is running and has the key, if any
+SUPERSEDED: Final = "superseded"  # its retry is in the queue and has the key, if any
+RETRY_WAITS: Final = "retry_waits"  # the skip reason of such a delivery
 _NEVER_DROPPED: Final = "never_dropped"
 
-#: The message option with the name of its key, so that it is freed by whichever release ends the message.
+#: The message option with the name of its key, so that any release that ends the message frees the right key.
 KEY: Final = "deduplication_key"
 
-#: The message option with the position of the primary's log when it was sent, see `data_consistency`.
+#: The message option with the position in the primary's log when it was sent, see `data_consistency`.
 POSITION: Final = "database_position"
-#: For how long the positions of dropped duplicates are remembered for the message that stands for them.
+#: How long the position of a dropped duplicate is remembered for the message that does its work.
 POSITION_REMEMBERED: Final = timedelta(hours=24)
 
-
-#: The message option that tells the attempts of a dead letter that was requeued from those of before.
+#: The message option that distinguishes the attempts of a requeued dead letter from those before.
 LIFE: Final = "deduplication_life"
 
 
 @dataclass(frozen=True, slots=True)
 class DeduplicationConfig:
-    """An actor's deduplication, defaults filled in."""
+    """An actor's deduplication options, with defaults filled in."""
 
     until_executed: bool
     ttl: timedelta
@@ -57,34 +55,33 @@ class DeduplicationConfig:
 
 
 def has_dependents(message: Message[Any] | MessageProxy) -> bool:
-    """Whether others wait for this message, so that it must not be dropped."""
+    """Return whether others depend on this message, so that it must not be dropped."""
     return any(message.options.get(name) for name in (*_WAITED_FOR, _NEVER_DROPPED))
 
 
 def never_drop(message: Message[Any]) -> None:
-    """Mark a message that others wait for, though it does not say so itself."""
+    """Mark a message that others depend on although none of its own options shows it."""
     message.options[_NEVER_DROPPED] = True
 
 
 def as_new(message: Message[Any]) -> Message[Any]:
-    """The message as if it had not been sent before, for sending it once more: its key is asked for anew.
+    """Return a dead letter's message as if it had not been sent before, so that it asks for its key again.
 
-    For messages from the dead letters: without this, a message would go on as one that has its key, and its first
-    attempt would be taken for one of before, whose retry waits.
+    Otherwise it would count as a message that has its key, and its next attempt as one whose retry is waiting.
     """
     options = {name: value for name, value in message.options.items() if name not in (DEDUP_STATE, KEY)}
     return dataclasses.replace(message, options={**options, LIFE: uuid4().hex})
 
 
-def awaited_by(message: MessageProxy) -> frozenset[str]:
-    """The ids of the messages that are to follow this one: its pipe target, its group's callbacks."""
+def followers_of(message: MessageProxy) -> frozenset[str]:
+    """Return the ids of the messages that follow this one: its pipe target and its group's callbacks."""
     options = message.options
     following = [options.get("pipe_target"), *(options.get("group_completion_callbacks") or ())]
     return frozenset(str(each.get("message_id")) for each in following if isinstance(each, dict))
 
 
 def config_of(actor: Actor[..., Any]) -> DeduplicationConfig | None:
-    """The actor's terms; None when its messages are not deduplicated."""
+    """Return the actor's deduplication; None when its messages are not deduplicated."""
     options = actor.options
     if not options.get("idempotent"):
         return None
@@ -98,16 +95,16 @@ def config_of(actor: Actor[..., Any]) -> DeduplicationConfig | None:
         given.get("key"),
         given.get("if_deduplicated") == "reschedule_once",
         given.get("including_scheduled", False),
-        # A retry of until_executing holds no key, so there is nothing to take from it.
+        # A retry of until_executing holds no key that could be taken from it.
         strategy == "until_executed" and bool(options.get("rediscovered")),
     )
 
 
 def check_options(actor: Actor[..., Any]) -> None:
-    """Refuse what cannot work.
+    """Reject deduplication options that cannot work.
 
     Raises:
-      InvalidOption: In words that show the right form.
+      InvalidOption: The message shows the right form.
     """
     name, options = actor.actor_name, actor.options
     strategy = options.get("deduplicate")
@@ -122,11 +119,13 @@ def check_options(actor: Actor[..., Any]) -> None:
     if given is None:
         return
     if not isinstance(given, dict) or not set(given) <= _OPTIONS:
-        raise InvalidOption(f"{name}: deduplication is {given!r}; its keys should be of {', '.join(sorted(_OPTIONS))}")
+        raise InvalidOption(
+            f"{name}: deduplication is {given!r}; its keys should be among {', '.join(sorted(_OPTIONS))}"
+        )
     if config_of(actor) is None:
         raise InvalidOption(
             f"{name}: deduplication needs idempotent=True, "
-            'and a deduplicate of "until_executed" or "until_executing" (used unless said)'
+            'and deduplicate="until_executed" or "until_executing" (the default)'
         )
     ttl = given.get("ttl", DEFAULT_TTL)
     if not isinstance(ttl, timedelta) or ttl < SHORTEST_TTL:

@@ -1,20 +1,28 @@
-"""What becomes of a deduplication key at each step of its message: one Lua script a step, atomic, one round trip."""
+"""Lua scripts for deduplication keys: one script for each step, atomic, one round trip.
+
+A key is a hash with these fields:
+
+- ``id``: the message that holds the key.
+- ``state``: ``reserved`` (its sender has not enqueued it yet), ``waiting`` or ``running``.
+- ``run``: the token of the delivery that runs.
+- ``again``: set when one more run is wanted after this one.
+- ``queued``: the id in Redis of the waiting copy, where the queue is on the same Redis.
+- ``tick``: the claim of the waiting copy, for a message of a tick. Such a message may be in the queue twice.
+- ``retry``: set when the message waits for a retry that a new message may supersede: the TTL in ms that the key has
+  left when the retry is due.
+- ``next``, ``next_left``: the superseding message while its sender enqueues it on another server, and the TTL of the
+  key below which that reservation has expired.
+
+KEYS[1] is always the key. CLAIM, RETAIN and RELEASE begin with the same ARGV: message id, TTL in ms, state. When CLAIM
+or RETAIN returns the id of a holder, the message must not be enqueued.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-# A key is a hash. `id`: the message that holds it; `state`: reserved (its sender has not enqueued it yet), waiting or
-# running; `run`: a token of the one delivery that runs; `again`: one more run is wanted after it; `queued`: the id in
-# Redis of the copy that waits, where the broker's queue is on the same Redis; `tick`: of a tick's message, which may
-# come into the queue twice under one id, the claim of the copy that waits; `retry`: the message waits for a retry that
-# a new message may supersede, and this is the ttl in ms that the key keeps after the retry's due time; `next`: the new
-# message that does so, while its sender enqueues it on another server; `next_left`: down to which ttl of the key.
-
-# The first arguments of all that may go with an enqueueing: message id, ttl in ms, state. Where such a script returns
-# the id of a holder, the message is not to be enqueued.
-
-#: A superseded message is remembered beside the key, because the key may be free by the time its retry comes due.
+#: Functions for superseded retries. The mark of a superseded message is a Redis key of its own, because the
+#: deduplication key may be free by the time the retry is due.
 _SUPERSEDED: Final = """
 local function mark_of(message_id)
     return string.gsub(KEYS[1], ":dedup:", ":superseded:", 1) .. ":" .. message_id
@@ -27,162 +35,195 @@ local function mark_superseded(holder, by)
     redis.call("set", mark_of(holder), by, "px", math.max(redis.call("pttl", KEYS[1]), 1))
 end
 """
-#: Further ARGV: whether to ask for one more run of a running holder, whether the message is enqueued in any case;
-#: whose key it takes over, message id and run: of the run that is over and that it is to come after ("": nobody's);
-#: the claim of its tick ("": none). What is only reserved takes over nothing: the run owes it until it is in the queue.
-#: ARGV[9]: supersede a holder whose retry is due later than in so many ms ("": never). What is only reserved supersedes
-#: nothing either, so that the retry is not lost with its sender.
-#: Of a message that carries one, its position and for how long that is remembered in ms: where it is dropped, the
-#: message that stands for it finds the newest one beside the key.
+#: Take the key unless another message holds it. Returns the holder's id, or "" when the message may be enqueued.
 CLAIM: Final = (
     _SUPERSEDED
     + """
+local message_id, ttl, state = ARGV[1], ARGV[2], ARGV[3]
+local ask_for_rerun, never_drop = ARGV[4] == "1", ARGV[5] == "1"
+-- The ended run whose key this message takes over as its rerun; "": none.
+local ended_message, ended_run = ARGV[6], ARGV[7]
+-- The claim of the message's tick; "": none.
+local tick = ARGV[8]
+-- Supersede a holder whose retry is due later than in so many ms; "": never.
+local supersede_after = ARGV[9]
+-- The message's database position and for how long to remember it in ms; nil: none.
+local position, position_ttl = ARGV[10], ARGV[11]
+
 local holder = redis.call("hget", KEYS[1], "id")
-if holder and holder == ARGV[6] and redis.call("hget", KEYS[1], "run") == ARGV[7] then
-    if ARGV[3] == "reserved" then return "" end
+if holder and holder == ended_message and redis.call("hget", KEYS[1], "run") == ended_run then
+    -- A reservation takes over nothing yet: the ended run owes the rerun until its message is in the queue.
+    if state == "reserved" then return "" end
     redis.call("del", KEYS[1])
     holder = false
 end
 local running = redis.call("hget", KEYS[1], "state") == "running"
-if holder and holder ~= ARGV[1] and ARGV[9] ~= "" and retry_due_in() > tonumber(ARGV[9]) then
-    if ARGV[3] == "reserved" then
+if holder and holder ~= message_id and supersede_after ~= "" and retry_due_in() > tonumber(supersede_after) then
+    if state == "reserved" then
+        -- A reservation supersedes nothing yet, so that the retry is not lost if the sender dies.
         local left, next = redis.call("pttl", KEYS[1]), redis.call("hmget", KEYS[1], "next", "next_left")
-        if not next[1] or next[1] == ARGV[1] or left <= tonumber(next[2]) then
-            redis.call("hset", KEYS[1], "next", ARGV[1], "next_left", left - ARGV[2])
+        if not next[1] or next[1] == message_id or left <= tonumber(next[2]) then
+            redis.call("hset", KEYS[1], "next", message_id, "next_left", left - ttl)
             return ""
         end
         holder = next[1]
     else
-        mark_superseded(holder, ARGV[1])
+        mark_superseded(holder, message_id)
         redis.call("del", KEYS[1])
         holder = false
     end
 end
-if holder and holder ~= ARGV[1] then
-    if ARGV[5] == "1" then return "" end
-    if ARGV[4] == "1" and running then redis.call("hset", KEYS[1], "again", "1") end
-    if ARGV[10] then
+if holder and holder ~= message_id then
+    if never_drop then return "" end
+    if ask_for_rerun and running then redis.call("hset", KEYS[1], "again", "1") end
+    if position then
+        -- The holder must read data as fresh as this duplicate's sender saw.
         local newest = string.gsub(KEYS[1], ":dedup:", ":position:", 1)
-        if ARGV[10] >= (redis.call("get", newest) or "") then redis.call("set", newest, ARGV[10], "px", ARGV[11]) end
+        if position >= (redis.call("get", newest) or "") then
+            redis.call("set", newest, position, "px", position_ttl)
+        end
     end
     return holder
 end
 if not running then
-    redis.call("hset", KEYS[1], "id", ARGV[1], "state", ARGV[3])
-    if ARGV[8] ~= "" then redis.call("hset", KEYS[1], "tick", ARGV[8]) end
-    redis.call("pexpire", KEYS[1], ARGV[2])
+    redis.call("hset", KEYS[1], "id", message_id, "state", state)
+    if tick ~= "" then redis.call("hset", KEYS[1], "tick", tick) end
+    redis.call("pexpire", KEYS[1], ttl)
 end
 return ""
 """
 )
-#: Further ARGV: the run's token ("": it did not run), whether who asked for one more run still waits for it (a run that
-#: failed is repeated from its beginning and serves them, one that was put back goes on where it stopped), and the claim
-#: of its tick ("": none); the ttl in ms after its due time, if a new message may supersede it until then ("": never);
-#: for a retry, the key of its message's completion ("": none). A retry whose message another delivery has completed
-#: meanwhile has nothing to do: it returns its own id, as for a message that is in the queue already, and takes no key.
+#: Keep the key for a message that goes back to the queue. Returns "", or the message's own id when another delivery
+#: has completed it meanwhile: then there is nothing left to retry.
 RETAIN: Final = """
+local message_id, ttl, state = ARGV[1], ARGV[2], ARGV[3]
+-- The token of the run; "": it did not run.
+local run = ARGV[4]
+-- Whether a wanted rerun is still wanted after the next run: a failed run starts over and serves it, a requeued run
+-- resumes where it stopped and does not.
+local still_wanted = ARGV[5] == "1"
+-- The claim of the message's tick; "": none.
+local tick = ARGV[6]
+-- The TTL in ms after the retry's due time, if a new message may supersede it until then; "": it may not.
+local ttl_after_due = ARGV[7]
+-- The Redis key of the message's completion, for a retry; "": none.
+local completion = ARGV[8]
+
 local holder = redis.call("hget", KEYS[1], "id")
-if holder and (holder ~= ARGV[1] or (redis.call("hget", KEYS[1], "run") or ARGV[4]) ~= ARGV[4]) then return "" end
-if not holder and ARGV[4] == "" then return "" end
-if not holder and ARGV[8] ~= "" and redis.call("exists", ARGV[8]) == 1 then return ARGV[1] end
-local again = ARGV[5] == "1" and redis.call("hget", KEYS[1], "again")
+if holder and (holder ~= message_id or (redis.call("hget", KEYS[1], "run") or run) ~= run) then return "" end
+if not holder and run == "" then return "" end
+if not holder and completion ~= "" and redis.call("exists", completion) == 1 then return message_id end
+local again = still_wanted and redis.call("hget", KEYS[1], "again")
 redis.call("del", KEYS[1])
-redis.call("hset", KEYS[1], "id", ARGV[1], "state", ARGV[3])
+redis.call("hset", KEYS[1], "id", message_id, "state", state)
 if again then redis.call("hset", KEYS[1], "again", "1") end
-if ARGV[6] ~= "" then redis.call("hset", KEYS[1], "tick", ARGV[6]) end
-if ARGV[7] ~= "" then redis.call("hset", KEYS[1], "retry", ARGV[7]) end
-redis.call("pexpire", KEYS[1], ARGV[2])
+if tick ~= "" then redis.call("hset", KEYS[1], "tick", tick) end
+if ttl_after_due ~= "" then redis.call("hset", KEYS[1], "retry", ttl_after_due) end
+redis.call("pexpire", KEYS[1], ttl)
 return ""
 """
-#: Further ARGV: the run's token ("": it did not run), whether to free it even if one more run is wanted, and of a copy
-#: that did not run the claim of its tick ("": none): it frees nothing of another copy that waits.
-#: Returns 1 when one is: the key is then held on, until that run's message takes it over in the step that enqueues
-#: it. 2: the run had lost the key, so nobody can tell. Asked again after a lost answer it says the same, or 2.
+#: Free the key. Returns 0: done; 1: a rerun is wanted, so the key stays held until the rerun's message takes it over;
+#: 2: the run had lost the key, so whether a rerun is wanted is unknown. Repeated after a lost answer it returns the
+#: same, or 2.
 RELEASE: Final = """
-if redis.call("hget", KEYS[1], "id") ~= ARGV[1] then return ARGV[4] ~= "" and 2 or 0 end
-if (redis.call("hget", KEYS[1], "run") or "") ~= ARGV[4] then return 0 end
-if ARGV[6] ~= "" and (redis.call("hget", KEYS[1], "tick") or ARGV[6]) ~= ARGV[6] then return 0 end
-if ARGV[5] ~= "1" and redis.call("hget", KEYS[1], "again") then
-    redis.call("pexpire", KEYS[1], ARGV[2])
+local message_id, ttl = ARGV[1], ARGV[2]
+-- The token of the run; "": it did not run.
+local run = ARGV[4]
+-- Whether to free the key even if a rerun is wanted.
+local free_anyway = ARGV[5] == "1"
+-- For a copy that did not run, the claim of its tick: it must not free the key of another, waiting copy. "": none.
+local tick = ARGV[6]
+
+if redis.call("hget", KEYS[1], "id") ~= message_id then return run ~= "" and 2 or 0 end
+if (redis.call("hget", KEYS[1], "run") or "") ~= run then return 0 end
+if tick ~= "" and (redis.call("hget", KEYS[1], "tick") or tick) ~= tick then return 0 end
+if not free_anyway and redis.call("hget", KEYS[1], "again") then
+    redis.call("pexpire", KEYS[1], ttl)
     return 1
 end
 redis.call("del", KEYS[1])
 return 0
 """
-#: ARGV: message id, ttl in ms; whose key it takes over, message id and run ("": nobody's). A worker may have been
-#: quicker than the sender: then there is nothing to confirm.
+#: Turn a reservation into a waiting message, now that the message is in the queue. A worker may have started it
+#: already; then there is nothing to confirm.
 CONFIRM: Final = (
     _SUPERSEDED
     + """
-local holder = redis.call("hget", KEYS[1], "id")
-if redis.call("hget", KEYS[1], "next") == ARGV[1] then
-    mark_superseded(holder, ARGV[1])
+local message_id, ttl = ARGV[1], ARGV[2]
+-- The ended run whose key the message takes over as its rerun; "": none.
+local ended_message, ended_run = ARGV[3], ARGV[4]
+
+local function take_over()
     redis.call("del", KEYS[1])
-    redis.call("hset", KEYS[1], "id", ARGV[1], "state", "waiting")
-    redis.call("pexpire", KEYS[1], ARGV[2])
-    return
+    redis.call("hset", KEYS[1], "id", message_id, "state", "waiting")
+    redis.call("pexpire", KEYS[1], ttl)
+end
+local holder = redis.call("hget", KEYS[1], "id")
+if redis.call("hget", KEYS[1], "next") == message_id then
+    mark_superseded(holder, message_id)
+    return take_over()
 end
 local run = redis.call("hget", KEYS[1], "run")
-if run and run == ARGV[4] and holder == ARGV[3] then
-    redis.call("del", KEYS[1])
-    redis.call("hset", KEYS[1], "id", ARGV[1], "state", "waiting")
-    redis.call("pexpire", KEYS[1], ARGV[2])
-    return
-end
-if holder ~= ARGV[1] then return end
+if run and run == ended_run and holder == ended_message then return take_over() end
+if holder ~= message_id then return end
 if redis.call("hget", KEYS[1], "state") ~= "reserved" then return end
 redis.call("hset", KEYS[1], "state", "waiting")
-redis.call("pexpire", KEYS[1], ARGV[2])
+redis.call("pexpire", KEYS[1], ttl)
 """
 )
-#: ARGV: message id, ttl in ms (0: the start frees the key), the run's token, what the mark of the delivery at work
-#: with the message, KEYS[2] if given, says of this one, and for how long in ms a superseded message that was dropped is
-#: remembered, should it be delivered again. Returns "ours", the other's state, "superseded:" and the id of the message
-#: that did it, or "elsewhere": the process was stopped on its way here, and the message went to another one that has
-#: its key by now. A superseding message may start before its sender has confirmed it.
+#: Begin a run. Returns "ours"; the other message's state; "superseded:" and the id of the superseding message; or
+#: "elsewhere": this process was stopped before the start, and another delivery of the message is running by now.
 START: Final = (
     _SUPERSEDED
     + """
+-- A TTL of 0 frees the key at the start.
+local message_id, ttl, run = ARGV[1], ARGV[2], ARGV[3]
+-- What the running mark of the message, KEYS[2] if given, contains while no other delivery of it runs.
+local running_mark = ARGV[4]
+-- For how long in ms to remember a superseded message that was dropped, because it may be delivered again.
+local drop_remembered = ARGV[5]
+
 local at_work = KEYS[2] and redis.call("get", KEYS[2])
-if at_work and at_work ~= ARGV[4] then return "elsewhere" end
+if at_work and at_work ~= running_mark then return "elsewhere" end
 local holder = redis.call("hget", KEYS[1], "id")
-if holder ~= ARGV[1] and ARGV[2] ~= "0" then
-    local by = redis.call("get", mark_of(ARGV[1]))
+if holder ~= message_id and ttl ~= "0" then
+    local by = redis.call("get", mark_of(message_id))
     if by then
-        redis.call("pexpire", mark_of(ARGV[1]), ARGV[5])
+        redis.call("pexpire", mark_of(message_id), drop_remembered)
         return "superseded:" .. by
     end
-    if holder and redis.call("hget", KEYS[1], "next") == ARGV[1] then
-        mark_superseded(holder, ARGV[1])
+    -- A superseding message may start before its sender has confirmed it.
+    if holder and redis.call("hget", KEYS[1], "next") == message_id then
+        mark_superseded(holder, message_id)
         holder = false
     end
 end
-if holder and holder ~= ARGV[1] then return redis.call("hget", KEYS[1], "state") end
+if holder and holder ~= message_id then return redis.call("hget", KEYS[1], "state") end
 local again = redis.call("hget", KEYS[1], "again")
 redis.call("del", KEYS[1])
-if ARGV[2] == "0" then return "ours" end
-redis.call("hset", KEYS[1], "id", ARGV[1], "state", "running", "run", ARGV[3])
+if ttl == "0" then return "ours" end
+redis.call("hset", KEYS[1], "id", message_id, "state", "running", "run", run)
 if again then redis.call("hset", KEYS[1], "again", "1") end
-redis.call("pexpire", KEYS[1], ARGV[2])
+redis.call("pexpire", KEYS[1], ttl)
 return "ours"
 """
 )
-#: ARGV: the run's token, ttl in ms.
+#: Set the key's TTL anew. ARGV: the token of the run, the TTL in ms. Returns 0 when the run no longer holds the key.
 RENEW: Final = """
 if redis.call("hget", KEYS[1], "run") ~= ARGV[1] then return 0 end
 return redis.call("pexpire", KEYS[1], ARGV[2])
 """
 
-#: A step and Dramatiq's own enqueueing as one. KEYS: the key, the broker's name space. ARGV: whether a
-#: copy of the message that waits already is enough, how many arguments are the step's, those, those of `dispatch`.
-#: Returns who holds the key; empty when the message is in the queue. Repeating it changes nothing: a copy that is
-#: there already, though its sender got no answer, is not put there twice.
+#: One of the steps above and Dramatiq's enqueueing in one script. KEYS: the key, the broker's namespace. ARGV: whether
+#: one waiting copy of the message is enough, the number of the step's arguments, these arguments, Dramatiq's arguments.
+#: Returns the holder's id, or "" when the message is in the queue. Repeating the script changes nothing.
 WITH_ENQUEUEING: Final = """
 local function step(KEYS, ARGV) %(step)s end
 local function dispatch(KEYS, ARGV) %(dispatch)s end
 local last = 2 + tonumber(ARGV[2])
-local given = {unpack(ARGV, last + 1)}
-local messages, copy, message_id = KEYS[2] .. ":" .. given[3] .. ".msgs", given[9], ARGV[3]
+local dispatched = {unpack(ARGV, last + 1)}
+local messages, copy, message_id = KEYS[2] .. ":" .. dispatched[3] .. ".msgs", dispatched[9], ARGV[3]
+-- The sender got no answer to its first attempt.
 if redis.call("hexists", messages, copy) == 1 then return "" end
 local function waits()
     return redis.call("hget", KEYS[1], "id") == message_id and redis.call("hget", KEYS[1], "state") == "waiting"
@@ -193,15 +234,15 @@ if ARGV[1] == "1" and waits() then
 end
 local holder = step({KEYS[1]}, {unpack(ARGV, 3, last)})
 if type(holder) == "string" and holder ~= "" then return holder end
-dispatch({KEYS[2]}, given)
+dispatch({KEYS[2]}, dispatched)
 if waits() then redis.call("hset", KEYS[1], "queued", copy) end
 return ""
 """
 
-#: The same for many messages of one queue, whose claims differ in key and message id alone. KEYS: the broker's name
-#: space, the key of each. ARGV: whether a copy that waits already is enough, how many arguments of the step they
-#: share, those, what `dispatch` is given before the copy; then id and body of each, whose copy has the same id. Returns
-#: for each what one would get. A key that is free needs no step; copies come into the queue together, at the end.
+#: The same for many messages of one queue whose claims differ only in key and message id. KEYS: the broker's namespace,
+#: the key of each message. ARGV: whether one waiting copy is enough, the number of shared claim arguments, these
+#: arguments, Dramatiq's arguments before the copy, then id and body of each message. A copy has its message's id.
+#: Returns for each message what WITH_ENQUEUEING returns. A free key is written directly, which is several times faster.
 WITH_ENQUEUEING_MANY: Final = """
 local copies, entries = {}, {}
 local function collect(copy, body)
@@ -212,18 +253,18 @@ end
 local function one(KEYS, ARGV) %(one)s end
 local function dispatch(KEYS, ARGV) %(dispatch)s end
 local last = 2 + tonumber(ARGV[2])
-local shared, given = {unpack(ARGV, 3, last)}, {unpack(ARGV, last + 1, last + 8)}
+local shared, dispatched = {unpack(ARGV, 3, last)}, {unpack(ARGV, last + 1, last + 8)}
 local ttl, state, tick = shared[1], shared[2], shared[7]
-local queue = KEYS[1] .. ":" .. given[3]
-local asked, holders = {}, {}
-for n = 2, #KEYS do asked[n - 1] = ARGV[last + 2 * n + 5] end
-local queued = redis.call("hmget", queue .. ".msgs", unpack(asked))
+local queue = KEYS[1] .. ":" .. dispatched[3]
+local ids, holders = {}, {}
+for n = 2, #KEYS do ids[n - 1] = ARGV[last + 2 * n + 5] end
+local queued = redis.call("hmget", queue .. ".msgs", unpack(ids))
 for n = 2, #KEYS do
-    local key, message_id, body = KEYS[n], asked[n - 1], ARGV[last + 2 * n + 6]
+    local key, message_id, body = KEYS[n], ids[n - 1], ARGV[last + 2 * n + 6]
     local holder = ""
     if redis.call("exists", key) == 1 then
         local alone = {ARGV[1], ARGV[2] + 1, message_id, unpack(shared)}
-        for i = 1, #given do alone[#alone + 1] = given[i] end
+        for i = 1, #dispatched do alone[#alone + 1] = dispatched[i] end
         alone[#alone + 1] = message_id
         alone[#alone + 1] = body
         holder = one({key, KEYS[1]}, alone)
@@ -235,9 +276,10 @@ for n = 2, #KEYS do
     end
     holders[n - 1] = holder
 end
+-- Dramatiq's script enqueues the first copy and does its maintenance. The others follow as it would add them.
 if #copies > 0 then
-    given[9], given[10] = entries[1], entries[2]
-    dispatch({KEYS[1]}, given)
+    dispatched[9], dispatched[10] = entries[1], entries[2]
+    dispatch({KEYS[1]}, dispatched)
     if #copies > 1 then
         redis.call("hset", queue .. ".msgs", unpack(entries, 3))
         redis.call("rpush", queue, unpack(copies, 2))
@@ -248,11 +290,11 @@ return holders
 
 
 def with_enqueueing(step: str, dispatch: str) -> str:
-    """The step's script and the broker's own for enqueueing, as one."""
+    """Return a step's script and the broker's own for enqueueing as one script."""
     return WITH_ENQUEUEING % {"step": step, "dispatch": dispatch}
 
 
 def with_enqueueing_many(dispatch: str) -> str:
-    """The same for the claims of many messages; where a key is not free, it is the script for one that decides."""
+    """Return the script for the claims of many messages; keys that are not free go through the script for one."""
     one = with_enqueueing(CLAIM, "collect(ARGV[9], ARGV[10])")
     return WITH_ENQUEUEING_MANY % {"one": one, "dispatch": dispatch}

@@ -1,4 +1,4 @@
-"""Which step a message's key takes when the message is enqueued: sent, delayed, due, retried or put back."""
+"""Choice of the step for a message's key when the message is enqueued: sent, delayed, due, retried or requeued."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ logger = named_logger(__name__)
 
 @dataclass(slots=True)
 class Delivery:
-    """A delivery that a thread is at work on.
+    """A delivery of a message to a thread of this process.
 
     Attributes:
-      token: What tells it from other deliveries of its message; empty when it did not get so far as to ask for its key.
-      retries: How many the message had used up when it began.
-      answered: Whether it is known what became of its start.
+      token: Distinguishes it from other deliveries of its message; empty when it ended before it asked for its key.
+      retries: How many retries the message had used up when the delivery began.
+      answered: Whether the result of its start is known.
+      renewal: The renewal of its key.
     """
 
     message_id: str
@@ -48,56 +49,56 @@ class Delivery:
     retries: int
     holds_key: bool = False
     answered: bool = False
-    kept: Renewal | None = None
+    renewal: Renewal | None = None
 
 
 class ThreadState(threading.local):
-    """What a thread knows of the message in its hands, from one hook to the next."""
+    """State of a thread between the hooks of one message."""
 
     def __init__(self) -> None:
-        self.run: Delivery | None = None
-        self.steps: dict[str, KeyStep] | None = None  # to be taken with the enqueueing, by the copy's id in Redis
+        self.delivery: Delivery | None = None
+        self.steps: dict[str, KeyStep] | None = None  # collected for the enqueue path, by `copy_id`
         self.reserved: KeyStep | None = None
         self.unconfirmed: KeyStep | None = None
-        self.requeued: deque[str] = deque(maxlen=16)  # put back, retried or due; of many, the last ones
-        self.awaited: frozenset[str] = frozenset()
-        self.rerun: tuple[str, Delivery] | None = None  # the id of the message that comes after a run
+        self.requeued: deque[str] = deque(maxlen=16)  # ids of messages requeued, retried or due; the last ones
+        self.followers: frozenset[str] = frozenset()
+        self.rerun: tuple[str, Delivery] | None = None  # id of the rerun's message, and the delivery before it
 
-    def after_which(self, message: Message[Any]) -> tuple[str, str]:
-        """The message and run that this message comes after and whose key it takes over, if any."""
+    def run_before(self, message: Message[Any]) -> tuple[str, str]:
+        """Return message id and run whose key this message takes over as their rerun; empty texts if it is none."""
         if self.rerun is None or self.rerun[0] != message.message_id:
             return ("", "")
         return (self.rerun[1].message_id, self.rerun[1].token)
 
-    def forget_run(self) -> None:
-        """Renew its key no more."""
-        run, self.run = self.run, None
-        if run is not None and run.kept is not None:
-            renewals.stop(run.kept)
+    def end_delivery(self) -> None:
+        """Forget the delivery and stop renewing its key."""
+        delivery, self.delivery = self.delivery, None
+        if delivery is not None and delivery.renewal is not None:
+            renewals.stop(delivery.renewal)
 
-    def run_of(self, message: Message[Any] | MessageProxy) -> Delivery | None:
-        """The run, where it is this message's."""
-        return self.run if self.run is not None and self.run.message_id == message.message_id else None
-
-
-def refuse_duplicate(step: KeyStep, holder: str) -> None:
-    """Raise `SkipEnqueue` when another message holds the key; a message that is in the queue already is sent."""
-    if holder and holder != step.message_id:
-        raise SkipEnqueue("deduplicated", duplicate_of=holder)
+    def delivery_of(self, message: Message[Any] | MessageProxy) -> Delivery | None:
+        """Return the delivery if it is this message's."""
+        mine = self.delivery is not None and self.delivery.message_id == message.message_id
+        return self.delivery if mine else None
 
 
-def key_of(actor: Actor[..., Any], message: Message[Any] | MessageProxy, terms: DeduplicationConfig) -> str:
-    """The name of the message's key: the one that it was given; else its actor, and what its arguments say.
+def duplicate_of(step: KeyStep, holder: str) -> SkipEnqueue | None:
+    """Return why a message is not enqueued when another message holds its key; None if it is in the queue."""
+    return SkipEnqueue("deduplicated", duplicate_of=holder) if holder and holder != step.message_id else None
 
-    Another release, whose actor has another signature, would give it another name.
+
+def key_of(actor: Actor[..., Any], message: Message[Any] | MessageProxy, config: DeduplicationConfig) -> str:
+    """Return the name of the message's key: the one it carries, else one made of its actor and arguments.
+
+    Another release, whose actor has other parameters, would compute another name.
     """
     given = message.options.get(KEY)
-    return given if isinstance(given, str) else name_key(actor, message, terms)
+    return given if isinstance(given, str) else name_key(actor, message, config)
 
 
-def name_key(actor: Actor[..., Any], message: Message[Any] | MessageProxy, terms: DeduplicationConfig) -> str:
-    """Give the message the name of its key, for as long as it lives."""
-    message.options[KEY] = key = f"{actor.actor_name}:{message_digest(actor, message, terms.key)}"
+def name_key(actor: Actor[..., Any], message: Message[Any] | MessageProxy, config: DeduplicationConfig) -> str:
+    """Store the name of its key in the message, and return it."""
+    message.options[KEY] = key = f"{actor.actor_name}:{message_digest(actor, message, config.key)}"
     return key
 
 
@@ -107,12 +108,12 @@ def idempotency_option(message: Message[Any] | MessageProxy) -> dict[str, Any]:
 
 
 def copy_id(message: Message[Any]) -> str:
-    """What a copy on its way into a queue is known by: its id in Redis; the message's on other brokers."""
+    """Return the id of a message's copy in its queue: the one in Redis, or the message's id on other brokers."""
     return str(message.options.get("redis_message_id", message.message_id))
 
 
 def claim_of(message: Message[Any] | MessageProxy) -> str:
-    """The claim by which the scheduler sent a tick's message, which tells its copies apart; empty for any other."""
+    """Return the claim under which the scheduler sent a tick's message; empty for any other message."""
     claim = message.options.get("claim")
     return claim if isinstance(claim, str) else ""
 
@@ -120,87 +121,86 @@ def claim_of(message: Message[Any] | MessageProxy) -> str:
 def step_of_known_message(
     key: str,
     message: Message[Any],
-    terms: DeduplicationConfig,
-    run: Delivery | None,
+    config: DeduplicationConfig,
+    delivery: Delivery | None,
     delay: int | None,
     ttl: timedelta,
     completion: str = "",
 ) -> KeyStep | None:
-    """Return the step for a message that the broker has had before: put back, retried, or due.
+    """Return the step for a message that the broker has had before: requeued, retried, or due.
 
     Parameters:
-      completion: The key in Redis of the message's completion.
+      completion: The Redis key of the message's completion.
     """
-    standing = message.options.get(DEDUP_STATE)
-    if run is None and standing == WHEN_DUE and delay is None:
-        return claim_step(key, message, terms, ttl)
-    if terms.until_executed:
-        if run is None and delay is None:
+    state = message.options.get(DEDUP_STATE)
+    if delivery is None and state == WHEN_DUE and delay is None:
+        return claim_step(key, message, config, ttl)
+    if config.until_executed:
+        if delivery is None and delay is None:
             return None
         message.options[DEDUP_STATE] = CLAIMED
-        put_back = run is not None and message.options.get("retries", 0) == run.retries
-        retried = run is not None and not put_back and delay is not None
+        requeued = delivery is not None and message.options.get("retries", 0) == delivery.retries
+        retried = delivery is not None and not requeued and delay is not None
         return retain(
             key,
             message.message_id,
-            run.token if run else "",
+            delivery.token if delivery else "",
             ttl,
-            still_again=put_back,
+            still_again=requeued,
             tick=claim_of(message),
-            ttl_after_due=terms.ttl if retried and terms.supersede_retry and not has_dependents(message) else None,
+            ttl_after_due=config.ttl if retried and config.supersede_retry and not has_dependents(message) else None,
             completion=completion if retried else "",
         )
-    if run is not None and delay is None:
-        return claim_step(key, message, terms, ttl)
-    if delay is not None and (run is not None or standing != SECOND_DELIVERY):
+    if delivery is not None and delay is None:
+        return claim_step(key, message, config, ttl)
+    if delay is not None and (delivery is not None or state != SECOND_DELIVERY):
         message.options[DEDUP_STATE] = WHEN_DUE
-        return release(key, message.message_id, "", ttl, tick=claim_of(message)) if run is None else None
+        return release(key, message.message_id, "", ttl, tick=claim_of(message)) if delivery is None else None
     return None
 
 
 def claim_step(
     key: str,
     message: Message[Any],
-    terms: DeduplicationConfig,
+    config: DeduplicationConfig,
     ttl: timedelta,
     after: tuple[str, str] = ("", ""),
     *,
     fresh: bool = False,
 ) -> KeyStep:
-    """The step that asks for the key of a message which waits to start from now on.
+    """Return the step that claims the key for a message that waits to start from now on.
 
     Parameters:
-      after: The message id and run that are over and whose key this message takes over.
-      fresh: Whether it is sent for the first time.
+      after: Message id and run that ended, whose key this message takes over.
+      fresh: Whether the message is sent for the first time.
     """
     message.options[DEDUP_STATE] = CLAIMED
     return claim(
         key,
         message.message_id,
         ttl,
-        again=terms.reschedule_once,
+        again=config.reschedule_once,
         never_drop=has_dependents(message),
         after=after,
         tick=claim_of(message),
         fresh=fresh,
-        # A tick that is sent again takes the place of its first message, which it may make invalid.
+        # A tick's message that is sent again replaces the first one, whose claim may have expired.
         once=fresh and tick_of(message) is None,
         # A delayed message would do the work later than the retry.
-        supersede=terms.supersede_retry and ttl == terms.ttl,
+        supersede=config.supersede_retry and ttl == config.ttl,
         position=message.options.get(POSITION),
     )
 
 
 @contextmanager
 def enqueue_without_key_on_error(message: Message[Any]) -> Iterator[None]:
-    """Let a message that the broker has had before go on without its key, should that not be had.
+    """Enqueue a message that the broker has had before even if its key cannot be taken; its start asks again.
 
-    Where it starts the key is asked for again. An error here would lose it: Dramatiq acknowledges the
-    message of a retry that it could not enqueue.
+    Dramatiq acknowledges a message whose retry it could not enqueue, so an error here would lose the message.
     """
     try:
         yield
     except SkipEnqueue:
         raise
     except Exception as error:
-        logger.warning("Message goes on without its key", message_id=message.message_id, error=str(error))
+        logger.warning("Message is enqueued without its key", message_id=message.message_id, error=str(error))

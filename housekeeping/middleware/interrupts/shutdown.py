@@ -103,7 +103,7 @@ class ShutdownNotifications(dramatiq.middleware.ShutdownNotifications):
             within = [inside for inside in self._inside.values() if concerned(inside) and not inside.left]
             for inside in within:
                 if interrupt(inside.thread_id, Shutdown):
-                    logger.warning("Actor is interrupted for the shutdown of its process", thread_id=inside.thread_id)
+                    logger.warning("Actor interrupted by the shutdown of its process", thread_id=inside.thread_id)
         return within
 
     def _is_within(self, thread_id: int) -> bool:

@@ -45,7 +45,7 @@ class StatementInProgress:
         try:
             return _cancel(connection)
         except psycopg2.Error as error:
-            logger.warning("Statement could not be cancelled", error=error_line(error))
+            logger.warning("Statement could not be canceled", error=error_line(error))
             return False
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from threading import Thread
-from typing import Any
 
 from dramatiq.middleware import TimeLimit
 from dramatiq.middleware.time_limit import TimeLimitExceeded
 
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import interrupt
+from housekeeping.middleware.dramatiq_internals import replace_manager
 
 logger = named_logger(__name__)
 
@@ -23,9 +22,7 @@ def within_actors(limits: TimeLimit) -> TimeLimit:
     acknowledged, which ends the thread and leaves the message in its hands; or while the lock of a log handler is
     taken, for which all other threads then wait for ever. Limits, options and the interval stay as they are.
     """
-    manager: Any = limits.manager
-    if isinstance(manager, Thread):  # gevent has no use for one, and neither have ours
-        limits.manager = _Deadlines(manager.interval)  # type: ignore[attr-defined,assignment]
+    replace_manager(limits, _Deadlines)
     return limits
 
 
@@ -63,7 +60,7 @@ class _Deadlines:
             for thread_id in late:
                 del self._deadlines[thread_id]
         for thread_id in interrupted:
-            logger.warning("Actor is interrupted at its time limit", thread_id=thread_id)
+            logger.warning("Actor interrupted at its time limit", thread_id=thread_id)
 
     def _run(self) -> None:
         while True:
@@ -71,4 +68,4 @@ class _Deadlines:
             try:
                 self.interrupt_late()
             except Exception:
-                logger.exception("Time limits could not be looked at")
+                logger.exception("Time limits could not be checked")

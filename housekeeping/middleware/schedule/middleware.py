@@ -1,4 +1,4 @@
-"""Gives actors a schedule for periodiq, and each of its ticks at most one message and one outcome."""
+"""Schedule middleware: each tick of an actor gets at most one message and exactly one outcome."""
 
 from __future__ import annotations
 
@@ -23,42 +23,41 @@ from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease
 from housekeeping.middleware.deduplication.options import RETRY_WAITS
+from housekeeping.middleware.schedule.setup_checks import SetupChecks
 from housekeeping.middleware.schedule.tick_recorder import (
     TickRecorder,
-    ended_well,
+    is_completed,
     last_recorded,
-    row_of,
-    said,
+    log_tick,
+    outcome_row,
+    records_its_runs,
     tick_of,
-    writes_its_own,
 )
 from housekeeping.middleware.schedule.tick_store import ANY_TOKEN, TickStore
-from housekeeping.middleware.setup_checks import SetupChecks
 from housekeeping.middleware.telemetry.heartbeats import SchedulerHeartbeats
 
 logger = named_logger(__name__)
 
 _MINUTE: Final = timedelta(minutes=1)
-_SETTLED: Final = "tick_already_sent"  # the reason of a message that is dropped for its tick has had its outcome
+_SETTLED: Final = "tick_already_sent"  # the skip reason of a message whose tick has its outcome
 
 
 class Schedule(Middleware):
-    """Middleware for actors that run by the clock.
+    """Middleware for actors that run on a schedule.
 
-    An actor opts in by saying when::
+    An actor opts in with a cron expression::
 
         @dramatiq.actor(schedule="*/6 * * * *")
         def sweep() -> None: ...
 
-    ``periodiq module`` sends the messages; any number of schedulers may run. A tick is claimed in
-    Redis for some seconds while its message is enqueued, and settled when it is in the queue: a
-    scheduler that dies in between leaves the tick to the next wake-up, and where its message came twice,
-    one runs. The latest tick that was missed, while no scheduler ran or Redis was away, is made up once;
-    all others are recorded as missed.
+    ``periodiq module`` sends the messages. Any number of schedulers may run. A tick is claimed in Redis for some
+    seconds while its message is enqueued, and settled when the message is in the queue. If a scheduler dies in between,
+    the next wake-up sends the tick. If the message was enqueued twice, one runs. Of the ticks that were missed while no
+    scheduler ran or Redis did not answer, the latest is made up once. All others are recorded as missed.
 
     Parameters:
-      client: Where ticks are claimed.
-      zone: Whose clock the schedules are read on.
+      client: The Redis in which ticks are claimed.
+      zone: The time zone of the schedules.
       catch_up: ``latest`` or ``none``: whether the latest missed tick is made up.
     """
 
@@ -72,14 +71,14 @@ class Schedule(Middleware):
         self._namespace = namespace
         self._zone = zone
         self._catch_up = catch_up
-        self._memory = TickStore(client, namespace)
-        self._outcomes = TickRecorder(self._memory)
+        self._store = TickStore(client, namespace)
+        self._recorder = TickRecorder(self._store)
         self._heartbeats = SchedulerHeartbeats(client, namespace)
         self._setup = SetupChecks()
         self._schedules: dict[str, Cron] = {}
-        self._away_at: datetime | None = None
+        self._unavailable_at: datetime | None = None
         self._flushed_at: datetime | None = None
-        #: By actor: the last tick that was over when its memory was last seen, or else when this process began to ask.
+        #: By actor: the last tick that was over when Redis last knew the actor, or when this process first asked.
         self._began_after: dict[str, datetime] = {}
 
     @property
@@ -87,12 +86,12 @@ class Schedule(Middleware):
         return {"schedule", "periodic"}
 
     def before_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
-        # An application's own `periodic=periodiq.cron(...)` as well: periodiq's CronSpec never fires on some days.
+        # Also replaces an application's `periodic=periodiq.cron(...)`: periodiq's CronSpec never fires on some days.
         spec = actor.options.get("schedule") or actor.options.get("periodic")
         if spec is None:
             return
         try:
-            # A copy in any case: two actors that share one would answer for each other.
+            # Always a copy: two actors that share one object would share its state.
             cron = Cron(spec.spec, spec.zone) if isinstance(spec, Cron) else Cron(str(spec), self._zone)
             inspect.signature(actor.fn).bind()
         except DeclarationError as error:
@@ -105,20 +104,20 @@ class Schedule(Middleware):
         metrics.TICKS_MISSED.add(actor.actor_name, number=0)
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        """Let one message of a tick run: not a second one, nor one whose tick was counted as missed meanwhile."""
+        """Skip a second message of a tick, and one whose tick was counted as missed meanwhile."""
         tick, token = tick_of(message), message.options.get("claim")
         cron = self._schedules.get(message.actor_name)
         if tick is None or not isinstance(token, str) or cron is None:
             return
         how: Literal["begun", "retried"] = "retried" if "retries" in message.options else "begun"
         with fail_message_on_error():
-            ours, _ = self._memory.settle(
+            ours, _ = self._store.settle(
                 message.actor_name,
                 tick,
                 token,
                 how,
                 last_missed=cron.latest(tick - _MINUTE),
-                noting=self._outcomes.has_ledger,
+                noting=self._recorder.has_ledger,
             )
         if not ours:
             raise Skip(_SETTLED)
@@ -126,94 +125,94 @@ class Schedule(Middleware):
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        self._outcomes.hand_on()
+        self._recorder.note_unwritten()
         tick = tick_of(message)
         if tick is None or isinstance(exception, Requeue | Shutdown):
             return
         name, message_id = message.actor_name, message.message_id
-        if writes_its_own(broker.get_actor(name)):
+        if records_its_runs(broker.get_actor(name)):
             if exception is not None:
-                self._outcomes.make_sure(name, error_line(exception), tick, message_id)
+                self._recorder.record_failure_once(name, error_line(exception), tick, message_id)
         elif exception is None:
-            self._outcomes.record(name, "done", None, tick, message_id)
+            self._recorder.record(name, "done", None, tick, message_id)
         elif isinstance(exception, LostLease | LeaseLost):
-            self._outcomes.record(name, "lost_lease", "lease_lost", tick, message_id)
+            self._recorder.record(name, "lost_lease", "lease_lost", tick, message_id)
         else:
-            self._outcomes.record(name, "failed", error_line(exception), tick, message_id)
+            self._recorder.record(name, "failed", error_line(exception), tick, message_id)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        self._outcomes.hand_on()
+        self._recorder.note_unwritten()
         # Dramatiq calls this hook while it handles the SkipMessage, and does not pass it on.
         skip = sys.exception()
         self.tick_skipped(message, "skipped" if skip is None else error_line(skip))
 
     def is_due(self, actor: Actor[..., Any], cron: Cron, now: datetime) -> bool:
-        """Whether the actor's latest tick is still to be sent; asked by periodiq once a minute. Never raises."""
+        """Return whether to send the actor's latest tick; called by periodiq once a minute. Never raises."""
         self._heartbeats.wake()
         if not self._setup.is_set_up(actor, now):
-            # Its schedule begins after this tick, once it is set up; none was missed before.
+            # Its schedule begins once it is set up. No tick before that counts as missed.
             self._began_after[actor.actor_name] = cron.latest(now)
             return False
         self._began_after.setdefault(actor.actor_name, _last_before(cron, now))
-        if self._away_at == now:
-            return False  # each actor's own wait for an answer would add up to more than a minute
+        if self._unavailable_at == now:
+            return False  # waiting for Redis once per actor would take more than a minute
         try:
             with fail_message_on_error():
                 if self._flushed_at != now:
-                    self._outcomes.flush(self._schedules)
+                    self._recorder.flush(self._schedules)
                     self._flushed_at = now
                 return self._is_due(actor, cron, now)
         except Exception as error:
-            self._away_at = now
+            self._unavailable_at = now
             logger.error(
-                "Ticks cannot be asked for, tried again in a minute", worker=actor.actor_name, error=error_line(error)
+                "Ticks could not be checked, tried again in a minute", worker=actor.actor_name, error=error_line(error)
             )
             return False
 
     def _is_due(self, actor: Actor[..., Any], cron: Cron, now: datetime) -> bool:
         tick = cron.latest(now)
         in_its_minute = now - tick < _MINUTE
-        seen = self._memory.look(actor.actor_name, tick)
-        if seen.any:
+        state = self._store.state_of(actor.actor_name, tick)
+        if state.actor_known:
             self._began_after[actor.actor_name] = _last_before(cron, now)
-        if seen.settled or seen.being_sent:
+        if state.settled or state.being_sent:
             return False
-        known = seen.any
+        known = state.actor_known
         if not known:
             try:
-                # A new actor, or Redis came back empty: then the ledger remembers.
+                # A new actor, or Redis has lost its data: then the ledger has the last tick.
                 last = last_recorded(actor, tick + _MINUTE)
             except PeeweeException as error:
-                logger.error("The ledger could not be asked", worker=actor.actor_name, error=error_line(error))
+                logger.error("Ledger could not be read", worker=actor.actor_name, error=error_line(error))
                 return in_its_minute
             if last is None and self._began_after[actor.actor_name] < _last_before(cron, now):
-                last = self._began_after[actor.actor_name]  # Redis was away since the first that is ever known of it
+                last = self._began_after[actor.actor_name]  # Redis has not answered since the first tick
             if last is not None:
-                self._memory.remember(actor.actor_name, last)
+                self._store.remember(actor.actor_name, last)
                 known = True
             if last == tick:
                 return False
         if in_its_minute or (known and self._catch_up == "latest"):
             return True
         if known:
-            # BatchResult, so that its message is not run should it be in the queue in spite of all.
+            # Settled, so that its message does not run if it is in the queue after all.
             self._settle(actor.actor_name, tick, uuid4().hex, "missed")
         else:
-            # No more than the tick before it: that is how a new actor's memory begins.
-            self._memory.remember(actor.actor_name, tick)
+            # A new actor's memory begins with this tick.
+            self._store.remember(actor.actor_name, tick)
         return False
 
     def claim(self, broker: Broker, message: Message[Any]) -> Message[Any]:
-        """The message with its tick named, claimed for it alone; any message but periodiq's own as it is.
+        """Claim the tick of periodiq's message and return the message with its tick; any other message as it is.
 
-        Its message id follows from the tick: should the tick be sent again in spite of all (Redis came back
-        empty within the minute), an idempotent actor still executes it once.
+        The message id is derived from the tick. If the tick is sent again after all, because Redis lost its data within
+        the minute, an idempotent actor still executes it once.
 
         Raises:
-          SkipEnqueue: When the tick was sent before, or is just being sent.
-          StoreUnavailable: When Redis is away; a claim it may have made all the same ends by itself.
+          SkipEnqueue: When the tick was sent before, or is being sent.
+          StoreUnavailable: When Redis does not answer. A claim that it made all the same expires.
         """
-        # Of another service, or of another release: there is no such actor here.
+        # Another service or release may have actors that are unknown here.
         actor = broker.actors.get(message.actor_name)
         cron = None if actor is None else actor.options.get("periodic")
         if actor is None or not isinstance(cron, Cron) or not sent_by_scheduler(message):
@@ -221,10 +220,10 @@ class Schedule(Middleware):
         tick = cron.latest(datetime.fromisoformat(message.options["scheduled_at"]))
         token = uuid4().hex
         with fail_message_on_error():
-            free = self._memory.claim(actor.actor_name, tick, token, cron.latest(tick - _MINUTE))
+            free = self._store.claim(actor.actor_name, tick, token, cron.latest(tick - _MINUTE))
         if not free:
             raise SkipEnqueue(_SETTLED)
-        # Without `scheduled_at`, by which periodiq's own middleware would drop late messages and retries.
+        # Without `scheduled_at`: periodiq's own middleware would drop late messages and retries because of it.
         options = {name: value for name, value in message.options.items() if name != "scheduled_at"}
         name = f"{self._namespace}:ticks:{actor.actor_name}:{int(tick.timestamp())}"
         return dataclasses.replace(
@@ -234,15 +233,15 @@ class Schedule(Middleware):
         )
 
     def sent(self, claimed: Message[Any]) -> None:
-        """Settle the tick of a claimed message that is in the queue. Never raises: unsaid, the tick is sent again."""
+        """Settle the tick of a claimed message that is in the queue. Never raises; an unsettled tick is sent again."""
         self._settle_sent(claimed, claimed.options["claim"])
         metrics.TICKS_SENT.add(claimed.actor_name)
         metrics.LAST_TICK.set(time.time(), claimed.actor_name)
 
     def dropped(self, claimed: Message[Any], skip: SkipEnqueue) -> None:
-        """Settle the tick of a claimed message that was dropped on its way into the queue. Never raises either."""
+        """Settle the tick of a claimed message that was not enqueued. Never raises."""
         if skip.duplicate_of == claimed.message_id:
-            # It is there already, from a claim that nobody confirmed.
+            # It is in the queue already, from a claim that was not confirmed.
             self._settle_sent(claimed, ANY_TOKEN)
         else:
             self._settle_sent(claimed, claimed.options["claim"], skip.reason)
@@ -250,19 +249,19 @@ class Schedule(Middleware):
     def tick_skipped(self, message: Message[Any] | MessageProxy, reason: str) -> None:
         """Record the outcome of a tick whose message was dropped, for instance as a duplicate."""
         tick = tick_of(message)
-        if tick is not None and reason not in (_SETTLED, RETRY_WAITS) and not ended_well(message.message_id):
-            self._outcomes.record(message.actor_name, "skipped", reason, tick, message.message_id)
+        if tick is not None and reason not in (_SETTLED, RETRY_WAITS) and not is_completed(message.message_id):
+            self._recorder.record(message.actor_name, "skipped", reason, tick, message.message_id)
 
     def _settle_sent(self, claimed: Message[Any], token: str, skipped: str | None = None) -> None:
         tick = tick_of(claimed)
         assert tick is not None
-        row = None if skipped is None else row_of("skipped", skipped, claimed.message_id)
+        row = None if skipped is None else outcome_row("skipped", skipped, claimed.message_id)
         try:
             with fail_message_on_error():
                 if self._settle(claimed.actor_name, tick, token, "sent", row) and skipped is not None:
-                    said(claimed.actor_name, "skipped", skipped, tick)
+                    log_tick(claimed.actor_name, "skipped", skipped, tick)
         except Exception as error:
-            logger.error("A tick may be sent twice, to run once", worker=claimed.actor_name, error=error_line(error))
+            logger.error("Tick may be sent twice and runs once", worker=claimed.actor_name, error=error_line(error))
 
     def _settle(
         self,
@@ -273,20 +272,20 @@ class Schedule(Middleware):
         row: dict[str, Any] | None = None,
     ) -> bool:
         last_missed = tick if how == "missed" else self._schedules[actor].latest(tick - _MINUTE)
-        ours, noted = self._memory.settle(
-            actor, tick, token, how, last_missed=last_missed, noting=self._outcomes.has_ledger, row=row
+        ours, noted = self._store.settle(
+            actor, tick, token, how, last_missed=last_missed, noting=self._recorder.has_ledger, row=row
         )
         if noted:
-            self._outcomes.flush(self._schedules)
+            self._recorder.flush(self._schedules)
         return ours
 
 
 def _last_before(cron: Cron, now: datetime) -> datetime:
-    """The last tick that is over; one in whose minute it is now is not."""
+    """Return the last tick that is over; a tick is over when its minute is."""
     tick = cron.latest(now)
     return cron.latest(tick - _MINUTE) if now - tick < _MINUTE else tick
 
 
 def sent_by_scheduler(message: Message[Any]) -> bool:
-    """Whether periodiq made this message just now; its retries are no longer the scheduler's."""
+    """Return whether periodiq made this message; retries of it do not count."""
     return "scheduled_at" in message.options and "tick" not in message.options

@@ -1,4 +1,4 @@
-"""What became of each tick, in the run ledger; sweeps write their own runs, this writes the rest."""
+"""Outcomes of ticks in the run ledger. Sweeps write rows for their own runs; this module writes the other rows."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from housekeeping.core.sanitize import error_line, typed_error_line
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.connection import database
-from housekeeping.middleware.schedule.tick_store import Note, TickStore, moment
+from housekeeping.middleware.schedule.tick_store import Note, TickStore, from_seconds
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.runs import Outcome
 
 logger = named_logger(__name__)
 
-_KEPT: Final = 1000  # rows kept in memory while database and Redis are away; the oldest are given up first
-_COUNTED: Final = 600_000  # missed ticks are counted up to here, a year of minutes and more: a second's work
+_MAX_UNWRITTEN: Final = (
+    1000  # rows kept in memory while neither database nor Redis answers; the oldest are dropped first
+)
+_MAX_COUNTED: Final = 600_000  # missed ticks of one gap: more than a year of minutes, counted within a second
 _MINUTE: Final = timedelta(minutes=1)
-_UNLESS_ANY: Final = "unless_any"  # in a note: the row is not to be written when its message has one
-#: What is wrong with this one note; any other error is the database's, and all notes wait.
+_UNLESS_ANY: Final = "unless_any"  # in a note: write the row only if its message has none
+#: Errors of a single note. Any other error is the database's, and all notes wait.
 _UNWRITABLE: Final = (DataError, IntegrityError, ValueError, TypeError, KeyError, AttributeError)
 
 
 def tick_of(message: Message[Any] | MessageProxy) -> datetime | None:
-    """The nominal time the message stands for; null when no schedule sent it."""
+    """Return the tick of a message; None when no schedule sent it."""
     tick = message.options.get("tick")
     try:
         return datetime.fromisoformat(tick) if isinstance(tick, str) else None
@@ -41,77 +43,77 @@ def tick_of(message: Message[Any] | MessageProxy) -> datetime | None:
         return None
 
 
-def writes_its_own(actor: Actor[..., Any]) -> bool:
-    """Whether the actor is a sweep, whose engine gives each run a row."""
+def records_its_runs(actor: Actor[..., Any]) -> bool:
+    """Return whether the actor is a sweep, whose engine writes a row for each run."""
     return "sweep" in actor.options
 
 
 class TickRecorder:
-    """Writes rows for ticks that have no run of a sweep; nothing without a database.
+    """Writer of rows for ticks without a run of a sweep; without a database it writes nothing.
 
-    A row that cannot be written, because the database is away, is noted in Redis and written by the next scheduler
-    that wakes up. While Redis is away as well it is kept in memory, until the end of the process's next message.
+    While the database does not answer, a row is noted in Redis, and the next scheduler that wakes up writes it. While
+    Redis does not answer either, the row stays in memory until the end of the process's next message.
     """
 
-    def __init__(self, memory: TickStore) -> None:
-        self._memory = memory
-        self._unwritten: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+    def __init__(self, store: TickStore) -> None:
+        self._store = store
+        self._unwritten: deque[dict[str, Any]] = deque(maxlen=_MAX_UNWRITTEN)
 
     @property
     def has_ledger(self) -> bool:
-        """Whether there is a database to write to."""
+        """Return whether there is a database to write to."""
         return database.obj is not None
 
     def record(self, worker: str, outcome: Outcome, reason: str | None, tick: datetime, message_id: str | None) -> None:
         """Write one row and a log line."""
-        said(worker, outcome, reason, tick)
+        log_tick(worker, outcome, reason, tick)
         if not self.has_ledger:
             return
-        row = row_of(outcome, reason, message_id)
+        row = outcome_row(outcome, reason, message_id)
         try:
             runs.record(worker, **row, tick=tick, trigger="schedule")
         except PeeweeException as error:
             self._keep(worker, tick, row, error)
 
-    def make_sure(self, worker: str, reason: str, tick: datetime, message_id: str) -> None:
-        """Write that a sweep failed, unless it has a row for this message: then that one says what became of it."""
+    def record_failure_once(self, worker: str, reason: str, tick: datetime, message_id: str) -> None:
+        """Record that a sweep failed, unless its message has a row, which then has the outcome."""
         if not self.has_ledger:
             return
-        row = row_of("failed", reason, message_id)
+        row = outcome_row("failed", reason, message_id)
         try:
             _write_once(worker, tick, row, unless_any=True)
         except PeeweeException as error:
             self._keep(worker, tick, {**row, _UNLESS_ANY: True}, error)
 
-    def hand_on(self) -> None:
-        """Note what is kept in memory, for a scheduler to write, if Redis is back; costs nothing where nothing is."""
+    def note_unwritten(self) -> None:
+        """Note the rows in memory in Redis, if it answers; free when there are none."""
         with suppress(redis.RedisError):
-            self._hand_on()
+            self._note_unwritten()
 
-    def _hand_on(self) -> None:
+    def _note_unwritten(self) -> None:
         while self._unwritten:
             try:
-                kept = self._unwritten.popleft()  # at once: other threads do so beside this one
+                row = self._unwritten.popleft()  # no check before: other threads do this at the same time
             except IndexError:
                 return
             try:
-                self._memory.note(**kept)
+                self._store.note(**row)
             except redis.RedisError:
-                self._unwritten.appendleft(kept)
+                self._unwritten.appendleft(row)
                 raise
 
     def flush(self, schedules: dict[str, Cron]) -> None:
-        """Write what is noted, and what could not be noted.
+        """Write the noted rows, and those still in memory, to the ledger.
 
         Raises:
-          redis.RedisError: Redis did not answer; nothing is lost.
+          redis.RedisError: When Redis does not answer; nothing is lost.
         """
-        self._hand_on()
-        for note in self._memory.notes():
+        self._note_unwritten()
+        for note in self._store.notes():
             try:
                 self._write(note, schedules)
             except _UNWRITABLE as error:
-                # It costs itself only, and stays: a newer release may know what it says.
+                # The other notes are still written. This one stays, because a newer release may be able to read it.
                 logger.error(
                     "Outcome of a tick cannot be recorded",
                     worker=note.worker,
@@ -124,48 +126,48 @@ class TickRecorder:
 
     def _write(self, note: Note, schedules: dict[str, Cron]) -> None:
         if not self.has_ledger:
-            self._memory.strike(note)
+            self._store.remove(note)
         elif note.kind == "fired":
-            # Struck out first: done twice it would hide a tick that was missed.
-            if self._memory.strike(note):
+            # Removed first: written twice it would hide a missed tick.
+            if self._store.remove(note):
                 try:
                     _no_longer_missed(note.worker, note.tick)
                 except PeeweeException:
-                    self._memory.put_back(note)
+                    self._store.restore(note)
                     raise
         elif note.kind == "row":
             row = json.loads(note.value)
             _write_once(note.worker, note.tick, row, unless_any=row.pop(_UNLESS_ANY, False))
-            self._memory.strike(note)
-        elif note.worker in schedules:  # else it is the business of another release, which has this actor
-            _write_missed(note.worker, schedules[note.worker], moment(note.value), note.tick)
-            self._memory.strike(note)
+            self._store.remove(note)
+        elif note.worker in schedules:  # otherwise another release has this actor and writes it
+            _write_missed(note.worker, schedules[note.worker], from_seconds(note.value), note.tick)
+            self._store.remove(note)
 
     def _keep(self, worker: str, tick: datetime, row: dict[str, Any], error: PeeweeException) -> None:
         logger.error("Outcome of a tick could not be recorded yet", worker=worker, error=error_line(error))
         try:
-            self._memory.note(worker, tick, row)
+            self._store.note(worker, tick, row)
         except redis.RedisError:
             self._unwritten.append({"worker": worker, "tick": tick, "row": row})
 
 
-def said(worker: str, outcome: Outcome, reason: str | None, tick: datetime, **counts: int) -> None:
-    """The log line of a tick that has ended."""
+def log_tick(worker: str, outcome: Outcome, reason: str | None, tick: datetime, **counts: int) -> None:
+    """Write the log line of a tick that has ended."""
     logger.info("Tick ended", worker=worker, tick=tick, outcome=outcome, reason=reason, **counts)
 
 
-def row_of(outcome: Outcome, reason: str | None, message_id: str | None) -> dict[str, Any]:
-    """A row of the ledger, as a note holds it."""
+def outcome_row(outcome: Outcome, reason: str | None, message_id: str | None) -> dict[str, Any]:
+    """Return a row for the ledger, as a note contains it."""
     return {"outcome": outcome, "reason": reason, "message_id": message_id}
 
 
 def _write_missed(worker: str, cron: Cron, after: datetime, last: datetime) -> None:
-    """Record the ticks of a gap, once, whoever else does so at the same time; one transaction."""
+    """Record the ticks of a gap once, even if another scheduler does the same; one transaction."""
     with database.atomic():
-        _alone(worker)
-        # What the ledger has is accounted for: a scheduler that died after it wrote of this gap, or of part of it.
+        _lock_ticks(worker)
+        # Ticks in the ledger are counted already, by a scheduler that died after it recorded this gap or a part of it.
         known = _last_recorded(worker, last + _MINUTE)
-        missed = cron.count(max(after, known or after), last, _COUNTED)
+        missed = cron.count(max(after, known or after), last, _MAX_COUNTED)
         if not missed:
             return
         runs.record(
@@ -177,14 +179,14 @@ def _write_missed(worker: str, cron: Cron, after: datetime, last: datetime) -> N
             trigger="schedule",
             counts={"missed": missed},
         )
-    said(worker, "missed", "no_scheduler", last, missed=missed)
+    log_tick(worker, "missed", "no_scheduler", last, missed=missed)
     metrics.TICKS_MISSED.add(worker, number=missed)
 
 
 def _no_longer_missed(worker: str, tick: datetime) -> None:
-    """Take a tick out of the gap it was counted in; one transaction."""
+    """Remove a tick from the gap that it was counted in; one transaction."""
     with database.atomic():
-        _alone(worker)
+        _lock_ticks(worker)
         gap: Any = (
             Run.select(Run.id, Run.counts)
             .where((Run.worker == worker) & (Run.outcome == "missed") & (Run.tick >= tick))
@@ -204,9 +206,9 @@ def _no_longer_missed(worker: str, tick: datetime) -> None:
 
 
 def _write_once(worker: str, tick: datetime, row: dict[str, Any], *, unless_any: bool) -> None:
-    """Record an outcome unless that has been done, or, if so wanted, any row of its message is there."""
+    """Record an outcome unless it is recorded already, or, with `unless_any`, if its message has any row."""
     with database.atomic():
-        _alone(worker)
+        _lock_ticks(worker)
         there = (Run.worker == worker) & (Run.tick == tick) & (Run.message_id == row["message_id"])
         if not unless_any:
             there &= Run.outcome == row["outcome"]
@@ -214,16 +216,16 @@ def _write_once(worker: str, tick: datetime, row: dict[str, Any], *, unless_any:
             runs.record(worker, **row, tick=tick, trigger="schedule")
 
 
-def _alone(worker: str) -> None:
-    """Wait until no other transaction writes of this worker's ticks."""
+def _lock_ticks(worker: str) -> None:
+    """Lock a worker's ticks until the end of the transaction."""
     database.execute_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"housekeeping ticks {worker}",))
 
 
 def last_recorded(actor: Actor[..., Any], before: datetime) -> datetime | None:
-    """The actor's last tick before a moment, by the ledger; null when it cannot know.
+    """Return the actor's last tick in the ledger before a time; None without one, or without a database.
 
     Raises:
-      peewee.PeeweeException: The database did not answer.
+      peewee.PeeweeException: When the database does not answer.
     """
     return None if database.obj is None else _last_recorded(actor.actor_name, before)
 
@@ -233,12 +235,12 @@ def _last_recorded(worker: str, before: datetime) -> datetime | None:
     return last
 
 
-def ended_well(message_id: str) -> bool:
-    """Whether the ledger has a completed run of this message; False when it cannot be asked."""
+def is_completed(message_id: str) -> bool:
+    """Return whether the ledger has a completed run of this message; False when it cannot be read."""
     if database.obj is None:
         return False
     try:
         return runs.completed(message_id)
     except PeeweeException as error:
-        logger.error("The ledger could not be asked", message_id=message_id, error=error_line(error))
+        logger.error("Ledger could not be read", message_id=message_id, error=error_line(error))
         return False

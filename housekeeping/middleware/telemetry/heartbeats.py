@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
 
-import periodiq
 import redis
 from dramatiq import Broker, MessageProxy, Middleware, Worker
 from dramatiq.common import q_name
@@ -24,6 +23,7 @@ from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.connection import database
+from housekeeping.middleware.dramatiq_internals import called_by_periodiq
 from housekeeping.sweeps.processes import heartbeats
 from housekeeping.sweeps.processes.heartbeats import Heartbeat, Kind, RedisHeartbeats
 
@@ -81,7 +81,7 @@ class SchedulerHeartbeats:
     def wake(self) -> None:
         """Note that the scheduler is awake; to be called at each wake-up."""
         self._woke_at = time.monotonic()
-        if self._sender is None and _within_periodiq():
+        if self._sender is None and called_by_periodiq():
             self._sender = Sender(self._store, "scheduler", self._while_awake)
             self._sender.start()
             _call_at_exit(self._sender.stop)
@@ -164,16 +164,6 @@ def _measure(heartbeat: Heartbeat) -> None:
     metrics.PROCESS_HEARTBEAT.set(time.time(), *process, ",".join(heartbeat.queues), heartbeat.version)
     metrics.PROCESS_THREADS.set(heartbeat.threads, *process)
     metrics.PROCESS_BUSY_THREADS.set(heartbeat.busy, *process)
-
-
-def _within_periodiq() -> bool:
-    """Whether the caller is called by periodiq's program, whatever command has started that."""
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code is periodiq.main.__code__:
-            return True
-    return False
 
 
 def _call_at_exit(farewell: Callable[[], None]) -> None:

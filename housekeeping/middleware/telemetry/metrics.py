@@ -16,6 +16,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import configure
 from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.middleware.dramatiq_internals import metrics_handler
 from housekeeping.sweeps.engine import run_metrics
 
 if TYPE_CHECKING:
@@ -76,14 +77,12 @@ def require_prometheus() -> None:
 
 def serve() -> int:
     """The metrics page of all processes of a worker, in a process of its own that Dramatiq starts."""
-    from dramatiq.middleware.prometheus import _metrics_handler
-
     settings = Settings.load()
     configure(settings.log_level, settings.log_format)
     assert settings.metrics_port is not None
     address = (settings.metrics_host, settings.metrics_port)
     try:
-        server = http.server.ThreadingHTTPServer(address, _metrics_handler)
+        server = http.server.ThreadingHTTPServer(address, metrics_handler())
     except OSError as error:
         logger.error("Metrics cannot be served", host=address[0], port=address[1], error=str(error))
         return 1

@@ -20,7 +20,7 @@ from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.telemetry.message_context import MessageContext, Trigger, current_message
 from housekeeping.core.thread_interrupt import LostLease
 from housekeeping.database.replicas import data_consistency_used
-from housekeeping.middleware.schedule.tick_recorder import tick_of, writes_its_own
+from housekeeping.middleware.schedule.tick_recorder import records_its_runs, tick_of
 
 logger = named_logger(__name__)
 
@@ -77,14 +77,14 @@ class RunLog(Middleware):
         self._name(broker, message)
         self._started.at, self._started.waited = time.monotonic(), wait_times()
         actor = broker.get_actor(message.actor_name)
-        if not writes_its_own(actor):
+        if not records_its_runs(actor):
             logger.log(_level(actor), "Run started", trigger=trigger, tick=tick)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
         actor = broker.get_actor(message.actor_name)
-        if not writes_its_own(actor):
+        if not records_its_runs(actor):
             self._log_end(broker, message, _level(actor), _outcome(exception))
         self._forget()
 

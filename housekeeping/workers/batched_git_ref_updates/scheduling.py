@@ -11,7 +11,7 @@ from dramatiq import Actor
 from peewee import JOIN, SQL, Select, Value, fn
 
 from housekeeping.database.replicas import read_database
-from housekeeping.middleware.enqueue_many.bulk import enqueue_many
+from housekeeping.middleware.enqueueing.many import enqueue_many
 from housekeeping.sweeps import (
     Backlog,
     Batch,

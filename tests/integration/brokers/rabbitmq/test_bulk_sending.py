@@ -12,7 +12,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import StreamLostError
 
 from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
-from housekeeping.middleware.enqueue_many.bulk import BATCH_SIZE, enqueue_many
+from housekeeping.middleware.enqueueing.many import BATCH_SIZE, enqueue_many
 from tests.integration.brokers.rabbitmq.conftest import cut
 from tests.integration.middleware.applications import queued
 

@@ -66,7 +66,7 @@ def costs_itself_only(broker: Any, body: bytes, caplog: pytest.LogCaptureFixture
         eventually(lambda: len(ran) == 2)
         eventually(lambda: bodies(broker, "default.XQ") == [body])
 
-    assert [r.levelno for r in caplog.records if "cannot be read" in r.getMessage()] == [logging.ERROR]
+    assert [r.levelno for r in caplog.records if "Unreadable message" in r.getMessage()] == [logging.ERROR]
     assert not [record for record in caplog.records if record.levelno == logging.CRITICAL]
 
 

@@ -74,7 +74,7 @@ def costs_itself_only(broker: RedisBroker, body: bytes, caplog: pytest.LogCaptur
     dead = f"{broker.namespace}:default.XQ"
     assert broker.client.hgetall(f"{dead}.msgs") == {b"poison": body}
     assert broker.client.zcard(dead) == 1
-    assert [r.levelno for r in caplog.records if "cannot be read" in r.getMessage()] == [logging.ERROR]
+    assert [r.levelno for r in caplog.records if "Unreadable message" in r.getMessage()] == [logging.ERROR]
     assert not [record for record in caplog.records if record.levelno == logging.CRITICAL]
 
 

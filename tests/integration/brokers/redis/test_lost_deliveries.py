@@ -12,6 +12,7 @@ import redis
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers import ReliableRedisBroker
+from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
 from tests.integration.middleware.applications import PATIENCE_S, eventually, working
 
 
@@ -67,9 +68,7 @@ def test_delayed_messages_outlive_a_redis_that_is_away_when_they_come_due(  # R4
 
     failures = {"enqueue": 1, "requeue": 1}
 
-    def failing_once(command: str) -> Callable[..., Any]:
-        do = broker._dispatch(command)
-
+    def failing_once(command: str, do: Callable[..., Any]) -> Callable[..., Any]:
         def act(*arguments: Any) -> Any:
             if failures[command]:
                 failures[command] -= 1
@@ -80,8 +79,8 @@ def test_delayed_messages_outlive_a_redis_that_is_away_when_they_come_due(  # R4
 
     for number, delay in ((1, 500), (2, 3_600_000), (3, 700)):
         later.send_with_options(args=(number,), delay=delay)
-    for command in failures:
-        monkeypatch.setattr(broker, f"do_{command}", failing_once(command), raising=False)
+    monkeypatch.setattr(RedisQueues, "_execute", failing_once("enqueue", RedisQueues._execute))
+    monkeypatch.setattr(broker, "do_requeue", failing_once("requeue", broker.do_requeue), raising=False)
     with working(broker):
         eventually(lambda: len(ran) == 2)
 

@@ -12,7 +12,7 @@ from dramatiq.common import current_millis
 
 from housekeeping.database.replicas import read_database
 from housekeeping.middleware.deduplication.keys import position_prefix
-from housekeeping.middleware.enqueue_many.bulk import enqueue_many
+from housekeeping.middleware.enqueueing.many import enqueue_many
 from tests.conftest import Urls
 from tests.integration.database.replicas.conftest import Application, MakeApplication
 from tests.integration.database.replicas.standby import Standby

@@ -21,7 +21,7 @@ from housekeeping.core.middleware_errors import StoreUnavailable
 from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
-from housekeeping.middleware.deduplication.enqueueing import EnqueueingWithKeys
+from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
 from tests.integration.middleware import applications
 from tests.integration.middleware.applications import at, queued, scheduler, wake_up
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, keys
@@ -143,14 +143,14 @@ def test_a_tick_that_is_sent_again_because_its_answer_was_lost_runs_once(
     successor: RedisBroker, monkeypatch: pytest.MonkeyPatch, runs: list[Any]
 ) -> None:
     # D6: its second message takes the place of the first one, whose claim to the tick is over
-    enqueue = EnqueueingWithKeys.enqueue
+    enqueue = RedisQueues._execute
 
     def enqueue_in_vain(*args: Any) -> None:
         enqueue(*args)
         lose_connection()
 
     with monkeypatch.context() as patch:
-        patch.setattr(EnqueueingWithKeys, "enqueue", enqueue_in_vain)
+        patch.setattr(RedisQueues, "_execute", enqueue_in_vain)
         wake_up(successor, at(12))
     wake_up(successor, at(12, 0, 30))
     monkeypatch.setattr(successor.actors["swept"], "fn", lambda: runs.append("ran"))

@@ -16,8 +16,8 @@ from housekeeping import embedded
 from housekeeping.core.middleware_errors import StoreUnavailable
 from housekeeping.core.settings import Settings
 from housekeeping.middleware.call_keys import UnusableArguments
-from housekeeping.middleware.deduplication.enqueueing import EnqueueingWithKeys
 from housekeeping.middleware.deduplication.keys import DeduplicationKeys
+from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import fail
 from tests.integration.middleware.hands import Hands, counting, installed
@@ -138,7 +138,7 @@ def test_without_redis_nothing_is_sent_unprotected(broker: RedisBroker, monkeypa
     # L5
     work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda: None)
 
-    monkeypatch.setattr(EnqueueingWithKeys, "enqueue", no_redis)
+    monkeypatch.setattr(RedisQueues, "_execute", no_redis)
     with pytest.raises(StoreUnavailable, match="connection refused"):
         work.send()
 

@@ -16,7 +16,7 @@ import pytest
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.core.telemetry import metrics
-from housekeeping.middleware.enqueue_many.bulk import enqueue_many
+from housekeeping.middleware.enqueueing.many import enqueue_many
 from tests.acceptance.processes import WORKER, eventually, started
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, keys

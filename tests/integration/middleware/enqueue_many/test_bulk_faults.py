@@ -18,7 +18,7 @@ from housekeeping import embedded
 from housekeeping.core.middleware_errors import StoreUnavailable
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
-from housekeeping.middleware.enqueue_many.bulk import enqueue_many
+from housekeeping.middleware.enqueueing.many import enqueue_many
 from tests.integration.middleware.applications import close_all, installed, queued
 from tests.integration.middleware.deduplication.deduplicated_faults import Crash, crash, exchanges, lose_connection
 from tests.integration.middleware.enqueue_many.bulked import actor_of, keys

@@ -12,7 +12,7 @@ from dramatiq.middleware import MiddlewareError
 from housekeeping.core.middleware_errors import SkipEnqueue
 from housekeeping.core.settings import Settings
 from housekeeping.middleware.call_keys import UnusableArguments
-from housekeeping.middleware.enqueue_many.bulk import enqueue_many
+from housekeeping.middleware.enqueueing.many import enqueue_many
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.enqueue_many.bulked import actor_of, keys
 

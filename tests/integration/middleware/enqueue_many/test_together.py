@@ -11,8 +11,8 @@ from dramatiq.brokers.redis import RedisBroker
 from redis.client import Pipeline
 
 from housekeeping.core.settings import Settings
-from housekeeping.middleware.deduplication.enqueueing import AT_ONCE
-from housekeeping.middleware.enqueue_many.bulk import enqueue_many
+from housekeeping.middleware.enqueueing.many import enqueue_many
+from housekeeping.middleware.enqueueing.redis_queues import AT_ONCE
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.enqueue_many.bulked import actor_of, keys
 

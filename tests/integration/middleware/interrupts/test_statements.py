@@ -219,7 +219,7 @@ def test_a_server_that_does_not_let_one_in_is_said_and_no_more(  # R5
         cursor.execute("SELECT pg_terminate_backend(%s)", active(_LONG))
     waiting.join(20)
     assert cancelled is False
-    assert "Statement could not be cancelled" in caplog.text
+    assert "Statement could not be canceled" in caplog.text
 
 
 class _Elsewhere:

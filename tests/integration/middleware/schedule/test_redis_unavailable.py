@@ -11,6 +11,7 @@ import redis
 from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
+from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
 from housekeeping.middleware.schedule.tick_store import TickStore
 from tests.integration.middleware.applications import at, close_all, queued, rows, wake_up
 from tests.integration.middleware.hands import Hands, delivered_again
@@ -35,7 +36,7 @@ def _lose(patch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool) -> N
     patch.setattr(owner, name, lose, raising=False)
 
 
-POINTS = ["look", "claim", "do_enqueue", "settle", "notes", "strike"]
+POINTS = ["state_of", "claim", "_execute", "settle", "notes", "remove"]
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -48,7 +49,7 @@ def test_a_scheduler_that_loses_redis_anywhere_goes_on_and_each_tick_has_one_out
     broker = account.process()
 
     with pytest.MonkeyPatch.context() as patch:
-        _lose(patch, broker if point == "do_enqueue" else TickStore, point, after=after)
+        _lose(patch, RedisQueues if point == "_execute" else TickStore, point, after=after)
         wake_up(broker, at(10))
     for moment in (at(10, 1), at(11), at(11, 1)):
         wake_up(broker, moment)
@@ -67,7 +68,7 @@ def test_the_ticks_of_a_new_actor_are_accounted_for_though_redis_is_away_when_th
     broker = account.process()
 
     with pytest.MonkeyPatch.context() as patch:
-        _lose(patch, TickStore, "look", after=False)
+        _lose(patch, TickStore, "state_of", after=False)
         for minute in (0, 1, 2):
             wake_up(broker, at(10, minute))
     wake_up(broker, at(10, 3))
@@ -82,7 +83,7 @@ def test_a_tick_whose_message_came_into_the_queue_twice_runs_once(own: Settings)
     account = Account(own, "0 * * * *")
     broker = account.process()
     with pytest.MonkeyPatch.context() as patch:
-        _lose(patch, broker, "do_enqueue", after=True)
+        _lose(patch, RedisQueues, "_execute", after=True)
         wake_up(broker, at(10))
     wake_up(broker, at(10, 1))
     in_the_queue = len(queued(broker))

@@ -1,4 +1,4 @@
-"""Which scheduled sweeps are set up: those that are not get no messages."""
+"""Setup checks of scheduled sweeps: a sweep that is not set up gets no messages."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ logger = named_logger(__name__)
 
 
 class SetupChecks:
-    """Answers for the actors of one scheduler, and logs each change of an answer once.
+    """Setup checks for the actors of one scheduler; each change of a result is logged once.
 
-    While the database cannot be asked, an actor counts as set up unless it was found otherwise: its message is sent,
-    and the run decides.
+    While the database does not answer, an actor keeps its last result, or counts as set up: its message is sent, and
+    the run checks again.
     """
 
     def __init__(self) -> None:
         self._problems: dict[str, SetupProblem] = {}
-        self._away_at: datetime | None = None
+        self._unavailable_at: datetime | None = None
 
     def is_set_up(self, actor: Actor[..., Any], now: datetime) -> bool:
-        """Return whether the actor's ticks are to be sent; never raises. Plain actors always are."""
+        """Return whether to send the actor's ticks; never raises. Actors that are no sweeps are always set up."""
         sweep: Sweep | None = actor.options.get("sweep")
         if sweep is None or sweep.setup_problem is None:
             return True
         name = actor.actor_name
-        # Each actor's own wait for an answer would add up to more than a minute.
-        if self._away_at != now:
+        # Waiting for the database once per actor would take more than a minute.
+        if self._unavailable_at != now:
             try:
                 self._note(name, sweep.lacks())
             except (PeeweeException, HousekeepingError) as error:
-                self._away_at = now
+                self._unavailable_at = now
                 logger.warning("Setup could not be checked", worker=name, error=error_line(error))
         return name not in self._problems
 

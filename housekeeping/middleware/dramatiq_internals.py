@@ -1,0 +1,118 @@
+"""Uses of Dramatiq's and periodiq's internals, for which neither has an extension point.
+
+Each function says why the public interface is not enough. ``tests/unit/middleware/test_dramatiq_internals.py`` fails
+when a release of Dramatiq or periodiq changes what is used here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from threading import Thread
+from typing import Any
+
+import periodiq
+from dramatiq import Broker, Message, MessageProxy
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.brokers.redis import _RedisConsumer as RedisConsumer
+from dramatiq.common import current_millis
+from dramatiq.middleware import TimeLimit
+
+#: `RedisConsumer` is a base class: `RedisBroker.consumer_class` is public, the class itself is not.
+__all__ = [
+    "RedisConsumer",
+    "called_by_periodiq",
+    "change_class",
+    "dispatch_arguments",
+    "dispatch_script",
+    "enqueues_by_dispatch",
+    "exception_of",
+    "fetch",
+    "metrics_handler",
+    "replace_manager",
+]
+
+
+def enqueues_by_dispatch(broker: RedisBroker) -> bool:
+    """Return whether the broker enqueues as Dramatiq's own does; False for a class or object that overrides it."""
+    overridden = hasattr(type(broker), "do_enqueue") or "do_enqueue" in vars(broker)
+    return not overridden and getattr(broker.enqueue, "__func__", None) is RedisBroker.enqueue
+
+
+def dispatch_script(broker: RedisBroker) -> Any:
+    """Return the registered Lua script that carries out every command of the broker.
+
+    A deduplication key must be taken in the same script that enqueues its message, so ours contains Dramatiq's.
+    """
+    scripts: dict[str, Any] = broker.scripts
+    return scripts["dispatch"]
+
+
+def dispatch_arguments(broker: RedisBroker, message: Message[Any], *, maintenance: bool = True) -> list[Any]:
+    """Return the arguments that `RedisBroker.do_enqueue` passes to its script for this copy of a message.
+
+    Parameters:
+      maintenance: Whether the script may also look for messages of dead workers.
+    """
+    internals: Any = broker
+    return [
+        "enqueue",
+        current_millis(),
+        message.queue_name,
+        internals.broker_id,
+        internals.heartbeat_timeout,
+        internals.dead_message_ttl,
+        internals._should_do_maintenance("enqueue") if maintenance else 0,
+        internals._max_unpack_size(),
+        message.options["redis_message_id"],
+        message.encode(),
+    ]
+
+
+def fetch(broker: RedisBroker, queue_name: str, count: int) -> list[bytes | None]:
+    """Fetch messages as `RedisBroker.do_fetch` does; for a subclass that defines `do_fetch` itself."""
+    internals: Any = broker
+    fetched: list[bytes | None] = internals._dispatch("fetch")(queue_name, count)
+    return fetched
+
+
+def change_class(broker: Broker, kind: type[Broker]) -> None:
+    """Make a broker an object of one of its class's subclasses.
+
+    An application's actors, and modules of its own, hold the broker that it made. A new one would not reach them.
+    """
+    broker.__class__ = kind
+
+
+def exception_of(message: MessageProxy) -> BaseException | None:
+    """Return the exception that failed a message; Dramatiq hands it to no hook of a message that dies."""
+    exception: BaseException | None = message._exception
+    return exception
+
+
+def replace_manager(limits: TimeLimit, make_manager: Callable[[float], Any]) -> None:
+    """Replace the part of `TimeLimit` that keeps deadlines and interrupts threads; gevent needs no other.
+
+    Parameters:
+      make_manager: Takes the interval in seconds at which deadlines are checked.
+    """
+    internals: Any = limits
+    if isinstance(internals.manager, Thread):
+        internals.manager = make_manager(vars(internals.manager)["interval"])
+
+
+def metrics_handler() -> Any:
+    """Return the HTTP handler of Dramatiq's metrics page, whose server has no setting for the host."""
+    from dramatiq.middleware.prometheus import _metrics_handler
+
+    return _metrics_handler
+
+
+def called_by_periodiq() -> bool:
+    """Return whether periodiq's program is running in this thread; periodiq has no hook for its start."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is periodiq.main.__code__:
+            return True
+    return False

@@ -1,0 +1,126 @@
+"""Queues of a Redis broker: a message and its key are written by one script, so no crash comes between them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import redis
+from dramatiq import Message
+from dramatiq.brokers.redis import RedisBroker
+from redis.connection import ConnectionPool
+
+from housekeeping.core.errors import RedisUnavailable
+from housekeeping.core.middleware_errors import StoreUnavailable
+from housekeeping.core.redis_client import retry_redis, text
+from housekeeping.middleware.deduplication import scripts as scripts
+from housekeeping.middleware.deduplication.keys import DeduplicationKeys, KeyStep, Kind
+from housekeeping.middleware.dramatiq_internals import dispatch_arguments, dispatch_script
+
+#: Messages per script. Keeps what is on Lua's stack at a time far below its limit of 8000 values.
+AT_ONCE: Final = 250
+_STEPS: Final[tuple[Kind, ...]] = ("claim", "retain", "release")
+
+#: Messages that one script enqueues, and the steps of their keys.
+_Command = list[tuple[Message[Any], KeyStep | None]]
+
+
+class RedisQueues:
+    """The queues of a Redis broker, filled by the broker's own script as part of ours.
+
+    Parameters:
+      keys: The deduplication keys if they are in the same Redis, else None.
+    """
+
+    def __init__(self, broker: RedisBroker, keys: DeduplicationKeys | None) -> None:
+        self._broker = broker
+        self._prefix = keys.prefix if keys else ""
+        self.has_keys = keys is not None
+        self._dispatch = dispatch_script(broker)
+        steps = {"claim": scripts.CLAIM, "retain": scripts.RETAIN, "release": scripts.RELEASE}
+        lua = text(self._dispatch.script)
+        self._scripts: dict[Kind, Any] = {
+            kind: broker.client.register_script(scripts.with_enqueueing(steps[kind], lua)) for kind in _STEPS
+        }
+        self._many: Any = broker.client.register_script(scripts.with_enqueueing_many(lua))
+
+    def put(self, messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> list[str]:
+        """Enqueue messages and take their keys, all or none.
+
+        Returns:
+          For each message who holds its key instead (its own id: it is in the queue already), or an empty text.
+
+        Raises:
+          StoreUnavailable: When Redis does not answer and new messages have keys. It may have done it all the same.
+          redis.RedisError: The same for messages without keys, and for those that Dramatiq has had before: its retry
+            loops and `reliable_enqueue` wait for this error.
+        """
+        # Repeating a script with a step changes nothing. Repeating Dramatiq's own would enqueue a second copy.
+        tries = 2 if all(steps) else 1
+        try:
+            answers = retry_redis(lambda: self._execute(messages, steps), tries=tries, pause_s=0)
+        except RedisUnavailable as error:
+            if any(step is not None and step.fresh for step in steps):
+                raise StoreUnavailable(str(error)) from error
+            raise error.__cause__ or error from None
+        return [text(holder) for answer in answers for holder in (answer if isinstance(answer, list) else [answer])]
+
+    def _execute(self, messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> list[Any]:
+        if len(messages) == 1:
+            return [self._run([(messages[0], steps[0])], None, maintenance=True)]
+        with self._broker.client.pipeline(transaction=True) as pipeline:
+            for number, command in enumerate(_commands(messages, steps)):
+                # The broker looks for messages of dead workers once, not for each command.
+                self._run(command, pipeline, maintenance=number == 0)
+            answers: list[Any] = pipeline.execute()
+        return answers
+
+    def _run(self, command: _Command, pipeline: Any, *, maintenance: bool) -> Any:
+        message, step = command[0]
+        dispatched = dispatch_arguments(self._broker, message, maintenance=maintenance)
+        if step is None:
+            return self._dispatch(keys=[self._broker.namespace], args=dispatched, client=pipeline)
+        arguments = step.arguments()
+        if len(command) == 1:
+            return self._scripts[step.kind](
+                keys=[self._prefix + step.key, self._broker.namespace],
+                args=[int(step.once), len(arguments), *arguments, *dispatched],
+                client=pipeline,
+            )
+        keys, shared = [self._broker.namespace], arguments[1:]
+        args = [int(step.once), len(shared), *shared, *dispatched[:-2]]
+        for each, its_step in command:
+            assert its_step is not None
+            keys.append(self._prefix + its_step.key)
+            args += (its_step.message_id, each.encode())
+        return self._many(keys=keys, args=args, client=pipeline)
+
+
+def _commands(messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> Iterator[_Command]:
+    """Yield the messages of each script, in order: claims that differ in key and message id only, else one message."""
+
+    def group(each: tuple[Message[Any], KeyStep | None]) -> object:
+        message, step = each
+        shared = step.shared_arguments() if step is not None else None
+        return None if shared is None else (message.queue_name, shared)
+
+    for shared, some in itertools.groupby(zip(messages, steps, strict=True), group):
+        while command := list(itertools.islice(some, 1 if shared is None else AT_ONCE)):
+            yield command
+
+
+def share_redis(queues: redis.Redis, keys: redis.Redis) -> bool:
+    """Return whether two clients surely use the same database of the same server."""
+    return queues is keys or (_address(queues) is not None and _address(queues) == _address(keys))
+
+
+def _address(client: redis.Redis) -> tuple[object, ...] | None:
+    """Return the address and database of a client; None when its settings do not tell, as with sentinels."""
+    pool = client.connection_pool
+    if not isinstance(pool, ConnectionPool) or type(pool).__name__.startswith("Sentinel"):
+        return None
+    given = pool.connection_kwargs
+    if given.get("path"):
+        return (given["path"], given.get("db") or 0)
+    return (given.get("host") or "localhost", given.get("port") or 6379, given.get("db") or 0)

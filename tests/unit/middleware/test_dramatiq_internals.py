@@ -1,0 +1,155 @@
+"""The internals of Dramatiq and periodiq that the library uses are what it expects of them."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import dramatiq.middleware
+import dramatiq.middleware.prometheus
+import periodiq
+import pytest
+from dramatiq import Message, MessageProxy
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import TimeLimit
+
+from housekeeping.brokers import ReliableRedisBroker
+from housekeeping.middleware import dramatiq_internals
+
+
+class OverridesEnqueue(RedisBroker):
+    def enqueue(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
+        return message
+
+
+class OverridesTheLastStep(RedisBroker):
+    def do_enqueue(self, *arguments: Any) -> None: ...
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """The arguments of every call of the broker's dispatch script; nothing reaches a server."""
+    seen: list[list[Any]] = []
+    monkeypatch.setattr(
+        RedisBroker, "_max_unpack_size_val", 4000
+    )  # otherwise the first command of a process asks the server
+    return seen
+
+
+def recording(broker: RedisBroker, calls: list[list[Any]]) -> RedisBroker:
+    def dispatch(*, args: list[Any], keys: list[str]) -> list[bytes]:
+        assert keys == [broker.namespace]
+        calls.append(args)
+        return []
+
+    broker.scripts["dispatch"] = dispatch
+    return broker
+
+
+def a_message() -> Message[Any]:
+    return Message("queue", "actor", (1,), {}, {}, message_id="m", message_timestamp=1)
+
+
+def test_dispatch_arguments_are_those_of_the_brokers_own_enqueue(
+    calls: list[list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = recording(RedisBroker(), calls)
+    for module in ("dramatiq.brokers.redis", "housekeeping.middleware.dramatiq_internals"):
+        monkeypatch.setattr(f"{module}.current_millis", lambda: 7)
+    monkeypatch.setattr(broker, "_should_do_maintenance", lambda command: 1)
+
+    copy = broker.enqueue(a_message())
+
+    assert calls == [dramatiq_internals.dispatch_arguments(broker, copy)]
+
+
+def test_brokers_enqueue_makes_the_copy_that_the_path_makes(
+    calls: list[list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = recording(RedisBroker(), calls)
+    monkeypatch.setattr("dramatiq.brokers.redis.current_millis", lambda: 7)
+
+    now, later = broker.enqueue(a_message()), broker.enqueue(a_message(), delay=5)
+
+    assert (now.queue_name, set(now.options)) == ("queue", {"redis_message_id"})
+    assert (later.queue_name, set(later.options)) == ("queue.DQ", {"redis_message_id", "eta"})
+    assert later.options["eta"] == 12
+
+
+def test_fetch_asks_what_the_brokers_own_fetch_asks(calls: list[list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = recording(RedisBroker(), calls)
+    monkeypatch.setattr("dramatiq.brokers.redis.current_millis", lambda: 7)
+    monkeypatch.setattr(broker, "_should_do_maintenance", lambda command: 0)
+
+    broker.do_fetch("queue", 2)
+    dramatiq_internals.fetch(broker, "queue", 2)
+
+    assert calls[0] == calls[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(RedisBroker, True), (ReliableRedisBroker, True), (OverridesEnqueue, False), (OverridesTheLastStep, False)],
+)
+def test_broker_that_overrides_its_enqueue_keeps_it(kind: type[RedisBroker], expected: bool) -> None:
+    assert dramatiq_internals.enqueues_by_dispatch(kind()) is expected
+
+
+def test_broker_whose_enqueue_was_replaced_keeps_the_replacement() -> None:
+    broker = RedisBroker()
+    vars(broker)["enqueue"] = dict
+
+    assert not dramatiq_internals.enqueues_by_dispatch(broker)
+
+
+def test_enqueue_command_of_the_script_writes_hash_and_list() -> None:
+    script = Path(inspect.getfile(RedisBroker)).parent / "redis" / "dispatch.lua"
+
+    lua = script.read_text()
+    enqueue = lua[lua.index('if command == "enqueue" then') :]
+
+    # `WITH_ENQUEUEING_MANY` adds further messages in the same way.
+    assert 'redis.call("hset", queue_messages, message_id, message_data)' in enqueue
+    assert 'redis.call("rpush", queue_full_name, message_id)' in enqueue
+
+
+def test_class_of_a_broker_can_be_changed() -> None:
+    broker = RedisBroker()
+
+    dramatiq_internals.change_class(broker, ReliableRedisBroker)
+
+    assert isinstance(broker, ReliableRedisBroker)
+
+
+def test_failed_message_keeps_its_exception() -> None:
+    message, error = MessageProxy(a_message()), ValueError("why")
+
+    assert dramatiq_internals.exception_of(message) is None
+    message.stuff_exception(error)
+
+    assert dramatiq_internals.exception_of(message) is error
+
+
+def test_time_limit_uses_its_manager_for_deadlines() -> None:
+    source = inspect.getsource(TimeLimit)
+
+    for use in ("self.manager.start()", "self.manager.add_timeout(", "self.manager.remove_timeout("):
+        assert use in source
+    assert hasattr(TimeLimit().manager, "interval")
+
+
+def test_metrics_page_has_a_handler() -> None:
+    assert dramatiq_internals.metrics_handler() is dramatiq.middleware.prometheus._metrics_handler
+
+
+def test_periodiqs_program_is_recognized_among_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def main() -> bool:
+        return dramatiq_internals.called_by_periodiq()
+
+    assert inspect.isfunction(periodiq.main)
+    assert not dramatiq_internals.called_by_periodiq()
+
+    monkeypatch.setattr(periodiq, "main", main)
+
+    assert main()
