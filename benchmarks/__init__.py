@@ -1,1 +1,1 @@
-"""What a sweep costs, beside the best hand-written program for the same work: ``python -m benchmarks``."""
+"""Benchmarks of sweeps against hand-written programs for the same work: ``python -m benchmarks``."""

@@ -1,4 +1,4 @@
-"""The command: ``python -m benchmarks --help``."""
+"""Command ``python -m benchmarks``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main(
     json_file: Path | None,
     fsync: str,
 ) -> None:
-    """Measure the workers beside the best hand-written programs for the same work, on servers of its own."""
+    """Compare the workers with hand-written programs for the same work, on temporary servers."""
     with started(durable=fsync == "on") as servers:
         stage = Stage(servers)
         with stage.connected() as admin:

@@ -16,7 +16,7 @@ from housekeeping.workers.ci_stuck_builds.models import Build, BuildStatus, Fail
 
 _WORKER: Final = "ci.stuck_builds.drop_canceling"
 _BATCH_SIZE: Final = 100
-_BY_ROW: Final = 2_000  # records are enough to know its rate
+_BY_ROW: Final = 2_000  # records are enough to measure its rate
 _FILL: Final = """
 INSERT INTO ci_builds (type, status, created_at, updated_at, finished_at, project_id, runner_id, name, stage,
     commit_id, lock_version)
@@ -41,7 +41,7 @@ WITH picked AS MATERIALIZED (
 SELECT created_at, project_id, id, count(*) OVER () FROM picked ORDER BY 1 DESC, 2 DESC, 3 DESC LIMIT 1
 """
 _FIRST: Final = _BATCH.format(after="")
-#: Not as one comparison of whole rows, which PostgreSQL takes for rarer than it is: it then sorts all that is left.
+#: Not a row comparison: PostgreSQL underestimates its matches and then sorts all remaining rows.
 _AFTER: Final = """
 AND created_at >= %(at)s AND (created_at > %(at)s
     OR created_at = %(at)s AND (project_id > %(project)s OR project_id = %(project)s AND id > %(id)s))
@@ -73,7 +73,7 @@ def _floor(place: Place) -> Callable[[], object]:
 
 
 class _Stateful:
-    """A build as an application with a state machine for each row has it."""
+    """Build with a state machine per row, as in an ordinary application."""
 
     def __init__(self, build: Build) -> None:
         self.build = build
@@ -84,7 +84,7 @@ class _Stateful:
         self.machine.add_transition("drop", sources, BuildStatus.FAILED, after="save")
 
     def save(self) -> None:
-        """Write the new state if the version is still the one that was read."""
+        """Save the new state if the version is unchanged."""
         now = datetime.now(UTC)
         version = self.build.lock_version or 0
         Build.update(

@@ -1,4 +1,4 @@
-"""Every comparison there is."""
+"""All comparisons."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ _MODULES: Final = (statuses, imports, entities, builds, projects, uploads, messa
 
 COMPARISONS: Final[dict[str, Comparison]] = {each.name: each for module in _MODULES for each in module.COMPARISONS}
 
-#: What a turn's process may be told to be.
+#: Contestants by name.
 TURNS: Final[dict[str, Comparison]] = COMPARISONS | {foreground.NAME: foreground.COMPARISON}

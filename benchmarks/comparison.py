@@ -1,4 +1,4 @@
-"""What is compared: programs that do the same work on copies of the same data."""
+"""Comparison of programs that do the same work on copies of the same data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BY_ROW: Final = "row by row"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a contestant works.
+    """Servers, database and folder of a contestant.
 
     Attributes:
       rows: How many records are stale.
@@ -31,17 +31,17 @@ class Place:
 
     @property
     def store(self) -> Path:
-        """Where the objects of the object store are."""
+        """Return the folder of the object store."""
         return self.folder / "store"
 
 
-#: Gets ready (connects, imports), and returns what is measured.
+#: Function that prepares (connects, imports) and returns the function to measure.
 Contestant = Callable[[Place], Callable[[], object]]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """That one contestant is at least so many times as fast as another."""
+    """Minimum ratio of speed between two contestants."""
 
     of: str
     to: str
@@ -50,7 +50,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One table of the report.
+    """Comparison with its contestants and targets.
 
     Attributes:
       contestants: By name, in the order of their turns.

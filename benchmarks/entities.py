@@ -17,7 +17,7 @@ from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntit
 from housekeeping.workers.bulk_imports.states import ImportStatus, TrackerStatus
 
 _BATCH_SIZE: Final = 100
-_BY_ROW: Final = 200  # entities are enough to know its rate
+_BY_ROW: Final = 200  # entities are enough to measure its rate
 _FILL: Final = """
 INSERT INTO bulk_imports (user_id, source_type, status) SELECT n, 0, 2 FROM generate_series(1, 100) AS n;
 INSERT INTO bulk_import_entities (bulk_import_id, namespace_id, source_type, source_full_path, destination_name,
@@ -37,7 +37,7 @@ _UNDONE: Final = (
     "AND (status IN (0, 1) OR EXISTS (SELECT FROM bulk_import_trackers WHERE bulk_import_entity_id = e.id "
     "AND status IN (0, 1, 3)))"
 )
-#: Entities and trackers change together; one whose tracker is in other hands is not looked for, unlike the worker does.
+#: Entities and trackers change together. Unlike the worker, it does not look for locked trackers.
 _BATCH: Final = """
 WITH picked AS MATERIALIZED (
     SELECT updated_at, id FROM bulk_import_entities

@@ -1,4 +1,4 @@
-"""An application at work (pgbench at a steady rate), alone and beside a sweep, with gates and without."""
+"""Latency of an application (pgbench at a steady rate), alone and beside a sweep with and without throttles."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 
 NAME: Final = "foreground"
 _ALONE: Final = "alone"
-_RATE: Final = 200  # transactions a second: what it does at leisure, so that waiting shows
+_RATE: Final = 200  # transactions per second, low enough that waiting shows
 _SECONDS: Final = 10
 _SCALE: Final = 5  # 500,000 accounts
-_ROWS: Final = 1_000_000  # more than a sweep progress_counts meanwhile
+_ROWS: Final = 1_000_000  # more than a sweep processes meanwhile
 
 
 def _fill(connection: Connection, rows: int, among: int) -> None:
     statuses.fill(connection, rows, among)
 
 
-#: For the processes of the turns; its rows are not counted.
+#: Used by the processes of the turns; its rows are not counted.
 COMPARISON: Final = Comparison(
     name=NAME,
     template=NAME,
@@ -51,7 +51,7 @@ COMPARISON: Final = Comparison(
 
 
 def measure(stage: Stage, rounds: int) -> dict[str, Any]:
-    """Contestant -> the medians over the rounds of its p50 and p99, in milliseconds; empty without pgbench."""
+    """Return the median p50 and p99 in milliseconds by contestant; empty without pgbench."""
     pgbench = stage.servers.programs / "pgbench"
     if not pgbench.is_file():
         return {}
@@ -90,7 +90,7 @@ def _turn(stage: Stage, pgbench: Path, template: str, name: str) -> tuple[float,
 
 
 def _latencies(servers: Servers, pgbench: Path, database: str, folder: Path) -> tuple[float, float]:
-    """p50 and p99 of a foreground's transactions, in milliseconds, from when each was due."""
+    """Return p50 and p99 of the transactions in milliseconds, measured from their due time."""
     _run(
         servers, pgbench, database, "-n", "-M", "prepared", "-c", "4", "-R", str(_RATE), "-T", str(_SECONDS),
         "-l", f"--log-prefix={folder}/pgbench",

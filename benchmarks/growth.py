@@ -19,8 +19,8 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 
 _SIZES: Final = (10_000, 100_000, 1_000_000)
 _BESIDE: Final = "beside an old transaction"
-_FLAT: Final = 0.3  # the rates may differ by this part of the highest
-_STEADY: Final = 1.1  # the most memory, of the least
+_FLAT: Final = 0.3  # maximum difference of the rates, as a share of the highest
+_STEADY: Final = 1.1  # maximum ratio of peak memory
 
 
 def _beside_an_old_transaction(contestant: Contestant) -> Contestant:
@@ -49,7 +49,7 @@ COMPARISONS: Final = tuple(
         fill=statuses.fill,
         undone=statuses.UNDONE,
         rows=size,
-        # Nothing else in the table: among others, a few rows would each cost a page of their own in the log.
+        # No other rows: among others, each of a few rows would write its own WAL page.
         among=size,
         rounds_at_most=2,
         contestants={OURS: _ALONE, _BESIDE: _beside_an_old_transaction(_ALONE)},
@@ -59,7 +59,7 @@ COMPARISONS: Final = tuple(
 
 
 def verdicts(outcomes: Sequence[Outcome]) -> list[str]:
-    """What the sizes say together, a line for each contestant; none when fewer than two were measured."""
+    """Return one line per contestant about all sizes; empty with fewer than two sizes."""
     grown = [each for each in outcomes if each.comparison in COMPARISONS]
     if len(grown) < 2:
         return []

@@ -17,7 +17,7 @@ from housekeeping.workers.bulk_imports.states import ImportStatus
 
 WORKER: Final = "bulk_imports.stale_import"
 _PAGE: Final = 1_000
-_BY_ROW: Final = 2_000  # records are enough to know its rate
+_BY_ROW: Final = 2_000  # records are enough to measure its rate
 _FILL: Final = """
 INSERT INTO bulk_imports (user_id, source_type, status, created_at, updated_at)
 SELECT n %% 5000, 0, CASE WHEN stale THEN n %% 2 ELSE (ARRAY[0, 1, 2, 2, 2, 3, -1, -2])[1 + n %% 8] END, at, at
@@ -65,7 +65,7 @@ def _floor(place: Place) -> Callable[[], object]:
 
 
 class Stateful:
-    """What an application has for a state machine of a row: a machine on each instance, and a save."""
+    """Row with a state machine per instance, as in an ordinary application."""
 
     def __init__(self, row: Any, states: type[Any], end: Any) -> None:
         self.row = row
@@ -74,7 +74,7 @@ class Stateful:
         self.machine.add_transition("cleanup_stale", sources, end, after="save")
 
     def save(self) -> None:
-        """Write the new state."""
+        """Save the new state."""
         self.row.status = self.state  # type: ignore[attr-defined]
         self.row.updated_at = datetime.now(UTC)
         self.row.save()

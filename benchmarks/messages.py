@@ -1,4 +1,4 @@
-"""Empty messages: the whole middleware beside bare Dramatiq with the same broker settings."""
+"""Empty messages: all middleware against plain Dramatiq with the same broker settings."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _QUEUE: Final = "default"
 
 
 def settings_of(place: Place) -> Settings:
-    """The library's settings there, without a database: plain messages need none."""
+    """Return settings without a database, which plain messages do not need."""
     return Settings.load(redis_url=place.redis_url, log_level="WARNING")
 
 
 def bare(place: Place) -> Broker:
-    """Dramatiq's own broker with its default middleware, and the parameters of the library's."""
+    """Return Dramatiq's broker with default middleware and the library's parameters."""
     model = redis_broker(settings_of(place))
     return RedisBroker(
         url=place.redis_url,
@@ -47,7 +47,7 @@ def bare(place: Place) -> Broker:
 
 
 def whole(place: Place) -> Broker:
-    """The library's broker with all its middleware."""
+    """Return the library's broker with all middleware."""
     settings = settings_of(place)
     logs.configure(settings.log_level, "json")
     broker = redis_broker(settings)
@@ -56,14 +56,14 @@ def whole(place: Place) -> Broker:
 
 
 def empty(broker: Broker, **options: Any) -> Actor[..., Any]:
-    """An actor that does nothing with a number."""
+    """Return an actor that does nothing."""
     declare: Any = dramatiq.actor(broker=broker, actor_name="empty", **options)
     actor: Actor[..., Any] = declare(lambda number: None)
     return actor
 
 
 def queued(place: Place) -> int:
-    """How many messages there are, at work or waiting."""
+    """Return the number of running and queued messages."""
     client: Any = redis.Redis.from_url(place.redis_url)
     number = client.hlen(f"{_NAMESPACE}:{_QUEUE}.msgs")
     client.close()
@@ -71,11 +71,11 @@ def queued(place: Place) -> int:
 
 
 def without_tables(connection: Connection, rows: int, among: int) -> None:
-    """Nothing: messages are in Redis."""
+    """Do nothing, because messages are in Redis."""
 
 
 def _prepare(place: Place) -> None:
-    """Plain messages: an application's, sent before; what they find out on their way is the worker's work."""
+    """Enqueue plain messages before the measurement."""
     actor = empty(bare(place))
     for number in range(place.rows):
         actor.send(number)
@@ -86,7 +86,7 @@ def _worked(make: Callable[[Place], Broker], **options: Any) -> Contestant:
         broker = make(place)
         actor = empty(broker, **options)
         broker.emit_after("process_boot")
-        # The queue is full already; the worker's threads are started with the clock.
+        # The queue is full already. The clock starts with the worker's threads.
         worker = Worker(broker, worker_threads=_THREADS)
 
         def work() -> None:

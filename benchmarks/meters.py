@@ -1,4 +1,4 @@
-"""What a turn cost, by the servers' own counts."""
+"""Costs of a turn from the servers' statistics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psycopg2.extensions import connection as Connection
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The servers' counts at one moment, or what they rose by between two.
+    """Statistics of the servers at one time, or their difference between two times.
 
     Attributes:
       commits: Transactions that wrote something.
@@ -32,7 +32,7 @@ class Reading:
     server_seconds: float
 
     def since(self, before: Reading) -> Reading:
-        """What was added since `before`."""
+        """Return the difference to `before`."""
         both = None not in (self.statements, before.statements)
         return Reading(
             self.commits - before.commits,
@@ -44,12 +44,12 @@ class Reading:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The counts by name."""
+        """Return the costs by name."""
         return asdict(self)
 
 
 class Meters:
-    """Reads the counts without adding to them.
+    """Reader of the statistics that excludes its own queries.
 
     Parameters:
       connection: To another database of the same server; nobody but the one measured may be at work there.
@@ -67,14 +67,14 @@ class Meters:
             self._counts_statements = cursor.fetchone() is not None
 
     def read(self, database: str) -> Reading:
-        """The counts now; statements are those in this database."""
+        """Return the current statistics, with the statements of this database."""
         info = self._client.info("everything")
         commands = int(info["total_commands_processed"]) - self._own
         trips = int(info["total_reads_processed"]) - self._own
-        self._own += 1  # this very question
+        self._own += 1  # this query
         busy = float(info["used_cpu_sys"]) + float(info["used_cpu_user"]) + self._postgres_seconds()
         with self._connection.cursor() as cursor:
-            # The next transaction's number: unlike its own it can be asked for without taking one.
+            # The next transaction id can be read without using one.
             cursor.execute(
                 "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, "
                 "pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint"
@@ -83,7 +83,7 @@ class Meters:
             return Reading(row[0], row[1], self._statements(cursor, database), commands, trips, busy)
 
     def _postgres_seconds(self) -> float:
-        """Of all processes at work now; the one measured is still connected when it is asked again."""
+        """Return the CPU time of all PostgreSQL processes. The measured one is still connected."""
         seconds = 0.0
         for process in psutil.Process(self._postmaster).children():
             with contextlib.suppress(psutil.NoSuchProcess):

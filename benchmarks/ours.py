@@ -1,4 +1,4 @@
-"""A worker of the library as it runs in production: ledger, lease, log lines, switches, gates, breaker."""
+"""Worker of the library as in production: ledger, lease, log lines, overrides, throttles, breaker."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from housekeeping.installation import install
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.runner import run_sweep
 
-#: Beginnings of the names of workers that run under a lease.
+#: Name prefixes of workers with a lease.
 _LEASED: Final = ("ci.", "batched_git_ref_updates.")
 
 
 def ours(worker: str, *, lines: bool = False, argument: Any = None, **setting: Any) -> Contestant:
-    """The whole run of a worker, with its production settings.
+    """Return a contestant that does a complete run with production settings.
 
     Parameters:
       lines: Whether the log line for each record is written; else lines begin at warnings.
@@ -35,8 +35,8 @@ def ours(worker: str, *, lines: bool = False, argument: Any = None, **setting: A
 
 
 def composed(place: Place, worker: str, *, lines: bool = False, **setting: Any) -> Sweep:
-    """The worker as the settings have it, with its connections open, as in a process that has run others before."""
-    # A run must not end early because the machine is slow today.
+    """Return the configured worker with open connections, as in a process that is already running."""
+    # A run must not end early on a slow machine.
     own: dict[str, Any] = {"max_runtime_s": 1500, **setting}
     if worker.startswith(_LEASED):
         own |= {"lease_ttl_s": 3000}

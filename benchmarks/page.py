@@ -1,4 +1,4 @@
-"""Puts measured figures into the documentation: ``python -m benchmarks.page figures.json``."""
+"""Command that writes figures into the documentation: ``python -m benchmarks.page figures.json``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _END: Final = "<!-- end of figures -->"
 @click.command()
 @click.argument("figures", type=click.Path(exists=True, path_type=Path))
 def main(figures: Path) -> None:
-    """Replace the figures on the page by those of a run with ``--json``."""
+    """Replace the figures of the page with those of a run with ``--json``."""
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(_BEGIN)
     after = rest.partition(_END)[2]

@@ -1,4 +1,4 @@
-"""``user_status_cleanup.batch`` in one, two and four parts, each in a process of its own, as on so many workers."""
+"""``user_status_cleanup.batch`` with one, two and four shards, each in its own process."""
 
 from __future__ import annotations
 

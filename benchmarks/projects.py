@@ -20,13 +20,13 @@ _WORKER: Final = "batched_git_ref_updates.cleanup_scheduler"
 _CHILD: Final = "batched_git_ref_updates.project_cleanup"
 _BATCH_SIZE: Final = 100
 _QUEUE: Final = "git_refs"
-_BY_ROW: Final = 2_000  # projects are enough to know its rate
+_BY_ROW: Final = 2_000  # projects are enough to measure its rate
 _FILL: Final = """
 INSERT INTO batched_git_ref_updates_deletions (project_id, ref, status)
 SELECT n %% (%(rows)s * 2), 'refs/heads/fix-' || n, CASE WHEN n %% (%(rows)s * 2) < %(rows)s THEN 1 ELSE 2 END
 FROM generate_series(1, %(among)s) AS n
 """
-#: From each project to the next, past all rows of the same one.
+#: Loose index scan from each project to the next.
 _PROJECTS: Final = """
 WITH RECURSIVE pending (project_id) AS (
     (SELECT project_id FROM batched_git_ref_updates_deletions WHERE status = 1 AND project_id > %s
@@ -48,7 +48,7 @@ def fill(connection: Connection, rows: int, among: int) -> None:
 
 def _undone(place: Place) -> int:
     client: Any = redis.Redis.from_url(place.redis_url)
-    # The list and the messages themselves; only what is in both would be delivered.
+    # A message is delivered only if both the list and the hash have it.
     queued = min(client.llen(f"housekeeping:broker:{_QUEUE}"), client.hlen(f"housekeeping:broker:{_QUEUE}.msgs"))
     client.close()
     return place.rows - int(queued)

@@ -1,4 +1,4 @@
-"""What was measured, as a table for people and JSON for programs."""
+"""Report of the results as tables and JSON."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from benchmarks.rounds import Outcome
 from benchmarks.servers import Servers
 
 _LIBRARIES: Final = ("psycopg2-binary", "peewee", "redis", "dramatiq", "structlog", "transitions")
-_WIDTH: Final = 150  # characters, where the output is no terminal
+_WIDTH: Final = 150  # characters, if the output is not a terminal
 _console: Final = Console(width=None if sys.stdout.isatty() else _WIDTH)
 
 
 def machine(servers: Servers) -> dict[str, Any]:
-    """Where and on what it was measured."""
+    """Return the conditions of the measurement."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -35,14 +35,14 @@ def machine(servers: Servers) -> dict[str, Any]:
 
 
 def show_machine(head: dict[str, Any]) -> None:
-    """The conditions, a line each."""
+    """Print the conditions, one per line."""
     for name, value in head.items():
         words = ", ".join(f"{key} {each}" for key, each in value.items()) if isinstance(value, dict) else value
         _console.print(f"{name}: {words}", highlight=False)
 
 
 def show(outcome: Outcome, rows: int, among: int) -> None:
-    """The table of a comparison, and whether its targets are met."""
+    """Print the table of a comparison and its targets."""
     comparison = outcome.comparison
     rounds = len(next(iter(outcome.turns.values())))
     table = Table(title=f"{comparison.name}: {rows:,} stale among {among:,}; median of {rounds} rounds", box=None)
@@ -53,7 +53,7 @@ def show(outcome: Outcome, rows: int, among: int) -> None:
     for head in heads:
         table.add_column(head, justify="right")
     for name, turns in outcome.turns.items():
-        scale = rows / max(1, turns[0].done)  # of one that did only a part, as if it had done all
+        scale = rows / max(1, turns[0].done)  # scales a contestant up that did only a part
         statements = [turn.cost.statements for turn in turns if turn.cost.statements is not None]
         table.add_row(
             name,
@@ -79,7 +79,7 @@ def show(outcome: Outcome, rows: int, among: int) -> None:
 
 
 def show_foreground(latencies: dict[str, dict[str, float]]) -> None:
-    """How long the foreground's transactions took, alone and beside a sweep."""
+    """Print the latencies of the foreground."""
     if not latencies:
         _console.print("foreground: not measured, there is no pgbench beside this PostgreSQL")
         return
@@ -93,13 +93,13 @@ def show_foreground(latencies: dict[str, dict[str, float]]) -> None:
 
 
 def say(lines: list[str]) -> None:
-    """Lines as they are."""
+    """Print lines unchanged."""
     for line in lines:
         _console.print(line, highlight=False)
 
 
 def as_json(outcome: Outcome, rows: int, among: int) -> dict[str, Any]:
-    """Every turn, and the ratios of the targets."""
+    """Return every turn and the ratios of the targets."""
     comparison = outcome.comparison
     return {
         "name": comparison.name,

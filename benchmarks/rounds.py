@@ -1,4 +1,4 @@
-"""The rounds: every contestant once, then every contestant again, each on a fresh copy of the same data."""
+"""Rounds, in which every contestant gets a turn on a fresh copy of the same data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from housekeeping.core.settings import PREFIX
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one contestant did in one round.
+    """Result of one contestant in one round.
 
     Attributes:
       done: Records settled, as the database tells it.
@@ -38,39 +38,39 @@ class Turn:
 
     @property
     def rate(self) -> float:
-        """Records a second."""
+        """Return the records per second."""
         return self.done / self.seconds
 
     @property
     def worked(self) -> float:
-        """Seconds of processor time, its own and the servers'; other programs do not lengthen it, unlike the clock."""
+        """Return the CPU seconds of the contestant and the servers, independent of other programs."""
         return self.own_seconds + self.cost.server_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All turns of a comparison, by contestant, in the order of the rounds."""
+    """All turns of a comparison by contestant, in order of the rounds."""
 
     comparison: Comparison
     turns: dict[str, list[Turn]] = field(default_factory=dict)
 
     def ratio(self, of: str, to: str) -> float:
-        """The median, over the rounds, of how many times as fast `of` was as `to`."""
+        """Return the median ratio of the speeds of `of` and `to` over the rounds."""
         pairs = zip(self.turns[of], self.turns[to], strict=True)
         return median(mine.rate / theirs.rate for mine, theirs in pairs)
 
     def ratio_of_work(self, of: str, to: str) -> float:
-        """The same of records for each second of processor time."""
+        """Return the median ratio of records per CPU second."""
         pairs = zip(self.turns[of], self.turns[to], strict=True)
         return median(mine.done / mine.worked / (theirs.done / theirs.worked) for mine, theirs in pairs)
 
     def middle(self, contestant: str, of: Callable[[Turn], float]) -> float:
-        """The median of something about the turns of a contestant."""
+        """Return the median of a value over the turns of a contestant."""
         return median(of(turn) for turn in self.turns[contestant])
 
 
 def compare(stage: Stage, comparison: Comparison, rows: int, among: int, rounds: int, only: list[str]) -> Outcome:
-    """Give every contestant its turns.
+    """Run the turns of every contestant.
 
     Parameters:
       only: The contestants that are wanted; none: all.
@@ -83,7 +83,7 @@ def compare(stage: Stage, comparison: Comparison, rows: int, among: int, rounds:
     outcome = Outcome(comparison)
     names = [name for name in comparison.contestants if not only or name in only]
     for number in range(min(rounds, comparison.rounds_at_most)):
-        # Who begins changes, so that nobody always follows the same one.
+        # Rotate, so that no contestant always follows the same one.
         for name in names[number % len(names) :] + names[: number % len(names)]:
             outcome.turns.setdefault(name, []).append(_turn(stage, comparison, name, template, rows))
     return outcome
@@ -91,7 +91,7 @@ def compare(stage: Stage, comparison: Comparison, rows: int, among: int, rounds:
 
 def _turn(stage: Stage, comparison: Comparison, contestant: str, template: str, rows: int) -> Turn:
     client = redis.Redis.from_url(stage.servers.redis_url)
-    client.flushall()  # the server is ours alone
+    client.flushall()  # temporary server
     with stage.copy_of(template) as name, tempfile.TemporaryDirectory() as folder, stage.connected() as admin:
         place = Place(stage.servers.database_url(name), stage.servers.redis_url, rows, Path(folder))
         comparison.prepare(place)
@@ -121,7 +121,7 @@ def _left(stage: Stage, comparison: Comparison, database: str, place: Place) -> 
 
 
 def process(folder: Path) -> subprocess.Popen[str]:
-    """A process for one turn, which waits to be told what it is to be; its stderr is the file ``log``."""
+    """Start a process for one turn, which waits for its contestant's name. Its stderr goes to the file ``log``."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
@@ -135,7 +135,7 @@ def process(folder: Path) -> subprocess.Popen[str]:
 
 
 def answer(process: subprocess.Popen[str], line: str, folder: Path) -> str:
-    """What a process says to a line.
+    """Send a line to a process and return its answer.
 
     Raises:
       RuntimeError: When it has ended instead; the text shows the end of its log.

@@ -1,4 +1,4 @@
-"""Sending messages: deduplicated and many at once, beside a loop of plain `send`."""
+"""Sending of messages: deduplicated and in bulk, against a loop of plain `send`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers of one's own to measure on: PostgreSQL as it would be run in production, and Redis."""
+"""Temporary servers for measurements: PostgreSQL with production settings, and Redis."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SETTINGS: Final = {
     "shared_buffers": "1GB",
     "timezone": "UTC",
     "dynamic_shared_memory_type": "mmap",
-    # Nothing of the server's own accord while somebody is measured: each round begins with a checkpoint.
+    # No background work during a turn; each round starts with a checkpoint.
     "autovacuum": "off",
     "checkpoint_timeout": "1h",
     "max_wal_size": "8GB",
@@ -36,7 +36,7 @@ _QUICK: Final = {"fsync": "off", "synchronous_commit": "on", "full_page_writes":
 
 
 class _Measured(Postgres):
-    """A cluster with the settings of the measurement."""
+    """PostgreSQL cluster with the settings for measurements."""
 
     settings: dict[str, str]
 
@@ -50,7 +50,7 @@ class _Measured(Postgres):
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Where the servers are, and what they are.
+    """Addresses, versions and settings of the servers.
 
     Attributes:
       postgres_socket: The folder of PostgreSQL's socket; its superuser ``postgres`` needs no password.
@@ -66,17 +66,17 @@ class Servers:
 
     @property
     def postmaster(self) -> int:
-        """PostgreSQL's process id."""
+        """Return PostgreSQL's process id."""
         return int((data_folder(self.postgres_socket.parent) / "postmaster.pid").read_text().split()[0])
 
     def database_url(self, name: str = "postgres") -> str:
-        """The URL of the database of this name."""
+        """Return the URL of the database of this name."""
         return f"postgresql://postgres@/{name}?host={quote(str(self.postgres_socket), safe='')}"
 
 
 @contextmanager
 def started(*, durable: bool) -> Iterator[Servers]:
-    """Servers that are gone, with all they hold, when the block is left.
+    """Run servers and remove them with their data when the block ends.
 
     Parameters:
       durable: Whether a commit waits for the disk.

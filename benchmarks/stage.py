@@ -1,4 +1,4 @@
-"""Databases to measure on: made once as a template, and copied file by file for each turn."""
+"""Databases for measurements, copied from a template for each turn."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Stage:
 
     @contextmanager
     def copy_of(self, template: str) -> Iterator[str]:
-        """A warm copy of the template, right after a checkpoint, for as long as the block; yields its name."""
+        """Make a warm copy of the template after a checkpoint, for the duration of the block. Yield its name."""
         name = f"{_COPY}_of_{template}"
         with self.connected() as admin, admin.cursor() as cursor:
             drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
             cursor.execute(drop)
-            # Before version 15 there is only the copy file by file, and no word for it.
+            # Before version 15, copying files is the only strategy and has no option.
             strategy = " STRATEGY file_copy" if admin.server_version >= 150_000 else ""
             cursor.execute(
                 sql.SQL("CREATE DATABASE {} TEMPLATE {}" + strategy).format(
@@ -69,14 +69,14 @@ class Stage:
 
     @contextmanager
     def connected(self, name: str = "postgres") -> Iterator[Connection]:
-        """A connection in autocommit to the database of this name."""
+        """Return an autocommit connection to the database of this name."""
         with closing(psycopg2.connect(self.servers.database_url(name))) as connection:
             connection.autocommit = True
             yield connection
 
 
 def extend(connection: Connection, extension: str) -> None:
-    """Add an extension to the database, where the server has it."""
+    """Add an extension to the database if the server has it."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1 FROM pg_available_extensions WHERE name = %s", (extension,))
         if cursor.fetchone() is not None:
@@ -84,7 +84,7 @@ def extend(connection: Connection, extension: str) -> None:
 
 
 def _warm(connection: Connection) -> None:
-    """Read every table and index into PostgreSQL's memory."""
+    """Load every table and index into PostgreSQL's memory."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1 FROM pg_extension WHERE extname = 'pg_prewarm'")
         if cursor.fetchone() is not None:

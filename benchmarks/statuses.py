@@ -24,7 +24,7 @@ SELECT n, 'palm_tree', 'On holiday until the ' || n %% 28,
 FROM generate_series(1::bigint, %(among)s) AS n
 """
 UNDONE: Final = "SELECT count(*) FROM user_statuses WHERE clear_status_at <= now()"
-#: The keyset goes on after the last row, and rows locked elsewhere are left out: what any cleaner beside others needs.
+#: Keyset pagination that skips locked rows, as any cleaner beside other writers needs.
 _BATCH: Final = """
 WITH picked AS MATERIALIZED (
     SELECT clear_status_at, user_id FROM user_statuses
@@ -36,17 +36,17 @@ WITH picked AS MATERIALIZED (
 SELECT clear_status_at, user_id, count(*) OVER () FROM picked ORDER BY 1 DESC, 2 DESC LIMIT 1
 """
 _AFTER: Final = "AND (clear_status_at, user_id) > (%(at)s, %(id)s)"
-#: By where the row lies, without looking its key up again. Only for a plain table, and a row that another session has
-#: changed at this very moment is left out: not the same work, but the least that can be.
+#: By ctid, without looking up the key again. Only for a plain table; a row that another session has
+#: just changed is left out. This is not the same work, but a lower bound.
 _BY_PLACE: Final = _BATCH.replace(
     "SELECT clear_status_at, user_id FROM", "SELECT ctid, clear_status_at, user_id FROM"
 ).replace("user_id = ANY(ARRAY(SELECT user_id FROM picked))", "ctid = ANY(ARRAY(SELECT ctid FROM picked))")
 _FLOOR_BY_PLACE: Final = "floor, by ctid"
-_BY_ROW: Final = 2_000  # records are enough to know its rate
+_BY_ROW: Final = 2_000  # records are enough to measure its rate
 
 
 def comparison(batch: int, at_least: float) -> Comparison:
-    """The comparison at this batch size."""
+    """Return the comparison for this batch size."""
     return Comparison(
         name=f"statuses-{batch}",
         template="statuses",

@@ -1,4 +1,4 @@
-"""One contestant's turn, in a process of its own: ready, go, done. Not for calling by hand."""
+"""Process of one contestant's turn, started by ``rounds.py``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.comparison import Place
 
 
 def main() -> None:
-    """Get ready, say so, wait for a line, do the work, and say in JSON what it took."""
+    """Prepare, report readiness, wait for a line, do the work, and print the costs as JSON."""
     told = json.loads(sys.stdin.readline())
     contestant = TURNS[told["comparison"]].contestants[told["contestant"]]
     work = contestant(Place(told["database_url"], told["redis_url"], told["rows"], Path(told["folder"])))
@@ -25,7 +25,7 @@ def main() -> None:
     seconds = time.perf_counter() - began
     after = resource.getrusage(resource.RUSAGE_SELF)
     own = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    # Kilobytes, but on macOS bytes.
+    # Kilobytes, but bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 1024
     _say(json.dumps({"seconds": seconds, "own_seconds": own, "resident_bytes": after.ru_maxrss * unit}))
     sys.stdin.readline()

@@ -17,14 +17,14 @@ _WORKER: Final = "object_storage.delete_stale_direct_uploads"
 _HASH: Final = "pending_direct_uploads"
 _PAGE: Final = 1_000
 _LOCATION: Final = "uploads"
-_FRESH: Final = 9  # fresh entries for each stale one
+_FRESH: Final = 9  # fresh entries per stale one
 _STALE_AFTER_S: Final = 3 * 3600
 _FOLDERS: Final = 256
-_BY_ROW: Final = 2_000  # entries are enough to know its rate
+_BY_ROW: Final = 2_000  # entries are enough to measure its rate
 
 
 def fill(connection: Connection, rows: int, among: int) -> None:
-    """Nothing: entries are in Redis, objects in a folder."""
+    """Do nothing, because entries are in Redis and objects in a folder."""
 
 
 def _path(number: int) -> str:
@@ -32,7 +32,7 @@ def _path(number: int) -> str:
 
 
 def prepare(place: Place) -> None:
-    """An object for each stale entry, in a folder as an object store; fresh ones have none yet."""
+    """Create an object for each stale entry. Fresh entries have none yet."""
     for number in range(_FOLDERS):
         (place.store / f"{number:02x}").mkdir(parents=True)
     for number in range(place.rows):
@@ -47,7 +47,7 @@ def prepare(place: Place) -> None:
 
 
 def _undone(place: Place) -> int:
-    """Objects left; as many entries must be.
+    """Return the number of objects left, which must equal the number of entries.
 
     Raises:
       RuntimeError: When an object has gone and its entry has not, or the other way round.

@@ -1,1 +1,1 @@
-"""Real processes and real servers under every fault that can be made; run by ``pytest tests/chaos``."""
+"""Chaos suite: real processes and servers under injected faults (``pytest tests/chaos``)."""

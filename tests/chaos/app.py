@@ -1,4 +1,4 @@
-"""What the chaos suite's processes run: the ready-made application, which can be held at any point of a run."""
+"""Application of the chaos suite: ``housekeeping.app``, which can be held at defined points of a run."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ from tests.chaos import points  # noqa: E402
 __all__ = ["actors", "broker"]
 
 points.install(broker)
-# Asked by the suite when it waits in vain: where each thread is, on the stderr that Dramatiq has not replaced.
+# The suite asks for the stacks of all threads when a wait times out, on the stderr that Dramatiq has not replaced.
 faulthandler.register(signal.SIGUSR1, file=2)

@@ -1,4 +1,4 @@
-"""The suite's own options, servers and figures. Nothing of it is collected unless it is asked for by its path."""
+"""Options, servers and figures of the chaos suite. Its tests are collected only if their path is given."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.chaos.verdicts import Undisturbed, undisturbed_run
 _HERE: Final = Path(__file__).parent
 _FIGURES: Final = pytest.StashKey[Figures]()
 
-#: Makes a trial of these families; further arguments are `Trial`'s.
+#: Function that makes a trial of these families, with the arguments of `Trial`.
 MakeTrial = Callable[..., Trial]
 
 
@@ -49,11 +49,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand the figures of a process among several to the one that sums up."""
+    """Send the figures of this process to the main process."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         figures = session.config.stash[_FIGURES]
-        output["chaos"] = {**vars(figures), "faults": dict(figures.faults)}  # what may be sent on has plain types
+        output["chaos"] = {**vars(figures), "faults": dict(figures.faults)}  # only plain types can be sent
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -80,7 +80,7 @@ def figures(pytestconfig: pytest.Config) -> Figures:
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
-    """The suite's own, which are killed and restarted; they know when each transaction was committed."""
+    """Start the suite's servers. PostgreSQL keeps the time of each commit."""
     with embedded.start() as servers:
         connection = psycopg2.connect(servers.database_url)
         connection.autocommit = True
@@ -93,7 +93,7 @@ def servers() -> Iterator[Servers]:
 
 @pytest.fixture(scope="session")
 def undisturbed(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """What is left when nothing disturbs the workers."""
+    """Return the final state of an undisturbed run."""
     with Trial(servers, tmp_path_factory.mktemp("undisturbed"), FIVE) as trial:
         return undisturbed_run(trial)
 
@@ -104,7 +104,7 @@ def make_trial(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> It
 
         def make(families: Sequence[Family] = FIVE, **more: Any) -> Trial:
             for server in servers.versions:
-                servers.start(server)  # a test that failed may have left it down
+                servers.start(server)  # a failed test may have left it down
             folder = tmp_path_factory.mktemp("trial")
             return trials.enter_context(Trial(servers, folder, families, **more))
 

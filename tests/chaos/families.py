@@ -1,4 +1,4 @@
-"""What the five workers have to clean, what is left when they are done, and which counts speak of it."""
+"""Test data of the five workers: stale records, the expected final state, and the counts of the changes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from housekeeping.workers.object_storage import pending_entry
 from housekeeping.workers.user_status_cleanup import worker as user_status_cleanup
 from tests.integration.workers.batched_git_ref_updates.repositories import made
 
-STALE: Final = 35  # three full batches of ten and one that is not
+STALE: Final = 35  # three full batches of ten and a partial one
 FRESH: Final = 6
-#: Ids of a round: those from its number times this.
+#: Distance between the first ids of two rounds.
 SPAN: Final = 1000
 
 _STATUSES: Final = """
@@ -57,16 +57,16 @@ INSERT INTO batched_git_ref_updates_deletions (id, project_id, ref)
 SELECT {base} + n, {base}, CASE WHEN n = 17 THEN 'no ref at all' ELSE 'refs/heads/old-' || n END
 FROM generate_series(1, {stale}) AS n
 """
-#: Refs of which a row speaks that was never in the repository: deleted already.
+#: Refs with a row that are not in the repository, as if already deleted.
 _NEVER_THERE: Final = range(30, STALE + 1)
 
-#: What is left of a round, ids counted from its beginning, times left out.
+#: Final state of a round, with ids relative to its first one and without times.
 State = list[tuple[Any, ...]]
 
 
 @dataclass(slots=True)
 class Place:
-    """Where a trial's things are.
+    """Servers, schema and folders of a trial.
 
     Attributes:
       connection: On the application's schema.
@@ -78,20 +78,20 @@ class Place:
     folder: Path
 
     def rows(self, query: str, *values: object) -> State:
-        """What a query finds."""
+        """Return the rows of a query."""
         with self.connection.cursor() as cursor:
             cursor.execute(query, values or None)
             return [tuple(row) for row in cursor.fetchall()]
 
     def do(self, statement: str) -> None:
-        """Change something."""
+        """Execute a statement."""
         with self.connection.cursor() as cursor:
             cursor.execute(statement)
 
 
 @dataclass(frozen=True)
 class Family:
-    """A worker and its work, in rows alone.
+    """Worker whose records are rows.
 
     Attributes:
       actor: Its name.
@@ -111,21 +111,21 @@ class Family:
     leased: bool = False
 
     def arguments(self, round: int) -> tuple[int, ...]:
-        """What the actor is sent for a round."""
+        """Return the arguments of the actor for a round."""
         return ()
 
     def fill(self, place: Place, round: int) -> None:
-        """Make a round's stale records, and some that must stay."""
+        """Create stale records of a round, and others that must stay."""
         place.do(self.statement.format(base=round * SPAN, stale=STALE, fresh=FRESH))
 
     def left(self, place: Place, round: int) -> State:
-        """The round's records as they are now."""
+        """Return the current records of the round."""
         base = round * SPAN
         return [row for query in self.queries for row in place.rows(query, base, base, base + SPAN - 1)]
 
 
 class Uploads(Family):
-    """Entries in Redis, objects in a folder."""
+    """Upload worker with entries in Redis and objects in a folder."""
 
     def fill(self, place: Place, round: int) -> None:
         folder = place.folder / "objects" / str(round)
@@ -133,7 +133,7 @@ class Uploads(Family):
         now = int(time.time())
         ages = {**{f"s{n}": 20_000 for n in range(STALE)}, **{f"f{n}": 60 for n in range(FRESH)}}
         for name, age in ages.items():
-            # Long, so that Redis keeps even a small hash in a form that is walked page by page.
+            # Long, so that Redis stores even a small hash in an encoding that HSCAN pages through.
             path = f"{round}/{name}-{'x' * 80}"
             (place.folder / "objects" / path).touch()
             place.redis_client.hset(pending_entry.KEY, f"artifacts:{path}", now - age)
@@ -147,7 +147,7 @@ class Uploads(Family):
 
 
 class Refs(Family):
-    """Rows in PostgreSQL, refs in a real repository; a project a round."""
+    """Ref worker with rows in PostgreSQL and refs in a real repository, one project per round."""
 
     def arguments(self, round: int) -> tuple[int, ...]:
         return (round * SPAN,)
@@ -212,5 +212,5 @@ BUILDS: Final = Family(
 )
 
 FIVE: Final = (STATUSES, IMPORTS, UPLOADS, REFS, BUILDS)
-#: Those whose records are all in PostgreSQL (and in git): a Redis that forgets everything forgets no upload of theirs.
+#: Families with all records in PostgreSQL and git, which do not lose uploads with an empty Redis.
 FOUR: Final = (STATUSES, IMPORTS, REFS, BUILDS)

@@ -1,4 +1,4 @@
-"""The figures of a run of the suite: what was done to it, what came of that, and how long it took."""
+"""Figures of a run of the suite: faults, results and takeover times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Written by `pytest tests/chaos --chaos-figures FILE`; see [what the suite does](
 
 @dataclass
 class Figures:
-    """Counted over all tests of a run.
+    """Figures over all tests of a run.
 
     Attributes:
       faults: By kind.
@@ -36,7 +36,7 @@ class Figures:
     seeds: list[int] = field(default_factory=list)
 
     def add(self, others: Figures) -> None:
-        """Count those of another process, too."""
+        """Add the figures of another process."""
         self.faults.update(others.faults)
         for settings, seconds in others.takeovers.items():
             self.takeovers.setdefault(settings, []).extend(seconds)
@@ -47,11 +47,11 @@ class Figures:
         self.seeds += others.seeds
 
     def taken_over(self, settings: str, seconds: float) -> None:
-        """Note how long it took."""
+        """Record the time of a takeover."""
         self.takeovers.setdefault(settings, []).append(seconds)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Name and value of each figure."""
+        """Yield name and value of each figure."""
         yield "faults injected", str(sum(self.faults.values()))
         for kind, number in sorted(self.faults.items()):
             yield f"- {kind}", str(number)
@@ -65,17 +65,17 @@ class Figures:
         yield "seeds", ", ".join(map(str, self.seeds)) or "none"
 
     def as_text(self) -> str:
-        """For the terminal."""
+        """Return the figures for the terminal."""
         return "\n".join(f"{name + ':':<44}{value}" for name, value in self.lines())
 
     def as_page(self) -> str:
-        """For the documentation."""
+        """Return the figures as a page of the documentation."""
         rows = "\n".join(f"| {name} | {value} |" for name, value in self.lines())
         machine = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
         return f"{_HEAD}\nMachine: {machine}.\n\n| figure | value |\n|---|---|\n{rows}\n"
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The smallest value that so many percent of all do not exceed."""
+    """Return the smallest value that `percent` percent of all values do not exceed."""
     place = -(-len(values) * percent // 100)
     return sorted(values)[max(place, 1) - 1]

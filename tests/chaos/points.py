@@ -1,4 +1,4 @@
-"""The points of a run at which a process can be held, from inside the process.
+"""Points of a run at which a process can be held, from inside the process.
 
 A test arms a point by a file, ``WORKER.POINT.armed`` with the number of the time it is to be reached. The thread that
 gets there turns it into ``WORKER.POINT.held`` and waits for the file ``go``, or for the end of its process.
@@ -36,7 +36,7 @@ _PASSES: Final = (TableStage, EntityStage, PendingUploadsStage, PendingDeletions
 
 
 class Points:
-    """Where a process stops when a test has said so.
+    """Points at which a test can hold this process.
 
     Parameters:
       folder: Where the files are.
@@ -48,7 +48,7 @@ class Points:
         self._times: Counter[tuple[str, int]] = Counter()
 
     def reached(self, point: str, worker: str | None = None) -> None:
-        """Go on, or wait here if the point is armed and this is the time."""
+        """Wait here if the point is armed for this pass."""
         worker = worker or structlog.contextvars.get_contextvars().get("worker")
         armed = self._folder / f"{worker}.{point}.armed"
         try:
@@ -62,13 +62,13 @@ class Points:
         try:
             armed.rename(armed.with_suffix(".held"))
         except FileNotFoundError:
-            return  # another process was here first
+            return  # another process was first
         while not (self._folder / GO).exists():
             time.sleep(0.02)
 
 
 class Acknowledgements(Middleware):
-    """The points around a message's acknowledgement."""
+    """Points around the acknowledgement of a message."""
 
     def __init__(self, points: Points) -> None:
         self._points = points
@@ -81,7 +81,7 @@ class Acknowledgements(Middleware):
 
 
 def install(broker: Broker) -> None:
-    """Make every point of a run one that can be armed; nothing else changes."""
+    """Patch the library so that every point can be armed."""
     points = Points(Path(os.environ[FOLDER]))
     reached = points.reached
     written = threading.local()
@@ -116,7 +116,7 @@ def install(broker: Broker) -> None:
 
 
 def _after(owner: Any, name: str, then: Callable[[], None], given: bool = False) -> None:
-    """Call `then` each time a function has returned; with `given`, only when it returned something that counts."""
+    """Call `then` after each return of a function; with `given`, only after a truthy result."""
     original = getattr(owner, name)
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a server's unix socket, which can be told to misbehave."""
+"""TCP proxy in front of a server's unix socket that injects network faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHUNK: Final = 65_536
 
 
 class _Link:
-    """One connection of a client, and ours to the server."""
+    """Connection of a client with its connection to the server."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self._writers = (client, server)
@@ -28,7 +28,7 @@ class _Link:
 
 
 class Proxy:
-    """Passes bytes on until it is told otherwise; its port is free for `url`."""
+    """Proxy that forwards bytes and injects faults on demand."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -57,27 +57,27 @@ class Proxy:
         self._loop.close()
 
     def cut(self) -> int:
-        """Break off every connection; returns how many there were."""
+        """Close every connection and return their number."""
         return self._ask(self._cut)
 
     def freeze(self) -> None:
-        """Stage no byte on; connections stay, and new ones are taken."""
+        """Stop forwarding. Connections stay open, and new ones are accepted."""
         self._ask(self._stop)
 
     def thaw(self) -> None:
-        """Stage on what has come meanwhile, and go on."""
+        """Forward the held bytes and continue."""
         self._ask(self._go)
 
     def slow_down(self, seconds: float) -> None:
-        """Keep each piece for so long before it is passed on."""
+        """Delay each chunk by so many seconds."""
         self._delay_s = seconds
 
     def cut_commits(self, times: int) -> None:
-        """Stage the next COMMITs on, wait for the server's answer to each, and break off instead of passing that on."""
+        """Forward the next COMMITs, wait for each answer, and close the connection instead of forwarding it."""
         self._commits_to_cut = times
 
     def cut_after(self, number: int) -> None:
-        """Break off every connection when so many bytes have passed, in the middle of whatever that is."""
+        """Close every connection after so many bytes."""
         self._bytes_left = number
 
     def _ask(self, what: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -1,4 +1,4 @@
-"""What was committed, as the database itself has it: triggers note each change in the transaction that makes it."""
+"""Audit of committed changes. Triggers record each change in its own transaction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from tests.chaos.families import Family, Place
 
-#: ``audit`` has a row for each changed row; its transaction's id leads to the time of the commit.
+#: ``audit`` has a row per changed row. The transaction id gives the time of the commit.
 _OWN: Final = ("runs", "leases")
 _TABLES: Final = """
 CREATE TABLE audit (
@@ -37,8 +37,8 @@ _EFFECTS: Final = """
 SELECT xid::text, tbl, coalesce(old->>'id', old->>'user_id') FROM audit
 WHERE tbl NOT IN ('runs', 'leases') AND (op = 'DELETE' OR (op = 'UPDATE' AND old->>'status' <> new->>'status'))
 """
-#: What runs wrote of their batches. Closing the row of a run that broke off, as failed, lost or cut short by a
-#: shutdown, is none of these: it counts nothing new, but may write `failed` for the first time.
+#: Ledger updates of batches. Closing the row of a run that failed, was lost or was ended by a
+#: shutdown is not among them: it counts nothing new, but may write `failed` for the first time.
 _BATCHES: Final = """
 SELECT xid::text, (new->>'id')::bigint, (new->>'epoch')::bigint FROM audit
 WHERE tbl = 'runs' AND op = 'UPDATE' AND old->>'outcome' IS NULL
@@ -63,7 +63,7 @@ WHERE tbl = 'runs' AND op = 'INSERT' AND new->>'worker' = %s
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A record that was settled, and the transaction that did."""
+    """Processed record and its transaction."""
 
     xid: str
     table: str
@@ -72,7 +72,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a run wrote into its open row, in order of the commits."""
+    """Update of a run's open row, in order of the commits."""
 
     xid: str
     run_id: int
@@ -80,7 +80,7 @@ class Batch:
 
 
 class Recorder:
-    """The audit of a trial's schema and of the library's own.
+    """Audit of a trial's schema and of the library's schema.
 
     Parameters:
       schema: The application's.
@@ -98,7 +98,7 @@ class Recorder:
             place.do(_TRIGGER.format(events=kinds, table=table, schema=schema))
 
     def complaints(self) -> list[str]:
-        """Everything that was committed and should not have been."""
+        """Return every committed change that is wrong."""
         effects = [Effect(*row) for row in self._place.rows(_EFFECTS)]
         batches = [Batch(*row) for row in self._place.rows(_BATCHES)]
         return [*_doubled(effects), *_uncounted(effects, batches), *self._miscounted(effects, batches)] + [
@@ -106,12 +106,12 @@ class Recorder:
         ]
 
     def _leases(self) -> dict[int, str]:
-        """The lease that each run began with, by the transaction in which it was given its epoch."""
+        """Return the lease of each run by the transaction that drew its epoch."""
         keys = {str(xid): str(key) for xid, key in self._place.rows(_TAKEN)}
         return {run_id: keys[xid] for xid, run_id in self._place.rows(_BEGUN) if xid in keys}
 
     def _miscounted(self, effects: Sequence[Effect], batches: Sequence[Batch]) -> Iterator[str]:
-        """Runs whose counts are not the number of rows they really changed."""
+        """Yield runs whose counts differ from their changed rows."""
         run_of = {batch.xid: batch.run_id for batch in batches}
         changed = Counter((effect.table, run_of.get(effect.xid)) for effect in effects)
         for family in self._families:
@@ -124,24 +124,24 @@ class Recorder:
                         yield f"run {run_id} of {family.actor} counts {number} of {table}, not {changed[table, run_id]}"
 
     def taken_over_at(self, worker: str, after: float) -> float | None:
-        """When the first run after a moment began, in seconds since 1970; null while there is none."""
+        """Return the start of the first run after a time, in seconds since 1970, or None."""
         [[at]] = self._place.rows(_TAKEN_OVER, worker, after)
         return None if at is None else float(at)
 
     def commits(self) -> int:
-        """How many transactions changed anything."""
+        """Return the number of transactions with changes."""
         [[number]] = self._place.rows("SELECT count(DISTINCT xid::text) FROM audit")
         return int(number)
 
 
 def _doubled(effects: Sequence[Effect]) -> Iterator[str]:
-    """Records that were settled more than once."""
+    """Yield records that were processed more than once."""
     times = Counter((effect.table, effect.record) for effect in effects)
     return (f"{table} {record} was settled {number} times" for (table, record), number in times.items() if number > 1)
 
 
 def _uncounted(effects: Sequence[Effect], batches: Sequence[Batch]) -> Iterator[str]:
-    """Changes that no open run, or more than one, counted in their own transaction."""
+    """Yield changes that were not counted by exactly one open run in their transaction."""
     runs = Counter(batch.xid for batch in batches)
     return (
         f"{each.table} {each.record} was counted by {runs[each.xid]} runs" for each in effects if runs[each.xid] != 1
@@ -149,7 +149,7 @@ def _uncounted(effects: Sequence[Effect], batches: Sequence[Batch]) -> Iterator[
 
 
 def _backwards(batches: Sequence[Batch], leases: Mapping[int, str]) -> Iterator[str]:
-    """Batches that were committed after one of a later holder of the same lease."""
+    """Yield batches committed after a batch of a later holder of the same lease."""
     highest: dict[str, int] = {}
     for batch in batches:
         key = leases.get(batch.run_id)

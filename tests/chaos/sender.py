@@ -1,4 +1,4 @@
-"""A process that sends messages as an application does: each line it reads is one, each line it writes its answer."""
+"""Process that sends messages like an application. It reads one message per line and writes one answer per line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def main() -> None:
-    """Send what comes in, ``{"actor", "args", "kwargs", "options"}``, until there is no more."""
+    """Send each message from stdin: ``{"actor", "args", "kwargs", "options"}``."""
     actors = importlib.import_module(sys.argv[1]).actors
     for line in sys.stdin:
         wish = json.loads(line)

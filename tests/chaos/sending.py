@@ -1,4 +1,4 @@
-"""The test's side of the process that sends messages."""
+"""Client of the process that sends messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PATIENCE_S: Final = 30
 
 
 class Sender:
-    """A process with the application's actors, which sends what it is told to.
+    """Process with the application's actors that sends messages on request.
 
     Parameters:
       app: The module that has ``actors``.
@@ -39,7 +39,7 @@ class Sender:
         self._process.communicate(timeout=_PATIENCE_S)
 
     def send(self, actor: str, *args: Any, kwargs: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-        """Send a message; its ``id`` and the one it is a ``duplicate_of``, or the ``error`` instead."""
+        """Send a message and return its ``id`` and ``duplicate_of``, or its ``error``."""
         wish = {"actor": actor, "args": args, "kwargs": kwargs or {}, "options": options}
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(wish) + "\n")

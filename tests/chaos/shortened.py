@@ -1,4 +1,4 @@
-"""Waits that are a minute in production, shortened for a process of the chaos suite."""
+"""Shortened waits for processes of the chaos suite, instead of a minute in production."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from housekeeping.middleware.deduplication import middleware
 from housekeeping.sweeps.ledger import runs
 from housekeeping.workers.object_storage import upload_stage
 
-#: Environment variable that asks for it.
+#: Environment variable that shortens the waits.
 SHORTENED: Final = "CHAOS_SHORTENED"
 
-#: They add nothing to a fault but time. What is left of each is enough for a busy machine: a process that is slower is
-#: taken for dead, which is one fault more, and no wrong verdict.
+#: These waits only add time to a fault. The short values suffice for a busy machine: a slower process counts as
+#: dead, which is one more fault and no wrong verdict.
 _SHORT: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (redis_broker, "HEARTBEAT_TIMEOUT_MS", 2000),
     (runs, "HEARTBEAT", timedelta(seconds=0.5)),
@@ -31,9 +31,9 @@ _SHORT: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
 
 
 def shorten_if_asked() -> None:
-    """To be called before anything copies these values."""
+    """Shorten the waits if asked. Call this before any module copies the values."""
     if SHORTENED not in os.environ:
         return
     for module, name, value in _SHORT:
-        getattr(module, name)  # a name that is no longer there would shorten nothing
+        getattr(module, name)  # fails if the name no longer exists
         setattr(module, name, value)

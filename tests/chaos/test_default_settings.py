@@ -1,4 +1,4 @@
-"""With default settings: a killed worker is taken over within 90 s, and two schedulers fire each tick once."""
+"""Tests with default settings: takeover of a killed worker within 90 s, and two schedulers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ScopeName = Literal["function", "module"]
 TAKEN_OVER_WITHIN_S: Final = 90
 _MINUTE_S: Final = 60
 _TWO_MINUTES_S: Final = 120
-#: Not in the moment of the tick itself: a scheduler that dies between claim_step and sending a tick takes it along.
+#: Not at the tick itself: a scheduler that dies between claiming and sending a tick loses it.
 _MAY_DIE_AT_S: Final = range(4, 56)
 _ROWS_OF_TICKS: Final = (
     "SELECT tick, count(*) FROM {own}.runs WHERE tick IS NOT NULL AND outcome <> 'missed' GROUP BY 1"
@@ -32,7 +32,7 @@ _ROWS_OF_TICKS: Final = (
 
 
 class Restarted:
-    """Two schedulers and a worker; one scheduler after the other is killed and another started in its place."""
+    """Two schedulers and a worker. Each scheduler in turn is killed and replaced."""
 
     def __init__(self, trial: Trial, figures: Figures) -> None:
         self.trial = trial
@@ -48,7 +48,7 @@ class Restarted:
         running = [self.trial.scheduler(), self.trial.scheduler()]
         started_at = time.time()
         while not self._over.wait(4):
-            # One of them is always at work: it has said so.
+            # One of them is always running.
             if running[1].text() and int(time.time()) % _MINUTE_S in _MAY_DIE_AT_S:
                 self._restarted_at.append(started_at)
                 running.pop(0).kill()
@@ -57,12 +57,12 @@ class Restarted:
                 self._figures.faults["scheduler killed and restarted"] += 1
 
     def rows_of_ticks(self) -> dict[float, int]:
-        """How many rows each tick has in the ledger."""
+        """Return the number of ledger rows per tick."""
         query = _ROWS_OF_TICKS.format(own=self.trial.own_schema)
         return {tick.timestamp(): rows for tick, rows in self.trial.place.rows(query)}
 
     def ticks_met_again(self) -> set[float]:
-        """Ticks in whose minute a scheduler was started, too, and came up: it might send them once more."""
+        """Return ticks in whose minute a scheduler also started, which might send them again."""
         minutes = {moment // _MINUTE_S * _MINUTE_S for moment in list(self._restarted_at)}
         return {minute for minute in minutes if minute >= self._first_tick}
 
@@ -72,13 +72,13 @@ class Restarted:
 
 
 def scope(fixture_name: str, config: pytest.Config) -> ScopeName:
-    """One for the module, to save a minute; one for each test where faults are planted in its processes."""
+    """Use one trial per module to save a minute, or one per test with planted faults."""
     return "function" if config.getoption("twins") else "module"
 
 
 @pytest.fixture(scope=scope)
 def schedulers(servers: Servers, figures: Figures, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarted]:
-    """At work beside the other test of this module, which waits most of its time."""
+    """Run beside the other test of this module, which mostly waits."""
     with Trial(servers, tmp_path_factory.mktemp("schedulers"), [STATUSES], shortened=False) as trial:
         restarted = Restarted(trial, figures)
         yield restarted

@@ -1,4 +1,4 @@
-"""F3: a worker that is killed at any point of a run is taken over, and in the end all is as if it had not been."""
+"""Tests of F3: a worker killed at any point of a run is taken over, with the same final state."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.chaos.families import BUILDS, FIVE, REFS, UPLOADS, Family
 from tests.chaos.figures import Figures
 from tests.chaos.verdicts import Undisturbed, drain, verdict
 
-#: A point, which time it is reached, and who reaches it.
+#: Point, number of the pass, and worker.
 Point = tuple[str, int, Sequence[Family]]
-#: Takes such points; returns what is not as it should be.
+#: Function that kills at these points and returns the errors.
 KillAt = Callable[..., list[str]]
 
-#: What is taken over is then done by the message that the killed worker had in hand, without another one.
+#: The message of the killed worker does the work, without another message.
 _NO_RUN_IS_CUT_SHORT_S: Final = 30
 _LEASED: Final = (REFS, BUILDS)
 
 
 @pytest.fixture
 def kill_at(make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures) -> KillAt:
-    """Kill a worker at each point, a round of work for each, and let another one, which is killed next, take over."""
+    """Kill a worker at each point, with a round of work each. The next worker takes over and is killed next."""
 
     def kill(*points: Point, taken_over: bool = True) -> list[str]:
         trial = make_trial(FIVE, lease_ttl_s=_NO_RUN_IS_CUT_SHORT_S)

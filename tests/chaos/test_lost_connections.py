@@ -1,4 +1,4 @@
-"""F4: whatever becomes of the connection to PostgreSQL, the ledger's totals are the rows really changed."""
+"""Tests of F4: lost connections to PostgreSQL do not change totals in the ledger."""
 
 from __future__ import annotations
 

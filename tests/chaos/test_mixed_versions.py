@@ -1,4 +1,4 @@
-"""F10: two releases at work side by side, whose actors do not take the same arguments."""
+"""Test of F10: two releases with different actor arguments run in parallel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_rolling_restart_with_other_arguments_has_each_effect_once(make_trial:
     trial = make_trial((), app=OLD)
     trial.place.do("CREATE TABLE charges (order_number integer, currency text, release text)")
     old = trial.worker()
-    # What a release cannot take fails there, and its retry meets the other one sooner or later.
+    # A message that a release cannot run fails there, and its retry reaches the other one.
     for order in range(1, 11):
         trial.sender.send(ACTOR, order, idempotency_key=f"order {order}")
     new = trial.worker(NEW)

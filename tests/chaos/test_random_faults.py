@@ -1,4 +1,4 @@
-"""Faults by chance against two workers, then peace: nothing is lost, nothing is done twice."""
+"""Test of random faults against two workers: nothing is lost or repeated."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.chaos.test_zombies import asleep, awake
 from tests.chaos.trial import Trial
 from tests.chaos.verdicts import Undisturbed, drain, verdict
 
-#: How long faults go on.
+#: Duration of the faults.
 LONG_S: Final = 40.0
 SHORT_S: Final = 10.0
 
 
 class Storm:
-    """Two workers, work for them, and one fault after the other.
+    """Two workers under random faults.
 
     Parameters:
       chance: Decides everything.
@@ -51,7 +51,7 @@ class Storm:
         }
 
     def rage(self, seconds: float) -> None:
-        """Add work, send messages and do harm until the time is over; then put everything right."""
+        """Add work, send messages and inject faults for some time, then repair everything."""
         until = time.monotonic() + seconds
         round = 0
         while time.monotonic() < until:
@@ -61,12 +61,12 @@ class Storm:
             kind = self._next()
             self._figures.faults[kind] += 1
             self._faults[kind]()
-            time.sleep(self._chance.uniform(0, 0.5))  # how far they get before the next one
+            time.sleep(self._chance.uniform(0, 0.5))  # time until the next fault
         self._trial.postgres.slow_down(0)
         self._trial.postgres.cut_commits(0)
 
     def _next(self) -> str:
-        if not self._deck:  # every kind once, in another order each time
+        if not self._deck:  # every kind once, in random order
             self._deck = self._chance.sample(sorted(self._faults), len(self._faults))
         return self._deck.pop()
 
@@ -81,7 +81,7 @@ class Storm:
     def _stop(self) -> None:
         victim = self.workers[self._victim()]
         asleep(victim)
-        time.sleep(self._chance.uniform(0.5, 4))  # past the ttl, or not
+        time.sleep(self._chance.uniform(0.5, 4))  # sometimes past the ttl
         awake(victim)
 
     def _terminate(self) -> None:

@@ -1,4 +1,4 @@
-"""What the suite takes for a batch, told from how a row is closed whose run broke off."""
+"""Tests of the recorder: closing the row of an aborted run is not a batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = "ci/stuck_builds/drop_canceling"
 
 @pytest.fixture
 def trial(make_trial: MakeTrial) -> Iterator[Trial]:
-    """A trial whose ledger this process writes."""
+    """Make a trial whose ledger this process writes."""
     made: Trial = make_trial([BUILDS])
     url, schema = made.environment["HOUSEKEEPING_DATABASE_URL"], made.own_schema
     use_database(Settings.load(database_url=url, schema_name=schema))
@@ -49,7 +49,7 @@ def test_a_batch_after_one_with_a_higher_epoch_is_complained_of(trial: Trial) ->
     with database.atomic():
         runs.advance(late.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, (KEY, late.epoch or 0))
 
-    with database.atomic():  # by a run that does not look at its epoch
+    with database.atomic():  # by a run that does not check its epoch
         runs.advance(early.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, None)
 
     [complaint] = trial.recorder.complaints()

@@ -1,4 +1,4 @@
-"""F1, F2: whoever slept, or lost its lease with Redis' memory, commits nothing once another has begun."""
+"""Tests of F1 and F2: a paused worker, or one whose lease Redis lost, cannot commit after a takeover."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.chaos.verdicts import Undisturbed, drain, verdict
 
 
 def asleep(process: Process) -> None:
-    """As a machine that stands still."""
+    """Pause a process with SIGSTOP."""
     os.killpg(process.running.pid, signal.SIGSTOP)
 
 
@@ -26,17 +26,17 @@ def awake(process: Process) -> None:
 
 
 def broken_off(process: Process) -> set[str]:
-    """The workers whose runs in this process found that they had been taken over."""
+    """Return the workers whose runs in this process were taken over."""
     return {line["worker"] for line in process.lines() if line.get("outcome") == "lost_lease"}
 
 
 def ended(process: Process) -> set[str]:
-    """The workers whose runs in this process have ended."""
+    """Return the workers whose runs in this process have ended."""
     return {line["worker"] for line in process.lines() if line["event"] == "Run ended"}
 
 
 def begun_since(trial: Trial, moment: float) -> bool:
-    """Whether every worker has begun anew."""
+    """Return whether every worker has started again."""
     return all(trial.recorder.taken_over_at(family.actor, moment) for family in trial.families)
 
 

@@ -1,4 +1,4 @@
-"""A trial: schemas, keys and folders of its own on the suite's servers, and real processes at work on them."""
+"""Trial with its own schemas, keys and folders on the suite's servers, and real processes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ APP: Final = "tests.chaos.app"
 PATIENCE_S: Final = 120.0
 LEASE_TTL_S: Final = 3
 _TOP: Final = Path(__file__).parents[2]
-#: A run ends so long before its lease; what a busy machine does not finish in time is the next message's.
+#: Time between the end of a run and of its lease. The next message finishes what a busy machine does not.
 _MARGIN_S: Final = 0.5
 
 
 class Trial:
-    """The five workers, or some of them, with work to do and processes to do it.
+    """Workers with test data and processes.
 
     Attributes:
       place: Where their records are.
@@ -92,7 +92,7 @@ class Trial:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of every process of this trial."""
+        """Return the environment of the trial's processes."""
         workers: dict[str, dict[str, Any]] = {
             sweep.name: {"enabled": any(sweep.name == family.actor for family in self.families)}
             for module in BUILT_IN
@@ -123,12 +123,12 @@ class Trial:
         return kept | {f"HOUSEKEEPING_{name}": value for name, value in ours.items()}
 
     def worker(self, app: str | None = None) -> Process:
-        """A dramatiq process with a thread for each family, and some to spare; it ends with the trial."""
+        """Start a dramatiq process with a thread per family and spare ones. It ends with the trial."""
         return self._process([*WORKER, app or self._app, "-p", "1", "-t", "8", "--skip-logging"])
 
     @staticmethod
     def kill(process: Process) -> None:
-        """SIGKILL to the program and its worker processes, and not to a git that one of these has started.
+        """Kill the program and its worker processes, but not a git process of theirs.
 
         A git that is killed leaves its locks behind, and only a person can tell that they are nobody's.
         """
@@ -138,28 +138,28 @@ class Trial:
         process.running.wait(PATIENCE_S)
 
     def scheduler(self) -> Process:
-        """A periodiq process; it ends with the trial."""
+        """Start a periodiq process. It ends with the trial."""
         return self._process([*SCHEDULER, self._app])
 
     def fill(self, round: int, families: Sequence[Family] | None = None) -> None:
-        """Give every family, or some, something to do, and remember that it was."""
+        """Create a round of records for all or some families, and remember it."""
         self.rounds[round] = self.families if families is None else families
         for family in self.rounds[round]:
             family.fill(self.place, round)
 
     def tick(self, rounds: Iterable[int] | None = None) -> list[str]:
-        """Send every family of these rounds its message, as its schedule does; returns why some could not be sent."""
+        """Send the messages of these rounds like a schedule. Return the errors of those not sent."""
         chosen = list(self.rounds) if rounds is None else rounds
         calls = {(family.actor, family.arguments(round)): None for round in chosen for family in self.rounds[round]}
         answers = [self.sender.send(actor, *arguments) for actor, arguments in calls]
         return [answer["error"] for answer in answers if "error" in answer]
 
     def left(self, round: int) -> dict[str, State]:
-        """What is left of a round, by actor."""
+        """Return the current records of a round by actor."""
         return {family.actor: family.left(self.place, round) for family in self.rounds[round]}
 
     def arm(self, point: str, time: int, families: Sequence[Family] | None = None) -> None:
-        """Hold every family, or some, where it reaches a point for this time."""
+        """Hold all or some families at this pass of a point."""
         for name in (GO, *(path.name for path in self._points.iterdir())):
             (self._points / name).unlink(missing_ok=True)
         for family in families or self.families:
@@ -168,23 +168,23 @@ class Trial:
             prepared.rename(f"{prepared}.armed")
 
     def await_held(self, *processes: Process) -> None:
-        """Return when every armed point was reached."""
+        """Wait until every armed point is reached."""
         eventually(lambda: not list(self._points.glob("*.armed")), *processes, patience_s=PATIENCE_S)
 
     def go(self) -> None:
-        """Let what is held go on."""
+        """Release the held threads."""
         (self._points / GO).touch()
 
     @property
     def waiting(self) -> int:
-        """Messages that are queued, at work, delayed, or dead."""
+        """Return the number of queued, running, delayed and dead messages."""
         client: Any = self.place.redis_client
         own = f"{self._name}:broker:"
         bodies = sum(client.hlen(key) for key in client.scan_iter(match=f"{own}*.msgs", count=1000))
         return int(bodies)
 
     def whereabouts(self) -> list[str]:
-        """Of each message that waits, where it is and what it has been through."""
+        """Return queue and history of each waiting message."""
         client: Any = self.place.redis_client
         own = f"{self._name}:broker:"
         told = []
@@ -200,17 +200,17 @@ class Trial:
         return told
 
     def keys(self, pattern: str) -> list[str]:
-        """Our keys in Redis that match, the namespace left out."""
+        """Return matching keys in Redis without the namespace."""
         found = self.place.redis_client.scan_iter(match=f"{self._name}:{pattern}", count=1000)
         return sorted(key.decode().removeprefix(f"{self._name}:") for key in found)
 
     def backends(self) -> list[int]:
-        """The server processes that the workers are connected to."""
+        """Return the PostgreSQL backends of the workers."""
         query = "SELECT pid FROM pg_stat_activity WHERE application_name = 'housekeeping' AND pid <> pg_backend_pid()"
         return [pid for (pid,) in self.place.rows(query)]
 
     def reconnect(self) -> None:
-        """Our own connection once more, after the server was away."""
+        """Reconnect after an outage of the server."""
         self.place.connection.close()
         self.place.connection = self._ends.enter_context(closing(self._connection()))
 

@@ -1,4 +1,4 @@
-"""Whether anything was lost or done twice, from what the database recorded and what an undisturbed run leaves."""
+"""Verdicts on lost and repeated effects, from the audit and the final state of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.chaos.families import STALE, State
 from tests.chaos.figures import Figures
 from tests.chaos.trial import Trial
 
-#: By actor.
+#: Final state by actor.
 Undisturbed = dict[str, State]
 
 _PATIENCE_S: Final = 120.0
@@ -23,7 +23,7 @@ _LINES, _LONGEST_LINE = 30, 500
 
 
 def undisturbed_run(trial: Trial) -> Undisturbed:
-    """Let the workers do a round in peace; what is left of it, ids counted from its beginning."""
+    """Let the workers process a round without faults. Return its final state with relative ids."""
     trial.fill(1)
     before = trial.left(1)
     trial.tick()
@@ -42,7 +42,7 @@ def drain(
     patience_s: float = _PATIENCE_S,
     ticking: bool = True,
 ) -> None:
-    """Go on as a schedule does, in peace, until no message waits and every round is settled.
+    """Send messages like a schedule, without faults, until the queues are empty and every round is done.
 
     Fails with the processes' logs when that does not come true.
 
@@ -64,24 +64,24 @@ def drain(
 
 
 def _complaints(process: Process) -> list[str]:
-    """The last lines of a process that are more than information."""
+    """Return the last warnings and errors of a process."""
     lines = [line for line in process.text().splitlines() if '"level": "info"' not in line]
     return [line[:_LONGEST_LINE] for line in lines[-_LINES:]]
 
 
 def _stacks(process: Process) -> list[str]:
-    """Where each thread of a worker is."""
+    """Return the stacks of a worker's threads."""
     if process.running.poll() is not None:
         return [f"process {process.running.pid} has ended with {process.running.returncode}"]
     before = len(process.text())
     for child in psutil.Process(process.running.pid).children():
         child.send_signal(signal.SIGUSR1)
-    time.sleep(1)  # nothing says when they have been written, and this test has failed already
+    time.sleep(1)  # time to write them; the test has failed already
     return process.text()[before:].splitlines()
 
 
 def unsettled(trial: Trial, expected: Undisturbed | None) -> list[str]:
-    """Whose rounds are not as an undisturbed run leaves them; none when nothing is expected."""
+    """Return the rounds that differ from an undisturbed run; empty if nothing is expected."""
     if expected is None:
         return []
     return [
@@ -93,7 +93,7 @@ def unsettled(trial: Trial, expected: Undisturbed | None) -> list[str]:
 
 
 def verdict(trial: Trial, undisturbed: Undisturbed, figures: Figures) -> list[str]:
-    """Everything that is not as it should be; counted in the figures."""
+    """Return all errors, and count them in the figures."""
     lost: list[str] = []
     for round in trial.rounds:
         for actor, left in trial.left(round).items():

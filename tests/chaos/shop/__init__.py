@@ -1,4 +1,4 @@
-"""An application with an actor whose arguments change from one release to the next."""
+"""Application with an actor whose arguments change between two releases."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from housekeeping.database.connection import database
 from tests.chaos.shortened import shorten_if_asked
 
 ACTOR: Final = "shop.charge"
-#: Options of the actor, the same in both releases.
+#: Options of the actor in both releases.
 CHARGE: Final[dict[str, Any]] = {"actor_name": ACTOR, "idempotent": True, "deduplicate": "until_executed"}
 
 
 def compose() -> dramatiq.Broker:
-    """The application's broker, as both releases make it."""
+    """Return the broker of both releases."""
     shorten_if_asked()
     settings = Settings.load()
     logs.configure(settings.log_level, settings.log_format)
@@ -30,5 +30,5 @@ def compose() -> dramatiq.Broker:
 
 
 def charge(order: int, currency: str, release: str) -> None:
-    """Charge for an order, and say which release did."""
+    """Record a charge with the release."""
     database.execute_sql("INSERT INTO charges VALUES (%s, %s, %s)", (order, currency, release))

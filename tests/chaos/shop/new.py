@@ -1,4 +1,4 @@
-"""The release after: the parameter has another name, and there is one more."""
+"""New release: the parameter is renamed, and another one is added."""
 
 from __future__ import annotations
 

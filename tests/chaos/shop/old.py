@@ -1,4 +1,4 @@
-"""The release before: an order has a number."""
+"""Old release with one parameter."""
 
 from __future__ import annotations
 
