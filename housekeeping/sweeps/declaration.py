@@ -255,6 +255,11 @@ class Sweep:
             )
         if self.batch_size < 1 or self.max_runtime <= timedelta():
             raise DeclarationError(f"{self.name}: batch_size must be at least 1 and max_runtime longer than nothing")
+        if self.stale_after is not None and self.stale_after <= timedelta():
+            raise DeclarationError(
+                f"{self.name}: stale_after is {self.stale_after!r}, so rows that are not old yet would be stale; write "
+                "how old a row must be, such as timedelta(days=14), or None"
+            )
         if self.shards < 1 or (self.shards > 1 and not self.divisible):
             raise DeclarationError(
                 f"{self.name}: shards should be 1, but for a sweep through tables without an argument"

@@ -13,13 +13,16 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from peewee import (
+    OP,
     ColumnBase,
+    Expression,
     Field,
     FieldAccessor,
     ForeignKeyAccessor,
     Node,
     ObjectIdAccessor,
     PostgresqlDatabase,
+    WrappedNode,
 )
 
 from housekeeping.core.errors import DeclarationError
@@ -70,7 +73,7 @@ def refuse_predicate(name: str, stale: Callable[[datetime], Any], *, always_stal
     """
     _refuse_signature(name, stale)
     with _watched() as usage:
-        conditions = [stale(at) for at in _TIMES]
+        conditions = [stale(at) for at in (*_TIMES, _TIMES[0])]
     if usage.truth_tested:
         raise DeclarationError(
             f"{name}: stale uses and, or, not, in, if or a chained comparison on a column, which Python evaluates "
@@ -79,9 +82,19 @@ def refuse_predicate(name: str, stale: Callable[[datetime], Any], *, always_stal
     for condition in conditions:
         if not isinstance(condition, Node):
             raise DeclarationError(f"{name}: stale returns {condition!r}; write a condition on columns: {_EXAMPLE}")
+    for value in _plain_operands(conditions[0]):
+        raise DeclarationError(
+            f"{name}: stale joins a condition with the value {value!r}; put each comparison in parentheses: (A) & (B), "
+            "(A) | (B), ~(A)"
+        )
     if always_stale:
         return
-    first, second = (_offline.get_sql_context().sql(condition).query() for condition in conditions)
+    first, second, first_again = (_offline.get_sql_context().sql(condition).query() for condition in conditions)
+    if first != first_again:
+        raise DeclarationError(
+            f"{name}: stale reads the clock itself, such as datetime.now(), so stale_after does not apply; write a "
+            f"comparison with the time it is given: {_EXAMPLE}; or always_stale=True, if this is meant"
+        )
     if first == second:
         raise DeclarationError(
             f"{name}: stale does not depend on the time it is given, so rows of any age are stale; write a comparison "
@@ -94,6 +107,18 @@ def refuse_predicate(name: str, stale: Callable[[datetime], Any], *, always_stal
                 f"{name}: stale uses {used.model.__name__}.{used.name}, but its SQL does not: {first[0][:_SHOWN]}; "
                 "write (A) & (B) to join conditions; or always_stale=True, if this is meant"
             )
+
+
+def _plain_operands(condition: Any) -> Iterator[Any]:
+    """Yield the operands of AND and OR that are Python values: True, or what a missing pair of parentheses leaves."""
+    if isinstance(condition, WrappedNode):  # ~(...)
+        yield from _plain_operands(condition.node)
+    if not isinstance(condition, Expression):
+        return
+    for operand in (condition.lhs, condition.rhs):
+        if condition.op in (OP.AND, OP.OR) and not isinstance(operand, Node):
+            yield operand
+        yield from _plain_operands(operand)
 
 
 def _refuse_signature(name: str, stale: Callable[[datetime], Any]) -> None:

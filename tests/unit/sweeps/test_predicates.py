@@ -231,3 +231,28 @@ def test_predicate_that_failed_at_its_declaration_is_checked_where_it_is_used() 
 
     with pytest.raises(DeclarationError, match="does not depend on the time"):
         sweep.stages_for_run()
+
+
+def test_predicate_that_reads_the_clock_itself_is_rejected() -> None:
+    message = refusal(lambda now: Draft.touched_at < datetime.now(UTC), stale_after=timedelta(days=14))
+
+    assert "stale reads the clock itself" in message and "lambda now: Session.expires_at <= now" in message
+
+
+@pytest.mark.parametrize(
+    "stale",
+    [
+        lambda now: (Draft.touched_at < now) | True,
+        lambda now: (Draft.touched_at < now) & None,
+        lambda now: Draft.touched_at < now | Draft.archived,
+        lambda now: ~((Draft.touched_at < now) | True),
+    ],
+    ids=["or_true", "and_none", "no_parentheses", "nested"],
+)
+def test_predicate_that_joins_a_plain_value_is_rejected(stale: Callable[[Any], Any]) -> None:
+    assert "put each comparison in parentheses" in refusal(stale)
+
+
+@pytest.mark.parametrize("length", [timedelta(), timedelta(days=-14)])
+def test_age_that_is_not_positive_is_rejected(length: timedelta) -> None:
+    assert "how old a row must be" in refusal(older, stale_after=length)
