@@ -22,7 +22,7 @@ _SAID: Final[dict[str, tuple[str, ...]]] = {
     "event": ("Message cannot be enqueued yet, tried again", "Group member cannot be counted yet, tried again"),
     "what": ("Completion could not be recorded", "Running mark stays until it expires"),
     "otherwise": ("Could not ask the ledger", "Could not count the backlog"),
-    "self.sweep.start_message": (),  # on the worker's page
+    "request.sweep.start_message": (),  # on the worker's page
     "self.row_log.level": (),
 }
 #: The levels of a line that is logged at a level chosen when the program runs.

@@ -9,7 +9,6 @@
     │   ├── UnknownWorker        no worker has this name
     │   ├── UploadRefused        no pending upload can have this location, path or time
     │   ├── WrongArgument        a run was requested with an argument that its worker does not take
-    │   ├── PlanRefused          a run was confirmed by a plan id that is wrong, old, or another worker's
     │   ├── DeadLetterRefused    the dead letter does not exist or cannot be read
     │   └── SchemaMissing        the library's own tables are missing or too old
     ├── DatabaseUnavailable      PostgreSQL did not answer
@@ -68,10 +67,6 @@ class UnknownWorker(Refused):
 
 class WrongArgument(Refused):
     """A run was requested without the argument that its worker takes, or with one that it does not take."""
-
-
-class PlanRefused(Refused):
-    """A run was confirmed by a plan id that is wrong, old, or of another worker or argument; nothing was started."""
 
 
 class DeadLetterRefused(Refused):

@@ -55,11 +55,11 @@ ALERTS: Final = {
     "breaker": Help(
         "Far more rows are stale than usual. By default the run continues; a breaker can be set to limit or stop it.",
         "Look at the plan. If these rows should stay, pause the worker. If they should go and the breaker limits or "
-        "stops the runs: housekeeping run NAME --confirm with the plan's id.",
+        "stops the runs: housekeeping run NAME --confirm.",
     ),
     "unconfirmed": Help(
         "No run of the worker has ended yet, and a run would process over 20 % of a table, 1,000 rows or more.",
-        "Look at the plan. If the rows should go: housekeeping run NAME --confirm with the plan's id; scheduled runs "
+        "Look at the plan. If the rows should go: housekeeping run NAME --confirm; scheduled runs "
         "follow. If not, correct the declaration of the sweep.",
     ),
     "throttled": Help(

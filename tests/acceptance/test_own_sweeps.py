@@ -135,11 +135,11 @@ def test_first_run_of_a_new_sweep_waits_for_the_confirmation_of_its_plan(
     planned = json.loads(command("plan", SWEEP, "--json").stdout)
     shown = command("plan", SWEEP).stdout
     skipped = command("run", SWEEP, "--force")
-    confirmed = json.loads(command("run", SWEEP, "--confirm", planned["plan_id"], "--json").stdout)
+    confirmed = json.loads(command("run", SWEEP, "--confirm", "--json").stdout)
     postgres.execute_sql("INSERT INTO user_session SELECT n::text, now() FROM generate_series(1, 2000) AS n")
     follows = json.loads(command("run", SWEEP, "--json").stdout)
 
-    to_type = f"Look: housekeeping plan {SWEEP}; then: housekeeping run {SWEEP} --confirm PLAN_ID"
+    to_type = f"Look: housekeeping plan {SWEEP}; then: housekeeping run {SWEEP} --confirm"
     assert f"SKIPPED UNTIL CONFIRMED {planned['unconfirmed']}" in shown
     assert planned["unconfirmed"].endswith(to_type)
     assert (skipped.returncode, "skipped: unconfirmed" in skipped.stdout) == (0, True)

@@ -86,11 +86,3 @@ def test_pause_with_a_length_lasts_as_long_by_the_databases_clock(statuses: None
 
     assert paused.returncode == 0
     assert json.loads(run.stdout)["reason"] == "paused"
-
-
-def test_plan_of_another_machine_confirms_a_forced_run(statuses: None, shifted: Shifted) -> None:
-    plan_id = json.loads(shifted(0, "plan", WORKER, "--json").stdout)["plan_id"]
-
-    finished = shifted(2 * DAY_S, "run", WORKER, "--force", "--json", "--confirm", plan_id)
-
-    assert json.loads(finished.stdout)["counts"]["confirmed"] is True

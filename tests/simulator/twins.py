@@ -180,13 +180,13 @@ def completed_before_it_ran() -> None:
 def counts_outside_the_transaction() -> None:
     """A batch's counts and cursor are written after its commit."""
 
-    def settled(self: Executor, settle: Any, state: Any, write: Any) -> Any:
+    def commit(self: Executor, apply: Any, state: Any, record: Any) -> Any:
         with database.atomic():
-            done = settle()
+            done = apply()
         with database.atomic():
-            return done, write(state, done)
+            return done, record(state, done)
 
-    Executor._settled = settled  # type: ignore[method-assign]
+    Executor.commit = commit  # type: ignore[method-assign]
 
 
 def cursor_before_the_batch() -> None:
@@ -195,19 +195,19 @@ def cursor_before_the_batch() -> None:
     class Undone(Exception):
         pass
 
-    def settled(self: Executor, settle: Any, state: Any, write: Any) -> Any:
+    def commit(self: Executor, apply: Any, state: Any, record: Any) -> Any:
         try:
             with database.atomic():
-                done = settle()
+                done = apply()
                 raise Undone
         except Undone:
             pass
         with database.atomic():
-            after = write(state, done)
+            after = record(state, done)
         with database.atomic():
-            return settle(), after
+            return apply(), after
 
-    Executor._settled = settled  # type: ignore[method-assign]
+    Executor.commit = commit  # type: ignore[method-assign]
 
 
 def completion_not_recorded_in_the_ledger() -> None:

@@ -52,16 +52,16 @@ def _waits_as_long_as_it_takes(patch: pytest.MonkeyPatch) -> None:
 
 
 def _counts_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
-    settled = executor.Executor._settled
+    commit = executor.Executor.commit
 
-    def settle(self: executor.Executor, change: Any, state: Any, write: Any) -> Any:
+    def counting(self: executor.Executor, apply: Any, state: Any, record: Any) -> Any:
         try:
-            return settled(self, change, state, write)
+            return commit(self, apply, state, record)
         except OperationalError:
             state.counts["deleted_rows"] += 10
             raise
 
-    patch.setattr(executor.Executor, "_settled", settle)
+    patch.setattr(executor.Executor, "commit", counting)
 
 
 def _believes_a_store_that_failed(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.engine import run_lease, runner
+from housekeeping.sweeps.engine import run_end, run_lease
 from housekeeping.sweeps.ledger import lease_admin, runs
 from housekeeping.sweeps.ledger.models import Run
 from tests.twins import Twin
@@ -43,23 +43,23 @@ def _takes_silence_for_free(patch: pytest.MonkeyPatch) -> None:
 
 
 def _reports_the_end_as_a_failure(patch: pytest.MonkeyPatch) -> None:
-    def broken_off(self: Any, outcome: Any, reason: str, error: BaseException) -> Any:
-        runs.fail(self.run_id, outcome, reason, str(error), {})
-        return outcome, reason, error
+    def close_row(request: Any, progress: Any, end: Any) -> Any:
+        runs.fail(progress.run_id, end.outcome, end.reason, str(end.error), {})
+        return end
 
-    patch.setattr(runner._Runner, "_broken_off", broken_off)
+    patch.setattr(run_end, "_close_row", close_row)
 
 
 def _counts_what_it_had_in_hand_again(patch: pytest.MonkeyPatch) -> None:
-    broken_off = runner._Runner._broken_off
+    close_row = run_end._close_row
 
-    def again(self: Any, *given: Any) -> Any:
-        end = broken_off(self, *given)
-        self.counts["deleted_rows"] += 10
-        Run.update(counts=self.counts).where(Run.id == self.run_id).execute()
+    def counting_again(request: Any, progress: Any, end: Any) -> Any:
+        end = close_row(request, progress, end)
+        progress.counts["deleted_rows"] += 10
+        Run.update(counts=progress.counts).where(Run.id == progress.run_id).execute()
         return end
 
-    patch.setattr(runner._Runner, "_broken_off", again)
+    patch.setattr(run_end, "_close_row", counting_again)
 
 
 def _leaves_dead_attempts_open(patch: pytest.MonkeyPatch) -> None:

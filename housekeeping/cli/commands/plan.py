@@ -17,7 +17,6 @@ from housekeeping.presentation.formatting import format_duration
 from housekeeping.presentation.workers import find_worker, parse_argument, translate_table_errors
 from housekeeping.sweeps.insight.plan import Plan
 from housekeeping.sweeps.insight.plan import plan as make_plan
-from housekeeping.sweeps.limits.confirmation import named, plan_id
 from housekeeping.sweeps.stages.stage import Backlog
 
 _SAMPLE_WIDTH: Final = 100  # characters of a value; --json has all of it
@@ -39,20 +38,14 @@ def plan(name: str, argument: str | None, as_json: bool) -> None:
     run_argument = parse_argument(sweep, argument)
     with translate_table_errors(sweep), progress(f"{name}: counting"):
         planned = make_plan(sweep, run_argument)
-    known_as = plan_id(sweep.name, run_argument, planned.stale, planned.now)
     if as_json:
-        click.echo(json.dumps({**planned.as_json(), "plan_id": known_as}))
+        click.echo(json.dumps(planned.as_json()))
         return
     _print(planned)
     if planned.clock_skew is not None and planned.clock_skew.exceeded:
         out.print(clock_line(planned.clock_skew), soft_wrap=True)
     if planned.unconfirmed is not None:
         out.print(Text.assemble("\n", ("SKIPPED UNTIL CONFIRMED", "yellow"), f" {planned.unconfirmed}"), soft_wrap=True)
-    out.print(
-        f"\nplan id {known_as}: for an hour, a run with it may process these rows whatever the breaker's limit, "
-        f"housekeeping run {named(sweep.name, run_argument)} --confirm {known_as}",
-        soft_wrap=True,
-    )
 
 
 def _print(planned: Plan) -> None:

@@ -19,8 +19,6 @@ from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import error_line, printable
 from housekeeping.core.telemetry import error_reporting
 from housekeeping.core.thread_interrupt import run_interruptibly
-from housekeeping.database.clock_skew import database_now
-from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.presentation.formatting import format_counts, format_duration
 from housekeeping.presentation.workers import find_worker, missing_table_error, parse_argument
 from housekeeping.sweeps.declaration import Sweep
@@ -28,7 +26,6 @@ from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import dry_run as make_dry_run
 from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.limits.confirmation import Confirmation, confirmed
 from housekeeping.sweeps.limits.first_run import UNCONFIRMED, in_words
 
 
@@ -40,7 +37,7 @@ from housekeeping.sweeps.limits.first_run import UNCONFIRMED, in_words
 @click.option(
     "--force", is_flag=True, help="Run although the worker is paused or disabled, or this machine's clock is wrong."
 )
-@click.option("--confirm", "plan_id", help="Let the run exceed the breaker's limit: the id of a plan.")
+@click.option("--confirm", is_flag=True, help="Let the run process any number of rows, whatever its breaker allows.")
 @click.pass_context
 def run(
     context: click.Context,
@@ -49,7 +46,7 @@ def run(
     as_json: bool,
     dry_run: bool,
     force: bool,
-    plan_id: str | None,
+    confirm: bool,
 ) -> None:
     """Run worker NAME once, in the foreground, with progress. A few workers take an ARGUMENT.
 
@@ -61,8 +58,7 @@ def run(
 
     A run that finds far more stale rows than usual goes on and alerts. Where the worker's breaker is set to limit or
     stop runs, it ends early with the reason "breaker". Look at "housekeeping plan NAME", and if that is what you want,
-    run it with --confirm and the plan's id: it is good for an hour, for this worker and argument, and for a tenth more
-    rows than the plan counted.
+    run it with --confirm: this one run may then process any number of rows.
 
     The first run of a sweep of your own is skipped with the reason "unconfirmed" if it would process over 20 % of a
     table, 1,000 rows or more. It goes ahead with --confirm, and so do all runs after it.
@@ -78,8 +74,9 @@ def run(
     if settings.sentry_dsn is not None:
         error_reporting.report_to_sentry(settings.sentry_dsn)
     run_argument = parse_argument(sweep, argument)
-    confirmation = None if plan_id is None else _confirmed(plan_id, sweep, run_argument)
-    result, ended = (_dry_run(sweep, run_argument), True) if dry_run else _run(sweep, run_argument, force, confirmation)
+    result, ended = (
+        (_dry_run(sweep, run_argument), True) if dry_run else _run(sweep, run_argument, force=force, confirmed=confirm)
+    )
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:
@@ -96,13 +93,8 @@ def run(
         _exit_with_error(result, sweep)
 
 
-def _confirmed(plan_id: str, sweep: Sweep, argument: Any) -> Confirmation:
-    with translate_postgres_errors():
-        return confirmed(plan_id, sweep.name, argument, database_now())
-
-
-def _run(sweep: Sweep, argument: Any, force: bool, confirmation: Confirmation | None) -> tuple[RunResult, bool]:
-    """Return the result and whether the run's thread has ended."""
+def _run(sweep: Sweep, argument: Any, *, force: bool, confirmed: bool) -> tuple[RunResult, bool]:
+    """Return the result, and whether the run's thread has ended."""
     started_at = datetime.now(UTC)
     run_ids: list[int] = []
 
@@ -116,7 +108,7 @@ def _run(sweep: Sweep, argument: Any, force: bool, confirmation: Confirmation | 
             force=force,
             on_batch=show_progress,
             stopping=stopping,
-            confirmation=confirmation,
+            confirmed=confirmed,
             on_begin=run_ids.append,
         )
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 
 def tracing_api() -> Any:
@@ -29,18 +26,12 @@ def tracer() -> Any:
     return None if trace is None else trace.get_tracer_provider().get_tracer("housekeeping")
 
 
-def traced(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function: each call becomes a span, a child of the current message's span."""
-
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        @functools.wraps(function)
-        def called(*args: P.args, **kwargs: P.kwargs) -> T:
-            current_tracer = tracer()
-            if current_tracer is None:
-                return function(*args, **kwargs)
-            with current_tracer.start_as_current_span(name):
-                return function(*args, **kwargs)
-
-        return called
-
-    return decorate
+@contextmanager
+def span(name: str) -> Iterator[None]:
+    """Give the block a span, below the span of the current message."""
+    current = tracer()
+    if current is None:
+        yield
+        return
+    with current.start_as_current_span(name):
+        yield

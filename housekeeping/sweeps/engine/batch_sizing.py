@@ -1,4 +1,4 @@
-"""In which steps a run goes on: its own, smaller ones that an operator asked for, or those that take a given time."""
+"""Size of a run's next batch: its own, a smaller one that an operator set, or one that takes a given time."""
 
 from __future__ import annotations
 
@@ -14,82 +14,83 @@ from housekeeping.sweeps.stages.stage import Resizable, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
 
 #: A batch that adapts is a tenth of its full size at the least, and grows by a tenth at a time.
-_PARTS: Final = 10
-#: How long a batch should take after one has timed out, where no target is set.
+_STEPS: Final = 10
+#: How long a batch should take after one has timed out, if no target is set.
 _SHRUNK_TARGET: Final = timedelta(seconds=2)
 
 
 class BatchSizer:
-    """The size of a run's next batch, and whether there is to be one.
+    """Chooses the size of the next batch of each stage, and knows whether an operator has paused the worker.
 
-    A batch that took longer than its target halves the next one, any other lets it grow by a tenth of the full size:
-    it comes down at once when the database is slow, and goes up carefully.
+    A batch that took longer than its target halves the next one. Any other lets it grow by a tenth of the full size.
+    So the size drops at once when the database is slow, and rises carefully.
 
     Parameters:
-      passes: The run's passes, in their own sizes: none is ever exceeded.
-      target: How long a batch should take; null: batches of one size. Only passes through tables follow it.
-      heeds_pause: False for a run that was forced.
+      stages: The run's stages, in their own sizes, which are never exceeded.
+      target: How long a batch should take; None: batches of one size. Only table stages follow it.
+      ignores_pause: True for a run that was forced.
     """
 
     def __init__(
         self,
-        passes: Sequence[Stage],
+        stages: Sequence[Stage],
         target: timedelta | None,
         budget: RunBudget,
         clock: Clock,
         *,
-        heeds_pause: bool = True,
+        ignores_pause: bool = False,
     ) -> None:
-        self._own = [each.batch_size for each in passes]
+        self._own = [each.batch_size for each in stages]
         self._adapted = list(self._own)
         self._target = target
         self._budget = budget
         self._clock = clock
-        self._heeds_pause = heeds_pause
+        self._ignores_pause = ignores_pause
         self._most: int | None = None
-        self._resized: dict[tuple[int, int], Stage] = {}  # a pass keeps what it has put together for its batches
+        self._resized: dict[tuple[int, int], Stage] = {}  # a stage keeps its compiled statements
         self._shrunk: set[int] = set()
-        self.paused = False
+        self.is_paused = False
 
-    def heed(self, said: Override | None) -> None:
-        """Follow what operators say of the worker now; None: nothing, so that it goes by its own limits again."""
-        narrow = said if said is not None and said.state == "narrow" else None
-        self.paused = self._heeds_pause and said is not None and said.state == "paused"
+    def apply(self, override: Override | None) -> None:
+        """Apply the operators' override from now on; None: the worker's own limits."""
+        narrow = override if override is not None and override.state == "narrow" else None
+        self.is_paused = not self._ignores_pause and override is not None and override.state == "paused"
         self._most = narrow.batch_size if narrow else None
         self._budget.narrow(narrow.max_runtime if narrow else None)
 
-    def sized(self, place: int, walk: Stage, most: int | None = None) -> Stage:
-        """The pass of this number with the batch that is due; one that knows no smaller steps stays as it is.
+    def sized(self, number: int, stage: Stage, most: int | None = None) -> Stage:
+        """Return the stage with the size of its next batch. A stage that cannot be resized stays as it is.
 
         Parameters:
+          number: The number of the stage.
           most: The rows that the breaker still allows; None: any number.
         """
-        size = min(self._adapted[place], self._most or self._own[place], most or self._own[place])
-        if size == walk.batch_size:
-            return walk
-        if isinstance(walk, Resizable):
-            return walk.resized(size)  # asked each time: it may be this very pass, with another size by now
-        if (place, size) not in self._resized:
-            self._resized[place, size] = self._with_batches_of(size, walk)
-        return self._resized[place, size]
+        size = min(self._adapted[number], self._most or self._own[number], most or self._own[number])
+        if size == stage.batch_size:
+            return stage
+        if isinstance(stage, Resizable):
+            return stage.resized(size)  # may return the same stage, so it is not kept
+        if (number, size) not in self._resized:
+            self._resized[number, size] = self._with_batches_of(size, stage)
+        return self._resized[number, size]
 
     @staticmethod
-    def _with_batches_of(size: int, walk: Stage) -> Stage:
-        kind: Any = walk
+    def _with_batches_of(size: int, stage: Stage) -> Stage:
+        kind: Any = stage
         if not dataclasses.is_dataclass(kind) or all(each.name != "batch_size" for each in dataclasses.fields(kind)):
-            return walk
+            return stage
         replace: Any = dataclasses.replace
-        smaller: Stage = replace(walk, batch_size=size)
+        smaller: Stage = replace(stage, batch_size=size)
         return smaller
 
     @contextmanager
-    def measured(self, place: int, walk: Stage, took: Any = None) -> Iterator[None]:
-        """Measure the batch of the block, where somebody wants to know.
+    def measured(self, number: int, stage: Stage, took: Any = None) -> Iterator[None]:
+        """Measure the batch of the block, and adapt the size of the next one.
 
         Parameters:
-          took: Told the seconds as well.
+          took: Called with the seconds.
         """
-        adapts = isinstance(walk, TableStage) and (self._target is not None or place in self._shrunk)
+        adapts = isinstance(stage, TableStage) and (self._target is not None or number in self._shrunk)
         if not adapts and took is None:
             yield
             return
@@ -101,18 +102,18 @@ class BatchSizer:
         if not adapts:
             return
         if seconds > (self._target or _SHRUNK_TARGET).total_seconds():
-            self.ease(place)
+            self.ease(number)
         else:
-            grown = self._adapted[place] + max(1, self._own[place] // _PARTS)
-            self._adapted[place] = min(self._own[place], grown)
+            grown = self._adapted[number] + max(1, self._own[number] // _STEPS)
+            self._adapted[number] = min(self._own[number], grown)
 
-    def ease(self, place: int) -> None:
-        """Halve the next batch of the pass of this number, where batches adapt."""
-        if self._target is not None or place in self._shrunk:
-            least = min(self._adapted[place], max(1, self._own[place] // _PARTS))
-            self._adapted[place] = max(least, self._adapted[place] // 2)
+    def ease(self, number: int) -> None:
+        """Halve the next batch of the stage, if its batches adapt."""
+        if self._target is not None or number in self._shrunk:
+            least = min(self._adapted[number], max(1, self._own[number] // _STEPS))
+            self._adapted[number] = max(least, self._adapted[number] // 2)
 
-    def shrink(self, place: int, size: int) -> None:
-        """Take batches of at most `size` records from the pass of this number, until they succeed and grow again."""
-        self._adapted[place] = min(self._adapted[place], size)
-        self._shrunk.add(place)
+    def shrink(self, number: int, size: int) -> None:
+        """Limit batches of the stage to `size` rows, until they succeed and grow again."""
+        self._adapted[number] = min(self._adapted[number], size)
+        self._shrunk.add(number)

@@ -19,7 +19,7 @@ class RunResult:
       reason: Why it ended so; null for a plain ``done``.
       duration_s: Seconds, by the monotonic clock of the machine that ran it.
       error: What broke it off; not part of the JSON form.
-      again_after: When the message is to come back, for one that met the lease of its own dead attempt; likewise.
+      retry_after: When the message is to come back, for one that met the lease of its own dead attempt; likewise.
     """
 
     worker: str
@@ -31,7 +31,7 @@ class RunResult:
     counts: Counts
     dry_run: bool = False
     error: BaseException | None = field(default=None, compare=False)
-    again_after: timedelta | None = field(default=None, compare=False)
+    retry_after: timedelta | None = field(default=None, compare=False)
 
     def as_json(self) -> dict[str, Any]:
         """The result object of ``housekeeping run --json``."""

@@ -1,64 +1,83 @@
-"""The lease a run holds: taken, inherited from a run that is gone, given back."""
+"""Lease of a run: acquired, taken over from a dead run, released."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.leases.lease_token import holder_of
-from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.engine.run_context import RunRequest
 from housekeeping.sweeps.ledger import runs
 
 logger = named_logger(__name__)
 
 
-@contextmanager
-def held(
-    sweep: Sweep, argument: Any, message_id: str | None, without: Callable[[ExclusiveLease], NoReturn]
-) -> Iterator[tuple[ExclusiveLease, str] | None]:
-    """The sweep's lease with its token, for as long as the run; null when it needs none.
+@dataclass(frozen=True, slots=True)
+class RunLease:
+    """Lease of a run.
 
-    Parameters:
-      without: Called with a lease that somebody else holds; raises what ends the run.
+    Attributes:
+      lease: None for a sweep that needs no lease.
+      token: None while another holder has the lease.
+    """
+
+    lease: ExclusiveLease | None = None
+    token: str | None = None
+
+    @property
+    def is_held_elsewhere(self) -> bool:
+        return self.lease is not None and self.token is None
+
+    @property
+    def key_and_token(self) -> tuple[str, str] | None:
+        return None if self.lease is None or self.token is None else (self.lease.key, self.token)
+
+    def check(self) -> None:
+        """Raise LeaseLost unless the lease is still held."""
+        if self.lease is not None:
+            self.lease.check()
+
+
+@contextmanager
+def run_lease(request: RunRequest) -> Iterator[RunLease]:
+    """Hold the sweep's lease, if it can be had, for as long as the block.
 
     Raises:
-      RedisUnavailable: Nothing is held then.
+      RedisUnavailable: Nothing is held.
     """
-    terms = sweep.lease
-    if terms is None:
-        yield None
+    config = request.sweep.lease
+    if config is None:
+        yield RunLease()
         return
-    # Its epoch is taken with the run's row, in one transaction.
-    lease = ExclusiveLease(terms.key_for(argument), terms.ttl, with_epoch=False, worker=sweep.name)
-    token = lease.try_obtain() or _inherited(lease, sweep.name, message_id)
+    # Without an epoch: the run gets one together with its row, in one transaction.
+    key = config.key_for(request.argument)
+    lease = ExclusiveLease(key, config.ttl, with_epoch=False, worker=request.sweep.name)
+    token = lease.try_obtain() or _take_over(lease, request.sweep.name, request.message_id)
     if token is None:
-        without(lease)
+        held_for = lease.held_for() or timedelta()
+        logger.info("Lease is held elsewhere", lease=lease.key, held_for_s=round(held_for.total_seconds(), 1))
+        yield RunLease(lease)
+        return
     lease.start_renewal(interrupting=True)
     try:
-        yield lease, token
+        yield RunLease(lease, token)
     finally:
         try:
             lease.cancel()
         except RedisUnavailable as error:
-            # The work is done or not, whatever becomes of its lease; it expires by itself.
+            # The outcome of the run is the same; the lease expires.
             logger.warning("Lease could not be given back", lease=lease.key, error=str(error))
 
 
-def tell_who_holds(lease: ExclusiveLease) -> None:
-    """Log that the lease is held elsewhere, and for how long."""
-    held_for = lease.held_for() or timedelta()
-    logger.info("Lease is held elsewhere", lease=lease.key, held_for_s=round(held_for.total_seconds(), 1))
-
-
-def _inherited(lease: ExclusiveLease, worker: str, message_id: str | None) -> str | None:
-    """Take the lease over from a run that ended or died without giving it back; None when its holder lives."""
+def _take_over(lease: ExclusiveLease, worker: str, message_id: str | None) -> str | None:
+    """Take the lease over from a run that ended or died without releasing it; None while its holder lives."""
     owner = lease.owner()
-    # Application code and plain actors may hold the same key; of theirs the ledger knows nothing.
+    # Application code and plain actors may hold the same key. The ledger knows nothing about them.
     if owner is None or holder_of(owner).worker != worker:
         return None
     if not (_is_of(message_id, owner) or runs.holder_is_gone(worker, lease.key, owner)):
@@ -68,6 +87,6 @@ def _inherited(lease: ExclusiveLease, worker: str, message_id: str | None) -> st
 
 
 def _is_of(message_id: str | None, owner: str) -> bool:
-    """Whether an earlier attempt at this very message holds it, that never began or has ended."""
-    mine = message_id is not None and holder_of(owner).message_id == message_id
-    return mine and not runs.is_unfinished(str(message_id))
+    """Return whether the holder is an earlier attempt at this message that never began or has ended."""
+    is_same_message = message_id is not None and holder_of(owner).message_id == message_id
+    return is_same_message and not runs.is_unfinished(str(message_id))

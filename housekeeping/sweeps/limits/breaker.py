@@ -13,7 +13,6 @@ from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.sweeps.checks.field_types import refuse_wrong_types
 from housekeeping.sweeps.ledger.runs import Counts, Outcome, PastRun
 from housekeeping.sweeps.limits.bounded_counts import CountFailed, count_stale, estimated_rows
-from housekeeping.sweeps.limits.confirmation import Confirmation, named
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.stages.stage import Backlog, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -157,8 +156,8 @@ class Verdict:
     def refusal(self) -> str:
         """The error of a run that the breaker stops: the numbers, and how to go on."""
         return (
-            f"{in_numbers(self.as_count())}; nothing was changed. To go on: housekeeping plan {self.worker}, "
-            f"then housekeeping run {self.worker} --confirm with the plan's id"
+            f"{in_numbers(self.as_count())}; nothing was changed. Look at: housekeeping plan {self.worker}; "
+            f"to go on: housekeeping run {self.worker} --confirm"
         )
 
     def as_count(self) -> Counts:
@@ -171,6 +170,11 @@ class Verdict:
             "usual": self.usual,
             "runs": self.runs,
         }
+
+
+def with_argument(worker: str, argument: Any) -> str:
+    """Return the worker and its argument as the command line takes them."""
+    return worker if argument is None else f"{worker} {argument}"
 
 
 def in_numbers(count: Mapping[str, Any]) -> str:
@@ -191,7 +195,6 @@ def check(
     passes: Sequence[Stage],
     now: datetime,
     argument: Any = None,
-    confirmation: Confirmation | None = None,
 ) -> Verdict | None:
     """Compare what is stale with what is usual; None when there is nothing to compare with.
 
@@ -199,22 +202,17 @@ def check(
 
     Parameters:
       history: The rows each of the last runs processed; with fewer than ten, `times_history` does not apply.
-      confirmation: An operator's confirmation, in place of the limits.
 
     Raises:
       peewee.PeeweeException: The database does not answer.
     """
-    if confirmation is None:
-        allowed = _allowed(sweep.breaker, history, passes)
-    else:
-        allowed = confirmation.most
-        logger.info("Run is confirmed", plan_id=confirmation.plan_id, rows=confirmation.rows, exact=confirmation.exact)
+    allowed = _allowed(sweep.breaker, history, passes)
     if allowed is None:
         return None
     if any(sweep.options[name] <= allowed for name in _AT_MOST if name in sweep.options):
         return None
     return Verdict(
-        worker=named(sweep.name, argument),
+        worker=with_argument(sweep.name, argument),
         action=sweep.breaker.action,
         allowed=allowed,
         usual=max(history, default=0),

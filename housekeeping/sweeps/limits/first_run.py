@@ -12,7 +12,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits.bounded_counts import CountFailed, count_rows, count_stale, estimated_rows
-from housekeeping.sweeps.limits.confirmation import Confirmation, named
+from housekeeping.sweeps.limits.breaker import with_argument
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.stages.stage import Backlog, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -68,12 +68,12 @@ def in_words(count: Mapping[str, Any]) -> str:
         found = f"{'' if count['exact'] else 'more than '}{stale:,}{size} rows of {count['table']} are stale"
     return (
         f"{found}, and no run of this worker has ended yet: its runs are skipped until one is confirmed. Look: "
-        f"housekeeping plan {worker}; then: housekeeping run {worker} --confirm PLAN_ID"
+        f"housekeeping plan {worker}; then: housekeeping run {worker} --confirm"
     )
 
 
 def check_first_run(
-    sweep: Sweep, passes: Sequence[Stage], now: datetime, argument: Any = None, confirmation: Confirmation | None = None
+    sweep: Sweep, passes: Sequence[Stage], now: datetime, argument: Any = None, *, confirmed: bool = False
 ) -> Unconfirmed | None:
     """Return why the run needs a confirmation; None when it does not.
 
@@ -82,7 +82,7 @@ def check_first_run(
     Raises:
       peewee.PeeweeException: The database does not answer, or the library's own tables are missing.
     """
-    if not sweep.confirm_first_run or (confirmation is not None and confirmation.most is None):
+    if confirmed or not sweep.confirm_first_run:
         return None
     if runs.has_worked(sweep.name):
         return None
@@ -93,11 +93,9 @@ def check_first_run(
     for table, walks in tables.items():
         rows = _rows_of(sweep, table)
         limit = max(AT_LEAST - 1, (rows or 0) // ONE_IN)
-        if confirmation is not None and confirmation.most is not None:
-            limit = max(limit, confirmation.most)
         stale = _stale(sweep, walks, now, limit, argument)
         if stale is None or not stale.exact or stale.rows > limit:
-            return Unconfirmed(named(sweep.name, argument), table, stale, rows)
+            return Unconfirmed(with_argument(sweep.name, argument), table, stale, rows)
     return None
 
 

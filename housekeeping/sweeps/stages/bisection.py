@@ -11,8 +11,6 @@ from peewee import DataError, IntegrityError, InternalError, OperationalError
 
 from housekeeping.core.errors import HandlerFailed
 from housekeeping.database.connection import database, sqlstate
-from housekeeping.sweeps.stages.causes import cause_of
-from housekeeping.sweeps.stages.stage import Failure
 
 T = TypeVar("T")
 
@@ -31,8 +29,6 @@ _ROW_S: Final = 5.0
 #: Seconds that the bisection of a batch that timed out may take. With a statement_timeout of 30 s, a run with a budget
 #: of 30 s, the shortest of the built-in workers, still ends before its actor's time limit of 120 s.
 _BISECTION_S: Final = 45.0
-#: Rows in a row that may fail with the same error. After that many the cause is not the row.
-MOST_FAILURES: Final = 20
 
 _SHORTER_TIMEOUTS: Final = """
 SELECT set_config(name, least(nullif(setting::integer, 0), %s)::text, true)
@@ -129,25 +125,6 @@ class Bisection(Generic[T]):
     def took_too_long(self) -> bool:
         """Return whether a batch that timed out has been bisected for long enough."""
         return self.timed_out and time.monotonic() - self._began_at > _BISECTION_S
-
-
-class FailureStreak:
-    """Counts the rows of a run that fail one after the other with the same error."""
-
-    def __init__(self) -> None:
-        self._cause = ""
-        self._rows = 0
-
-    def succeeded(self) -> None:
-        """Note that a row was processed."""
-        self._rows = 0
-
-    def failed(self, failure: Failure) -> bool:
-        """Note that rows failed, and return whether so many have failed with this error that it is not theirs."""
-        cause = cause_of(failure.error, failure.record)
-        self._rows = self._rows + failure.rows if cause == self._cause else failure.rows
-        self._cause = cause
-        return self._rows >= MOST_FAILURES
 
 
 def _halves(part: Sequence[T]) -> list[Sequence[T]]:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Self
 
 from blinker import NamedSignal
@@ -186,27 +187,33 @@ class TableStage:
         """Nothing: the rows are read by the statement that changes them."""
 
     def apply(self, batch: Batch, prepared: Any = None) -> BatchResult:
-        """Pick, lock and change the rows in one statement; it also says which they were, where somebody is told."""
-        told = self.needs_rows()
-        rows = self.run_statement(batch, ("settle", told), lambda batch: self._statement(batch, told))
-        self._refuse_more_rows(batch, rows, told)
-        return self._each(batch, rows) if told else self._in_all(batch, rows)
+        """Select, lock and change the rows in one statement, which also returns them if anything needs them."""
+        with_rows = self.needs_rows()
+        rows = self.statement(batch, ("apply", with_rows), lambda batch: self._statement(batch, with_rows))()
+        self._refuse_more_rows(batch, rows, with_rows)
+        return self._each(batch, rows) if with_rows else self._in_all(batch, rows)
 
     def run_statement(self, batch: Batch, form: Hashable, make: Callable[[Batch], Query]) -> list[tuple[Any, ...]]:
-        """The rows of a statement of a step, which is put together once a run.
+        """Return the rows of a statement of a batch, which is compiled once a run; see `statement`."""
+        return self.statement(batch, form, make)()
+
+    def statement(
+        self, batch: Batch, form: Hashable, make: Callable[[Batch], Query]
+    ) -> Callable[[], list[tuple[Any, ...]]]:
+        """Return a statement of a batch, ready to run. It is compiled once a run.
 
         Parameters:
-          form: What else it depends on than the run and the place.
-          make: Puts it together; the place of the step that it is given is one to be filled in.
+          form: What the statement depends on besides the run and the position.
+          make: Builds the query. The position of its batch consists of placeholders.
         """
         if batch.only is not None:
-            return CompiledQuery(make(batch)).rows()
+            return CompiledQuery(make(batch)).rows
         after = batch.after
         shape = None if after is None else tuple(value is None for value in after)
         blank = None if after is None else tuple(v if v is None else Parameter(n) for n, v in enumerate(after))
         form = (form, shape, batch.until)
-        statement = self.statements.get(self.purpose(batch), form, lambda: make(replace(batch, after=blank)))
-        return statement.rows(*after or ())
+        compiled = self.statements.get(self.purpose(batch), form, lambda: make(replace(batch, after=blank)))
+        return partial(compiled.rows, *after or ())
 
     def purpose(self, batch: Batch) -> Hashable:
         """What a statement that is put together once is made for: this run."""

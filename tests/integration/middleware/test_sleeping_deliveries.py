@@ -144,12 +144,12 @@ def test_a_run_that_was_taken_over_leaves_the_completion_to_the_one_at_work(  # 
 ) -> None:
     broker, (asleep, awake) = working_on_statuses, (threading.Event(), threading.Event())
     completions: list[list[Any]] = []
-    written = Executor._written
+    record_batch = Executor.record_batch
 
     def completed() -> None:
         completions.append(list(redis_client.scan_iter(match=f"{settings.namespace}:done:*", count=1000)))
 
-    def ordered(walk: Executor, *args: Any) -> Any:
+    def ordered(executor: Executor, *args: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
             asleep.set()
             assert awake.wait(PATIENCE_S)
@@ -157,7 +157,7 @@ def test_a_run_that_was_taken_over_leaves_the_completion_to_the_one_at_work(  # 
             awake.set()
             first.join(PATIENCE_S)
             completed()
-        return written(walk, *args)
+        return record_batch(executor, *args)
 
     def sleeping() -> None:
         Hands(broker, sweep.queue).run(delivered_again(message))
@@ -168,7 +168,7 @@ def test_a_run_that_was_taken_over_leaves_the_completion_to_the_one_at_work(  # 
     fetched = Hands(broker, sweep.queue).fetch()
     assert fetched is not None
     message, first = fetched, threading.Thread(target=sleeping)
-    monkeypatch.setattr(Executor, "_written", ordered)
+    monkeypatch.setattr(Executor, "record_batch", ordered)
     first.start()
     assert asleep.wait(PATIENCE_S)
     for mark in redis_client.scan_iter(match=f"{settings.namespace}:running:*", count=1000):

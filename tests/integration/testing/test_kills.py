@@ -15,7 +15,7 @@ from peewee import InternalError
 from housekeeping.core.errors import Refused
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.declaration import LeaseConfig
-from housekeeping.sweeps.engine.executor import Executor
+from housekeeping.sweeps.engine.traversal import Traversal
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import assert_survives_kill
@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_behind_what_is_left_is_found(
 ) -> None:
     beyond = {"pass": "rows", "after": [NOW.isoformat(), 99]}
     monkeypatch.setattr(runs, "_stopped_at", lambda last, resume: beyond if last[0] == "lost" else None)
-    monkeypatch.setattr(Executor, "_goes_to_the_front", lambda self: False)
+    monkeypatch.setattr(Traversal, "can_restart", lambda self: False)
 
     with pytest.raises(AssertionError, match=r"does not survive a kill at point") as caught:
         assert_survives_kill(sweep(), now=NOW)

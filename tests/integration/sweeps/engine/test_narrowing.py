@@ -198,11 +198,11 @@ def test_every_pass_of_ours_can_take_smaller_steps(postgres: Database, sweep: Sw
     pace = BatchSizer(passes, None, RunBudget(sweep.max_runtime, SYSTEM_CLOCK), SYSTEM_CLOCK)
     own = [each.batch_size for each in passes]
 
-    pace.heed(Override(sweep.name, "narrow", batch_size=2))
+    pace.apply(Override(sweep.name, "narrow", batch_size=2))
     narrow = [pace.sized(place, each).batch_size for place, each in enumerate(passes)]
-    pace.heed(None)
+    pace.apply(None)
     wide = [pace.sized(place, each).batch_size for place, each in enumerate(passes)]
-    pace.heed(Override(sweep.name, "narrow", batch_size=2))
+    pace.apply(Override(sweep.name, "narrow", batch_size=2))
     once_more = [pace.sized(place, each).batch_size for place, each in enumerate(passes)]
 
     assert narrow == [2 for each in passes]

@@ -210,7 +210,7 @@ def test_the_lease_of_a_run_that_lives_is_not_taken_over(
 
     result = run_sweep(LEASED)
 
-    assert (result.outcome, result.reason, result.again_after) == ("skipped", "lease_held", None)
+    assert (result.outcome, result.reason, result.retry_after) == ("skipped", "lease_held", None)
 
 
 def test_a_message_that_meets_its_own_dead_attempts_lease_comes_back(
@@ -224,7 +224,7 @@ def test_a_message_that_meets_its_own_dead_attempts_lease_comes_back(
         current_message.reset(token)
 
     assert (result.outcome, result.reason) == ("skipped", "lease_held")
-    assert result.again_after == timedelta(seconds=20)
+    assert result.retry_after == timedelta(seconds=20)
     assert Run.select().count() == 1, "the tick's outcome is still to come"
 
 

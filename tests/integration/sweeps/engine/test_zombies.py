@@ -81,17 +81,17 @@ def test_a_zombie_that_wakes_in_the_middle_of_a_batch_commits_nothing_of_it(
     # F1, L3: it has deleted its rows, and sleeps before it counts them
     add_statuses(50, DUE)
     asleep, awake, batches = threading.Event(), threading.Event(), list[int]()
-    written = Executor._written
+    record_batch = Executor.record_batch
 
-    def sleeping(walk: Executor, *args: Any) -> Any:
+    def sleeping(executor: Executor, *args: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
             batches.append(1)
             if len(batches) == 3:
                 asleep.set()
                 assert awake.wait(PATIENCE_S)
-        return written(walk, *args)
+        return record_batch(executor, *args)
 
-    monkeypatch.setattr(Executor, "_written", sleeping)
+    monkeypatch.setattr(Executor, "record_batch", sleeping)
 
     def sleep() -> RunResult:
         try:
@@ -223,18 +223,18 @@ def test_a_sweep_that_hangs_in_a_batch_is_interrupted_when_its_lease_is_lost(
 ) -> None:
     # L2
     add_statuses(25, DUE)
-    written, batches = Executor._written, list[int]()
+    record_batch, batches = Executor.record_batch, list[int]()
 
-    def hanging(walk: Executor, *args: Any) -> Any:
+    def hanging(executor: Executor, *args: Any) -> Any:
         batches.append(1)
         if len(batches) == 2:
             lose_the_lease(redis_client, settings)
             never = threading.Event()
             for _ in range(LONG_ENOUGH_S * 100):
                 never.wait(0.01)
-        return written(walk, *args)
+        return record_batch(executor, *args)
 
-    monkeypatch.setattr(Executor, "_written", hanging)
+    monkeypatch.setattr(Executor, "record_batch", hanging)
 
     short = dataclasses.replace(LEASED, max_runtime=timedelta(seconds=2), lease=LeaseConfig("statuses", SHORT))
     result = run_sweep(short)

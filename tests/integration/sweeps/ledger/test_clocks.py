@@ -19,7 +19,6 @@ from housekeeping.sweeps.insight.plan import dry_run, plan
 from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.limits.confirmation import confirmed, plan_id
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
@@ -154,16 +153,6 @@ def test_refused_runs_are_no_history_and_leave_the_cursor(
     assert refused == ["clock"] * 3 and attempt is not None
     assert [past.counts["deleted_rows"] for past in attempt.history] == [5, 7]
     assert attempt.cursor == {"pass": SMALL.name, "after": ["2026-01-01", 1]}
-
-
-def test_plan_id_is_as_old_as_the_database_says(add_statuses: AddStatuses, set_ahead: SetAhead) -> None:
-    add_statuses(3, DUE_NOW)
-    found = plan(sweep)
-    set_ahead(TWO_DAYS)
-
-    word = confirmed(plan_id(sweep.name, None, found.stale, found.now), sweep.name, None, database_now())
-
-    assert word.rows == 3
 
 
 def test_reason_of_a_refused_tick_says_what_to_do(add_statuses: AddStatuses, set_ahead: SetAhead) -> None:

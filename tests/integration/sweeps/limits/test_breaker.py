@@ -54,8 +54,7 @@ def test_ten_thousand_records_trip_no_breaker_and_one_more_does_before_the_first
     assert isinstance(tripped.error, BreakerTripped)
     assert str(tripped.error) == (
         "more than 10,000 rows are stale; the last 10 runs processed 3 at most, the breaker allows 10,000; nothing was "
-        f"changed. To go on: housekeeping plan {SMALL.name}, then housekeeping run {SMALL.name} --confirm with the "
-        "plan's id"
+        f"changed. Look at: housekeeping plan {SMALL.name}; to go on: housekeeping run {SMALL.name} --confirm"
     )
     assert (row.outcome, row.reason, row.error) == ("failed", "breaker", str(tripped.error))
     assert (done.outcome, done.counts["deleted_rows"]) == ("done", 10_000)
@@ -250,7 +249,7 @@ def test_worker_whose_own_limit_is_lower_has_no_breaker(postgres: Database, cloc
 
     assert bounded is None
     assert found is not None and found.exceeded
-    assert "housekeeping plan limited 7, then housekeeping run limited 7 --confirm" in found.refusal
+    assert "housekeeping plan limited 7; to go on: housekeeping run limited 7 --confirm" in found.refusal
 
 
 def test_a_breaker_is_set_by_setting() -> None:

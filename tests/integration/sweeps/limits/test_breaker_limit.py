@@ -13,7 +13,6 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits.breaker import Breaker
-from housekeeping.sweeps.limits.confirmation import Confirmation
 from housekeeping.sweeps.stages.stage import Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
@@ -154,17 +153,6 @@ def test_parts_of_a_divided_sweep_share_the_limit(
     add_statuses(30, DUE)
 
     assert run_sweep(dataclasses.replace(LIMITED, shards=2), clock=clock).counts["deleted_rows"] == 5
-
-
-def test_confirmed_run_has_the_limit_of_its_plan(
-    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
-) -> None:
-    history(10, 0)
-    add_statuses(60, DUE)
-
-    result = run_sweep(LIMITED, clock=clock, confirmation=Confirmation("abc", 50, exact=True))
-
-    assert (result.reason, result.counts["deleted_rows"]) == ("breaker", 55)
 
 
 def test_limited_runs_do_not_make_the_flood_usual(

@@ -20,7 +20,6 @@ from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.limits import bounded_counts, first_run
-from housekeeping.sweeps.limits.confirmation import Confirmation, confirmed, plan_id
 from housekeeping.testing import ManualClock
 from tests.integration.sweeps.engine.sizing import past_runs
 
@@ -60,11 +59,6 @@ def visits(postgres: Database) -> Callable[[int, int], None]:
 
 def old(bot: bool, now: datetime) -> Any:
     return (Visit.at < now) & (Visit.bot == bot)
-
-
-def confirmation(clock: ManualClock, sweep: Sweep = OLD) -> Confirmation:
-    found = plan(sweep, clock=clock)
-    return confirmed(plan_id(sweep.name, None, found.stale, found.now), sweep.name, None, clock.now())
 
 
 def alerts(clock: ManualClock, sweep: Sweep = OLD) -> list[Alert]:
@@ -109,7 +103,7 @@ def test_skipped_first_run_says_what_to_type(visits: Callable[[int, int], None],
     text = (
         'more than 999 of about 2,010 rows of "visit" are stale, and no run of this worker has ended yet: its runs '
         f"are skipped until one is confirmed. Look: housekeeping plan {NAME}; then: housekeeping run {NAME} "
-        "--confirm PLAN_ID"
+        "--confirm"
     )
 
     planned = plan(OLD, clock=clock)
@@ -127,7 +121,7 @@ def test_scheduled_runs_follow_a_confirmed_run(visits: Callable[[int, int], None
     visits(2000, 0)
     run_sweep(OLD, clock=clock)
 
-    first = run_sweep(OLD, clock=clock, confirmation=confirmation(clock))
+    first = run_sweep(OLD, clock=clock, confirmed=True)
     visits(3000, 0)
     next_one = run_sweep(OLD, clock=clock)
 
@@ -135,15 +129,6 @@ def test_scheduled_runs_follow_a_confirmed_run(visits: Callable[[int, int], None
     assert (next_one.outcome, next_one.counts["deleted_rows"]) == ("done", 3000)
     assert alerts(clock) == []
     assert plan(OLD, clock=clock).unconfirmed is None
-
-
-def test_confirmation_does_not_cover_many_more_rows(visits: Callable[[int, int], None], clock: ManualClock) -> None:
-    visits(2000, 0)
-    given = confirmation(clock)
-    visits(201, 0)
-
-    assert run_sweep(OLD, clock=clock, confirmation=given).reason == "unconfirmed"
-    assert run_sweep(OLD, clock=clock, confirmation=confirmation(clock)).outcome == "done"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.overrides import Override, switch
 from housekeeping.sweeps.limits.breaker import Breaker
-from housekeeping.sweeps.limits.confirmation import Confirmation
 from housekeeping.sweeps.limits.db_health import DbHealth
 from housekeeping.sweeps.limits.throttle import ThrottleLimits
 from housekeeping.testing import ManualClock
@@ -33,6 +32,8 @@ from tests.integration.middleware.hands import Hands
 from tests.integration.sweeps.engine.sizing import Impatient, Told
 from tests.integration.workers.ci_stuck_builds.tables import NOW, STALE, AddBuilds, Delayed, by_status
 
+#: Stops a run that finds a single stale row.
+STRICT = dataclasses.replace(stuck_jobs, breaker=Breaker(share=1e-9, action="stop"))
 DAY_OLD = f"{NOW} - interval '1 day 1 second'"
 RUNNING, SCHEDULED, CANCELING = DELAYS
 
@@ -80,9 +81,9 @@ def test_tripped_breaker_still_enqueues_the_children(
     delayed: Delayed, add_builds: AddBuilds, clock: ManualClock, last_run: LastRun
 ) -> None:
     add_builds(1, "pending", DAY_OLD, DAY_OLD)
+    database.execute_sql("ANALYZE ci_builds")
 
-    strict = dataclasses.replace(stuck_jobs, breaker=Breaker(action="stop"))
-    result = run_sweep(strict, clock=clock, confirmation=Confirmation("plan", 0, exact=True))
+    result = run_sweep(STRICT, clock=clock)
 
     assert (result.outcome, result.reason, result.counts["enqueued"]) == ("failed", "breaker", 3)
     assert (last_run().reason, last_run().counts["enqueued"]) == ("breaker", 3)
@@ -176,11 +177,12 @@ def test_child_that_cannot_be_enqueued_is_retried_however_the_run_ends(
     watchful = dataclasses.replace(stuck_jobs, throttle=ThrottleLimits(replication_lag_s=30))
     perform_ending: dict[str, Callable[[], Any]] = {
         "lease_held": lambda: run_sweep(stuck_jobs, clock=clock),
-        "breaker": lambda: run_sweep(stuck_jobs, clock=clock, confirmation=Confirmation("plan", 0, exact=True)),
+        "breaker": lambda: run_sweep(STRICT, clock=clock),
         "gate": lambda: run_sweep(
             watchful, clock=clock, stopping=Impatient(clock), health=Told(DbHealth(99.0, 0, False))
         ),
     }
+    database.execute_sql("ANALYZE ci_builds")
     held = ExclusiveLease("ci/stuck_jobs", timedelta(minutes=30))
     if ending == "lease_held":
         held.try_obtain()

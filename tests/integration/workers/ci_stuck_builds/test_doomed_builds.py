@@ -11,7 +11,7 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.database.connection import database
-from housekeeping.sweeps.engine.executor import Executor
+from housekeeping.sweeps.engine.batch_bisection import BatchBisection
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
@@ -151,15 +151,15 @@ def test_a_build_that_moved_on_before_its_doom_is_left_alone(
     # Only while it is still canceling.
     add_builds(2, "canceling", STALE, STALE)
     refuse("NEW.status = 'failed' AND NEW.failure_reason IS DISTINCT FROM 12 AND OLD.id = 2")
-    single, meta = Executor._single, either._meta
+    process_row, meta = BatchBisection._process_row, either._meta
     table = meta.table_name
 
-    def change_first(self: Executor, *rest: Any) -> Any:
+    def change_first(self: BatchBisection, *rest: Any) -> Any:
         with admin.cursor() as cursor:
             cursor.execute(f"UPDATE {table} SET {meanwhile} WHERE id = 2")
-        return single(self, *rest)
+        return process_row(self, *rest)
 
-    monkeypatch.setattr(Executor, "_single", change_first)
+    monkeypatch.setattr(BatchBisection, "_process_row", change_first)
 
     result = run_sweep(drop_canceling, clock=ManualClock())
 

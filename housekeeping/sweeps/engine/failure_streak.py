@@ -1,0 +1,42 @@
+"""Detection of an error that keeps every row of a stage from changing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from housekeeping.core.sanitize import error_line
+from housekeeping.sweeps.stages.causes import cause_of
+from housekeeping.sweeps.stages.stage import BatchResult
+
+#: Consecutive rows that may fail with the same error. After that many the cause is not the row.
+MOST_FAILURES: Final = 20
+
+
+class FailureStreak:
+    """Counts consecutive rows that fail with the same error.
+
+    Attributes:
+      error: Text of the error once the streak is too long; None before.
+    """
+
+    def __init__(self) -> None:
+        self.error: str | None = None
+        self._cause = ""
+        self._rows = 0
+
+    def add(self, result: BatchResult) -> None:
+        """Note what became of the rows of a batch."""
+        if any(result.counts.values()):
+            self._rows = 0
+            return
+        for failure in result.failures:
+            cause = cause_of(failure.error, failure.record)
+            self._rows = self._rows + failure.rows if cause == self._cause else failure.rows
+            self._cause = cause
+            if self._rows >= MOST_FAILURES:
+                self.error = error_line(failure.error)
+
+    def reset(self) -> None:
+        """Begin anew in the next stage."""
+        self.error = None
+        self._rows = 0

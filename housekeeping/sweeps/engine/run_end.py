@@ -1,0 +1,118 @@
+"""End of a run: its outcome, and the row of the ledger that records it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from dramatiq.middleware import Shutdown
+from peewee import PeeweeException
+
+from housekeeping.core.errors import LeaseLost, RunTakenOver, SchemaMissing
+from housekeeping.core.sanitize import error_line
+from housekeeping.core.telemetry.error_reporting import report
+from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.core.thread_interrupt import LostLease
+from housekeeping.sweeps.engine.counts import CLOCK_SKEW, initial_counts
+from housekeeping.sweeps.engine.error_mapping import classify_error, is_unreachable, reason_of
+from housekeeping.sweeps.engine.run_context import RunProgress, RunRequest
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.runs import Counts, Outcome
+from housekeeping.sweeps.limits.first_run import UNCONFIRMED
+
+logger = named_logger(__name__)
+
+#: Counts that a run without a committed batch adds to its row.
+_COUNTS_OF_A_BROKEN_RUN = ("failed", "breaker", UNCONFIRMED, CLOCK_SKEW)
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How a run ended.
+
+    Attributes:
+      error: The exception that broke the run off, or that its message is retried for.
+      retry_after: Delay after which the message is to be delivered again.
+      is_recorded: Whether the ledger has it already, or needs no row for it.
+    """
+
+    outcome: Outcome
+    reason: str | None = None
+    error: BaseException | None = None
+    retry_after: timedelta | None = None
+    is_recorded: bool = False
+
+
+def end_of_error(error: BaseException) -> RunEnd:
+    """Return the end of a run that raised this error."""
+    if isinstance(error, RunTakenOver):
+        return RunEnd("lost_lease", "taken_over", error)
+    if isinstance(error, LeaseLost | LostLease):
+        return RunEnd("lost_lease", "lease_lost", error)
+    if isinstance(error, Shutdown):
+        return RunEnd("partial", "shutdown", error)
+    return RunEnd("failed", reason_of(error), error)
+
+
+def record_end(request: RunRequest, progress: RunProgress, end: RunEnd) -> RunEnd:
+    """Record the end in the ledger, as far as the database can be reached, and return it as the ledger has it.
+
+    A row that cannot be closed now is closed as ``lost`` by the next run.
+    """
+    if end.is_recorded:
+        return end
+    recorded = (
+        _record_without_row(request, progress, end) if progress.run_id is None else _close_row(request, progress, end)
+    )
+    if end.reason in ("breaker", UNCONFIRMED):
+        return replace(recorded, error=progress.preflight.error or recorded.error)
+    if end.outcome != "failed" or not isinstance(end.error, Exception) or recorded.error is None:
+        return recorded
+    error = classify_error(end.error)
+    reason = str(error) if isinstance(error, SchemaMissing) else end.reason
+    report(error, worker=request.sweep.name, run_id=progress.run_id, message_id=request.message_id)
+    return RunEnd("failed", reason, error)
+
+
+def _record_without_row(request: RunRequest, progress: RunProgress, end: RunEnd) -> RunEnd:
+    if end.error is not None and is_unreachable(end.error):
+        return end
+    try:
+        row = runs.record(
+            request.sweep.name,
+            end.outcome,
+            end.reason or "",
+            message_id=request.message_id,
+            tick=request.tick,
+            trigger=request.trigger,
+            counts=progress.preflight.counts,
+        )
+    except PeeweeException as error:
+        logger.error("Could not record the run", outcome=end.outcome, error=error_line(error))
+        if end.error is None and request.tick is not None:
+            return RunEnd("failed", reason_of(error), error)  # every tick has an outcome, so it is retried
+        return end
+    progress.recorded(request, *row)
+    return end
+
+
+def _close_row(request: RunRequest, progress: RunProgress, end: RunEnd) -> RunEnd:
+    """Close the row, and return how it stands: it may have been closed by its last batch, or by another run."""
+    assert progress.run_id is not None
+    error = end.error
+    # A shutdown is no error.
+    text = None if error is None or isinstance(error, Shutdown) else error_line(error)
+    extra: Counts = {name: progress.counts[name] for name in _COUNTS_OF_A_BROKEN_RUN if name in progress.counts}
+    try:
+        closed = runs.fail(progress.run_id, end.outcome, end.reason or "", text, extra)
+    except PeeweeException as again:
+        logger.error("Could not close the run", outcome=end.outcome, error=error_line(again))
+        return end
+    progress.counts = {**initial_counts(request.sweep), **closed.counts}
+    if closed.outcome in ("done", "partial") and closed.outcome != end.outcome:
+        # The last batch was committed. Only the answer to its COMMIT was lost, or the lease after it.
+        logger.warning("Run had ended before it broke off", error=text)
+        return RunEnd(closed.outcome, closed.reason)
+    if end.outcome == "lost_lease" and closed.outcome == "lost":
+        return replace(end, reason="taken_over", error=RunTakenOver(f"run {progress.run_id} has been taken over"))
+    return replace(end, error=LeaseLost(str(error)) if isinstance(error, LostLease) else error)

@@ -1,0 +1,90 @@
+"""Order in which a run goes through its stages, and the cursor from which the next run resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from housekeeping.sweeps.ledger.runs import Cursor
+from housekeeping.sweeps.stages.stage import BatchResult, Position, Stage, as_cursor
+from housekeeping.sweeps.stages.table_stage import TableStage
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the next batch begins.
+
+    Attributes:
+      stage: The number of the stage.
+      after: The position in that stage; None: its front.
+      until: Stage and position at which a resumed run ends after it has started again at the front; None before that.
+    """
+
+    stage: int = 0
+    after: Position | None = None
+    until: tuple[int, Position | None] | None = None
+
+    @property
+    def stage_end(self) -> Position | None:
+        """Last position of this stage for a resumed run that started again at the front; None: the stage's own end."""
+        return self.until[1] if self.until is not None and self.until[0] == self.stage else None
+
+
+class Traversal:
+    """Stages of a run in order.
+
+    A resumed run that comes to the end starts again at the front, and ends where it began.
+
+    Parameters:
+      cursor: Where an earlier run stopped, from its row in the ledger; None: start at the front.
+    """
+
+    def __init__(self, stages: Sequence[Stage], cursor: Cursor | None) -> None:
+        self.stages = stages
+        self.start = self._place_of(cursor)
+
+    def next(self, place: Place, result: BatchResult, *, may_restart: bool) -> Place | None:
+        """Return where the run continues after a batch; None at the end.
+
+        Parameters:
+          may_restart: False for a run that has left a stage early, so that the next run has to resume behind it.
+        """
+        if not result.exhausted:
+            return replace(place, after=result.position)
+        until = place.until
+        last = len(self.stages) - 1 if until is None else until[0] - (until[1] is None)
+        if place.stage < last:
+            return replace(place, stage=place.stage + 1, after=None)
+        if self.is_resumed and until is None and may_restart and self.can_restart():
+            return Place(until=(self.start.stage, self.start.after))
+        return None
+
+    @property
+    def is_resumed(self) -> bool:
+        return (self.start.stage, self.start.after) != (0, None)
+
+    def can_restart(self) -> bool:
+        """Return whether every stage can end at a given position. Stages of other kinds start over by themselves."""
+        return all(isinstance(each, TableStage) for each in self.stages)
+
+    def sees_everything(self) -> bool:
+        """Return whether a run that ends as ``done`` has looked at every row."""
+        return not self.is_resumed or self.can_restart()
+
+    def cursor_at(self, place: Place) -> Cursor | None:
+        """Return the place as the ledger stores it; None for the front of the first stage."""
+        if place.after is None and place.stage == 0:
+            return None
+        return {"pass": self.stages[place.stage].name, "after": as_cursor(place.after)}
+
+    def _place_of(self, cursor: Cursor | None) -> Place:
+        names = [each.name for each in self.stages]
+        # A cursor of an older release may name a stage that no longer exists, or have other columns.
+        if cursor is None or cursor["pass"] not in names:
+            return Place()
+        number = names.index(cursor["pass"])
+        after = None if cursor["after"] is None else tuple(cursor["after"])
+        stage = self.stages[number]
+        if after is not None and isinstance(stage, TableStage) and not stage.is_position(after):
+            return Place()
+        return Place(number, after)
