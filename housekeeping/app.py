@@ -1,8 +1,7 @@
-"""The ready-made application: ``dramatiq housekeeping.app``, ``periodiq housekeeping.app``.
+"""Ready-made application for ``dramatiq housekeeping.app`` and ``periodiq housekeeping.app``.
 
-Importing it reads the settings from the environment, configures logging and sets Dramatiq's
-global broker (the two programs take that one). An application with a broker of its own calls
-`housekeeping.install` instead.
+Importing this module reads the settings from the environment, configures logging and sets Dramatiq's global broker,
+which the two programs use. An application with a broker of its own calls `housekeeping.install` instead.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from housekeeping.installation import install
 from housekeeping.middleware.telemetry.metrics import exposition
 
 
-def _compose() -> tuple[Broker, dict[str, Actor[..., Any]]]:
+def _create() -> tuple[Broker, dict[str, Actor[..., Any]]]:
     settings = Settings.load()
     logs.configure(settings.log_level, settings.log_format)
     if settings.sentry_dsn is not None:
         error_reporting.report_to_sentry(settings.sentry_dsn)
     broker = message_broker(settings)
-    # In Dramatiq's worker processes only: others, a scheduler's too, have no page to be read from.
+    # Only in Dramatiq's worker processes. Other processes, such as a scheduler, serve no metrics.
     if settings.metrics_port is not None and multiprocessing.parent_process() is not None:
         broker.add_middleware(exposition(settings))
     actors = install(broker, settings)
@@ -37,20 +36,20 @@ def _compose() -> tuple[Broker, dict[str, Actor[..., Any]]]:
     return broker, actors
 
 
-def _run_by_its_program() -> bool:
-    """Whether this process is ``dramatiq`` or ``periodiq``, as a command or by ``python -m``."""
+def _started_by_dramatiq() -> bool:
+    """Return whether this process is ``dramatiq`` or ``periodiq``, as a command or by ``python -m``."""
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
     return name in ("dramatiq", "periodiq")
 
 
 try:
-    broker, actors = _compose()
+    broker, actors = _create()
 except HousekeepingError as error:
-    # Under their own programs a traceback would bury the one line that helps.
-    if not _run_by_its_program():
+    # In dramatiq and periodiq a traceback would hide the one line that helps.
+    if not _started_by_dramatiq():
         raise
-    # dramatiq imports this in each of its worker processes; the first one speaks for all.
+    # Every worker process of dramatiq imports this module; only the first one reports.
     if multiprocessing.current_process().name in ("MainProcess", "Process-1"):
         sys.stderr.write(f"housekeeping: {error}\n")
         sys.stderr.flush()

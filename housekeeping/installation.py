@@ -1,4 +1,4 @@
-"""Puts the library on a broker: middleware, database, Redis, the built-in workers and one's own."""
+"""Installation of the library on a broker: middleware, database, Redis and workers."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ from housekeeping.workers import configured_sweeps, only
 def install(
     broker: Broker, settings: Settings | None = None, workers: bool = True, sweeps: Sequence[Sweep] = ()
 ) -> dict[str, Actor[..., Any]]:
-    """Add the library's middleware, its workers, and an application's own sweeps, to the application's broker.
+    """Add the library's middleware, its workers and an application's sweeps to a broker.
 
-    Call it before declaring actors that use the library's options. The broker keeps middleware of
-    its own, Dramatiq's with the parameters it was given; only periodiq's goes, which drops retries, and
-    Dramatiq's ``Retries`` and ``ShutdownNotifications`` become ours.
+    Call this before declaring actors that use the library's options. The broker keeps its other middleware with their
+    parameters. Three are replaced: periodiq, which drops retries, and Dramatiq's ``Retries`` and
+    ``ShutdownNotifications``.
 
     Parameters:
       settings: Read from the environment unless given.
-      workers: Whether to declare the built-in workers, and those of the modules in ``HOUSEKEEPING_SWEEPS``. They need
+      workers: Whether to declare the built-in workers and those of the modules in ``HOUSEKEEPING_SWEEPS``. These need
         the database.
-      sweeps: The application's own, which need it as well. One that ``HOUSEKEEPING_SWEEPS`` names, too, is there once.
+      sweeps: The application's sweeps, which need the database too. One that ``HOUSEKEEPING_SWEEPS`` also names is
+        declared once.
 
     Returns:
       The actors of workers and sweeps by name.
 
     Raises:
       SettingsError: When a setting is missing or wrong.
-      DeclarationError: When the broker has the middleware already, or two sweeps have the same name.
+      DeclarationError: When the library is already installed on the broker, or two sweeps have the same name.
     """
     settings = settings or Settings.load()
     if any(isinstance(middleware, RunLog) for middleware in broker.middleware):
@@ -53,8 +54,8 @@ def install(
     if workers or sweeps:
         settings.require_database_url()
     declared = configured_sweeps(settings, sweeps) if workers else only(settings, sweeps)
-    harden(broker)  # first: what follows takes hold of the broker's own `enqueue`
-    _arrange(broker, standard_middleware(client, settings, broker.middleware))
+    harden(broker)  # first, because the middleware wraps the broker's `enqueue`
+    _replace_middleware(broker, standard_middleware(client, settings, broker.middleware))
     shared_redis.use(client, settings.namespace)
     if settings.database_url is not None:
         use_database(settings)
@@ -62,20 +63,20 @@ def install(
 
 
 def use_database(settings: Settings) -> None:
-    """Point every table at the database of the settings; nothing is connected yet.
+    """Bind all tables to the database of the settings; nothing is connected yet.
 
     Raises:
-      SettingsError: When its URL is missing or cannot be read.
+      SettingsError: When its URL is missing or invalid.
     """
     database.initialize(connect_to(settings.require_database_url()))
     schema.use_schema(settings.schema_name)
 
 
-def broker_beside(settings: Settings, sweeps: Mapping[str, Sweep]) -> Broker:
-    """The broker with the actors of these sweeps, but without the database, whose handle the caller is using.
+def broker_without_database(settings: Settings, sweeps: Mapping[str, Sweep]) -> Broker:
+    """Return a broker with the actors of these sweeps that leaves the caller's database connection alone.
 
     Raises:
-      SettingsError: When a setting that it needs is missing.
+      SettingsError: When a required setting is missing.
     """
     broker = message_broker(settings)
     install(broker, settings.model_copy(update={"database_url": None}), workers=False)
@@ -91,8 +92,8 @@ def _client(broker: Broker, settings: Settings) -> redis.Redis:
     return redis_client(settings.require_redis_url())
 
 
-def _arrange(broker: Broker, middleware: list[Middleware]) -> None:
-    """Put this middleware on the broker in place of what it has, also around actors declared before."""
+def _replace_middleware(broker: Broker, middleware: list[Middleware]) -> None:
+    """Replace the broker's middleware, and apply the new one to actors that were declared before."""
     added = [one for one in middleware if one not in broker.middleware]
     broker.actor_options |= {option for one in added for option in one.actor_options}
     for actor in broker.actors.values():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry import logs
-from housekeeping.installation import broker_beside, use_database
+from housekeeping.installation import broker_without_database, use_database
 from housekeeping.sweeps import actor_registry
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import schema
@@ -46,5 +46,5 @@ def load_workers(*, with_schema: bool = True) -> tuple[Settings, dict[str, Sweep
     if with_schema:
         schema.require()
     # The broker is created by the first run that enqueues other runs. Most commands never need it.
-    actor_registry.provide_by(lambda: broker_beside(settings, sweeps))
+    actor_registry.provide_by(lambda: broker_without_database(settings, sweeps))
     return settings, sweeps

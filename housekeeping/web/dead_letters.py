@@ -13,7 +13,7 @@ from housekeeping.brokers.dead_letters import DeadLetter, DeadLetterStore, dead_
 from housekeeping.brokers.dead_letters.formatting import arguments, body, bounded
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.settings import Settings
-from housekeeping.installation import broker_beside
+from housekeeping.installation import broker_without_database
 from housekeeping.presentation.descriptions import describe_requeue
 from housekeeping.web.snapshot import SnapshotCache
 
@@ -40,7 +40,7 @@ class _LazyStore:
         with self._lock:
             if self._store is None:
                 settings: Settings = self._snapshots.settings
-                self._store = dead_letters_of(broker_beside(settings, self._snapshots.sweeps))
+                self._store = dead_letters_of(broker_without_database(settings, self._snapshots.sweeps))
             return self._store
 
 

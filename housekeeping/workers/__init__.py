@@ -1,4 +1,8 @@
-"""Floor 2: one package a worker family, named after its design document; none knows another."""
+"""Built-in workers: one package per family, named after its design document. No family imports another.
+
+Each family's `worker` module declares its sweeps; start reading there. `user_status_cleanup` is the simplest one.
+This module lists the families and applies the settings to them: which run, their limits and their tables' names.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,8 @@ from housekeeping.workers.old_runs import worker as _old_runs
 from housekeeping.workers.outbox import worker as _outbox
 from housekeeping.workers.user_status_cleanup import worker as _user_status_cleanup
 
-#: Every built-in family's module, in the order they are listed. Each has SWEEPS and MODELS (by the table's name in
-#: the documents), and may have `configure`, which is given the settings. Underscored: the packages keep their names.
+#: The module of every built-in family, in the order of `housekeeping list`. Each has SWEEPS, MODELS (table name in
+#: the documents -> model) and RIGHTS, and may have `configure`, which receives the settings.
 BUILT_IN: Final[tuple[Any, ...]] = (
     _user_status_cleanup,
     _bulk_imports,
@@ -33,20 +37,20 @@ BUILT_IN: Final[tuple[Any, ...]] = (
     _outbox,
 )
 
-#: Active whatever the settings say: they look after the library's own tables.
+#: Always active: these clean the library's own tables.
 _MAINTENANCE: Final = (_old_runs, _outbox)
-#: The families that `HOUSEKEEPING_BUILT_IN` may name, by their package.
+#: The families that `HOUSEKEEPING_BUILT_IN` may name, by package.
 FAMILIES: Final[dict[str, Any]] = {
     module.__name__.split(".")[-2]: module for module in BUILT_IN if module not in _MAINTENANCE
 }
 
 
 def families(settings: Settings, own: Sequence[Sweep] = ()) -> tuple[Family, ...]:
-    """The built-in workers, those of the modules that the settings name, and an application's own.
+    """Return the built-in families, those of the modules in the settings, and an application's own.
 
     Raises:
-      SettingsError: When a module is not found, cannot be imported, or has no sweeps, or `HOUSEKEEPING_BUILT_IN` names
-        a family that there is not.
+      SettingsError: When a module is not found, cannot be imported or has no sweeps, or `HOUSEKEEPING_BUILT_IN` names
+        an unknown family.
       DeclarationError: When two sweeps have the same name.
     """
     return each_once([*_built_in(settings), *imported(settings.sweeps), declared_by("install", own)])
@@ -64,31 +68,31 @@ def _built_in(settings: Settings) -> Iterator[Family]:
 
 
 def _named(built_in: Sequence[str] | None) -> Sequence[str] | None:
-    """Return the families that the setting names; None when it leaves them to their tables."""
+    """Return the families that the setting names, or None when their tables decide."""
     if built_in is None or list(built_in) == ["all"]:
         return None if built_in is None else tuple(FAMILIES)
     for name in built_in:
         if name not in FAMILIES:
             near = difflib.get_close_matches(name, FAMILIES, n=1)
             hint = f"did you mean {near[0]}?" if near else f"the families are {', '.join(FAMILIES)} (or all, or none)"
-            raise SettingsError(f"HOUSEKEEPING_BUILT_IN names {name!r}, which is no family of built-in workers; {hint}")
+            raise SettingsError(f"HOUSEKEEPING_BUILT_IN names {name!r}, which is not a built-in family; {hint}")
     return built_in
 
 
 def _has_tables_named(family: Family, settings: Settings) -> bool:
-    """Return whether the settings name one of the family's tables: then it must be there."""
+    """Return whether the settings name one of the family's tables; a named table must exist."""
     given = [settings.workers[sweep.name] for sweep in family.sweeps if sweep.name in settings.workers]
     return any(each.table is not None or each.tables for each in given)
 
 
 def configured_sweeps(settings: Settings, own: Sequence[Sweep] = ()) -> dict[str, Sweep]:
-    """All workers by name, with what the settings say of them; binds their models to the tables.
+    """Return all workers by name with their settings applied, and bind their models to the tables.
 
     Parameters:
-      own: An application's, beside those of ``HOUSEKEEPING_SWEEPS``.
+      own: Sweeps of an application, in addition to those of ``HOUSEKEEPING_SWEEPS``.
 
     Raises:
-      SettingsError: When ``HOUSEKEEPING_WORKERS`` names a worker, table or key that there is not, or a wrong value; or
+      SettingsError: When ``HOUSEKEEPING_WORKERS`` names an unknown worker, table or key, or has a wrong value; or
         ``HOUSEKEEPING_SWEEPS`` a module that is not found, cannot be imported, or has no sweeps.
       DeclarationError: When two sweeps have the same name.
     """
@@ -103,12 +107,12 @@ def configured_sweeps(settings: Settings, own: Sequence[Sweep] = ()) -> dict[str
 
 
 def only(settings: Settings, own: Sequence[Sweep]) -> dict[str, Sweep]:
-    """An application's own sweeps by name, with what the settings say of them.
+    """Return an application's own sweeps by name with their settings applied.
 
-    Without any other worker, but for the one that delivers the events of these sweeps.
+    The only other worker is the outbox, if one of these sweeps has an event.
 
     Raises:
-      SettingsError: When ``HOUSEKEEPING_WORKERS`` has a table or key of theirs that there is not, or a wrong value.
+      SettingsError: When ``HOUSEKEEPING_WORKERS`` has an unknown table or key for one of them, or a wrong value.
       DeclarationError: When two sweeps have the same name.
     """
     found = each_once([declared_by("install", own), *([family_of(_outbox)] if _have_events(own) else [])])
@@ -130,7 +134,7 @@ def _configured(family: Family, settings: Settings) -> dict[str, Sweep]:
 
 
 def _bind_tables(family: Family, settings: Settings) -> None:
-    """Give the family's models the names their tables have in this database; the declared ones unless said."""
+    """Bind the family's models to the tables named in the settings, or to the declared ones."""
     models = family.models
     names: dict[str, str] = {}
     for sweep in family.sweeps:

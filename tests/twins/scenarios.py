@@ -15,7 +15,12 @@ from housekeeping.sweeps.engine import executor
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.stages import bisection
 from housekeeping.workers.batched_git_ref_updates import cleanup
-from housekeeping.workers.batched_git_ref_updates.ref_deletion import Fate, RefDeletion, RefDeletionFailed, RefsRefused
+from housekeeping.workers.batched_git_ref_updates.ref_deletion import (
+    RefDeletion,
+    RefDeletionFailed,
+    RefResult,
+    RefsRefused,
+)
 from housekeeping.workers.object_storage.deletion import Deletion
 from tests.twins import Twin
 
@@ -70,7 +75,9 @@ def _believes_a_store_that_failed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _believes_a_git_that_failed(patch: pytest.MonkeyPatch) -> None:
-    def delete_refs(deletion: RefDeletion, repository: PurePath, refs: Sequence[str], *args: Any) -> Iterator[Fate]:
+    def delete_refs(
+        deletion: RefDeletion, repository: PurePath, refs: Sequence[str], *args: Any
+    ) -> Iterator[RefResult]:
         try:
             deletion.delete(repository, refs)
         except RefDeletionFailed:
@@ -81,7 +88,9 @@ def _believes_a_git_that_failed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _gives_up_all_refs_for_one(patch: pytest.MonkeyPatch) -> None:
-    def delete_refs(deletion: RefDeletion, repository: PurePath, refs: Sequence[str], *args: Any) -> Iterator[Fate]:
+    def delete_refs(
+        deletion: RefDeletion, repository: PurePath, refs: Sequence[str], *args: Any
+    ) -> Iterator[RefResult]:
         try:
             deletion.delete(repository, refs)
         except RefsRefused as refused:

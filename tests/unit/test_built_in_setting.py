@@ -70,9 +70,9 @@ def test_a_family_whose_table_is_named_must_have_it() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("user_statuses", "names 'user_statuses', which is no family of built-in workers; did you mean user_status"),
+        ("user_statuses", "names 'user_statuses', which is not a built-in family; did you mean user_status"),
         ("x", "names 'x', .*; the families are user_status_cleanup, bulk_imports, object_storage, "),
-        ("old_runs", "names 'old_runs', which is no family"),
+        ("old_runs", "names 'old_runs', which is not a built-in family"),
     ],
 )
 def test_an_unknown_family_is_refused_in_one_line(value: str, said: str) -> None:

@@ -13,7 +13,7 @@ from housekeeping.brokers.dead_letters.formatting import arguments, body, bounde
 from housekeeping.cli.context import load_settings
 from housekeeping.cli.formatting import out, print_table, progress, table
 from housekeeping.core.sanitize import in_one_line, printable
-from housekeeping.installation import broker_beside
+from housekeeping.installation import broker_without_database
 from housekeeping.presentation.descriptions import describe_requeue
 from housekeeping.presentation.formatting import format_duration
 from housekeeping.workers import configured_sweeps
@@ -106,7 +106,7 @@ def requeue_letters(message_ids: tuple[str, ...]) -> None:
 def _store() -> DeadLetterStore:
     """Return the store of the ready-made application. Its broker knows the actor options that requeueing applies."""
     settings = load_settings()
-    return dead_letters_of(broker_beside(settings, configured_sweeps(settings)))
+    return dead_letters_of(broker_without_database(settings, configured_sweeps(settings)))
 
 
 def _as_json(letter: DeadLetter) -> dict[str, Any]:

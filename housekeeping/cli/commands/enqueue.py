@@ -16,7 +16,7 @@ from housekeeping.core.middleware_errors import StoreUnavailable
 from housekeeping.core.redis_client import translate_redis_errors
 from housekeeping.core.sanitize import error_line
 from housekeeping.database.connection import translate_postgres_errors
-from housekeeping.installation import broker_beside
+from housekeeping.installation import broker_without_database
 from housekeeping.presentation.descriptions import describe_override
 from housekeeping.presentation.workers import find_worker, parse_argument
 from housekeeping.sweeps.declaration import Sweep
@@ -73,7 +73,7 @@ def enqueue(name: str, argument: str | None, as_json: bool) -> None:
     run_argument = parse_argument(sweep, argument)
     with translate_postgres_errors():
         warning = _warning(sweep)
-    broker = broker_beside(settings, sweeps)
+    broker = broker_without_database(settings, sweeps)
     try:
         message: Message[Any] = broker.get_actor(name).message(*([] if sweep.argument_name is None else [run_argument]))
         with translate_redis_errors():

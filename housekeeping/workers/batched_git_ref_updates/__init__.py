@@ -1,12 +1,12 @@
-"""Deletes git refs that an application has asked to be deleted, project by project.
+"""Deletes git refs that an application has requested to delete, project by project.
 
 ============  ======================================================================================
 Source        Batch design document 58, ``BatchedGitRefUpdates::CleanupSchedulerWorker`` and
               its follow-up ``ProjectCleanupWorker``
-Runs          The scheduler every minute; one cleanup for each project it finds work for
+Runs          The scheduler every minute; one cleanup for each project with pending rows
 Touches       ``batched_git_ref_updates_deletions`` (status), refs of bare repositories (delete)
-Limits        10,000 projects a scheduler's run; 10,000 rows a cleanup's, in batches of 100 refs
-At once       One scheduler, one cleanup a project: leases of 10 minutes, held elsewhere = end quietly
-On failure    Retried up to 25 times; what is still pending is found again a minute later
+Limits        10,000 projects per scheduler run; 10,000 rows per cleanup, in batches of 100 refs
+Concurrency   One scheduler and one cleanup per project: leases of 10 minutes; if held, the run is skipped
+On failure    Retried up to 25 times; pending rows are found again a minute later
 ============  ======================================================================================
 """

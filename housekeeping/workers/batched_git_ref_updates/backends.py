@@ -1,4 +1,4 @@
-"""What an application may replace: where repositories are, and what deletes their refs.
+"""Replaceable backends of the cleanup: where repositories are, and how refs are deleted.
 
 ::
 
@@ -18,7 +18,7 @@ from housekeeping.workers.batched_git_ref_updates.repositories import HashedRepo
 
 
 class Backends:
-    """What the cleanup of a project works with; the application's where it has said so, else the defaults."""
+    """Backends in use: those of the application, or the defaults."""
 
     def __init__(self) -> None:
         self._root: Path | None = None
@@ -26,21 +26,21 @@ class Backends:
         self._deletion: RefDeletion | None = None
 
     def replace(self, repositories: Repositories | None = None, deletion: RefDeletion | None = None) -> None:
-        """Use these from the next run on; null: the default again."""
+        """Use these backends from the next run on; None restores the default."""
         self._repositories, self._deletion = repositories, deletion
 
     def use_root(self, root: Path | None) -> None:
-        """Where the default finds repositories."""
+        """Set the folder of the default repositories."""
         self._root = root
 
     @property
     def repositories(self) -> Repositories:
-        """Below ``HOUSEKEEPING_REPOSITORIES_ROOT`` unless replaced."""
+        """Repositories below ``HOUSEKEEPING_REPOSITORIES_ROOT`` unless replaced."""
         return self._repositories or HashedRepositories(self._root)
 
     @property
     def deletion(self) -> RefDeletion:
-        """The git program unless replaced."""
+        """Deletion by the git program unless replaced."""
         return self._deletion or GitCli()
 
 

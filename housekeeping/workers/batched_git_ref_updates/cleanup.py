@@ -1,4 +1,4 @@
-"""The cleanup's pass: a project's pending deletions, page by page, each ref deleted before its row is marked."""
+"""Stage of the cleanup: delete the refs of a project's pending rows page by page, then mark the rows."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ Row = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """What became of the refs of some rows, and which rows those are.
+    """Results of deleting the refs of some rows.
 
     Attributes:
-      deleted: Rows whose ref git has confirmed to be gone.
-      invalid: Rows whose text is no name of a ref, or of none that the repository can hold.
+      deleted: Rows whose ref does not exist any more, as git has confirmed.
+      invalid: Rows whose text is not a ref name, or not rows_of_project that the repository can hold.
       refused: Rows whose ref git refuses to delete.
-      last: The id of the last row of these; null when there is none.
+      last: The id of the last of these rows; None if there are none.
       left: Whether pending rows follow.
     """
 
@@ -68,7 +68,7 @@ class _Page:
         return len(self.deleted) + len(self.invalid) + len(self.refused)
 
     def only(self, rows: Sequence[Position]) -> _Page:
-        """Return the page with these of its rows."""
+        """Return the page with only these rows."""
         some = set(rows)
         return replace(
             self,
@@ -80,20 +80,20 @@ class _Page:
 
 @dataclass(frozen=True, slots=True)
 class _Marked(BatchResult):
-    """A settled page, with the rows that were marked though there was no ref to delete."""
+    """Batch result with the rows that were marked without a ref to delete."""
 
     invalid: Sequence[dict[str, Any]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PendingDeletions:
-    """Deletes the refs of a project's pending deletions in order of id, and marks the rows whose refs are gone.
+    """Stage that deletes the refs of a project's pending rows in order of id and marks the rows whose refs are gone.
 
     Attributes:
-      backends: Where the repository is, and what deletes refs.
-      page_size: Rows a page, and so a transaction.
-      git_batch_size: Refs a batch.
-      max_deletes: Rows a run, whatever becomes of them.
+      backends: Repositories and ref deletion in use.
+      page_size: Rows per page, and so per transaction.
+      git_batch_size: Refs per git transaction.
+      max_deletes: Rows per run, whatever their results.
     """
 
     backends: Backends
@@ -110,11 +110,11 @@ class PendingDeletions:
         return replace(self, page_size=batch_size)
 
     def prepare(self, batch: Batch) -> _Page:
-        """Delete the refs of a page's rows; repeated, it finds them gone.
+        """Delete the refs of a page's rows. A repetition finds them gone.
 
         Raises:
-          SettingsError: When it is not known where repositories are.
-          RefDeletionFailed: When none of them could be deleted, for a reason that is none of them.
+          SettingsError: When no folder of repositories is set.
+          RefDeletionFailed: When no ref could be deleted for a reason that is not a ref's.
         """
         project_id = int(batch.argument)
         repository = self.backends.repositories.locate(project_id)
@@ -123,42 +123,42 @@ class PendingDeletions:
         rows = pending_rows(project_id, after, size + 1)
         page, left = rows[:size], len(rows) > size
         refs = list(dict.fromkeys(ref for _, ref in page if is_ref_name(ref)))
-        fates: dict[str, RefsRefused | None] = {}
+        results: dict[str, RefsRefused | None] = {}
         began = time.monotonic()
         for some_refs in _batches(refs, self.git_batch_size):
             try:
                 for ref, refused in delete_refs(self.backends.deletion, repository, some_refs, batch.time_is_up):
-                    fates[ref] = refused
+                    results[ref] = refused
             except RefDeletionFailed:
-                if not fates:
+                if not results:
                     raise
-                # Rows of refs that are gone are marked first; the next step meets the same failure.
+                # Mark the rows of deleted refs first. The next batch meets the same failure.
                 break
-            # A page of slow batches must not make its run look dead.
+            # A page of slow batches must not delay the heartbeat.
             if batch.time_is_up() or time.monotonic() - began > HEARTBEAT.total_seconds():
                 break
-        too_long = {ref for ref, refused in fates.items() if isinstance(refused, RefNameTooLong)}
-        known = list(itertools.takewhile(lambda row: row[1] in fates or not is_ref_name(row[1]), page))
+        too_long = {ref for ref, refused in results.items() if isinstance(refused, RefNameTooLong)}
+        known = list(itertools.takewhile(lambda row: row[1] in results or not is_ref_name(row[1]), page))
         return _Page(
-            deleted=[(id, ref) for id, ref in known if ref in fates and fates[ref] is None],
-            invalid=[(id, ref) for id, ref in known if ref not in fates or ref in too_long],
+            deleted=[(id, ref) for id, ref in known if ref in results and results[ref] is None],
+            invalid=[(id, ref) for id, ref in known if ref not in results or ref in too_long],
             refused=[
                 ((id, ref), refused)
                 for id, ref in known
-                if (refused := fates.get(ref)) is not None and ref not in too_long
+                if (refused := results.get(ref)) is not None and ref not in too_long
             ],
             last=known[-1][0] if known else after,
             left=left or len(known) < len(page),
         )
 
-    def apply(self, batch: Batch, prepared: _Page) -> BatchResult:
-        """Mark the rows that are still pending and unchanged; those locked elsewhere are left for the next run."""
+    def apply(self, batch: Batch, page: _Page) -> BatchResult:
+        """Mark the rows that are still pending and unchanged. Locked rows are left for the next run."""
         project_id = int(batch.argument)
-        page = prepared if batch.only is None else prepared.only(batch.only)
+        page = page if batch.only is None else page.only(batch.only)
         pending = pending_among(project_id, [row for row, _ in page.refused])
         failures = [Failure(_record(project_id, row), refused) for row, refused in page.refused if row in pending]
         deleted, invalid = (_marked(project_id, rows) for rows in (page.deleted, page.invalid))
-        end = self.after_all(batch, prepared, ())
+        end = self.after_all(batch, page, ())
         return _Marked(
             counts={"total_deletes": len(deleted), "invalid": len(invalid)},
             position=end.position,
@@ -169,17 +169,17 @@ class PendingDeletions:
             invalid=invalid,
         )
 
-    def positions(self, batch: Batch, prepared: _Page) -> list[Position]:
-        return [*prepared.deleted, *prepared.invalid, *(row for row, _ in prepared.refused)]
+    def positions(self, batch: Batch, page: _Page) -> list[Position]:
+        return [*page.deleted, *page.invalid, *(row for row, _ in page.refused)]
 
-    def after_all(self, batch: Batch, prepared: _Page, positions: Sequence[Position]) -> BatchResult:
+    def after_all(self, batch: Batch, page: _Page, positions: Sequence[Position]) -> BatchResult:
         _, handled = batch.after or (None, 0)
-        handled += len(prepared)
-        full = prepared.left and handled >= self.max_deletes
-        return BatchResult({}, (prepared.last, handled), not prepared.left, stop="limit" if full else None)
+        handled += len(page)
+        full = page.left and handled >= self.max_deletes
+        return BatchResult({}, (page.last, handled), not page.left, stop="limit" if full else None)
 
     def fallback(self, batch: Batch, error: BaseException) -> None:
-        """There is no other way to mark a row."""
+        """Return None: a row can only be marked in rows_of_project way."""
 
     def describe(self, position: Position) -> dict[str, Any]:
         return {"id": position[0], "ref": position[1]}
@@ -188,7 +188,8 @@ class PendingDeletions:
         if isinstance(result, _Marked):
             for record in result.invalid:
                 logger.warning(
-                    "Not a ref that can be deleted", **{**record, "ref": shortened(record["ref"], _LONGEST_LOGGED)}
+                    "Invalid ref name; row marked as processed",
+                    **{**record, "ref": shortened(record["ref"], _LONGEST_LOGGED)},
                 )
 
     def announcements(self, result: BatchResult) -> Sequence[Announcement]:
@@ -199,7 +200,7 @@ class PendingDeletions:
         return Backlog(min(rows, limit), rows <= limit)
 
     def oldest(self, now: datetime, argument: Any = None) -> Any:
-        """When the project's first pending row was written; null for all projects, because no index knows it."""
+        """Return when the project's first pending row was written; None for all projects, because no index has it."""
         if argument is None:
             return None
         first = _in_order(int(argument)).select(Deletion.created_at).limit(1).first()
@@ -222,52 +223,52 @@ class PendingDeletions:
 
 
 def pending_rows(project_id: int, after: int | None, limit: int) -> list[Row]:
-    """A project's pending rows in order of id, those after `after`."""
+    """Return a project's pending rows after the id `after`, in order of id."""
     query: Any = _in_order(project_id, after).limit(limit)
     return list(query.tuples())
 
 
 def pending_among(project_id: int, rows: Sequence[Row]) -> set[Row]:
-    """Those of the rows that are still pending."""
+    """Return the rows that are still pending."""
     return set(_unchanged(project_id, rows).tuples()) if rows else set()
 
 
 def mark_processed(project_id: int, rows: Sequence[Row]) -> list[Row]:
-    """Mark those of the rows that are still pending and not locked, in one statement; returns them."""
-    picked = _unchanged(project_id, rows).for_update(skip_locked=True).cte("picked", materialized=True)
+    """Mark the rows that are still pending and not locked, in one statement; return them."""
+    locked = _unchanged(project_id, rows).for_update(skip_locked=True).cte("locked", materialized=True)
     query: Any = (
         Deletion.update(
             {Deletion.status: machine.target("process"), Deletion.updated_at: statement_time(Deletion.updated_at)}
         )
-        # Project and ids once more, for the index; the ref because an id is not unique in a partitioned table.
+        # Project and ids again, for the index. The ref, because an id is not unique in a partitioned table.
         .where(
             (Deletion.project_id == project_id)
             & Deletion.id.in_([id for id, _ in rows])
-            & Tuple(Deletion.id, Deletion.ref).in_(Select((picked,), (picked.c.id, picked.c.ref)))
+            & Tuple(Deletion.id, Deletion.ref).in_(Select((locked,), (locked.c.id, locked.c.ref)))
             & Deletion.status.in_(machine.sources("process"))
         )
         .returning(Deletion.id, Deletion.ref)
-        .with_cte(picked)
+        .with_cte(locked)
         .tuples()
     )
     return sorted(query.execute())
 
 
 def count_pending_rows(project_id: int | None, limit: int) -> int:
-    """How many rows are pending, of one project or of all, counted up to `limit`."""
-    wanted = Deletion.status == DeletionStatus.pending if project_id is None else _pending_of(int(project_id))
-    query: Any = Deletion.select(SQL("1")).where(wanted).limit(limit).select_from(fn.COUNT(SQL("1")))
+    """Return the number of pending rows of a project, or of all projects, counted up to `limit`."""
+    predicate = Deletion.status == DeletionStatus.pending if project_id is None else _pending_of(int(project_id))
+    query: Any = Deletion.select(SQL("1")).where(predicate).limit(limit).select_from(fn.COUNT(SQL("1")))
     number: int = next(iter(query.tuples().execute(database)))[0]
     return number
 
 
 def _in_order(project_id: int, after: int | None = None) -> Any:
-    # A range of one project, not an equality: with that, PostgreSQL may walk the primary key in order of id, past
-    # all rows of other projects and all that were ever processed.
-    one = Deletion.project_id.between(project_id, project_id) & (Deletion.status == DeletionStatus.pending)
+    # A range with one project instead of an equality: with an equality, PostgreSQL may scan the primary key in order
+    # of id, past all rows of other projects and all processed rows.
+    rows_of_project = Deletion.project_id.between(project_id, project_id) & (Deletion.status == DeletionStatus.pending)
     if after is not None:
-        one &= Tuple(Deletion.project_id, Deletion.id) > Tuple(project_id, after)
-    return Deletion.select(Deletion.id, Deletion.ref).where(one).order_by(Deletion.project_id, Deletion.id)
+        rows_of_project &= Tuple(Deletion.project_id, Deletion.id) > Tuple(project_id, after)
+    return Deletion.select(Deletion.id, Deletion.ref).where(rows_of_project).order_by(Deletion.project_id, Deletion.id)
 
 
 def _pending_of(project_id: int) -> Any:
@@ -275,10 +276,10 @@ def _pending_of(project_id: int) -> Any:
 
 
 def _unchanged(project_id: int, rows: Sequence[Row]) -> Any:
-    """Those of the rows that are pending; one whose ref was changed to another of these is as good as unchanged."""
+    """Select the rows that are pending and unchanged; a swap of refs among these rows counts as unchanged."""
     ids, refs = zip(*rows, strict=True)
-    same = Deletion.id.in_(ids) & Deletion.ref.in_(sorted(set(refs)))
-    return Deletion.select(Deletion.id, Deletion.ref).where(_pending_of(project_id) & same)
+    unchanged = Deletion.id.in_(ids) & Deletion.ref.in_(sorted(set(refs)))
+    return Deletion.select(Deletion.id, Deletion.ref).where(_pending_of(project_id) & unchanged)
 
 
 def _marked(project_id: int, rows: Sequence[Row]) -> list[dict[str, Any]]:

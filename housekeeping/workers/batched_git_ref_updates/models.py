@@ -14,14 +14,14 @@ LONGEST_REF: Final = 1024  # characters; workers.md, 58
 
 
 class DeletionStatus(IntEnum):
-    """Whether the ref is still to be deleted."""
+    """Status of a request to delete a ref."""
 
     pending = 1
     processed = 2
 
 
 class Deletion(BaseModel):
-    """A wish to delete a ref of a project's repository."""
+    """Request to delete a ref of a project's repository."""
 
     id = BigAutoField()
     project_id = BigIntegerField()
@@ -34,19 +34,19 @@ class Deletion(BaseModel):
         table_name = "batched_git_ref_updates_deletions"
 
     def process(self, now: datetime | None = None) -> None:
-        """Mark this row processed: its ref is gone.
+        """Mark this row as processed, because its ref is gone.
 
         Parameters:
-          now: The time of the change; the database's unless given.
+          now: Time of the change; the database's time unless given.
 
         Raises:
-          IllegalEvent: When it is processed already; nothing is changed.
+          IllegalEvent: When the row is processed already; nothing is changed.
           RecordChanged: When the row is gone.
         """
         machine.fire(self, "process", {Deletion.updated_at: now or statement_time(Deletion.updated_at)})
 
 
-#: The life of a row of ``batched_git_ref_updates_deletions``.
+#: States of a row of ``batched_git_ref_updates_deletions``.
 machine: Final = StateMachine(
     Deletion.status,
     DeletionStatus,

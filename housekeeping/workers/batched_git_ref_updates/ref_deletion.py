@@ -1,4 +1,4 @@
-"""Deletes refs in batches, and finds the one that makes a batch fail."""
+"""Deletion of refs in batches, with bisection to find the ref that makes a batch fail."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ logger = named_logger(__name__)
 
 
 class RefsRefused(HousekeepingError):
-    """A batch could not be deleted because of some of its refs; none of it is deleted."""
+    """Error for a batch that contains a ref that cannot be deleted; nothing was deleted."""
 
 
 class RefNameTooLong(RefsRefused):
-    """The repository can hold no ref of this name, and has none: the name is too long for its files."""
+    """Error for a ref whose name is too long for the repository's files; such a ref cannot exist."""
 
 
 class RefDeletionFailed(HousekeepingError):
-    """No ref of the repository can be deleted now, or nobody knows whether they were; trying again may help."""
+    """Error for a repository whose refs cannot be deleted now; a retry may help."""
 
 
 class RefDeletion(Protocol):
-    """Deletes refs of a repository; replaceable, see `backends`."""
+    """Backend that deletes refs of a repository; replaceable, see `backends`."""
 
     def delete(self, repository: PurePath, refs: Sequence[str]) -> None:
-        """Delete them all, each itself and not what it points to, or none of them.
+        """Delete all of the refs or none. Symbolic refs are deleted themselves, not their targets.
 
-        A ref that is not there, and a repository that is not there, are deleted already. Once it returns, they are
-        gone for good. Asked for the same twice, it does no harm.
+        A ref or repository that does not exist counts as deleted. After the return the refs are gone for good. A
+        repetition does no harm.
 
         Parameters:
-          refs: Valid names below ``refs/``, each once.
+          refs: Valid names below ``refs/`` without duplicates.
 
         Raises:
-          RefsRefused: When one of them cannot be deleted.
-          RefNameTooLong: When the only one is too long for the repository, and is not there.
-          RefDeletionFailed: When the reason is none of them.
+          RefsRefused: When one of the refs cannot be deleted.
+          RefNameTooLong: When the only ref is too long for the repository and does not exist.
+          RefDeletionFailed: For any reason that is not a ref's.
         """
 
 
-#: A ref, and why it could not be deleted; null: it is gone.
-Fate = tuple[str, RefsRefused | None]
+#: A ref, and the reason why it could not be deleted, or None when it is gone.
+RefResult = tuple[str, RefsRefused | None]
 
 
 def delete_refs(
     deletion: RefDeletion, repository: PurePath, refs: Sequence[str], time_is_up: Callable[[], bool] = lambda: False
-) -> Iterator[Fate]:
-    """Delete a batch; should it be refused, in halves, until what is refused is alone.
+) -> Iterator[RefResult]:
+    """Delete a batch of refs. A refused batch is bisected until the refused refs are alone.
 
     Parameters:
-      time_is_up: Asked between two halves; the refs that are left then have no fate.
+      time_is_up: Called between two parts; True leaves the remaining refs without a result.
 
     Raises:
-      RefDeletionFailed: As `RefDeletion.delete`; what was yielded before stays true.
+      RefDeletionFailed: As for `RefDeletion.delete`; results yielded before stay true.
     """
     parts: list[Sequence[str]] = [refs] if refs else []
     while parts:
@@ -68,7 +68,7 @@ def delete_refs(
                 yield part[0], refused
                 continue
             if part is refs:
-                logger.warning("A batch of refs was refused and is taken apart", refs=len(refs), error=str(refused))
+                logger.warning("Batch of refs refused; bisecting", refs=len(refs), error=str(refused))
             middle = len(part) // 2
             parts += [part[middle:], part[:middle]]
         else:

@@ -1,21 +1,21 @@
-"""What can be the name of a ref to delete: git's own rules (git-check-ref-format), and below ``refs/``."""
+"""Validation of ref names: git's own rules (git-check-ref-format), and only below ``refs/``."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-#: What git refuses anywhere: control characters, space, its own notation, a component that begins with a dot, ends
-#: with ``.lock`` or is empty. Of a slash at either end or twice the empty component is part.
+#: What git rejects anywhere in a name: control characters, spaces, its own notation, and components that are empty,
+#: start with a dot or end with ``.lock``. A slash at either end or a double slash has an empty component.
 _REFUSED: Final = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|(^|/)\.|\.lock(/|$)|//|/$|^/|\.$")
 _BELOW: Final = "refs/"
 
 
 def is_ref_name(name: str) -> bool:
-    """Whether git takes this for the full name of a ref, and it is one below ``refs/``.
+    """Return whether git accepts this as the full name of a ref below ``refs/``.
 
-    A name that begins with ``-``, ``HEAD`` and any other name outside of ``refs/`` are none; nor is text that has no
-    form in bytes (a lone surrogate).
+    Names that begin with ``-``, ``HEAD`` and other names outside of ``refs/`` are rejected, and so is text that cannot
+    be encoded (a lone surrogate).
     """
     return name.startswith(_BELOW) and _REFUSED.search(name) is None and _has_bytes(name)
 

@@ -1,4 +1,4 @@
-"""The scheduler's pass: the projects with pending deletions, each enqueued for its cleanup."""
+"""Stage of the scheduler: enqueue a cleanup for every project with pending deletions."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from housekeeping.workers.batched_git_ref_updates.deferral import any_deferred, 
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus
 
 _SAMPLES: Final = 5
-#: Where a statement takes what is known only when it is carried out.
+#: Placeholders of prepared statements.
 _AFTER, _UNTIL, _LIMIT = (Value(place, converter=False, unpack=False) for place in ("after", "until", "limit"))
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Where a run stands on its way through all project ids and around.
+    """Cursor of a run that goes through all project ids once, wrapping around at the end.
 
     Attributes:
-      run_id: Whose way it is; another run's place is where this one begins.
-      last: The last project enqueued; null: the front.
-      began_after: The project after which the run began, and with which it ends; null: at the front.
-      wrapped: Whether the end was passed and the run is on its way from the front.
-      projects: How many it has enqueued.
+      run_id: The run. A cursor of another run is the start of this one.
+      last: The last enqueued project; None at the front.
+      began_after: The project after which the run began, and with which it ends; None at the front.
+      wrapped: Whether the run has passed the last project and continued at the front.
+      projects: Number of enqueued projects.
     """
 
     run_id: int | None
@@ -57,7 +57,7 @@ class _Round:
 
     @property
     def until(self) -> int | None:
-        """The last project that is still to be met on this part of the way; null: whatever there is."""
+        """The last project of this part of the round; None for no limit."""
         return self.began_after if self.wrapped else None
 
     def as_position(self) -> Position:
@@ -66,7 +66,7 @@ class _Round:
 
 @dataclass(frozen=True, slots=True)
 class _Enqueued:
-    projects: Sequence[int]  # without those that are deferred
+    projects: Sequence[int]  # without deferred projects
     deduplicated: int
     after: _Round
     left: bool
@@ -74,16 +74,16 @@ class _Enqueued:
 
 @dataclass(frozen=True, kw_only=True)
 class PendingProjects:
-    """Enqueues the cleanup of every project with pending deletions, in batches, until there are no more or too many.
+    """Stage that enqueues the cleanup of every project with pending deletions, in batches, up to a limit.
 
-    It begins after the last project of a run that was cut short, goes on at the front when it has come to the end,
-    and ends where it began: every project is met once a run at most. A project whose last cleanup rejected every row
-    is left out until its delay has passed, unless it has new pending rows.
+    A run begins after the last project of a run that was cut short, wraps around, and ends where it began, so that no
+    project is enqueued twice in a run. A deferred project (its last cleanup rejected every row) is left out until its
+    delay has passed, unless it has new pending rows.
 
     Attributes:
-      children: The actor that is sent the projects' ids, asked for when there is something to send.
-      batch_size: Projects a batch.
-      max_projects: Projects a run.
+      children: Returns the actor to enqueue; called when there is something to enqueue.
+      batch_size: Projects per batch.
+      max_projects: Projects per run.
     """
 
     children: Callable[[], Actor[..., Any]]
@@ -94,14 +94,14 @@ class PendingProjects:
     search: _Search = field(default_factory=lambda: _Search(), init=False, repr=False, compare=False)
 
     def prepare(self, batch: Batch) -> _Enqueued:
-        """Enqueue a batch; repeated, it finds its messages waiting and adds none.
+        """Enqueue a batch. A repetition finds its messages in the queue and adds none.
 
         Raises:
           RedisUnavailable: When the queue cannot be reached.
         """
-        begun = _Round.of(batch)
-        size = min(self.batch_size, self.max_projects - begun.projects)
-        found = self.search.projects(begun.last, begun.until, size + 1)
+        position = _Round.of(batch)
+        size = min(self.batch_size, self.max_projects - position.projects)
+        found = self.search.projects(position.last, position.until, size + 1)
         page = found[:size]
         projects = self.deferral.without_deferred(page)
         duplicates = 0
@@ -109,33 +109,33 @@ class PendingProjects:
             with translate_redis_errors():
                 messages = enqueue_many(self.children(), projects, trigger="parent")
             duplicates = sum("duplicate_of" in message.options for message in messages)
-        last = page[-1] if page else begun.last
-        after = _Round(batch.run_id, last, begun.began_after, begun.wrapped, begun.projects + len(projects))
+        last = page[-1] if page else position.last
+        after = _Round(batch.run_id, last, position.began_after, position.wrapped, position.projects + len(projects))
         left = len(found) > size
-        if not left and not begun.wrapped and begun.began_after is not None:
-            left = bool(self.search.projects(None, begun.began_after, 1))
-            after = _Round(batch.run_id, None, begun.began_after, True, after.projects)
+        if not left and not position.wrapped and position.began_after is not None:
+            left = bool(self.search.projects(None, position.began_after, 1))
+            after = _Round(batch.run_id, None, position.began_after, True, after.projects)
         return _Enqueued(projects, duplicates, after, left)
 
-    def apply(self, batch: Batch, prepared: _Enqueued) -> BatchResult:
-        """Nothing but what the engine writes."""
+    def apply(self, batch: Batch, enqueued: _Enqueued) -> BatchResult:
+        """Return the counts; the engine writes them to the run's row."""
         counts = {
-            "total_projects": len(prepared.projects),
-            "enqueued": len(prepared.projects) - prepared.deduplicated,
-            "deduplicated": prepared.deduplicated,
+            "total_projects": len(enqueued.projects),
+            "enqueued": len(enqueued.projects) - enqueued.deduplicated,
+            "deduplicated": enqueued.deduplicated,
         }
-        full = prepared.left and prepared.after.projects >= self.max_projects
-        return BatchResult(counts, prepared.after.as_position(), not prepared.left, stop="limit" if full else None)
+        full = enqueued.left and enqueued.after.projects >= self.max_projects
+        return BatchResult(counts, enqueued.after.as_position(), not enqueued.left, stop="limit" if full else None)
 
     def after_commit(self, batch: Batch, result: BatchResult) -> None:
-        """Nothing to say of single projects."""
+        """Do nothing."""
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
         found = count_pending_projects(limit + 1)
         return Backlog(min(found, limit), found <= limit)
 
     def oldest(self, now: datetime, argument: Any = None) -> Any:
-        """Nothing: no index knows the oldest row, and a project's id is no age."""
+        """Return None: no index has the oldest row."""
         return None
 
     def explain_queries(self, now: datetime) -> list[ExplainQuery]:
@@ -145,13 +145,13 @@ class PendingProjects:
         stale = self.backlog(now, limit)
         projects = self.deferral.without_deferred(pending_projects(None, None, _SAMPLES))
         due = stale.rows - (count_deferred() if stale.rows else 0)
-        # Which of them wait already is not asked of Redis.
+        # Duplicates are not counted, because a plan does not query Redis.
         counts = {"total_projects": max(0, min(due, self.max_projects))}
         return StagePlan(self.name, stale, counts, samples=[{"project_id": project} for project in projects])
 
 
 class _Deferral:
-    """Leaves out the projects that are to be scheduled later; asks once a run whether there are any."""
+    """Filter for deferred projects; queries once per run whether there are any."""
 
     def __init__(self) -> None:
         self._any: bool | None = None
@@ -166,47 +166,47 @@ class _Deferral:
 
 
 def pending_projects(after: int | None, until: int | None, limit: int) -> list[int]:
-    """The ids of projects with pending deletions, in order, each once, by one index probe a project.
+    """Return the ids of projects with pending deletions, in order, with one index probe per project.
 
     Parameters:
-      after: Only those after this one.
-      until: Only those up to this one.
+      after: Only projects after this one.
+      until: Only projects up to this one.
     """
     return _Search().projects(after, until, limit)
 
 
 class _Search:
-    """`pending_projects`, its statements put together once: that takes longer than to carry one out."""
+    """Search for projects with statements that are compiled once, which takes longer than executing them."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[bool, bool], tuple[str, list[Any]]] = {}
+        self._compiled: dict[tuple[bool, bool], tuple[str, list[Any]]] = {}
 
     def projects(self, after: int | None, until: int | None, limit: int) -> list[int]:
-        form = (after is not None, until is not None)
-        if form not in self._made:
-            some = _each_project(_AFTER if form[0] else None, _UNTIL if form[1] else None).limit(_LIMIT).alias("some")
-            # A SELECT from it, not a WITH: what may write is preceded by a question whether the server is there.
-            query = Select((some,), (some.c.project_id,))
-            self._made[form] = database.get_sql_context().sql(query).query()
-        text, places = self._made[form]
+        shape = (after is not None, until is not None)
+        if shape not in self._compiled:
+            page = _each_project(_AFTER if shape[0] else None, _UNTIL if shape[1] else None).limit(_LIMIT).alias("page")
+            # A SELECT and not a WITH: before a statement that may write, the connection is checked with a round trip.
+            query = Select((page,), (page.c.project_id,))
+            self._compiled[shape] = database.get_sql_context().sql(query).query()
+        text, parameters = self._compiled[shape]
         values = {"after": after, "until": until, "limit": limit}
-        # A project that a replica does not know of yet is met by the next run; one that is done by now costs its
-        # cleanup a look.
-        cursor = read_database().execute_sql(text, [values.get(place, place) for place in places])
+        # A project that a replica does not have yet is enqueued by the next run. One that is already done costs an
+        # empty cleanup.
+        cursor = read_database().execute_sql(text, [values.get(place, place) for place in parameters])
         return [project for (project,) in cursor.fetchall()]
 
 
 def count_pending_projects(limit: int) -> int:
-    """How many projects have pending deletions, counted up to `limit`."""
+    """Return the number of projects with pending deletions, counted up to `limit`."""
     query: Any = _each_project(None, None).limit(limit).select_from(fn.COUNT(SQL("1")))
     number: int = next(iter(query.tuples().execute(read_database())))[0]
     return number
 
 
 def _each_project(after: Any, until: Any) -> Any:
-    """A loose index scan: from each project to the next, past all rows of the same one."""
+    """Select the projects by a loose index scan: one probe from each project to the next."""
     first = _next_project(Deletion.alias("first"), None if after is None else lambda project: project > after, until)
-    # In a FROM of its own, because a part of a UNION may have no LIMIT.
+    # In a subquery, because a part of a UNION may have no LIMIT.
     pending = Select((first.alias("front"),), (SQL("front.project_id"),)).cte(
         "pending", recursive=True, columns=("project_id",)
     )

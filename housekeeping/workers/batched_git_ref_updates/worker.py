@@ -1,4 +1,4 @@
-"""The git ref cleanup: the scheduler, and the cleanup of one project, as declarations."""
+"""Declarations of the git ref cleanup: the scheduler, and the cleanup of one project."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.scheduling import PendingProjects
 
 SCHEDULE: Final = "* * * * *"  # workers.md, 58; the document leaves it to the settings (実行スケジュール)
-BATCH_SIZE: Final = 100  # projects a batch; document 58, 備考
-MAX_PROJECTS: Final = 10_000  # projects a run; document 58, 備考
+BATCH_SIZE: Final = 100  # projects per batch; document 58, 備考
+MAX_PROJECTS: Final = 10_000  # projects per run; document 58, 備考
 LEASE_TTL: Final = timedelta(minutes=10)  # document 58, 排他制御
 LONGEST_RUN: Final = timedelta(minutes=10)  # document 58, パフォーマンス要件: 目標処理時間
 FAILED_RUNS: Final = 3  # in a row; document 58, 監視・アラート, without a number
-MAX_RUNTIME: Final = timedelta(minutes=8)  # ours: well before the lease would end, were it not renewed
-PAGE_SIZE: Final = 1000  # rows a page of one project; workers.md, 58
-GIT_BATCH_SIZE: Final = 100  # refs a transaction of git; workers.md, 58
-MAX_DELETES: Final = 10_000  # rows a run of one project; workers.md, 58
+MAX_RUNTIME: Final = timedelta(minutes=8)  # no document: below the lease's ttl, should its renewal fail
+PAGE_SIZE: Final = 1000  # rows per page of a project; workers.md, 58
+GIT_BATCH_SIZE: Final = 100  # refs per git transaction; workers.md, 58
+MAX_DELETES: Final = 10_000  # rows per run of a project; workers.md, 58
 
-#: Tables of this worker, by their name in workers.md.
+#: Tables of these workers, by their names in the documents.
 MODELS: Final = {"batched_git_ref_updates_deletions": Deletion}
 
-#: The rights they need on them.
+#: Rights that these workers need on their tables.
 RIGHTS: Final = {"batched_git_ref_updates_deletions": ("SELECT", "UPDATE (status, updated_at)")}
 
 project_cleanup: Final = Sweep(
@@ -61,8 +61,8 @@ project_cleanup: Final = Sweep(
     alerts=AlertThresholds(longest_run=LONGEST_RUN, failed_runs=FAILED_RUNS),
     feature_category="gitaly",
     data_consistency="delayed",
-    # The scheduler asks again every minute. A project whose cleanup fails has one live message, not one more each
-    # minute, with 25 retries each. A retry due in more than a minute is superseded by the scheduler's next message.
+    # The scheduler enqueues again every minute. A project whose cleanup fails has one live message instead of another
+    # one each minute with 25 retries each. A retry due in over a minute is superseded by the scheduler's next message.
     actor_options={"deduplicate": "until_executed"},
     rediscovered=True,
     confirm_first_run=False,
@@ -84,7 +84,7 @@ cleanup_scheduler: Final = Sweep(
     options={"max_projects": MAX_PROJECTS},
     max_runtime=MAX_RUNTIME,
     lease=LeaseConfig("batched_git_ref_updates/cleanup_scheduler", LEASE_TTL),
-    # High ids must not starve behind 10,000 busy projects.
+    # Projects with high ids must not starve behind 10,000 busy ones.
     resume_after_limit=True,
     alerts=AlertThresholds(longest_run=LONGEST_RUN, failed_runs=FAILED_RUNS),
     feature_category="gitaly",
@@ -96,10 +96,10 @@ SWEEPS: Final = (cleanup_scheduler, project_cleanup)
 
 
 def configure(settings: Settings) -> None:
-    """Take over where the repositories are.
+    """Apply the folder of the repositories.
 
     Raises:
-      SettingsError: When a size is set that this worker knows by another name.
+      SettingsError: When `batch_size` is set, which this worker has under other names.
     """
     given = settings.workers.get(project_cleanup.name)
     if given is not None and given.batch_size is not None:
@@ -111,17 +111,17 @@ def configure(settings: Settings) -> None:
 
 
 def examine() -> Iterator[Finding]:
-    """Whether the repositories and the git program are there, for `housekeeping doctor`."""
+    """Check that the repositories and git are available, for `housekeeping doctor`."""
     area = project_cleanup.name
     try:
         backends.repositories.locate(1)
-        yield Finding("fine", area, "repositories", "their folder is there")
+        yield Finding("fine", area, "repositories", "the folder exists")
     except HousekeepingError as error:
         yield Finding("error", area, "repositories", str(error), "mount it, or disable the worker")
     if not isinstance(backends.deletion, GitCli):
         return
     version = backends.deletion.version()
     if version is None:
-        yield Finding("error", area, "git", "the git program was not found", "install git")
+        yield Finding("error", area, "git", "git was not found", "install git")
     else:
         yield Finding("fine", area, "git", version)

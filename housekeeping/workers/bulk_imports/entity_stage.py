@@ -1,4 +1,4 @@
-"""The pass through stale entities: an entity and its trackers change together, or none of them does."""
+"""Stage for stale entities: an entity and its open trackers change together or not at all."""
 
 from __future__ import annotations
 
@@ -6,92 +6,98 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from peewee import CTE, SQL, Expression, Function, IntegrityError, Query, Select, Value, fn
+from peewee import SQL, Expression, Function, IntegrityError, Model, Value, fn
 
-from housekeeping.sweeps import (
-    Backlog,
-    Batch,
-    BatchResult,
-    ExplainQuery,
-    Parameter,
-    StagePlan,
-    TableStage,
-    database,
-    statement_time,
-)
+from housekeeping.sweeps import Backlog, Batch, BatchResult, ExplainQuery, StagePlan, TableStage, database
 from housekeeping.workers.bulk_imports.models import BulkImportEntity, BulkImportTracker
 from housekeeping.workers.bulk_imports.states import SourceType
 
 EVENT: Final = "cleanup_stale"
 TRACKERS_COUNTED_AS: Final = "timed_out_trackers"
 
+#: Times out the locked entities with their open trackers, except the entities with a tracker that cannot be locked.
+#: `open` and `locked` are compared by their counts, one row per entity, so that the cost never grows with the square
+#: of the trackers. A tracker that ends at this moment is in `open` only. The entities' staleness is checked again as
+#: compare-and-set; coalesce() keeps PostgreSQL from reading the index of all stale rows for it.
+_TIME_OUT: Final = """WITH open AS MATERIALIZED (
+    SELECT bulk_import_entity_id AS entity_id, count(*) AS number FROM {trackers}
+    WHERE bulk_import_entity_id = ANY(%(entities)s) AND status = ANY(%(open)s)
+    GROUP BY bulk_import_entity_id
+), locked_rows AS MATERIALIZED (
+    SELECT id, bulk_import_entity_id AS entity_id FROM {trackers}
+    WHERE bulk_import_entity_id = ANY(%(entities)s) AND status = ANY(%(open)s)
+    FOR UPDATE SKIP LOCKED
+), locked AS MATERIALIZED (
+    SELECT entity_id, count(*) AS number FROM locked_rows GROUP BY entity_id
+), timed_out AS (
+    UPDATE {entities} SET status = %(entity_status)s, updated_at = statement_timestamp()
+    WHERE id = ANY(%(entities)s)
+    AND id NOT IN (SELECT busy.entity_id FROM (SELECT * FROM open EXCEPT SELECT * FROM locked) AS busy)
+    AND coalesce(updated_at < %(stale_before)s AND status = ANY(%(stale)s), false)
+    RETURNING id
+), followed AS (
+    UPDATE {trackers} SET status = %(tracker_status)s, updated_at = statement_timestamp()
+    WHERE bulk_import_entity_id = ANY(%(entities)s) AND status = ANY(%(open)s)
+    AND bulk_import_entity_id IN (SELECT id FROM timed_out)
+    RETURNING id
+)
+SELECT (SELECT coalesce(array_agg(id), '{{}}') FROM timed_out),
+       (SELECT count(*) FROM followed),
+       (SELECT coalesce(sum(number), 0) FROM locked WHERE entity_id IN (SELECT id FROM timed_out))
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EntityStage(TableStage):
-    """Two statements a batch: one locks the entities, one changes them with their trackers.
+    """Stage that locks a batch of entities with one statement and changes them and their trackers with a second one.
 
-    The second statement's snapshot is taken when the locks are held, so it sees every tracker that was added before
-    them; until the commit the foreign key lets none be added. An entity with a tracker that is locked elsewhere, or
-    that changes at this very moment, is at work after all: it is left out whole and never waited for.
+    The second statement's snapshot is taken while the locks are held, so it sees every tracker that was added before.
+    Until the commit the foreign key prevents new ones. An entity with a tracker that another session has locked, or
+    that changes at this moment, is being worked on: it is skipped as a whole, without waiting.
+
+    Attributes:
+      stale_before: Returns the time before which an entity must have changed to be stale, given the run's start.
     """
 
-    def apply(self, batch: Batch, prepared: Any = None) -> BatchResult:
-        found = self.run_statement(batch, "lock", lambda batch: self.rows(batch).for_update(skip_locked=True))
-        if not found:
+    stale_before: Any
+
+    def apply(self, batch: Batch, taken: Any = None) -> BatchResult:
+        """Lock the entities of a batch, and time out those whose open trackers can be locked."""
+        rows = self.run_statement(batch, "lock", lambda batch: self.rows(batch).for_update(skip_locked=True))
+        if not rows:
             return BatchResult({}, *self.position_after(batch, None, 0))
-        entities, trackers = self._time_out(batch, [row[1] for row in found])
-        changed = [row for row in found if row[1] in entities] if self.needs_rows() else []
+        entities, trackers = self._time_out([row[1] for row in rows], batch.now)
+        changed = [row for row in rows if row[1] in entities] if self.needs_rows() else []
         return BatchResult(
             {self.action.counted_as[0]: len(entities), TRACKERS_COUNTED_AS: trackers},
-            *self.position_after(batch, self.position_of(found[-1]), len(found)),
+            *self.position_after(batch, self.position_of(rows[-1]), len(rows)),
             rows=[self.record(self.read(row)) for row in changed],
         )
 
-    def _time_out(self, batch: Batch, locked: list[int]) -> tuple[set[int], int]:
-        """Change the locked entities but those with a tracker that could not be locked; returns their ids, and how
-        many trackers went with them.
+    def _time_out(self, entities: list[int], now: datetime) -> tuple[set[int], int]:
+        """Return the ids of the changed entities, and the number of changed trackers.
 
         Raises:
-          IntegrityError: When the database kept a tracker from changing without an error (a trigger or rule of the
-            application's); the entities must not change then either.
+          IntegrityError: When a trigger or rule of the application kept a tracker from changing without an error. The
+            batch is rolled back, so that no entity changes without its trackers.
         """
-        # One parameter, not a hundred: putting the statement together would take longer than carrying it out.
-        ids = fn.ANY(Parameter(0))
-        statement = self.statements.get(self.purpose(batch), "time out", lambda: self._timing_out(batch.now, ids))
-        moved, trackers, should_be = statement.rows(locked)[0]
-        if trackers != should_be:
-            raise IntegrityError(f"{should_be - trackers} tracker(s) did not change with their entity")
-        return set(moved), trackers
-
-    def _timing_out(self, now: datetime, locked: Function) -> Query:
-        there, mine, ours, left_out = _compared(locked)
         entity, tracker = BulkImportEntity.machine, BulkImportTracker.machine
-        update: Any = BulkImportEntity.update(
-            {
-                BulkImportEntity.status: entity.target(EVENT),
-                BulkImportEntity.updated_at: statement_time(BulkImportEntity.updated_at),
-            }
-        )
-        # What is changed is stale at the moment it is changed: the predicate once more, as compare-and-set. COALESCE
-        # keeps it from choosing the index: with old statistics, all that is stale would be looked through each time.
-        still_stale = fn.COALESCE(self.stale(now), False)
-        may_change = (BulkImportEntity.id == locked) & BulkImportEntity.id.not_in(left_out) & still_stale
-        moved: CTE = update.where(may_change).returning(BulkImportEntity.id).cte("moved")
-        moved_ids = Select((moved,), (moved.c.id,))
-        # Of a moved entity, all that this finds are locked; the ids once more, so that the index on them is used.
-        follow: Any = BulkImportTracker.update(
-            {
-                BulkImportTracker.status: tracker.target(EVENT),
-                BulkImportTracker.updated_at: statement_time(BulkImportTracker.updated_at),
-            }
-        ).where(_is_open(locked) & BulkImportTracker.bulk_import_entity.in_(moved_ids))
-        followed: CTE = follow.returning(BulkImportTracker.id).cte("followed")
-        ids = fn.COALESCE(fn.ARRAY_AGG(moved.c.id), SQL("'{}'"))
-        changed = Select((followed,), (fn.COUNT(SQL("*")),))
-        expected = Select((ours,), (fn.COALESCE(fn.SUM(ours.c.number), 0),)).where(ours.c.entity_id.in_(moved_ids))
-        return Select((moved,), (ids, changed, expected)).with_cte(there, mine, ours, moved, followed)
+        statement = _TIME_OUT.format(entities=_table(BulkImportEntity), trackers=_table(BulkImportTracker))
+        parameters = {
+            "entities": entities,
+            "stale": _numbers(entity.sources(EVENT)),
+            "open": _numbers(tracker.sources(EVENT)),
+            "entity_status": int(entity.target(EVENT)),
+            "tracker_status": int(tracker.target(EVENT)),
+            "stale_before": self.stale_before(now),
+        }
+        timed_out, followed, locked = database.execute_sql(statement, parameters).fetchone()
+        if followed != locked:
+            raise IntegrityError(f"{locked - followed} tracker(s) did not change with their entity")
+        return set(timed_out), followed
 
     def record(self, row: tuple[Any, ...]) -> dict[str, Any]:
+        """Return the row for events and log lines, with its type by name."""
         record = super().record(row)
         kind = record.get("bulk_import_entity_type")
         if kind is None:
@@ -118,26 +124,16 @@ class EntityStage(TableStage):
 
 
 def _is_open(entities: Function) -> Expression:
-    """That a tracker is any of these entities' and not at an end, whatever its age."""
+    """Return the predicate for trackers of these entities that have not ended, whatever their age."""
     machine = BulkImportTracker.machine
     is_open: Expression = (BulkImportTracker.bulk_import_entity == entities) & machine.field.in_(machine.sources(EVENT))
     return is_open
 
 
-def _compared(entities: Function) -> tuple[CTE, CTE, CTE, Select]:
-    """The open trackers that are there, those of them that can be locked, and the entities for which these are fewer.
+def _numbers(statuses: Any) -> list[int]:
+    return [int(status) for status in statuses]
 
-    Compared by their numbers, an entity a row: whatever the planner thinks of a CTE, nothing then grows with the square
-    of the trackers. A tracker that ends at this moment is no longer among those that can be locked.
-    """
-    of_entity = BulkImportTracker.bulk_import_entity.alias("entity_id")
-    number = fn.COUNT(SQL("*")).alias("number")
-    found = BulkImportTracker.select(of_entity, number).where(_is_open(entities))
-    there = found.group_by(BulkImportTracker.bulk_import_entity).cte("there", materialized=True)
-    open_ones = BulkImportTracker.select(BulkImportTracker.id, of_entity).where(_is_open(entities))
-    mine = open_ones.for_update(skip_locked=True).cte("mine", materialized=True)
-    ours = Select((mine,), (mine.c.entity_id, number)).group_by(mine.c.entity_id).cte("ours", materialized=True)
-    left_out = (
-        Select((there,), (there.c.entity_id, there.c.number)) - Select((ours,), (ours.c.entity_id, ours.c.number))
-    ).alias("left_out")
-    return there, mine, ours, Select((left_out,), (left_out.c.entity_id,))
+
+def _table(model: type[Model]) -> str:
+    meta: Any = model._meta
+    return ".".join(f'"{name}"' for name in (meta.schema, meta.table_name) if name)

@@ -1,4 +1,4 @@
-"""Tables of the bulk imports: an import has entities (groups, projects), an entity has trackers (one a relation)."""
+"""Tables of bulk imports: an import has entities (groups, projects), an entity has one tracker per relation."""
 
 from __future__ import annotations
 
@@ -32,43 +32,44 @@ from housekeeping.workers.bulk_imports.states import (
 )
 
 
-class Moving(BaseModel):
-    """A record with a state. Each event is a method, which sets `updated_at` too and is saved when it returns.
+class StatefulModel(BaseModel):
+    """Record with a state machine.
 
-    `updated_at` becomes the database's time of the change, or the time of a `clock` that is given.
+    Each event is a method. It checks the state, sets `updated_at` and saves the record. `updated_at` becomes the
+    database's time of the change, or the time of a `clock` that is given.
 
     Raises (every event):
-      IllegalEvent: When the record's state does not allow it.
-      RecordChanged: When the record was changed by others meanwhile, or is gone.
-      In either case, and on an error of the database, nothing is saved.
+      IllegalEvent: When the record's state does not allow the event.
+      RecordChanged: When another session changed or deleted the record.
+      In either case, and on a database error, nothing is saved.
 
-    Note: Sends no event of `housekeeping.events`; those are the sweep's.
+    Note: Sends no event of `housekeeping.events`, unlike the sweep.
     """
 
     machine: ClassVar[StateMachine]
 
     class Meta:
-        # So that save() of another column does not write an old status over a newer one.
+        # Otherwise save() of another column could overwrite a newer status.
         only_save_dirty = True
 
     def start(self, *, clock: Clock | None = None) -> None:
-        """Its work begins."""
+        """Start the work."""
         self._fire("start", clock)
 
     def finish(self, *, clock: Clock | None = None) -> None:
-        """Its work is complete."""
+        """Complete the work."""
         self._fire("finish", clock)
 
     def fail(self, *, clock: Clock | None = None) -> None:
-        """Its work could not be done; from any state."""
+        """Record that the work failed; allowed from any state."""
         self._fire("fail", clock)
 
     def cancel(self, *, clock: Clock | None = None) -> None:
-        """It is not wanted any more; from any state."""
+        """Cancel the work; allowed from any state."""
         self._fire("cancel", clock)
 
     def cleanup_stale(self, *, clock: Clock | None = None) -> None:
-        """Its work stands still and is given up."""
+        """Time out the work."""
         self._fire("cleanup_stale", clock)
 
     def _fire(self, event: str, clock: Clock | None) -> None:
@@ -79,8 +80,8 @@ class Moving(BaseModel):
         updated_at: UtcDateTimeField
 
 
-class BulkImport(Moving):
-    """One import of groups and projects, started by a user."""
+class BulkImport(StatefulModel):
+    """Import of groups and projects, started by a user."""
 
     id = BigAutoField()
     user_id = BigIntegerField()
@@ -100,12 +101,12 @@ class BulkImport(Moving):
 
     @classmethod
     def stale(cls, before: datetime) -> Expression:
-        """That an import was last changed before this time, and has not come to an end."""
+        """Return the predicate for imports that have not ended and were last changed before this time."""
         return (cls.updated_at < before) & cls.status.in_(cls.machine.sources("cleanup_stale"))
 
 
-class BulkImportEntity(Moving):
-    """A group or project of an import."""
+class BulkImportEntity(StatefulModel):
+    """Group or project of an import."""
 
     id = BigAutoField()
     bulk_import = ForeignKeyField(BulkImport, backref="entities", on_delete="CASCADE")
@@ -133,33 +134,33 @@ class BulkImportEntity(Moving):
         table_name = "bulk_import_entities"
         #: Over all partitions, too: it comes from one sequence.
         key_is_unique = True
-        #: They only label log lines.
+        #: Only labels of log lines.
         optional_fields = ("source_type", "source_full_path")
         constraints = (Check("num_nonnulls(namespace_id, project_id, organization_id) = 1"),)
 
     @classmethod
     def stale(cls, before: datetime) -> Expression:
-        """That an entity was last changed before this time, and has not come to an end; its import has no say in it."""
+        """Return the predicate for entities that have not ended and were last changed before this time."""
         return (cls.updated_at < before) & cls.status.in_(cls.machine.sources("cleanup_stale"))
 
     def cleanup_stale(self, *, clock: Clock | None = None) -> None:
-        """It stands still and is given up, with all its trackers that are not at an end: all of them change or none.
+        """Time out the entity together with all trackers that have not ended, in one transaction.
 
-        One transaction. Waits for trackers that another session holds, as long as ``lock_timeout`` says.
+        Waits up to ``lock_timeout`` for trackers that another session has locked.
         """
         event, at = "cleanup_stale", clock.now() if clock else statement_time(BulkImportEntity.updated_at)
         trackers = BulkImportTracker.machine
-        take_along = BulkImportTracker.update(
+        time_out_trackers = BulkImportTracker.update(
             {BulkImportTracker.status: trackers.target(event), BulkImportTracker.updated_at: at}
         ).where((BulkImportTracker.bulk_import_entity == self.id) & trackers.field.in_(trackers.sources(event)))
-        self.machine.fire(self, event, {BulkImportEntity.updated_at: at}, within_transaction=take_along.execute)
+        self.machine.fire(self, event, {BulkImportEntity.updated_at: at}, within_transaction=time_out_trackers.execute)
 
 
-class BulkImportTracker(Moving):
-    """How far one relation of an entity has got (its members, its labels, ...)."""
+class BulkImportTracker(StatefulModel):
+    """Progress of one relation of an entity (its members, its labels, ...)."""
 
     id = BigAutoField()
-    # Without an index of its own: the unique one begins with it.
+    # No index of its own: the unique index begins with this column.
     bulk_import_entity = ForeignKeyField(BulkImportEntity, backref="trackers", on_delete="CASCADE", index=False)
     relation = TextField()
     stage = IntegerField(default=0, constraints=[SQL("DEFAULT 0")])
@@ -178,15 +179,15 @@ class BulkImportTracker(Moving):
         indexes = ((("bulk_import_entity", "relation"), True),)
 
     def enqueue(self, *, clock: Clock | None = None) -> None:
-        """Its work waits to begin."""
+        """Queue the work."""
         self._fire("enqueue", clock)
 
     def retry(self, *, clock: Clock | None = None) -> None:
-        """Its work, having begun, waits to begin once more."""
+        """Queue work that was started before."""
         self._fire("retry", clock)
 
     def skip(self, *, clock: Clock | None = None) -> None:
-        """Its work is not needed; from any state."""
+        """Skip the work; allowed from any state."""
         self._fire("skip", clock)
 
 
@@ -194,7 +195,7 @@ BulkImport.machine = StateMachine(BulkImport.status, ImportStatus, IMPORT_EVENTS
 BulkImportEntity.machine = StateMachine(BulkImportEntity.status, ImportStatus, IMPORT_EVENTS, IMPORT_ENDS)
 BulkImportTracker.machine = StateMachine(BulkImportTracker.status, TrackerStatus, TRACKER_EVENTS, TRACKER_ENDS)
 
-#: Of the indexes that the walks follow.
+#: Statuses in the indexes that the sweep reads.
 _STALE: Final = [ImportStatus.CREATED, ImportStatus.STARTED]
 
 for _model in (BulkImport, BulkImportEntity):

@@ -1,4 +1,4 @@
-"""The states of imports, entities and trackers, by the numbers the database has for them."""
+"""States of imports, entities and trackers, with their numbers in the database."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Events = Mapping[str, tuple[Iterable[Enum], Enum]]
 
 
 class ImportStatus(IntEnum):
-    """The states of an import, and of an entity."""
+    """Status of an import or entity."""
 
     CREATED = 0
     STARTED = 1
@@ -23,7 +23,7 @@ class ImportStatus(IntEnum):
 
 
 class TrackerStatus(IntEnum):
-    """The states of a tracker, which are numbered differently."""
+    """Status of a tracker; the numbers differ from those of an import."""
 
     CREATED = 0
     STARTED = 1
@@ -36,13 +36,13 @@ class TrackerStatus(IntEnum):
 
 
 class SourceType(IntEnum):
-    """What an entity is a copy of."""
+    """Type of the source of an entity."""
 
     GROUP_ENTITY = 0
     PROJECT_ENTITY = 1
 
 
-#: "Any" (fail, cancel, skip) is every state, spelled out: workers.md means final ones and the target itself, too.
+#: fail, cancel and skip are allowed from every state, including final states and the target (workers.md).
 IMPORT_EVENTS: Final[Events] = {
     "start": ([ImportStatus.CREATED], ImportStatus.STARTED),
     "finish": ([ImportStatus.STARTED], ImportStatus.FINISHED),
@@ -75,7 +75,7 @@ TRACKER_ENDS: Final = (
 
 
 class EnumField(SmallIntegerField):
-    """A ``smallint`` column that reads as a member of an enumeration; as the bare number when it is none of its."""
+    """``smallint`` column whose values are members of an enumeration, or plain numbers if unknown."""
 
     def __init__(self, members: type[IntEnum], **options: Any) -> None:
         self.members = members

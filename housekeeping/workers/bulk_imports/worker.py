@@ -1,4 +1,4 @@
-"""The cleanup of stale imports, as a declaration."""
+"""Declaration of the cleanup of stale imports."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from housekeeping.workers.bulk_imports.entity_stage import EVENT, TRACKERS_COUNT
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker
 
 SCHEDULE: Final = "0 */4 * * *"  # document 65, 実行スケジュール
-STALE_AFTER: Final = timedelta(hours=24)  # without a change; document 65, 備考
-PAGE_SIZE: Final = 1000  # imports a statement; workers.md, 65: at most 1000 a page
-BATCH_SIZE: Final = 100  # entities a transaction, each with its trackers; the library's default, see MAX_RUNTIME
+STALE_AFTER: Final = timedelta(hours=24)  # since the last change; document 65, 備考
+PAGE_SIZE: Final = 1000  # imports per statement; workers.md, 65: at most 1000 per page
+BATCH_SIZE: Final = 100  # entities per transaction, each with its trackers; the library's default
 MAX_RUNTIME: Final = timedelta(minutes=5)  # document 65, パフォーマンス要件: 数分以内 (within a few minutes)
 
-#: Tables of this worker, by their name in workers.md; in this order each refers to those before it only.
+#: Tables of this worker, by their names in the documents. Each refers only to tables before it.
 MODELS: Final = {
     "bulk_imports": BulkImport,
     "bulk_import_entities": BulkImportEntity,
     "bulk_import_trackers": BulkImportTracker,
 }
 
-#: The rights it needs on them.
+#: Rights that this worker needs on its tables.
 RIGHTS: Final = {name: ("SELECT", "UPDATE (status, updated_at)") for name in MODELS}
 
 IMPORT_LOG: Final = RowLog("BulkImport stale", {"bulk_import_id": "id"}, level=logging.ERROR)
@@ -41,15 +41,15 @@ ENTITY_LOG: Final = RowLog(
 )
 
 
-def passes(sweep: Sweep) -> Sequence[Stage]:
-    """Imports first, then entities; each is judged by its own row alone."""
+def stages(sweep: Sweep) -> Sequence[Stage]:
+    """Return the two stages: imports, then entities. Each row is stale or not by itself."""
     stale_after = sweep.stale_after or STALE_AFTER
     log_records = sweep.options["log_records"]
     return [
         TableStage(
             name="imports",
             stale=lambda now: BulkImport.stale(now - stale_after),
-            # By the time before the change: a row that has changed is not met again, and the walk goes on after it.
+            # The cursor is the time before the change, so a changed row is not read again.
             order=(BulkImport.updated_at, BulkImport.id),
             action=Transition(
                 BulkImport.machine, EVENT, "timed_out_imports", changes=lambda now: {BulkImport.updated_at: now}
@@ -61,6 +61,7 @@ def passes(sweep: Sweep) -> Sequence[Stage]:
         EntityStage(
             name="entities",
             stale=lambda now: BulkImportEntity.stale(now - stale_after),
+            stale_before=lambda now: now - stale_after,
             order=(BulkImportEntity.updated_at, BulkImportEntity.id),
             action=Transition(BulkImportEntity.machine, EVENT, "timed_out_entities"),
             columns={
@@ -77,7 +78,7 @@ def passes(sweep: Sweep) -> Sequence[Stage]:
 
 sweep: Final = Sweep(
     name="bulk_imports.stale_import",
-    stages=passes,
+    stages=stages,
     counts=("timed_out_imports", "timed_out_entities", TRACKERS_COUNTED_AS, "failed", "out_of_time"),
     progress_counts=("timed_out_imports", "timed_out_entities"),
     schedule=SCHEDULE,
@@ -85,7 +86,7 @@ sweep: Final = Sweep(
     max_runtime=MAX_RUNTIME,
     stale_after=STALE_AFTER,
     options={"page_size": PAGE_SIZE, "log_records": True},
-    # Rows that cannot be changed stay at the front: were each run to begin there, enough of them would use it up.
+    # Rows that cannot be changed stay at the front. Enough of them would use up every run that starts there.
     resume_after_limit=True,
     feature_category="importers",
     data_consistency="sticky",

@@ -1,4 +1,4 @@
-"""The walk through the stuck builds of one status: dropped in sets, doomed one by one where that fails."""
+"""Stage for the stuck builds of one status: drop them in batches, and doom the builds that cannot be dropped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from peewee import CTE, Expression, Select, Tuple, fn
 
 from housekeeping.core import events
-from housekeeping.core.sanitize import error_line
 from housekeeping.sweeps import (
     Announcement,
     Batch,
@@ -22,6 +21,7 @@ from housekeeping.sweeps import (
     TableStage,
     Write,
     database,
+    error_line,
     key_of,
 )
 from housekeeping.sweeps import logger as named_logger
@@ -38,31 +38,31 @@ from housekeeping.workers.ci_stuck_builds.models import (
 
 logger = named_logger(__name__)
 
-#: What an error says of its build (document 6, エラー処理).
+#: Fields of a build in error reports (document 6, エラー処理).
 _ABOUT = ("build_id", "build_name", "build_stage", "pipeline_id", "project_id")
 
 
 def stuck_builds(
     sweep: Sweep, status: BuildStatus, outdated: Callable[[datetime], Expression], reason: FailureReason
 ) -> BuildsStage:
-    """The pass over the builds of a status that are outdated.
+    """Return the stage for the outdated builds of a status.
 
     Parameters:
-      outdated: That a build is, given the oldest time that is not.
+      outdated: The predicate for such builds, given the time before which a build is outdated.
     """
-    length = sweep.stale_after
-    assert length is not None
+    stale_after = sweep.stale_after
+    assert stale_after is not None
     key = key_of(Build)
-    # A table whose rows are known by more than their id: say all of it.
-    further = tuple(column.name for column in key if column is not Build.id)
+    # If the primary key has more columns than the id, log all of them.
+    key_names = tuple(column.name for column in key if column is not Build.id)
     row_log = RowLog(
         event="Dropping outdated build",
-        fields={name: name for name in ("build_id", "runner_id", *further)},
+        fields={name: name for name in ("build_id", "runner_id", *key_names)},
         constants={"status": status.value, "failure_reason": reason.label},
     )
     return BuildsStage(
         name=status.value,
-        stale=lambda now: Build.in_status(status) & outdated(now - length),
+        stale=lambda now: Build.in_status(status) & outdated(now - stale_after),
         order=(Build.created_at, Build.project_id, *key),  # document 6, 備考
         action=Drop(status, reason),
         batch_size=sweep.batch_size,
@@ -73,7 +73,7 @@ def stuck_builds(
             "pipeline_id": Build.commit_id,
             "lock_version": Build.lock_version,
         },
-        event=(events.build_dropped, ("build_id", "project_id", "pipeline_id", "failure_reason", *further)),
+        event=(events.build_dropped, ("build_id", "project_id", "pipeline_id", "failure_reason", *key_names)),
         row_log=row_log if sweep.options["log_records"] else None,
         reason=reason,
     )
@@ -81,16 +81,16 @@ def stuck_builds(
 
 @dataclass(frozen=True, kw_only=True)
 class BuildsStage(TableStage):
-    """A walk through builds.
+    """Stage that drops builds.
 
     Attributes:
-      reason: Why the dropped ones failed.
+      reason: The failure reason of dropped builds.
     """
 
     reason: FailureReason
 
     def among(self, picked: CTE) -> Expression:
-        """That a row is one of the picked, in the version that was picked."""
+        """Return the predicate for the picked rows, in the version that was picked."""
         keys = [getattr(picked.c, column.column_name) for column in self.key]
         chosen = Select((picked,), [*keys, fn.COALESCE(picked.c.lock_version, 0)])
         among: Expression = Tuple(*self.key, version()).in_(chosen)
@@ -101,15 +101,15 @@ class BuildsStage(TableStage):
         return {**record, "build_id": record["id"], "failure_reason": self.reason}
 
     def describe(self, position: Position) -> dict[str, Any]:
-        """The build as the error tracker should know it."""
+        """Return the fields of the build for error reports."""
         columns = (*self.order, *self.columns.values())
         found = Build.select(*columns).where(self.is_one_of([position])).tuples().first()
         return super().describe(position) if found is None else self.about(self.record(found))
 
     def about(self, record: dict[str, Any]) -> dict[str, Any]:
-        """What an error says of its build."""
-        further = (column.name for column in self.key if column is not Build.id)
-        return {name: record[name] for name in (*_ABOUT, *further) if name in record}
+        """Return the fields of a record for error reports."""
+        key_names = (column.name for column in self.key if column is not Build.id)
+        return {name: record[name] for name in (*_ABOUT, *key_names) if name in record}
 
     def after_commit(self, batch: Batch, result: BatchResult) -> None:
         super().after_commit(batch, result)
@@ -118,9 +118,12 @@ class BuildsStage(TableStage):
 
     def announcements(self, result: BatchResult) -> Sequence[Announcement]:
         reason = FailureReason.DATA_INTEGRITY_FAILURE
-        unsent = ("build_name", "build_stage")
+        not_in_event = ("build_name", "build_stage")
         doomed = [
-            {**{name: value for name, value in each.record.items() if name not in unsent}, "failure_reason": reason}
+            {
+                **{name: value for name, value in each.record.items() if name not in not_in_event},
+                "failure_reason": reason,
+            }
             for each in result.rescued
         ]
         return [*super().announcements(result), Announcement(events.build_doomed, doomed)]
@@ -128,7 +131,7 @@ class BuildsStage(TableStage):
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Fail the builds of a batch; a build that refuses is doomed."""
+    """Action that fails the builds of a batch, and dooms a build whose update fails."""
 
     status: BuildStatus
     reason: FailureReason
@@ -153,7 +156,7 @@ class Drop:
         return Write([update.cte("dropped")], self.counted_as)
 
     def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
-        """Doom the one build of the step, if it is still there to be dropped; else it is left alone."""
+        """Doom the only build of the batch if it can still be dropped; otherwise leave it."""
         assert isinstance(table, BuildsStage)
         found: Any = table.rows(batch).for_update(skip_locked=True).tuples()
         for row in found.execute(database):

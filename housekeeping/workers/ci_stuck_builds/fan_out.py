@@ -1,4 +1,4 @@
-"""The children of a parent worker, enqueued before the parent's lease."""
+"""Fan-out of a parent worker: its children are enqueued before the parent acquires its lease."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from housekeeping.core.sanitize import error_line
-from housekeeping.sweeps import Backlog, PreflightResult, StagePlan, actor_named
+from housekeeping.sweeps import Backlog, PreflightResult, StagePlan, actor_named, error_line
 from housekeeping.sweeps import logger as named_logger
 
 logger = named_logger(__name__)
@@ -24,7 +23,7 @@ class EnqueueChildren:
     delays: Mapping[str, timedelta]
 
     def carry_out(self) -> PreflightResult:
-        """Enqueue all children; one that cannot be enqueued does not keep the others from the queue."""
+        """Enqueue all children; a failure does not affect the other children."""
         enqueued, errors = 0, list[Exception]()
         for child, delay in self.delays.items():
             try:
@@ -32,7 +31,7 @@ class EnqueueChildren:
                     delay=int(delay.total_seconds() * 1000), trigger="parent"
                 )
             except Exception as error:
-                logger.error("A child could not be enqueued", child=child, error=error_line(error))
+                logger.error("Child not enqueued", child=child, error=error_line(error))
                 errors.append(error)
             else:
                 enqueued += "duplicate_of" not in message.options

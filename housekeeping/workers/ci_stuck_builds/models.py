@@ -1,4 +1,4 @@
-"""Table of the stuck build workers, and how a single build is dropped."""
+"""Table of the stuck build workers, with the methods that drop a single build."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from housekeeping.sweeps import (
     statement_time,
 )
 
-#: The one kind of row these workers touch; others of the table (bridges, external statuses) are not builds.
+#: The only type of row that these workers change; the table's other rows (bridges, external statuses) are not builds.
 BUILD_TYPE: Final = "Ci::Build"
 _LARGEST_INTEGER: Final = 2**31 - 1
 
 
 class BuildStatus(StrEnum):
-    """Every status a build may have."""
+    """Status of a build."""
 
     CREATED = "created"
     PENDING = "pending"
@@ -42,7 +42,7 @@ class BuildStatus(StrEnum):
 
 
 class FailureReason(IntEnum):
-    """Why a build failed; an unknown failure is null in the table."""
+    """Reason why a build failed; NULL for an unknown failure."""
 
     SCRIPT_FAILURE = 1
     API_FAILURE = 2
@@ -54,15 +54,15 @@ class FailureReason(IntEnum):
 
     @property
     def label(self) -> str:
-        """Its name as the documents and log lines write it."""
+        """The name in documents and log lines."""
         return self.name.lower()
 
 
 class Build(BaseModel):
-    """One job of a pipeline.
+    """Job of a pipeline.
 
-    In an installation whose table is partitioned, `partition_id` is a field as well, and part of the primary key:
-    the table says so itself, when a build is first read or dropped.
+    If the table is partitioned, `partition_id` is a field as well and part of the primary key. It is read from the
+    database when a build is first read or dropped.
     """
 
     id = BigAutoField()
@@ -71,7 +71,7 @@ class Build(BaseModel):
     created_at = NaiveUtcDateTimeField(null=True)
     updated_at = NaiveUtcDateTimeField(null=True)
     finished_at = NaiveUtcDateTimeField(null=True)
-    #: When a delayed job is to begin; with a time zone, other than the times above.
+    #: Start time of a delayed job; with a time zone, unlike the times above.
     scheduled_at = UtcDateTimeField(null=True)
     project_id = BigIntegerField(null=True)
     runner_id = BigIntegerField(null=True)
@@ -79,13 +79,13 @@ class Build(BaseModel):
     stage = TextField(null=True)
     #: The pipeline's id.
     commit_id = BigIntegerField(null=True)
-    #: A `FailureReason`, or a number of the application's own; null: unknown, or not failed.
+    #: A `FailureReason`, or a number of the application; NULL when unknown or not failed.
     failure_reason = IntegerField(null=True)
     lock_version = IntegerField(null=True, default=0, constraints=[SQL("DEFAULT 0")])
 
     class Meta:
         table_name = "ci_builds"
-        #: They only label log lines, error reports and events; upstream has already dropped `stage`.
+        #: Only labels of log lines, error reports and events. Upstream has already dropped `stage`.
         optional_fields = ("runner_id", "name", "stage", "commit_id")
 
     @classmethod
@@ -102,40 +102,40 @@ class Build(BaseModel):
 
     @classmethod
     def in_status(cls, status: BuildStatus) -> Expression:
-        """That a row is a build in this status."""
+        """Return the predicate for builds in this status."""
         return (cls.type == BUILD_TYPE) & (cls.status == status.value)
 
     def drop(self, reason: FailureReason | None = None, *, clock: Clock | None = None) -> None:
         """Fail the build, unless it has ended.
 
-        A build that was changed since it was read is read again and the drop tried again at once, up to 3 times.
+        If the build was changed since it was read, it is read again and the drop is repeated, up to 3 times.
 
         Parameters:
-          reason: Null: unknown failure.
-          clock: Decides the times it sets; the database's time of the change unless given.
+          reason: None for an unknown failure.
+          clock: Source of the times that are set; the database's time of the change unless given.
 
         Raises:
-          IllegalEvent: When it has ended (success, failed, canceled, skipped); nothing is changed.
-          RecordChanged: When others changed it at every try, or it is gone; nothing is changed.
+          IllegalEvent: When the build has ended (success, failed, canceled, skipped); nothing is changed.
+          RecordChanged: When another session changed it at every attempt, or it is gone; nothing is changed.
 
-        Note: Sends no event; whoever drops a single build knows of it.
+        Note: Sends no event, unlike the sweeps.
         """
         identify(type(self))
         changes = {Build.failure_reason: reason, **ended_at(clock.now() if clock else None)}
         machine.fire(self, "drop", changes, version=Build.lock_version)
 
     def doom(self, *, clock: Clock | None = None) -> None:
-        """Fail a build that cannot be dropped, for damaged data, whatever its ``lock_version``, unless it has ended.
+        """Fail a build with damaged data whatever its ``lock_version``, unless it has ended.
 
         Raises:
-          IllegalEvent, RecordChanged: As `drop`.
+          IllegalEvent, RecordChanged: As for `drop`.
         """
         identify(type(self))
         version = (self.lock_version or 0) % _LARGEST_INTEGER + 1
         machine.fire(self, "doom", {**doomed_at(clock.now() if clock else None), Build.lock_version: version})
 
 
-#: From here a build may still fail; the others are its ends.
+#: Statuses from which a build can fail; the others are final.
 _UNFINISHED: Final = (
     BuildStatus.CREATED,
     BuildStatus.PENDING,
@@ -155,23 +155,23 @@ machine: Final = StateMachine(
 
 
 def ended_at(now: datetime | None = None) -> dict[Any, Any]:
-    """Return the times of a build that ends now, column -> value; by the database's clock unless a time is given."""
+    """Return the times of a build that ends now, column -> value; the database's time unless given."""
     return {column: now or statement_time(column) for column in (Build.finished_at, Build.updated_at)}
 
 
 def doomed_at(now: datetime | None = None) -> dict[Any, Any]:
-    """What is set in a doomed build beside its status and version."""
+    """Return the changes to a doomed build, except its status and version: column -> value."""
     return {Build.failure_reason: FailureReason.DATA_INTEGRITY_FAILURE, **ended_at(now)}
 
 
 def version_after_doom() -> Expression:
-    """The next ``lock_version`` for any there may be: the column's largest is followed by 1, not by an error."""
+    """Return the next ``lock_version``, with 1 after the column's largest value."""
     following: Expression = fn.MOD(version(), _LARGEST_INTEGER) + 1
     return following
 
 
 def version() -> Any:
-    """The ``lock_version``; null, which old rows have, counts as 0."""
+    """Return the ``lock_version``, with 0 for the NULL of old rows."""
     return fn.COALESCE(Build.lock_version, 0)
 
 

@@ -1,13 +1,13 @@
-"""How completing an upload and deleting it as stale exclude each other.
+"""Claims on stale entries: they keep an upload from being completed while it is being deleted.
 
-Looking once more right before deleting is not enough: an upload may be completed between that look and the
-store's answer. So the sweep *claims* an entry, in one script with its last look, and from then on `complete`
-and `prepare` refuse it. The entry itself stays as it is, because other programs read it; the claim is a key
-beside it. A claim whose object was not surely deleted is given up, but stays, for any later run to take over:
-nobody knows whether the object is still there, so nobody may complete it.
+A second look right before the deletion would not be enough: the upload may be completed between that look and the
+store's answer. Instead, the sweep claims an entry in the same script that reads it for the last time. From then on
+`complete` and `prepare` refuse it. The entry itself does not change, because other programs read it; the claim is a
+key beside it. A claim whose object may not be deleted is given up but kept, so that any later run can take it over:
+the object may be gone, so nobody may complete the upload.
 
-A program that removes the field from the hash by its own ``HDEL`` asks nobody. Up to the claim that counts as
-completed; after it, the object is lost, and `Claims.settle` says so.
+A program that removes the field by its own ``HDEL`` bypasses this. Before the claim that counts as completed. After
+the claim the object is lost, and `Claims.settle` reports it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from housekeeping.sweeps import RecordChanged, UploadBeingDeleted, retry_redis, 
 from housekeeping.workers.object_storage import pending_entry
 from housekeeping.workers.object_storage.pending_entry import Entry
 
-#: How long a claim outlives the run that made it: many runs, so that the next one takes it over before that.
+#: Time to live of a claim: many times the interval between runs, so that a later run takes it over before it expires.
 _KEPT: Final = timedelta(hours=24)
 
-#: KEYS: the hash, then a claim for each entry. ARGV: token, ms a claim is kept, and how much of that is left when
-#: its owner is taken for dead; the runs at work, or "unknown"; then field and value of each entry. Returns the places
-#: of those now claimed, and the earlier runs in whose hands others are, where it is unknown whether they are at work.
-#: The claim of one that is not is free: it looks before it begins a deletion, and commits nothing.
+#: Claims entries that still have the same value.
+#: KEYS: the hash, then the claim of each entry. ARGV: token; ttl of a claim in ms; a claim with less ms to live than
+#: this counts as abandoned; the ids of the active runs, or "unknown"; then field and value of each entry.
+#: Returns the indexes of the entries that are now claimed, and the earlier runs that hold other claims if the active
+#: runs are unknown. A claim of an inactive run may be taken: such a run checks its claims before it deletes anything.
 _CLAIM: Final = """
 local function run(token) return tonumber(string.match(token, "^(%d+):")) end
-local ours, unknown, at_work = run(ARGV[1]), ARGV[4] == "unknown", {}
-for id in string.gmatch(ARGV[4], "%d+") do at_work[tonumber(id)] = true end
+local own_run, unknown, active = run(ARGV[1]), ARGV[4] == "unknown", {}
+for id in string.gmatch(ARGV[4], "%d+") do active[tonumber(id)] = true end
 local fields, claimed, held = {}, {}, {}
 for n = 1, #KEYS - 1 do fields[n] = ARGV[2 * n + 3] end
 local holders = redis.call("mget", unpack(KEYS, 2))
@@ -42,10 +43,10 @@ for n = 1, #fields do
   local holder = holders[n]
   local free = not holder or holder == "" or holder == ARGV[1]
   if not free then
-    local theirs = run(holder)
-    local earlier = ours and theirs and theirs < ours
-    if earlier and unknown then held[#held + 1] = theirs end
-    free = earlier and not unknown and not at_work[theirs] or redis.call("pttl", KEYS[n + 1]) < tonumber(ARGV[3])
+    local other_run = run(holder)
+    local earlier = own_run and other_run and other_run < own_run
+    if earlier and unknown then held[#held + 1] = other_run end
+    free = earlier and not unknown and not active[other_run] or redis.call("pttl", KEYS[n + 1]) < tonumber(ARGV[3])
   end
   if free and values[n] == ARGV[2 * n + 4] then
     redis.call("set", KEYS[n + 1], ARGV[1], "px", ARGV[2])
@@ -54,9 +55,10 @@ for n = 1, #fields do
 end
 return {claimed, held}
 """
-#: KEYS as above. ARGV: token, ms a claim is kept, "1" if it was asked before and the answer was lost; then field, value
-#: and "1" if the object is gone, of each entry. Returns for each: 0 kept, 1 removed, 2 it was gone, 3 it was changed,
-#: 4 the claim is no longer ours.
+#: Removes the entries whose objects are gone, and gives up the claims of the others.
+#: KEYS as above. ARGV: token; ttl of a claim in ms; "1" if this repeats a call whose answer was lost; then field, value
+#: and "1" if the object is gone, for each entry.
+#: Returns for each entry: 0 kept, 1 removed, 2 already gone, 3 changed, 4 claimed by another run.
 _SETTLE: Final = """
 local fields, ends, over, removed = {}, {}, {}, {}
 for n = 1, #KEYS - 1 do fields[n] = ARGV[3 * n + 1] end
@@ -65,7 +67,7 @@ local values = redis.call("hmget", KEYS[1], unpack(fields))
 for n = 1, #fields do
   local gone = ARGV[3 * n + 3] == "1"
   if gone and ARGV[3] == "1" and not holders[n] and not values[n] then
-    ends[n] = 1 -- by the first try: another run would have left its claim, or taken this one for dead
+    ends[n] = 1 -- removed by the first attempt: another run would have left a claim or this entry
   elseif holders[n] ~= ARGV[1] then
     ends[n] = 4
   elseif not gone then
@@ -90,7 +92,7 @@ _COMPLETE: Final = """
 if redis.call("exists", KEYS[2]) == 1 then return 0 end
 return redis.call("hdel", KEYS[1], ARGV[1])
 """
-#: KEYS: the hash, the claim. ARGV: field, value; empty: the time in Redis.
+#: KEYS: the hash, the claim. ARGV: field; value, or "" for the time of the Redis server.
 _PREPARE: Final = """
 if redis.call("exists", KEYS[2]) == 1 then return 0 end
 local value = ARGV[2]
@@ -103,11 +105,11 @@ _REMOVED, _GONE, _CHANGED = 1, 2, 3
 
 @dataclass(slots=True)
 class Ends:
-    """What became of entries whose object is gone.
+    """Results for entries whose object is gone.
 
     Attributes:
-      removed: These are done with.
-      lost: These were completed or prepared anew behind the claim's back, and why that is bad.
+      removed: The entries that were removed.
+      lost: Entries that another program completed or prepared anew in spite of the claim, each with the error.
     """
 
     removed: list[Entry] = field(default_factory=list)
@@ -115,12 +117,12 @@ class Ends:
 
 
 class Claims:
-    """The claims of one run.
+    """Claims of one run.
 
     Parameters:
-      lasts: After that time any other run may take its claims over, whatever the ledger says.
-      run_id: The run's in the ledger; null: it has none, and takes over by time only.
-      at_work: Asks for the runs that are; the claims of other runs before this one are taken over at once.
+      lasts: After this time any other run may take the claims over, whatever the ledger contains.
+      run_id: The run's id in the ledger. None takes over claims by their age only.
+      at_work: Returns the active runs. Claims of other earlier runs are taken over at once.
     """
 
     def __init__(
@@ -133,36 +135,36 @@ class Claims:
         self._settle: Any = shared_redis.get().register_script(_SETTLE)
 
     def take(self, chosen: Sequence[Entry]) -> list[Entry]:
-        """Those that are still there with the same value, and that no other run at work has claimed.
+        """Claim the entries that still have the same value and that no other active run has claimed; return them.
 
-        One round trip; one more, and a question to the ledger, where it meets another run's claims.
+        One round trip. If another run's claims are found: a second one, and a query for the active runs.
 
         Raises:
-          RedisUnavailable: Some may be claimed nevertheless, until this run has ended.
+          RedisUnavailable: Some entries may be claimed nevertheless, until this run has ended.
         """
-        places, held = self._claimed(chosen, "unknown")
+        indexes, held = self._claimed(chosen, "unknown")
         if held:
-            # Asked only now: a run claims when its row is committed, so that one at work is seen here.
-            places, _ = self._claimed(chosen, " ".join(map(str, self._at_work())))
-        return [chosen[place] for place in places]
+            # Only now: a run commits its row before it claims, so every active holder is in the ledger.
+            indexes, _ = self._claimed(chosen, " ".join(map(str, self._at_work())))
+        return [chosen[index] for index in indexes]
 
     def _claimed(self, chosen: Sequence[Entry], at_work: str) -> tuple[list[int], list[int]]:
         words = [word for entry in chosen for word in (entry.field, entry.value)]
         terms = (self._token, _ms(_KEPT), self._dead_below, at_work)
         with translate_redis_errors():
-            places, held = self._claim(keys=_keys(chosen), args=[*terms, *words])
-        return places, held
+            indexes, held = self._claim(keys=_keys(chosen), args=[*terms, *words])
+        return indexes, held
 
     def settle(self, deleted: Sequence[Entry], kept: Sequence[Entry]) -> Ends:
-        """Remove the entries whose objects are gone, if unchanged, and give up the others; one round trip.
+        """Remove the entries whose objects are gone, if unchanged, and give up the other claims; one round trip.
 
         Raises:
-          RedisUnavailable: The objects are gone; a later run finds them missing and removes their entries.
+          RedisUnavailable: The objects are gone. A later run finds them missing and removes their entries.
         """
         claimed = [*deleted, *kept]
         words: list[bytes] = []
-        for place, entry in enumerate(claimed):
-            words += (entry.field, entry.value, b"1" if place < len(deleted) else b"0")
+        for index, entry in enumerate(claimed):
+            words += (entry.field, entry.value, b"1" if index < len(deleted) else b"0")
         tries = itertools.count()
 
         def settle() -> Any:
@@ -181,18 +183,20 @@ class Claims:
 
 
 def prepare(field: bytes, value: int | None) -> None:
-    """Write an entry, with the time in Redis unless a value is given.
+    """Write an entry, with the time of the Redis server unless a value is given.
 
     Raises:
-      UploadBeingDeleted: When the entry that is there is claimed.
+      UploadBeingDeleted: When the existing entry is claimed.
       RedisUnavailable: When Redis does not answer.
     """
     if not _run(_PREPARE, field, "" if value is None else str(value)):
-        raise UploadBeingDeleted(f"the stale upload {field.decode(errors='replace')!r} is just being deleted")
+        raise UploadBeingDeleted(
+            f"the stale upload {field.decode(errors='replace')!r} is being deleted; use another path"
+        )
 
 
 def complete(field: bytes) -> bool:
-    """Remove an entry unless it is claimed; whether it was there and is removed.
+    """Remove an entry unless it is claimed; return whether it existed and was removed.
 
     Raises:
       RedisUnavailable: When Redis does not answer; it may have been removed.

@@ -1,4 +1,4 @@
-"""Deleting many objects of one store, so that one that is refused costs itself only."""
+"""Deletion of many objects of one store; an object that is refused does not affect the others."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any, Final
 from housekeeping.sweeps import ObjectNotDeleted, ObjectStoreUnavailable
 from housekeeping.sweeps import logger as named_logger
 from housekeeping.workers.object_storage.local_files import delete_file
-from housekeeping.workers.object_storage.stores import AT_HAND, BULK, ObjectStore
+from housekeeping.workers.object_storage.stores import BULK, LOCAL, ObjectStore
 
 logger = named_logger(__name__)
 
-#: Requests under way at once where each deletes one object.
+#: Concurrent requests where each request deletes one object.
 _AT_ONCE: Final = 32
-#: So many times that are deleted in milliseconds where the objects are local files.
+#: Groups of local files between two checks: this many times `_AT_ONCE` files are deleted in milliseconds.
 _LOCAL_PARTS: Final = 8
-#: So many refusals and not one object deleted: it is the store that refuses, a missing right most likely.
+#: After this many refusals without a deletion, the store itself refuses; most likely a permission is missing.
 _REFUSES_ALL: Final = 100
 
 
 @dataclass(slots=True)
 class Deleted:
-    """What became of some objects; one that is in neither was not tried, or nobody knows.
+    """Results of a deletion. An object in neither attribute was not tried, or its state is unknown.
 
     Attributes:
-      gone: Paths whose object is not there any more, or never was.
-      refused: Path -> why its object may still be there.
+      gone: Paths whose object does not exist any more, or never did.
+      refused: Path -> the reason why its object may still exist.
     """
 
     gone: list[str] = field(default_factory=list)
@@ -36,46 +36,46 @@ class Deleted:
 
 
 class Deletion:
-    """The deletions of one run in one store.
+    """Deletions of one run in one store.
 
     Attributes:
-      away: Why the store is left alone for the rest of the run; null while it works.
+      unavailable: The reason why the rest of the run ignores the store, or None while it works.
     """
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
-        self.away: ObjectStoreUnavailable | None = None
+        self.unavailable: ObjectStoreUnavailable | None = None
         self._any_deleted = False
         self._refusals = 0
-        self._still_there()
+        self._is_available()
 
     def delete(self, paths: Sequence[str], time_is_up: Callable[[], bool], check: Callable[[], None]) -> Deleted:
-        """Delete the objects, in bulk where the store can, else and if that fails each on its own.
+        """Delete the objects: in bulk if the store can, otherwise or if that fails one by one.
 
-        Never raises for a store: what it would not do is in the answer, or in `away`.
+        Never raises because of the store: failures are in the result or in `unavailable`.
 
         Parameters:
-          time_is_up: Asked between requests, whether to leave the rest.
-          check: Called before each request, of local files before some hundred; what it raises ends the deletion.
+          time_is_up: Called between requests; True leaves the rest.
+          check: Called before each request, or before several hundred local files. What it raises ends the deletion.
         """
         try:
             if self._in_bulk(paths, check):
                 return Deleted(list(paths))
         except ObjectStoreUnavailable as error:
-            self._set_aside(error)
+            self._mark_unavailable(error)
             return Deleted()
         found = Deleted()
-        between_checks = _LOCAL_PARTS if self.store.address.scheme in AT_HAND else 1
+        between_checks = _LOCAL_PARTS if self.store.address.scheme in LOCAL else 1
         for number, some in enumerate(_parts(paths, _AT_ONCE)):
             if number % between_checks == 0:
                 check()
             self._each(some, found)
-            if self.away is not None or (some[-1] != paths[-1] and time_is_up()):
+            if self.unavailable is not None or (some[-1] != paths[-1] and time_is_up()):
                 break
         return found
 
     def _in_bulk(self, paths: Sequence[str], check: Callable[[], None]) -> bool:
-        """Delete all in one go; False when some may be left, or this store has no such request."""
+        """Delete all in bulk; return False if some may be left or the store has no such request."""
         size = BULK.get(self.store.address.scheme)
         if size is None or len(paths) == 1:
             return False
@@ -87,8 +87,8 @@ class Deletion:
             try:
                 obstore.delete(client, [self.store.address.key(path) for path in some])
             except Exception:
-                # One error for all of them, which names one: which are left shows only if each is asked for.
-                self.store.look()
+                # One error for all objects, which names one of them: only requests for each show which are left.
+                self.store.check_access()
                 return False
         self._any_deleted = True
         return True
@@ -96,22 +96,22 @@ class Deletion:
     def _each(self, paths: Sequence[str], found: Deleted) -> None:
         answers = self._answers(paths)
         unsure = [path for path, answer in zip(paths, answers, strict=True) if answer is not None]
-        if unsure and not self._still_there():
+        if unsure and not self._is_available():
             return
         for path, answer in zip(paths, answers, strict=True):
-            # The store is there, so what it does not find is gone.
+            # The store answers, so an object that it does not find is gone.
             if answer is None or isinstance(answer, FileNotFoundError):
                 found.gone.append(path)
                 self._any_deleted = self._any_deleted or answer is None
             else:
-                found.refused[path] = ObjectNotDeleted(self.store.in_words(answer))
+                found.refused[path] = ObjectNotDeleted(self.store.describe_error(answer))
                 self._refusals += 1
         if self._refusals >= _REFUSES_ALL and not self._any_deleted:
             last = next(reversed(found.refused.values()))
-            self._set_aside(self.store.unavailable(f"refuses every deletion: {last}"))
+            self._mark_unavailable(self.store.unavailable(f"refuses every deletion: {last}"))
 
     def _answers(self, paths: Sequence[str]) -> list[BaseException | None]:
-        """What the store said of each: null when it deleted it."""
+        """Return the store's error for each object, or None where it was deleted."""
         keys = [self.store.address.key(path) for path in paths]
         try:
             client = self.store.client()
@@ -120,22 +120,22 @@ class Deletion:
         if self.store.address.scheme == "file":
             # The client would follow a symbolic link out of the folder.
             return [_answer(delete_file, self.store.address.place, key) for key in keys]
-        if self.store.address.scheme in AT_HAND:
+        if self.store.address.scheme in LOCAL:
             import obstore
 
             return [_answer(obstore.delete, client, key) for key in keys]
         return asyncio.run(_answers_at_once(client, keys))
 
-    def _still_there(self) -> bool:
+    def _is_available(self) -> bool:
         try:
-            self.store.look()
+            self.store.check_access()
         except ObjectStoreUnavailable as error:
-            self._set_aside(error)
-        return self.away is None
+            self._mark_unavailable(error)
+        return self.unavailable is None
 
-    def _set_aside(self, error: ObjectStoreUnavailable) -> None:
-        self.away = error
-        logger.error("Object store is left alone for this run", location=self.store.location, error=str(error))
+    def _mark_unavailable(self, error: ObjectStoreUnavailable) -> None:
+        self.unavailable = error
+        logger.error("Object store unavailable; ignored for this run", location=self.store.location, error=str(error))
 
 
 def _answer(delete: Callable[[Any, str], object], store: Any, key: str) -> Exception | None:

@@ -1,4 +1,4 @@
-"""Deleting a file of a local store without leaving its folder by a symbolic link."""
+"""Deletion of a local store's file that never follows a symbolic link out of the store's folder."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Final
 
 from housekeeping.sweeps import ObjectNotDeleted
 
-#: A folder to go on from. Linux needs no right to read it then; a symbolic link is not followed.
+#: Open a folder for `openat`. On Linux this needs no permission to read it; a symbolic link is not followed.
 _FOLDER: Final = os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY)
 
 
 def delete_file(root: str, key: str) -> None:
-    """Delete the file with this path below the root; if it is a symbolic link, the link and not its target.
+    """Delete the file with this path below the root. A symbolic link is deleted itself, not its target.
 
-    A symbolic link to a folder is followed where that folder is below the root. The folder is opened part by part
-    and no link is followed then, so a link that is put there meanwhile is refused.
+    A symbolic link to a folder is followed only if that folder is below the root. The folder is then opened component
+    by component without following links, so a link that is created meanwhile is refused.
 
     Raises:
       ObjectNotDeleted: When a link leads out of the root; nothing is deleted.
-      FileNotFoundError: When there is no such file, or no root.
+      FileNotFoundError: When the file or the root does not exist.
       OSError: When the file cannot be deleted.
 
-    Note: It does not notice a folder that is moved out of the root while the file is deleted; the file goes there.
+    Note: If the folder is moved out of the root during the call, the file is deleted there.
     """
     folder, name = os.path.split(key)
     real_root = os.path.realpath(root)
@@ -39,10 +39,10 @@ def delete_file(root: str, key: str) -> None:
 
 
 def opened(root: str, parts: Sequence[str]) -> int:
-    """Return a descriptor of the folder below the root, opened part by part without following symbolic links.
+    """Return a descriptor of the folder below the root, without following symbolic links.
 
     Raises:
-      OSError: When a part is missing, or no folder.
+      OSError: When a component is missing or not a folder.
     """
     descriptor = os.open(root, _FOLDER)
     for part in parts:

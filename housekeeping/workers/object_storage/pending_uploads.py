@@ -1,20 +1,20 @@
-"""What an application calls that uploads to an object store directly.
+"""Functions for applications whose clients upload to an object store directly.
 
 ::
 
     from housekeeping.workers.object_storage import pending_uploads
 
-    pending_uploads.prepare("artifacts", path)      # before the client is given leave to upload
+    pending_uploads.prepare("artifacts", path)      # before the client may upload
     ...
     if not pending_uploads.complete("artifacts", path):
-        ...                                         # too late: the object is gone, or about to be
+        ...                                         # too late: the object is deleted or being deleted
 
-What was prepared and is not completed within 3 hours is deleted, object and entry, by the worker. All programs that
-use this must have the same ``HOUSEKEEPING_REDIS_URL`` and ``HOUSEKEEPING_NAMESPACE``. Every function raises
+The worker deletes uploads that are not completed within 3 hours, both object and entry. All programs that use this
+module need the same ``HOUSEKEEPING_REDIS_URL`` and ``HOUSEKEEPING_NAMESPACE``. Every function raises
 `RedisUnavailable` when Redis does not answer.
 
-Note: A program that writes the hash itself asks nobody: while the worker is deleting the object, its ``HDEL`` is not
-refused as `complete` is. An answer of 0 tells it that the entry was gone before.
+Note: A program that writes the hash itself bypasses the claims. Unlike `complete`, its ``HDEL`` succeeds while the
+worker is deleting the object. An answer of 0 tells it that the entry was already gone.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from housekeeping.workers.object_storage.pending_entry import Entry, PendingUplo
 
 __all__ = ["PendingUpload", "complete", "count", "each", "exists", "pending_only", "prepare"]
 
-_PAGE: Final = 1000  # entries a round trip
+_PAGE: Final = 1000  # entries per round trip
 
-#: KEYS: the hash. ARGV: cursor, size, epoch seconds. What is no time is kept, for whoever judges it.
+#: KEYS: the hash. ARGV: cursor, size, epoch seconds. Values that are not times are returned, to be reported.
 _PAGE_BEFORE: Final = """
 local found = redis.call("hscan", KEYS[1], ARGV[1], "count", ARGV[2])
 local before = ARGV[3] == "inf" and math.huge or tonumber(ARGV[3])
@@ -48,14 +48,14 @@ return {found[1], kept}
 
 
 def prepare(location: str, path: str, *, clock: Clock | None = None) -> None:
-    """Note that an upload begins now; once more for the same path begins it anew.
+    """Record that an upload begins now. A second call for the same path restarts its time.
 
     Parameters:
-      clock: Decides when it began; the clock of Redis unless given, so that no application server's clock matters.
-
+      clock: Source of the start time; the Redis server's clock unless given, so that clocks of application servers do
+        not matter.
     Raises:
-      UploadRefused: When the path is empty or absolute or climbs out, or the location holds a colon.
-      UploadBeingDeleted: When an earlier upload to this path is just being deleted as stale; take another path.
+      UploadRefused: When the path is empty, absolute or leaves its store, or the location contains a colon.
+      UploadBeingDeleted: When an earlier upload to this path is being deleted as stale. Use another path.
     """
     pending_entry.refuse_wrong_location(location)
     pending_entry.refuse_wrong_path(path)
@@ -63,42 +63,42 @@ def prepare(location: str, path: str, *, clock: Clock | None = None) -> None:
 
 
 def complete(location: str, path: str) -> bool:
-    """Note that an upload has ended well, so that its object stays; whether it was pending until now.
+    """Record that an upload has succeeded, so that its object is kept; return whether it was pending until now.
 
-    False means that the object must not be relied on: the upload was stale and is deleted or being deleted,
-    was never prepared, or was completed before.
+    False means that the object may be missing: the upload was stale and is deleted or being deleted, was never
+    prepared, or was completed before.
     """
     return claims.complete(field_of(location, path))
 
 
 def exists(location: str, path: str) -> bool:
-    """Whether the upload is pending."""
+    """Return whether the upload is pending."""
     with translate_redis_errors():
         return bool(shared_redis.get().hexists(pending_entry.KEY, field_of(location, path)))
 
 
 def pending_only(location: str, paths: Iterable[str]) -> list[str]:
-    """Those of the paths whose upload is pending, in their order; one round trip for a thousand."""
-    asked, pending = list(paths), list[str]()
-    for start in range(0, len(asked), _PAGE):
-        some = asked[start : start + _PAGE]
+    """Return the paths whose upload is pending, in their order; one round trip per thousand."""
+    wanted, pending = list(paths), list[str]()
+    for start in range(0, len(wanted), _PAGE):
+        chunk = wanted[start : start + _PAGE]
         with translate_redis_errors():
-            values: Any = shared_redis.get().hmget(pending_entry.KEY, [field_of(location, path) for path in some])
-        pending += [path for path, value in zip(some, values, strict=True) if value is not None]
+            values: Any = shared_redis.get().hmget(pending_entry.KEY, [field_of(location, path) for path in chunk])
+        pending += [path for path, value in zip(chunk, values, strict=True) if value is not None]
     return pending
 
 
 def count() -> int:
-    """How many uploads are pending, in all locations."""
+    """Return the number of pending uploads in all locations."""
     with translate_redis_errors():
         number: Any = shared_redis.get().hlen(pending_entry.KEY)
     return int(number)
 
 
 def each() -> Iterator[PendingUpload]:
-    """All pending uploads, in no order, never all of them in memory.
+    """Iterate over all pending uploads, in no particular order and with bounded memory.
 
-    Note: One that is pending all the while is yielded at least once; twice, perhaps, while the hash grows or shrinks.
+    Note: An upload that stays pending is yielded at least once, and may be yielded twice while the hash is resized.
     """
     for page in pages(_PAGE):
         for field, value in page.items():
@@ -106,12 +106,12 @@ def each() -> Iterator[PendingUpload]:
 
 
 def page(cursor: int, size: int, before: float = math.inf) -> tuple[int, dict[bytes, bytes]]:
-    """The entries of a page of about `size`, field -> value, and the cursor of the next; 0 begins, and 0 is the end.
+    """Return a page of about `size` entries, field -> value, and the next cursor. 0 starts, and 0 means the end.
 
     Parameters:
-      before: Epoch seconds; what was prepared then or later is left out, in Redis: mostly that is nearly all of it.
+      before: Epoch seconds. Entries prepared then or later are left out by the server; usually that is most of them.
 
-    Note: Redis takes a small hash as one page, whatever the size.
+    Note: Redis returns a small hash as one page, whatever the size.
     """
     limit = "inf" if before == math.inf else f"{before:.6f}"
     with translate_redis_errors():
@@ -121,7 +121,7 @@ def page(cursor: int, size: int, before: float = math.inf) -> tuple[int, dict[by
 
 
 def pages(size: int, before: float = math.inf) -> Iterator[dict[bytes, bytes]]:
-    """The whole hash, page by page, less what was prepared at or after `before`."""
+    """Iterate over the whole hash by pages, without entries prepared at or after `before`."""
     cursor, found = page(0, size, before)
     yield found
     while cursor:

@@ -1,4 +1,4 @@
-"""Where a location's objects are, read from its URL and checked before anything connects."""
+"""URL of an object store: parsed and validated before anything connects."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from housekeeping.core.sanitize import mask_secrets
-from housekeeping.sweeps import PREFIX, ObjectStoreSettings, SettingsError
+from housekeeping.sweeps import PREFIX, ObjectStoreSettings, SettingsError, mask_secrets
 
 _EXAMPLES: Final = {
     "file": "file:///an/absolute/folder",
@@ -20,12 +19,12 @@ _EXAMPLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """What a URL and prefix say.
+    """Place of a store's objects.
 
     Attributes:
       scheme: ``file``, ``s3``, ``gs``, ``az`` or ``memory``.
       place: The bucket, container or absolute folder.
-      prefix: In front of every object's path, with a slash at its end unless empty.
+      prefix: Prefix of every object's key, ending with a slash unless empty.
     """
 
     scheme: str
@@ -33,15 +32,15 @@ class StoreUrl:
     prefix: str
 
     def key(self, path: str) -> str:
-        """The key of the object of this path."""
+        """Return the key of the object with this path."""
         return self.prefix + path
 
 
 def parse_store_url(location: str, settings: ObjectStoreSettings) -> StoreUrl:
-    """Take a location's URL and prefix apart.
+    """Parse the URL and prefix of a location.
 
     Raises:
-      SettingsError: When they cannot name a place for objects.
+      SettingsError: When they do not name a place for objects.
     """
     where = f'{PREFIX}OBJECT_STORES["{location}"]'
     if not location or ":" in location:
@@ -49,29 +48,29 @@ def parse_store_url(location: str, settings: ObjectStoreSettings) -> StoreUrl:
     url = urlsplit(settings.url)
     example = _EXAMPLES.get(url.scheme)
 
-    def refused(why: str) -> SettingsError:
+    def invalid(why: str) -> SettingsError:
         should = example or " or ".join(_EXAMPLES.values())
         return SettingsError(f'{where}["url"] is {mask_secrets(settings.url)!r}; {why}: {should}')
 
     if example is None:
-        raise refused("it should be a URL such as")
+        raise invalid("it should be a URL such as")
     if url.query or url.fragment:
-        raise refused('what is not the place belongs into "options"; it should be a URL such as')
+        raise invalid('a query or fragment belongs in "options"; it should be a URL such as')
     if "@" in url.netloc:
-        raise refused('credentials belong into "options"; it should be a URL such as')
+        raise invalid('credentials belong in "options"; it should be a URL such as')
     path = unquote(url.path) if url.scheme == "file" else url.path
     if url.scheme == "file":
         if url.netloc or not path.strip("/") or ".." in path.split("/"):
-            raise refused("it should be the absolute path of a folder below /")
+            raise invalid("it should be the absolute path of a folder below /")
         return StoreUrl("file", "/" + path.strip("/"), _joined(where, settings.prefix))
     if url.scheme != "memory" and not url.netloc:
-        raise refused("it should name its bucket")
+        raise invalid("it should name its bucket")
     return StoreUrl(url.scheme, url.netloc, _joined(where, path, settings.prefix))
 
 
 def _joined(where: str, *parts: str) -> str:
-    """The prefix from the URL, then that of the settings."""
+    """Return the prefix of the URL followed by the prefix of the settings."""
     words = [word for part in parts for word in part.strip("/").split("/") if part.strip("/")]
     if any(word in ("", ".", "..") for word in words):
-        raise SettingsError(f"{where} has the prefix {'/'.join(words)!r}; it should be parts such as a/b, without ..")
+        raise SettingsError(f"{where} has the prefix {'/'.join(words)!r}; it should be a path such as a/b, without ..")
     return "".join(f"{word}/" for word in words)

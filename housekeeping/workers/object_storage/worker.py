@@ -1,4 +1,4 @@
-"""The deletion of stale direct uploads, as a declaration."""
+"""Declaration of the deletion of stale direct uploads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RIGHTS: Final[dict[str, tuple[str, ...]]] = {}
 SCHEDULE: Final = "*/6 * * * *"  # document 100, 実行スケジュール
 MAX_EXEC_DURATION: Final = timedelta(seconds=250)  # document 100, 備考
 STALE_AFTER: Final = timedelta(hours=3)  # workers.md, 100; document 100, 備考: "a certain time"
-PAGE: Final = 1000  # entries a page; as many objects as S3 deletes in a request
+PAGE: Final = 1000  # entries per page; as many objects as S3 deletes per request
 LONGEST_RUN: Final = timedelta(seconds=250)  # document 100, 監視・アラート
 FAILED_RUNS: Final = 3  # in a row; document 100, 監視・アラート: 連続失敗, without a number
 LARGEST_BACKLOG: Final = 10_000  # stale entries left by a run; document 100, 監視・アラート: 大量蓄積, without a number
@@ -43,8 +43,8 @@ sweep: Final = Sweep(
     max_runtime=MAX_EXEC_DURATION,
     stale_after=STALE_AFTER,
     options={"log_records": False},
-    # Document 100, エラー処理: after a time-out the next run continues; from the front, what fails slowly there would
-    # keep the rest waiting for ever.
+    # Document 100, エラー処理: after a time-out the next run continues. If it started at the
+    # front, slow failures there would keep the rest waiting for ever.
     resume_after_limit=True,
     alerts=AlertThresholds(longest_run=LONGEST_RUN, backlog=LARGEST_BACKLOG, failed_runs=FAILED_RUNS),
     feature_category="job_artifacts",
@@ -57,12 +57,12 @@ SWEEPS: Final = (sweep,)
 
 
 def unconfigured() -> str | None:
-    """Return what the settings lack: an object store."""
+    """Return the missing setting, or None when a store is configured."""
     return None if stores.configured else "HOUSEKEEPING_OBJECT_STORES is not set"
 
 
 def examine() -> Iterator[Finding]:
-    """Whether each object store that is switched on can be reached and listed, for `housekeeping doctor`."""
+    """Check that each enabled object store can be reached and listed, for `housekeeping doctor`."""
     if not stores.configured:
         yield Finding(
             "warning", sweep.name, "object stores", "none is set: every entry is refused", "HOUSEKEEPING_OBJECT_STORES"
@@ -72,7 +72,7 @@ def examine() -> Iterator[Finding]:
             yield Finding("fine", sweep.name, f"object store {location}", "is switched off")
             continue
         try:
-            store.look()
+            store.check_access()
             yield Finding("fine", sweep.name, f"object store {location}", "can be listed")
         except ObjectStoreUnavailable as error:
             yield Finding(

@@ -1,4 +1,4 @@
-"""The sweep over the library's own tables, as a declaration."""
+"""Declaration of the sweep over the library's own tables."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from housekeeping.sweeps.processes.heartbeats import KEPT_FOR as PROCESSES_KEPT_
 from housekeeping.sweeps.stages.actions import Delete
 from housekeeping.sweeps.stages.table_stage import TableStage
 
-SCHEDULE: Final = "20 3 * * *"  # once a day, at a quiet hour and beside the full ones
+SCHEDULE: Final = "20 3 * * *"  # once a day, at a quiet hour and not on the hour
 KEPT_FOR: Final = timedelta(days=30)  # design.md, State in PostgreSQL
-#: Fixed, because a holder whose row goes is fenced off: only what nobody has used for so long is surely forgotten.
+#: Not configurable: deleting the row of a lease fences off its holder, so the lease must be out of use for certain.
 LEASES_KEPT_FOR: Final = timedelta(days=30)
-#: A rejection that no run has met for so long belongs to records or arguments that are gone.
+#: A rejection that no run has seen for this long belongs to records or arguments that no longer exist.
 REJECTIONS_KEPT_FOR: Final = timedelta(days=30)
-REPORTS_KEPT_FOR: Final = timedelta(days=1)  # they hold a report back for an hour only
-BATCH_SIZE: Final = 1000  # rows a statement; they are small and nobody else holds them
+REPORTS_KEPT_FOR: Final = timedelta(days=1)  # a report suppresses further ones for an hour only
+BATCH_SIZE: Final = 1000  # rows per statement; they are small, and no other session locks them
 
-#: None of the application's: the ledger is where the setting for the library's own schema says.
+#: No tables of the application: HOUSEKEEPING_SCHEMA says where the library's own are.
 MODELS: Final[dict[str, Any]] = {}
 
-#: Nor rights on any.
 RIGHTS: Final[dict[str, tuple[str, ...]]] = {}
 
-#: Neither at work, nor dead without anybody having noticed.
+#: The run that holds a lease, even if it has crashed and no other run has recorded that yet.
 _OPEN: Final = Run.select(Run.id).where(Run.outcome.is_null() & (Run.epoch == Lease.epoch))
 
 sweep: Final = Sweep(

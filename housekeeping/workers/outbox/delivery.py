@@ -1,4 +1,4 @@
-"""The stage that delivers due rows, one claim of one subscription after another."""
+"""Stage that delivers due rows of the outbox, one claim of one subscription after another."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from housekeeping.sweeps.stages.stage import Backlog, Batch, BatchResult, Failur
 logger = named_logger(__name__)
 
 _SAMPLES: Final = 5
-#: Rows without a handler are counted as far as this.
+#: Limit for counting rows without a handler.
 _COUNTED: Final = 10_000
 
 
 @dataclass(slots=True)
 class _Claim:
-    """Rows of one claim, by what became of them."""
+    """The rows of one claim, by result."""
 
     no_handler: int = 0
     delivered: list[Stored] = field(default_factory=list)
@@ -35,7 +35,7 @@ class _Claim:
 
 
 class OutboxStage:
-    """Deliveries of one run; subscriptions take turns, so that none keeps another waiting."""
+    """Deliveries of one run. Subscriptions take turns, so that a slow one does not hold up the others."""
 
     name: Final = "outbox"
 
@@ -44,12 +44,12 @@ class OutboxStage:
         self._turns: deque[tuple[tuple[str, str], OutboxHandler]] | None = None
 
     def resized(self, batch_size: int) -> OutboxStage:
-        """Return this very stage, because it knows whose turn it is."""
+        """Return this stage with another batch size; it keeps the subscriptions' turns."""
         self.batch_size = batch_size
         return self
 
     def prepare(self, batch: Batch) -> _Claim:
-        """Claim rows of the next subscription, and call its handler with them."""
+        """Claim rows of the next subscription and call its handler with them."""
         claim = _Claim()
         if self._turns is None:
             self._turns = deque(events.subscriptions().items())
@@ -60,40 +60,40 @@ class OutboxStage:
         rows = outbox.claim(*key, self.batch_size)
         if len(rows) >= self.batch_size:
             self._turns.append((key, handler))
-        waiting = deque(outbox.groups(rows))
-        while waiting:
-            group = waiting.popleft()
+        groups = deque(outbox.groups(rows))
+        while groups:
+            group = groups.popleft()
             try:
                 outbox.deliver(handler, group)
             except Exception as error:
                 if len(group) > 1:
-                    waiting.extendleft([row] for row in reversed(group))
+                    groups.extendleft([row] for row in reversed(group))
                 else:
                     claim.failed.append((group[0], error))
             else:
                 claim.delivered += group
-            if waiting and batch.time_is_up():
-                claim.untried = [row for group in waiting for row in group]
+            if groups and batch.time_is_up():
+                claim.untried = [row for group in groups for row in group]
                 break
         return claim
 
-    def apply(self, batch: Batch, prepared: _Claim) -> BatchResult:
-        """Delete the delivered rows, and note why others could not be."""
-        outbox.remove(prepared.delivered)
-        outbox.note_failures(prepared.failed)
-        outbox.release(prepared.untried)
+    def apply(self, batch: Batch, claim: _Claim) -> BatchResult:
+        """Delete the delivered rows and record the failures of the others."""
+        outbox.remove(claim.delivered)
+        outbox.note_failures(claim.failed)
+        outbox.release(claim.untried)
         return BatchResult(
-            {"delivered_rows": len(prepared.delivered), "no_handler": prepared.no_handler},
-            exhausted=not (self._turns or prepared.untried),
-            failures=[Failure(_about(row), error) for row, error in prepared.failed],
+            {"delivered_rows": len(claim.delivered), "no_handler": claim.no_handler},
+            exhausted=not (self._turns or claim.untried),
+            failures=[Failure(_about(row), error) for row, error in claim.failed],
         )
 
     def after_commit(self, batch: Batch, result: BatchResult) -> None: ...
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
-        """Count all rows: those whose delivery failed wait as well."""
-        some = OutboxRow.select(OutboxRow.id).limit(limit + 1)
-        rows: int = some.count()
+        """Count all rows, including those that wait for a retry."""
+        rows_up_to_limit = OutboxRow.select(OutboxRow.id).limit(limit + 1)
+        rows: int = rows_up_to_limit.count()
         return Backlog(min(rows, limit), rows <= limit)
 
     def oldest(self, now: datetime, argument: Any = None) -> Any:
@@ -115,10 +115,10 @@ class OutboxStage:
         )
 
     def _count_without_handler(self) -> int:
-        found = outbox.without_handler(_COUNTED)
-        for (event, name), rows in found.items():
+        unhandled = outbox.without_handler(_COUNTED)
+        for (event, name), rows in unhandled.items():
             logger.warning("No handler for rows in the outbox", subscribed_to=event, subscription=name, rows=rows)
-        return sum(found.values())
+        return sum(unhandled.values())
 
 
 def _about(row: Any) -> dict[str, Any]:

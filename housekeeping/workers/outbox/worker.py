@@ -1,4 +1,4 @@
-"""The sweep that delivers the outbox, as a declaration."""
+"""Declaration of the sweep that delivers the outbox."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.workers.outbox.delivery import OutboxStage
 
 SCHEDULE: Final = "* * * * *"
-BATCH_SIZE: Final = 100  # rows a claim: what a killed process delivers again, a minute later
-MAX_RUNTIME: Final = timedelta(seconds=30)  # below the first delay, after which rows are claimed anew
-LARGEST_BACKLOG: Final = 10_000  # rows; a hundred of the largest batches
+BATCH_SIZE: Final = 100  # rows per claim; after a kill they are delivered again, a minute later
+MAX_RUNTIME: Final = timedelta(seconds=30)  # below the first retry delay, after which rows are claimed again
+LARGEST_BACKLOG: Final = 10_000  # rows; a hundred full batches
 
-#: None of the application's.
+#: No tables of the application.
 MODELS: Final[dict[str, Any]] = {}
 
-#: Nor rights on any.
 RIGHTS: Final[dict[str, tuple[str, ...]]] = {}
 
 sweep: Final = Sweep(
@@ -29,7 +28,7 @@ sweep: Final = Sweep(
     batch_size=BATCH_SIZE,
     max_runtime=MAX_RUNTIME,
     alerts=AlertThresholds(backlog=LARGEST_BACKLOG, most={"no_handler": 0}),
-    # After an outage of a handler far more than usual waits, and is to be delivered.
+    # After an outage of a handler the backlog is far larger than usual, and all of it is to be delivered.
     breaker=Breaker(times_history=None),
     confirm_first_run=False,
 )

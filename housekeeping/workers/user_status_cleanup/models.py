@@ -10,12 +10,12 @@ from housekeeping.sweeps import BaseModel, UtcDateTimeField
 
 
 class UserStatus(BaseModel):
-    """What a user says they are doing, at most one for each user."""
+    """Status that a user has set; at most one per user."""
 
     user_id = BigIntegerField(primary_key=True)
     emoji = TextField(default="speech_balloon", constraints=[SQL("DEFAULT 'speech_balloon'")])
     message = TextField(null=True)
-    #: When the status clears itself; null means never.
+    #: When the status expires; NULL means never.
     clear_status_at = UtcDateTimeField(null=True)
 
     class Meta:
@@ -23,7 +23,7 @@ class UserStatus(BaseModel):
 
     @classmethod
     def scheduled_for_cleanup(cls, now: datetime) -> Expression:
-        """That a status is due at `now` or earlier; one that never clears itself is not."""
+        """Return the predicate for statuses that expire at `now` or earlier; NULL never expires."""
         due: Expression = cls.clear_status_at <= now
         return due
 

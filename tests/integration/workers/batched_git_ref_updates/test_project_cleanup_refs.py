@@ -132,7 +132,7 @@ def test_what_cannot_be_a_ref_is_logged_counted_and_processed(
 
     assert (result.outcome, result.counts) == ("done", {"total_deletes": 1, "invalid": 1, "failed": 0})
     assert (watched.batches, pending(), bare.refs()) == ([["refs/heads/a"]], [], ["refs/heads/kept"])
-    (line,) = lines("Not a ref that can be deleted")
+    (line,) = lines("Invalid ref name; row marked as processed")
     assert (line.levelname, line.id, line.project_id, line.ref) == ("WARNING", 1, 1, name)
 
 
@@ -151,9 +151,9 @@ def test_name_too_long_for_a_file_is_invalid_and_processed(
 
     assert (result.outcome, result.counts) == ("done", {"total_deletes": 1, "invalid": 1, "failed": 0})
     assert (pending(), bare.refs()) == ([], ["refs/heads/kept"])
-    (line,) = lines("Not a ref that can be deleted")
+    (line,) = lines("Invalid ref name; row marked as processed")
     assert line.id == 1 and line.ref.startswith("refs/heads/xxx") and len(line.ref) <= 300
-    assert all(len(line.error) <= 520 for line in lines("A batch of refs was refused and is taken apart"))
+    assert all(len(line.error) <= 520 for line in lines("Batch of refs refused; bisecting"))
 
 
 def test_longest_name_that_git_can_lock_is_deleted(

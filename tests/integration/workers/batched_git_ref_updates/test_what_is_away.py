@@ -54,7 +54,7 @@ def test_a_root_that_is_not_there_is_not_taken_for_missing_repositories(
     result = run_sweep(project_cleanup, 1)
 
     assert result.outcome == "failed"
-    assert result.reason is not None and result.reason.endswith("there is no folder @hashed in it now; is it mounted?")
+    assert result.reason is not None and result.reason.endswith("which has no folder @hashed; is the disk mounted?")
     assert len(pending()) == 3
 
 
@@ -68,7 +68,7 @@ def test_a_repository_that_cannot_be_looked_at_is_not_taken_for_a_missing_one(
     result = run_sweep(project_cleanup, 1)
 
     assert result.outcome == "failed"
-    assert result.reason is not None and "cannot be looked at" in result.reason
+    assert result.reason is not None and "cannot be accessed" in result.reason
     assert len(pending()) == 3
 
 

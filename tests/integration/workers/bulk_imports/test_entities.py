@@ -149,7 +149,7 @@ def test_a_batch_of_entities_costs_two_statements_and_one_for_the_ledger(
     result = run_sweep(sweep, clock=clock)
 
     picks = [sql for sql in statements if sql.startswith("SELECT") and "SKIP LOCKED" in sql]
-    moves = [sql for sql in statements if sql.startswith('WITH "there"')]
+    moves = [sql for sql in statements if sql.startswith("WITH open AS")]
     assert result.counts["timed_out_trackers"] == 3000
     # 10 full batches, and one that finds nothing.
     assert (len(picks), len(moves)) == (11, 10)

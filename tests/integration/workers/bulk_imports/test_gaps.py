@@ -88,6 +88,13 @@ def wait_in(monkeypatch: pytest.MonkeyPatch, table: type[TableStage], model: typ
     monkeypatch.setattr(table, "rows", waiting)
 
 
+def _wait_for_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the statement that changes entities and trackers stop where it reads trackers."""
+    condition = "status = ANY(%(open)s)"
+    waiting = entity_stage._TIME_OUT.replace(condition, f"{condition} AND waits_here({_LOCK})")
+    monkeypatch.setattr(entity_stage, "_TIME_OUT", waiting)
+
+
 MOVES = ["status = 2", "status = 3", "status = -1", "status = -2", f"updated_at = {FRESH}"]
 
 
@@ -145,8 +152,7 @@ def test_an_entity_whose_tracker_ends_between_read_and_write_is_left_out_whole(
     # It is at work after all; the next run judges it anew.
     tables.add_entities(2)
     tables.add_trackers(EACH, "0, 1")
-    is_open = entity_stage._is_open
-    monkeypatch.setattr(entity_stage, "_is_open", lambda entities: is_open(entities) & _WAIT)
+    _wait_for_trackers(monkeypatch)
 
     result = in_the_gap(
         lambda: tables.do(
@@ -163,8 +169,7 @@ def test_a_tracker_that_goes_from_one_open_state_to_another_meanwhile_goes_along
 ) -> None:
     tables.add_entities(1)
     tables.add_trackers(1, "0, 1")
-    is_open = entity_stage._is_open
-    monkeypatch.setattr(entity_stage, "_is_open", lambda entities: is_open(entities) & _WAIT)
+    _wait_for_trackers(monkeypatch)
 
     result = in_the_gap(lambda: tables.do("UPDATE bulk_import_trackers SET status = 3 WHERE status = 1"))
 

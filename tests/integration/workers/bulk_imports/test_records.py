@@ -11,7 +11,7 @@ from peewee import IntegrityError, OperationalError
 from housekeeping.core.errors import IllegalEvent, RecordChanged
 from housekeeping.database.connection import Database
 from housekeeping.testing import ManualClock
-from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker, Moving
+from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker, StatefulModel
 from housekeeping.workers.bulk_imports.states import ImportStatus, TrackerStatus
 from tests.integration.conftest import Locked
 from tests.integration.workers.bulk_imports.conftest import NOW, STALE, Tables
@@ -214,7 +214,7 @@ def test_an_entity_belongs_to_exactly_one_of_three(tables: Tables) -> None:
 
 
 @pytest.mark.parametrize("model", [BulkImport, BulkImportEntity, BulkImportTracker])
-def test_the_status_has_no_default_in_the_database(tables: Tables, model: type[Moving]) -> None:
+def test_the_status_has_no_default_in_the_database(tables: Tables, model: type[StatefulModel]) -> None:
     (column,) = tables.do(
         "SELECT data_type, is_nullable, column_default FROM information_schema.columns "
         f"WHERE table_schema = current_schema AND table_name = '{model._meta.table_name}' AND column_name = 'status'"

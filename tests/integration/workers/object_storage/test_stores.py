@@ -117,7 +117,7 @@ def test_every_kind_of_store_is_made_from_the_same_settings(url: str, options: d
 
 
 def test_a_store_in_memory_is_there_at_once() -> None:
-    ObjectStore("artifacts", ObjectStoreSettings(url="memory:///")).look()
+    ObjectStore("artifacts", ObjectStoreSettings(url="memory:///")).check_access()
 
 
 def test_errors_of_a_store_show_no_secret(s3: S3Server) -> None:
@@ -125,23 +125,23 @@ def test_errors_of_a_store_show_no_secret(s3: S3Server) -> None:
     store = ObjectStore("artifacts", ObjectStoreSettings(url="s3://uploads", options=options))
 
     with pytest.raises(ObjectStoreUnavailable) as error:
-        store.look()
+        store.check_access()
 
     assert str(error.value).endswith("SignatureDoesNotMatch")
     assert error.value.__cause__ is None
-    assert store.in_words(f"signed with {HIDDEN}") == "signed with ***"
+    assert store.describe_error(f"signed with {HIDDEN}") == "signed with ***"
 
 
 def test_a_client_that_was_used_before_a_fork_says_so_and_does_not_hang(
     s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = ObjectStore("artifacts", ObjectStoreSettings(url="s3://uploads", options=s3.options()))
-    store.look()
+    store.check_access()
     parent = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: parent + 1)
 
     with pytest.raises(ObjectStoreUnavailable, match="fork"):
-        store.look()
+        store.check_access()
 
 
 HOSTILE = [
