@@ -90,7 +90,7 @@ def started(*, durable: bool) -> Iterator[Servers]:
         settings["shared_preload_libraries"] = "pg_stat_statements"
     account = unprivileged_account()
     with embedded.start(postgres=False) as redis:
-        folder = folders.make([redis.folder.parent], account)
+        folder = folders.create([redis.folder.parent], account)
         postgres = _Measured(program.path, folder.path, account, wait)
         postgres.settings = settings
         try:

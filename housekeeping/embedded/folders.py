@@ -1,4 +1,4 @@
-"""The temporary folder of one run: made, locked while in use, and known again when its owner was killed."""
+"""Temporary folder of one run: created, locked while in use, and found again after its owner was killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from housekeeping.embedded.processes import Account
 
 _PREFIX: Final = "housekeeping-"
 _NAME: Final = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
-#: Only a folder with this file in it is ever removed with what it holds.
+#: Only a folder with this file is ever removed together with its contents.
 _MARKER: Final = "embedded-servers-of-housekeeping"
 _LONGEST: Final = 103  # bytes of a unix socket's path; 103 on macOS, 107 on Linux
 _BELOW: Final = len(f"/{_PREFIX}12345678/s/.s.PGSQL.5432")  # bytes; the longest socket path in a folder
@@ -28,17 +28,17 @@ _REMOVE_PAUSE: Final = 0.05  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder whose lock this process holds; the lock ends with the process, whatever ends that."""
+    """Folder that this process has locked; the lock ends with the process."""
 
     path: Path
     lock: int
 
-    def give_up(self) -> None:
-        """Let go of the lock and leave the folder as it is."""
+    def release(self) -> None:
+        """Release the lock and keep the folder."""
         os.close(self.lock)
 
     def remove(self) -> None:
-        """Remove the folder and all it holds; nothing in it may be running any more.
+        """Remove the folder with its contents; no process may be running in it.
 
         Raises:
           OSError: When something could not be removed; the folder stays locked.
@@ -52,26 +52,26 @@ class Folder:
             except OSError:
                 if not left:
                     raise
-                # The last of a killed server's children may still write a file on its way out.
+                # The last child of a killed server may still write a file before it ends.
                 time.sleep(_REMOVE_PAUSE)
             else:
                 break
         os.close(self.lock)
 
 
-def make(parents: Iterable[Path], account: Account | None) -> Folder:
-    """Make a locked folder in the first of `parents` that will do.
+def create(parents: Iterable[Path], account: Account | None) -> Folder:
+    """Create a locked folder in the first suitable one of `parents`.
 
     Raises:
       EmbeddedServerError: When no parent is both short enough for a unix socket and open to `account`.
     """
-    refused: list[str] = []
+    rejected: list[str] = []
     for parent in parents:
         reason = _unfit(parent, account)
         if reason is None:
-            return _make_in(parent, account)
-        refused.append(f"{parent} {reason}")
-    raise EmbeddedServerError(f"no temporary folder fits: {'; '.join(refused)}; set TMPDIR to a short, open one")
+            return _create_in(parent, account)
+        rejected.append(f"{parent} {reason}")
+    raise EmbeddedServerError(f"no temporary folder fits: {'; '.join(rejected)}; set TMPDIR to a short, open one")
 
 
 def _unfit(parent: Path, account: Account | None) -> str | None:
@@ -84,22 +84,22 @@ def _unfit(parent: Path, account: Account | None) -> str | None:
     return None
 
 
-def _make_in(parent: Path, account: Account | None) -> Folder:
+def _create_in(parent: Path, account: Account | None) -> Folder:
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        # None when a neighbour's search took the still empty folder for a leftover, and removed it.
+        # None if another process has found the folder while it was still empty, and removed it as a leftover.
         lock = _lock(path)
         if lock is not None:
             break
-    (path / _MARKER).write_text("Made by housekeeping.embedded; cleared when nobody holds a lock on the folder.\n")
+    (path / _MARKER).write_text("Made by housekeeping.embedded; removed when no process holds a lock on the folder.\n")
     if account is not None:
-        # Through, but no look: what the servers own is further down, and closed to all but them.
+        # The servers' account may pass through but not list; the servers' own folders below are closed to all others.
         path.chmod(0o711)
     return Folder(path, lock)
 
 
-def make_inside(folder: Path, account: Account | None) -> Path:
-    """Make `folder`, open to `account` (None: to oneself) alone."""
+def create_inside(folder: Path, account: Account | None) -> Path:
+    """Create `folder`, accessible only to `account`, or only to this user if None."""
     folder.mkdir(mode=0o700)
     if account is not None:
         os.chown(folder, account.uid, account.gid)
@@ -107,13 +107,13 @@ def make_inside(folder: Path, account: Account | None) -> Path:
 
 
 def abandoned(parents: Iterable[Path]) -> Iterator[Folder]:
-    """Our folders whose owner was killed, locked against others who look for them.
+    """Find and lock the folders whose owner was killed.
 
-    Folders of other users, links, and folders that merely look like ours are passed over; an empty
-    one, left by somebody killed right after making it, is removed in passing.
+    Folders of other users, links, and folders that merely look alike are ignored. An empty folder, left by a process
+    that was killed right after creating it, is removed.
     """
     for parent in parents:
-        for path in _named_like_ours(parent):
+        for path in _candidates(parent):
             lock = _lock(path)
             if lock is None:
                 continue
@@ -125,7 +125,7 @@ def abandoned(parents: Iterable[Path]) -> Iterator[Folder]:
             os.close(lock)
 
 
-def _named_like_ours(parent: Path) -> list[Path]:
+def _candidates(parent: Path) -> list[Path]:
     try:
         with os.scandir(parent) as entries:
             return [
@@ -138,8 +138,8 @@ def _named_like_ours(parent: Path) -> list[Path]:
 
 
 def _lock(path: Path) -> int | None:
-    # The folder itself is locked, not a file in it: there is no moment in which it exists and
-    # cannot be locked yet, so no half-made folder can be taken for an abandoned one.
+    # The folder itself is locked and not a file in it. Otherwise there would be a moment in which the folder exists
+    # without a lock, and a folder being created could be removed as a leftover.
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -147,11 +147,11 @@ def _lock(path: Path) -> int | None:
     try:
         status = os.fstat(lock)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Removed (and perhaps made anew) by another between opening and locking it?
-        ours = status.st_uid == os.geteuid() and os.path.samestat(status, os.lstat(path))
+        # Another process may have removed and recreated the folder between the open and the lock.
+        owned = status.st_uid == os.geteuid() and os.path.samestat(status, os.lstat(path))
     except OSError:
-        ours = False
-    if not ours:
+        owned = False
+    if not owned:
         os.close(lock)
         return None
     return lock

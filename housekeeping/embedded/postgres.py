@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from housekeeping.embedded.copies import runnable_postgres
-from housekeeping.embedded.folders import make_inside
+from housekeeping.embedded.folders import create_inside
 from housekeeping.embedded.processes import Account, kill_group, spawn, stop_all_in
 from housekeeping.embedded.server import Server
 
@@ -24,10 +24,10 @@ _SETTINGS: Final = {
     "shared_buffers": "32MB",
     "timezone": "UTC",
     "log_timezone": "UTC",
-    # What is lost when the machine goes down was not to be kept.
+    # The data need not survive a crash of the machine.
     "fsync": "off",
     "full_page_writes": "off",
-    # Shared memory as files in the data folder: /dev/shm would keep those of a killed server.
+    # Shared memory in files of the data folder: /dev/shm would keep the segments of a killed server.
     "dynamic_shared_memory_type": "mmap",
 }
 # Lines of postmaster.pid.
@@ -36,19 +36,19 @@ _IPC_RMID: Final = 0
 
 
 class Postgres(Server):
-    """A PostgreSQL cluster with the superuser ``postgres``, who needs no password; data survives a restart."""
+    """PostgreSQL cluster with the superuser ``postgres`` without a password; data survives a restart."""
 
     title = "PostgreSQL"
 
     _initdb: subprocess.Popen[bytes] | None = None
 
     def create(self) -> None:
-        make_inside(self._folder / "pg", self._account)
-        make_inside(self._folder / "s", self._account)
+        create_inside(self._folder / "pg", self._account)
+        create_inside(self._folder / "s", self._account)
         if self._account is not None:
             self._program = runnable_postgres(self._program, self._account, self._folder)
         command: list[str | Path] = [self._program.with_name("initdb"), "-D", data_folder(self._folder)]
-        # The collation C is the one that every machine has.
+        # C is the only collation that every machine has.
         command += ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
         self._initdb = spawn(command, self._account, self._folder / "pg", self._log)
 
@@ -69,14 +69,14 @@ class Postgres(Server):
     def kill(self) -> None:
         if self._process is not None and self.running:
             kill_group(self._process)
-            # Each session is in a process group of its own, and would go on with its statement.
+            # Each session has its own process group and would continue its statement.
             stop_all_in(self._folder / "pg", signal.SIGKILL)
 
     def discard(self) -> None:
         if self._initdb is not None:
             kill_group(self._initdb)
         ended = self._signal_and_wait(signal.SIGQUIT)
-        # Killed, by us or by somebody else, it could not take its sessions with it.
+        # A killed server could not stop its sessions.
         if not ended or (self._process is not None and self._process.returncode < 0):
             stop_all_in(self._folder / "pg")
         release_shared_memory(self._folder, self._account)
@@ -88,7 +88,7 @@ class Postgres(Server):
             raise self._failure("could not be set up by initdb")
 
     def _ready(self) -> bool:
-        # What pg_ctl looks at. The file of a killed predecessor has another number in its first line.
+        # The same check as in pg_ctl. The file of a killed predecessor has another process id in its first line.
         lines = _postmaster_lines(self._folder)
         process = self._process
         return (
@@ -100,19 +100,19 @@ class Postgres(Server):
 
 
 def data_folder(folder: Path) -> Path:
-    """Where the cluster of the run in `folder` is."""
+    """Return the cluster's folder for the run in `folder`."""
     return folder / "pg" / "data"
 
 
 def release_shared_memory(folder: Path, account: Account | None) -> None:
-    """Give back the one thing a killed PostgreSQL leaves outside its folder: a System V shared memory segment."""
+    """Release the System V shared memory segment that a killed PostgreSQL leaves outside of its folder."""
     lines = _postmaster_lines(folder)
     try:
         key, segment = (int(word) for word in lines[_SHARED_MEMORY].split())
     except (IndexError, ValueError):
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    # As the account that owned it, so that a number which is another's by now is refused.
+    # As the account that owned it, so that a segment with a reused number of another user is not removed.
     if account is not None:
         os.seteuid(account.uid)
     try:

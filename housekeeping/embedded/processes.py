@@ -1,4 +1,4 @@
-"""Starting servers as an account that may run them, and finding the ones that were left behind."""
+"""Server processes: start them as a suitable account, and find those that were left behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, Final
 from housekeeping.core.errors import EmbeddedServerError
 from housekeeping.core.extras import how_to_install
 
-#: What a process is called that may be stopped when it is found at work in an abandoned folder.
+#: Names of the processes that may be stopped in an abandoned folder.
 _SERVER_NAMES: Final = frozenset({"initdb", "postgres", "redis-server", "valkey-server"})
 _STOP_SECONDS: Final = 5
 _POLL_SECONDS: Final = 0.02
@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who the servers run as when root asks for them."""
+    """Account that the servers run as if this process runs as root."""
 
     name: str
     uid: int
     gid: int
 
     def may_enter(self, folder: Path) -> bool:
-        """Whether this account can get into `folder`, by the permission bits of the whole way to it."""
+        """Return whether the permissions of `folder` and all its parents let this account enter it."""
         return all(self._has_x(part.stat()) for part in (folder, *folder.parents))
 
     def _has_x(self, status: os.stat_result) -> bool:
@@ -44,12 +44,12 @@ class Account:
 
 
 def unprivileged_account() -> Account | None:
-    """The account servers are run as: ``nobody`` for root, None (oneself) for everybody else.
+    """Return the account for the servers: ``nobody`` if this is root, otherwise None for the current user.
 
     Raises:
-      EmbeddedServerError: When root has no ``nobody`` to turn to.
+      EmbeddedServerError: When this is root and there is no account ``nobody``.
     """
-    # PostgreSQL refuses to run as root, and to run as an account without a name.
+    # PostgreSQL refuses to run as root, and as an account without a name.
     if os.geteuid() != 0:
         return None
     try:
@@ -62,12 +62,12 @@ def unprivileged_account() -> Account | None:
 
 
 def spawn(command: list[str | Path], account: Account | None, folder: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Start `command` in `folder` as `account`, in a process group of its own, its output in `log`.
+    """Start `command` in `folder` as `account`, in its own process group, with its output in `log`.
 
     Raises:
-      EmbeddedServerError: When the program cannot be run at all.
+      EmbeddedServerError: When the program cannot be run.
     """
-    # A bare environment: PGDATA, PGPORT, LANG and the like are meant for other servers than ours.
+    # A minimal environment: PGDATA, PGPORT, LANG and others are meant for other servers.
     environment = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
     if "LD_LIBRARY_PATH" in os.environ:
         environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
@@ -93,8 +93,8 @@ def spawn(command: list[str | Path], account: Account | None, folder: Path, log:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill `process` and its group without mercy, and wait until it is gone."""
-    # Once it is reaped its number may be another's.
+    """Kill `process` and its group, and wait until it is gone."""
+    # Once it is reaped, its process id may be reused.
     if process.poll() is None:
         # macOS refuses a signal to a group whose last process has just ended.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -103,10 +103,10 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def running_in(folder: Path) -> list[Any]:
-    """The servers at work in `folder` or below, as psutil processes.
+    """Return the servers running in `folder` or below, as psutil processes.
 
-    A process is known by where it works and what it is called, never by a number written down
-    earlier: numbers are given out again.
+    A process is identified by its working folder and name, never by a process id written down earlier, because ids
+    are reused.
 
     Raises:
       ImportError: When psutil is not installed.
@@ -123,9 +123,9 @@ def running_in(folder: Path) -> list[Any]:
 
 
 def stop_all_in(folder: Path, postgres_signal: int = signal.SIGQUIT) -> bool:
-    """Stop every server at work in `folder`; False when some could not be stopped or looked for.
+    """Stop every server running in `folder`; return False if some could not be stopped or searched for.
 
-    By default PostgreSQL ends at once and still gives its shared memory back.
+    By default PostgreSQL ends immediately but releases its shared memory.
     """
     try:
         import psutil
@@ -135,8 +135,8 @@ def stop_all_in(folder: Path, postgres_signal: int = signal.SIGQUIT) -> bool:
         )
         return False
 
-    # One must not wait for the processes themselves: in a container whose first process does not
-    # collect them they stay listed for good.
+    # Do not wait for the processes themselves: in a container whose first process does not reap them they stay listed
+    # for ever.
     for number in (postgres_signal, signal.SIGKILL):
         deadline = time.monotonic() + _STOP_SECONDS
         while servers := running_in(folder):

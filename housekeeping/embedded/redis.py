@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from housekeeping.embedded.copies import runnable_program
-from housekeeping.embedded.folders import make_inside
+from housekeeping.embedded.folders import create_inside
 from housekeeping.embedded.processes import kill_group
 from housekeeping.embedded.server import Server
 
@@ -17,12 +17,12 @@ _ANSWER_SECONDS: Final = 1
 
 
 class Redis(Server):
-    """Redis or Valkey without persistence: a restart empties it."""
+    """Redis or Valkey without persistence; a restart empties it."""
 
     title = "Redis"
 
     def create(self) -> None:
-        make_inside(self._folder / "r", self._account)
+        create_inside(self._folder / "r", self._account)
         if self._account is not None:
             self._program = runnable_program(self._program, self._account, self._folder)
 
@@ -43,7 +43,7 @@ class Redis(Server):
             kill_group(self._process)
 
     def discard(self) -> None:
-        # It keeps nothing and has nothing outside its folder, so there is nothing to wait for.
+        # It has no state outside of its folder, so there is no need for an orderly end.
         self.kill()
 
     def _answers(self) -> bool:
@@ -58,5 +58,5 @@ class Redis(Server):
 
 
 def socket_path(folder: Path) -> Path:
-    """Where the server of the run in `folder` listens."""
+    """Return the socket's path for the run in `folder`."""
     return folder / "r" / "redis.sock"

@@ -1,4 +1,4 @@
-"""What the two servers have in common: a process, a log, and a bounded way up and down."""
+"""Base class of the two servers: a process, a log, and start and stop in bounded time."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Final, Protocol
 from housekeeping.core.errors import EmbeddedServerError
 from housekeeping.embedded.processes import Account, kill_group, spawn
 
-_STOP_SECONDS: Final = 10  # a server asked to end is killed after that
+_STOP_SECONDS: Final = 10  # after that a server is killed
 _POLL_SECONDS: Final = 0.01
 _TAIL_LINES: Final = 6
 
 
 class Wait(Protocol):
-    """How a server waits: until something is so, or seconds have passed; True when it is so."""
+    """Wait for a condition for at most so many seconds; return whether it came true."""
 
-    def __call__(self, reached: Callable[[], bool], seconds: float) -> bool: ...
+    def __call__(self, condition: Callable[[], bool], seconds: float) -> bool: ...
 
 
-def wait(reached: Callable[[], bool], seconds: float) -> bool:
-    """Wait and look at nothing else meanwhile."""
+def wait(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait for the condition, without reacting to anything else."""
     deadline = time.monotonic() + seconds
-    while not reached():
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_SECONDS)
@@ -34,13 +34,13 @@ def wait(reached: Callable[[], bool], seconds: float) -> bool:
 
 
 class Server(abc.ABC):
-    """One server in a temporary folder, started and stopped as often as one likes.
+    """Server in a temporary folder that can be started and stopped repeatedly.
 
     Parameters:
       program: The executable.
-      folder: The run's folder, where the server makes what it needs.
-      account: Who it runs as; None for oneself.
-      wait: How to wait for it to come up.
+      folder: The run's folder; the server creates its files there.
+      account: The account it runs as; None for the current user.
+      wait: The function that waits for its start.
     """
 
     title: str
@@ -54,45 +54,45 @@ class Server(abc.ABC):
 
     @abc.abstractmethod
     def create(self) -> None:
-        """Make what `launch` needs, once; it may go on in the background.
+        """Prepare the first `launch`; may continue in the background.
 
         Raises:
-          EmbeddedServerError: When a program cannot be run at all.
+          EmbeddedServerError: When a program cannot be run.
         """
 
     @abc.abstractmethod
     def launch(self) -> None:
-        """Start the process, and do not wait until it answers."""
+        """Start the process without waiting until it accepts connections."""
 
     @abc.abstractmethod
     def await_ready(self) -> None:
-        """Return when the server takes connections.
+        """Wait until the server accepts connections.
 
         Raises:
-          EmbeddedServerError: When it ends or takes too long instead; it may still be running.
+          EmbeddedServerError: When it ends or takes too long; it may still be running.
         """
 
     @abc.abstractmethod
     def stop(self) -> None:
-        """End the server in good order; it can be started again."""
+        """Shut the server down in order; it can be started again."""
 
     @abc.abstractmethod
     def kill(self) -> None:
-        """End the server as SIGKILL does, with all its processes; it can be started again."""
+        """Kill the server with all its processes, as SIGKILL does; it can be started again."""
 
     @abc.abstractmethod
     def discard(self) -> None:
-        """End the server as fast as it goes without leaving anything outside its folder."""
+        """End the server as fast as possible without leaving anything outside of its folder."""
 
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the server and wait until it answers; nothing happens when it runs.
+        """Start the server and wait until it accepts connections; do nothing if it is running.
 
         Raises:
-          EmbeddedServerError: When it does not come up; the text ends with the end of its log.
+          EmbeddedServerError: When it does not start; the text ends with the end of its log.
         """
         if not self.running:
             self.launch()
@@ -104,9 +104,9 @@ class Server(abc.ABC):
 
     def _await(self, ready: Callable[[], bool], seconds: float) -> None:
         if not self._wait(lambda: not self.running or ready(), seconds):
-            raise self._failure(f"did not answer within {seconds:.0f} s")
+            raise self._failure(f"did not accept connections within {seconds:.0f} s")
         if not self.running:
-            raise self._failure("ended at once")
+            raise self._failure("ended immediately")
 
     def _signal_and_wait(self, number: int) -> bool:
         if self._process is None or not self.running:

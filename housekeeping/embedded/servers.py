@@ -1,4 +1,4 @@
-"""The side of the caller: what to start, where it is, and the pipe to its keeper."""
+"""Caller's side of embedded servers: start them, get their URLs, and talk to their supervisor."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from urllib.parse import quote
 from housekeeping.core.errors import EmbeddedServerError
 from housekeeping.embedded.binaries import Program, find_postgres, find_redis
 
-_ANSWER_SECONDS: Final = 240  # longer than the keeper takes for anything it does
+_ANSWER_SECONDS: Final = 240  # longer than any command of the supervisor takes
 _END_SECONDS: Final = 60
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
-#: The keeper runs the very package this file is in, whatever the search path would find first, and
-#: without what importing `housekeeping` as a whole brings along.
-_KEEPER: Final = """
+#: The supervisor runs the package of this file, whatever the search path would find first, and without the imports
+#: of the `housekeeping` package itself.
+_SUPERVISOR: Final = """
 import sys, types
 housekeeping = sys.modules["housekeeping"] = types.ModuleType("housekeeping")
 housekeeping.__path__ = [sys.argv[1]]
-from housekeeping.embedded import supervisor as keeper
-keeper.main()
+from housekeeping.embedded import supervisor
+supervisor.main()
 """
 
 
 def start(postgres: bool = True, redis: bool = True) -> Servers:
-    """Start real servers in a temporary folder, and return when they take connections.
+    """Start real servers in a temporary folder; return when they accept connections.
 
-    Use it as a context manager, or call `Servers.close`.
+    Use the result as a context manager, or call `Servers.close`.
 
     Raises:
       EmbeddedServerError: When a server is not found or does not start; nothing is left behind.
@@ -47,14 +47,14 @@ def start(postgres: bool = True, redis: bool = True) -> Servers:
 
 
 class Servers:
-    """Running servers; leaving the ``with`` block ends them and removes every trace.
+    """Running servers; leaving the ``with`` block stops them and removes every trace.
 
-    They also end with this process, however it ends. A forked child may use the URLs, but has
-    no say over the servers.
+    They also stop when this process ends for any reason. A forked child may use the URLs, but cannot control the
+    servers.
 
     Attributes:
-      folder: The temporary folder that holds everything.
-      versions: What runs, in human words: ``{"postgres": "18.4", "redis": "Valkey 9.1.2"}``.
+      folder: The temporary folder with all files of the servers.
+      versions: The servers' versions for display: ``{"postgres": "18.4", "redis": "Valkey 9.1.2"}``.
     """
 
     folder: Path
@@ -64,9 +64,9 @@ class Servers:
         self.versions = {name: program.version for name, program in programs.items() if program}
         self._lock = threading.RLock()
         self._parents = list(dict.fromkeys(os.path.realpath(parent) for parent in (tempfile.gettempdir(), "/tmp")))
-        # A session of its own: Ctrl-C in a terminal goes to this process, not to the servers.
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-P", "-c", _KEEPER, str(_PACKAGE)],
+        # In its own session, so that Ctrl-C in a terminal goes to this process only.
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-P", "-c", _SUPERVISOR, str(_PACKAGE)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -75,45 +75,45 @@ class Servers:
         _open_here.add(self)
         try:
             paths = {name: str(program.path) if program else None for name, program in programs.items()}
-            self.folder = Path(self._ask({"parents": self._parents, **paths})["folder"])
+            self.folder = Path(self._request({"parents": self._parents, **paths})["folder"])
         except BaseException:
             self.close()
             raise
 
     @property
     def database_url(self) -> str:
-        """Where PostgreSQL is, for psycopg2 and peewee."""
+        """URL of PostgreSQL for psycopg2 and peewee."""
         self._check_name("postgres")
         return f"postgresql://postgres@/postgres?host={quote(str(self.folder / 's'), safe='')}"
 
     @property
     def redis_url(self) -> str:
-        """Where Redis is, for redis-py and dramatiq."""
+        """URL of Redis for redis-py and dramatiq."""
         self._check_name("redis")
         return f"unix://{quote(str(self.folder / 'r' / 'redis.sock'))}"
 
     def start(self, server: str) -> None:
-        """Start ``postgres`` or ``redis`` after `stop` or `kill`; nothing happens when it runs.
+        """Start ``postgres`` or ``redis`` after `stop` or `kill`; do nothing if it is running.
 
         Raises:
-          EmbeddedServerError: When it does not come up.
+          EmbeddedServerError: When it does not start.
         """
         self._command("start", server)
 
     def stop(self, server: str) -> None:
-        """End ``postgres`` or ``redis`` in good order; PostgreSQL keeps its data, Redis does not."""
+        """Shut down ``postgres`` or ``redis`` in order; PostgreSQL keeps its data, Redis does not."""
         self._command("stop", server)
 
     def restart(self, server: str) -> None:
-        """Stop and start, in one."""
+        """Stop and start ``postgres`` or ``redis``."""
         self._command("restart", server)
 
     def kill(self, server: str) -> None:
-        """End ``postgres`` or ``redis`` as SIGKILL does; PostgreSQL keeps what was committed."""
+        """Kill ``postgres`` or ``redis`` as SIGKILL does; PostgreSQL keeps committed data."""
         self._command("kill", server)
 
     def close(self) -> None:
-        """End the servers and wait until every trace is gone; a second call does nothing.
+        """Stop the servers and wait until every trace is removed; a second call does nothing.
 
         Raises:
           EmbeddedServerError: When something could not be removed.
@@ -124,11 +124,11 @@ class Servers:
             _open_here.discard(self)
             self._close_pipe()
             try:
-                ended = self._keeper.wait(_END_SECONDS)
+                status = self._supervisor.wait(_END_SECONDS)
             except subprocess.TimeoutExpired:
-                self._keeper.kill()
-                ended = self._keeper.wait()
-        if ended != 0 or self._left:
+                self._supervisor.kill()
+                status = self._supervisor.wait()
+        if status != 0 or self._folder_left:
             self._clear()
 
     def __enter__(self) -> Self:
@@ -143,13 +143,15 @@ class Servers:
         self._check_name(server)
         with self._lock:
             if self not in _open_here:
-                raise EmbeddedServerError(f"cannot {action} {server}: the servers are closed, or another process's")
+                raise EmbeddedServerError(
+                    f"cannot {action} {server}: the servers are closed or belong to another process"
+                )
             try:
-                self._ask({"do": action, "server": server})
+                self._request({"do": action, "server": server})
             except EmbeddedServerError:
                 raise
             except BaseException:
-                # Interrupted: the answer still to come would be taken for that of the next command.
+                # Interrupted: the pending answer would be read as that of the next command.
                 self.close()
                 raise
 
@@ -157,43 +159,43 @@ class Servers:
         if server not in self.versions:
             raise EmbeddedServerError(f"no server {server!r} was started here, only: {', '.join(self.versions)}")
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        requests, answers = self._keeper.stdin, self._keeper.stdout
+    def _request(self, request: dict[str, Any]) -> dict[str, Any]:
+        requests, answers = self._supervisor.stdin, self._supervisor.stdout
         assert requests is not None and answers is not None
         try:
             requests.write(json.dumps(request).encode() + b"\n")
-            readable, _, _ = select.select([answers], [], [], _ANSWER_SECONDS)
-            answer: dict[str, Any] = json.loads(answers.readline() if readable else b"")
+            ready, _, _ = select.select([answers], [], [], _ANSWER_SECONDS)
+            answer: dict[str, Any] = json.loads(answers.readline() if ready else b"")
         except (OSError, ValueError) as error:
-            raise EmbeddedServerError("the process that keeps the embedded servers ended or hangs") from error
+            raise EmbeddedServerError("the supervisor of the embedded servers ended or hangs") from error
         if "error" in answer:
             raise EmbeddedServerError(answer["error"])
         return answer
 
     def _close_pipe(self) -> None:
-        for pipe in (self._keeper.stdin, self._keeper.stdout):
+        for pipe in (self._supervisor.stdin, self._supervisor.stdout):
             if pipe is not None:
                 pipe.close()
 
     @property
-    def _left(self) -> bool:
+    def _folder_left(self) -> bool:
         return hasattr(self, "folder") and self.folder.exists()
 
     def _clear(self) -> None:
-        # The keeper was killed, so this is what the next start would do.
+        # The supervisor was killed: clean up as the next start would.
         from housekeeping.embedded.stale_cleanup import clear_leftovers
 
         clear_leftovers(Path(parent) for parent in self._parents)
-        if self._left:
-            raise EmbeddedServerError(f"could not stop the servers in {self.folder}, or not remove it")
+        if self._folder_left:
+            raise EmbeddedServerError(f"could not stop the servers in {self.folder} or not remove the folder")
 
 
 _open_here: Final[weakref.WeakSet[Servers]] = weakref.WeakSet()
 
 
-def _let_go_of_all() -> None:
-    # The keeper sees the end of its pipe only when no copy of it is open: a child forked here
-    # would keep servers running after this process was killed.
+def _close_inherited() -> None:
+    # The supervisor sees the end of its pipe only when all copies are closed. A forked child would keep the servers
+    # running after this process was killed.
     for servers in list(_open_here):
         servers._close_pipe()
         servers._lock = threading.RLock()
@@ -201,4 +203,4 @@ def _let_go_of_all() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go_of_all)
+    os.register_at_fork(after_in_child=_close_inherited)

@@ -1,4 +1,4 @@
-"""What a killed run left behind: servers at work, shared memory, a folder."""
+"""Cleanup of what a killed run left behind: running servers, shared memory and a folder."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ logger = logging.getLogger(__name__)
 
 
 def clear_leftovers(parents: Iterable[Path]) -> None:
-    """Stop what still runs out of our abandoned folders in `parents`, and remove them.
+    """Stop the servers that still run in abandoned folders of `parents`, and remove the folders.
 
-    What cannot be cleared is logged and left; it does not keep a new run from starting.
+    Failures are logged and do not keep a new run from starting.
     """
     account = unprivileged_account()
     for folder in abandoned(parents):
         if not stop_all_in(folder.path):
-            folder.give_up()
-            logger.warning("Left %s alone: its servers could not be stopped", folder.path)
+            folder.release()
+            logger.warning("Could not stop the servers in %s; the folder is kept", folder.path)
             continue
         release_shared_memory(folder.path, account)
         try:
             folder.remove()
         except OSError as error:
-            folder.give_up()
+            folder.release()
             logger.warning("Could not remove %s: %s", folder.path, error)

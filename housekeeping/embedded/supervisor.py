@@ -1,8 +1,8 @@
-"""The process that owns the servers, and ends them when the one that asked for them ends.
+"""Supervisor process: it owns the servers and stops them when the process that requested them ends.
 
-It reads one JSON object a line and answers each with one: first what to start, then commands
-(``{"do": "restart", "server": "redis"}``). When its input closes, it stops the servers and removes
-the folder. It imports little, so that it is up in a moment.
+Each line of its input is a JSON object, answered by one line. The first says which servers to start, the others are
+commands (``{"do": "restart", "server": "redis"}``). When the input closes, the supervisor stops the servers and
+removes the folder. It imports little, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ _POLL_SECONDS: Final = 0.01
 
 
 class Ended(Exception):
-    """Nobody needs the servers any more."""
+    """End of the supervisor: its pipe was closed, or a signal arrived."""
 
 
-class Line:
-    """The pipe to the process that wants the servers; a signal counts as its end."""
+class Pipe:
+    """Pipe to the process that requested the servers; a signal counts as its end."""
 
     def __init__(self) -> None:
-        # Unbuffered, so that what select says is the whole truth.
+        # Unbuffered, so that no request waits where select does not see it.
         self._requests = open(0, "rb", buffering=0)
         self._answers = open(1, "wb", buffering=0)
-        # A signal is only noted, and looked at while waiting: an exception out of the blue could
-        # come right between starting a server and remembering it.
-        self._signals, woken = os.pipe()
-        self._awaited = [self._requests.fileno(), self._signals]
-        os.set_blocking(woken, False)
-        signal.set_wakeup_fd(woken)
+        # A signal is only recorded and checked while waiting. An exception at any point could come between the start
+        # of a server and its registration.
+        self._signals, wakeup = os.pipe()
+        self._inputs = [self._requests.fileno(), self._signals]
+        os.set_blocking(wakeup, False)
+        signal.set_wakeup_fd(wakeup)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, frame: None)
 
     def receive(self) -> Any:
-        """The next request.
+        """Return the next request.
 
         Raises:
-          Ended: When there will be none.
+          Ended: When there is none.
         """
-        if self._signals in select.select(self._awaited, [], [])[0]:
+        if self._signals in select.select(self._inputs, [], [])[0]:
             raise Ended
         line = self._requests.readline()
         if not line.endswith(b"\n"):
@@ -65,60 +65,60 @@ class Line:
         """Answer the last request.
 
         Raises:
-          Ended: When nobody is there to hear it.
+          Ended: When the other process is gone.
         """
         try:
             self._answers.write(json.dumps(values).encode() + b"\n")
         except BrokenPipeError:
             raise Ended from None
 
-    def wait(self, reached: Callable[[], bool], seconds: float) -> bool:
-        """Wait as `server.wait` does, but no longer than somebody is there to wait for.
+    def wait(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait as `server.wait` does, but only as long as the other process exists.
 
         Raises:
-          Ended: When nobody is.
+          Ended: When the other process is gone.
         """
         deadline = time.monotonic() + seconds
-        while not reached():
+        while not condition():
             if time.monotonic() > deadline:
                 return False
-            # Nobody sends a request before the last one is answered: this is the end of the pipe.
-            if select.select(self._awaited, [], [], _POLL_SECONDS)[0]:
+            # No request is sent before the last one is answered, so readable input means the end of the pipe.
+            if select.select(self._inputs, [], [], _POLL_SECONDS)[0]:
                 raise Ended
         return True
 
 
 def main() -> None:
-    """Keep the servers that the first line asks for until the pipe closes or a signal says to end."""
+    """Run the servers that the first line requests until the pipe closes or a signal arrives."""
     with contextlib.suppress(Ended):
-        _keep(Line())
+        _supervise(Pipe())
 
 
-def _keep(line: Line) -> None:
-    plan = line.receive()
+def _supervise(pipe: Pipe) -> None:
+    plan = pipe.receive()
     os.chdir("/")
     parents = [Path(parent) for parent in plan["parents"]]
     servers: dict[str, Server] = {}
     try:
         clear_leftovers(parents)
         account = unprivileged_account()
-        folder = folders.make(parents, account)
+        folder = folders.create(parents, account)
     except (EmbeddedServerError, OSError) as error:
-        line.answer(error=f"cannot start embedded servers: {error}")
+        pipe.answer(error=f"cannot start embedded servers: {error}")
         return
     try:
         if plan["postgres"]:
-            servers["postgres"] = Postgres(Path(plan["postgres"]), folder.path, account, line.wait)
+            servers["postgres"] = Postgres(Path(plan["postgres"]), folder.path, account, pipe.wait)
         if plan["redis"]:
-            servers["redis"] = Redis(Path(plan["redis"]), folder.path, account, line.wait)
+            servers["redis"] = Redis(Path(plan["redis"]), folder.path, account, pipe.wait)
         _start_all(list(servers.values()))
-        line.answer(folder=str(folder.path))
+        pipe.answer(folder=str(folder.path))
         while True:
-            _obey(line, servers)
+            _execute(pipe, servers)
     except EmbeddedServerError as error:
-        line.answer(error=str(error))
+        pipe.answer(error=str(error))
     except OSError as error:
-        line.answer(error=f"cannot start embedded servers: {error}")
+        pipe.answer(error=f"cannot start embedded servers: {error}")
     finally:
         for server in servers.values():
             server.discard()
@@ -134,8 +134,8 @@ def _start_all(servers: list[Server]) -> None:
         server.await_ready()
 
 
-def _obey(line: Line, servers: dict[str, Server]) -> None:
-    request = line.receive()
+def _execute(pipe: Pipe, servers: dict[str, Server]) -> None:
+    request = pipe.receive()
     server = servers[request["server"]]
     try:
         if request["do"] in ("stop", "restart"):
@@ -145,6 +145,6 @@ def _obey(line: Line, servers: dict[str, Server]) -> None:
         if request["do"] == "kill":
             server.kill()
     except EmbeddedServerError as error:
-        line.answer(error=str(error))
+        pipe.answer(error=str(error))
         return
-    line.answer()
+    pipe.answer()

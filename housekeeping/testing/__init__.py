@@ -1,6 +1,6 @@
-"""What tests of one's own sweeps and actors need: fixtures, a manual clock, leases in memory, and two assertions.
+"""Test support for users' sweeps and actors: pytest fixtures, a manual clock, in-memory leases and two assertions.
 
-pytest finds the fixtures by itself, see `housekeeping.testing.plugin`; the rest is imported::
+pytest loads the fixtures of `housekeeping.testing.plugin` by itself. The assertions are imported::
 
     from housekeeping.testing import assert_idempotent, assert_survives_kill
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from housekeeping.testing.kills import assert_survives_kill as assert_survives_kill
     from housekeeping.testing.lease_store import MemoryLeaseStore as MemoryLeaseStore
 
-#: Public names and where they live; looked up when first used, because pytest imports this package at every start.
+#: Public name -> module. Imported on first use, because pytest imports this package at every start.
 _PUBLIC: Final = {
     "ManualClock": "housekeeping.testing.clock",
     "MemoryLeaseStore": "housekeeping.testing.lease_store",
@@ -26,7 +26,7 @@ _PUBLIC: Final = {
 __all__ = ["ManualClock", "MemoryLeaseStore", "assert_idempotent", "assert_survives_kill"]
 
 
-if not TYPE_CHECKING:  # else a misspelt name would be anything to a type checker
+if not TYPE_CHECKING:  # otherwise a type checker would accept misspelled names
 
     def __getattr__(name: str) -> Any:
         if name in _PUBLIC:

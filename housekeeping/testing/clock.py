@@ -1,4 +1,4 @@
-"""Time that a test sets."""
+"""Clock whose time is set by a test."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 
 class ManualClock:
-    """A clock that stands still until told otherwise.
+    """Clock that stands still until it is advanced.
 
     Parameters:
-      now: The time it starts at; timezone-aware.
-      tick: How far it moves each time elapsed time is read.
+      now: The start time; timezone-aware.
+      tick: Time to advance on each call of `monotonic`.
     """
 
     def __init__(self, now: datetime = datetime(2026, 1, 1, tzinfo=UTC), tick: timedelta = timedelta()) -> None:
@@ -26,5 +26,5 @@ class ManualClock:
         return self._elapsed.total_seconds()
 
     def advance(self, by: timedelta) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self._elapsed += by

@@ -1,4 +1,4 @@
-"""Whether a run that is killed anywhere leaves nothing undone and nothing done twice."""
+"""Assertion that a run can be killed at any point without losing or repeating work."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from housekeeping.leases.lease import RedisLeaseStore
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import NOW, Run
-from housekeeping.testing.outcomes import last_run, nothing_to_do, run_as, run_to_the_end, totals
-from housekeeping.testing.points import Ended, in_a_process
+from housekeeping.testing.outcomes import last_run, nothing_changed, progress_since, run_as, run_to_the_end
+from housekeeping.testing.points import Ended, run_in_process
 from housekeeping.testing.tables import Outside, Tables
 
-#: pytest shows the line of the test, not those of this module.
+#: pytest shows the line of the test instead of this module's.
 __tracebackhide__: Final = True
 
 
@@ -31,12 +31,11 @@ def assert_survives_kill(
     outside: Outside | None = None,
     restore: Callable[[], Any] | None = None,
 ) -> list[str]:
-    """Kill a run by SIGKILL at each point, let its message be delivered again, and compare with an undisturbed run.
+    """Kill a run by SIGKILL at each point, deliver its message again, and compare with an uninterrupted run.
 
-    A point is each statement, Redis command, file written by Python, started program and request by `http.client`:
-    between any two of them the run is killed, each time in a process of its own, over the rows that are in the tables
-    now. About 0.1 s a point; a few batches of a few rows are enough. The dead run's silence and the ttl of its lease
-    are over at once.
+    Points are every statement, Redis command, file written by Python, program started and request by `http.client`. The
+    run is killed before each of them, each time in a new process with the same initial rows. This takes about 0.1 s per
+    point; a few batches of a few rows are enough. The killed run's silence and the ttl of its lease are skipped.
 
     ::
 
@@ -44,26 +43,26 @@ def assert_survives_kill(
             assert_survives_kill(sweep)
 
     Parameters:
-      argument, now, ignoring: As of `assert_idempotent`.
-      outside: Reads what the sweep does outside of PostgreSQL; it must end like that of an undisturbed run, too.
-      restore: Makes the outside as it was, called before each run.
+      argument, now, ignoring: As for `assert_idempotent`.
+      outside: Returns the sweep's effects outside of PostgreSQL, which must end like those of an uninterrupted run.
+      restore: Restores the initial state outside of PostgreSQL; called before each run.
 
     Returns:
       The points.
 
     Raises:
-      AssertionError: With the point and the first rows that differ. Also when there was nothing to do.
+      AssertionError: With the point and the first rows that differ. Also when there is nothing to do.
       Refused: When a table has more than 10,000 rows, or a transaction of the test is open.
 
-    Note: What the killed process keeps in memory, a list in the test too, is gone with it. What a compiled library
-      sends or writes, obstore for one, is no point: the returned ones show what was.
+    Note: The killed process loses its memory, including lists of the test. Calls in compiled libraries such as obstore
+      are not points; check the returned points.
     """
     with Tables(sweep) as tables:
-        tables.keep("at_first")
+        tables.save("at_first")
         try:
-            return _Trials(sweep, argument, now or datetime.now(UTC), ignoring, outside, restore, tables).go()
+            return _Trials(sweep, argument, now or datetime.now(UTC), ignoring, outside, restore, tables).run()
         finally:
-            tables.put_back("at_first")
+            tables.restore("at_first")
 
 
 @dataclass
@@ -76,50 +75,50 @@ class _Trials:
     restore: Callable[[], Any] | None
     tables: Tables
 
-    def go(self) -> list[str]:
+    def run(self) -> list[str]:
         self.since = last_run()
         self.alive = random.getrandbits(62)
-        points = self._learn()
-        if wrong := self._wrong_after(None)[1]:
-            self._fail("ends differently when it is run undisturbed twice; name what may differ by `ignoring`", wrong)
-        self._check_the_count()
+        points = self._run_uninterrupted()
+        if problems := self._problems_after(None)[1]:
+            self._fail("differs between two uninterrupted runs; name the columns to ignore by `ignoring`", problems)
+        self._check_counts()
         for number in range(len(points) + 1):
-            ended, wrong = self._wrong_after(number)
-            if wrong:
-                self._fail_at(ended, number, len(points), wrong)
+            ended, problems = self._problems_after(number)
+            if problems:
+                self._fail_at(ended, number, len(points), problems)
             if not ended.killed:
                 break
         return points
 
-    def _learn(self) -> list[str]:
-        """How it should end: by an undisturbed run."""
-        self._start_over()
-        before = self._look_outside()
+    def _run_uninterrupted(self) -> list[str]:
+        """Run uninterrupted and remember the result."""
+        self._reset()
+        before = self._read_outside()
         ended = self._run(None)
-        self.settled, self.seen = totals(self.sweep, self.since), self._look_outside()
+        self.counts, self.seen = progress_since(self.sweep, self.since), self._read_outside()
         if not self.tables.differences("at_first") and self.seen == before:
-            raise AssertionError(nothing_to_do(self.sweep, self.since))
-        self.tables.keep("at_last")
+            raise AssertionError(nothing_changed(self.sweep, self.since))
+        self.tables.save("at_last")
         return ended.points
 
-    def _check_the_count(self) -> None:
-        if self.sweep.action is None or not self.settled:
-            return  # only the author of its passes knows which rows they count
-        (name, counted), *_ = self.settled.items()
+    def _check_counts(self) -> None:
+        if self.sweep.action is None or not self.counts:
+            return  # only the author of the stages knows which rows they count
+        (name, counted), *_ = self.counts.items()
         changed = self.tables.changed_rows("at_first", self.sweep.model, self.ignoring)
         if counted != changed:
-            raise AssertionError(f"{self.sweep.name}: the ledger counts {counted} {name}, but {changed} rows changed")
+            raise AssertionError(f"{self.sweep.name}: {name} is {counted} in the ledger, but {changed} rows changed")
 
     def _run(self, kill_at: int | None) -> Ended:
-        self._start_over()
+        self._reset()
         message_id = str(uuid4())
-        ended = in_a_process(lambda: self._one_run(message_id), kill_at, self.alive)
-        # A backend goes on with what it has in hand for a moment after its client is gone, and holds its locks.
+        ended = run_in_process(lambda: self._one_run(message_id), kill_at, self.alive)
+        # A PostgreSQL backend continues for a moment after its client is gone, and keeps its locks.
         self.tables.run("SELECT pg_advisory_lock(%s)", (self.alive,))
         self.tables.run("SELECT pg_advisory_unlock(%s)", (self.alive,))
-        if ended.said not in (None, "done", "partial"):
-            raise AssertionError(f"{self.sweep.name}: the run ended as {ended.said}")
-        self._let_time_pass()
+        if ended.returned not in (None, "done", "partial"):
+            raise AssertionError(f"{self.sweep.name}: the run ended as {ended.returned}")
+        self._expire_killed_run()
         try:
             run_to_the_end(self.sweep, self.argument, self.now, message_id)
         except AssertionError as error:
@@ -131,27 +130,27 @@ class _Trials:
         result = run_as(message_id, self.sweep, self.argument, self.now)
         return result.outcome if result.error is None else f"{result.outcome}: {result.reason}"
 
-    def _wrong_after(self, kill_at: int | None) -> tuple[Ended, list[str]]:
+    def _problems_after(self, kill_at: int | None) -> tuple[Ended, list[str]]:
         ended = self._run(kill_at)
-        wrong = [str(difference) for difference in self.tables.differences("at_last", self.ignoring)]
-        settled = totals(self.sweep, self.since)
-        if settled != self.settled:
-            wrong.append(f"  the ledger counts {settled} in all, and {self.settled} for an undisturbed run")
-        if (seen := self._look_outside()) != self.seen:
-            wrong += [f"  outside: {seen!r}", f"  undisturbed: {self.seen!r}"]
-        return ended, wrong
+        problems = [str(difference) for difference in self.tables.differences("at_last", self.ignoring)]
+        counts = progress_since(self.sweep, self.since)
+        if counts != self.counts:
+            problems.append(f"  counts are {counts} in total, those of an uninterrupted run are {self.counts}")
+        if (seen := self._read_outside()) != self.seen:
+            problems += [f"  outside: {seen!r}", f"  uninterrupted: {self.seen!r}"]
+        return ended, problems
 
-    def _look_outside(self) -> object:
+    def _read_outside(self) -> object:
         return self.outside() if self.outside else None
 
-    def _start_over(self) -> None:
-        self.tables.put_back("at_first")
+    def _reset(self) -> None:
+        self.tables.restore("at_first")
         Run.delete().where(Run.id > self.since).execute()
         if self.restore:
             self.restore()
 
-    def _let_time_pass(self) -> None:
-        """As long as it takes until nobody counts on the dead run any more."""
+    def _expire_killed_run(self) -> None:
+        """Make the killed run look lost, and release its lease."""
         Run.update(heartbeat_at=NOW - 2 * runs.SILENCE).where((Run.id > self.since) & Run.outcome.is_null()).execute()
         if self.sweep.lease is not None:
             store = RedisLeaseStore(shared_redis.get(), shared_redis.namespace)
@@ -159,11 +158,11 @@ class _Trials:
             if (owner := store.owner(key)) is not None:
                 store.release(key, owner)
 
-    def _fail_at(self, ended: Ended, number: int, points: int, wrong: list[str]) -> None:
-        self._fail(f"does not survive a kill at point {number + 1} of {points}", [_where(ended), *wrong])
+    def _fail_at(self, ended: Ended, number: int, points: int, problems: list[str]) -> None:
+        self._fail(f"does not survive a kill at point {number + 1} of {points}", [_where(ended), *problems])
 
     def _fail(self, what: str, lines: Sequence[str]) -> None:
-        legend = "  (- in an undisturbed run only, + in this one only)"
+        legend = "  (- only in an uninterrupted run, + only in this run)"
         raise AssertionError("\n".join([f"{self.sweep.name} {what}", *lines, legend]))
 
 
@@ -171,4 +170,4 @@ def _where(ended: Ended) -> str:
     if not ended.killed:
         return "  not killed"
     done = ended.points[-2] if len(ended.points) > 1 else "(nothing)"
-    return f"  killed after:  {done}\n  killed before: {ended.points[-1]}\n  and then run to the end"
+    return f"  killed after:  {done}\n  killed before: {ended.points[-1]}\n  and then run to its end"

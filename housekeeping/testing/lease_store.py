@@ -1,4 +1,4 @@
-"""Leases without a server."""
+"""Lease store without a server."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from housekeeping.testing.clock import ManualClock
 
 
 class MemoryLeaseStore:
-    """Leases in this process, by the rules every lease store follows.
+    """Lease store in memory that follows the rules of every lease store.
 
     Attributes:
-      broken: Set to make every call fail as an unreachable server would.
+      broken: Set to True to make every call fail like an unreachable server.
     """
 
     def __init__(self, clock: ManualClock | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Runs to the end, at a time that stands still, and what the ledger says of them."""
+"""Runs at a fixed time until nothing is left, and their counts in the ledger."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing.clock import ManualClock
 
-_MOST_RUNS: Final = 1_000  # a sweep that is cut short by its limits so often does not get anywhere
+_MOST_RUNS: Final = 1_000  # more partial runs than that mean that the sweep makes no progress
 
-#: pytest shows the line of the test, not those of this module.
+#: pytest shows the line of the test instead of this module's.
 __tracebackhide__: Final = True
 
 
 def run_as(message_id: str, sweep: Sweep, argument: Any, now: datetime) -> RunResult:
-    """One run, as if a worker had been given this message."""
+    """Run the sweep once, as a worker would for this message."""
     token = current_message.set(MessageContext(message_id, worker=sweep.name))
     try:
         return run_sweep(sweep, argument, clock=ManualClock(now))
@@ -33,13 +33,13 @@ def run_as(message_id: str, sweep: Sweep, argument: Any, now: datetime) -> RunRe
 
 
 def run_to_the_end(sweep: Sweep, argument: Any, now: datetime, message_id: str | None = None) -> None:
-    """Run until nothing is left to do.
+    """Run the sweep until nothing is left to do.
 
     Parameters:
-      message_id: Of the message that is delivered first; it may be one that was done before.
+      message_id: Id of the first message; it may have been processed before.
 
     Raises:
-      AssertionError: When a run does not end well.
+      AssertionError: When a run fails.
     """
     message_id = message_id or str(uuid4())
     for _ in range(_MOST_RUNS):
@@ -49,27 +49,27 @@ def run_to_the_end(sweep: Sweep, argument: Any, now: datetime, message_id: str |
         if result.outcome != "partial":
             raise AssertionError(f"{sweep.name}: the run ended as {result.outcome}: {result.reason}") from result.error
         message_id = str(uuid4())
-    raise AssertionError(f"{sweep.name}: {_MOST_RUNS:,} runs did not come to an end; the last is {result.reason}")
+    raise AssertionError(f"{sweep.name}: not done after {_MOST_RUNS:,} runs; the last one ended as {result.reason}")
 
 
 def last_run() -> int:
-    """The id of the newest row of the ledger; 0: there is none."""
+    """Return the id of the newest run in the ledger, or 0."""
     newest: int | None = Run.select(fn.MAX(Run.id)).scalar()
     return newest or 0
 
 
-def nothing_to_do(sweep: Sweep, since: int) -> str:
-    """Why runs that changed nothing, those after row `since` of the ledger, prove nothing, and the way out."""
+def nothing_changed(sweep: Sweep, since: int) -> str:
+    """Return the error message for runs after row `since` of the ledger that changed nothing."""
     failed = _summed(sweep, since, ["failed"])["failed"]
     if failed:
-        why = f": {counted(failed, 'row')} could not be settled; the log of a run_sweep(sweep) says why"
+        why = f": {counted(failed, 'row')} failed; the log of a run_sweep(sweep) says why"
     else:
         why = "; put stale rows into its tables first"
     return f"{sweep.name} changed nothing, which proves nothing{why}"
 
 
-def totals(sweep: Sweep, since: int) -> dict[str, int]:
-    """What the ledger counts as settled, all runs of the sweep after row `since` together."""
+def progress_since(sweep: Sweep, since: int) -> dict[str, int]:
+    """Return the sums of the sweep's progress counts over all runs after row `since` of the ledger."""
     return _summed(sweep, since, sweep.progress_counts)
 
 

@@ -1,7 +1,6 @@
-"""Fixtures for pytest, there as soon as the library is installed; all names begin with ``housekeeping_``.
+"""Fixtures for pytest, available as soon as the library is installed. All names begin with ``housekeeping_``.
 
-Nothing is started, and nothing of the library loaded, before a test asks for one of them; so the imports are
-within the fixtures.
+Nothing is started or imported before a test uses a fixture, so the imports are inside the fixtures.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
     from housekeeping.testing.clock import ManualClock
     from housekeeping.testing.lease_store import MemoryLeaseStore
 
-#: Name servers to be used in place of embedded ones.
+#: Environment variables that name servers to use instead of embedded ones.
 DATABASE_URL: Final = "HOUSEKEEPING_TEST_DATABASE_URL"
 REDIS_URL: Final = "HOUSEKEEPING_TEST_REDIS_URL"
 _PREFIX: Final = "HOUSEKEEPING_"
-_LOCK_MS: Final = 10_000  # how long a test that is over waits for one of its own transactions
+_LOCK_MS: Final = 10_000  # wait for open transactions of a finished test
 
 
 @pytest.fixture(scope="session")
 def housekeeping_postgres_url() -> Iterator[str]:
-    """Where PostgreSQL is: ``HOUSEKEEPING_TEST_DATABASE_URL``, else a server that ends with the tests."""
+    """URL of PostgreSQL: ``HOUSEKEEPING_TEST_DATABASE_URL``, otherwise of a server for this test session."""
     given = os.getenv(DATABASE_URL)
     if given:
         yield given
@@ -44,7 +43,7 @@ def housekeeping_postgres_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def housekeeping_redis_url() -> Iterator[str]:
-    """Where Redis is: ``HOUSEKEEPING_TEST_REDIS_URL``, else a server that ends with the tests."""
+    """URL of Redis: ``HOUSEKEEPING_TEST_REDIS_URL``, otherwise of a server for this test session."""
     given = os.getenv(REDIS_URL)
     if given:
         yield given
@@ -61,17 +60,17 @@ def _started(variable: str, postgres: bool, redis: bool) -> Iterator[Any]:
     try:
         servers = embedded.start(postgres=postgres, redis=redis)
     except HousekeepingError as error:
-        pytest.fail(f"{error}; or name a server by {variable}", pytrace=False)
+        pytest.fail(f"{error}; or set {variable}", pytrace=False)
     with servers:
         yield servers
 
 
 @pytest.fixture
 def housekeeping_settings(housekeeping_postgres_url: str, housekeeping_redis_url: str) -> Iterator[Settings]:
-    """Settings of this test's own: two schemas (the application's, empty, and the library's) and a key prefix.
+    """Settings for one test: two schemas (an empty one for the application and the library's) and a key prefix.
 
-    The rest is as if nothing had been set: neither the environment nor a ``.env`` file is read. The application's
-    schema is the search path of ``database_url``. Both schemas are removed when the test is over.
+    Other settings have their defaults; the environment and ``.env`` files are ignored. The application's schema is the
+    search path of ``database_url``. Both schemas are removed after the test.
     """
     import psycopg2
 
@@ -100,14 +99,16 @@ def housekeeping_settings(housekeeping_postgres_url: str, housekeeping_redis_url
             cursor.execute(f"DROP SCHEMA {name} CASCADE")
             cursor.execute(f"DROP SCHEMA IF EXISTS {name}_own CASCADE")
     except psycopg2.errors.LockNotAvailable:
-        pytest.fail("the test has left a transaction open: its tables are locked and cannot be removed", pytrace=False)
+        pytest.fail(
+            "the test has left a transaction open, so its tables are locked and cannot be removed", pytrace=False
+        )
     finally:
         admin.close()
 
 
 @pytest.fixture
 def housekeeping_database(housekeeping_settings: Settings) -> Iterator[Database]:
-    """The library's database handle on this test's schemas, with the library's own tables made.
+    """The library's database handle on this test's schemas, with the library's own tables created.
 
     Tables of the application: ``housekeeping_database.create_tables([Session])``.
     """
@@ -128,12 +129,12 @@ def housekeeping_database(housekeeping_settings: Settings) -> Iterator[Database]
 
 @pytest.fixture
 def housekeeping_redis(housekeeping_settings: Settings) -> Iterator[redis.Redis]:
-    """A client, which leases and middleware use too; this test's keys are removed when it is over."""
+    """Redis client that leases and middleware use too; this test's keys are removed after the test."""
     from housekeeping.core.redis_client import redis_client, shared_redis
 
     namespace = housekeeping_settings.namespace
     client = redis_client(housekeeping_settings.require_redis_url())
-    # Not shared_redis.namespace, which would ask the environment where nobody has said.
+    # Not shared_redis.namespace, which would read the environment if nothing is set.
     before = shared_redis.client, shared_redis._namespace
     shared_redis.use(client, namespace)
     yield client
@@ -146,7 +147,7 @@ def housekeeping_redis(housekeeping_settings: Settings) -> Iterator[redis.Redis]
 
 @pytest.fixture
 def housekeeping_sweeps() -> Sequence[Sweep]:
-    """The sweeps whose actors `housekeeping_broker` has: none, unless a test module has a fixture of this name."""
+    """Sweeps to declare on `housekeeping_broker`; empty unless a test module overrides this fixture."""
     return ()
 
 
@@ -157,7 +158,7 @@ def housekeeping_broker(
     housekeeping_redis: redis.Redis,
     housekeeping_sweeps: Sequence[Sweep],
 ) -> Iterator[Broker]:
-    """A Redis broker of this test's own with the library installed, without its workers; not Dramatiq's global one.
+    """Redis broker for one test with the library installed, without the built-in workers; not Dramatiq's global one.
 
     To send: ``housekeeping_broker.get_actor("sessions.expired").send()``.
     """
@@ -168,16 +169,16 @@ def housekeeping_broker(
     from housekeeping.database.connection import database
     from housekeeping.sweeps import actor_registry
 
-    theirs = list(actor_registry._actors.values())  # of an application in this process
+    registered = list(actor_registry._actors.values())  # of an application in this process
     client = redis_client(housekeeping_settings.require_redis_url())
     broker = RedisBroker(client=client, namespace=f"{housekeeping_settings.namespace}:broker")
     housekeeping.install(broker, housekeeping_settings, workers=False, sweeps=housekeeping_sweeps)
     installed = shared_redis.get()
-    # The same tables by the handle that the test has: what is open in this thread is closed with that.
+    # Use the test's handle, which closes the connections of this thread.
     database.initialize(housekeeping_database)
     yield broker
     actor_registry.forget_all()
-    for actor in theirs:
+    for actor in registered:
         actor_registry.remember(actor)
     for each in (client, installed):
         each.connection_pool.disconnect()
@@ -185,9 +186,10 @@ def housekeeping_broker(
 
 @pytest.fixture
 def housekeeping_worker(housekeeping_broker: Broker) -> Iterator[Worker]:
-    """A Dramatiq worker in threads of this process, at work on `housekeeping_broker`.
+    """Dramatiq worker in threads of this process for `housekeeping_broker`.
 
-    To wait until all is done: ``housekeeping_broker.join(actor.queue_name)``, then ``housekeeping_worker.join()``.
+    To wait until all messages are processed: ``housekeeping_broker.join(actor.queue_name)``, then
+    ``housekeeping_worker.join()``.
     """
     from dramatiq import Worker
 
@@ -200,7 +202,7 @@ def housekeeping_worker(housekeeping_broker: Broker) -> Iterator[Worker]:
 
 @pytest.fixture
 def housekeeping_environment(housekeeping_settings: Settings) -> dict[str, str]:
-    """The environment of a process that is to work on this test's schemas and keys, such as a command."""
+    """Environment for a process, such as a command, that uses this test's schemas and keys."""
     kept = {name: value for name, value in os.environ.items() if not name.upper().startswith(_PREFIX)}
     return kept | {
         f"{_PREFIX}DATABASE_URL": housekeeping_settings.require_database_url(),
@@ -212,7 +214,7 @@ def housekeeping_environment(housekeeping_settings: Settings) -> dict[str, str]:
 
 @pytest.fixture
 def housekeeping_clock() -> ManualClock:
-    """A clock that stands still until told otherwise."""
+    """Clock that stands still until it is advanced."""
     from housekeeping.testing.clock import ManualClock
 
     return ManualClock()
@@ -220,7 +222,7 @@ def housekeeping_clock() -> ManualClock:
 
 @pytest.fixture
 def housekeeping_lease_store(housekeeping_clock: ManualClock) -> MemoryLeaseStore:
-    """Leases in memory, by `housekeeping_clock`: ``ExclusiveLease(key, ttl, housekeeping_lease_store)``."""
+    """Lease store in memory, timed by `housekeeping_clock`: ``ExclusiveLease(key, ttl, housekeeping_lease_store)``."""
     from housekeeping.testing.lease_store import MemoryLeaseStore
 
     return MemoryLeaseStore(housekeeping_clock)

@@ -1,4 +1,4 @@
-"""The tables a sweep may touch: copies of what is in them, how they differ from a copy, and back to it."""
+"""Tables that a sweep may change: copies of their contents, differences from a copy, and restoring them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.stages.table_stage import TableStage
 
-#: Rows of a table. A test has a few; what has more may be no test's table, and is not to be emptied and filled again.
+#: Rows per table. A larger table may not be a test's, and must not be emptied and refilled.
 MOST_ROWS: Final = 10_000
-_SHOWN: Final = 3  # rows of each kind and table
+_SHOWN: Final = 3  # rows per kind and table
 
-#: Tables where unqualified names are looked for, and those the sweep names; without the library's own, without those
-#: of extensions. Partitions stand for the table they are part of. What others refer to comes first, as far as it goes.
+#: The tables in the search path and those of the sweep, without the library's own and those of extensions. Partitions
+#: are listed instead of their parent. As far as possible, referenced tables come first.
 _TABLES: Final = """
 WITH RECURSIVE tables (id) AS (
     SELECT pg_class.oid FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
@@ -48,7 +48,7 @@ SELECT
     ARRAY(SELECT quote_ident(tgname) FROM pg_trigger WHERE tgrelid = id AND NOT tgisinternal AND tgenabled = 'O')
 FROM tables JOIN levels USING (id) GROUP BY id ORDER BY max(level), 1
 """
-#: A sweep writes the database's time of each change, which no two runs have in common.
+#: A sweep writes the database's time of each change, which differs between two runs.
 _COMPARABLE: Final = r"""
 CREATE FUNCTION pg_temp.housekeeping_comparable(contents jsonb, since timestamptz) RETURNS jsonb LANGUAGE sql AS $$
     SELECT jsonb_object_agg(key, CASE
@@ -82,11 +82,11 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How a table differs from its copy.
+    """Differences between a table and its copy.
 
     Attributes:
-      gone: Rows of the copy that are not in the table, as JSON.
-      come: Rows of the table that are not in the copy.
+      gone: Rows that are only in the copy, as JSON.
+      come: Rows that are only in the table.
     """
 
     table: str
@@ -103,40 +103,40 @@ class Difference:
 
 
 class Tables:
-    """All tables in the database's search path, and those the sweep walks; by a connection of its own.
+    """All tables in the database's search path and those of the sweep, on a connection of its own.
 
     Raises:
-      Refused: When no database is set, or there is no table.
+      Refused: When no database is set or there is no table.
     """
 
     def __init__(self, sweep: Sweep) -> None:
         if database.obj is None:
-            raise Refused("no database is set; ask for the fixture housekeeping_database, or call housekeeping.install")
+            raise Refused("no database is set; use the fixture housekeeping_database, or call housekeeping.install")
         if database.in_transaction():
-            raise Refused("a transaction is open on the library's connection; end it, or runs do not see its rows")
-        walked = [each.model for each in sweep.stages_for_run() if isinstance(each, TableStage)]
+            raise Refused("a transaction is open on the library's connection; end it, because runs do not see its rows")
+        models = [each.model for each in sweep.stages_for_run() if isinstance(each, TableStage)]
         self.connection = psycopg2.connect(dbname=database.obj.database, **database.obj.connect_params)
         self.connection.autocommit = True
         self.run(_COMPARABLE)
         self._since = self.run("SELECT clock_timestamp()")[0][0]
-        own: Any = Run._meta
-        found = self.run(_TABLES, {"own": own.schema, "named": [table_name(model) for model in walked]})
+        ledger: Any = Run._meta
+        found = self.run(_TABLES, {"own": ledger.schema, "named": [table_name(model) for model in models]})
         self._tables = [_Table(*row) for row in found]
         if not self._tables:
             self.connection.close()
             raise Refused(f"{sweep.name}: there is no table in the search path of the database")
 
     def run(self, sql: str, parameters: Any = None) -> list[Any]:
-        """The rows of a statement."""
+        """Execute a statement and return its rows."""
         with self.connection.cursor() as cursor:
             cursor.execute(sql, parameters)
             return list(cursor.fetchall()) if cursor.description else []
 
-    def keep(self, copy: str) -> None:
-        """Keep what is in the tables now under this name.
+    def save(self, copy: str) -> None:
+        """Copy the contents of the tables under this name.
 
         Raises:
-          Refused: When there are too many rows for a test.
+          Refused: When a table has too many rows for a test.
         """
         for number, table in enumerate(self._tables):
             (rows,) = self.run(f"SELECT count(*) FROM (SELECT FROM {table.name} LIMIT {MOST_ROWS + 1}) AS counted")[0]  # noqa: S608
@@ -146,46 +146,46 @@ class Tables:
                 )
             self.run(f"CREATE TEMPORARY TABLE {_copy(copy, number)} AS TABLE {table.name}")
 
-    def put_back(self, copy: str) -> None:
-        """Make the tables as they were kept.
+    def restore(self, copy: str) -> None:
+        """Restore the contents from the copy.
 
         Raises:
-          Refused: When another session has locked them.
+          Refused: When another session has locked a table.
         """
         try:
-            self._put_back(copy)
+            self._restore(copy)
         except LockNotAvailable:
-            raise Refused("the tables are locked: a session of this test has a transaction open on them") from None
+            raise Refused("the tables are locked: a session of this test has an open transaction") from None
 
-    def _put_back(self, copy: str) -> None:
-        steps = [f"TRUNCATE {', '.join(table.name for table in self._tables)}", "SET CONSTRAINTS ALL DEFERRED"]
+    def _restore(self, copy: str) -> None:
+        statements = [f"TRUNCATE {', '.join(table.name for table in self._tables)}", "SET CONSTRAINTS ALL DEFERRED"]
         for number, table in enumerate(self._tables):
             columns = ", ".join(table.columns)
-            steps += [f"ALTER TABLE {table.name} DISABLE TRIGGER {trigger}" for trigger in table.triggers]
-            steps.append(
+            statements += [f"ALTER TABLE {table.name} DISABLE TRIGGER {trigger}" for trigger in table.triggers]
+            statements.append(
                 f"INSERT INTO {table.name} ({columns}) OVERRIDING SYSTEM VALUE "  # noqa: S608
                 f"SELECT {columns} FROM {_copy(copy, number)}"
             )
-        # Before triggers can be switched, no check of a constraint may be waiting.
-        steps.append("SET CONSTRAINTS ALL IMMEDIATE")
+        # Triggers can be enabled only when no constraint check is pending.
+        statements.append("SET CONSTRAINTS ALL IMMEDIATE")
         for table in self._tables:
-            steps += [f"ALTER TABLE {table.name} ENABLE TRIGGER {trigger}" for trigger in table.triggers]
-        self.run(";\n".join(steps))  # sent together, they are one transaction
+            statements += [f"ALTER TABLE {table.name} ENABLE TRIGGER {trigger}" for trigger in table.triggers]
+        self.run(";\n".join(statements))  # one transaction, because they are sent together
 
     def differences(self, copy: str, ignoring: Sequence[str] = ()) -> list[Difference]:
-        """Return how the tables differ from the copy, without the columns to ignore and the times of changes."""
+        """Return the differences from the copy, except in ignored columns and in times of changes."""
         found: list[Difference] = []
         for number, table in enumerate(self._tables):
             sql = _DIFFERENCES.format(copy=_copy(copy, number), table=table.name)
-            given = {"ignoring": list(ignoring), "since": self._since}
-            rows: list[tuple[str, str]] = sorted(self.run(sql, given), key=lambda row: row[1])
+            parameters = {"ignoring": list(ignoring), "since": self._since}
+            rows: list[tuple[str, str]] = sorted(self.run(sql, parameters), key=lambda row: row[1])
             if rows:
                 sides = ([row for sign, row in rows if sign == side] for side in "-+")
                 found.append(Difference(table.name, *sides))
         return found
 
     def changed_rows(self, copy: str, model: type[Model], ignoring: Sequence[str] = ()) -> int:
-        """How many rows of the model's table, partitions included, were changed or removed since."""
+        """Return the number of rows of the model's table, including partitions, that were changed or removed since."""
         names = {name for (name,) in self.run(_PARTS, {"name": table_name(model)})}
         return sum(len(each.gone) for each in self.differences(copy, ignoring) if each.table in names)
 
@@ -202,5 +202,5 @@ def _copy(name: str, number: int) -> str:
     return f"pg_temp.housekeeping_{name}_{number}"
 
 
-#: Reads what a sweep does outside of PostgreSQL; whatever can be compared and shown.
+#: Returns a sweep's effects outside of PostgreSQL, as a value that can be compared and shown.
 Outside = Callable[[], object]

@@ -39,9 +39,11 @@ class Parent:
     redis_url: str
     told: str
 
-    def keeper(self) -> psutil.Process:
-        (keeper,) = (child for child in psutil.Process(self.process.pid).children() if "keeper" in child.cmdline()[3])
-        return keeper
+    def supervisor(self) -> psutil.Process:
+        (supervisor,) = (
+            child for child in psutil.Process(self.process.pid).children() if "supervisor" in child.cmdline()[3]
+        )
+        return supervisor
 
 
 def run_parent(

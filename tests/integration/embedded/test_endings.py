@@ -29,7 +29,7 @@ SURVIVE_CTRL_C = """
         os.write(1, b"survived\\n")
     signal.signal(signal.SIGINT, survive)
 """
-# The child closes what it has of the test's pipes, so that only the one to the keeper is in question.
+# The child closes what it has of the test's pipes, so that only the one to the supervisor is in question.
 FORK = """
     child = os.fork()
     if not child:
@@ -115,15 +115,15 @@ def test_a_killed_keeper_is_replaced_by_the_parent_when_it_clears_up(place: Path
     before = psutil.Process().children()
     with embedded.start() as servers:
         segment = shared_memory(servers.folder)
-        (keeper,) = (child for child in psutil.Process().children() if child not in before)
-        keeper.kill()
-        assert eventually(lambda: ended(keeper))
+        (supervisor,) = (child for child in psutil.Process().children() if child not in before)
+        supervisor.kill()
+        assert eventually(lambda: ended(supervisor))
 
     assert traces(place, segment) == []
 
 
 def test_a_terminated_keeper_takes_its_servers_with_it(place: Path) -> None:
     with parent(postgres=False) as survivor:
-        survivor.keeper().terminate()
+        survivor.supervisor().terminate()
 
         assert eventually(lambda: traces(place, segment=-1) == [])

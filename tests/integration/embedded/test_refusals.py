@@ -38,7 +38,7 @@ def test_no_server_anywhere_is_one_line_that_shows_the_way_out(programs: Path, m
 def test_a_forced_source_is_named_when_nothing_is_found_there(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOUSEKEEPING_EMBEDDED", "system")
 
-    with pytest.raises(EmbeddedServerError, match="HOUSEKEEPING_EMBEDDED=system looks nowhere else"):
+    with pytest.raises(EmbeddedServerError, match="HOUSEKEEPING_EMBEDDED is system"):
         embedded.start(postgres=False)
 
 
@@ -79,7 +79,7 @@ def test_a_server_that_ends_at_once_is_shown_with_the_end_of_its_log(programs: P
     with pytest.raises(EmbeddedServerError) as failure:
         embedded.start(postgres=False)
 
-    assert str(failure.value) == "Redis ended at once; its log ends: starting | no luck"
+    assert str(failure.value) == "Redis ended immediately; its log ends: starting | no luck"
     assert [path.name for path in programs.parent.iterdir()] == ["bin"]
 
 
@@ -99,7 +99,7 @@ def test_the_note_of_a_dead_predecessor_that_it_was_ready_is_not_believed(progra
     fake_program(programs / "initdb", "initdb (PostgreSQL) 16.1", note)
     fake_program(programs / "postgres", "postgres (PostgreSQL) 16.1", "/bin/sleep 0.3; exit 1")
 
-    with pytest.raises(EmbeddedServerError, match="PostgreSQL ended at once"):
+    with pytest.raises(EmbeddedServerError, match="PostgreSQL ended immediately"):
         embedded.start(redis=False)
 
 
@@ -109,10 +109,10 @@ def test_what_keeps_leftovers_from_being_cleared_is_answered_in_one_line(
 ) -> None:
     line = Mock()
     line.receive.return_value = {"parents": [str(tmp_path)], "postgres": None, "redis": None}
-    monkeypatch.chdir(tmp_path)  # the keeper goes to /
+    monkeypatch.chdir(tmp_path)  # the supervisor goes to /
     monkeypatch.setattr(supervisor, "clear_leftovers", Mock(side_effect=error))
 
-    supervisor._keep(line)
+    supervisor._supervise(line)
 
     line.answer.assert_called_once_with(error=f"cannot start embedded servers: {error}")
 

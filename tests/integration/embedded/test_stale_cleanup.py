@@ -22,8 +22,8 @@ IPC_PRIVATE, IPC_RMID = 0, 0
 
 def leave_behind(place: Path) -> Path:
     """A folder such as a killed run leaves, with nothing running in it."""
-    folder = folders.make([place], account=None)
-    folder.give_up()
+    folder = folders.create([place], account=None)
+    folder.release()
     return folder.path
 
 
@@ -40,10 +40,10 @@ def test_the_next_start_clears_what_a_killed_keeper_left_and_leaves_a_neighbour_
     with embedded.start(postgres=False) as neighbour, redis.Redis.from_url(neighbour.redis_url) as client:
         with parent() as victim:
             segment = shared_memory(victim.folder)
-            keeper = victim.keeper()
-            keeper.kill()
+            supervisor = victim.supervisor()
+            supervisor.kill()
             victim.process.kill()
-            assert eventually(lambda: ended(keeper))
+            assert eventually(lambda: ended(supervisor))
         assert answers_of(victim.database_url, victim.redis_url) == (1, True)
 
         with embedded.start(postgres=False):
@@ -57,10 +57,10 @@ def test_the_next_start_clears_what_a_killed_keeper_left_and_leaves_a_neighbour_
 def test_the_shared_memory_of_a_killed_postgres_is_cleared_with_the_rest(place: Path) -> None:
     with parent("servers.kill('postgres')") as victim:
         segment = shared_memory(victim.folder)
-        keeper = victim.keeper()
-        keeper.kill()
+        supervisor = victim.supervisor()
+        supervisor.kill()
         victim.process.kill()
-        assert eventually(lambda: ended(keeper))
+        assert eventually(lambda: ended(supervisor))
     assert list(segments()).count(segment) == Path("/proc/sysvipc/shm").exists()
 
     clear_leftovers([place])
@@ -155,7 +155,7 @@ def test_a_folder_in_the_making_is_never_taken_for_a_leftover(place: Path) -> No
     clearer.start()
     try:
         for _ in range(500):
-            folder = folders.make([place], account=None)
+            folder = folders.create([place], account=None)
             made.append(folder.path.is_dir())
             folder.remove()
     finally:

