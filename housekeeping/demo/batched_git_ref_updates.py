@@ -1,4 +1,4 @@
-"""Made-up bare repositories, with branches asked to be deleted: loose, packed, locked, gone, and no names of refs."""
+"""Sample bare repositories with refs to delete: loose, packed, locked, missing and invalid ones."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from housekeeping.workers.batched_git_ref_updates.repositories import hashed_pat
 
 TITLE: Final = "GIT REFS"
 PROJECTS: Final = 40
-LOOSE: Final = 30  # branches a project that are to be deleted, each a file
-PACKED: Final = 45  # and such as are packed
+LOOSE: Final = 30  # branches per project to delete, each in a file
+PACKED: Final = 45  # packed refs per project to delete
 KEPT: Final = ("refs/heads/main", "refs/heads/develop", "refs/tags/v1.0")
-GONE: Final = 5  # refs a project that somebody has deleted by hand
-_LOCKED: Final = "refs/heads/fix-000"  # of the first project: another git has it, or has died over it
+GONE: Final = 5  # refs per project that were already deleted by hand
+_LOCKED: Final = "refs/heads/fix-000"  # in the first project, with the lock file of another git process
 _NO_REFS: Final = ("HEAD", "refs/heads/a..b", "--all")
 
 _COUNT: Final = """
@@ -31,7 +31,7 @@ SELECT project_id, ref FROM generate_series(1, %(projects)s) AS project_id, unne
 
 
 def seed(folder: Path) -> str:
-    """Make the repositories and fill the table; under a second. Returns what was made, in a line."""
+    """Create the repositories and fill the table in under a second; return a summary line."""
     loose = [f"refs/heads/fix-{number:03}" for number in range(LOOSE)]
     packed = [f"refs/merge-requests/{number}/head" for number in range(PACKED)]
     gone = [f"refs/heads/gone-{number}" for number in range(GONE)]
@@ -47,24 +47,24 @@ def seed(folder: Path) -> str:
     _seeded = _root(folder)
     rows = PROJECTS * len(refs) + 2 * len(_NO_REFS)
     return (
-        f"{PROJECTS} bare git repositories with {len(KEPT) + LOOSE + PACKED} refs each, and {rows:,} refs asked to be "
-        f"deleted: {PROJECTS * GONE} are gone already, {2 * len(_NO_REFS)} are no refs, one is locked by another git"
+        f"{PROJECTS} bare git repositories with {len(KEPT) + LOOSE + PACKED} refs each, and {rows:,} refs to delete: "
+        f"{PROJECTS * GONE} already gone, {2 * len(_NO_REFS)} invalid, one locked by another git process"
     )
 
 
 def settings(folder: Path) -> dict[str, str]:
-    """Where the repositories are."""
+    """Return the folder of the repositories."""
     return {"REPOSITORIES_ROOT": str(_root(folder))}
 
 
 def counted() -> dict[str, int]:
-    """How many rows there are of each kind, and how many refs in all repositories."""
+    """Return the number of rows of each kind, and of refs in all repositories."""
     pending, processed, projects = database.execute_sql(_COUNT).fetchone()
     there = sum(_refs_in(_seeded / hashed_path(project)) for project in range(1, projects + 1)) if _seeded else 0
     return {"pending": pending, "processed": processed, "refs in the repositories": there}
 
 
-#: Where `seed` made them.
+#: The folder that `seed` used.
 _seeded: Path | None = None
 
 
@@ -73,7 +73,7 @@ def _root(folder: Path) -> Path:
 
 
 def _make_repository(path: Path, loose: list[str], packed: list[str]) -> None:
-    """A bare repository with one commit, which every ref points to; by hand, because git would take its time for 40."""
+    """Create a bare repository with one commit for all refs, without git, which would be slow for 40 of them."""
     (path / "refs/heads").mkdir(parents=True)
     (path / "HEAD").write_text("ref: refs/heads/main\n")
     (path / "config").write_text("[core]\n\trepositoryformatversion = 0\n\tbare = true\n")
@@ -98,7 +98,7 @@ def _add_object(path: Path, kind: str, content: bytes) -> str:
 
 
 def _refs_in(path: Path) -> int:
-    # Counted while git is at work: a folder that it has just removed is passed over.
+    # Counted while git runs: a folder that git has just removed is skipped.
     loose = sum(not file.endswith(".lock") for _, _, files in os.walk(path / "refs") for file in files)
     packed = (path / "packed-refs").read_text().splitlines()
     return loose + sum(not line.startswith("#") for line in packed)

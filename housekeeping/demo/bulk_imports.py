@@ -1,4 +1,4 @@
-"""Made-up bulk imports: at work, at an end, and stuck since a worker died, with their entities and trackers."""
+"""Sample bulk imports: active, ended and stale, with their entities and trackers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ IMPORTS: Final = 3_000
 STUCK: Final = 600
 ENTITIES: Final = 5  # of each import
 RELATIONS: Final = ("self", "members", "labels", "milestones", "badges", "boards")
-#: Entities one of whose trackers another session holds, as a worker does that is not dead after all.
+#: Entities with a tracker that another session has locked, like a worker that is still running.
 HELD: Final = 40
 
-#: The first ones are stuck: nothing has moved for one to ten days. The others moved in the last day or are at an end.
+#: The first ones are stale: last changed one to ten days ago. The others changed in the last day or have ended.
 _SEED: Final = """
 INSERT INTO bulk_imports (id, user_id, source_type, status, created_at, updated_at)
 SELECT n, 1 + n %% 40, 0, CASE WHEN n <= %(stuck)s THEN n %% 2 ELSE (ARRAY[1, 2, 2, 2, -1, -2])[1 + n %% 6] END,
@@ -50,7 +50,7 @@ SELECT (SELECT count(*) FROM bulk_imports WHERE status IN (0, 1) AND updated_at 
 
 
 def seed(folder: Path) -> str:
-    """Fill the three tables; about a second. Returns what was made, in a line."""
+    """Fill the three tables in about a second; return a summary line."""
     given = {"imports": IMPORTS, "stuck": STUCK, "entities": ENTITIES, "relations": list(RELATIONS)}
     with database.atomic():
         database.execute_sql(_SEED, given)
@@ -59,20 +59,20 @@ def seed(folder: Path) -> str:
     entities = IMPORTS * ENTITIES
     return (
         f"{IMPORTS:,} bulk imports with {entities:,} entities and {entities * len(RELATIONS):,} trackers: "
-        f"{STUCK:,} imports and their entities stuck; {HELD} of these have a tracker that another session holds"
+        f"{STUCK:,} imports and their entities are stale; {HELD} of these have a tracker locked by another session"
     )
 
 
 def settings(folder: Path) -> dict[str, str]:
-    """None are needed."""
+    """Return no settings: the defaults are used."""
     return {}
 
 
 def counted() -> dict[str, int]:
-    """How many rows there are of each kind."""
+    """Return the number of rows of each kind."""
     names = (
         *("imports stale", "imports timed out"),
-        *(f"entities stale ({HELD} held by another session)", "entities timed out"),
+        *(f"entities stale ({HELD} locked by another session)", "entities timed out"),
         *("trackers open (with those of fresh imports)", "trackers timed out"),
     )
     return dict(zip(names, database.execute_sql(_COUNT).fetchone(), strict=True))
@@ -80,7 +80,7 @@ def counted() -> dict[str, int]:
 
 @contextmanager
 def beside(url: str) -> Iterator[None]:
-    """Hold a tracker of some stuck entities, as a session does that is at work on it."""
+    """Lock a tracker of some stale entities, like a session that is working on it."""
     holder: Any = psycopg2.connect(url)
     try:
         with holder.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""Made-up CI builds: stuck in four ways, at work, ended, and a few whose data is damaged."""
+"""Sample CI builds: stuck in four statuses, active, ended, and a few with damaged data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TITLE: Final = "CI BUILDS"
 STUCK: Final = 2_000  # of each kind: canceling, running, scheduled, pending
 AT_WORK: Final = 1_500
 ENDED: Final = 20_000
-DAMAGED: Final = 3  # canceling, with the largest version there is: they cannot be dropped, only doomed
+DAMAGED: Final = 3  # canceling, with the largest possible version: they cannot be dropped, only doomed
 
 _STATUSES: Final = ("canceling", "running", "scheduled", "pending")
 _SEED: Final = """
@@ -53,7 +53,7 @@ FROM ci_builds
 """  # noqa: S608 - of constants
 _KINDS: Final = (
     *(f"stuck in {status}" for status in _STATUSES),
-    "at work",
+    "active",
     "failed: stuck_or_timeout_failure",
     "failed: stale_schedule",
     "failed: data_integrity_failure",
@@ -61,22 +61,22 @@ _KINDS: Final = (
 
 
 def seed(folder: Path) -> str:
-    """Fill the table; under a second. Returns what was made, in a line."""
+    """Fill the table in under a second; return a summary line."""
     numbers = {"stuck": STUCK, "at_work": AT_WORK, "ended": ENDED, "damaged": DAMAGED}
     with database.atomic():
         database.execute_sql(_SEED, numbers)
     database.execute_sql("ANALYZE ci_builds")
     return (
         f"{4 * STUCK + AT_WORK + ENDED:,} CI builds: {STUCK:,} each stuck in {', '.join(_STATUSES)}, "
-        f"{AT_WORK:,} at work, {ENDED:,} ended; {DAMAGED} of those canceling are damaged and cannot be dropped"
+        f"{AT_WORK:,} active, {ENDED:,} ended; {DAMAGED} of the canceling ones are damaged and cannot be dropped"
     )
 
 
 def counted() -> dict[str, int]:
-    """How many builds there are of each kind."""
+    """Return the number of builds of each kind."""
     return dict(zip(_KINDS, database.execute_sql(_COUNT).fetchone(), strict=True))
 
 
 def settings(folder: Path) -> dict[str, str]:
-    """None: the defaults do."""
+    """Return no settings: the defaults are used."""
     return {}

@@ -1,4 +1,4 @@
-"""The demo itself: start, seed, then watch, or run each worker once and compare."""
+"""Command of the demo: start the servers, create data, then show a live view or run each worker once."""
 
 from __future__ import annotations
 
@@ -23,61 +23,63 @@ from housekeeping.demo.scenes import SCENES, others_at_work
 from housekeeping.demo.stage import Stage, stage
 
 
-@click.command(short_help="See it work, on servers of its own.")
-@click.option("--once", is_flag=True, help="Run every worker once, show what changed, and end.")
+@click.command(short_help="Show the workers at work on servers of their own.")
+@click.option("--once", is_flag=True, help="Run every worker once, show what changed, and exit.")
 def demo(once: bool) -> None:
-    """See it work: real PostgreSQL and Redis servers, made-up data, real worker and scheduler processes.
+    """Show the workers at work: real PostgreSQL and Redis servers, sample data, real worker and scheduler processes.
 
-    Requires the extra "embedded". Touches nothing of yours: the servers live in a temporary folder and listen on
-    no port. With the extra "web" it serves the dashboard on a free port of this machine and prints its address. Ctrl-C
-    ends it and leaves nothing behind.
+    Requires the extra "embedded". It does not touch existing data: the servers use a temporary folder and no port. With
+    the extra "web" it serves the dashboard on a free local port and prints its address. Ctrl-C ends the demo and removes
+    everything.
     """
     if any(importlib.util.find_spec(name) is None for name in ("obstore", "psutil")):
         raise SettingsError(f"the demo needs an extra: {how_to_install('embedded')}")
     logs.configure("WARNING")
-    began = time.monotonic()
-    with _ending_in_order(130 if once else 0) as told, stage() as ready:
+    started_at = time.monotonic()
+    with _ending_on_signals(130 if once else 0) as stop_requested, stage() as ready:
         versions = ready.servers.versions
-        say(f"PostgreSQL {versions['postgres']} and {versions['redis']} run in {ready.servers.folder}", began)
+        print_progress(
+            f"PostgreSQL {versions['postgres']} and {versions['redis']} run in {ready.servers.folder}", started_at
+        )
         for scene in SCENES:
-            say(scene.seed(ready.servers.folder), began)
+            print_progress(scene.seed(ready.servers.folder), started_at)
         with others_at_work(ready.servers.database_url):
-            _play(ready, once, began, told)
-    say("servers stopped, everything removed", began)
+            _run(ready, once, started_at, stop_requested)
+    print_progress("servers stopped, everything removed", started_at)
 
 
-def _play(ready: Stage, once: bool, began: float, told: threading.Event) -> None:
+def _run(ready: Stage, once: bool, started_at: float, stop_requested: threading.Event) -> None:
     with ready.processes() as processes:
-        say("housekeeping worker and housekeeping scheduler started", began)
+        print_progress("housekeeping worker and housekeeping scheduler started", started_at)
         if once:
             run_each_once(ready, processes)
         else:
             with dashboard(ready) as address:
-                say(f"dashboard: {address}", began)
-                watch(ready, processes, told, address)
-        say("stopping", began)
+                print_progress(f"dashboard: {address}", started_at)
+                watch(ready, processes, stop_requested, address)
+        print_progress("stopping", started_at)
 
 
-def say(line: str, began: float) -> None:
-    """A line of progress with the seconds since the start."""
-    click.echo(f"{time.monotonic() - began:5.1f} s  {line}")
+def print_progress(line: str, started_at: float) -> None:
+    """Print a line of progress with the seconds since the start."""
+    click.echo(f"{time.monotonic() - started_at:5.1f} s  {line}")
 
 
 @contextmanager
-def _ending_in_order(exit_code: int) -> Iterator[threading.Event]:
-    """Let Ctrl-C and SIGTERM end the demo by the same way out as its own end, with this status.
+def _ending_on_signals(exit_code: int) -> Iterator[threading.Event]:
+    """End the demo in order on Ctrl-C and SIGTERM, with this exit code.
 
-    Yields what is set from then on: an exception that a signal raises in a finalizer is swallowed there.
+    Yields an event that a signal sets, because an exception that a signal raises in a finalizer is lost.
     """
-    told = threading.Event()
+    stop_requested = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        told.set()
+        stop_requested.set()
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield told
+        yield stop_requested
     except KeyboardInterrupt:
         click.echo("\nended; servers stopped, everything removed")
         sys.exit(exit_code)

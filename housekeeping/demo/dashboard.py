@@ -14,7 +14,7 @@ from housekeeping.demo.stage import Stage
 
 @contextmanager
 def dashboard(stage: Stage) -> Iterator[str]:
-    """Serve the dashboard on a free port of this machine; yield its address, or how to get it."""
+    """Serve the dashboard on a free local port; yield its address, or how to install it."""
     try:
         from housekeeping.web.application import create_app
         from housekeeping.web.serving import server
@@ -30,4 +30,4 @@ def dashboard(stage: Stage) -> Iterator[str]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
         finally:
             serving.close()
-            thread.join(timeout=5)  # seconds; it only answers requests that are at work
+            thread.join(timeout=5)  # seconds; only open requests are finished

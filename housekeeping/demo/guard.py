@@ -1,7 +1,7 @@
-"""Runs a command that must not outlive the demo, however the demo ends, SIGKILL included.
+"""Wrapper process for a command that must not outlive the demo, even after SIGKILL.
 
-A program of its own: it holds the reading end of a pipe to the demo, and when that closes while
-the command runs, it kills the command with all its children. SIGTERM it passes on.
+It holds the reading end of a pipe to the demo. When that closes while the command runs, it kills the command with all
+its children. SIGTERM is passed on.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import sys
 
 
 def main(command: list[str]) -> int:
-    """Run the command in a session of its own; returns its exit status, or the signal that ended it."""
-    signals, woken = os.pipe()
-    os.set_blocking(woken, False)
-    signal.set_wakeup_fd(woken)
+    """Run the command in its own session; return its exit status, or the signal that ended it."""
+    signals, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
     running = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -27,7 +27,7 @@ def main(command: list[str]) -> int:
             os.killpg(running.pid, signal.SIGKILL)
             running.wait()
         elif signal.SIGTERM in os.read(signals, 64):
-            # Only the first process: a worker that hears of it twice, from its group as well, ends at once.
+            # Only the first process: a worker that gets the signal twice, also by its group, ends without finishing.
             running.terminate()
     exit_status: int = running.wait()
     return abs(exit_status)

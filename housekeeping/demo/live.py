@@ -1,4 +1,4 @@
-"""The live view: workers, what changed and the last runs, as much as the terminal has room for."""
+"""Live view: workers, changes and the last runs, as far as the terminal has room."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from housekeeping.brokers import redis_broker
 from housekeeping.cli.commands.status import workers_table
 from housekeeping.cli.formatting import out, table
 from housekeeping.database.clock_skew import database_now
-from housekeeping.demo.once import to_be_sent
+from housekeeping.demo.once import actors_without_argument
 from housekeeping.demo.runs import runs_table
 from housekeeping.demo.scenes import Counted, compared, compared_beside, counted
 from housekeeping.demo.stage import Stage
@@ -28,46 +28,48 @@ from housekeeping.sweeps.ledger.models import Run
 
 _POLL_S: Final = 0.1
 _REFRESH_S: Final = 0.5
-_QUIET_REFRESH_S: Final = 10  # between two pictures where there is no terminal to redraw
+_QUIET_REFRESH_S: Final = 10  # between two prints without a terminal
 _QUIET_RUNS: Final = 8
-#: Columns from which a terminal has room for every column of the tables.
+#: Minimum width of a terminal for all columns of the tables.
 _WIDE: Final = 120
-#: Lines of runs, with their header, that are shown before anything else gets room.
+#: Minimum lines for the runs with their header; other tables use the rest.
 _LEAST_RUNS: Final = 6
 
 
-def watch(stage: Stage, processes: dict[str, subprocess.Popen[bytes]], told: threading.Event, dashboard: str) -> None:
-    """Show what the processes do until Ctrl-C, or until it is told to end.
+def watch(
+    stage: Stage, processes: dict[str, subprocess.Popen[bytes]], stop_requested: threading.Event, dashboard: str
+) -> None:
+    """Show the processes' work until Ctrl-C or until `stop_requested` is set.
 
-    On a terminal it takes the whole screen, which is erased at the end.
+    On a terminal this uses the whole screen, which is restored at the end.
 
     Parameters:
-      dashboard: Its address, or how to get it.
+      dashboard: Its address, or how to install it.
 
     Raises:
       HousekeepingError: When a process ends.
-      KeyboardInterrupt: At the end that is asked for.
+      KeyboardInterrupt: When the end is requested.
     """
-    # So that there is something to see at once; from the next whole minute on, the scheduler sends.
+    # Start with one run of each worker; the scheduler enqueues from the next full minute on.
     before = counted()
-    for actor in to_be_sent(install(redis_broker(stage.settings), stage.settings)).values():
+    for actor in actors_without_argument(install(redis_broker(stage.settings), stage.settings)).values():
         actor.send()
     with Live(console=out, auto_refresh=False, screen=True) if out.is_terminal else nullcontext() as live:
         due_at = time.monotonic()
-        while not told.is_set():
+        while not stop_requested.is_set():
             stage.check(processes)
             if time.monotonic() >= due_at:
                 due_at += _REFRESH_S if live else _QUIET_REFRESH_S
                 if live:
                     live.update(_screen(stage, before, dashboard, *out.size), refresh=True)
                 else:
-                    out.print(_picture(stage, before, dashboard))
-            told.wait(_POLL_S)
+                    out.print(_all_tables(stage, before, dashboard))
+            stop_requested.wait(_POLL_S)
     raise KeyboardInterrupt
 
 
-def _picture(stage: Stage, before: Counted, dashboard: str) -> Group:
-    """Everything, of whatever size."""
+def _all_tables(stage: Stage, before: Counted, dashboard: str) -> Group:
+    """Return all tables, whatever their size."""
     return Group(
         workers_table(_overviews(stage), database_now()),
         compared(before, counted()),
@@ -79,7 +81,7 @@ def _picture(stage: Stage, before: Counted, dashboard: str) -> Group:
 
 
 def _screen(stage: Stage, before: Counted, dashboard: str, width: int, height: int) -> Group:
-    """Return a picture of at most this size: the last runs and the footer always, the rest as far as it fits."""
+    """Return tables that fit: the last runs and the footer always, the others if there is room."""
     wide = width >= _WIDE
     room = height - 2  # the footer, and a line before it
     overviews = _overviews(stage)[: max(0, room - _LEAST_RUNS - 2)]  # below a header, above an empty line
@@ -89,7 +91,7 @@ def _screen(stage: Stage, before: Counted, dashboard: str, width: int, height: i
     if wide and room - lines - 1 >= _LEAST_RUNS:
         shown += [changes, Text()]
         room -= lines + 1
-    runs = _clipped(runs_table(_last_runs(room - 1), stage.sweeps, wide=wide))
+    runs = _one_line_rows(runs_table(_last_runs(room - 1), stage.sweeps, wide=wide))
     padding = room - 1 - runs.row_count
     return Group(*shown, runs, *[Text()] * (padding + 1), _footer(dashboard))
 
@@ -97,7 +99,7 @@ def _screen(stage: Stage, before: Counted, dashboard: str, width: int, height: i
 def _workers(overviews: list[WorkerStatus], wide: bool) -> Table:
     now = database_now()
     if wide:
-        return _clipped(workers_table(overviews, now))
+        return _one_line_rows(workers_table(overviews, now))
     shown = table("WORKER", ">BACKLOG", ">OLDEST ROW", ">NEXT TICK")
     for each in overviews:
         shown.add_row(
@@ -106,11 +108,11 @@ def _workers(overviews: list[WorkerStatus], wide: bool) -> Table:
             format_duration((now - each.oldest).total_seconds()) if hasattr(each.oldest, "tzinfo") else "-",
             "-" if each.next_tick is None else f"in {format_duration((each.next_tick - now).total_seconds())}",
         )
-    return _clipped(shown)
+    return _one_line_rows(shown)
 
 
-def _clipped(shown: Table) -> Table:
-    """The table with one line for each row, cut where the terminal ends."""
+def _one_line_rows(shown: Table) -> Table:
+    """Return the table with one line per row, cut at the terminal's width."""
     for column in shown.columns:
         column.no_wrap, column.overflow = True, "ellipsis"
     return shown

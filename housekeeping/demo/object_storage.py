@@ -1,4 +1,4 @@
-"""Made-up uploads: stale ones with and without an object, one just going on, and one that cannot be deleted."""
+"""Sample uploads: stale ones with and without an object, active ones, and some that cannot be deleted."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from housekeeping.workers.object_storage import pending_entry, pending_uploads
 TITLE: Final = "DIRECT UPLOADS"
 
 STALE: Final = 2_000
-NEVER_CAME: Final = 500  # prepared, and the client broke off before the first byte
+NEVER_CAME: Final = 500  # prepared, but the client never uploaded
 GOING_ON: Final = 400
-UNKNOWN: Final = 3  # of a store nobody has set up: they stay, and are counted as failed
+UNKNOWN: Final = 3  # of a store that is not configured: they stay and count as failed
 
 _LOCATION: Final = "artifacts"
 _HOUR: Final = 3600
@@ -27,7 +27,7 @@ _folder = Path()
 
 
 def seed(folder: Path) -> str:
-    """Fill a store and the hash; about a second. Returns what was made, in a line."""
+    """Fill a store and the hash in about a second; return a summary line."""
     global _folder
     _folder = _store(folder)
     for number in range(_FOLDERS):
@@ -36,7 +36,7 @@ def seed(folder: Path) -> str:
     made: dict[str, int] = {}
     for number in range(STALE + NEVER_CAME + GOING_ON):
         path = _path(number)
-        # The stale ones over the last two days, from 3 h ago; then those of the last hour, later stale one by one.
+        # Stale uploads are spread over the two days before 3 h ago. The others began in the last hour.
         age = 3 * _HOUR + 30 * (number + 1) if number < STALE + NEVER_CAME else number % _HOUR
         made[f"{_LOCATION}:{path}"] = now - age
         if not STALE <= number < STALE + NEVER_CAME:
@@ -46,18 +46,18 @@ def seed(folder: Path) -> str:
     client.hset(pending_entry.KEY, mapping=made)
     return (
         f"{len(made):,} pending uploads: {STALE:,} stale, {NEVER_CAME:,} stale without an object, "
-        f"{GOING_ON} going on, {UNKNOWN} of a store nobody has set up"
+        f"{GOING_ON} active, {UNKNOWN} of a store that is not configured"
     )
 
 
 def settings(folder: Path) -> dict[str, str]:
-    """One store, in a local folder."""
+    """Return one store in a local folder."""
     return {"OBJECT_STORES": json.dumps({_LOCATION: f"file://{_store(folder)}"})}
 
 
 def counted() -> dict[str, int]:
-    """How many entries and objects there are of each kind."""
-    counts = {"stale": 0, "going on": 0, "of an unknown store": 0}
+    """Return the number of entries and objects of each kind."""
+    counts = {"stale": 0, "active": 0, "of an unknown store": 0}
     stale_before = time.time() - 3 * _HOUR
     for upload in pending_uploads.each():
         if upload.location != _LOCATION:
@@ -65,7 +65,7 @@ def counted() -> dict[str, int]:
         elif upload.prepared_at is not None and upload.prepared_at.timestamp() < stale_before:
             counts["stale"] += 1
         else:
-            counts["going on"] += 1
+            counts["active"] += 1
     return counts | {"objects in the store": sum(len(files) for _, _, files in os.walk(_folder))}
 
 

@@ -1,4 +1,4 @@
-"""``demo --once``: every worker run once by the worker process, before and after compared."""
+"""``demo --once``: run every worker once in the worker process, and compare before and after."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _POLL_S: Final = 0.1
 
 
 def run_each_once(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -> None:
-    """Send each worker one message from here, wait for its run, and show what changed.
+    """Enqueue one message for each worker, wait for the runs, and show what changed.
 
     Raises:
-      HousekeepingError: When a process ends, a run fails, or nothing happens for two minutes.
+      HousekeepingError: When a process ends, a run fails, or nothing is done for two minutes.
     """
     before = counted()
-    actors = to_be_sent(install(redis_broker(stage.settings), stage.settings))
+    actors = actors_without_argument(install(redis_broker(stage.settings), stage.settings))
     sent = [actor.send() for actor in actors.values()]
-    # A duplicate's work is another message's: a tick's, which is waited for below, or that of a build worker which its
-    # parent has sent for later in the hour.
+    # A duplicate's work is done by another message: that of a tick, which is awaited below, or the delayed message of a
+    # build worker that its parent has enqueued.
     for message in [message for message in sent if "duplicate_of" not in message.options]:
         _wait(stage, processes, partial(_done, message))
-    # What the runs sent on to other workers, and the ticks the scheduler sent meanwhile: with them the numbers add up.
-    _wait(stage, processes, partial(_nothing_left, stage))
+    # Wait for messages that the runs and the scheduler have enqueued meanwhile, so that the numbers add up.
+    _wait(stage, processes, partial(_queues_are_empty, stage))
     after = counted()
 
     print_table(
@@ -50,8 +50,8 @@ def run_each_once(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -
         raise HousekeepingError(f"{run.worker} ended as {run.outcome}: {run.error or run.reason}")
 
 
-def to_be_sent(actors: dict[str, Actor[..., Any]]) -> dict[str, Actor[..., Any]]:
-    """The actors that are sent from here: those that take no argument, which their parents send by themselves."""
+def actors_without_argument(actors: dict[str, Actor[..., Any]]) -> dict[str, Actor[..., Any]]:
+    """Return the actors without an argument; the others are enqueued by their parents."""
     return {name: actor for name, actor in actors.items() if actor.options["sweep"].argument_name is None}
 
 
@@ -59,15 +59,15 @@ def _done(message: Message[None]) -> bool:
     return bool(Run.select().where((Run.message_id == message.message_id) & Run.outcome.is_null(False)).exists())
 
 
-def _nothing_left(stage: Stage) -> bool:
+def _queues_are_empty(stage: Stage) -> bool:
     names = sorted({sweep.queue for sweep in stage.sweeps.values()})
     return not any(lengths.waiting for lengths in queue_lengths(stage.settings, names).values())
 
 
-def _wait(stage: Stage, processes: dict[str, subprocess.Popen[bytes]], reached: Callable[[], bool]) -> None:
+def _wait(stage: Stage, processes: dict[str, subprocess.Popen[bytes]], condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _PATIENCE_S
-    while not reached():
+    while not condition():
         stage.check(processes)
         if time.monotonic() > deadline:
-            raise HousekeepingError(f"the workers are not done after {_PATIENCE_S} s")
+            raise HousekeepingError(f"the workers did not finish within {_PATIENCE_S} s")
         time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""Runs as the ledger has them, for the demo's eyes."""
+"""Tables of runs from the ledger."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.counts import in_order
 from housekeeping.sweeps.ledger.models import Run
 
-_SENT_BY: Final = {"enqueue": "demo"}  # the ledger knows it as the application that sends a message
+_SENT_BY: Final = {"enqueue": "demo"}  # the ledger records the demo's messages as enqueued by the application
 
 
 def runs_table(runs: Iterable[Run], sweeps: dict[str, Sweep], *, wide: bool) -> Table:
-    """Return a table with a line for each run; `wide` adds what sent it and when it started."""
+    """Return a table with one row per run; `wide` adds its trigger and start."""
     further = ("SENT BY", "STARTED (UTC)") if wide else ()
     shown = table("LAST RUNS OF", *further, "OUTCOME", ">TOOK", "DID")
     for run in runs:
@@ -34,7 +34,7 @@ def runs_table(runs: Iterable[Run], sweeps: dict[str, Sweep], *, wide: bool) -> 
 
 
 def sums_table(runs: Iterable[Run], sweeps: dict[str, Sweep], title: str) -> Table:
-    """A line for all runs of a worker that were sent by the same and ended the same."""
+    """Return a table with one row for all runs with the same worker, trigger, outcome and reason."""
     alike: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         alike.setdefault((run.worker, run.trigger, run.outcome, run.reason), []).append(run)

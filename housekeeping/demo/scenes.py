@@ -1,4 +1,4 @@
-"""What the demo plays with: a scene for each family of workers."""
+"""Sample data of the demo: one scene per family of workers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from housekeeping.demo import (
     user_status_cleanup,
 )
 
-#: Each has TITLE, `seed`, `counted`, `settings`, and may have `beside`: what another session does meanwhile.
+#: Each has TITLE, `seed`, `counted` and `settings`, and may have `beside`, a concurrent session.
 SCENES: Final[tuple[Any, ...]] = (
     user_status_cleanup,
     bulk_imports,
     object_storage,
-    *([batched_git_ref_updates] if shutil.which("git") else []),  # its refs are real, and so is what deletes them
+    *([batched_git_ref_updates] if shutil.which("git") else []),  # its refs are real and deleted by git
     ci_stuck_builds,
 )
 
@@ -32,13 +32,13 @@ Counted = dict[str, dict[str, int]]
 
 
 def counted() -> Counted:
-    """What there is now, by scene and kind."""
+    """Return the current numbers by scene and kind."""
     return {scene.TITLE: scene.counted() for scene in SCENES}
 
 
 @contextmanager
 def others_at_work(url: str) -> Iterator[None]:
-    """What other sessions do while the demo runs."""
+    """Run the scenes' concurrent sessions."""
     with ExitStack() as stack:
         for scene in SCENES:
             if hasattr(scene, "beside"):
@@ -47,7 +47,7 @@ def others_at_work(url: str) -> Iterator[None]:
 
 
 def compared_beside(before: Counted, after: Counted) -> tuple[Table, int]:
-    """Return the same as two tables beside each other, and how many lines they take; no line is folded."""
+    """Return the changes as two tables side by side, and their height in lines."""
     lines: list[tuple[str, str, str]] = []
     for title, kinds in after.items():
         lines.append((title, "", ""))
@@ -56,21 +56,21 @@ def compared_beside(before: Counted, after: Counted) -> tuple[Table, int]:
     both = Table.grid(padding=(0, 4, 0, 0))
     halves = []
     for part in (lines[:half], lines[half:]):
-        shown = table("WHAT CHANGED", ">BEFORE", ">NOW")
+        rows = table("WHAT CHANGED", ">BEFORE", ">NOW")
         for line in part:
-            shown.add_row(*line)
-        for column in shown.columns:
+            rows.add_row(*line)
+        for column in rows.columns:
             column.no_wrap, column.overflow = True, "ellipsis"
-        halves.append(shown)
+        halves.append(rows)
     both.add_row(*halves)
     return both, half + 1
 
 
 def compared(before: Counted, after: Counted) -> Table:
-    """A line for each kind, by scene: what there was and what there is."""
-    shown = table("", ">BEFORE", ">NOW", title="\nwhat changed")
+    """Return a table with one row per kind, grouped by scene: the numbers before and now."""
+    rows = table("", ">BEFORE", ">NOW", title="\nwhat changed")
     for title, kinds in after.items():
-        shown.add_row(Text(title, style="bold"), "", "")
+        rows.add_row(Text(title, style="bold"), "", "")
         for kind, now in kinds.items():
-            shown.add_row(f"  {kind}", f"{before[title].get(kind, 0):,}", f"{now:,}")
-    return shown
+            rows.add_row(f"  {kind}", f"{before[title].get(kind, 0):,}", f"{now:,}")
+    return rows

@@ -1,4 +1,4 @@
-"""What the demo plays on: real servers, the tables, and real worker and scheduler processes."""
+"""Environment of the demo: real servers, tables, and real worker and scheduler processes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import schema
 from housekeeping.workers import BUILT_IN, configured_sweeps
 
-_END_SECONDS: Final = 15  # a worker ends after its batch, which takes milliseconds here
+_END_SECONDS: Final = 15  # a worker ends after its batch, which takes milliseconds in the demo
 _PROCESSES: Final = ("worker", "scheduler")
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The demo's backends, all of them gone when it ends."""
+    """Servers, settings and sweeps of the demo."""
 
     servers: embedded.Servers
     settings: Settings
@@ -38,7 +38,7 @@ class Stage:
 
     @contextmanager
     def processes(self) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-        """A real ``housekeeping worker`` and ``scheduler`` by name, ended on leaving the block."""
+        """Start a real ``housekeeping worker`` and ``scheduler``, by name; they end with the block."""
         running: dict[str, subprocess.Popen[bytes]] = {}
         try:
             for name in _PROCESSES:
@@ -48,14 +48,14 @@ class Stage:
             end(list(running.values()))
 
     def log(self, name: str) -> Path:
-        """The log of a process."""
+        """Return the path of a process's log."""
         return self.servers.folder / f"{name}.log"
 
     def check(self, processes: dict[str, subprocess.Popen[bytes]]) -> None:
-        """Return while the processes run.
+        """Check that the processes are running.
 
         Raises:
-          HousekeepingError: When one has ended; the text shows the end of its log.
+          HousekeepingError: When one has ended; the text ends with the last line of its log.
         """
         for name, running in processes.items():
             if running.poll() is not None:
@@ -69,13 +69,13 @@ class Stage:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C goes to the demo alone, which then ends its processes in order.
+                # Ctrl-C must reach only the demo, which then ends its processes in order.
                 start_new_session=True,
             )
 
 
 def end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Ask the processes to end, all at once, and after a while make them."""
+    """Terminate all processes, and kill those that do not end in time."""
     for running in processes:
         running.terminate()
     deadline = time.monotonic() + _END_SECONDS
@@ -83,18 +83,18 @@ def end(processes: list[subprocess.Popen[bytes]]) -> None:
         with suppress(subprocess.TimeoutExpired):
             running.wait(max(0, deadline - time.monotonic()))
         assert running.stdin is not None
-        running.stdin.close()  # what still runs is killed by its guard
+        running.stdin.close()  # its guard then kills a process that still runs
         running.wait()
 
 
 @contextmanager
 def stage() -> Iterator[Stage]:
-    """Servers with the schema and the tables made; what the environment and ``.env`` set for real work is left aside.
+    """Start servers with the schema and tables; settings of the environment and ``.env`` are ignored.
 
     Raises:
       EmbeddedServerError: When a server is not found or does not start.
     """
-    with embedded.start() as servers, _settings_of_its_own(servers):
+    with embedded.start() as servers, _demo_settings(servers):
         settings = Settings.load()
         sweeps = configured_sweeps(settings)
         use_database(settings)
@@ -108,19 +108,19 @@ def stage() -> Iterator[Stage]:
 
 
 @contextmanager
-def _settings_of_its_own(servers: embedded.Servers) -> Iterator[None]:
-    """This process's environment, for as long as the demo: the children inherit it."""
+def _demo_settings(servers: embedded.Servers) -> Iterator[None]:
+    """Set the demo's settings in this process's environment, which its children inherit."""
     before, folder = dict(os.environ), Path.cwd()
     for name in [name for name in os.environ if name.upper().startswith(PREFIX)]:
         del os.environ[name]
-    ours = {"DATABASE_URL": servers.database_url, "REDIS_URL": servers.redis_url, "LOG_FORMAT": "json"}
+    settings = {"DATABASE_URL": servers.database_url, "REDIS_URL": servers.redis_url, "LOG_FORMAT": "json"}
     for scene in SCENES:
-        ours |= scene.settings(servers.folder)
-    os.environ.update({f"{PREFIX}{name}": value for name, value in ours.items()})
-    # The very package this file is in, wherever the demo was called.
+        settings |= scene.settings(servers.folder)
+    os.environ.update({f"{PREFIX}{name}": value for name, value in settings.items()})
+    # Children import the package of this file, whatever the current folder is.
     here = str(Path(housekeeping.__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-    # Where there is no .env file.
+    # A folder without an .env file.
     os.chdir(servers.folder)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Made-up user statuses: due, not yet due, never due, and some that another session is just editing."""
+"""Sample user statuses: due, due later, never due, and some that another session has locked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LATER: Final = 12_000
 NEVER: Final = 3_000
 LOCKED: Final = 250
 
-#: Due over the last two days; later ones from now on, ten a second at first, so that there is always work.
+#: Due over the last two days. Later ones become due from now on, ten per second at first, so that there is work.
 _SEED: Final = """
 INSERT INTO user_statuses (user_id, emoji, message, clear_status_at)
 SELECT n,
@@ -38,7 +38,7 @@ FROM user_statuses
 
 
 def seed(folder: Path) -> str:
-    """Fill the table; under a second. Returns what was made, in a line."""
+    """Fill the table in under a second; return a summary line."""
     with database.atomic():
         database.execute_sql(_SEED, {"due": DUE, "later": LATER, "never": NEVER})
     database.execute_sql("ANALYZE user_statuses")
@@ -49,19 +49,19 @@ def seed(folder: Path) -> str:
 
 
 def settings(folder: Path) -> dict[str, str]:
-    """None are needed."""
+    """Return no settings: the defaults are used."""
     return {}
 
 
 def counted() -> dict[str, int]:
-    """How many statuses there are of each kind."""
+    """Return the number of statuses of each kind."""
     due, later, never = database.execute_sql(_COUNT).fetchone()
     return {f"due ({LOCKED} locked by another session)": due, "due later": later, "never due": never}
 
 
 @contextmanager
 def beside(url: str) -> Iterator[None]:
-    """Hold some due statuses locked, as a session does that is editing them."""
+    """Lock some due statuses, like a session that is editing them."""
     holder: Any = psycopg2.connect(url)
     try:
         with holder.cursor() as cursor:

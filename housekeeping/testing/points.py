@@ -77,12 +77,12 @@ def run_in_process(function: Callable[[], Any], kill_at: int | None, alive: int)
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)  # it has ended or hangs
         status = os.waitpid(pid, 0)[1]
-    returned = [json.loads(line) for line in lines.splitlines()]
-    points = [line["point"] for line in returned if "point" in line]
-    broken = next((line["broken"] for line in returned if "broken" in line), None)
+    records = [json.loads(line) for line in lines.splitlines()]
+    points = [line["point"] for line in records if "point" in line]
+    broken = next((line["broken"] for line in records if "broken" in line), None)
     if broken is not None:
         raise HousekeepingError(f"the process of the run failed:\n{broken}")
-    ended = [line["returned"] for line in returned if "returned" in line]
+    ended = [line["returned"] for line in records if "returned" in line]
     if not ended and not (kill_at is not None and len(points) == kill_at + 1 and os.WIFSIGNALED(status)):
         raise HousekeepingError(f"the process of the run ended by itself after {points[-1:]}, with status {status}")
     return Ended(points, not ended, ended[0] if ended else None)
@@ -105,16 +105,16 @@ def _run_child(function: Callable[[], Any], kill_at: int | None, alive: int, wri
     try:
         # Writing bytecode would add points to the first run only.
         sys.dont_write_bytecode = True
-        returned = _Recorder(writing, kill_at)
-        _record_everything(returned, alive)
+        recorder = _Recorder(writing, kill_at)
+        _record_everything(recorder, alive)
         database.connect()
-        returned.begin()
+        recorder.begin()
         returned = function()
-        returned.end()
-        returned.write({"returned": returned})
+        recorder.end()
+        recorder.write({"returned": returned})
     except BaseException:
         with suppress(BaseException):
-            returned.write({"broken": traceback.format_exc()})
+            recorder.write({"broken": traceback.format_exc()})
     finally:
         # The child must not run the parent's fixtures and exit handlers.
         os._exit(0)
@@ -149,13 +149,13 @@ class _Recorder:
         os.write(self._writing, json.dumps(line, default=str).encode() + b"\n")
 
 
-def _record_everything(returned: _Recorder, alive: int) -> None:
+def _record_everything(recorder: _Recorder, alive: int) -> None:
     """Make each statement, command and effect a point; the process must not be used for anything else."""
     connect, command, pipeline = psycopg2.connect, redis.Redis.execute_command, redis.client.Pipeline.execute
 
     class Cursor(psycopg2.extensions.cursor):
         def execute(self, query: Any, vars: Any = None) -> None:
-            returned.point(_short_statement(query if isinstance(query, str) else str(query)))
+            recorder.point(_short_statement(query if isinstance(query, str) else str(query)))
             super().execute(query, vars)
 
     def connect_and_share(*args: Any, **parameters: Any) -> Any:
@@ -166,11 +166,11 @@ def _record_everything(returned: _Recorder, alive: int) -> None:
         return connection
 
     def execute_command(self: Any, *args: Any, **options: Any) -> Any:
-        returned.point(f"Redis: {args[0]}")
+        recorder.point(f"Redis: {args[0]}")
         return command(self, *args, **options)
 
     def execute_pipeline(self: Any, raise_on_error: bool = True) -> Any:
-        returned.point("Redis: a pipeline")
+        recorder.point("Redis: a pipeline")
         return pipeline(self, raise_on_error)
 
     psycopg2.connect = connect_and_share
@@ -179,7 +179,7 @@ def _record_everything(returned: _Recorder, alive: int) -> None:
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
         if event in _OUTSIDE or (event == "open" and isinstance(args[2], int) and args[2] & _WRITES):
-            returned.point(f"{event} {args[1] if event.startswith(('socket', 'http')) else args[0]}")
+            recorder.point(f"{event} {args[1] if event.startswith(('socket', 'http')) else args[0]}")
 
     sys.addaudithook(audit)
 

@@ -28,7 +28,7 @@ def test_the_demos_refs_are_deleted_by_the_real_worker(
 
     results = [run_sweep(project_cleanup, project) for project in (1, 2, 3)]
 
-    assert line.startswith("3 bare git repositories with 78 refs each, and 246 refs asked to be deleted")
+    assert line.startswith("3 bare git repositories with 78 refs each, and 246 refs to delete")
     assert before == {"pending": 246, "processed": 0, "refs in the repositories": 234}
     assert [result.outcome for result in results] == ["done"] * 3
     assert [result.counts["invalid"] for result in results] == [3, 3, 0]
