@@ -28,9 +28,9 @@ from housekeeping.demo.stage import Stage, stage
 def demo(once: bool) -> None:
     """Show the workers at work: real PostgreSQL and Redis servers, sample data, real worker and scheduler processes.
 
-    Requires the extra "embedded". It does not touch existing data: the servers use a temporary folder and no port. With
-    the extra "web" it serves the dashboard on a free local port and prints its address. Ctrl-C ends the demo and removes
-    everything.
+    Requires the extra "embedded". Existing data is not touched: the servers use a temporary folder and no port. With
+    the extra "web" it serves the dashboard on a free local port and prints its address. Ctrl-C ends the demo and
+    removes everything.
     """
     if any(importlib.util.find_spec(name) is None for name in ("obstore", "psutil")):
         raise SettingsError(f"the demo needs an extra: {how_to_install('embedded')}")
