@@ -84,7 +84,7 @@ class Servers:
     def database_url(self) -> str:
         """URL of PostgreSQL for psycopg2 and peewee."""
         self._check_name("postgres")
-        return f"postgresql://postgres@/postgres?host={quote(str(self.folder / 's'), safe='')}"
+        return f"postgresql://postgres@/postgres?host={quote(str(self.folder / 's'), safe='')}&port=5432"
 
     @property
     def redis_url(self) -> str:

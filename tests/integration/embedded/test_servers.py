@@ -35,6 +35,13 @@ def test_both_servers_answer_at_their_urls_and_are_what_they_say(servers: embedd
     assert servers.versions["redis"].startswith(("Redis ", "Valkey "))
 
 
+def test_variables_of_another_server_do_not_mislead(servers: embedded.Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PGPORT": "55470", "PGUSER": "somebody", "PGDATABASE": "elsewhere"}.items():
+        monkeypatch.setenv(name, value)
+
+    assert answers_of(servers.database_url, servers.redis_url) == (1, True)
+
+
 def test_peewee_and_dramatiq_take_the_urls_as_they_are(servers: embedded.Servers) -> None:
     database = peewee.PostgresqlDatabase(servers.database_url)
     settings = "SELECT current_setting('server_encoding'), current_setting('timezone')"
