@@ -1,4 +1,4 @@
-"""Floor 3: looks at everything the workers stand on, and says what is wrong and what to do; changes nothing."""
+"""Checks of an installation. `examine` runs one module per subject; each yields findings and changes nothing."""
 
 from __future__ import annotations
 
@@ -28,46 +28,46 @@ from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.family_setup import by_problem, problems_of
 from housekeeping.sweeps.insight.diagnostics import Finding
 
-#: Looks at one part; in this order a part stands on those before it.
-Examination = Callable[[Settings, dict[str, Sweep]], Iterator[Finding]]
+#: Check of one subject. Checks run in an order in which each depends on the earlier ones.
+Check = Callable[[Settings, dict[str, Sweep]], Iterator[Finding]]
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
-    """Look at every part; one that cannot be looked at is a finding itself, and hides those that stand on it only.
+    """Yield the findings of all checks. A server that does not answer is one finding and skips the checks that need it.
 
     Parameters:
-      sweeps: The workers by name; those that are disabled or not set up are not looked at.
+      sweeps: The workers by name. Workers that are disabled or not set up are skipped.
     """
     problems = _problems(sweeps)
     enabled = {name: sweep for name, sweep in sweeps.items() if sweep.enabled and name not in problems}
-    parts: list[tuple[str, Examination]] = []
+    checks: list[tuple[str, Check]] = []
     if settings.database_url is None:
         yield Finding(
             "error", "postgres", "connection", "HOUSEKEEPING_DATABASE_URL is not set", "set it: postgresql://..."
         )
     else:
-        on_postgres = (postgres, tables, partitions, columns, unique_keys, references, indexes, outbox)
-        parts += [("postgres", part.examine) for part in on_postgres]
+        postgres_checks = (postgres, tables, partitions, columns, unique_keys, references, indexes, outbox)
+        checks += [("postgres", module.examine) for module in postgres_checks]
     if settings.redis_url is None:
         yield Finding("error", "redis", "connection", "HOUSEKEEPING_REDIS_URL is not set", "set it: redis://...")
     else:
-        parts += [("redis", redis_server.examine), ("broker", brokers.examine)]
-    parts += [("outside", external.examine), ("dashboard", web_token.examine)]
+        checks += [("redis", redis_server.examine), ("broker", brokers.examine)]
+    checks += [("outside", external.examine), ("dashboard", web_token.examine)]
     for problem, workers in by_problem(problems).items():
         yield Finding("fine", "workers", problem.family, f"not set up: {problem.text}; off: {', '.join(workers)}")
     unreachable: set[str] = set()
-    for area, examination in parts:
+    for area, check in checks:
         if area in unreachable or (area == "broker" and settings.broker_url is None and "redis" in unreachable):
             continue
         try:
-            yield from examination(settings, enabled)
+            yield from check(settings, enabled)
         except (HousekeepingError, PeeweeException, redis.RedisError, OSError) as error:
             unreachable.add(area)
-            yield Finding("error", area, "connection", error_line(error), "everything below it cannot be looked at")
+            yield Finding("error", area, "connection", error_line(error), "the checks that need it were skipped")
 
 
 def _problems(sweeps: dict[str, Sweep]) -> dict[str, SetupProblem]:
     try:
         return problems_of(sweeps.values())
-    except (HousekeepingError, PeeweeException):  # the examination of PostgreSQL reports it
+    except (HousekeepingError, PeeweeException):  # the PostgreSQL check reports it
         return {}

@@ -1,4 +1,4 @@
-"""The broker: its queues and what lies dead in them."""
+"""Check of the broker, its queues and dead letters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from housekeeping.sweeps.insight.diagnostics import Finding
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
-    """Whether it answers, and what lies in its queues."""
+    """Yield findings about the connection, the defaults and dead letters."""
     lengths = queue_lengths(settings, sorted({sweep.queue for sweep in sweeps.values()}))
-    waiting = ", ".join(f"{name} {each.waiting:,} waiting" for name, each in lengths.items())
-    yield Finding("fine", "broker", "connection", waiting or "no queues")
+    queues = ", ".join(f"{name} {each.waiting:,} waiting" for name, each in lengths.items())
+    yield Finding("fine", "broker", "connection", queues or "no queues")
     yield _defaults(settings)
     for name, each in lengths.items():
         if each.dead:
@@ -27,10 +27,9 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
 
 
 def _defaults(settings: Settings) -> Finding:
-    """What the broker is set up with; nothing is connected for it."""
     broker = message_broker(settings)
     if not isinstance(broker, RedisBroker):
-        return Finding("fine", "broker", "defaults", "RabbitMQ: confirmed sends, one message a thread is fetched")
-    back_s, kept_d = broker.heartbeat_timeout // 1000, broker.dead_message_ttl // 86_400_000
-    text = f"a killed worker's messages come back after {back_s} s, dead letters are kept for {kept_d} days"
+        return Finding("fine", "broker", "defaults", "RabbitMQ: confirmed sends, one prefetched message per thread")
+    requeue_s, kept_days = broker.heartbeat_timeout // 1000, broker.dead_message_ttl // 86_400_000
+    text = f"a killed worker's messages are requeued after {requeue_s} s, dead letters are kept for {kept_days} days"
     return Finding("fine", "broker", "defaults", text)

@@ -1,4 +1,4 @@
-"""Whether each table has the columns that the statements of its workers name, with types that fit."""
+"""Check that each table has the columns that its workers use, with suitable types."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ Needed = dict[str, list[str]]
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
-    """Yield a finding for each column that is missing or of another type, by table."""
+    """Yield a finding for each column that is missing or has an unsuitable type."""
     needed_columns, broken = _needed(settings, sweeps)
     yield from broken
     for model, needed in needed_columns.items():
         try:
             table = table_of(model)
-        except ProgrammingError:  # a schema that may not be used; `tables` has a finding of it
+        except ProgrammingError:  # no right on the schema; `tables` reports it
             continue
         if table.exists:
-            yield from _absent(model, needed, table)
-            yield from _of_another_type(model, needed, table)
+            yield from _missing(model, needed, table)
+            yield from _wrong_types(model, needed, table)
 
 
 def _needed(settings: Settings, sweeps: dict[str, Sweep]) -> tuple[dict[type[Model], Needed], list[Finding]]:
-    """Return the columns that the workers need, and a finding for each worker whose statements cannot be made."""
+    """Return the columns that the workers need, and a finding for each worker whose statements cannot be built."""
     found: dict[type[Model], Needed] = {}
     broken: list[Finding] = []
 
@@ -66,13 +66,13 @@ def _needed(settings: Settings, sweeps: dict[str, Sweep]) -> tuple[dict[type[Mod
 
 def _fields_of(sweep: Sweep) -> set[Field]:
     try:
-        walks = sweep.stages_for_run()
-    except ProgrammingError:  # as above
-        walks = sweep.declared_stages()
-    return set().union(*(fields_used(walk, SYSTEM_CLOCK.now()) for walk in walks))
+        stages = sweep.stages_for_run()
+    except ProgrammingError:  # no right on the schema
+        stages = sweep.declared_stages()
+    return set().union(*(fields_used(stage, SYSTEM_CLOCK.now()) for stage in stages))
 
 
-def _absent(model: type[Model], needed: Needed, table: Table) -> Iterator[Finding]:
+def _missing(model: type[Model], needed: Needed, table: Table) -> Iterator[Finding]:
     meta: Any = model._meta
     name = meta.table_name
     for column, workers in needed.items():
@@ -82,30 +82,30 @@ def _absent(model: type[Model], needed: Needed, table: Table) -> Iterator[Findin
                 workers[0],
                 f"columns of {name}",
                 f"{name} has no column {column}; needed by {', '.join(workers)}",
-                f'name the table that has it in HOUSEKEEPING_WORKERS["{workers[0]}"]["tables"], or disable '
+                f'name the table that has the column in HOUSEKEEPING_WORKERS["{workers[0]}"]["tables"], or disable '
                 f"{'these workers' if len(workers) > 1 else 'this worker'}",
             )
-    left_out = [each for each in optional_fields(model) if is_absent(getattr(model, each))]
-    if left_out:
+    absent = [each for each in optional_fields(model) if is_absent(getattr(model, each))]
+    if absent:
         worker = next(iter(needed.values()))[0]
-        text = f"without the optional {', '.join(left_out)}: log lines, events and error reports leave them out"
+        text = f"optional columns are missing: {', '.join(absent)}; log lines, events and error reports omit them"
         yield Finding("fine", worker, f"columns of {name}", text)
 
 
-def _of_another_type(model: type[Model], needed: Needed, table: Table) -> Iterator[Finding]:
+def _wrong_types(model: type[Model], needed: Needed, table: Table) -> Iterator[Finding]:
     meta: Any = model._meta
     for column, workers in needed.items():
-        there, declared = table.columns.get(column), meta.columns.get(column)
+        actual, declared = table.columns.get(column), meta.columns.get(column)
         fitting = FITTING.get(getattr(declared, "field_type", ""))
-        if there is None or fitting is None or there not in KNOWN_TYPES or there in fitting:
+        if actual is None or fitting is None or actual not in KNOWN_TYPES or actual in fitting:
             continue
-        # Times with and without a zone can be compared; that is wrong only in a session outside of UTC.
-        both_times = there in ZONED | UNZONED and fitting <= ZONED | UNZONED
+        # Times with and without time zone can be compared. The result is wrong only in sessions outside UTC.
+        both_times = actual in ZONED | UNZONED and fitting <= ZONED | UNZONED
         yield Finding(
             "warning" if both_times else "error",
             workers[0],
             f"columns of {meta.table_name}",
-            f"{meta.table_name}.{column} is {there}, not {' or '.join(sorted(fitting))}; used by {', '.join(workers)}",
+            f"{meta.table_name}.{column} is {actual}, not {' or '.join(sorted(fitting))}; used by {', '.join(workers)}",
             "keep the sessions in UTC (no timezone in HOUSEKEEPING_DATABASE_URL)"
             if both_times
             else f'name the right table in HOUSEKEEPING_WORKERS["{workers[0]}"]["tables"], or disable these workers',

@@ -1,4 +1,4 @@
-"""What lies outside of PostgreSQL and Redis: each family of workers says what it needs."""
+"""Check of resources outside PostgreSQL and Redis, which each family of workers examines itself."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from housekeeping.workers import families
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
-    """Object stores, the folder of the repositories, the git program."""
+    """Yield findings about object stores, the folder of repositories and the git program."""
     for family in families(settings):
         users = [sweep.name for sweep in family.sweeps if sweep.name in sweeps]
         if users and family.examine is not None:
             try:
                 yield from family.examine()
             except Exception as error:
-                yield Finding("error", users[0], "outside", f"could not be looked at: {error_line(error)}")
+                yield Finding("error", users[0], "outside", f"could not be examined: {error_line(error)}")

@@ -1,4 +1,4 @@
-"""Which rights on the application's tables the workers need, as they are and as GRANT statements."""
+"""Rights that the workers need on the application's tables, and the GRANT statements for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from housekeeping.sweeps.registry import Family
 from housekeeping.sweeps.stages.stage import Stage
 from housekeeping.workers import families
 
-#: Words of SQL that are no names without quotes.
+#: SQL keywords that need quotes as names.
 _RESERVED: Final = frozenset(
     "all analyse analyze and any array as asc asymmetric both case cast check collate column constraint create "
     "current_date current_role current_time current_timestamp current_user default deferrable desc distinct do else "
@@ -31,16 +31,16 @@ _RESERVED: Final = frozenset(
 
 
 def needed_rights(settings: Settings) -> dict[str, tuple[str, ...]]:
-    """Return table, by the name it has now -> the rights the workers need on it.
+    """Return the rights that the workers need, by configured table name.
 
-    They are those that a family declares, and those of the statements of its sweeps: subqueries of a predicate, and
-    what an action of your own changes.
+    They include the rights that a family declares and those of its sweeps' statements, such as subqueries of a
+    predicate or the tables that a user's own action changes.
     """
     return {table: rights for family in families(settings) for table, (_, rights) in tables_of(family).items()}
 
 
 def tables_of(family: Family) -> dict[str, tuple[type[Model], tuple[str, ...]]]:
-    """Return table, by the name it has now -> its model, and the rights that the family's sweeps need on it."""
+    """Return the model and the needed rights of each of the family's tables, by configured table name."""
     found = {model: family.rights.get(name, ("SELECT",)) for name, model in family.models.items()}
     for sweep in family.sweeps:
         for stage in sweep.declared_stages():
@@ -53,35 +53,35 @@ def tables_of(family: Family) -> dict[str, tuple[type[Model], tuple[str, ...]]]:
 def _rights_of(stage: Stage) -> dict[type[Model], tuple[str, ...]]:
     try:
         return recorded(stage, SYSTEM_CLOCK.now()).rights()
-    except Exception:  # a failing predicate has a finding of its own
+    except Exception:  # another check reports a failing predicate
         return {}
 
 
 def own_tables_grants(role: str, settings: Settings) -> Iterator[str]:
-    """Return the statements that give a role the rights on the library's own tables."""
+    """Yield the GRANT statements for the library's own tables."""
     schema = _quoted(settings.schema_name)
     yield f"GRANT USAGE ON SCHEMA {schema} TO {role}"
     yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}"
 
 
 def name_in_sql(model: type[Model]) -> str:
-    """Return the table's name, quoted where it must be."""
+    """Return the table's name, quoted if necessary."""
     meta: Any = model._meta
     return ".".join(_quoted(part) for part in (meta.schema, meta.table_name) if part)
 
 
 def exists(table: str) -> bool:
-    """Return whether the database has the table."""
+    """Return whether the table exists."""
     return bool(database.execute_sql("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()[0])
 
 
 def missing_rights(table: str, needed: tuple[str, ...]) -> list[str]:
-    """Those that the current user does not have; a right on some columns is asked for column by column."""
+    """Return the needed rights that the current user lacks."""
     return [right for right in needed if not _has(table, right)]
 
 
 def grants(role: str, rights: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """The statements that give a role these rights."""
+    """Yield the GRANT statements for these rights."""
     for table, needed in rights.items():
         yield f"GRANT {', '.join(needed)} ON {table} TO {role}"
 
@@ -94,7 +94,7 @@ def _merged(model: type[Model], known: tuple[str, ...], rights: Iterable[str]) -
     meta: Any = model._meta
     for right in rights:
         if right == "FOR UPDATE":
-            # A row is locked by the right to update one column of it.
+            # FOR UPDATE needs the right to update at least one column.
             if any(each.startswith("UPDATE") for each in known):
                 continue
             right = f"UPDATE ({meta.sorted_fields[0].column_name})"
@@ -113,7 +113,7 @@ def _has(table: str, right: str) -> bool:
     if not columns:
         row = database.execute_sql("SELECT has_table_privilege(%s, %s)", (table, kind)).fetchone()
         return bool(row[0])
-    # Of the columns that are there: a missing one is no matter of rights, and PostgreSQL would raise for it.
+    # Only existing columns: PostgreSQL raises for others, and another check reports them.
     row = database.execute_sql(
         "SELECT coalesce(bool_and(has_column_privilege(attrelid, attnum, %s)), true) FROM pg_attribute "
         "WHERE attrelid = to_regclass(%s) AND attname = ANY (%s) AND NOT attisdropped",

@@ -1,4 +1,4 @@
-"""Whether each worker's statements find what is stale by an index: PostgreSQL is asked, by EXPLAIN, nothing is run."""
+"""Check by EXPLAIN that each worker's statements find stale rows by an index. No statement is executed."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ _FIXED: Final = (OP.EQ, OP.IN, OP.IS, OP.IS_NOT)
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
-    """Each statement of each enabled worker."""
+    """Yield a finding for each statement of each worker."""
     now = database_now()
     for sweep in sweeps.values():
         try:
-            for walk in sweep.stages_for_run():
-                if isinstance(walk, Explainable):
-                    for reading in walk.explain_queries(now):
-                        yield _judged(sweep.name, reading)
+            for stage in sweep.stages_for_run():
+                if isinstance(stage, Explainable):
+                    for query in stage.explain_queries(now):
+                        yield _finding(sweep.name, query)
         except Exception as error:
             if is_unavailable(error):
                 raise
-            # A table or column that is missing, or may not be read, and a predicate that fails, were findings before.
-            yield Finding("warning", sweep.name, "indexes", f"could not be looked at: {error_line(error)}")
+            # Earlier checks report missing or unreadable tables and columns, and failing predicates.
+            yield Finding("warning", sweep.name, "indexes", f"could not be examined: {error_line(error)}")
 
 
-def _judged(worker: str, reading: ExplainQuery) -> Finding:
-    fault = fault_of(explained(reading.query))
+def _finding(worker: str, query: ExplainQuery) -> Finding:
+    fault = fault_of(explain(query.query))
     if fault is None:
-        return Finding("fine", worker, "indexes", f"{reading.what} is found by an index")
-    missing = [*wanted_indexes(reading)] or [*index_of_the_walk(reading)]
-    return Finding("warning", worker, "indexes", f"{reading.what}: {fault}", "; ".join(missing) or None)
+        return Finding("fine", worker, "indexes", f"{query.what} uses an index")
+    missing = [*declared_indexes(query)] or [*suggested_index(query)]
+    return Finding("warning", worker, "indexes", f"{query.what}: {fault}", "; ".join(missing) or None)
 
 
-def explained(query: Any) -> dict[str, Any]:
-    """PostgreSQL's plan of the statement, on tables of any size as on large ones."""
-    # By the database: a query that begins with a common table expression knows of none.
+def explain(query: Any) -> dict[str, Any]:
+    """Return PostgreSQL's plan of the statement as for a large table."""
+    # The database's context: a query that starts with a common table expression has none of its own.
     sql, parameters = database.get_sql_context().sql(query).query()
     with database.atomic() as transaction:
-        # Of a small table it would read all, index or not; what an index can do shows only so.
+        # PostgreSQL scans small tables even if they have a suitable index.
         database.execute_sql("SET LOCAL enable_seqscan = off")
         database.execute_sql("SET LOCAL enable_sort = off")
         plan: Any = database.execute_sql(f"EXPLAIN (FORMAT JSON) {sql}", parameters).fetchone()[0]
@@ -61,7 +61,7 @@ def explained(query: Any) -> dict[str, Any]:
 
 
 def fault_of(plan: dict[str, Any]) -> str | None:
-    """Why the plan would become slow with the table; None when it would not."""
+    """Return why the plan is slow on a large table, or `None`."""
     nodes = list(_nodes(plan))
     if any(node["Node Type"] == "Seq Scan" for node in nodes):
         return "the whole table is read"
@@ -72,12 +72,12 @@ def fault_of(plan: dict[str, Any]) -> str | None:
     return None
 
 
-def wanted_indexes(reading: ExplainQuery) -> Iterator[str]:
-    """Return the statements that make the indexes that the model declares for this statement.
+def declared_indexes(explained: ExplainQuery) -> Iterator[str]:
+    """Yield the statements that create the model's indexes for this query.
 
-    An index of a single field, such as the one that peewee adds for a foreign key, is declared for something else.
+    Single-field indexes, such as those that peewee adds for foreign keys, serve other purposes.
     """
-    model, columns = reading.model, _ordered_by(reading)
+    model, columns = explained.model, _ordered_by(explained)
     manager = model._schema
     for index in model._meta.indexes:
         if isinstance(index, Index) and (not columns or _has(index, columns[0])):
@@ -87,16 +87,16 @@ def wanted_indexes(reading: ExplainQuery) -> Iterator[str]:
             yield text.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
 
 
-def index_of_the_walk(reading: ExplainQuery) -> Iterator[str]:
-    """Return the statement that makes an index of the columns a run follows, of the rows that may ever be stale."""
-    columns = _ordered_by(reading)
+def suggested_index(explained: ExplainQuery) -> Iterator[str]:
+    """Yield the statement that creates an index of the run's order, limited to rows that can become stale."""
+    columns = _ordered_by(explained)
     if columns:
         names = ", ".join(column.column_name for column in columns)
-        yield f"CREATE INDEX CONCURRENTLY ON {table_name(reading.model)} ({names}){_of_some_rows(reading)}"
+        yield f"CREATE INDEX CONCURRENTLY ON {table_name(explained.model)} ({names}){_partial_condition(explained)}"
 
 
-def _ordered_by(reading: ExplainQuery) -> list[Field]:
-    columns = list(getattr(reading.query, "_order_by", None) or ())
+def _ordered_by(explained: ExplainQuery) -> list[Field]:
+    columns = list(getattr(explained.query, "_order_by", None) or ())
     return columns if all(isinstance(column, Field) for column in columns) else []
 
 
@@ -105,11 +105,11 @@ def _has(index: Index, column: Field) -> bool:
     return any(each is column for each in declared._expressions)
 
 
-def _of_some_rows(reading: ExplainQuery) -> str:
-    """Return the part of the predicate that compares columns with constants, as the condition of a partial index."""
-    # One for each column: an action's own condition on the state follows from what is stale.
-    found = reversed([each for each in _conditions(reading.query._where) if _is_fixed(each)])
-    fixed = [*{each.lhs.name: each for each in found}.values()][::-1]
+def _partial_condition(explained: ExplainQuery) -> str:
+    """Return the constant part of the predicate as the condition of a partial index."""
+    # One condition per column: an action repeats the predicate's condition on the state.
+    conditions = reversed([each for each in _conditions(explained.query._where) if _is_fixed(each)])
+    fixed = [*{each.lhs.name: each for each in conditions}.values()][::-1]
     if not fixed:
         return ""
     sql, parameters = database.get_sql_context(scope=SCOPE_VALUES).sql(reduce(and_, fixed)).query()
@@ -127,7 +127,7 @@ def _conditions(predicate: Any) -> Iterator[Any]:
 
 
 def _is_fixed(condition: Any) -> bool:
-    """Return whether a condition is the same in each run: `=`, IN or IS of a column and constants that are no time."""
+    """Return whether the condition compares a column with constants other than times by `=`, IN or IS."""
     if not isinstance(condition, Expression) or not isinstance(condition.lhs, Field):
         return False
     values = condition.rhs if isinstance(condition.rhs, list | tuple) else [condition.rhs]

@@ -1,4 +1,4 @@
-"""Whether a configured table is only a partition of another."""
+"""Check for configured tables that are only a partition of another table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
                 continue
             try:
                 parent = partitioned_table_of(model)
-            except ProgrammingError:  # a schema that may not be used; `tables` has a finding of it
+            except ProgrammingError:  # no right on the schema; `tables` reports it
                 continue
             if parent is not None:
                 yield _warning(name, model, parent, users)

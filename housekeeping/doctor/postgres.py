@@ -1,4 +1,4 @@
-"""The PostgreSQL server: version, limits, clock, long transactions."""
+"""Check of the PostgreSQL server: version, timeouts, clock, long transactions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.ledger import schema
 
-OLDEST: Final = 130000  # PostgreSQL 13, the oldest that is tested against
-#: An open transaction of this age keeps rows that were deleted since from being cleaned.
+OLDEST: Final = 130000  # PostgreSQL 13, the oldest tested version
+#: VACUUM cannot remove rows that were deleted after the oldest open transaction started.
 LONG: Final = timedelta(minutes=10)
-_SHOWN: Final = 5
-_NTP: Final = "let both follow the same time servers (NTP)"
+_SHOWN: Final = 5  # transactions
+_NTP: Final = "synchronize both by NTP"
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
-    """Connection, schema, session settings, clock, long transactions."""
+    """Yield findings about the connection, schema, clock, session settings and long transactions."""
     with translate_postgres_errors():
         before = SYSTEM_CLOCK.now()
         version, number, in_recovery, read_only, at, user = _row(
@@ -38,7 +38,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         )
     if in_recovery or read_only == "on":
         what = "a replica" if in_recovery else "read-only"
-        yield Finding("error", "postgres", "writing", f"this server is {what}", "name the primary")
+        yield Finding("error", "postgres", "writing", f"this server is {what}", "use the URL of the primary")
     yield from _schema()
     yield from _clock(skew)
     yield from _session()
@@ -51,7 +51,7 @@ def _schema() -> Iterator[Finding]:
     except SchemaMissing as missing:
         yield Finding("error", "postgres", "schema", str(missing), "housekeeping init")
     else:
-        yield Finding("fine", "postgres", "schema", "the library's own tables are there and as new as this code")
+        yield Finding("fine", "postgres", "schema", "the library's own tables are up to date")
 
 
 def _clock(skew: ClockSkew) -> Iterator[Finding]:
@@ -68,15 +68,15 @@ def _session() -> Iterator[Finding]:
     values = dict(zip(names, _row(f"SELECT {', '.join(f'current_setting({n!r})' for n in names)}"), strict=True))
     off = [name for name in names[:3] if values[name] == "0"]
     if off:
-        text = f"{', '.join(off)} off: a sick database costs a worker its thread, not its batch"
+        text = f"{', '.join(off)} off: a statement that hangs blocks a thread for good"
         yield Finding(
-            "warning", "postgres", "timeouts", text, "take it out of the URL's options; ours are 60 s and 10 s"
+            "warning", "postgres", "timeouts", text, "remove it from the URL's options; the defaults are 60 s and 10 s"
         )
     else:
         yield Finding("fine", "postgres", "timeouts", ", ".join(f"{name} {values[name]}" for name in names[:3]))
     if values["TimeZone"] not in ("UTC", "Etc/UTC"):
-        text = f"sessions are in {values['TimeZone']}: columns without a time zone would be read as that"
-        yield Finding("warning", "postgres", "time zone", text, "take TimeZone out of the URL's options")
+        text = f"sessions use {values['TimeZone']}: times without time zone would be read in it"
+        yield Finding("warning", "postgres", "time zone", text, "remove TimeZone from the URL's options")
 
 
 def _long_transactions() -> Iterator[Finding]:
@@ -94,7 +94,7 @@ def _long_transactions() -> Iterator[Finding]:
             "postgres",
             "long transactions",
             text,
-            f"deleted rows cannot be cleaned until it ends; to end it: SELECT pg_terminate_backend({pid})",
+            f"VACUUM cannot remove newer deleted rows until it ends; to end it: SELECT pg_terminate_backend({pid})",
         )
     if not rows:
         yield Finding("fine", "postgres", "long transactions", "none over 10 min")

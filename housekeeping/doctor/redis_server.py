@@ -1,4 +1,4 @@
-"""The Redis server of leases, keys and completions: version, eviction, persistence, company, clock."""
+"""Check of the Redis server: version, eviction, persistence, other users, clock."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
 
 OLDEST: Final = (6, 0)
-_LOOKED_AT: Final = 1000  # keys
+_EXAMINED: Final = 1000  # keys
 _SHARED: Final = "pending_direct_uploads"  # the one key outside of the namespace; workers.md, 100
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
-    """Connection, version, what it does when memory is full or it restarts, who else is there, its clock."""
+    """Yield findings about the connection, version, eviction, persistence, other users and clock."""
     client = redis_client(settings.require_redis_url())
     with translate_redis_errors():
         before = SYSTEM_CLOCK.now()
@@ -35,21 +35,21 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         yield Finding("error", "redis", "version", f"{version} is older than 6", "upgrade; 6 and later are tested")
     yield from _memory(client, info)
     yield from _persistence(info)
-    yield from _company(client, settings.namespace)
+    yield from _other_users(client, settings.namespace)
     at = datetime.fromtimestamp(seconds + micro / 1_000_000, UTC)
     skew = ClockSkew.between(before, at, after)
     if skew.exceeded:
         text = f"this machine and Redis are {abs(skew.seconds):,.1f} s apart"
-        yield Finding("warning", "redis", "clock", text, "let both follow the same time servers (NTP)")
+        yield Finding("warning", "redis", "clock", text, "synchronize both by NTP")
 
 
 def _memory(client: redis.Redis, info: dict[str, Any]) -> Iterator[Finding]:
     limit, policy = info.get("maxmemory", 0), str(info.get("maxmemory_policy", "?"))
     if limit and policy != "noeviction":
-        text = f"when memory is full, keys are thrown away ({policy}): messages and leases among them"
+        text = f"when memory is full, Redis evicts keys ({policy}), including messages and leases"
         yield Finding("error", "redis", "eviction", text, "CONFIG SET maxmemory-policy noeviction")
     elif limit and info.get("used_memory", 0) > 0.9 * limit:
-        yield Finding("warning", "redis", "memory", "over 90 % is used: soon nothing can be enqueued", "give it more")
+        yield Finding("warning", "redis", "memory", "over 90 % is used: enqueueing will fail soon", "raise maxmemory")
     else:
         yield Finding("fine", "redis", "eviction", f"{policy}, {'no limit' if not limit else 'with a limit'}")
 
@@ -58,23 +58,21 @@ def _persistence(info: dict[str, Any]) -> Iterator[Finding]:
     if info.get("aof_enabled"):
         yield Finding("fine", "redis", "persistence", "append-only file")
     else:
-        text = "snapshots at most: messages enqueued since the last one, or all, are lost with the server"
-        yield Finding(
-            "warning", "redis", "persistence", text, "CONFIG SET appendonly yes; ticks come again by themselves"
-        )
+        text = "snapshots at most: messages enqueued after the last one are lost with the server"
+        yield Finding("warning", "redis", "persistence", text, "CONFIG SET appendonly yes")
 
 
-def _company(client: redis.Redis, namespace: str) -> Iterator[Finding]:
+def _other_users(client: redis.Redis, namespace: str) -> Iterator[Finding]:
     with translate_redis_errors():
         others, seen = 0, 0
-        for key in client.scan_iter(count=_LOOKED_AT):
+        for key in client.scan_iter(count=_EXAMINED):
             seen += 1
             others += not key.startswith(f"{namespace}:".encode()) and key != _SHARED.encode()
-            if seen >= _LOOKED_AT:
+            if seen >= _EXAMINED:
                 break
     if others:
-        text = f"{others} of the first {seen} keys belong to others: a FLUSHDB of theirs takes ours away"
-        yield Finding("warning", "redis", "company", text, "give housekeeping a database or server of its own")
+        text = f"{others} of the first {seen} keys belong to other applications: their FLUSHDB would delete all"
+        yield Finding("warning", "redis", "company", text, "use a separate database or server")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Foreign keys that reference the rows that a sweep deletes: what they keep from being deleted, and what they cost."""
+"""Check of foreign keys that reference deleted rows: the rows that they protect, and their cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         try:
             with database.atomic():
                 found = counted(sweep.stages_for_run(), now)
-        except Exception as error:  # a missing table or column, or a failing predicate, has a finding of its own
+        except Exception as error:  # another check reports missing tables and columns, and failing predicates
             if is_unavailable(error):
                 raise
             yield Finding("warning", sweep.name, "references", f"cannot be examined: {error_line(error)}")

@@ -1,4 +1,4 @@
-"""The tables the workers use: there, with the rights a worker needs, and kept clean by autovacuum."""
+"""Check that the workers' tables exist, with the needed rights and with working autovacuum."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.workers import families
 
-_DEAD_ROWS: Final = 100_000  # below this a table is small enough whatever its share
-_DEAD_SHARE: Final = 0.3  # autovacuum begins at 0.2 by PostgreSQL's default; here it does not keep up
+_DEAD_ROWS: Final = 100_000  # fewer do not matter, whatever their share
+_DEAD_SHARE: Final = 0.3  # PostgreSQL's autovacuum starts at 0.2 by default
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
-    """Each table of each family that has an enabled worker."""
+    """Yield findings about each table of each family with an enabled worker."""
     for family in families(settings):
         users = [sweep.name for sweep in family.sweeps if sweep.name in sweeps]
         if not users:
@@ -35,12 +35,12 @@ def _table(worker: str, name: str, model: Any, needed: tuple[str, ...]) -> Itera
     table = _name(model)
     try:
         oid = database.execute_sql("SELECT to_regclass(%s)::oid", (table,)).fetchone()[0]
-    except ProgrammingError as error:  # it may not be looked for in its schema
+    except ProgrammingError as error:  # no right on the schema
         way_out = f'GRANT USAGE ON SCHEMA "{model._meta.schema}" TO current_user'
         yield Finding("error", worker, f"rights on {name}", error_line(error), way_out)
         return
     if oid is None:
-        way_out = f'name yours in HOUSEKEEPING_WORKERS["{worker}"]["tables"], or disable the worker'
+        way_out = f'name your table in HOUSEKEEPING_WORKERS["{worker}"]["tables"], or disable the worker'
         yield Finding("error", worker, f"table {name}", f"{table} is not in this database", way_out)
         return
     missing = missing_rights(table, needed)
@@ -48,7 +48,7 @@ def _table(worker: str, name: str, model: Any, needed: tuple[str, ...]) -> Itera
         way_out = "; ".join(grants("current_user", {table: tuple(missing)}))
         yield Finding("error", worker, f"rights on {name}", f"{', '.join(missing)} not granted", way_out)
     else:
-        yield Finding("fine", worker, f"table {name}", "there, with all rights needed")
+        yield Finding("fine", worker, f"table {name}", "exists, with all needed rights")
     yield from _vacuum(worker, name, table, oid)
 
 
@@ -63,9 +63,9 @@ def _vacuum(worker: str, name: str, table: str, oid: int) -> Iterator[Finding]:
     live, dead, off, at_work = row[0] or 0, row[1] or 0, row[2], row[3]
     if off:
         way_out = f"ALTER TABLE {table} RESET (autovacuum_enabled)"
-        yield Finding("warning", worker, f"autovacuum on {name}", "is off: deleted rows are never cleaned", way_out)
+        yield Finding("warning", worker, f"autovacuum on {name}", "is off: deleted rows are never removed", way_out)
     elif dead > _DEAD_ROWS and dead > _DEAD_SHARE * (live + dead) and not at_work:
-        text = f"{counted(dead, 'dead row')} beside {counted(live, 'live one')}, and no vacuum at work"
+        text = f"{counted(dead, 'dead row')} and {counted(live, 'live one')}, and no running VACUUM"
         yield Finding("warning", worker, f"autovacuum on {name}", text, f"VACUUM {table}; is a long transaction open?")
 
 

@@ -1,4 +1,4 @@
-"""Whether each sweep names the rows of its tables by a unique key."""
+"""Check that each sweep identifies the rows of its tables by a unique key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     for sweep in sweeps.values():
         try:
             stages = sweep.stages_for_run()
-        except Exception as error:  # a schema that may not be used, or a failing predicate, has a finding of its own
+        except Exception as error:  # another check reports missing rights and failing predicates
             if is_unavailable(error):
                 raise
             continue
@@ -38,13 +38,13 @@ def _of_stage(sweep: Sweep, stage: TableStage) -> Iterator[Finding]:
     if vouches_for_key(model):
         return
     if not table.enforced:
-        text = f"{name} is a view, a foreign table or has inheriting tables: nothing says that ({declared}) is unique"
+        text = f"{name} is a view, a foreign table or has inheriting tables: ({declared}) may not be unique"
         yield Finding(
             "warning",
             sweep.name,
             subject,
             text,
-            "make sure that it is, then say so: key_is_unique = True in class Meta",
+            "make sure that it is, then declare it: key_is_unique = True in class Meta",
         )
     elif (mismatch := wrong_key(stage)) is not None:
         yield Finding("error", sweep.name, subject, *mismatch)

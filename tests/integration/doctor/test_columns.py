@@ -104,7 +104,7 @@ def test_missing_optional_columns_are_told_and_are_fine(found: Found, postgres: 
     assert of_columns(found, "warning", "error") == []
     assert [each for each in found("warning") if each.subject == "indexes"] == []
     [told] = of_columns(found, "fine")
-    assert told.text == "without the optional name, stage: log lines, events and error reports leave them out"
+    assert told.text == "optional columns are missing: name, stage; log lines, events and error reports omit them"
 
 
 @pytest.mark.parametrize(

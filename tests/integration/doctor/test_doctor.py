@@ -110,7 +110,7 @@ def test_a_long_transaction_is_told_with_the_statement_that_ends_it(
         told = [each for each in found("warning") if "a night's report" in each.text]
 
         assert [each.way_out for each in told] == [
-            "deleted rows cannot be cleaned until it ends; "
+            "VACUUM cannot remove newer deleted rows until it ends; "
             f"to end it: SELECT pg_terminate_backend({other.info.backend_pid})"
         ]
     other.close()

@@ -178,7 +178,7 @@ def test_key_that_the_catalog_cannot_tell_is_trusted_and_warned_of(do: Do, form:
     assert (result.outcome, do("SELECT count(*) FROM event")) == ("done", 0)
     (warning,) = found(by_id)
     assert warning.level == "warning"
-    assert "nothing says that (id) is unique" in warning.text
+    assert "(id) may not be unique" in warning.text
 
 
 def test_catalog_is_asked_once_for_many_runs(events: None, statements: list[str]) -> None:
