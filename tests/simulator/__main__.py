@@ -1,4 +1,4 @@
-"""The command: ``python -m tests.simulator --schedules 10000 --seed 0``."""
+"""Command ``python -m tests.simulator --schedules 10000 --seed 0``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN = 60  # events of a schedule that broke an invariant
 
 
 def main() -> int:
-    """Play schedules; 1 when an invariant was broken, or a twin was not caught."""
+    """Play schedules. Return 1 if an invariant was broken or a twin was not caught."""
     options = _options()
     if options.replay is not None:
         return _replay(options.replay, options.twin, options.verbose)
@@ -51,7 +51,7 @@ def _options() -> argparse.Namespace:
 
 
 def _catch(name: str, seed: int, schedules: int, processes: int) -> int:
-    """Play with a broken twin until a schedule fails that holds without it; 1 when none does."""
+    """Play with a broken twin until a schedule fails that passes without it. Return 1 if none does."""
     first, end = seed, seed + schedules
     while first < end:
         *_, tally = play_many(first, end - first, processes, name)
@@ -94,7 +94,7 @@ def _say(text: str, end: str = "\n") -> None:
 
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":
-        # The order of sets is part of what a seed decides.
+        # The order of sets must depend on the seed alone.
         os.execve(
             sys.executable,
             [sys.executable, "-m", "tests.simulator", *sys.argv[1:]],

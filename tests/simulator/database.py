@@ -1,4 +1,4 @@
-"""The library's database handle, whose server is the world's `Postgres`."""
+"""Database handle of the library on the simulated `Postgres`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class SimulatedDatabase(Database):
-    """Real models, queries and transactions of the library; statements reach a `Postgres`.
+    """Database that runs the library's real models and transactions on a `Postgres`.
 
     Parameters:
       postgres: Asked for at each statement, because every schedule has a new one.
@@ -33,7 +33,7 @@ class SimulatedDatabase(Database):
         try:
             self.postgres().begin()
         except OperationalError:
-            self.postgres().begin()  # on a new connection, as the real handle does it
+            self.postgres().begin()  # on a new connection, like the real handle
 
     def commit(self) -> None:
         self.postgres().commit()
@@ -56,7 +56,7 @@ class SimulatedDatabase(Database):
         return SimpleNamespace(info=SimpleNamespace(transaction_status=status))
 
     def execute(self, query: Any, **context: Any) -> Any:
-        """Do a query; what the stand-in does not know ends the whole schedule."""
+        """Run a query. An unknown one ends the whole schedule."""
         try:
             return self._execute_known(query)
         except Unknown as unknown:
@@ -64,7 +64,7 @@ class SimulatedDatabase(Database):
             raise
 
     def rows(self, statement: CompiledQuery, *values: Any) -> list[tuple[Any, ...]]:
-        """In place of `Prepared.rows`: by what it was put together from."""
+        """Run a compiled query from its peewee query."""
         plain = tuple(value.adapted if isinstance(value, Json) else value for value in values)
         try:
             return list(self._execute_known(statement.query, plain).rows)
@@ -91,13 +91,13 @@ class SimulatedDatabase(Database):
         except OperationalError:
             if not reads:
                 raise
-            return postgres.alone(name, effect)  # on a new connection, as the real handle does it
+            return postgres.alone(name, effect)  # on a new connection, like the real handle
 
     def _known(self, transaction: Transaction, sql: str, params: Any) -> Cursor:
-        """The few statements that the library writes by hand."""
+        """Run one of the few hand-written statements."""
         postgres = self.postgres()
         if sql.startswith(("SAVEPOINT", "RELEASE SAVEPOINT", "ROLLBACK TO SAVEPOINT")):
-            return Cursor([])  # no part of the library goes on after an error in an inner block
+            return Cursor([])  # the library never continues after an error in a savepoint
         if "pg_advisory_xact_lock" in sql:
             postgres.lock(transaction, ("advisory", params), "update")
             return Cursor([(None,)], ["lock"])

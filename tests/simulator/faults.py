@@ -1,4 +1,4 @@
-"""What goes wrong, and when: drawn for each schedule, so that each has a character of its own."""
+"""Faults of a schedule, drawn at random for each one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulator.world import Killed, Process, Task, World
 
 T = TypeVar("T")
 
-#: At a point of I/O, before the effect or after it.
+#: Faults at a point of I/O, before or after its effect.
 KINDS: Final = (
     "kill before",
     "kill after",
@@ -33,22 +33,22 @@ KINDS: Final = (
 )
 _ZOMBIE: Final = "pause in a transaction"
 _LATE: Final = "late delivery"
-_ZOMBIES_CHANCE: Final = 0.05  # there are few points where it can strike
-_PAUSES_S: Final = (2.0, 12.0, 35.0, 65.0, 130.0)  # around the ttls and timeouts there are
-_TIMEOUT_S: Final = 5.0  # of our client for an answer from Redis
-#: How much later than its asker gives up Redis gives messages away; a consumer connects anew after three seconds.
+_ZOMBIES_CHANCE: Final = 0.05  # only few points qualify
+_PAUSES_S: Final = (2.0, 12.0, 35.0, 65.0, 130.0)  # around the existing ttls and timeouts
+_TIMEOUT_S: Final = 5.0  # client timeout for Redis
+#: Delay of a late delivery after its consumer gave up. A consumer reconnects after three seconds.
 _LATE_S: Final = (0.1, 2.0, 4.0, 10.0)
-#: Longer than a sweep's lease lives, and shorter than the server bears with a transaction that says nothing.
+#: Longer than a sweep's lease, and shorter than the idle-in-transaction timeout.
 _IN_A_TRANSACTION_S: Final = 50.0
-#: Of a scheduler. Dramatiq's broker takes the time from its clients: where the clock of one that works is ahead by more
-#: than the heartbeat timeout, it takes all others for dead, and they each other's messages.
+#: Clock steps of a scheduler. Dramatiq's broker takes the time from its clients. A worker whose clock is ahead by more
+#: than the heartbeat timeout takes all others for dead and hands out their messages.
 _STEPS_S: Final = (-3600.0, -61.0, -7.0, 7.0, 61.0, 3600.0)
 
 _SMALL_STEPS_S: Final = (-20.0, -3.0, 3.0, 20.0)
 
 
 class ScriptedFaults:
-    """The faults of one schedule.
+    """Faults of one schedule.
 
     Parameters:
       rng: The schedule's own.
@@ -71,7 +71,7 @@ class ScriptedFaults:
         self.on = True
 
     def around(self, world: World, task: Task, store: str, name: str, effect: Callable[[], T]) -> T:
-        """One trip to a store: time passes, and what was drawn happens."""
+        """Make a round trip to a store, with the faults drawn for it."""
         self.points += 1
         rng = self._rng
         world.sleep(rng.expovariate(1000.0) if rng.random() >= self._slow else rng.uniform(0.05, 6.0))
@@ -130,7 +130,7 @@ class ScriptedFaults:
             if scheduling:
                 process.clock_offset += self._rng.choice(_STEPS_S)
             else:
-                process.clock_offset = self._rng.choice(_SMALL_STEPS_S)  # never further from the others' than 40 s
+                process.clock_offset = self._rng.choice(_SMALL_STEPS_S)  # at most 40 s from the others
         elif kind == "stop":
             self._on_stop(process)
 
@@ -145,17 +145,17 @@ class ScriptedFaults:
             raise self._lost(world, task, store, name)
 
     def _have_late(self, world: World, task: Task, effect: Callable[[], object]) -> None:
-        """Let the server do it some time after the client has given up."""
+        """Let the server act some time after the client gave up."""
         asker = replace(task, message_id=task.message_id)
 
         def do() -> None:
             if self.away_until["redis"] > world.now:
-                return  # its connection is gone
+                return  # the connection is closed
             late, world.current = world.current, asker
             try:
                 effect()
             except redis.RedisError:
-                return  # nobody hears of it
+                return  # the client does not see it
             finally:
                 world.current = late
 

@@ -1,4 +1,4 @@
-"""What comes out the same in every schedule, or is never looked at, is worked out once, or not at all."""
+"""Shortcuts that compute once what is the same in every schedule."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import dramatiq.middleware.retries
 import housekeeping.middleware.dead_letters
 from housekeeping.core.cron import Cron, EachTickOnce
 
-_FEW_OBJECTS: Final = 100_000  # made since the last collection; a schedule makes about as many
+_FEW_OBJECTS: Final = 100_000  # objects per garbage collection; a schedule makes about as many
 
 
 def install() -> None:
-    """Make this whole interpreter quicker at schedules, and at nothing else."""
+    """Speed up schedules in this interpreter."""
     _read_each_spec_once()
     _ask_for_each_tick_once()
-    # Nobody reads tracebacks here, and each costs as much as ten trips to Redis.
+    # Tracebacks are not used, and each costs as much as ten round trips to Redis.
     without: Any = SimpleNamespace(
         format_exc=lambda limit: repr(sys.exception()), format_exception=lambda error, limit: [repr(error)]
     )
     modules: tuple[Any, ...] = (dramatiq.middleware.retries, housekeeping.middleware.dead_letters)
     for module in modules:
         module.traceback = without
-    # Dramatiq asks for it whenever a broker is made, and would search the path each time.
+    # Dramatiq imports it for every broker, and would search the path each time.
     sys.modules.setdefault("gevent", None)  # type: ignore[arg-type]
     gc.collect()
     gc.freeze()

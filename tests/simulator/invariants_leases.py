@@ -1,4 +1,4 @@
-"""What must hold of leases, by the history of their keys in Redis and of their epochs in the database."""
+"""Invariants of leases, checked on the history of keys in Redis and epochs in the database."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.simulator.workload import LEASES
 
 
 def nobody_runs_without_its_lease(stage: Stage) -> Iterator[str]:
-    """L5: a run begins only after Redis has put its own message's token into the key, once for each run.
+    """L5: a run starts only after Redis stored its message's token in the key, once per run.
 
     A sweep's run tells its token by its epoch. It may be gone from the key by then: where Redis lost the mark of being
     at work, another delivery of the message takes it for a dead attempt's. In the database only the later one commits.
@@ -43,7 +43,7 @@ def nobody_runs_without_its_lease(stage: Stage) -> Iterator[str]:
 
 
 def each_acquisition_has_a_higher_epoch(stage: Stage) -> Iterator[str]:
-    """L3: than all before it for its key, whoever took it."""
+    """L3: each acquisition of a key has a higher epoch than all before."""
     highest: dict[str, int] = {}
     for when, where, _, key, epoch, *_ in stage.of("epoch taken"):
         if epoch <= highest.get(key, 0):

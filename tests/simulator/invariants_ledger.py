@@ -1,4 +1,4 @@
-"""What must hold of sweeps: their epochs, the rows they settle, what the ledger says of it."""
+"""Invariants of sweeps: epochs, processed rows, ledger."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.simulator.workload import SWEEPS
 
 
 def epochs_never_go_down(stage: Stage) -> Iterator[str]:
-    """F1, F2, L3: no commit of a run comes after the beginning of one with a higher epoch."""
+    """F1, F2, L3: no run commits after the start of one with a higher epoch."""
     highest: dict[str, int] = {}
     for when, where, what, worker, run_id, *more in stage.events("run began", "committed by"):
         epoch = more[1] if what == "run began" else more[0]
@@ -21,7 +21,7 @@ def epochs_never_go_down(stage: Stage) -> Iterator[str]:
 
 
 def rows_are_settled_once_and_counted(stage: Stage) -> Iterator[str]:
-    """F3, F4: each row at most once, and the ledger's totals are the rows that changed."""
+    """F3, F4: each row changes at most once, and the ledger's totals equal the changed rows."""
     for table in SWEEPS:
         rows = stage.postgres.committed.get(table, {})
         for key, row in rows.items():
@@ -34,7 +34,7 @@ def rows_are_settled_once_and_counted(stage: Stage) -> Iterator[str]:
 
 
 def what_was_settled_is_gone_outside(stage: Stage) -> Iterator[str]:
-    """F9: no row is settled whose object was not deleted before."""
+    """F9: no row is processed before its object is deleted."""
     for table in SWEEPS:
         for key, row in stage.postgres.committed.get(table, {}).items():
             if row["settled"] and (table, key) not in stage.world.shared["deleted"]:
@@ -42,16 +42,16 @@ def what_was_settled_is_gone_outside(stage: Stage) -> Iterator[str]:
 
 
 def nothing_is_left_at_the_end(stage: Stage) -> Iterator[str]:
-    """F3: the scheduled sweep's last runs, without faults, leave the state of an undisturbed run."""
+    """F3: the last runs, without faults, leave the state of an undisturbed run."""
     if stage.clock_stepped("scheduler"):
-        return  # one whose clock was an hour behind fires no more ticks in the time there is
+        return  # a clock that was an hour behind sends no more ticks in time
     left = [key for key, row in stage.postgres.committed.get("swept", {}).items() if not row["settled"]]
     if left:
         yield f"rows {left} of swept were never settled"
 
 
 def a_run_that_ends_well_has_passed_over_nothing(stage: Stage) -> Iterator[str]:
-    """F3: a run has settled all that was stale when the walk to its end began at the front.
+    """F3: a completed run has processed everything stale when its pass started at the front.
 
     A run that begins at a place is of the walk that got there, and of the latest one if several did. That need not be
     the walk of the run before it: while one that died is not yet taken for dead, the next begins at the front, and
@@ -59,24 +59,24 @@ def a_run_that_ends_well_has_passed_over_nothing(stage: Stage) -> Iterator[str]:
     next begins at the front.
     """
     if stage.clock_stepped("worker"):
-        return  # what is stale depends on the clock of the process
-    began: dict[int, float] = {}  # run -> when its walk began at the front
-    reached: dict[tuple[str, str], float] = {}  # worker and place -> likewise, of the latest walk that got there
+        return  # the process's clock decides what is stale
+    began: dict[int, float] = {}  # run -> start of its pass at the front
+    reached: dict[tuple[str, str], float] = {}  # worker and position -> start of the latest pass that reached it
     settled: dict[str, set[int]] = {table: set() for table in SWEEPS}
     excused: dict[str, set[int]] = {table: set() for table in SWEEPS}
     kinds = ("run began", "settled", "passed over", "committed by", "run ended")
     for when, _, what, worker, run_id, *more in stage.events(*kinds):
         if what == "run began":
-            # At a place where no walk stands, it has passed over what is before it.
+            # At an unknown position, the run has skipped what is before it.
             began[run_id] = float(when) if more[2] is None else reached.get((worker, str(more[2])), float(when))
         elif what == "committed by":
-            if more[1] is not None:  # a row that counts missed ticks has no place
+            if more[1] is not None:  # a row of missed ticks has no position
                 place = worker, str(more[1])
                 reached[place] = max(began[run_id], reached.get(place, 0.0))
         elif what == "settled":
             settled[worker] |= set(more[0])
         elif what == "passed over":
-            excused[worker].add(run_id)  # here: the row, locked by another run
+            excused[worker].add(run_id)  # the row is locked by another run
         elif more[1] == "done" and stage.runs[run_id]["epoch"] is not None:
             for key, row in stage.postgres.committed[worker].items():
                 stale = row["stale_at"] <= began[run_id] - 1
@@ -86,7 +86,7 @@ def a_run_that_ends_well_has_passed_over_nothing(stage: Stage) -> Iterator[str]:
 
 
 def a_completed_sweep_does_not_run_again(stage: Stage) -> Iterator[str]:
-    """I1: always, because its completion is in the ledger."""
+    """I1: a completed sweep never runs again, because the ledger has its completion."""
     completed: set[str] = set()
     for _, _, what, worker, run_id, message_id, *more in stage.events("run began", "run ended"):
         if what == "run began" and message_id in completed:
@@ -96,12 +96,12 @@ def a_completed_sweep_does_not_run_again(stage: Stage) -> Iterator[str]:
 
 
 def a_dead_run_is_taken_over_in_time(stage: Stage) -> Iterator[str]:
-    """F3: after a kill within a run, another one begins within two ttls of a minute, faults permitting.
+    """F3: after a kill within a run, another run starts within two ttls, unless faults prevent it.
 
     Counted from the last kill of a process that had its message: an attempt that dies before it begins is another.
     """
     if set(stage.faults.struck) - {"kill before", "kill after"}:
-        return  # others may keep it from beginning
+        return  # other runs may delay it
     open_runs: dict[int, tuple[str, str]] = {}
     waited: dict[str, float] = {}
     deaths = [when for when, *_ in stage.of("killed")]

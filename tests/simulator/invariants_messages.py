@@ -1,4 +1,4 @@
-"""What must hold of messages, their keys and leases, whatever went wrong; limits are those of promises.md."""
+"""Invariants of messages, their keys and leases, within the limits of docs/explanation/promises.md."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _UNTIL_EXECUTED = tuple(name for name, options in ACTORS.items() if options.get(
 
 
 def nobody_takes_what_another_holds(stage: Stage) -> Iterator[str]:
-    """D5, L1: keys, leases and marks are freed and taken by their holder, or when their time is over."""
+    """D5, L1: only the holder or the ttl frees keys, leases and marks."""
     for when, where, _, key, before, after, holder in stage.of("taken from another"):
         yield f"{where} changed {key} at {when}, which {holder} held: {before!r} became {after!r}"
 
 
 @dataclass
 class _Life:
-    """A message of an until_executed actor from its first copy in a queue to its last."""
+    """Life of a message of an until_executed actor, from its first enqueued copy to its last."""
 
     message_id: str
     copies: set[str] = field(default_factory=set)
-    sign_at: float = 0.0  # its last sign of life
+    sign_at: float = 0.0  # last sign of life
     runs_in: str | None = None
     ran_in: str | None = None
-    over: bool = False  # it has ended, or has freed its key all the same
-    put_back: bool = False  # it was delivered and did not begin
+    over: bool = False  # has ended or freed its key
+    put_back: bool = False  # delivered but not started
     delivered_to: str | None = None
-    stopped_at: float = 0.0  # when the process was stopped that has it in hand
-    lapsed: bool = False  # its key expired while it lived, and another may have it now
+    stopped_at: float = 0.0  # when its process was paused
+    lapsed: bool = False  # its key expired, and another message may hold it
 
 
 def at_most_one_message_of_a_key_is_live(stage: Stage) -> Iterator[str]:
-    """D1, D6, D7: until its holder has given no sign of life for a ttl."""
+    """D1, D6, D7: one live message per key, until its holder is silent for a ttl."""
     ttl = KEY_TTL.total_seconds()
     lives: dict[tuple[str, str], dict[str, _Life]] = {}
     of_copy: dict[str, tuple[tuple[str, str], str]] = {}
@@ -47,27 +47,27 @@ def at_most_one_message_of_a_key_is_live(stage: Stage) -> Iterator[str]:
         if what == "completed":
             completed.add(details[0])
         elif what == "superseded":
-            # Dropped when it comes due, so it is not live any more.
+            # It is dropped when due, so it is no longer live.
             excused.add(details[0])
             for there in lives.values():
                 if details[0] in there:
                     there[details[0]].over = there[details[0]].lapsed = True
         elif what == "redis emptied":
             completed.clear()
-            # Their keys are lost; who was at work with one of them goes on without.
+            # Their keys are lost. A running message continues without its key.
             excused |= {message_id for there in lives.values() for message_id in there}
             lives.clear()
         elif what == "queued":
             queue, message_id, copy, actor, args = details
             if actor not in _UNTIL_EXECUTED or message_id in completed:
-                continue  # a copy that a stopped process had: it will be found done, and is not live
+                continue  # a copy in a paused process: it is already completed, so it is not live
             key, body = (actor, args), stage.redis.messages[copy.encode()]
             if body["options"].get("deduplication_standing") == "when_due":
-                continue  # not live before it is due
+                continue  # not live until due
             there = lives.setdefault(key, {})
             life = there.setdefault(message_id, _Life(message_id, lapsed=message_id in excused))
             if life.copies and life.runs_in is None and life.sign_at + ttl <= when:
-                life.lapsed = True  # it waited for longer than the ttl, and may have found its key gone
+                life.lapsed = True  # it waited longer than the ttl, so its key may have expired
             for other in there.values():
                 if other is life or other.over or life.lapsed:
                     continue
@@ -77,13 +77,13 @@ def at_most_one_message_of_a_key_is_live(stage: Stage) -> Iterator[str]:
                     yield f"{message_id} of {key} was enqueued at {when} while {other.message_id} was live"
             life.over = False
             life.runs_in = None if life.runs_in == where else life.runs_in
-            # Its time counts from when it was due (D4), not from when a worker came to see that.
+            # Time counts from its due time (D4), not from when a worker noticed.
             due = not queue.endswith(".DQ.msgs") and any(
                 "eta" in stage.redis.messages[before.encode()]["options"] for before in life.copies
             )
             life.copies.add(copy)
             if not life.put_back and not due:
-                # One that waits its turn, because its dead first delivery seems to run still, is no sign of life.
+                # A delivery that waits because its dead predecessor seems to run is no sign of life.
                 life.sign_at = max(when, body["options"].get("eta", 0) / 1000)
             of_copy[copy] = (key, message_id)
         elif what == "left" and details[2] in of_copy:
@@ -92,7 +92,7 @@ def at_most_one_message_of_a_key_is_live(stage: Stage) -> Iterator[str]:
             if message_id in there:
                 there[message_id].copies.discard(details[2])
                 if not there[message_id].copies:
-                    # A stopped process may still have a delivery of it, and let it wait its turn.
+                    # A paused process may still have a delivery of it.
                     excused |= {message_id} if there[message_id].lapsed else set()
                     del there[message_id]
         else:
@@ -105,10 +105,10 @@ def _signs(lives: dict[tuple[str, str], dict[str, _Life]], event: Event) -> None
         for life in there.values():
             if what in ("reads", "returns", "fails") and details[2] == life.message_id:
                 if what == "reads":
-                    # Or its process was stopped between its start and the first line of the actor.
+                    # Or its process was paused between its start and the actor's first line.
                     life.lapsed = life.lapsed or life.stopped_at > life.sign_at
                     life.sign_at = when
-                if what != "fails":  # that holds on to its key with its retry's enqueueing, and may be killed before
+                if what != "fails":  # a failure keeps its key when its retry is enqueued, and may be killed before
                     life.runs_in = where if what == "reads" else None
                 life.ran_in, life.put_back = where, False
             if what == "delivered" and details[1] == life.message_id:
@@ -122,16 +122,16 @@ def _signs(lives: dict[tuple[str, str], dict[str, _Life]], event: Event) -> None
             if freed and life.ran_in == where:
                 life.over = True
             if what == "returns" and details[2] == life.message_id:
-                life.over = life.lapsed = True  # should it be delivered again, it has no claim to its key
+                life.over = life.lapsed = True  # a redelivery has no claim to its key
             killed = what == "killed" and life.runs_in == details[0]
             paused = what == "fault" and details[0].startswith("pause") and life.runs_in == where
             if life.runs_in is not None and (killed or paused or (what == "fault" and details[0] == "redis away")):
-                # Its last renewal was up to a third of the ttl before.
+                # The last renewal was up to a third of the ttl earlier.
                 life.runs_in, life.sign_at = None, max(life.sign_at, when - KEY_TTL.total_seconds() / 3)
 
 
 def a_dropped_duplicate_is_served(stage: Stage) -> Iterator[str]:
-    """D8, F6: of reschedule_once and until_executing, some run begins its reading after each duplicate."""
+    """D8, F6: with reschedule_once and until_executing, some run starts reading after each duplicate."""
     asked: dict[str, float] = {}
     for when, where, what, actor, *details in stage.events("sends", "sent"):
         if what == "sends":
@@ -147,7 +147,7 @@ def a_dropped_duplicate_is_served(stage: Stage) -> Iterator[str]:
 
 
 def a_completed_message_does_not_run_again(stage: Stage) -> Iterator[str]:
-    """I1: unless Redis lost it, or the second delivery had asked before: its first one was stopped, or lost its mark.
+    """I1: unless Redis lost it, or a second delivery checked before (the first was paused or lost its mark).
 
     A process killed between the return and the record executes it once more; then it was not completed.
     """
@@ -159,7 +159,7 @@ def a_completed_message_does_not_run_again(stage: Stage) -> Iterator[str]:
             completed.setdefault(details[0], when)
         elif what == "key":
             key, _, token = details
-            # A delivery may make its mark again; it asked when it made it first.
+            # A delivery may set its mark again. It checked when it set it first.
             if key.startswith("sim:running:") and token is not None and token not in deliveries:
                 deliveries.add(token)
                 asked[where, token.decode().partition(":")[0]] = when
@@ -169,7 +169,7 @@ def a_completed_message_does_not_run_again(stage: Stage) -> Iterator[str]:
 
 
 def a_message_runs_once_at_a_time(stage: Stage) -> Iterator[str]:
-    """I2, and L1 for actors under a lease: two at once only where one of them was stopped, or Redis was away."""
+    """I2, and L1 for actors with a lease: two at once only if one was paused or Redis was unreachable."""
     if stage.redis.emptied_at or stage.struck("redis away", "pause before", "pause after", "pause in a transaction"):
         return
     running: dict[str, str] = {}  # message, or lease -> process
@@ -190,16 +190,16 @@ def a_message_runs_once_at_a_time(stage: Stage) -> Iterator[str]:
 
 
 def no_message_is_lost(stage: Stage) -> Iterator[str]:
-    """B1, R4: every message that was enqueued was executed, skipped for a reason, or is a dead letter."""
+    """B1, R4: every enqueued message was executed, skipped for a reason, or is a dead letter."""
     if stage.redis.emptied_at:
-        return  # what was in its queues is gone, and nobody can know of it
+        return  # the queues were lost
     ended = {event[5] for event in (*stage.of("returns"), *stage.of("recorded"))}
     worked = {event[3]: event[0] for event in stage.of("run ended") if event[6] in ("done", "partial")}
-    # A run that was taken over leaves its work to whoever took it over, and that one must have done it.
+    # The run that took over must have done the work.
     ended |= {event[5] for event in stage.of("run ended") if worked.get(event[3], 0.0) >= event[0]}
     ended |= {event[4] for event in stage.of("dead letter")}
     ended |= {event[4] for event in stage.of("skipped") if "already_done" not in event[5]}
-    # Beside another one that waits for its retry, a failed tick is not tried again (R2).
+    # A failed tick is not retried beside another waiting retry (R2).
     ended |= {event[5] for event in stage.of("interrupted") if event[3] in SCHEDULED}
     queued = {event[4] for event in stage.of("queued")}
     ended |= {event[3] for event in stage.of("dropped") if event[5] in queued - {event[3]}}
@@ -212,15 +212,15 @@ def no_message_is_lost(stage: Stage) -> Iterator[str]:
 
 
 def every_key_expires(stage: Stage) -> Iterator[str]:
-    """D10: of our own keys, none is for ever; of deduplication keys there are no more than messages that lived."""
+    """D10: every key has a ttl, and there are no more deduplication keys than live messages."""
     for key in stage.redis.live_keys():
         if not key.startswith(b"sim:broker:") and stage.redis.expires_at(key) is None:
             yield f"{key!r} never expires"
 
 
 def a_key_is_free_when_its_message_has_ended(stage: Stage) -> Iterator[str]:
-    """D4: at once when the process lived to say so, and Redis answered one of three tries."""
-    # A second delivery acknowledges what the first, in a process that was stopped, is still at work with.
+    """D4: a key is free at once if the process lives and Redis answers one of three tries."""
+    # A second delivery acknowledges a message that still runs in a paused process.
     stopped = {event[1] for event in stage.of("fault") if event[3].startswith("pause")}
     hands: dict[str, set[str]] = {}
     unanswered: Counter[str] = Counter()
@@ -234,7 +234,7 @@ def a_key_is_free_when_its_message_has_ended(stage: Stage) -> Iterator[str]:
 
 
 def queues_are_bounded(stage: Stage) -> Iterator[str]:
-    """F10: a message has few copies, whatever became of its answers.
+    """F10: a message has few copies, whichever answers are lost.
 
     Where the clocks of two processes are further apart than the heartbeat timeout, one takes the other for dead and
     gives its messages back, for Dramatiq has every client write the time: that is not bounded.

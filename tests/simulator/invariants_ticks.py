@@ -1,4 +1,4 @@
-"""What must hold of schedules: each tick at most one message, each accounted for."""
+"""Invariants of schedules: at most one message per tick, and every tick accounted for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.simulator.world import START
 
 
 def a_tick_fires_once(stage: Stage) -> Iterator[str]:
-    """S1: no two messages do the work of one tick, whatever became of Redis and the clocks."""
+    """S1: no two messages run for one tick, despite faults of Redis and clocks."""
     for actor in SCHEDULED:
         done: dict[datetime, str] = {}
         for run in stage.runs.values():
@@ -23,7 +23,7 @@ def a_tick_fires_once(stage: Stage) -> Iterator[str]:
 
 
 def a_tick_is_sent_once(stage: Stage) -> Iterator[str]:
-    """S1: by one scheduler, once, unless the answer was lost, or it was stopped between its claim and the enqueueing.
+    """S1: one scheduler sends a tick once, unless the answer was lost or it was paused after its claim.
 
     Then the tick has two copies in the queue, of which one runs.
     """
@@ -45,7 +45,7 @@ def a_tick_is_sent_once(stage: Stage) -> Iterator[str]:
 
 
 def each_tick_is_accounted_for(stage: Stage) -> Iterator[str]:
-    """S5: from the first scheduler's start to its end, each tick has a row, or is among those that were missed."""
+    """S5: each tick between the first scheduler's start and end has a row or is counted as missed."""
     if stage.redis.emptied_at or stage.clock_stepped("scheduler"):
         return
     until = next((event[0] for event in stage.of("schedulers end")), START)

@@ -1,4 +1,4 @@
-"""Locks between tasks. To be imported before the library, whose classes keep `threading.Lock` as they find it."""
+"""Locks between tasks. Import this before the library, whose classes keep a reference to `threading.Lock`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 from tests.simulator.world import Task, World
 
 _real: Any = threading.Lock
-_here: list[World] = []  # the world whose tasks run, if any
+_here: list[World] = []  # world whose tasks run, if any
 
 
 def between_tasks_of(world: World) -> None:
-    """Let the locks that are made from now on by tasks of this world be between those."""
+    """Make new locks of this world's tasks virtual."""
     _here[:] = [world]
 
 
 class VirtualLock:
-    """A `threading.Lock` between tasks."""
+    """`threading.Lock` between tasks."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -53,13 +53,13 @@ class VirtualLock:
 
 
 def _lock() -> Any:
-    """A lock between tasks where a task asks for it; else one between threads."""
+    """Return a virtual lock inside a task, else a real one."""
     if _here and _here[0].current is not None:
         return VirtualLock(_here[0])
     return _real()
 
 
 def install() -> None:
-    """Put these locks in place of `threading.Lock`, for this whole interpreter."""
+    """Replace `threading.Lock` in this interpreter."""
     module: Any = threading
     module.Lock = _lock

@@ -1,4 +1,4 @@
-"""A `RedisStore` that tells the history what matters, and refuses what must never be done to another's key."""
+"""`RedisStore` that records events, and rejects changes of keys by others than their holder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.simulator.world import Process, World
 NAMESPACE: Final = "sim"
 QUEUE: Final = f"{NAMESPACE}:broker:default".encode()
 _OWNED: Final = tuple(f"{NAMESPACE}:{kind}:".encode() for kind in ("lease", "dedup", "running"))
-#: What the library changes such a key with.
+#: Commands that the library uses to change such a key.
 _CHANGING: Final = ("set", "del", "unlink", "hset", "hsetnx", "hdel", "pexpire", "expire", "persist")
 _DEDUP: Final = f"{NAMESPACE}:dedup:".encode()
 _LEASE: Final = f"{NAMESPACE}:lease:".encode()
@@ -29,7 +29,7 @@ _SUPERSEDED: Final = f"{NAMESPACE}:superseded:".encode()
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who put a token into a key, at work with which message, and since when."""
+    """Holder of a key, with its message and start."""
 
     process: Process
     message_id: str | None
@@ -37,13 +37,13 @@ class Owner:
 
 
 class ObservedStore(RedisStore):
-    """The server of one world."""
+    """Redis server of one world."""
 
     def __init__(self, world: World) -> None:
         super().__init__(lambda: world.now)
         self._world = world
         self._owners: dict[bytes, Owner] = {}
-        self.messages: dict[bytes, dict[str, Any]] = {}  # by their id in Redis
+        self.messages: dict[bytes, dict[str, Any]] = {}  # by id in Redis
         self.emptied_at: list[float] = []
 
     def clear(self) -> None:
@@ -75,7 +75,7 @@ class ObservedStore(RedisStore):
             for redis_id, body in zip(pairs[::2], pairs[1::2], strict=True):
                 there = self.do_hexists(key, redis_id)
                 self.messages[redis_id] = message = json.loads(body)
-                if not there:  # else it is on its way to the dead letters, and says why
+                if not there:  # otherwise it moves to the dead letters with its error
                     self._enqueued(key, redis_id, message)
         return super().do_hset(key, *pairs)
 
@@ -102,7 +102,7 @@ class ObservedStore(RedisStore):
         return super().do_set(key, value, *options)
 
     def waiting(self) -> list[dict[str, Any]]:
-        """Every message that is in a queue or in somebody's hands."""
+        """Return every queued or fetched message."""
         there: list[dict[str, Any]] = []
         for name in (b".msgs", b".DQ.msgs"):
             there += [self.messages[redis_id] for redis_id in self.value(QUEUE + name) or ()]
@@ -124,7 +124,7 @@ class ObservedStore(RedisStore):
     def _token(self, key: bytes) -> bytes | None:
         value = self.value(key)
         if isinstance(value, dict):
-            # The message that holds the key, and the delivery of it that runs.
+            # Message that holds the key, and its running delivery.
             token: bytes = value.get(b"id", b"") + b"/" + value.get(b"run", b"")
             return token
         return value if isinstance(value, bytes) else None
@@ -145,12 +145,12 @@ class ObservedStore(RedisStore):
         self._world.note("taken from another", key.decode(), before, after, self._owners[key + before].process.name)
 
     def _may(self, key: bytes, token: bytes, prolonged: bool = False) -> bool:
-        """Whether what the task that runs has done to the key of this token was its business."""
+        """Return whether the running task was allowed to change the key of this token."""
         owner, task = self._owners.get(key + token), self._world.current
         if owner is None or task is None:
             return True
         if key.startswith(_LEASE):
-            # Of the dead, too, until its ttl is over: only another run of a sweep knows that its holder is gone.
+            # Also for dead holders until the ttl ends: only another run of a sweep knows that its holder is gone.
             same = owner.message_id == task.message_id
             mine = same and owner.process is task.process
             return mine or (not prolonged and key in _SWEEP_LEASES and (same or self._is_gone(token)))
@@ -161,14 +161,14 @@ class ObservedStore(RedisStore):
             if not run and self.value(key.replace(_DEDUP, _SUPERSEDED, 1) + b":" + message_id) is not None:
                 return True
             same = task.message_id is None or task.message_id.encode() == message_id
-            # A message moves from the process that sent it to the one that runs it. A run is its own; but a process
-            # that was stopped since it was given the message may be either of two that are at work with it (I2).
+            # A message moves from its sender to the process that runs it. A run belongs to one process. But a process
+            # that was paused after it fetched the message may be one of two that run it (I2).
             stopped = owner.process.paused_until >= owner.since or task.process.paused_until >= task.since
             return same and (not run or stopped)
         return False
 
     def _is_gone(self, token: bytes) -> bool:
-        """Whether the ledger says that its run has ended, or has given no sign of life for a minute."""
+        """Return whether the ledger says that its run ended or had no heartbeat for a minute."""
         committed = self._world.shared["postgres"].committed
         epochs = [row["epoch"] for row in committed.get("leases", {}).values() if row["holder"] == token.decode()]
         runs = [run for run in committed.get("runs", {}).values() if run["epoch"] in epochs]

@@ -1,4 +1,4 @@
-"""Tables in memory with PostgreSQL's rules where they matter here: READ COMMITTED, row locks, waits, lost commits.
+"""In-memory tables with PostgreSQL's rules: READ COMMITTED, row locks, waits, lost commits.
 
 What a transaction writes is seen by others once it has committed. A row that another has locked is waited for, and
 read again afterwards; a circle of waits ends with an error for one of them.
@@ -20,13 +20,13 @@ Row = dict[str, Any]
 Parameter = tuple[str, Any]  # table and key
 Mode = Literal["share", "update"]
 
-#: As the library's sessions have them (foundation/db.py).
+#: Timeouts of the library's sessions (housekeeping/database/connection.py).
 LOCK_TIMEOUT_S: Final = 10.0
 IDLE_IN_TRANSACTION_S: Final = 60.0
 
 
 class Deadlock(OperationalError):
-    """PostgreSQL chose this transaction as a deadlock's victim."""
+    """Error of the transaction that PostgreSQL chose as a deadlock victim."""
 
     class orig:
         pgcode = "40P01"
@@ -34,7 +34,7 @@ class Deadlock(OperationalError):
 
 @dataclass(eq=False)
 class Transaction:
-    """What one connection has done and not yet committed."""
+    """Uncommitted changes of a connection."""
 
     task: Task | None
     written: dict[Parameter, Row | None] = field(default_factory=dict)
@@ -42,11 +42,11 @@ class Transaction:
     open: bool = True
     waits_for: Parameter | None = None
     spoke_at: float = 0.0
-    notes: list[tuple[Any, ...]] = field(default_factory=list)  # go into the history with the commit
+    notes: list[tuple[Any, ...]] = field(default_factory=list)  # recorded at the commit
 
 
 class Postgres:
-    """One database server."""
+    """Simulated database server."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -62,7 +62,7 @@ class Postgres:
         return self.world.now + self.clock_offset
 
     def number(self, sequence: str) -> int:
-        """The next of a sequence; never given back."""
+        """Return the next number of a sequence. It is never returned."""
         self._numbers[sequence] = self._numbers.get(sequence, 0) + 1
         return self._numbers[sequence]
 
@@ -85,17 +85,17 @@ class Postgres:
         self.world.io("postgres", "COMMIT", lambda: self._commit(transaction))
 
     def rollback(self) -> None:
-        """``ROLLBACK``; a lost connection has done so already."""
+        """Run ``ROLLBACK``. A lost connection is already rolled back."""
         transaction = self._open.get(self.world.current)
         if transaction is not None:
             self._end(transaction)
 
     def in_transaction(self) -> bool:
-        """Whether the task that runs has one open."""
+        """Return whether the running task has an open transaction."""
         return self.world.current in self._open
 
     def statement(self, name: str) -> Transaction:
-        """A statement of the transaction at hand reaches the server.
+        """Send a statement of the current transaction to the server.
 
         Raises:
           OperationalError: When the connection is lost, and the transaction with it.
@@ -115,13 +115,13 @@ class Postgres:
         return transaction
 
     def alone(self, name: str, effect: Callable[[Transaction], T]) -> T:
-        """A statement that is a transaction of its own."""
+        """Run a statement in its own transaction."""
         task = self.world.current
 
         def do() -> T:
             there = self._open.get(task)
             if there is not None and there.open:
-                return effect(there)  # left open by whoever was interrupted in its COMMIT
+                return effect(there)  # left open by an interrupted COMMIT
             transaction = self._begin(task)
             try:
                 done = effect(transaction)
@@ -134,7 +134,7 @@ class Postgres:
         return self.world.io("postgres", name, do)
 
     def rows(self, table: str, transaction: Transaction | None = None) -> Iterator[tuple[Any, Row]]:
-        """The rows that a statement sees: committed ones, and what its own transaction wrote."""
+        """Yield the rows visible to a statement: committed ones and those of its transaction."""
         mine = transaction.written if transaction is not None else {}
         there = self.committed.get(table, {})
         for key in [*there, *(key for name, key in mine if name == table and key not in there)]:
@@ -143,7 +143,7 @@ class Postgres:
                 yield key, row
 
     def row(self, table: str, key: Any, transaction: Transaction | None = None) -> Row | None:
-        """One row as a statement sees it."""
+        """Return a row as visible to a statement."""
         if transaction is not None and (table, key) in transaction.written:
             return transaction.written[table, key]
         return self.committed.get(table, {}).get(key)
@@ -156,7 +156,7 @@ class Postgres:
         where: Callable[[Row], bool],
         values: Callable[[Row], Row],
     ) -> Row | None:
-        """Lock a row and change it if it matches, then too, if it was waited for; returns it as it is now."""
+        """Lock a row, check it again after a wait, and change it. Return the new row."""
         self.lock(transaction, (table, key), "update")
         row = self.row(table, key, transaction)
         if row is None or not where(row):
@@ -166,7 +166,7 @@ class Postgres:
         return changed
 
     def delete(self, transaction: Transaction, table: str, key: Any, where: Callable[[Row], bool]) -> bool:
-        """Lock a row and take it away if it matches, then too, if it was waited for."""
+        """Lock a row, check it again after a wait, and delete it."""
         self.lock(transaction, (table, key), "update")
         row = self.row(table, key, transaction)
         if row is None or not where(row):
@@ -175,19 +175,19 @@ class Postgres:
         return True
 
     def insert(self, transaction: Transaction, table: str, key: Any, row: Row) -> Row:
-        """Add a row that is locked, or put another in its place."""
+        """Insert or replace a row and lock it."""
         transaction.written[table, key] = row
         return row
 
     def try_lock(self, transaction: Transaction, place: Parameter) -> bool:
-        """``FOR UPDATE SKIP LOCKED`` of one row: whether it is locked now, without waiting."""
+        """Try to lock a row like ``FOR UPDATE SKIP LOCKED``. Return whether it is locked."""
         if self._in_the_way(transaction, place, "update"):
             return False
         self._take(transaction, place, "update")
         return True
 
     def lock(self, transaction: Transaction, place: Parameter, mode: Mode) -> None:
-        """Lock a row, after whoever has it.
+        """Lock a row and wait for its holder.
 
         Raises:
           Deadlock: When the others wait for this one.
@@ -211,14 +211,14 @@ class Postgres:
         self._take(transaction, place, mode)
 
     def close(self, tasks: list[Task]) -> None:
-        """The connections of these tasks are gone: their transactions roll back."""
+        """Close the connections of these tasks and roll back their transactions."""
         for task in tasks:
             transaction = self._open.get(task)
             if transaction is not None:
                 self._release(transaction)
 
     def end_idle(self, task: Task, idle_s: float) -> None:
-        """What the server does about a transaction that says nothing for so long."""
+        """End an idle transaction after its timeout."""
         transaction = self._open.get(task)
         if transaction is not None and idle_s > IDLE_IN_TRANSACTION_S:
             self._release(transaction)
@@ -226,7 +226,7 @@ class Postgres:
     def _begin(self, task: Task | None) -> Transaction:
         there = self._open.get(task)
         if there is not None and there.open:
-            return there  # PostgreSQL warns of a BEGIN within a transaction, and goes on with that
+            return there  # PostgreSQL only warns of a nested BEGIN
         transaction = self._open[task] = Transaction(task, spoke_at=self.world.now)
         return transaction
 
@@ -245,7 +245,7 @@ class Postgres:
         self._end(transaction)
 
     def _tell(self, table: str, key: Any, before: Row | None, row: Row | None) -> None:
-        """What the history is to know of a change to the ledger."""
+        """Record a change of the ledger."""
         note = self.world.note
         if table == "leases" and row is not None and (before is None or before["holder"] != row["holder"]):
             note("epoch taken", key, row["epoch"], row["holder"])
@@ -275,7 +275,7 @@ class Postgres:
 
     def _take(self, transaction: Transaction, place: Parameter, mode: Mode) -> None:
         if not transaction.open:
-            return  # the server ended it before its task heard the answer; what has ended holds nothing
+            return  # the server ended it before its task got the answer
         held = self._locks.setdefault(place, {})
         if held.get(transaction) != "update":
             held[transaction] = mode

@@ -1,4 +1,4 @@
-"""The processes of the simulated application: workers, schedulers, and one that sends messages."""
+"""Processes of the simulated application: workers, schedulers and a sender."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.simulator.virtual_time import world
 from tests.simulator.workload import declare
 from tests.simulator.world import Process, World
 
-_POLL_MS: Final = 15_000  # how long an idle consumer waits at the most; often enough for its heartbeat
+_POLL_MS: Final = 15_000  # maximum wait of an idle consumer, short enough for its heartbeat
 
 
 def _trip(name: str, effect: Callable[[], Any]) -> Any:
@@ -41,7 +41,7 @@ SETTINGS: Final = Settings.load(redis_url="redis://simulated/0", namespace=NAMES
 
 
 def connect() -> None:
-    """Put the world's Redis and database in place of the real ones, for this whole interpreter."""
+    """Replace Redis and the database in this interpreter."""
     virtual.install({redis_client: lambda _: CLIENT})
     thread_locals_by_task(DATABASE)
     database.initialize(DATABASE)
@@ -51,7 +51,7 @@ def connect() -> None:
 
 
 class _Watch(Middleware):
-    """Tells the history how messages end."""
+    """Middleware that records how messages end."""
 
     def __init__(self, here: World) -> None:
         self._world = here
@@ -82,7 +82,7 @@ def _note_drops(here: World, broker: RedisBroker) -> None:
 
 @dataclass
 class Application:
-    """What one process of the application has in memory."""
+    """Memory of one process of the application."""
 
     process: Process
     broker: RedisBroker
@@ -93,7 +93,7 @@ class Application:
 
 @dataclass
 class Cast:
-    """Who plays in a schedule, and what becomes of those who die.
+    """Processes of a schedule and their restarts.
 
     Attributes:
       restarts: Whether a process that ended is started again.
@@ -107,7 +107,7 @@ class Cast:
     _number: int = 0
 
     def application(self, process: Process) -> Application:
-        """The application's code as this process has loaded it."""
+        """Return the application's code as loaded by this process."""
         broker = brokers.redis_broker(SETTINGS)
         installation.install(broker, SETTINGS, workers=False)
         for middleware in broker.middleware:
@@ -119,7 +119,7 @@ class Cast:
         return made
 
     def start(self, kind: str, main: Callable[[Application], object]) -> Process:
-        """Start a process, and another one in its place whenever it ends."""
+        """Start a process and restart it whenever it ends."""
         self._number += 1
         process = self.world.process(f"{kind}{self._number}")
         process.at_death.append(lambda: self._after_death(process, kind, main))
@@ -127,14 +127,14 @@ class Cast:
         return process
 
     def worker(self, application: Application) -> None:
-        """``dramatiq housekeeping.app``."""
+        """Run ``dramatiq housekeeping.app``."""
         application.worker = dramatiq.worker.Worker(
             application.broker, worker_timeout=_POLL_MS, worker_threads=self.threads
         )
         application.worker.start()
 
     def scheduler(self, application: Application) -> None:
-        """``periodiq housekeeping.app``: its own loop, whose alarm clock is the world's."""
+        """Run ``periodiq housekeeping.app`` with its own loop and the virtual clock."""
         scheduled = [actor for actor in application.actors.values() if "periodic" in actor.options]
         loop = periodiq.Scheduler(scheduled)
         asleep_s: list[float] = []
@@ -145,7 +145,7 @@ class Cast:
             self.world.sleep(asleep_s.pop() if asleep_s else 0.0)
 
     def sender(self, application: Application) -> None:
-        """Application code that sends messages, some of them several times."""
+        """Send messages like an application, some of them several times."""
         rng, here = self.world.rng, self.world
         plain = [actor for name, actor in application.actors.items() if "periodic" not in actor.options]
         for _ in range(rng.randint(3, 9) if plain else 0):

@@ -1,4 +1,4 @@
-"""Does the peewee queries of the library on `Postgres`, from their trees and not from their text.
+"""Interpreter of the library's peewee queries on `Postgres`.
 
 What a query says that is not known here is refused: nothing is passed over in silence.
 """
@@ -32,7 +32,7 @@ _MODES: Final[dict[str, Mode]] = {"FOR SHARE": "share", "FOR UPDATE": "update"}
 
 @dataclass
 class Cursor:
-    """What psycopg2 would hand to peewee."""
+    """Cursor as psycopg2 returns it."""
 
     rows: list[tuple[Any, ...]]
     columns: list[str] = field(default_factory=list)
@@ -50,11 +50,11 @@ class Cursor:
 
 
 class Unknown(BaseException):
-    """The stand-in cannot do what the query says; not an `Exception`, which a run would take for a failure."""
+    """Unsupported query. It is not an `Exception`, which a run would treat as a failure."""
 
 
 def execute(postgres: Postgres, transaction: Transaction, query: Any, values: tuple[Any, ...] = ()) -> Cursor:
-    """Do a query of a transaction, with these values for its places; its effects are in the transaction."""
+    """Run a query in a transaction with these parameters."""
     return _Statement(postgres, transaction, values).execute(query)
 
 
@@ -64,7 +64,7 @@ class _Statement:
         self._transaction = transaction
         self._values = values
         self._model: Any = None
-        self._around: dict[Any, Row] = {}  # model -> the row that a subquery is asked for
+        self._around: dict[Any, Row] = {}  # model -> outer row of a subquery
 
     def execute(self, query: Any) -> Cursor:
         self._model = getattr(query, "model", None)
@@ -94,7 +94,7 @@ class _Statement:
         return self._answer(columns, rows)
 
     def _found(self, query: Any) -> Iterator[tuple[Any, Row]]:
-        """The rows a SELECT is about, locked if it says so."""
+        """Yield the rows of a SELECT, locked if requested."""
         table = _table(query)
         mode = None
         if query._for_update is not None:
@@ -107,7 +107,7 @@ class _Statement:
                 yield key, row
                 continue
             self._postgres.lock(self._transaction, (table, key), mode)
-            # It may have been changed while it was waited for.
+            # It may have changed during the wait.
             now = self._postgres.row(table, key, self._transaction)
             if now is not None and self._holds(query._where, now):
                 yield key, now
@@ -192,7 +192,7 @@ class _Statement:
         return copy.deepcopy(new) if isinstance(new, dict | list) else new
 
     def _value(self, node: Any, row: Row) -> Any:
-        """What an expression is for a row; None is unknown, as in SQL."""
+        """Return the value of an expression for a row. None is unknown, as in SQL."""
         if isinstance(node, Field):
             return self._around.get(node.model, row)[node.column_name]
         if isinstance(node, Select):
@@ -212,10 +212,10 @@ class _Statement:
             if node.sql in ("1", "*"):
                 return 1
             if node.sql == "DEFAULT":
-                return self._postgres.number("leases.epoch")  # the one column that has such a number and is named
+                return self._postgres.number("leases.epoch")  # the only such column that a query names
             raise Unknown(node.sql)
         if isinstance(node, Select):
-            # A scalar subquery; it may name the row it stands in only by what its own rows have too.
+            # A scalar subquery. It may refer to the outer row only by columns that its own rows have.
             inner: Any = node
             found = [each for _, each in self._ordered(inner, [each for _, each in self._found(inner)])]
             return self._value(inner._returning[0], found[0]) if found else None
@@ -233,7 +233,7 @@ class _Statement:
         raise Unknown(type(node).__name__)
 
     def _scalar(self, query: Any, row: Row) -> Any:
-        """The one value of a subquery, which may ask about the row around it."""
+        """Return the value of a scalar subquery, which may refer to the outer row."""
         self._around[self._model] = row
         try:
             found = [self._value(query._returning[0], each) for _, each in self._found(query)]

@@ -1,4 +1,4 @@
-"""redis-py's client whose server is a `RedisStore` of the world: every command and pipeline is one point of I/O."""
+"""redis-py client on a `RedisStore`. Every command and pipeline is one point of I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.simulator.redis_keyspace import Reply
 from tests.simulator.redis_scripts import evaluate
 from tests.simulator.redis_store import RedisStore
 
-#: What redis-py makes of an answer, for the commands where that is not what the server said.
+#: Conversions of answers by redis-py.
 _SHAPES: Final[dict[str, Callable[[Any], Any]]] = {
     "SMEMBERS": set,
     "TIME": lambda reply: (int(reply[0]), int(reply[1])),
@@ -23,12 +23,12 @@ _SHAPES: Final[dict[str, Callable[[Any], Any]]] = {
     "EXPIRE": bool,
     "PERSIST": bool,
 }
-#: Does the trip to the server: its name, and the effect it has there.
+#: Function that makes a round trip, given its name and effect.
 Trip = Callable[[str, Callable[[], Any]], Any]
 
 
 class SimulatedRedis(redis.Redis):
-    """A client of the simulated server.
+    """Client of the simulated server.
 
     Parameters:
       store: Asked for at each command, because every schedule has a new one.
@@ -50,7 +50,7 @@ class SimulatedRedis(redis.Redis):
 
 
 class SimulatedPipeline(Pipeline):
-    """Commands that travel together; one answer for all of them.
+    """Pipeline of the simulated server.
 
     Note: Without a transaction others may come in between on a real server; here they do not. No part of
     the library reads in such a pipeline what it writes there.
@@ -89,7 +89,7 @@ class SimulatedPipeline(Pipeline):
 
 
 class SimulatedScript:
-    """What `register_script` returns: the script's text goes with every call."""
+    """Result of `register_script`. Every call sends the script's text."""
 
     def __init__(self, client: SimulatedRedis, script: bytes | str) -> None:
         self.registered_client = client
@@ -102,12 +102,12 @@ class SimulatedScript:
 
 @cache
 def _one_of_each(script: bytes | str) -> bytes:
-    # The very same object each time is found among the compiled ones without being compared.
+    # The same object is found in the cache of compiled scripts without a comparison.
     return script if isinstance(script, bytes) else script.encode()
 
 
 def perform(store: RedisStore, command: Sequence[Any]) -> Reply:
-    """What the server answers, as redis-py hands it on."""
+    """Return the server's answer as redis-py does."""
     name = str(command[0]).upper()
     if name == "EVAL":
         _, script, number, *rest = command
@@ -117,7 +117,7 @@ def perform(store: RedisStore, command: Sequence[Any]) -> Reply:
 
 
 def _name(command: Sequence[Any]) -> str:
-    """What is done to which key, short enough for a line of the history."""
+    """Return command and key, short enough for a history line."""
     if command[0] != "EVAL":
         return " ".join(str(part) for part in command[:2])
     _, _, number, *rest = command

@@ -1,4 +1,4 @@
-"""Keys of a Redis in memory: their times, and the commands for any of them and for texts.
+"""In-memory keys of Redis with their ttls, and the commands for keys and strings.
 
 Answers are as Redis gives them to a script: bytes, numbers, lists, None. Held to the real one by
 test_redis_store.py.
@@ -18,7 +18,7 @@ Reply = Any
 
 
 class Keyspace:
-    """The keys of one database of a Redis server.
+    """Keys of one Redis database.
 
     Parameters:
       clock: Seconds since the epoch, by the server's clock.
@@ -29,10 +29,10 @@ class Keyspace:
         self._values: dict[bytes, Any] = {}
         self._expires_ms: dict[bytes, int] = {}
         self._commands: dict[Any, Callable[..., Reply]] = {}
-        self.scripts_api: Any = None  # what scripts call this store by; made by the first one
+        self.scripts_api: Any = None  # Lua API of this store, made by the first script
 
     def call(self, *args: Any) -> Reply:
-        """Do one command.
+        """Run one command.
 
         Raises:
           ResponseError: As Redis would refuse it.
@@ -51,20 +51,20 @@ class Keyspace:
         return command
 
     def clear(self) -> None:
-        """Lose everything."""
+        """Delete everything."""
         self._values.clear()
         self._expires_ms.clear()
 
     def live_keys(self) -> Iterator[bytes]:
-        """Every key that has not expired."""
+        """Yield every unexpired key."""
         return (key for key in list(self._values) if self._live(key))
 
     def value(self, key: bytes) -> Any:
-        """What a key holds, for whoever looks on; None when there is none."""
+        """Return the value of a key, or None."""
         return self._values[key] if self._live(key) else None
 
     def expires_at(self, key: bytes) -> float | None:
-        """When a key expires, by the server's clock; None: never."""
+        """Return the expiry of a key by the server's clock; None: never."""
         at = self._expires_ms.get(key)
         return None if at is None else at / 1000
 
@@ -176,7 +176,7 @@ class Keyspace:
 
 
 def as_bytes(value: Any) -> bytes:
-    """An argument as it goes over the wire; a number as Lua writes it."""
+    """Return an argument as sent to the server."""
     kind = type(value)
     if kind is bytes:
         return cast(bytes, value)

@@ -1,4 +1,4 @@
-"""Runs the library's and Dramatiq's own Lua scripts, word for word, on a `RedisStore`."""
+"""Interpreter of the library's and Dramatiq's Lua scripts on a `RedisStore`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from redis.exceptions import ResponseError
 from tests.simulator.redis_keyspace import Reply, as_bytes
 from tests.simulator.redis_store import RedisStore
 
-#: The Lua that is built into Redis.
+#: The Lua version of Redis.
 _LUA: Final = lua51.LuaRuntime(encoding=None, register_eval=False, unpack_returned_tuples=False)
 _OK: Final = _LUA.table_from({b"ok": b"OK"})
 _SHA1HEX: Final = _LUA.eval(b"function(hex) return function(text) return hex(text) end end")(
     lambda text: hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
 )
 _TABLE_OF: Final = _LUA.eval(b"function(...) return {...} end")
-#: A script as a function of them all: tables are made quicker there than from here.
+#: A script as a Lua function, because tables are faster to build in Lua.
 _TAKING_ARGUMENTS: Final = _LUA.eval(b"""
 function(script)
     return function(redis, keys, ...)
@@ -33,7 +33,7 @@ _compiled: Final[dict[bytes, Any]] = {}
 
 
 def evaluate(store: RedisStore, script: bytes | str, keys: Sequence[Any], args: Sequence[Any]) -> Reply:
-    """What the script returns; nobody else does anything meanwhile.
+    """Run a script atomically and return its result.
 
     Raises:
       ResponseError: When a command in it was refused.

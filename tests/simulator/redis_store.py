@@ -1,4 +1,4 @@
-"""The commands of Redis that the library and its broker use, in memory, with a clock that is given."""
+"""In-memory Redis with the commands that the library and its broker use, on a given clock."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from tests.simulator.redis_keyspace import Keyspace, Reply
 
 
 class Members(dict[bytes, None]):
-    """A set of Redis, in the order it was made, so that a seed decides everything."""
+    """Redis set in insertion order, so that the seed decides everything."""
 
 
 class Scores(dict[bytes, float]):
-    """A sorted set of Redis."""
+    """Redis sorted set."""
 
 
 class RedisStore(Keyspace):
-    """One database of a Redis server.
+    """One Redis database.
 
     Parameters:
       clock: Seconds since the epoch, by the server's clock.

@@ -1,4 +1,4 @@
-"""Plays many schedules, in several processes, and twins until they are caught."""
+"""Runner of many schedules in several processes, and of twins until they are caught."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.simulator.processes import connect
 from tests.simulator.schedule import Verdict, judged
 from tests.simulator.twins import TWINS
 
-#: The machine's own, before the world's takes its place.
+#: Real clock, before the virtual one replaces it.
 _clock: Final = time.perf_counter
-_CHUNK: Final = 50  # schedules between two words of a process
+_CHUNK: Final = 50  # schedules between two reports of a process
 
 
 @dataclass
 class Tally:
-    """What a number of schedules came to."""
+    """Results of several schedules."""
 
     schedules: int = 0
     points: int = 0
@@ -29,7 +29,7 @@ class Tally:
     seconds: float = 0.0
 
     def add(self, verdict: Verdict) -> None:
-        """Count a schedule."""
+        """Add a schedule."""
         self.schedules += 1
         self.points += verdict.points
         self.struck += verdict.struck
@@ -37,7 +37,7 @@ class Tally:
             self.broken.append(verdict)
 
     def join(self, other: Tally) -> None:
-        """Count another's schedules too."""
+        """Add the schedules of another tally."""
         self.schedules += other.schedules
         self.points += other.points
         self.struck += other.struck
@@ -45,7 +45,7 @@ class Tally:
 
 
 def play_one(seed: int, twin: str | None = None) -> Verdict:
-    """One schedule in this interpreter, which is the simulator's from now on."""
+    """Play one schedule. The interpreter cannot be used for anything else afterward."""
     connect()
     if twin is not None:
         TWINS[twin]()
@@ -53,7 +53,7 @@ def play_one(seed: int, twin: str | None = None) -> Verdict:
 
 
 def play_many(first: int, number: int, processes: int, twin: str | None = None) -> Iterator[Tally]:
-    """The schedules of so many seeds; yields what there is so far, now and then, and at last all of it.
+    """Play the schedules of so many seeds. Yield the tally now and then, and at the end.
 
     Ends at the first that breaks an invariant.
     """
@@ -61,7 +61,7 @@ def play_many(first: int, number: int, processes: int, twin: str | None = None) 
     total = Tally()
     context = multiprocessing.get_context("fork")
     parts = [(each, min(_CHUNK, first + number - each), twin) for each in range(first, first + number, _CHUNK)]
-    # A process for each part of the work: what a twin breaks, and what memory keeps, ends with it.
+    # One process per chunk, so that planted faults and memory end with it.
     with context.Pool(processes, initializer=_begin, initargs=(twin,)) as pool:
         for part in pool.imap_unordered(_played, parts):
             total.join(part)
@@ -85,7 +85,7 @@ def _played(part: tuple[int, int, Any]) -> Tally:
         try:
             tally.add(judged(seed))
         except BaseException as error:
-            # Not an `Exception`, and the pool would wait for this process for ever.
+            # Not an `Exception`: the pool would wait forever.
             raise RuntimeError(f"seed {seed}: {type(error).__name__}: {error}") from error
         if tally.broken:
             break

@@ -1,4 +1,4 @@
-"""One schedule: from its seed to what was found."""
+"""One schedule, from its seed to its verdict."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.simulator.world import StuckSchedule, World
 
 _DISTURBED_S: Final = (60.0, 150.0)
 _QUIET_S: Final = 130.0  # two ticks without faults
-_DRAIN_S: Final = 900.0  # by then everything has ended, retries of the failing one too
+_DRAIN_S: Final = 900.0  # by then everything has ended, including failing retries
 
 
 @dataclass
 class Verdict:
-    """What became of a schedule.
+    """Result of a schedule.
 
     Attributes:
       broken: The invariants that do not hold, each with the reason.
@@ -44,12 +44,12 @@ class Verdict:
 
     @property
     def digest(self) -> str:
-        """Equal for equal histories."""
+        """Return a digest that is equal for equal histories."""
         return hashlib.sha256("\n".join(map(repr, self.history)).encode()).hexdigest()[:16]
 
 
 def set_up(seed: int) -> Stage:
-    """A new world, in which nothing has happened yet."""
+    """Return a new world."""
     world = World(seed, None)  # type: ignore[arg-type]
     virtual_time.enter(world)
     rng = world.rng
@@ -65,7 +65,7 @@ def set_up(seed: int) -> Stage:
 
 
 def judged(seed: int) -> Verdict:
-    """Play a schedule and look whether all invariants hold."""
+    """Play a schedule and check all invariants."""
     stage, broken = play(seed)
     for invariant in (*LEDGER, *MESSAGES, *LEASE_KEYS, *TICKS):
         broken += [f"{invariant.__name__}: {reason}" for reason in invariant(stage)]
@@ -73,7 +73,7 @@ def judged(seed: int) -> Verdict:
 
 
 def play(seed: int) -> tuple[Stage, list[str]]:
-    """Go through a schedule; returns what went wrong on the way."""
+    """Play a schedule and return the errors on the way."""
     stage = set_up(seed)
     world, rng, cast = stage.world, stage.world.rng, stage.cast
     try:
@@ -86,11 +86,11 @@ def play(seed: int) -> tuple[Stage, list[str]]:
         world.run(world.now + rng.uniform(*_DISTURBED_S))
         stage.faults.on = False
         for process in world.processes:
-            process.clock_offset = 0.0  # somebody has set the clocks
+            process.clock_offset = 0.0  # the clocks are corrected
         world.note("faults end")
         if set(SCHEDULED) & set(cast.names):
             awake = max(process.paused_until for process in world.processes if process.alive)
-            undisturbed = max(world.now, awake, *stage.faults.away_until.values())  # a server may still be away
+            undisturbed = max(world.now, awake, *stage.faults.away_until.values())  # a server may still be unreachable
             world.run(undisturbed + _QUIET_S)
             while _behind(stage, undisturbed) and world.now < undisturbed + _DRAIN_S:
                 world.run(world.now + 10.0)
@@ -98,7 +98,7 @@ def play(seed: int) -> tuple[Stage, list[str]]:
             process.at_death.clear()
             world.kill(process)
         world.note("schedulers end")
-        # What was delayed by a clock that was an hour ahead comes an hour late.
+        # Messages delayed by a clock that was an hour ahead come an hour late.
         deadline = world.now + _DRAIN_S + (8000.0 if stage.struck("clock step") else 0.0)
         while not _quiet(stage) and world.now < deadline:
             world.run(world.now + 10.0)
@@ -111,7 +111,7 @@ def play(seed: int) -> tuple[Stage, list[str]]:
 
 
 def _behind(stage: Stage, since: float) -> bool:
-    """Whether the scheduled sweep had no turn yet at a run that is whole and undisturbed: others waited before it."""
+    """Return whether the scheduled sweep has had no undisturbed run yet."""
     if "swept" not in stage.postgres.committed or stage.clock_stepped("scheduler"):
         return False
     whole: set[int] = set()
@@ -124,7 +124,7 @@ def _behind(stage: Stage, since: float) -> bool:
 
 
 def _quiet(stage: Stage) -> bool:
-    # The row of a run that died stays open until its worker runs again: no sign that somebody is at work.
+    # The row of a dead run stays open until its worker runs again, so it is no sign of work.
     alive = utc(stage.world.now) - SILENCE
     return not stage.redis.waiting() and not any(
         row["outcome"] is None and row["heartbeat_at"] > alive for row in stage.runs.values()

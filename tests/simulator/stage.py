@@ -1,4 +1,4 @@
-"""A schedule's world and what is in it, as the invariants look at it when it is over."""
+"""World of a finished schedule, as the invariants see it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.simulator.postgres import Postgres, Row
 from tests.simulator.processes import Cast
 from tests.simulator.world import World
 
-Event = tuple[Any, ...]  # when, by which process, what, and its details
+Event = tuple[Any, ...]  # time, process, kind, details
 
 
 @dataclass
@@ -27,11 +27,11 @@ class Stage:
     _by_kind: dict[str, list[Event]] = field(default_factory=dict)
 
     def events(self, *kinds: str) -> Iterator[Event]:
-        """What happened of these kinds, in order."""
+        """Yield the events of these kinds in order."""
         return (event for event in self.world.history if event[2] in kinds)
 
     def of(self, kind: str) -> list[Event]:
-        """What happened of one kind, in order; remembered, so only for a schedule that is over."""
+        """Return the events of one kind in order. They are cached, so use this only after the schedule."""
         if not self._by_kind:
             for event in self.world.history:
                 self._by_kind.setdefault(event[2], []).append(event)
@@ -39,17 +39,17 @@ class Stage:
 
     @property
     def runs(self) -> dict[int, Row]:
-        """The run ledger."""
+        """Return the run ledger."""
         return self.postgres.committed.get("runs", {})
 
     def emptied_between(self, first: float, last: float) -> bool:
-        """Whether Redis lost everything meanwhile."""
+        """Return whether Redis lost its data in this time."""
         return any(first <= moment <= last for moment in self.redis.emptied_at)
 
     def clock_stepped(self, kind: str) -> bool:
-        """Whether the clock of a process of this kind stepped, ``worker`` or ``scheduler``."""
+        """Return whether the clock of a ``worker`` or ``scheduler`` stepped."""
         return any(where.startswith(kind) and fault == "clock step" for _, where, _, fault, *_ in self.events("fault"))
 
     def struck(self, *kinds: str) -> bool:
-        """Whether a fault of one of these kinds struck at all."""
+        """Return whether a fault of one of these kinds happened."""
         return any(self.faults.struck[kind] for kind in kinds)

@@ -1,4 +1,4 @@
-"""The stand-in for PostgreSQL obeys the rules of the real one where the ledger leans on them: one suite for both."""
+"""Tests of PostgreSQL's rules that the ledger needs, on the real and the simulated server."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _TICK = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Two(Protocol):
-    """Two connections: the test's own, and one more that does something meanwhile."""
+    """Two connections, one of which acts while the other one is busy."""
 
     def meanwhile(self, first: Callable[[Callable[[], None]], object], second: Callable[[], object]) -> list[str]:
-        """Do the first; where it calls what it is given, begin the second. Returns what ended, in order."""
+        """Run the first function and start the second where it calls its argument. Return the order of the ends."""
 
 
 class _RealTwo:
@@ -51,7 +51,7 @@ class _RealTwo:
 
         def begin() -> None:
             thread.start()
-            thread.join(0.5)  # it waits for a lock, or has ended by then
+            thread.join(0.5)  # it waits for a lock or has ended
 
         first(begin)
         ended.append("first")
@@ -60,7 +60,7 @@ class _RealTwo:
 
 
 class _Straight:
-    """Faults that never strike."""
+    """Faults that never happen."""
 
     def around(self, world: World, task: Task, store: str, name: str, effect: Callable[[], Any]) -> Any:
         world.sleep(0.001)
@@ -123,7 +123,7 @@ def in_batch(attempt: runs.Attempt, then: Callable[[], None] = lambda: None) -> 
 
 
 def alone(two: Two, work: Callable[[], object]) -> list[str]:
-    """How a piece of work ends that nobody else disturbs."""
+    """Return how undisturbed work ends."""
 
     def both(begin: Callable[[], None]) -> None:
         begin()

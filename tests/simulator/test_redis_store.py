@@ -1,4 +1,4 @@
-"""The stand-in for Redis obeys the rules of the real one: one suite for both."""
+"""Tests of Redis's rules on the real and the simulated server."""
 
 from __future__ import annotations
 

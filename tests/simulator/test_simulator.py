@@ -1,4 +1,4 @@
-"""The simulator in short: schedules hold, a broken twin is caught, and a seed decides everything."""
+"""Short tests of the simulator: schedules pass, a broken twin is caught, and a seed decides everything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def _simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # A process of its own: there, time and chance are the world's.
+    # A new process, because the simulator replaces clock and random numbers.
     return subprocess.run(
         [sys.executable, "-m", "tests.simulator", *arguments],
         cwd=_ROOT,

@@ -1,4 +1,4 @@
-"""Deliberately broken twins of the library: each breaks one promise, and the simulator must find it."""
+"""Broken twins of the library. Each breaks one promise, and the simulator must find it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Twin = Callable[[], None]
 
 
 def _without(module: Any, name: str, *parts: tuple[str, str]) -> None:
-    """Change a script of a module."""
+    """Replace parts of a script of a module."""
     text = getattr(module, name)
     for before, after in parts:
         assert before in text, f"{name} has no {before!r} any more"
@@ -35,13 +35,13 @@ def _without(module: Any, name: str, *parts: tuple[str, str]) -> None:
 
 
 def epoch_not_checked() -> None:
-    """A zombie's batch commits although another run has begun."""
+    """Let a paused run commit after another run started."""
     write: Any = runs._write
     runs._write = lambda run_id, lease, **columns: write(run_id, None, **columns)
 
 
 def epoch_stays_the_same() -> None:
-    """Every acquisition of a lease has the epoch of the first."""
+    """Give every acquisition of a lease the same epoch."""
 
     def first(key: str, token: str) -> int:
         taken = {Lease.epoch: 1, Lease.holder: token, Lease.used_at: NOW}
@@ -53,22 +53,22 @@ def epoch_stays_the_same() -> None:
 
 
 def lease_given_to_anybody() -> None:
-    """A lease is taken although another holds it."""
+    """Grant a lease that another run holds."""
     _without(store, "_OBTAIN", ("if holder and holder ~= ARGV[1] then return holder end", ""))
 
 
 def lease_freed_by_anybody() -> None:
-    """A lease is released without the token of its holder."""
+    """Release a lease without its holder's token."""
     _without(store, "_RELEASE", ('if redis.call("get", KEYS[1]) ~= ARGV[1] then return 0 end', ""))
 
 
 def lease_renewed_by_anybody() -> None:
-    """A lease is renewed without the token of its holder."""
+    """Renew a lease without its holder's token."""
     _without(store, "_RENEW", ('if redis.call("get", KEYS[1]) ~= ARGV[1] then return 0 end', ""))
 
 
 def redis_away_means_free() -> None:
-    """A lease counts as taken when Redis gave no answer."""
+    """Treat a lease as acquired if Redis does not answer."""
     obtain: Any = RedisLeaseStore.obtain
 
     def hopeful(self: RedisLeaseStore, key: str, token: str, ttl: timedelta) -> str:
@@ -81,12 +81,12 @@ def redis_away_means_free() -> None:
 
 
 def living_holder_taken_for_dead() -> None:
-    """A run takes over the lease of one that lives."""
+    """Take over the lease of a living run."""
     runs.holder_is_gone = lambda worker, key, token: True
 
 
 def key_stays_with_what_did_not_start() -> None:
-    """A message frees its key only where its run had begun."""
+    """Release a key only if its run had started."""
     end: Any = Deduplication._end
 
     def of_runs_only(self: Any, broker: Any, actor: Any, message: Any, config: Any, delivery: Any) -> None:
@@ -97,12 +97,12 @@ def key_stays_with_what_did_not_start() -> None:
 
 
 def duplicates_enqueued() -> None:
-    """A key is given to a message although another holds it."""
+    """Grant a key that another message holds."""
     _without(scripts, "CLAIM", ("if holder and holder ~= ARGV[1] then", "if false then"))
 
 
 def key_freed_by_anybody() -> None:
-    """A message that ends frees its key though another message holds it."""
+    """Release the key of another message at the end."""
     _without(
         scripts,
         "RELEASE",
@@ -112,32 +112,32 @@ def key_freed_by_anybody() -> None:
 
 
 def key_never_freed() -> None:
-    """A key stays until its ttl is over."""
+    """Never release a key before its ttl ends."""
     scripts.RELEASE = "return 0"  # type: ignore[misc]
 
 
 def key_not_renewed() -> None:
-    """A long run's key expires while it runs."""
+    """Do not renew the key of a long run."""
     _without(scripts, "RENEW", ('return redis.call("pexpire", KEYS[1], ARGV[2])', "return 1"))
 
 
 def key_not_held_on_by_a_retry() -> None:
-    """A message that waits for its retry has lost its key."""
+    """Release the key of a message that waits for its retry."""
     _without(scripts, "RETAIN", ('redis.call("hset", KEYS[1], "id", ARGV[1], "state", ARGV[3])', ""))
 
 
 def retry_dropped_as_its_own_duplicate() -> None:
-    """A retry finds its own message's key, and is dropped."""
+    """Drop a retry as a duplicate of its own message."""
     _without(scripts, "RETAIN", ('local holder = redis.call("hget", KEYS[1], "id")', 'return "other"--'))
 
 
 def superseded_retry_forgotten() -> None:
-    """A new message takes the key of a waiting retry, which then runs, too."""
+    """Let a superseded retry run."""
     _without(scripts, "CLAIM", ("mark_superseded(holder, ARGV[1])", ""))
 
 
 def whatever_waits_superseded() -> None:
-    """A new message takes the key of one that waits to start, or runs."""
+    """Supersede waiting and running messages."""
     _without(
         scripts,
         "CLAIM",
@@ -149,27 +149,27 @@ def whatever_waits_superseded() -> None:
 
 
 def again_mark_not_made() -> None:
-    """A duplicate that arrives while its holder runs asks for nothing."""
+    """Ignore a duplicate during a run."""
     _without(scripts, "CLAIM", ('redis.call("hset", KEYS[1], "again", "1")', ""))
 
 
 def again_mark_forgotten_at_the_end() -> None:
-    """A run ends without the one more that was asked for."""
+    """Skip the requested further run."""
     _without(scripts, "RELEASE", ('ARGV[5] ~= "1" and redis.call("hget", KEYS[1], "again")', "false"))
 
 
 def completed_message_runs_again() -> None:
-    """A redelivery does not look whether its message was completed."""
+    """Run a redelivery of a completed message."""
     _without(idempotency, "_BEGIN", ('if redis.call("exists", KEYS[1]) == 1 then return "completed" end', ""))
 
 
 def second_delivery_runs() -> None:
-    """Two deliveries of a message run at the same time."""
+    """Run two deliveries of a message at the same time."""
     _without(idempotency, "_BEGIN", ("if at_work and at_work ~= ARGV[1] then return at_work end", ""))
 
 
 def completed_before_it_ran() -> None:
-    """A message counts as completed from its beginning."""
+    """Record a message as completed when it starts."""
     _without(
         idempotency,
         "_BEGIN",
@@ -178,7 +178,7 @@ def completed_before_it_ran() -> None:
 
 
 def counts_outside_the_transaction() -> None:
-    """A batch's counts and cursor are written after its commit."""
+    """Write counts and cursor after the commit."""
 
     def commit(self: Executor, apply: Any, state: Any, record: Any) -> Any:
         with database.atomic():
@@ -190,7 +190,7 @@ def counts_outside_the_transaction() -> None:
 
 
 def cursor_before_the_batch() -> None:
-    """A batch's cursor is written before the batch is."""
+    """Commit the cursor before the batch."""
 
     class Undone(Exception):
         pass
@@ -211,12 +211,12 @@ def cursor_before_the_batch() -> None:
 
 
 def completion_not_recorded_in_the_ledger() -> None:
-    """A redelivery of a completed sweep begins another run."""
+    """Start another run for a redelivery of a completed sweep."""
     runs.completed = lambda message_id: False
 
 
 def retry_lost_while_redis_is_away() -> None:
-    """A retry is tried once, and its message acknowledged in any case."""
+    """Enqueue a retry only once, and acknowledge its message regardless."""
 
     def once(step: Callable[[], Any], event: str) -> Any:
         try:
@@ -228,27 +228,27 @@ def retry_lost_while_redis_is_away() -> None:
 
 
 def dead_workers_messages_stay() -> None:
-    """Nobody looks for the messages of workers that died."""
+    """Never requeue the messages of dead workers."""
     RedisBroker._should_do_maintenance = lambda self, command: 0  # type: ignore[method-assign]
 
 
 def strays_are_forgotten() -> None:
-    """A delivery that was lost on the way stays with a process that knows nothing of it."""
+    """Leave a lost delivery with its process."""
     ReliableRedisBroker.consume = RedisBroker.consume  # type: ignore[method-assign]
 
 
 def strays_are_looked_for_when_connecting_only() -> None:
-    """What Redis gives away after its asker has connected anew stays with that process."""
+    """Look for lost deliveries only when connecting."""
     redis_broker._next_look = lambda: math.inf
 
 
 def tick_sent_by_every_scheduler() -> None:
-    """A tick's claim is not looked at."""
+    """Ignore the claim of a tick."""
     tick_store._CLAIM = "return 1"  # type: ignore[misc]
 
 
 def missed_ticks_not_recorded() -> None:
-    """What no scheduler sent has no outcome."""
+    """Record no outcome for missed ticks."""
     tick_recorder._write_missed = lambda *_: None
 
 

@@ -1,4 +1,4 @@
-"""Puts the world's clock, chance and threads in place of the machine's, for this whole interpreter.
+"""Replacement of clock, random numbers and threads in this interpreter.
 
 Only the run command does this, never a test's own process: nothing is put back.
 """
@@ -64,7 +64,7 @@ def _uuid4() -> uuid.UUID:
 
 
 def install(further: dict[Any, Any]) -> None:
-    """Replace what the library, Dramatiq and periodiq read time from, draw from, and start threads with.
+    """Replace the clocks, random numbers and threads of the library, Dramatiq and periodiq.
 
     Parameters:
       further: More to be replaced, wherever a module has it by name.
@@ -99,6 +99,6 @@ def install(further: dict[Any, Any]) -> None:
     worker.PriorityQueue = VirtualQueue
     redis_broker: Any = dramatiq.brokers.redis
     redis_broker.RedisBroker._max_unpack_size_val = 4000
-    # Its other naps are nobody's: this one only, in its consumer.
+    # Only the sleep of its consumer is replaced.
     redis_broker.time = SimpleNamespace(sleep=idle, monotonic=elapsed)
     periodiq.pendulum = Pendulum

@@ -1,4 +1,4 @@
-"""What threads do in reality, done by tasks of the world: dramatiq's workers, queues, events, timers, renewals."""
+"""Tasks in place of threads: Dramatiq's workers, queues, events, timers, lease renewals."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from housekeeping.leases.renewal import Renewal
 from tests.simulator.virtual_time import elapsed, wall, world
 from tests.simulator.world import Task
 
-#: An idle consumer speaks to its broker so often: well within the heartbeat timeout of a minute.
+#: Polling interval of an idle consumer, well within the heartbeat timeout of a minute.
 _IDLE_S: Final = 40.0
 
 
 class VirtualQueue:
-    """A priority queue between the tasks of a process."""
+    """Priority queue between the tasks of a process."""
 
     def __init__(self) -> None:
         self._heap: list[Any] = []
@@ -55,7 +55,7 @@ class VirtualQueue:
 
 
 class _Virtual(threading.Thread):
-    """A thread as a task of the process that starts it."""
+    """Thread as a task of the process that starts it."""
 
     task: Task | None = None
 
@@ -74,7 +74,7 @@ class _Virtual(threading.Thread):
 
 
 class VirtualConsumer(_Virtual, dramatiq.worker.ConsumerThread):
-    """Dramatiq's own, as a task. Idle, it asks again when there is something to be had, or for its heartbeat."""
+    """Dramatiq's consumer as a task. When idle, it polls for new messages and for its heartbeat."""
 
     def run(self) -> None:
         task = world().current
@@ -84,7 +84,7 @@ class VirtualConsumer(_Virtual, dramatiq.worker.ConsumerThread):
 
 
 def idle(_: float) -> None:
-    """In place of the ever longer naps between two questions for messages."""
+    """Wait in place of the growing pauses between two polls."""
     here = world()
     task = here.current
     assert task is not None
@@ -99,7 +99,7 @@ def idle(_: float) -> None:
 
 
 def something_queued(queue_name: str) -> None:
-    """Let idle consumers of a queue look, each a little later; one at least, all others have just done so."""
+    """Wake the idle consumers of a queue, each a little later."""
     here = world()
     idle = here.shared.get("idle", {})
     there = [task for task, name in idle.items() if name == queue_name and _is_awake(task)]
@@ -114,7 +114,7 @@ def _is_awake(task: Task) -> bool:
 
 
 class VirtualWorkerThread(_Virtual, dramatiq.worker.WorkerThread):
-    """Dramatiq's own, as a task."""
+    """Dramatiq's worker thread as a task."""
 
     def process_message(self, message: Any) -> None:
         task = world().current
@@ -126,7 +126,7 @@ class VirtualWorkerThread(_Virtual, dramatiq.worker.WorkerThread):
 
 
 class VirtualEvent:
-    """A `threading.Event` between tasks."""
+    """`threading.Event` between tasks."""
 
     def __init__(self) -> None:
         self._set = False
@@ -156,7 +156,7 @@ class VirtualEvent:
 
 
 class VirtualTimer:
-    """A `threading.Timer` as a task of the process that starts it."""
+    """`threading.Timer` as a task of the process that starts it."""
 
     daemon = True
 
@@ -178,7 +178,7 @@ class VirtualTimer:
 
 
 class VirtualRenewals:
-    """`housekeeping.leases.renewal.Renewals`, with tasks for each thing in use in place of its two threads."""
+    """`housekeeping.leases.renewal.Renewals` with a task per renewal in place of its two threads."""
 
     def keep(
         self,
@@ -219,7 +219,7 @@ class VirtualRenewals:
 
 
 class PerTask:
-    """A `threading.local` whose threads are tasks."""
+    """`threading.local` per task."""
 
     def __init__(self, made_like: threading.local) -> None:
         object.__setattr__(self, "_kind", type(made_like))
@@ -239,14 +239,14 @@ class PerTask:
 
 
 def thread_locals_by_task(owner: Any) -> None:
-    """Let what an object keeps for each thread be kept for each task."""
+    """Replace an object's thread-local state by task-local state."""
     for name, value in list(vars(owner).items()):
         if isinstance(value, threading.local):
             setattr(owner, name, PerTask(value))
 
 
 class Threading:
-    """The module `threading`, whose threads are tasks."""
+    """Module `threading` whose threads are tasks."""
 
     Timer = VirtualTimer
     Event = VirtualEvent

@@ -1,4 +1,4 @@
-"""The world whose time it is, and what its clocks show."""
+"""Current world and its clocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _world: World | None = None
 
 
 def enter(world: World) -> None:
-    """Make this the world whose time it is, and whose chance decides."""
+    """Make this the current world."""
     global _world
     _world = world
     locks.between_tasks_of(world)
@@ -22,19 +22,19 @@ def enter(world: World) -> None:
 
 
 def world() -> World:
-    """The world whose time it is."""
+    """Return the current world."""
     assert _world is not None
     return _world
 
 
 def wall() -> float:
-    """What the wall clock of the process shows that runs."""
+    """Return the wall clock of the running process."""
     here = world()
     return here.now + (here.current.process.clock_offset if here.current is not None else 0.0)
 
 
 def elapsed() -> float:
-    """Seconds of a clock that no step moves."""
+    """Return the monotonic clock in seconds."""
     return world().now - START + 1000.0
 
 
@@ -44,7 +44,7 @@ class _LikeTheRealOne(type):
 
 
 class VirtualDatetime(datetime_module.datetime, metaclass=_LikeTheRealOne):
-    """A `datetime` whose now is the world's; to others it looks like the real one."""
+    """`datetime` on the virtual clock that passes for the real one."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> Any:
@@ -52,7 +52,7 @@ class VirtualDatetime(datetime_module.datetime, metaclass=_LikeTheRealOne):
 
 
 class Pendulum:
-    """What periodiq asks of pendulum."""
+    """The part of pendulum that periodiq uses."""
 
     @staticmethod
     def now() -> Any:

@@ -1,4 +1,4 @@
-"""What the simulated application does: its actors and sweeps, declared as any application would."""
+"""Actors and sweeps of the simulated application."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SWEEP_LEASE: Final = timedelta(seconds=30)
 PLAIN_LEASE: Final = timedelta(seconds=12)
 KEY_TTL: Final = timedelta(seconds=20)
 
-#: Actor -> its options. Every one takes one number, but for the scheduled one.
+#: Options by actor. Each takes one number except for the scheduled one.
 ACTORS: Final[dict[str, dict[str, Any]]] = {
     "executed": {"idempotent": True, "deduplicate": "until_executed", "deduplication": {"ttl": KEY_TTL}},
     "again": {
@@ -52,13 +52,13 @@ ACTORS: Final[dict[str, dict[str, Any]]] = {
 }
 SWEEPS: Final = ("swept", "shared")
 SCHEDULED: Final = ("swept", "ticking")
-#: Those whose runs are each under a lease of their own name.
+#: Actors with a lease of their own name.
 LEASES: Final = ("leased", "exclusive", "swept")
 
 
 @dataclass(frozen=True)
 class RowsPass:
-    """Settles the stale rows of a table of the simulated database, after an effect outside for each."""
+    """Stage that processes stale rows after an outside effect for each."""
 
     world: World
     table: str
@@ -128,7 +128,7 @@ def _is_stale(row: Row, batch: Batch) -> bool:
 
 
 def declare(world: World, broker: Broker, names: list[str]) -> dict[str, Actor[..., Any]]:
-    """The application's actors on its broker."""
+    """Declare the application's actors on its broker."""
     return {name: _sweep(world, broker, name) if name in SWEEPS else _plain(world, broker, name) for name in names}
 
 
@@ -147,7 +147,7 @@ def _sweep(world: World, broker: Broker, name: str) -> Actor[..., Any]:
 
 def _plain(world: World, broker: Broker, name: str) -> Actor[..., Any]:
     def work(number: int = 0) -> None:
-        """Look, take some time with effects outside, and end."""
+        """Read, take some time for outside effects, and end."""
         rng = world.rng
         world.note("reads", name, number, _message_id(world))
         for _ in range(rng.choice((1, 2, 3))):
@@ -171,7 +171,7 @@ def _message_id(world: World) -> str | None:
 
 
 def rows(rng: Random, start: float) -> dict[int, Row]:
-    """Some rows, most of them stale from the start."""
+    """Return some rows, most of them stale from the start."""
     number = rng.choice((0, 4, 9))
     return {
         key: {"stale_at": start + rng.choice((-600.0, -600.0, -60.0, 40.0)), "settled": 0, "by": None}
@@ -180,5 +180,5 @@ def rows(rng: Random, start: float) -> dict[int, Row]:
 
 
 def utc(moment: float) -> datetime:
-    """A moment of the world as the library's tables have it."""
+    """Return a virtual time as a datetime."""
     return datetime.fromtimestamp(moment, UTC)

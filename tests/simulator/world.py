@@ -1,4 +1,4 @@
-"""The virtual clock, and the simulated processes that take turns by it: one runs, all others wait for their time."""
+"""Virtual clock and simulated processes. One runs while all others wait for their time."""
 
 from __future__ import annotations
 
@@ -15,56 +15,56 @@ from greenlet import getcurrent, greenlet
 
 T = TypeVar("T")
 
-#: When every schedule begins, by all clocks.
+#: Start of every schedule on all clocks.
 START: Final = datetime(2026, 3, 2, 8, 58, 30, tzinfo=UTC).timestamp()
-_FEW: Final = 60_000  # a schedule takes some hundred steps; one that takes so many goes round in circles
+_FEW: Final = 60_000  # a schedule takes some hundred steps; so many mean an endless loop
 
 
 class Killed(BaseException):
-    """Ends the tasks of a process that was killed; what they do on their way out reaches nobody."""
+    """Exception that ends the tasks of a killed process without further effects."""
 
 
 class StuckSchedule(BaseException):
-    """The schedule does not come to an end."""
+    """Error of a schedule that does not end."""
 
 
 class Faults(Protocol):
-    """Decides what goes wrong at a point where a process does I/O."""
+    """Source of faults at points of I/O."""
 
     def around(self, world: World, task: Task, store: str, name: str, effect: Callable[[], T]) -> T:
-        """Have the effect, or not, or something else besides."""
+        """Apply the effect with or without a fault."""
 
 
 @dataclass(eq=False)
 class Process:
-    """A simulated process: tasks that live and die together, and a clock that may be wrong."""
+    """Simulated process with its tasks and a clock that may be wrong."""
 
     name: str
     alive: bool = True
     paused_until: float = 0.0
-    clock_offset: float = 0.0  # seconds its wall clock is ahead
+    clock_offset: float = 0.0  # seconds by which its wall clock is ahead
     tasks: list[Task] = field(default_factory=list)
     at_death: list[Callable[[], None]] = field(default_factory=list)
-    clean: bool = True  # whether no fault has struck it yet
+    clean: bool = True  # whether it has had no fault yet
 
 
 @dataclass(eq=False)
 class Task:
-    """What is a thread in reality: a greenlet, because a switch costs a microsecond and the order is ours."""
+    """Simulated thread. It is a greenlet, so that the world decides the order and a switch costs a microsecond."""
 
     process: Process
     name: str
     run: greenlet
-    turn: int = 0  # counts its waits; a wake-up for an earlier one is void
-    interrupt: BaseException | None = None  # raised where it does I/O
-    deaf_for: int = 0  # points of I/O before that: an interrupt waits for a call into C to return
-    locals: dict[object, Any] = field(default_factory=dict)  # what threads keep for themselves
-    message_id: str | None = None  # the message it is at work on
-    since: float = math.inf  # when that was delivered
+    turn: int = 0  # number of its waits; wake-ups for earlier ones are ignored
+    interrupt: BaseException | None = None  # raised at its next point of I/O
+    deaf_for: int = 0  # points of I/O until then: an interrupt waits for C calls
+    locals: dict[object, Any] = field(default_factory=dict)  # thread-local state
+    message_id: str | None = None  # its current message
+    since: float = math.inf  # delivery time of the message
 
 
 class World:
-    """One schedule's time and tasks.
+    """Time and tasks of one schedule.
 
     Parameters:
       seed: Decides everything.
@@ -85,16 +85,16 @@ class World:
         self._order = itertools.count()
 
     def note(self, what: str, *details: Any) -> None:
-        """Record what happened now."""
+        """Record an event."""
         self.history.append((self.now, self.where, what, *details))
 
     @property
     def where(self) -> str:
-        """The process that runs; the world itself outside of any."""
+        """Return the running process, or the world outside of any."""
         return self.current.process.name if self.current is not None else "world"
 
     def process(self, name: str) -> Process:
-        """A new process, which does nothing yet."""
+        """Return a new process without tasks."""
         made = Process(name)
         self.processes.append(made)
         return made
@@ -119,7 +119,7 @@ class World:
         return task
 
     def run(self, until: float) -> None:
-        """Let everybody go on until a moment."""
+        """Run all tasks until a time."""
         while self._heap and self._heap[0][0] <= until:
             due, _, task, turn = heapq.heappop(self._heap)
             if turn != task.turn or task.run.dead:
@@ -138,21 +138,21 @@ class World:
         self.now = max(self.now, until)
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass for the task that runs."""
+        """Let the running task sleep."""
         task = self.current
         if task is None:
             return
         due = self.now + max(seconds, 0.0)
         process = task.process
         if process.alive and process.paused_until <= due and (not self._heap or self._heap[0][0] > due):
-            self.now = due  # nobody else's turn comes before
+            self.now = due  # no other task is due before
             self._count()
             return
         self._wake_at(task, due)
         self._yield(task)
 
     def block(self, seconds: float | None = None) -> bool:
-        """Wait to be woken, or for so many seconds; returns whether it was woken."""
+        """Wait for a wake-up or so many seconds. Return whether it was woken."""
         task = self.current
         assert task is not None
         due = None if seconds is None else self.now + seconds
@@ -164,11 +164,11 @@ class World:
         return due is None or self.now < due
 
     def wake(self, task: Task, after: float = 0.0) -> None:
-        """End the task's wait, at once or after some seconds."""
+        """Wake a task, at once or after some seconds."""
         self._wake_at(task, self.now + after)
 
     def kill(self, process: Process) -> None:
-        """End a process: none of its tasks does anything more, and servers see its connections end."""
+        """Kill a process with its tasks and connections."""
         self.note("killed", process.name)
         process.alive, process.clean = False, False
         for effect in process.at_death:
@@ -178,7 +178,7 @@ class World:
                 self.wake(task)
 
     def io(self, store: str, name: str, effect: Callable[[], T]) -> T:
-        """A point where the code does I/O: others may come before it, and anything may go wrong."""
+        """Pass a point of I/O: other tasks may run first, and faults may happen."""
         task = self.current
         if task is None:
             return effect()
@@ -188,7 +188,7 @@ class World:
         return self.faults.around(self, task, store, name, effect)
 
     def raise_interrupt(self, task: Task) -> None:
-        """Raise what was to interrupt the task."""
+        """Raise the task's pending interrupt."""
         if task.interrupt is None:
             return
         if task.deaf_for:
@@ -198,11 +198,11 @@ class World:
         raise interrupt
 
     def end(self) -> None:
-        """End all that is left, so that nothing stays in memory."""
+        """End all remaining tasks to free their memory."""
         for process in self.processes:
             process.alive = False
             for task in process.tasks:
-                if task.run:  # begun and not over
+                if task.run:  # started and not ended
                     self.current = task
                     task.run.throw(Killed)
         self.current = None

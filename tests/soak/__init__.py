@@ -1,1 +1,1 @@
-"""Soaks: so many messages that whatever grows with their number shows; run by ``pytest tests/soak`` only."""
+"""Soak test: enough messages to show anything that grows with their number (``pytest tests/soak``)."""

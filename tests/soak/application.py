@@ -1,4 +1,4 @@
-"""The application that is soaked: actors with every option of the library, whose work is next to nothing.
+"""Application of the soak test: actors with every option of the library and almost no work.
 
 Imported by the process that sends and by the worker (``dramatiq tests.soak.application``), which are real ones.
 """
@@ -21,7 +21,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry import logs
 from tests.soak.measured import measured
 
-#: So short that completions are seen to go again; the least that the library takes.
+#: The shortest ttl that the library accepts, so that completions expire during the test.
 SHORT: Final = {"ttl": timedelta(seconds=3)}
 LEASE: Final = {"key": lambda number: f"soak/{number}", "ttl": timedelta(seconds=3)}
 
@@ -49,13 +49,13 @@ def record(number: int) -> None:
 
 @dramatiq.actor(idempotent=True)
 def keep(number: int) -> None:
-    """Its completions are kept for a day, which is what an actor gets that does not say."""
+    """Do nothing. Completions are kept for a day, the default."""
     _count("keep")
 
 
 @dramatiq.actor(idempotent=True, deduplicate=None)
 def charge(number: int) -> None:
-    """Sent twice with one key of the application's own."""
+    """Count a charge. It is sent twice with one idempotency key."""
     _count("charge")
 
 
@@ -124,7 +124,7 @@ def tick() -> None:
 
 @dramatiq.actor
 def measure() -> None:
-    """Say how much this process has in use, and what its actors have done."""
+    """Report the resources of this process and the counts of its actors."""
     with _lock:
         ended = dict(_ended)
     shared_redis.get().rpush(answers, json.dumps({"process": measured().as_json(), "ended": ended}))

@@ -1,4 +1,4 @@
-"""What is written down in the course of a soak, between one stretch of messages and the next."""
+"""Checkpoints of a soak test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.soak.measured import Keys, Measured
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One stretch later.
+    """Measurements after a part of the messages.
 
     Attributes:
       asked: Messages that were asked for so far, those that were dropped as duplicates among them.
@@ -39,12 +39,12 @@ class Checkpoint:
     worker: Measured
 
     def to_line(self) -> str:
-        """As a line of JSON."""
+        """Return the checkpoint as a line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_line(cls, line: str) -> Checkpoint:
-        """What `to_line` wrote."""
+        """Return the checkpoint that `to_line` wrote."""
         values: dict[str, Any] = json.loads(line)
         for name in ("loaded", "drained"):
             values[name] = Keys(**values[name])

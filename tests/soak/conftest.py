@@ -1,4 +1,4 @@
-"""One soak for all tests of this folder; ``--messages`` says how long it is."""
+"""Fixtures of the soak test. One soak serves all tests; ``--messages`` sets its length."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ THREADS: Final = 8
 _TOP: Final = Path(__file__).parents[2]
 _FOLDER: Final = Path(__file__).parent
 
-#: By fault planted, because one soak is minutes of work and every test reads the same.
+#: Results by planted fault, because a soak takes minutes and all tests read the same one.
 _soaks: Final[dict[str | None, Soaked]] = {}
 
 
 @dataclass(frozen=True)
 class Soaked:
-    """A soak that is over: its checkpoints, the last of them when short completions are gone, and what was said."""
+    """Finished soak with its checkpoints and log. The last checkpoint is after short completions expired."""
 
     checkpoints: list[Checkpoint]
     said: list[dict[str, Any]]
@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave this folder out unless it, or something in it, is named."""
+    """Leave this folder out unless its path is given."""
     named = [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
     return None if any(path.is_relative_to(_FOLDER) for path in named) else True
 
@@ -59,7 +59,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def soaked(
     request: pytest.FixtureRequest, twin: Twin | None, environment: dict[str, str], postgres: Database, tmp_path: Path
 ) -> Soaked:
-    """A soak through a real worker process with eight threads, and a process that sends."""
+    """Run a soak with a real worker process of eight threads and a sender process."""
     name = twin.name if twin else None
     if name not in _soaks:
         postgres.create_tables([UserStatus])
@@ -71,10 +71,10 @@ def soaked(
 def _soak(messages: int, environment: dict[str, str], folder: Path) -> Soaked:
     url, name = environment["HOUSEKEEPING_REDIS_URL"], environment["HOUSEKEEPING_NAMESPACE"]
     told = environment | {
-        # The connections go by a name, so that they can be told from others of the same server.
+        # Named connections can be distinguished from others on the same server.
         "HOUSEKEEPING_REDIS_URL": f"{url}{'&' if '?' in url else '?'}client_name={name}",
         "HOUSEKEEPING_LOG_LEVEL": "ERROR",
-        # With Dramatiq's own, two a thread, the worker waits for its next messages for most of the time.
+        # With Dramatiq's default of two per thread, the worker mostly waits for messages.
         "dramatiq_queue_prefetch": "100",
         "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(_TOP)))),
     }

@@ -1,4 +1,4 @@
-"""What a process has in use, and what of ours is in Redis."""
+"""Measurements of a process and of the library's keys in Redis."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import psutil
 import redis
 
 _MEGABYTE: Final = 1024 * 1024
-_AT_ONCE: Final = 1000  # keys a round trip
+_AT_ONCE: Final = 1000  # keys per round trip
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One process at one moment.
+    """Resources of a process at one time.
 
     Attributes:
       blocks: Blocks of memory that Python's own objects are in: one more for each text, list or dict that is kept.
@@ -33,12 +33,12 @@ class Measured:
     descriptors: int
 
     def as_json(self) -> dict[str, Any]:
-        """As numbers by name."""
+        """Return the numbers by name."""
         return asdict(self)
 
 
 def measured() -> Measured:
-    """This process, without what only waits to be collected."""
+    """Measure this process after a garbage collection."""
     gc.collect()
     process = psutil.Process()
     return Measured(
@@ -51,7 +51,7 @@ def measured() -> Measured:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """By kind, such as ``dedup`` or ``done:record``: how many keys, how many without a ttl, the longest ttl."""
+    """Keys by kind, such as ``dedup`` or ``done:record``: number, number without ttl, longest ttl."""
 
     number: dict[str, int]
     without_ttl: dict[str, int]
@@ -59,7 +59,7 @@ class Keys:
 
 
 def keys_of(client: redis.Redis, namespace: str) -> Keys:
-    """The keys under the namespace, by kind."""
+    """Return the keys of the namespace by kind."""
     number: Counter[str] = Counter()
     without_ttl: Counter[str] = Counter()
     longest: dict[str, float] = {}
@@ -71,7 +71,7 @@ def keys_of(client: redis.Redis, namespace: str) -> Keys:
                 pipeline.pttl(key)
             for key, ttl in zip(found, pipeline.execute(), strict=True):
                 kind = _kind(key.decode().removeprefix(f"{namespace}:"))
-                number[kind] += ttl != -2  # -2: it has gone meanwhile
+                number[kind] += ttl != -2  # -2: expired meanwhile
                 without_ttl[kind] += ttl == -1
                 longest[kind] = max(longest.get(kind, 0), ttl / 1000)
         found.clear()
@@ -90,7 +90,7 @@ def _kind(name: str) -> str:
 
 
 def slope(numbers: Sequence[float], places: Sequence[float]) -> float:
-    """By how much the numbers grow from one place to the next, by least squares."""
+    """Return the growth of the numbers per position, by least squares."""
     middle = sum(places) / len(places)
     mean = sum(numbers) / len(numbers)
     spread = sum((place - middle) ** 2 for place in places)

@@ -1,4 +1,4 @@
-"""Sends the messages of a soak, in every way there is, and writes a checkpoint after each stretch of them.
+"""Sender of a soak's messages that writes a checkpoint after each part.
 
 ``python -m tests.soak.sender MESSAGES`` beside a worker of `tests.soak.application`.
 """
@@ -24,8 +24,8 @@ from tests.soak.checkpoints import Checkpoint
 from tests.soak.measured import Measured, keys_of, measured
 
 CHECKPOINTS: Final = 12
-ROUND: Final = 1000  # messages, about: `_round` says how many there are of each kind
-MOST_WAITING: Final = 4000  # messages in the queue before the sender waits for the worker
+ROUND: Final = 1000  # about so many messages; see `_round`
+MOST_WAITING: Final = 4000  # queued messages before the sender waits for the worker
 PATIENCE_S: Final = 120
 SWEEP: Final = "user_status_cleanup.batch"
 
@@ -37,7 +37,7 @@ def _new(count: int) -> list[int]:
 
 
 def _round(number: int) -> Iterator[Message[Any]]:
-    """A thousand messages; each comes back as it was enqueued, or dropped."""
+    """Send about a thousand messages. Yield each one, enqueued or dropped."""
     yield from housekeeping.enqueue_many(soaked.record, _new(498))
     yield from housekeeping.enqueue_many(soaked.keep, _new(100))
     yield from housekeeping.enqueue_many(soaked.refresh, [n % 40 for n in range(150)])
@@ -52,7 +52,7 @@ def _round(number: int) -> Iterator[Message[Any]]:
     yield from (soaked.give_up.send(n) for n in _new(5))
     yield soaked.tick.send()
     yield soaked.sweeps[SWEEP].send()
-    # The second of two with one key comes a round later: a worker that has both at once puts one back for seconds.
+    # The second message with one key comes a round later, because a worker with both would delay one by seconds.
     yield soaked.charge.send_with_options(args=(number,), idempotency_key=f"soak-{number // 2}")
     for _ in range(8):
         members: list[Actor[..., Any]] = [soaked.record, soaked.keep, soaked.plain]
@@ -62,7 +62,7 @@ def _round(number: int) -> Iterator[Message[Any]]:
 
 
 def _waiting() -> int:
-    """Messages that are live: each is in its queue's hash until it is acknowledged."""
+    """Return the number of live messages. Each stays in its queue's hash until acknowledged."""
     with soaked.broker.client.pipeline(transaction=False) as pipeline:
         for queue in soaked.broker.get_declared_queues():
             pipeline.hlen(f"{soaked.broker.namespace}:{queue}.msgs")
@@ -99,7 +99,7 @@ class Soak:
         self._rounds = itertools.count()
 
     def stretch(self, messages: int) -> float:
-        """Send this many and wait until they have ended; returns the seconds, and notes the keys on the way."""
+        """Send messages and wait until they end. Record the keys under load and return the seconds."""
         began = time.monotonic()
         goal = self._asked + messages
         while self._asked < goal:
@@ -113,7 +113,7 @@ class Soak:
         return time.monotonic() - began - (counted - sent)
 
     def checkpoint(self, seconds: float) -> Checkpoint:
-        """What there is now that nothing is live."""
+        """Return a checkpoint without live messages."""
         client, broker = shared_redis.get(), soaked.broker
         drained = keys_of(client, soaked.settings.namespace)
         soaked.measure.send()
@@ -146,14 +146,14 @@ class Soak:
 
 
 def main(messages: int) -> None:
-    """Write a checkpoint to stdout for each twelfth of the messages, and one when short completions are gone."""
+    """Write a checkpoint to stdout per twelfth of the messages, and one after short completions expired."""
     soak = Soak()
     seconds = 0.0
     for _ in range(CHECKPOINTS):
         seconds += soak.stretch(messages // CHECKPOINTS)
         sys.stdout.write(soak.checkpoint(seconds).to_line() + "\n")
         sys.stdout.flush()
-    # Should they not go, the last checkpoint tells.
+    # If they do not expire, the last checkpoint shows it.
     _came_true(_short_completions_are_gone, 10 * soaked.SHORT["ttl"].total_seconds())
     sys.stdout.write(soak.checkpoint(seconds).to_line() + "\n")
 

@@ -6,24 +6,24 @@ from tests.soak.checkpoints import Checkpoint
 from tests.soak.conftest import THREADS, Soaked
 from tests.soak.measured import Measured, slope
 
-#: What lives on when no message does: completions for their ttl, ticks for the schedule's memory, the mark of a retry
+#: Keys without live messages: completions and ticks with their ttl, the mark of a retry
 #: that was dropped for a message that waited (half a minute), and Dramatiq's own.
 LASTING: Final = ("done", "ticks", "throttle", "broker")
 DAY_S: Final = 24 * 3600
-#: Actors whose every message that was enqueued is brought to its end, once.
+#: Actors whose enqueued messages each end exactly once.
 EXACT: Final = ("record", "keep", "refresh", "plain", "remind", "stumble", "come_back")
-#: Blocks of memory: caches that still fill, and less than one text for each hundredth message, kept for good.
+#: Memory blocks: allows for caches, but less than one object per hundred messages.
 MOST_BLOCKS: Final = (300, 0.01)
-MOST_MEGABYTES: Final = 5  # over two thirds of the soak, be they 13,000 messages or 670,000
+MOST_MEGABYTES: Final = 5  # over two thirds of the soak, independent of its length
 
 
 def later(soaked: Soaked) -> list[Checkpoint]:
-    """The last two thirds: pools and caches are filled by then."""
+    """Return the last two thirds, when pools and caches are filled."""
     return soaked.checkpoints[len(soaked.checkpoints) // 3 :]
 
 
 def grown(soaked: Soaked, what: str) -> float:
-    """By how much in the last two thirds, by a fit: in that of the two processes where it is more."""
+    """Return the fitted growth in the last two thirds, of the process with the larger one."""
     places = [each.asked for each in later(soaked)]
     both = ([getattr(process, what) for process in column] for column in zip(*processes(later(soaked)), strict=True))
     return max(slope(numbers, places) for numbers in both) * messages(soaked)
@@ -34,7 +34,7 @@ def processes(checkpoints: list[Checkpoint]) -> list[tuple[Measured, Measured]]:
 
 
 def messages(soaked: Soaked) -> int:
-    """How many were asked for in the last two thirds."""
+    """Return the number of messages in the last two thirds."""
     return later(soaked)[-1].asked - later(soaked)[0].asked
 
 
@@ -57,7 +57,7 @@ def test_there_is_at_most_one_mark_and_two_leases_for_each_thread(soaked: Soaked
     for each in soaked.checkpoints:
         assert each.loaded.number.get("running", 0) <= THREADS
         assert each.loaded.number.get("lease", 0) <= 2 * THREADS
-        assert each.loaded.number.get("retry", 0) <= 1  # R2: of the one scheduled actor
+        assert each.loaded.number.get("retry", 0) <= 1  # R2: for the one scheduled actor
 
 
 def test_when_no_message_lives_no_key_is_held(soaked: Soaked) -> None:  # D10, D4
@@ -106,7 +106,7 @@ def test_resident_memory_does_not_grow(soaked: Soaked) -> None:
 def test_threads_and_open_files_stay_as_many(soaked: Soaked) -> None:
     for at_first, *_, at_last in zip(*processes(soaked.checkpoints), strict=True):
         assert at_last.threads == at_first.threads
-        # A thread of the worker has a connection to each of the three: the broker's Redis, ours, the database.
+        # Each worker thread has three connections: broker's Redis, library's Redis, database.
         assert at_last.descriptors <= 10 + 3 * at_last.threads
 
 
@@ -116,5 +116,5 @@ def test_connections_to_redis_are_at_most_two_for_each_thread(soaked: Soaked) ->
 
 
 def test_nothing_goes_wrong_unseen_in_the_worker(soaked: Soaked) -> None:
-    # Dramatiq passes over errors of hooks, and says so in a line of this level.
+    # Dramatiq only logs errors of hooks, at this level.
     assert [line for line in soaked.said if line["level"] == "critical"] == []

@@ -1,4 +1,4 @@
-"""Deliberately broken twins of the code: each breaks one promise, and the test that keeps it must fail.
+"""Broken twins: planted faults that each break one promise and must make its test fail.
 
 ``pytest --twins`` runs these tests, and only these, each with its fault planted; it is green when every one of
 them notices. Some wait long for what the fault keeps from coming: ``pytest --twins -m "slow or not slow"`` runs those
@@ -15,7 +15,7 @@ import pytest
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """One fault, and the test that must notice it.
+    """Fault with the test that must notice it.
 
     Attributes:
       promise: The number of the promise or scenario it breaks, such as ``D5`` or ``F1``.

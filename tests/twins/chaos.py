@@ -1,4 +1,4 @@
-"""What could be wrong with taking over, zombies, lost answers, lost servers, ticks and mixed releases."""
+"""Faults for the chaos suite: takeover, paused workers, lost answers, lost servers, ticks, mixed releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of dead letters (semantics.md, R6; of R1, the last retry and how many are kept)."""
+"""Faults of dead letters (promises R6 and R1)."""
 
 from __future__ import annotations
 

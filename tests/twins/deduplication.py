@@ -1,4 +1,4 @@
-"""Faults of deduplication: who holds a key, for how long, and who is dropped (semantics.md, D1 to D5, D9, D10)."""
+"""Faults of holders, ttls and drops in deduplication (promises D1 to D5, D9, D10)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _ask_once_more(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(keys.DeduplicationKeys, "start", look_and_start)
 
 
-#: What a script asks of a key before it grants or starts anything; `deduplication_turns` breaks it, too.
+#: Check of a script before it grants a key or starts a message; `deduplication_turns` breaks it, too.
 ANOTHER_HOLDS_IT: Final = "if holder and holder ~= message_id then"
 _OF_ANOTHER_COPY: Final = 'if tick ~= "" and (redis.call("hget", KEYS[1], "tick") or tick) ~= tick then return 0 end'
 

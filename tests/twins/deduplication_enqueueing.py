@@ -1,4 +1,4 @@
-"""Faults of taking a key and enqueueing its message in one step, alone or in bulk (semantics.md, D3, D6, D10; F5)."""
+"""Faults of taking keys and enqueueing messages in one step (promises D3, D6, D10, F5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of taking turns: redeliveries, runs that wait, and the one more run (semantics.md, D7, D8; scenario F6)."""
+"""Faults of redeliveries, waiting runs and the further run (promises D7, D8, F6)."""
 
 from __future__ import annotations
 

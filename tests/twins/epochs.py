@@ -1,4 +1,4 @@
-"""Faults of epochs and the fence (semantics.md, L3)."""
+"""Faults of fencing (promise L3)."""
 
 from __future__ import annotations
 

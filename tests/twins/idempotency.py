@@ -1,4 +1,4 @@
-"""What could be wrong with doing each message's work once."""
+"""Faults of idempotency (promises I1 to I4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of leases, and of actors that lose them (semantics.md, L1, L2, L4 to L6)."""
+"""Faults of leases and of actors that lose them (promises L1, L2, L4 to L6)."""
 
 from __future__ import annotations
 

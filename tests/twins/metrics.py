@@ -1,4 +1,4 @@
-"""Faults of the metrics: what a promise says is counted and is not, in the processes that export it."""
+"""Faults of metrics: events that are not counted in the exporting process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a twin plants its fault: another value or text in the place of the right one."""
+"""Functions that plant the fault of a twin."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Breaks = Callable[[pytest.MonkeyPatch], None]
 
 
 def instead(owner: Any, name: str, broken: Any) -> Breaks:
-    """Another attribute of a module or class."""
+    """Replace an attribute of a module or class."""
     return lambda patch: patch.setattr(owner, name, broken)
 
 
 def instead_at(path: str, broken: Any) -> Breaks:
-    """Another attribute, by its whole dotted path."""
+    """Replace an attribute by its dotted path."""
     return lambda patch: patch.setattr(path, broken)
 
 
 def in_text(owner: Any, name: str, right: str, wrong: str) -> Breaks:
-    """Another text in a script or statement."""
+    """Replace a text in a script or statement."""
 
     def breaks(patch: pytest.MonkeyPatch) -> None:
         text: str = getattr(owner, name)
@@ -34,5 +34,5 @@ def in_text(owner: Any, name: str, right: str, wrong: str) -> Breaks:
 
 
 def in_script(name: str, right: str, wrong: str) -> Breaks:
-    """Another text in a script of deduplication."""
+    """Replace a text in a script of deduplication."""
     return in_text(scripts, name, right, wrong)

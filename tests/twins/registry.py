@@ -1,4 +1,4 @@
-"""All broken twins, from the modules of this package."""
+"""Registry of all broken twins in this package."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _NO_LISTS = ("planting", "registry", "running", "startup")
 
 @functools.cache
 def all_twins() -> tuple[Twin, ...]:
-    """Every twin, by the module that lists it."""
+    """Return every twin, ordered by module."""
     names = sorted(module.name for module in pkgutil.iter_modules(tests.twins.__path__))
     lists = [importlib.import_module(f"tests.twins.{name}") for name in names if name not in _NO_LISTS]
     return tuple(twin for each in lists for twin in each.TWINS)
 
 
 def twin_named(name: str) -> Twin:
-    """The twin of this name."""
+    """Return the twin of this name."""
     return next(twin for twin in all_twins() if twin.name == name)

@@ -1,4 +1,4 @@
-"""Faults of retries (semantics.md, R1 to R4; scenario F10)."""
+"""Faults of retries (promises R1 to R4, F10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How pytest runs a test with a fault planted, and wants it to fail; `tests.conftest` takes these hooks."""
+"""Pytest hooks that run a test with its fault and expect it to fail. `tests.conftest` imports them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 @pytest.fixture(autouse=True)
 def twin(request: pytest.FixtureRequest) -> Iterator[Twin | None]:
-    """The fault of this test, planted before any of its other fixtures; none without ``--twins``."""
+    """Plant the fault of this test before its other fixtures. None without ``--twins``."""
     planted: Twin | None = getattr(request, "param", None)
     if planted is not None:
         with pytest.MonkeyPatch.context() as patch:
@@ -62,7 +62,7 @@ def twin(request: pytest.FixtureRequest) -> Iterator[Twin | None]:
 
 
 def twin_of(item: pytest.Item) -> Twin | None:
-    """The fault a test is run with; none without ``--twins``."""
+    """Return the twin of a test; None without ``--twins``."""
     callspec = getattr(item, "callspec", None)
     planted: Twin | None = callspec.params.get("twin") if callspec is not None else None
     return planted

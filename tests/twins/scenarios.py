@@ -1,4 +1,4 @@
-"""What keeps a sick database, object store or git from doing harm, broken scenario by scenario."""
+"""Faults of the handling of failing databases, object stores and git (F8, F9)."""
 
 from __future__ import annotations
 

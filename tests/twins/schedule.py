@@ -1,4 +1,4 @@
-"""The schedule, broken promise by promise."""
+"""Faults of the schedule (promises S1 to S5, F7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of stopping (semantics.md, R5)."""
+"""Faults of the shutdown (promise R5)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STATEMENTS: Final = "tests/integration/middleware/interrupts/test_statements.py
 
 
 class _Never(Exception):
-    """An error that nobody raises."""
+    """Error that is never raised."""
 
 
 def _never_leave(patch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def _call_being_put_back_an_end(patch: pytest.MonkeyPatch) -> None:
 
 
 def give_up_after_three_tries(patch: pytest.MonkeyPatch) -> None:
-    """Plant an end of the patience with Redis: of a worker that stops, and of one that does not."""
+    """Give up on Redis after three tries, in stopping and in running workers."""
 
     def give_up(step: Any, **options: Any) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""What grows with the number of messages, one kind after the other; each is a soak of its own.
+"""Faults that grow with the number of messages. Each is a soak of its own.
 
 They are planted in the hooks that every message passes, so that one fault is in as few lines as a real one.
 """
@@ -23,7 +23,7 @@ from tests.twins import Twin
 
 _TESTS: Final = "tests/soak/test_soak.py::"
 _DAY_S: Final = 24 * 3600
-_SOME: Final = 100  # one in so many messages, where each of them would be too many for the machine
+_SOME: Final = 100  # one in so many messages, where every message would overload the machine
 
 AnyMessage = Message[Any] | MessageProxy
 _kept: Final[list[Any]] = []
@@ -34,7 +34,7 @@ def _twin(promise: str, test: str, breaks: Callable[[pytest.MonkeyPatch], None])
 
 
 def _besides(patch: pytest.MonkeyPatch, middleware: type[Middleware], does: Callable[[AnyMessage], object]) -> None:
-    """Make a middleware do something more when a message has been processed."""
+    """Make a middleware do something else after each message."""
     hook = middleware.after_process_message
 
     def process(self: Any, broker: Any, message: MessageProxy, **how: Any) -> None:
@@ -73,7 +73,7 @@ def _frees_no_key_when_a_message_ends(patch: pytest.MonkeyPatch) -> None:
 
 
 def _leaves_marks_of_being_at_work(patch: pytest.MonkeyPatch) -> None:
-    # Under a name of its own, so that no retry of the message waits for it.
+    # Another name, so that no retry of the message waits for it.
     _besides(patch, Idempotency, lambda message: shared_redis.get().set(_name("running:left", message), "x", ex=60))
 
 

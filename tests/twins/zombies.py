@@ -1,4 +1,4 @@
-"""Faults of sweeps that lose their lease, wake up late or die (semantics.md, L2, L3, L5; scenarios F1 to F4)."""
+"""Faults of sweeps that lose their lease, wake up late or die (promises L2, L3, L5, F1 to F4)."""
 
 from __future__ import annotations
 

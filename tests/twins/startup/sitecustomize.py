@@ -1,4 +1,4 @@
-"""Plants the fault named by ``BROKEN_TWIN`` in a Python process that a test starts, before its program begins."""
+"""Startup hook that plants the fault named by ``BROKEN_TWIN`` in a Python process of a test."""
 
 from __future__ import annotations
 
