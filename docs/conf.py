@@ -1,4 +1,4 @@
-"""How Sphinx builds the documentation: Markdown pages, every warning an error (``tox -e docs``)."""
+"""Configuration of Sphinx (``tox -e docs``)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ extensions = ["myst_parser"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 exclude_patterns = ["_build"]
-# A command in running text is copied: its quotes must stay what a shell takes.
+# Readers copy commands from the text, so quotes must stay plain.
 smartquotes = False
-# Diagrams are drawn by whoever shows the Markdown (a forge does); here they stay text.
+# Forges draw mermaid diagrams. On this site they stay text.
 suppress_warnings = ["misc.highlighting_failure"]
-# It follows the reader's light or dark, and searches without a server.
+# Furo has a dark mode and search without a server.
 html_theme = "furo"
 html_theme_options = {"navigation_with_keys": True}
 html_static_path = ["_static"]

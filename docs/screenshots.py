@@ -1,4 +1,4 @@
-"""Makes the pictures of the dashboard in docs/images, with real servers and made-up workers' lives.
+"""Command that takes the screenshots in docs/images, with real servers and sample data.
 
 From the project's top folder: ``python -m docs.screenshots``. It takes Chromium with its driver, and the extra ``dev``.
 """
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def live_a_while(sweep: Sweep, place: int) -> None:
-    """The last runs of a worker, as its ledger would have them."""
+    """Insert sample runs of a worker into the ledger."""
     period = Cron(sweep.schedule, UTC).period(NOW) if sweep.schedule else timedelta(minutes=10)
     rows: list[dict[str, Any]] = []
     chance = random.Random(place)
@@ -91,7 +91,7 @@ def live_a_while(sweep: Sweep, place: int) -> None:
 
 
 def go_wrong(settings: Settings, sweeps: dict[str, Sweep]) -> None:
-    """A worker whose table is gone, one that is paused, what waits, a message that was given up."""
+    """Create a missing table, a paused worker, a backlog and a dead letter."""
     database.execute_sql("ALTER TABLE bulk_imports RENAME TO bulk_imports_old")
     run_sweep(sweeps[FAILING])
     until = NOW + timedelta(hours=2)

@@ -1,4 +1,4 @@
-"""Writes explanation/state-machines.md from the machines in the code: ``python docs/state_machines.py``."""
+"""Command that writes docs/explanation/state-machines.md: ``python docs/state_machines.py``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ This page is made from the code by `python docs/state_machines.py`.
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     parts = [_HEAD]
     for table, machine in MACHINES.items():
         rows = [

@@ -1,1 +1,1 @@
-"""What the reference pages take from the code, one subject a file."""
+"""Generators of the parts of the reference that come from the code. `docs.generate` lists them."""

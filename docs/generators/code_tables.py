@@ -1,4 +1,4 @@
-"""Tables of names with what the code says of them: metrics, errors, events, actor options, and more."""
+"""Tables of metrics, errors, events, actor options, public names and tox environments."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from housekeeping.core.telemetry import metrics
 from housekeeping.middleware import standard_middleware
 
 _PACKAGE: Final = Path(housekeeping.__file__).parent
-#: An event with what its rows hold, as its line in the code has it.
+#: Declaration of an event with the comment that lists its columns.
 _EVENT: Final = re.compile(r"^#: rows: (.+)\n(\w+): Final", re.MULTILINE)
-#: Made from other options, or for the library's own use.
+#: Internal options.
 _NOT_FOR_USERS: Final = {"periodic", "sweep"}
 
 
 def metric_table(old: str) -> str:
-    """Every metric; the page may say more of one than the code does."""
+    """Return the table of metrics. Descriptions may be extended in the page."""
     rows = [
         (code(each.name), type(each).__name__.lower(), ", ".join(map(code, each.labels)), ByHand(each.text))
         for each in metrics.ALL
@@ -37,7 +37,7 @@ def metric_table(old: str) -> str:
 
 
 def error_table(old: str) -> str:
-    """Every error, below the one it is a kind of."""
+    """Return the table of errors, subclasses after their base."""
     rows = [
         (code(each.__name__), code(each.__bases__[0].__name__), str(each.exit_code), _first_line(each))
         for each in _errors(errors.HousekeepingError)
@@ -46,14 +46,14 @@ def error_table(old: str) -> str:
 
 
 def event_table(old: str) -> str:
-    """Every event; which worker sends it is written by hand."""
+    """Return the table of events. Their senders are written by hand."""
     found = _EVENT.findall(Path(events.__file__).read_text(encoding="utf-8"))
     rows = [(code(name), ", ".join(map(code, rows.split(", "))), ByHand()) for rows, name in found]
     return table(("Event", "Each row has", "Sent after a batch that"), rows, old)
 
 
 def option_table(old: str) -> str:
-    """Every actor option."""
+    """Return the table of actor options."""
     ours = standard_middleware(redis.Redis(), Settings())
     options = {
         option
@@ -67,7 +67,7 @@ def option_table(old: str) -> str:
 
 
 def name_table(old: str) -> str:
-    """Every public name of the package."""
+    """Return the table of the package's public names."""
     rows = [(code(f"housekeeping.{name}"), _what(name)) for name in sorted(housekeeping.__all__, key=str.casefold)]
     return table(("Name", "What it is"), [row for row in rows if row[1]], old)
 
@@ -100,7 +100,7 @@ def _first_line(value: Any) -> str:
 
 
 def environment_table(old: str) -> str:
-    """Every environment of tox, with what its own description says."""
+    """Return the table of tox environments with their descriptions."""
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(_PACKAGE.parent / "tox.ini")
     first = [

@@ -1,4 +1,4 @@
-"""The commands: usage, help and options as click has them."""
+"""Reference of the commands: usage, help and options from click."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from housekeeping.cli.main import main
 
 
 def commands(old: str) -> str:
-    """A section for each command, in the order of `housekeeping --help`."""
+    """Return a section per command, in the order of `housekeeping --help`."""
     return "\n\n".join(section for path, command in _all(main, "housekeeping") for section in _section(path, command))
 
 
@@ -45,7 +45,7 @@ def _argument(argument: click.Argument) -> str:
 
 
 def _help(command: click.Command) -> str:
-    """The help, its paragraphs joined to lines; one that click leaves as it is becomes a block."""
+    """Return the help as Markdown. Preformatted paragraphs become blocks."""
     paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
     return "\n\n".join(
         "```text\n" + paragraph.replace("\b\n", "") + "\n```" if paragraph.startswith("\b") else _text(paragraph)
@@ -54,7 +54,7 @@ def _help(command: click.Command) -> str:
 
 
 def _text(paragraph: str) -> str:
-    """Plain text as Markdown: what Markdown would take for something else is escaped."""
+    """Return plain text with Markdown's special characters escaped."""
     joined = " ".join(line.strip() for line in paragraph.splitlines())
     parts = re.split(r"(`[^`]+`)", joined)
     return "".join(part if part.startswith("`") else re.sub(r"([*_<\[|])", r"\\\1", part) for part in parts)

@@ -1,4 +1,4 @@
-"""Blocks of code that show a file of docs/examples, whole or in part, written into the pages."""
+"""Code blocks in the pages that show a file of docs/examples or a part of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-#: The comment names the file, and the lines where the part begins and before which it ends.
+#: Comment with the file, and optionally the first line of the part and the line after it.
 _BLOCK: Final = re.compile(
     r"(?P<mark><!-- file: (?P<path>\S+?)(?:; from: (?P<first>[^\n;]+))?(?:; before: (?P<end>[^\n;]+))? -->\n)"
     r"```python\n.*?```",
@@ -16,12 +16,12 @@ _BLOCK: Final = re.compile(
 
 
 def has_blocks(text: str) -> bool:
-    """Return whether the page shows such a file."""
+    """Return whether the page shows a file."""
     return _BLOCK.search(text) is not None
 
 
 def page(text: str) -> str:
-    """Return the page with each of its blocks as the file has it now."""
+    """Return the page with its blocks up to date."""
     return _BLOCK.sub(_block, text)
 
 

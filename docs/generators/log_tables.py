@@ -1,4 +1,4 @@
-"""The log lines: what is written where in the code; what they mean is written in the page."""
+"""Tables of log lines and fields from the code. Their meaning is written by hand, in the page."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from docs.generators.tables import ByHand, code, table
 
 _PACKAGE: Final = Path(housekeeping.__file__).parent
 _LEVELS: Final = {"debug", "info", "warning", "error", "exception"}
-#: Workers have theirs on their own pages; embedded servers are for tests and the demo.
+#: Packages without the table: workers have their own pages, embedded servers are for tests and the demo.
 _ELSEWHERE: Final = ("workers", "embedded", "cli")
-#: What a line says where the code has no literal at that place.
+#: Events of log calls whose event is not a literal.
 _SAID: Final[dict[str, tuple[str, ...]]] = {
     "event": ("Message cannot be enqueued yet, tried again", "Group member cannot be counted yet, tried again"),
     "what": ("Completion could not be recorded", "Running mark stays until it expires"),
@@ -25,11 +25,11 @@ _SAID: Final[dict[str, tuple[str, ...]]] = {
     "request.sweep.start_message": (),  # on the worker's page
     "self.row_log.level": (),
 }
-#: The levels of a line that is logged at a level chosen when the program runs.
+#: Levels of log calls whose level is not a literal.
 _CHOSEN: Final = {"level": ("debug", "info"), "_level(actor)": ("debug", "info")}
-#: What is handed over as a whole: the fields that are always in it.
+#: Fields of dictionaries that are passed as a whole.
 _TOGETHER: Final = {"spent.as_fields()": ("db_s", "redis_s")}
-#: In each line of a run or message, by the context it stands in.
+#: Fields of every line within a run or message.
 _CONTEXT: Final = (
     *("event", "level", "timestamp", "logger"),
     *("worker", "message_id", "run_id", "feature_category", "data_consistency"),
@@ -43,7 +43,7 @@ class _Line:
 
 
 def lines(old: str) -> str:
-    """The table of the lines."""
+    """Return the table of log lines."""
     rows = [
         (code(event), ", ".join(sorted(line.levels)), ", ".join(map(code, sorted(line.fields))), ByHand())
         for event, line in sorted(_lines().items(), key=lambda item: item[0].casefold())
@@ -52,7 +52,7 @@ def lines(old: str) -> str:
 
 
 def fields(old: str) -> str:
-    """The table of the fields."""
+    """Return the table of log fields."""
     found = {name for line in _lines().values() for name in line.fields} - set(_CONTEXT)
     rows = [(code(name), ByHand()) for name in (*_CONTEXT, *sorted(found))]
     return table(("Field", "What it is"), rows, old)
@@ -88,7 +88,7 @@ def _calls(module: ast.Module) -> Iterator[ast.Call]:
 
 
 def _events(said: ast.expr, path: Path) -> Iterator[str]:
-    # One of two, as the case may be.
+    # Conditional expression with two events.
     if isinstance(said, ast.IfExp):
         yield from _events(said.body, path)
         yield from _events(said.orelse, path)

@@ -12,7 +12,7 @@ import housekeeping
 from docs.generators.tables import code, table
 
 _PACKAGE: Final = Path(housekeeping.__file__).parent
-#: Widths and limits of what a person sees have no reason beyond their look.
+#: Packages whose numbers are mostly about display.
 _WITHOUT: Final = ("cli", "demo", "embedded", "presentation", "testing", "web")
 _SECONDS: Final = {
     "microseconds": 1e-6,

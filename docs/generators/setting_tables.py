@@ -1,4 +1,4 @@
-"""The settings: names, values and defaults from the models; what they are for is written in the page."""
+"""Tables of settings from the models. Their purpose is written by hand, in the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from docs.generators.tables import ByHand, code, table
 from housekeeping.core.settings import PREFIX, Settings, WorkerSettings
 
-#: What no setting can be; a check says of one of them what the setting should be.
+#: Invalid values. A validator's error for one of them describes the valid values.
 _WRONG: Final = ("", "[]", "?")
 _PLAIN: Final[dict[Any, str]] = {
     bool: "`true` or `false`",
@@ -26,13 +26,13 @@ _PLAIN: Final[dict[Any, str]] = {
 
 
 def environment(old: str) -> str:
-    """The table of the variables."""
+    """Return the table of environment variables."""
     rows = [(code(_variable(name)), _value(field), _default(field), ByHand()) for name, field in _fields(Settings)]
     return table(("Variable", "Value", "Default", "What it is"), rows, old)
 
 
 def of_one_worker(old: str) -> str:
-    """The table of the keys in ``HOUSEKEEPING_WORKERS``."""
+    """Return the table of keys in ``HOUSEKEEPING_WORKERS``."""
     rows = [(code(name), _value(field), ByHand()) for name, field in _fields(WorkerSettings)]
     return table(("Key", "Value", "What it is"), rows, old)
 
@@ -75,7 +75,7 @@ def _words(kind: Any, checks: list[Any]) -> str:
 
 
 def _said(checks: list[Any]) -> Iterator[str]:
-    """What a check of the code says that the value should be."""
+    """Yield the descriptions of valid values from the validators."""
     for check in checks:
         if not isinstance(check, AfterValidator | BeforeValidator):
             continue

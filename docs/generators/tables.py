@@ -1,4 +1,4 @@
-"""Markdown tables of which some columns come from the code and the others are written by hand, in the page."""
+"""Markdown tables with generated columns and columns written by hand, in the page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BAR: Final = re.compile(r"(?<!\\)\|")
 
 @dataclass(frozen=True, slots=True)
 class ByHand:
-    """A cell that is written in the page and stays as it is.
+    """Cell that is written by hand in the page and kept.
 
     Attributes:
       at_first: What it says when the row is new; nothing, so that a test asks for it, unless said.
@@ -22,7 +22,7 @@ class ByHand:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str | ByHand]], old: str) -> str:
-    """The table with these rows, by their first cell; cells `ByHand` are those of the same row in the old one."""
+    """Return a table with these rows. `ByHand` cells come from the old row with the same first cell."""
     before = {row[0]: row for row in cells(old)}
     lines = [_line(head), "|" + "---|" * len(head)]
     for row in rows:
@@ -32,13 +32,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str | ByHand]], old: str)
 
 
 def cells(text: str) -> list[list[str]]:
-    """The cells of each row, the head left out."""
+    """Return the cells of each row without the head."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in _BAR.split(line)[1:-1]] for line in lines[2:]]
 
 
 def code(text: str) -> str:
-    """As code within a cell."""
+    """Format text as code in a cell."""
     return "`" + text.replace("|", "\\|") + "`"
 
 

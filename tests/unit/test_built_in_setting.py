@@ -1,4 +1,4 @@
-"""`HOUSEKEEPING_BUILT_IN`: which families of built-in workers are active."""
+"""Tests of `HOUSEKEEPING_BUILT_IN`, which activates families of built-in workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def declared_table_names() -> Iterator[None]:
         '["user_status_cleanup", "bulk_imports"]',
     ],
 )
-def test_named_families_are_active_without_condition(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_named_families_are_always_active(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("HOUSEKEEPING_BUILT_IN", value)
 
     sweeps = configured_sweeps(Settings.load())
@@ -39,13 +39,13 @@ def test_named_families_are_active_without_condition(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("value", ["none", "false", "[]"])
-def test_none_leaves_only_what_is_always_active(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_none_leaves_only_maintenance_workers(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("HOUSEKEEPING_BUILT_IN", value)
 
     assert [*configured_sweeps(Settings.load())] == ALWAYS
 
 
-def test_all_names_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_activates_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOUSEKEEPING_BUILT_IN", "all")
 
     sweeps = configured_sweeps(Settings.load())
@@ -54,13 +54,13 @@ def test_all_names_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(each.setup_problem for each in sweeps.values())
 
 
-def test_by_default_each_family_depends_on_its_tables() -> None:
+def test_default_activates_families_with_tables() -> None:
     sweeps = configured_sweeps(Settings())
 
     assert [name for name, each in sweeps.items() if each.setup_problem is None] == ALWAYS
 
 
-def test_a_family_whose_table_is_named_must_have_it() -> None:
+def test_family_with_a_configured_table_requires_it() -> None:
     sweeps = configured_sweeps(Settings.load(workers={"ci.stuck_jobs": {"table": "p_ci_builds"}}))
 
     assert sweeps["ci.stuck_builds.drop_running"].setup_problem is None
@@ -75,7 +75,7 @@ def test_a_family_whose_table_is_named_must_have_it() -> None:
         ("old_runs", "names 'old_runs', which is not a built-in family"),
     ],
 )
-def test_an_unknown_family_is_refused_in_one_line(value: str, said: str) -> None:
+def test_unknown_family_is_rejected_in_one_line(value: str, said: str) -> None:
     with pytest.raises(SettingsError, match=f"^HOUSEKEEPING_BUILT_IN {said}") as refused:
         configured_sweeps(Settings.load(built_in=value))
 
@@ -83,6 +83,6 @@ def test_an_unknown_family_is_refused_in_one_line(value: str, said: str) -> None
 
 
 @pytest.mark.parametrize("value", ["all,bulk_imports", "bulk_imports,none", "[7]", "[", "bulk imports"])
-def test_a_value_that_is_no_list_of_families_is_refused(value: str) -> None:
+def test_value_other_than_a_list_of_families_is_rejected(value: str) -> None:
     with pytest.raises(SettingsError, match="^HOUSEKEEPING_BUILT_IN is .*; it should be "):
         Settings.load(built_in=value)

@@ -1,4 +1,4 @@
-"""What the documentation claims of the code, held against the code."""
+"""Tests of facts in the documentation against the code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TESTS = {
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_test_that_a_page_names_exists(page: Path) -> None:
+def test_every_test_named_in_a_page_exists(page: Path) -> None:
     named = set(re.findall(r"`(test_\w+)`", page.read_text(encoding="utf-8")))
 
     assert named - TESTS == set()
@@ -39,26 +39,26 @@ def test_every_setting_is_documented() -> None:
 @pytest.mark.parametrize(
     "sweep", [sweep for family in BUILT_IN for sweep in family.SWEEPS], ids=lambda sweep: sweep.name
 )
-def test_every_worker_has_a_page_and_stands_in_the_readme_or_beside_its_parent(sweep: object) -> None:
+def test_every_worker_is_documented(sweep: object) -> None:
     name: str = getattr(sweep, "name")  # noqa: B009
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
 
     assert name in pages
 
 
-def test_the_changelog_begins_with_this_version() -> None:
+def test_changelog_starts_with_this_version() -> None:
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
 
     assert headings[0] == housekeeping.__version__
 
 
-def test_no_page_names_a_folder_of_the_machine_it_was_written_on() -> None:
+def test_no_page_names_a_folder_of_a_machine() -> None:
     texts = {page: page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]}
 
     assert [str(page) for page, text in texts.items() if re.search(r"/root/|/work/|/home/", text)] == []
 
 
-def test_the_page_of_state_machines_is_what_the_machines_are() -> None:
+def test_page_of_state_machines_is_up_to_date() -> None:
     page = runpy.run_path(str(ROOT / "docs/state_machines.py"))["page"]
 
     assert (ROOT / "docs/explanation/state-machines.md").read_text(encoding="utf-8") == page(), (

@@ -10,7 +10,7 @@ import pytest
 import housekeeping
 
 _ROOT: Final = Path(housekeeping.__file__).parent
-_FLOORS: Final = {
+_LAYERS: Final = {
     "core": 0,
     "database": 0,
     "leases": 0,
@@ -27,10 +27,10 @@ _FLOORS: Final = {
     "demo": 4,
     "cli": 4,
     "__main__": 5,
-    # For users' tests: it stands on all that is public, and nothing of ours imports it.
+    # Used by users' tests. It may import everything, and nothing imports it.
     "testing": 5,
 }
-#: Public name -> the module the package takes it from.
+#: Module of each public name.
 _HOMES: Final = {name: [home] for name, home in {**housekeeping._PUBLIC, **housekeeping._MODULES}.items()}
 
 
@@ -39,15 +39,15 @@ def _modules() -> list[str]:
     return sorted(".".join(path.parts).removesuffix(".__init__") for path in files)
 
 
-def _floor(module: str) -> int | None:
-    return _FLOORS.get(module.split(".")[1])
+def _layer(module: str) -> int | None:
+    return _LAYERS.get(module.split(".")[1])
 
 
 def _imported(module: str, source: str) -> Iterator[str]:
-    """What a module imports of the package, wherever the statement stands; relative imports as ``.``."""
+    """Yield the modules of the package that a module imports anywhere. Relative imports are ``.``."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "housekeeping":
-            # Handed out by the package itself, which imports it from where it lives.
+            # Public name that the package imports lazily.
             yield from _HOMES.get(node.attr, ())
         elif isinstance(node, ast.Import):
             yield from (name.name for name in node.names if name.name.startswith("housekeeping."))
@@ -63,10 +63,10 @@ def _faults(module: str, source: str) -> Iterator[str]:
     for target in _imported(module, source):
         if target == ".":
             yield f"{module} has a relative import"
-        elif (theirs := _floor(target)) is None or (ours := _floor(module)) is None:
-            yield f"{module} or {target} has no floor"
+        elif (theirs := _layer(target)) is None or (ours := _layer(module)) is None:
+            yield f"{module} or {target} has no layer"
         elif theirs > ours:
-            yield f"{module} (floor {ours}) imports {target} (floor {theirs})"
+            yield f"{module} (layer {ours}) imports {target} (layer {theirs})"
         elif ".workers." in module and ".workers." in target and module.split(".")[2] != target.split(".")[2]:
             yield f"{module} imports another worker, {target}"
 
@@ -76,12 +76,12 @@ def _source(module: str) -> str:
     return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
 
 
-def test_every_module_has_a_floor() -> None:
-    assert [module for module in _modules() if module != "housekeeping" and _floor(module) is None] == []
+def test_every_module_has_a_layer() -> None:
+    assert [module for module in _modules() if module != "housekeeping" and _layer(module) is None] == []
 
 
 @pytest.mark.parametrize("module", [module for module in _modules() if module != "housekeeping"])
-def test_imports_go_down_a_floor_or_sideways(module: str) -> None:
+def test_imports_go_to_a_lower_or_the_same_layer(module: str) -> None:
     assert list(_faults(module, _source(module))) == []
 
 
@@ -103,5 +103,5 @@ def test_imports_go_down_a_floor_or_sideways(module: str) -> None:
         ("housekeeping.web.snapshot", "from housekeeping.testing import ManualClock"),
     ],
 )
-def test_an_import_that_goes_up_or_across_is_found(module: str, source: str) -> None:
+def test_forbidden_import_is_detected(module: str, source: str) -> None:
     assert len(list(_faults(module, source))) == 1

@@ -1,4 +1,4 @@
-"""How one's own sweeps become known: modules that a setting names, and what is wrong with them."""
+"""Tests of loading own sweeps from modules named by a setting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from housekeeping.workers import BUILT_IN, configured_sweeps, families, only
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep as user_statuses
 
-#: Writes a module and returns its name.
+#: Function that writes a module and returns its name.
 Written = Callable[..., str]
 
 SESSIONS = """
@@ -61,7 +61,7 @@ def given(*modules: str, **workers: Any) -> Settings:
     return Settings.load(sweeps=",".join(modules), workers=json.dumps(workers))
 
 
-def test_the_sweeps_with_a_name_in_a_module_are_known_beside_the_built_in_ones(written: Written) -> None:
+def test_named_sweeps_of_a_module_are_loaded(written: Written) -> None:
     module = written("one = sweep('shop.one')\nother = sweep('shop.other')")
 
     known = configured_sweeps(given(module))
@@ -70,13 +70,13 @@ def test_the_sweeps_with_a_name_in_a_module_are_known_beside_the_built_in_ones(w
     assert len(known) == 2 + sum(len(family.SWEEPS) for family in BUILT_IN)
 
 
-def test_a_module_may_say_which_of_its_sweeps_there_are(written: Written) -> None:
+def test_module_can_list_its_sweeps(written: Written) -> None:
     module = written("one = sweep('shop.one')\nSWEEPS = (one, sweep('shop.two'))\nother = sweep('shop.other')")
 
     assert [*configured_sweeps(given(module))][-2:] == ["shop.one", "shop.two"]
 
 
-def test_several_modules_are_named_with_commas_between_them(written: Written) -> None:
+def test_several_modules_are_separated_by_commas(written: Written) -> None:
     modules = written("one = sweep('shop.one')", "a"), written("two = sweep('shop.two')", "b")
 
     assert [*configured_sweeps(Settings.load(sweeps=f" {modules[0]} , {modules[1]},"))][-2:] == ["shop.one", "shop.two"]
@@ -105,7 +105,7 @@ def test_several_modules_are_named_with_commas_between_them(written: Written) ->
         ),
     ],
 )
-def test_a_module_that_is_no_good_is_refused_in_one_line(written: Written, text: str, said: str) -> None:
+def test_broken_module_is_rejected_in_one_line(written: Written, text: str, said: str) -> None:
     module = written(text)
 
     with pytest.raises(SettingsError, match=said) as refused:
@@ -115,20 +115,20 @@ def test_a_module_that_is_no_good_is_refused_in_one_line(written: Written, text:
 
 
 @pytest.mark.parametrize("name", ["nowhere", "nowhere.at.all", "shop.nowhere"])
-def test_a_module_that_is_not_there_is_named(written: Written, name: str) -> None:
+def test_missing_module_is_named(written: Written, name: str) -> None:
     with pytest.raises(SettingsError, match=f"^HOUSEKEEPING_SWEEPS names '{name}', which is not found"):
         configured_sweeps(given(name))
 
 
 @pytest.mark.parametrize("value", ["shop/sweeps.py", "shop.sweeps:SWEEPS", "shop sweeps", "shop..sweeps"])
-def test_what_cannot_be_a_module_is_refused(value: str) -> None:
+def test_invalid_module_name_is_rejected(value: str) -> None:
     with pytest.raises(
         SettingsError, match="^HOUSEKEEPING_SWEEPS is .*; it should be names of modules separated by commas"
     ):
         Settings.load(sweeps=value)
 
 
-def test_two_sweeps_of_one_name_are_refused(written: Written) -> None:
+def test_two_sweeps_with_one_name_are_rejected(written: Written) -> None:
     first, second = written("one = sweep('shop.one')", "a"), written("one = sweep('shop.one')", "b")
     like_ours = written("one = sweep('user_status_cleanup.batch')", "c")
 
@@ -140,7 +140,7 @@ def test_two_sweeps_of_one_name_are_refused(written: Written) -> None:
         configured_sweeps(given(like_ours))
 
 
-def test_a_sweep_that_is_named_twice_is_there_once(written: Written) -> None:
+def test_sweep_named_twice_is_loaded_once(written: Written) -> None:
     module = written("one = sweep('shop.one')\nsame = one")
     settings = given(module, module)
     one = importlib.import_module(module).one
@@ -149,7 +149,7 @@ def test_a_sweep_that_is_named_twice_is_there_once(written: Written) -> None:
     assert [sweep.name for family in families(settings, [one]) for sweep in family.sweeps].count("shop.one") == 1
 
 
-def test_settings_are_taken_and_refused_as_for_the_built_in_ones(written: Written) -> None:
+def test_own_sweeps_use_and_validate_settings(written: Written) -> None:
     module = written("one = sweep('shop.one')")
 
     configured = configured_sweeps(given(module, **{"shop.one": {"batch_size": 7, "enabled": False}}))["shop.one"]
@@ -161,7 +161,7 @@ def test_settings_are_taken_and_refused_as_for_the_built_in_ones(written: Writte
         configured_sweeps(given(module, **{"shop.two": {}}))
 
 
-def test_a_table_may_have_another_name_in_this_database(written: Written) -> None:
+def test_table_can_have_another_name(written: Written) -> None:
     module = written("one = sweep('shop.one')")
     there = {"shop.one": {"table": "app.sessions"}}
 
@@ -174,7 +174,7 @@ def test_a_table_may_have_another_name_in_this_database(written: Written) -> Non
     assert [*families(given(module))[-2].models] == ["user_session"]
 
 
-def test_a_sweep_over_the_table_of_a_built_in_worker_follows_that_workers_settings() -> None:
+def test_sweep_on_a_built_in_table_uses_its_configured_name() -> None:
     own = Sweep(
         name="shop.loud_statuses",
         stale=lambda now: UserStatus.message == "",
@@ -191,7 +191,7 @@ def test_a_sweep_over_the_table_of_a_built_in_worker_follows_that_workers_settin
     assert (named, meta.table_name) == ("statuses", "user_statuses")
 
 
-def test_an_applications_own_are_there_without_the_others(written: Written) -> None:
+def test_only_returns_the_applications_sweeps(written: Written) -> None:
     module = written("one = sweep('shop.one')")
     one = importlib.import_module(module).one
     settings = given("nowhere", **{"shop.one": {"batch_size": 7}, "another.process": {}})
@@ -199,7 +199,7 @@ def test_an_applications_own_are_there_without_the_others(written: Written) -> N
     assert {name: sweep.batch_size for name, sweep in only(settings, [one]).items()} == {"shop.one": 7}
 
 
-def test_a_module_says_what_it_needs_besides_like_a_built_in_one(written: Written) -> None:
+def test_module_can_configure_itself_like_a_built_in_one(written: Written) -> None:
     module = written(
         "one = sweep('shop.one')\nseen = []\nconfigure = seen.append\nexamine = lambda: iter(())\n"
         "RIGHTS = {'user_session': ('SELECT',)}"
@@ -213,7 +213,7 @@ def test_a_module_says_what_it_needs_besides_like_a_built_in_one(written: Writte
     assert (family.rights, family.examine is not None) == ({"user_session": ("SELECT",)}, True)
 
 
-def test_a_model_of_another_database_is_refused() -> None:
+def test_model_of_another_database_is_rejected() -> None:
     class Elsewhere(BaseModel):
         token = TextField(primary_key=True)
         expires_at = UtcDateTimeField()
@@ -225,5 +225,5 @@ def test_a_model_of_another_database_is_refused() -> None:
         Sweep(name="shop.x", stale=lambda now: Elsewhere.expires_at <= now, order=(Elsewhere.token,), action=Delete())
 
 
-def test_without_the_built_in_workers_the_one_that_keeps_the_ledger_small_stays() -> None:
+def test_old_runs_stays_without_built_in_workers() -> None:
     assert list(configured_sweeps(Settings.load(built_in=False))) == ["housekeeping.old_runs", "housekeeping.outbox"]

@@ -1,4 +1,4 @@
-"""What one's own sweeps are written with: public, documented, and enough for the built-in ones."""
+"""Tests that the public API is documented and sufficient for the built-in workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from housekeeping import sweeps
 
 _ROOT: Final = Path(__file__).parents[2]
 _WORKERS: Final = _ROOT / "housekeeping/workers"
-#: The five; the sixth cleans the library's own tables.
+#: Families without the ones of the library's own tables.
 _FAMILIES: Final = (
     "batched_git_ref_updates",
     "bulk_imports",
@@ -27,7 +27,7 @@ _FAMILIES: Final = (
     "user_status_cleanup",
 )
 _FILES: Final = [path for family in _FAMILIES for path in sorted((_WORKERS / family).rglob("*.py"))]
-#: Public objects by their public name, events among them.
+#: Public objects by name, including events.
 _PUBLIC: Final[dict[str, Any]] = {
     **{name: getattr(module, name) for module in (housekeeping, sweeps) for name in module.__all__},
     **{name: value for name, value in vars(housekeeping.events).items() if isinstance(value, NamedSignal)},
@@ -35,7 +35,7 @@ _PUBLIC: Final[dict[str, Any]] = {
 
 
 def _not_public(source: str) -> Iterator[str]:
-    """What a worker's module imports of the package that no public module has; its own neighbours do not count."""
+    """Yield imports of a worker's module that are not public, except from its own package."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names if each.name.startswith("housekeeping."))
@@ -50,7 +50,7 @@ def _not_public(source: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", _FILES, ids=lambda path: str(path.relative_to(_WORKERS)))
-def test_the_built_in_workers_use_nothing_that_is_not_public(path: Path) -> None:
+def test_built_in_workers_use_only_public_names(path: Path) -> None:
     assert list(_not_public(path.read_text(encoding="utf-8"))) == []
 
 
@@ -64,12 +64,12 @@ def test_the_built_in_workers_use_nothing_that_is_not_public(path: Path) -> None
         "from housekeeping.database import connection as db",
     ],
 )
-def test_an_import_of_something_that_is_not_public_is_found(source: str) -> None:
+def test_import_of_a_private_name_is_detected(source: str) -> None:
     assert len(list(_not_public(source))) == 1
 
 
 @pytest.mark.parametrize("family", _FAMILIES)
-def test_a_declaration_takes_what_it_is_written_with_from_the_one_public_module(family: str) -> None:
+def test_declarations_import_from_housekeeping_sweeps_only(family: str) -> None:
     source = (_WORKERS / family / "worker.py").read_text(encoding="utf-8")
     modules = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
     engine = {module for module in modules if (module or "").startswith("housekeeping.sweeps")}
@@ -78,16 +78,16 @@ def test_a_declaration_takes_what_it_is_written_with_from_the_one_public_module(
 
 
 @pytest.mark.parametrize("name", sweeps.__all__)
-def test_every_public_name_stands_in_the_reference_and_says_what_it_is(name: str) -> None:
+def test_every_public_name_is_documented(name: str) -> None:
     page = (_ROOT / "docs/reference/sweeps.md").read_text(encoding="utf-8")
     value = getattr(sweeps, name)
 
     assert re.search(rf"`{name}[`(]", page)
-    # What is no class and no function is described on the page alone.
+    # Other objects are described on the page only.
     assert inspect.getdoc(value) or not callable(value)
 
 
-def test_the_names_of_the_package_are_the_same_for_people_and_for_type_checkers() -> None:
+def test_type_checkers_see_the_same_public_names() -> None:
     source = (_ROOT / "housekeeping/__init__.py").read_text(encoding="utf-8")
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and node.level == 0]
     checked = {each.asname: f"{node.module}.{each.name}" for node in imports for each in node.names if each.asname}
@@ -98,14 +98,14 @@ def test_the_names_of_the_package_are_the_same_for_people_and_for_type_checkers(
         assert getattr(housekeeping, name) is getattr(importlib.import_module(module), attribute)
 
 
-def test_the_most_used_names_are_in_the_package_as_well() -> None:
+def test_most_used_names_are_in_the_package() -> None:
     both = set(housekeeping.__all__) & set(sweeps.__all__)
 
     assert {"Sweep", "Delete", "Transition", "Call", "BaseModel", "UtcDateTimeField"} < both
     assert [name for name in both if getattr(housekeeping, name) is not getattr(sweeps, name)] == []
 
 
-def test_the_first_page_shows_a_whole_module_of_ten_lines_at_most() -> None:
+def test_own_sweep_page_shows_ten_lines_at_most() -> None:
     page = (_ROOT / "docs/howto/own-sweep.md").read_text(encoding="utf-8")
     block = re.search(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 

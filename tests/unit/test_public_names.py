@@ -1,4 +1,4 @@
-"""The names users write (design.md, Public names)."""
+"""Tests of the public names."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __import__("housekeeping.workers") and housekeeping.workers.object_storage.pendi
 """
 
 
-def test_every_public_name_is_where_it_is_said_to_be() -> None:
-    # In a process of its own: other tests have imported what this one is about.
+def test_every_public_name_can_be_imported() -> None:
+    # A new process, because other tests have imported these modules.
     subprocess.run([sys.executable, "-W", "error", "-c", f"import housekeeping\n{NAMES}"], check=True, timeout=60)
 
 
-def test_importing_the_package_changes_nothing_and_brings_nothing_along() -> None:
+def test_importing_the_package_imports_no_dependency() -> None:
     brought = "[name for name in sys.modules if name.split('.')[0] in ('dramatiq', 'peewee', 'redis', 'pydantic')]"
     code = f"import sys, housekeeping; sys.exit(bool({brought}))"
 

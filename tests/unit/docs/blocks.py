@@ -1,4 +1,4 @@
-"""Every page of the documentation, its blocks of code and its words in code, as a reader's Markdown has them."""
+"""Pages of the documentation with their code blocks, inline code and links."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ PAGES: Final = sorted(
     [*ROOT.glob("*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
 )
 
-#: Kinds of blocks that a reader would run.
+#: Kinds of blocks that a reader runs.
 RUN: Final = ("sh", "python", "sql", "json")
-#: Kinds that are read, by a test of `test_blocks`.
+#: Kinds of blocks that a test in `test_blocks` parses.
 READ: Final = ("ini", "yaml")
-#: Output, and pictures made of text.
+#: Kinds of blocks that are only shown.
 SHOWN: Final = ("text", "mermaid")
 
-#: Pages whose blocks are run by a test of their own.
+#: Pages whose blocks another test runs.
 ELSEWHERE: Final[dict[str, str]] = {
     **{f"docs/howto/{page}.md": "tests/acceptance/test_on_call_pages.py" for page in test_on_call_pages.PAGES},
     "docs/howto/own-sweep*.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/rabbitmq.md": "tests/acceptance/test_rabbitmq_page.py",
     "docs/howto/testing.md": "tests/integration/testing/test_page.py",
-    # Minutes long: a test of `test_commands` asks the simulator for its options.
+    # Takes minutes. `test_commands` checks its options.
     "docs/explanation/simulator.md": "tests/unit/docs/test_commands.py",
-    # Its commands are those of tox.ini and .ci/run: a test of `test_commands` compares them.
+    # `test_commands` compares its commands with .ci/run.
     "CONTRIBUTING.md": "tests/unit/docs/test_commands.py",
 }
 
@@ -44,7 +44,7 @@ _markdown: Final = MarkdownIt("commonmark").enable("table")
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code.
+    """Code block of a page.
 
     Attributes:
       page: Its path from the top folder.
@@ -73,7 +73,7 @@ def name_of(page: Path) -> str:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The blocks of a page, Sphinx's directives left out."""
+    """Return the blocks of a page without Sphinx's directives."""
     found = []
     mark = ""
     for token in _tokens(page):
@@ -85,12 +85,12 @@ def blocks(page: Path) -> list[Block]:
 
 
 def included(page: Path) -> list[Path]:
-    """The files whose text a page shows as code."""
+    """Return the files that a page shows."""
     return [path for block in blocks(page) if (path := path_of(block.mark)) is not None]
 
 
 def words_in_code(page: Path) -> Iterator[str]:
-    """What stands in code within the text."""
+    """Yield the inline code of a page."""
     for token in _tokens(page):
         for child in token.children or ():
             if child.type == "code_inline":
@@ -98,7 +98,7 @@ def words_in_code(page: Path) -> Iterator[str]:
 
 
 def links(page: Path) -> Iterator[str]:
-    """Where links and pictures lead."""
+    """Yield the targets of links and pictures."""
     for token in _tokens(page):
         for child in token.children or ():
             target = child.attrGet("href") or child.attrGet("src")
@@ -107,5 +107,5 @@ def links(page: Path) -> Iterator[str]:
 
 
 def run_elsewhere(page: str) -> str | None:
-    """The test that runs a page's blocks; null: `tests/acceptance/test_every_block.py` does."""
+    """Return the test that runs a page's blocks. None: `tests/acceptance/test_every_block.py`."""
     return next((test for pattern, test in ELSEWHERE.items() if fnmatch(page, pattern)), None)

@@ -1,4 +1,4 @@
-"""Every block of the documentation is run, read, or marked as something that is only shown."""
+"""Tests that every code block is run, parsed or only shown."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from tests.unit.docs.blocks import (
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 
 
-def test_every_block_says_what_it_is() -> None:
+def test_every_block_has_a_known_kind() -> None:
     known = (*RUN, *READ, *SHOWN)
 
-    # What runs elsewhere is judged there.
+    # The tests in ELSEWHERE check their own blocks.
     assert [block.place for block in BLOCKS if block.kind not in known and not run_elsewhere(block.page)] == []
 
 
 @pytest.mark.parametrize("pattern", ELSEWHERE)
-def test_what_is_run_elsewhere_has_a_test_there_that_knows_the_page(pattern: str) -> None:
+def test_page_run_elsewhere_is_named_by_its_test(pattern: str) -> None:
     if not any(Path(name_of(page)).match(pattern) for page in PAGES):
         return  # no such page
     text = (ROOT / ELSEWHERE[pattern]).read_text(encoding="utf-8")
@@ -44,7 +44,7 @@ def test_what_is_run_elsewhere_has_a_test_there_that_knows_the_page(pattern: str
     assert any(said in text for said in (f'"{name}"', f"{name}.md", f'"{name}-', f"{Path(pattern).name}"))
 
 
-def test_every_file_that_a_page_shows_belongs_to_an_example_that_a_test_starts() -> None:
+def test_every_shown_file_belongs_to_a_tested_example() -> None:
     shown = [path for page in PAGES for path in included(page)]
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests/acceptance").glob("*.py"))
 
@@ -52,7 +52,7 @@ def test_every_file_that_a_page_shows_belongs_to_an_example_that_a_test_starts()
     assert [folder for folder in folders if not re.search(rf"\b{folder}\b", tests)] == []
 
 
-def test_every_marked_block_of_the_readme_is_run_by_the_check_of_each_submission() -> None:
+def test_ci_runs_every_marked_block_of_the_readme() -> None:
     marks = [block.mark for block in BLOCKS if block.mark.startswith("<!-- command: ")]
     script = (ROOT / ".ci/run").read_text(encoding="utf-8")
 
@@ -61,7 +61,7 @@ def test_every_marked_block_of_the_readme_is_run_by_the_check_of_each_submission
 
 
 @pytest.mark.parametrize("block", [each for each in BLOCKS if each.kind == "sh"], ids=lambda block: block.place)
-def test_every_extra_that_is_to_be_installed_is_there(block: Block) -> None:
+def test_every_named_extra_exists(block: Block) -> None:
     asked = {
         extra for group in re.findall(r"(?:housekeeping|whl|\.)\[([\w,]+)\]", block.text) for extra in group.split(",")
     }
@@ -72,7 +72,7 @@ def test_every_extra_that_is_to_be_installed_is_there(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", [each for each in BLOCKS if each.kind == "ini"], ids=lambda block: block.place)
-def test_a_unit_of_systemd_starts_a_command_that_there_is(block: Block) -> None:
+def test_systemd_unit_starts_an_existing_command(block: Block) -> None:
     from tests.unit.docs.test_commands import unknown_in
 
     unit = configparser.ConfigParser(interpolation=None)
@@ -85,7 +85,7 @@ def test_a_unit_of_systemd_starts_a_command_that_there_is(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", [each for each in BLOCKS if each.kind == "yaml"], ids=lambda block: block.place)
-def test_a_configuration_of_prometheus_names_the_rules_and_the_jobs_that_there_are(block: Block) -> None:
+def test_prometheus_configuration_names_existing_rules_and_jobs(block: Block) -> None:
     given = yaml.safe_load(block.text)
     rules = [(ROOT / "monitoring" / name).read_text(encoding="utf-8") for name in given["rule_files"]]
 
@@ -93,5 +93,5 @@ def test_a_configuration_of_prometheus_names_the_rules_and_the_jobs_that_there_a
     assert set(re.findall(r'job="([\w-]+)"', "".join(rules))) <= jobs
 
 
-def test_code_is_written_out_in_the_pages_for_readers_without_sphinx() -> None:
+def test_pages_contain_code_without_literalinclude() -> None:
     assert [name_of(page) for page in PAGES if "{literalinclude}" in page.read_text(encoding="utf-8")] == []

@@ -1,4 +1,4 @@
-"""Every command that the documentation names, in blocks and within the text, exists with those options."""
+"""Tests that every command in the documentation exists with its options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from housekeeping.cli.main import main
 from tests.unit.docs.blocks import PAGES, ROOT, blocks, name_of, words_in_code
 
-#: How options and arguments that may be left out are written.
+#: Characters around optional arguments.
 _BRACKETS: Final = str.maketrans("", "", "[]…")
 _ENVIRONMENT: Final = re.compile(r"tox -e (\S+)")
 #: Commands of CONTRIBUTING.md that .ci/run does not run word for word.
@@ -32,7 +32,7 @@ _BY_HAND: Final = {
 
 
 def unknown_in(words: list[str]) -> str | None:
-    """What of a command with ``housekeeping`` at its front is not known; null when all is."""
+    """Return the unknown part of a ``housekeeping`` command, or None."""
     command: click.Command = main
     given = [word for word in words[1:] if word not in ("--debug", "--help", "OPTIONS")]
     while isinstance(command, click.Group) and given and not given[0].startswith("-"):
@@ -50,7 +50,7 @@ def unknown_in(words: list[str]) -> str | None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_command_of_ours_exists_with_its_options(page: Path) -> None:
+def test_every_housekeeping_command_exists_with_its_options(page: Path) -> None:
     lines = [line for block in blocks(page) for line in block.text.replace("\\\n", " ").split("\n")]
     said = [*lines, *words_in_code(page)]
 
@@ -59,7 +59,7 @@ def test_every_command_of_ours_exists_with_its_options(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_environment_test_and_module_that_is_to_be_run_exists(page: Path) -> None:
+def test_every_named_environment_path_and_module_exists(page: Path) -> None:
     said = [*(block.text for block in blocks(page)), *words_in_code(page)]
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini")
@@ -72,14 +72,14 @@ def test_every_environment_test_and_module_that_is_to_be_run_exists(page: Path) 
     assert [name for name in modules if find_spec(name) is None] == []
 
 
-def test_contributing_names_only_commands_of_the_ci_or_known_ones() -> None:
+def test_contributing_names_only_known_commands() -> None:
     run = (ROOT / ".ci/run").read_text(encoding="utf-8").replace("$work/html", "build/html")
 
     lines = [line for block in blocks(ROOT / "CONTRIBUTING.md") for line in block.text.splitlines()]
     assert {line for line in lines if line not in run} == _BY_HAND
 
 
-def test_the_simulator_has_the_options_that_its_page_names() -> None:
+def test_simulator_has_the_options_of_its_page() -> None:
     page = ROOT / "docs/explanation/simulator.md"
     command = [sys.executable, "-m", "tests.simulator", "--help"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout

@@ -1,4 +1,4 @@
-"""The picture of the architecture names what there is."""
+"""Tests that the architecture diagram matches the code."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def _in_code() -> set[str]:
     return {word for text in texts if text.get("class") == "code" for word in re.findall(r"\w+", text.text or "")}
 
 
-def test_every_name_in_the_picture_is_one_of_the_code() -> None:
+def test_every_name_in_the_diagram_exists_in_the_code() -> None:
     sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "housekeeping").rglob("*.py"))
     named = set(re.findall(r"class (\w+)", sources)) | set(re.findall(r'table_name = "(\w+)"', sources))
 
     assert _in_code() - named - {"BEGIN", "COMMIT"} == set()
 
 
-def test_the_middleware_stands_in_the_order_that_there_is() -> None:
+def test_diagram_shows_the_middleware_in_order() -> None:
     order = [type(one).__name__ for one in standard_middleware(redis.Redis(), Settings())]
 
     [box] = [text for text in re.findall(r"RunLog.+?</g>|RunLog[^!]+?Retries", PICTURE.read_text(encoding="utf-8"))]
@@ -37,7 +37,7 @@ def test_the_middleware_stands_in_the_order_that_there_is() -> None:
     assert len(shown) == 5
 
 
-def test_it_shows_itself_in_light_and_dark_and_is_told_in_words() -> None:
+def test_diagram_has_dark_mode_and_description() -> None:
     text = PICTURE.read_text(encoding="utf-8")
 
     assert "prefers-color-scheme: dark" in text
