@@ -24,7 +24,7 @@ from housekeeping.middleware.dramatiq_internals import RedisConsumer, change_cla
 
 logger = named_logger(__name__)
 
-HEARTBEAT_TIMEOUT_MS: Final = 60_000  # semantics.md, B1: a killed worker's messages run again after this
+HEARTBEAT_TIMEOUT_MS: Final = 60_000  # promise B1: a killed worker's messages run again after this
 DEAD_MESSAGE_TTL_MS: Final = 7 * 24 * 3600 * 1000  # Dramatiq's own, said aloud: dead letters are kept for a week
 
 

@@ -148,7 +148,7 @@ class Settings(BaseSettings):
     namespace: Annotated[str, KEY] = "housekeeping"
     schema_name: Annotated[str, SCHEMA, Field(validation_alias=f"{PREFIX}SCHEMA")] = "housekeeping"
     catch_up: Literal["latest", "none"] = "latest"
-    grace_s: Annotated[float, Field(ge=1, le=600)] = 30  # semantics.md, R5
+    grace_s: Annotated[float, Field(ge=1, le=600)] = 30  # promise R5
     timezone: Annotated[ZoneInfo, ZONE] = ZoneInfo("UTC")
     log_format: Literal["json", "console"] | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

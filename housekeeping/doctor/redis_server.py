@@ -17,7 +17,7 @@ from housekeeping.sweeps.insight.diagnostics import Finding
 
 OLDEST: Final = (6, 0)
 _EXAMINED: Final = 1000  # keys
-_SHARED: Final = "pending_direct_uploads"  # the one key outside of the namespace; workers.md, 100
+_SHARED: Final = "pending_direct_uploads"  # the one key outside of the namespace; docs/workers/object_storage.md
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:

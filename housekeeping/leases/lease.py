@@ -35,7 +35,7 @@ from housekeeping.leases.store import release_with_retries
 
 logger = logging.getLogger(__name__)
 
-#: Below this a lease cannot be renewed in time (semantics.md, Actor options).
+#: Below this a lease cannot be renewed in time (docs/reference/actor-options.md).
 SHORTEST_TTL: Final = timedelta(seconds=3)
 
 

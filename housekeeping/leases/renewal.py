@@ -41,7 +41,7 @@ class Renewal:
 
     Parameters:
       renew: Says whether it is still ours; may raise `RedisUnavailable`, which is tried again.
-      ttl: Its full life; renewed at a third of it (semantics.md, L2).
+      ttl: Its full life; renewed at a third of it (promise L2).
       since: When it was asked for, by `elapsed`; an answer may be late, and the server did not wait for it.
       on_lost: Called once when it is lost, in another thread; not after `stop` has returned.
       returns: Whether `renew` may get it back after its ttl has run out; then only an answer says that it is lost.

@@ -13,7 +13,7 @@ from dramatiq.common import q_name
 from housekeeping.core.telemetry import metrics
 from housekeeping.middleware.dramatiq_internals import exception_of
 
-KEPT: Final = 10  # dead letters of a scheduled actor; semantics.md, R1
+KEPT: Final = 10  # dead letters of a scheduled actor; promise R1
 _FRAMES: Final = 30  # of a traceback, as many as Dramatiq keeps of a retry's
 
 #: KEYS: the actor's list of dead letters, newest first; Dramatiq's sorted set and hash of the queue's.

@@ -25,7 +25,7 @@ from housekeeping.middleware.deduplication.options import DEDUP_STATE, LIFE, RET
 
 logger = named_logger(__name__)
 
-DEFAULT_TTL: Final = timedelta(hours=24)  # semantics.md, Actor options
+DEFAULT_TTL: Final = timedelta(hours=24)  # docs/reference/actor-options.md
 #: The mark of a message at work outlives its process by this long: less than the broker's heartbeat
 #: timeout (60 s), so that a redelivery after a kill finds it gone.
 _RUNNING_TTL: Final = timedelta(seconds=30)

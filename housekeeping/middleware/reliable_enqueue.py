@@ -106,7 +106,7 @@ class _ReliableActor:
 
     def send(self, *args: Any, **kwargs: Any) -> None:
         message = self._actor.message(*args, **kwargs)
-        never_drop(message)  # a callback, which others depend on; semantics.md, D2
+        never_drop(message)  # a callback, which others depend on; promise D2
         enqueue_reliably(self._broker, message)
 
 

@@ -26,7 +26,7 @@ from housekeeping.middleware.reliable_enqueue import ReliableBroker, enqueue_rel
 
 logger = named_logger(__name__)
 
-MAX_RETRIES: Final = 25  # semantics.md, R1
+MAX_RETRIES: Final = 25  # promise R1
 #: Longest delay before a retry of work that a scheduler rediscovers. No document has a number: work should resume
 #: within minutes after an outage, and 10 minutes is the lease of document 58 (排他制御), the longest wait it has.
 REDISCOVERED_DELAY: Final = timedelta(minutes=10)
@@ -40,7 +40,7 @@ def delay_before(retry: int, chance: Callable[[int, int], int] = random.randint)
     Parameters:
       chance: Draws a whole number between two, so that what failed together does not come back together.
     """
-    return timedelta(seconds=retry**4 + 15 + chance(0, 9) * (retry + 1))  # semantics.md, R1
+    return timedelta(seconds=retry**4 + 15 + chance(0, 9) * (retry + 1))  # promise R1
 
 
 class Retries(dramatiq.middleware.Retries):

@@ -21,7 +21,7 @@ KEY_VERSION: Final = "v1"
 RESERVED_FOR: Final = timedelta(seconds=5)
 
 #: Only a retry that is due later than this is superseded. A retry that is due before the next run of a scheduler that
-#: runs every minute (workers.md, 58) does the work soon enough.
+#: runs every minute (docs/workers/batched_git_ref_updates.md) does the work soon enough.
 SUPERSEDED_BEFORE_DUE: Final = timedelta(minutes=1)
 #: How long a superseded message is remembered once dropped. Longer than the broker's heartbeat timeout (60 s), after
 #: which it is delivered again if its worker was killed before the acknowledgement.

@@ -14,11 +14,11 @@ from housekeeping.core.middleware_errors import InvalidOption
 from housekeeping.leases.lease import SHORTEST_TTL
 from housekeeping.middleware.call_keys import KeyOption, check_key
 
-DEFAULT_TTL: Final = timedelta(hours=1)  # semantics.md, Actor options
+DEFAULT_TTL: Final = timedelta(hours=1)  # docs/reference/actor-options.md
 
 _STRATEGIES: Final = ("until_executed", "until_executing")
 _OPTIONS: Final = {"ttl", "key", "if_deduplicated", "including_scheduled"}
-#: Message options of a message that others depend on. It is never dropped (semantics.md, D2).
+#: Message options of a message that others depend on. It is never dropped (promise D2).
 _WAITED_FOR: Final = ("pipe_target", "group_completion_uuid", "on_success", "on_failure")
 
 #: The message option with the deduplication state of a message, and its values.

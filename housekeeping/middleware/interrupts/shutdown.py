@@ -20,7 +20,7 @@ from housekeeping.middleware.interrupts.statements import StatementInProgress, s
 
 logger = named_logger(__name__)
 
-DEFAULT_GRACE: Final = timedelta(seconds=30)  # semantics.md, R5
+DEFAULT_GRACE: Final = timedelta(seconds=30)  # promise R5
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from peewee import SQL, BigAutoField, BigIntegerField, CharField, SmallIntegerFi
 
 from housekeeping.sweeps import BaseModel, StateMachine, UtcDateTimeField, statement_time
 
-LONGEST_REF: Final = 1024  # characters; workers.md, 58
+LONGEST_REF: Final = 1024  # characters; docs/workers/batched_git_ref_updates.md
 
 
 class DeletionStatus(IntEnum):

@@ -22,16 +22,18 @@ from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.scheduling import PendingProjects
 
-SCHEDULE: Final = "* * * * *"  # workers.md, 58; the document leaves it to the settings (実行スケジュール)
+SCHEDULE: Final = (
+    "* * * * *"  # docs/workers/batched_git_ref_updates.md; the document leaves it to the settings (実行スケジュール)
+)
 BATCH_SIZE: Final = 100  # projects per batch; document 58, 備考
 MAX_PROJECTS: Final = 10_000  # projects per run; document 58, 備考
 LEASE_TTL: Final = timedelta(minutes=10)  # document 58, 排他制御
 LONGEST_RUN: Final = timedelta(minutes=10)  # document 58, パフォーマンス要件: 目標処理時間
 FAILED_RUNS: Final = 3  # in a row; document 58, 監視・アラート, without a number
 MAX_RUNTIME: Final = timedelta(minutes=8)  # no document: below the lease's ttl, should its renewal fail
-PAGE_SIZE: Final = 1000  # rows per page of a project; workers.md, 58
-GIT_BATCH_SIZE: Final = 100  # refs per git transaction; workers.md, 58
-MAX_DELETES: Final = 10_000  # rows per run of a project; workers.md, 58
+PAGE_SIZE: Final = 1000  # rows per page of a project; docs/workers/batched_git_ref_updates.md
+GIT_BATCH_SIZE: Final = 100  # refs per git transaction; docs/workers/batched_git_ref_updates.md
+MAX_DELETES: Final = 10_000  # rows per run of a project; docs/workers/batched_git_ref_updates.md
 
 #: Tables of these workers, by their names in the documents.
 MODELS: Final = {"batched_git_ref_updates_deletions": Deletion}

@@ -42,7 +42,7 @@ class SourceType(IntEnum):
     PROJECT_ENTITY = 1
 
 
-#: fail, cancel and skip are allowed from every state, including final states and the target (workers.md).
+#: fail, cancel and skip are allowed from every state, including final ones (docs/workers/bulk_imports.md).
 IMPORT_EVENTS: Final[Events] = {
     "start": ([ImportStatus.CREATED], ImportStatus.STARTED),
     "finish": ([ImportStatus.STARTED], ImportStatus.FINISHED),

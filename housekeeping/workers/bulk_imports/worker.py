@@ -14,7 +14,7 @@ from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntit
 
 SCHEDULE: Final = "0 */4 * * *"  # document 65, 実行スケジュール
 STALE_AFTER: Final = timedelta(hours=24)  # since the last change; document 65, 備考
-PAGE_SIZE: Final = 1000  # imports per statement; workers.md, 65: at most 1000 per page
+PAGE_SIZE: Final = 1000  # imports per statement; docs/workers/bulk_imports.md: at most 1000 per page
 BATCH_SIZE: Final = 100  # entities per transaction, each with its trackers; the library's default
 MAX_RUNTIME: Final = timedelta(minutes=5)  # document 65, パフォーマンス要件: 数分以内 (within a few minutes)
 

@@ -17,7 +17,7 @@ from housekeeping.workers.ci_stuck_builds.models import Build, BuildStatus, Fail
 SCHEDULE: Final = "0 * * * *"  # document 6, 実行スケジュール
 BATCH_SIZE: Final = 100  # rows a statement; document 6, テーブル別操作詳細
 STALE_AFTER: Final = timedelta(hours=1)  # document 6, 備考
-PENDING_FOR: Final = timedelta(days=1)  # workers.md, 6
+PENDING_FOR: Final = timedelta(days=1)  # docs/workers/ci_stuck_builds.md
 LEASE_TTL: Final = timedelta(minutes=30)  # document 6, 排他制御
 MAX_RUNTIME: Final = timedelta(minutes=25)  # well before the lease ends; design.md, Settings
 LONGEST_RUN: Final = timedelta(minutes=30)  # document 6, 監視・アラート

@@ -10,7 +10,7 @@ from typing import Final
 from housekeeping.sweeps import UploadRefused
 
 #: The hash. Other programs read and write it, so it has no namespace.
-KEY = "pending_direct_uploads"  # workers.md, 100
+KEY = "pending_direct_uploads"  # docs/workers/object_storage.md
 
 #: 9999-12-31 23:59:59, the last second that datetime supports. Larger values may be milliseconds.
 _LAST_SECOND: Final = 253_402_300_799

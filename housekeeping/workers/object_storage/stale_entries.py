@@ -38,7 +38,7 @@ class StaleEntries:
 def stale_before(now: datetime, stale_after: timedelta) -> float:
     """Return the epoch second before which an upload must have been prepared to be stale.
 
-    Whole seconds; an upload of exactly that age is not stale (document 100, 処理フロー: stale?; workers.md: strict).
+    Whole seconds; an upload of exactly that age is not stale (document 100, 処理フロー: stale?, a strict comparison).
     """
     return int(now.timestamp()) - stale_after.total_seconds()
 

@@ -18,7 +18,7 @@ RIGHTS: Final[dict[str, tuple[str, ...]]] = {}
 
 SCHEDULE: Final = "*/6 * * * *"  # document 100, 実行スケジュール
 MAX_EXEC_DURATION: Final = timedelta(seconds=250)  # document 100, 備考
-STALE_AFTER: Final = timedelta(hours=3)  # workers.md, 100; document 100, 備考: "a certain time"
+STALE_AFTER: Final = timedelta(hours=3)  # docs/workers/object_storage.md; document 100, 備考: "a certain time"
 PAGE: Final = 1000  # entries per page; as many objects as S3 deletes per request
 LONGEST_RUN: Final = timedelta(seconds=250)  # document 100, 監視・アラート
 FAILED_RUNS: Final = 3  # in a row; document 100, 監視・アラート: 連続失敗, without a number

@@ -15,7 +15,7 @@ MAX_RUNTIME: Final = timedelta(seconds=30)  # document 48, 備考
 LONGEST_RUN: Final = timedelta(seconds=60)  # document 48, 監視・アラート
 LARGEST_BACKLOG: Final = 10_000  # rows due; document 48, 監視・アラート
 
-#: Tables of this worker, by their name in workers.md.
+#: Tables of this worker, by their name in the documents.
 MODELS: Final = {"user_statuses": UserStatus}
 
 #: The rights it needs on them: a row is locked by the right to update one column of it.
