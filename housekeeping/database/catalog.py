@@ -1,4 +1,4 @@
-"""The columns of a model's table by the catalog, and the model without the optional columns that the table lacks."""
+"""PostgreSQL's catalog of a model's table, and models without the optional columns that their table lacks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from peewee import Field, Model, ProgrammingError
 
 from housekeeping.database.connection import database
 
-#: The constraints of a view, a foreign table or a parent of inheriting tables do not hold for all of its rows.
-#: PostgreSQL 18 sets attnotnull for a constraint that is NOT VALID, too.
-_TABLE: Final = """WITH there AS (
+#: Constraints of a view, a foreign table or an inheritance parent do not hold for all of its rows.
+#: PostgreSQL 18 also sets attnotnull for a NOT NULL constraint that is NOT VALID.
+_READ_TABLE: Final = """WITH there AS (
     SELECT given.id, pg_class.relkind IN ('r', 'p') AND NOT (
         pg_class.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits WHERE inhparent = given.id)
     ) AS enforced
@@ -48,15 +48,15 @@ FROM pg_class WHERE oid = to_regclass(%s) AND relispartition
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table as the catalog has it.
+    """Table according to the catalog.
 
     Attributes:
-      exists: Whether there is such a table.
-      enforced: Whether its keys and NOT NULL hold for all its rows. Not so for a view, a foreign table and a parent of
-        inheriting tables; those have no `keys` and no `not_null` here.
-      keys: Columns of the primary key, in order, then those of each unique index over columns that are NOT NULL.
+      exists: Whether the table exists.
+      enforced: Whether its keys and NOT NULL hold for all of its rows. False for a view, a foreign table and an
+        inheritance parent; those have no `keys` and no `not_null` here.
+      keys: Columns of the primary key, in order, then of each unique index over NOT NULL columns.
       columns: Column -> type.
-      not_null: The columns in which no row has NULL.
+      not_null: Columns in which no row has NULL.
     """
 
     exists: bool
@@ -71,84 +71,84 @@ class Table:
 
 
 _lock: Final = threading.RLock()
-#: Model -> its table, and the place where it was looked up.
+#: Model -> its table, and the version of the table that was read.
 _tables: Final[dict[type[Model], tuple[tuple[Any, ...], Table]]] = {}
 #: Model -> the table whose columns it was last compared with.
 _compared: Final[dict[type[Model], Table]] = {}
-#: Fields that were taken from a model because its table has no such column.
-_left_out: Final[dict[type[Model], dict[str, Field]]] = {}
+#: Model -> fields that were removed because its table lacks their columns.
+_removed: Final[dict[type[Model], dict[str, Field]]] = {}
 
 
 def quoted_name(model: type[Model]) -> str:
-    """Return the table's name as SQL has it."""
+    """Return the table's name, quoted for SQL."""
     meta: Any = model._meta
     return ".".join('"' + part.replace('"', '""') + '"' for part in (meta.schema, meta.table_name) if part)
 
 
 def table_version(model: type[Model]) -> tuple[Any, ...]:
-    """Return what a table's shape is remembered by: its database and name.
+    """Return the key of cached knowledge about a table: its database, its name, and a counter.
 
-    A statement that named a column which is not there makes it another place: the table may have changed.
+    The counter increases when a statement names a column that does not exist, because the table may have changed.
     """
     meta: Any = model._meta
     return (database.obj, meta.schema, meta.table_name, getattr(database.obj, "unknown_columns", 0))
 
 
 def table_of(model: type[Model]) -> Table:
-    """Return the model's table; the catalog is asked once for each place.
+    """Return the model's table; the catalog is read once for each `table_version`.
 
     Raises:
-      peewee.PeeweeException: When the database cannot be asked.
+      peewee.PeeweeException: If the catalog cannot be read.
     """
-    place, known = table_version(model), _tables.get(model)
-    if known is not None and known[0] == place:
-        return known[1]
+    version, cached = table_version(model), _tables.get(model)
+    if cached is not None and cached[0] == version:
+        return cached[1]
     table = read_table(model)
     if table.exists:
-        _tables[model] = (place, table)
+        _tables[model] = (version, table)
     return table
 
 
 def table_if_visible(model: type[Model]) -> Table:
-    """Return the model's table; one that does not exist where no database is set or the schema may not be used."""
+    """Return the model's table; a missing one if no database is set or the schema is not accessible."""
     if database.obj is None:
         return Table(exists=False)
     try:
         return table_of(model)
-    except ProgrammingError:  # said by whatever uses the table
+    except ProgrammingError:  # the first statement on the table reports it
         return Table(exists=False)
 
 
 def read_table(model: type[Model]) -> Table:
-    """Return the model's table as it is now, and remember nothing.
+    """Read the model's table from the catalog, without the cache.
 
     Raises:
-      peewee.PeeweeException: When the database cannot be asked.
+      peewee.PeeweeException: If the catalog cannot be read.
     """
-    row: Any = database.execute_sql(_TABLE, (quoted_name(model),)).fetchone()
+    row: Any = database.execute_sql(_READ_TABLE, (quoted_name(model),)).fetchone()
     exists, enforced, keys, columns, not_null = row
     return Table(exists, enforced, [tuple(key) for key in keys or ()], columns or {}, frozenset(not_null or ()))
 
 
 def partitioned_table_of(model: type[Model]) -> str | None:
-    """Return the partitioned table that the model's table is a partition of; None if it is none."""
+    """Return the partitioned table that the model's table is a partition of, if any."""
     row: Any = database.execute_sql(_PARTITION_OF, (quoted_name(model),)).fetchone()
     return None if row is None else str(row[0])
 
 
 def optional_fields(model: type[Model]) -> tuple[str, ...]:
-    """Return the names of the fields whose columns a table need not have: ``class Meta: optional_fields``."""
+    """Return the names of the fields whose columns may be missing: ``class Meta: optional_fields``."""
     names: tuple[str, ...] = getattr(model._meta, "optional_fields", ())
     return names
 
 
 def remove_absent_fields(model: type[Model]) -> None:
-    """Take those optional fields from the model whose columns its table does not have; give others back.
+    """Remove the optional fields whose columns the table lacks from the model, and restore the others.
 
-    A table that is not there, or no database, leaves the model as it is.
+    Without a database or a table the model stays unchanged.
 
     Raises:
-      peewee.PeeweeException: When the database cannot be asked.
+      peewee.PeeweeException: If the catalog cannot be read.
     """
     if not optional_fields(model) or database.obj is None:
         return
@@ -161,12 +161,12 @@ def remove_absent_fields(model: type[Model]) -> None:
 
 
 def is_absent(column: object) -> bool:
-    """Return whether the column is an optional field that its model does without for now."""
-    return isinstance(column, Field) and column.name in _left_out.get(column.model, {})
+    """Return whether the column is an optional field that is removed from its model."""
+    return isinstance(column, Field) and column.name in _removed.get(column.model, {})
 
 
 def forget_table(model: type[Model]) -> None:
-    """Take the model back to all fields that it was declared with; its table is asked anew."""
+    """Restore all declared fields of the model and forget its table."""
     with _lock:
         _tables.pop(model, None)
         _compared.pop(model, None)
@@ -174,16 +174,16 @@ def forget_table(model: type[Model]) -> None:
 
 
 def _field(model: type[Model], name: str) -> Field:
-    field: Field = _left_out.get(model, {}).get(name) or model._meta.fields[name]
+    field: Field = _removed.get(model, {}).get(name) or model._meta.fields[name]
     return field
 
 
 def _use(model: type[Model], absent: list[str]) -> None:
     meta: Any = model._meta
-    left_out = _left_out.setdefault(model, {})
+    removed = _removed.setdefault(model, {})
     for name in absent:
-        if name not in left_out:
-            left_out[name] = meta.fields[name]
+        if name not in removed:
+            removed[name] = meta.fields[name]
             meta.remove_field(name)
-    for name in [name for name in left_out if name not in absent]:
-        meta.add_field(name, left_out.pop(name))
+    for name in [name for name in removed if name not in absent]:
+        meta.add_field(name, removed.pop(name))

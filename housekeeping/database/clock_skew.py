@@ -1,4 +1,4 @@
-"""How far this machine's clock is from the database's."""
+"""Difference between this machine's clock and the database's."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from housekeeping.database.connection import database
 
 #: A larger difference raises an alert.
 TOLERATED: Final = timedelta(seconds=5)
-#: With a larger difference no run starts, unless forced.
+#: With a larger difference no run starts unless it is forced.
 REFUSED: Final = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
 class ClockSkew:
-    """A server's time, and how far this machine's clock is from it.
+    """A server's time and the difference of this machine's clock to it.
 
     Attributes:
       server_at: The server's time.
-      ahead: The least that this machine can be ahead of the server; negative: behind.
+      ahead: Minimum by which this machine is ahead of the server; negative if it is behind.
     """
 
     server_at: datetime
@@ -32,9 +32,9 @@ class ClockSkew:
     def between(cls, before: datetime, server_at: datetime, after: datetime) -> ClockSkew:
         """Compare the server's time with this machine's times before and after the answer.
 
-        A server's time within that interval is no difference: a slow answer raises no alert.
+        A server's time within that interval counts as no difference, so that a slow answer raises no alert.
         """
-        # Sorted: this machine's clock may have been set back in between.
+        # Sorted, because this machine's clock may have been set back in between.
         earliest, latest = sorted((before, after))
         return cls(server_at, max(earliest - server_at, timedelta()) - max(server_at - latest, timedelta()))
 
@@ -50,7 +50,7 @@ class ClockSkew:
 
     @property
     def refused(self) -> bool:
-        """Whether the difference is more than the minute up to which runs start."""
+        """Whether the difference is more than one minute, so that no run starts."""
         return abs(self.ahead) > REFUSED
 
     def __str__(self) -> str:
@@ -64,12 +64,12 @@ class ClockSkew:
 
 
 def read_database_clock(machine: Clock = SYSTEM_CLOCK) -> ClockSkew:
-    """Ask the database for its time, and compare this machine's clock with it; one round trip."""
+    """Compare this machine's clock with the database's; one round trip."""
     before = machine.now()
     server_at = database.execute_sql("SELECT clock_timestamp()").fetchone()[0]
     return ClockSkew.between(before, server_at.astimezone(UTC), machine.now())
 
 
 def database_now() -> datetime:
-    """Return the database's time, in UTC; one round trip."""
+    """Return the database's time in UTC; one round trip."""
     return read_database_clock().server_at

@@ -1,6 +1,6 @@
-"""Statements that are put together once and carried out many times.
+"""Queries that are compiled to SQL once and executed many times.
 
-To put a batch's statement together takes longer than to carry it out.
+Compiling the statement of a batch takes peewee longer than PostgreSQL needs to execute it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from housekeeping.database.connection import database
 
 
 class Parameter(Value):
-    """Where a statement takes a value that is known only when it is carried out.
+    """Placeholder for a value that is known only when the query is executed.
 
     Parameters:
-      number: Which of the values, from 0. They are sent as they are given, no column converts them.
+      number: Index of the value. Values are sent unchanged; no column converts them.
     """
 
     def __init__(self, number: int) -> None:
@@ -31,44 +31,46 @@ class _Number:
 
 
 class CompiledQuery:
-    """One statement, as text with its parameters; some of them are `Parameter`.
+    """SQL text of a query with its parameters, some of them a `Parameter`.
 
     Attributes:
-      query: What it was put together from.
+      query: The query it was compiled from.
     """
 
     def __init__(self, query: Query) -> None:
         self.query: Final = query
         self._sql, self._parameters = database.get_sql_context().sql(query).query()
-        self._places = [
+        self._placeholders = [
             (index, value.number) for index, value in enumerate(self._parameters) if isinstance(value, _Number)
         ]
 
     def rows(self, *values: Any) -> list[tuple[Any, ...]]:
-        """Carry it out with these values for its places; the rows as the driver reads them."""
+        """Execute the query with these values for its placeholders; return the driver's rows."""
         parameters = list(self._parameters)
-        for index, number in self._places:
+        for index, number in self._placeholders:
             parameters[index] = values[number]
         rows: list[tuple[Any, ...]] = database.execute_sql(self._sql, parameters).fetchall()
         return rows
 
 
 class QueryCache:
-    """The prepared statements of one purpose; those of the last one are dropped when another begins."""
+    """Compiled queries of one purpose; a query of another purpose empties the cache."""
 
     def __init__(self) -> None:
-        self._made: tuple[Hashable, dict[Hashable, CompiledQuery]] = (None, {})
+        self._cached: tuple[Hashable, dict[Hashable, CompiledQuery]] = (None, {})
 
     def get(self, purpose: Hashable, form: Hashable, make: Callable[[], Query]) -> CompiledQuery:
-        """The statement of this form, made unless it is there.
+        """Return the query of this form; compile it if it is not cached.
 
         Parameters:
-          purpose: What all of them have in common, such as the run that they are made for.
+          purpose: What all cached queries have in common, such as the run that they are compiled for.
+          form: Distinguishes the queries of one purpose.
+          make: Returns the query to compile.
         """
-        made_for, made = self._made  # its own from here on: another thread may begin with another purpose
-        if made_for != purpose:
-            made = {}
-            self._made = (purpose, made)
-        if form not in made:
-            made[form] = CompiledQuery(make())
-        return made[form]
+        cached_purpose, queries = self._cached  # read once, because another thread may replace both
+        if cached_purpose != purpose:
+            queries = {}
+            self._cached = (purpose, queries)
+        if form not in queries:
+            queries[form] = CompiledQuery(make())
+        return queries[form]

@@ -1,4 +1,4 @@
-"""Dates and times that PostgreSQL has and Python does not: year 10000, year 44 BC."""
+"""Dates and times that PostgreSQL can store and Python cannot represent: year 10000, year 44 BC."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from psycopg2 import extensions
 
 
 def read_extreme_times(connection: Any) -> None:
-    """Let the connection read a date or time that Python lacks as the nearest one it has.
+    """Let the connection read a date or time outside of Python's range as the nearest one within it.
 
-    psycopg2 raises ValueError for it, which would end a run at a row that its statement can delete. It reads infinity
-    in this way already.
+    psycopg2 raises ValueError for it, which would end a run at a row that its statement can delete. It already reads
+    infinity as the nearest date.
     """
     for base, smallest, largest in (
         (extensions.PYDATE, date.min, date.max),
@@ -30,7 +30,7 @@ def _nearest(read: Any, smallest: date, largest: date) -> Callable[[str | None, 
             return read(value, cursor)
         except (ValueError, OverflowError):
             assert value is not None
-            # "0044-03-15 00:00:00+00 BC"; near year 1, a time in another zone is one of the year before.
+            # For example "0044-03-15 00:00:00+00 BC". Near year 1, a time in another zone can be in the year before.
             return smallest if value.endswith(" BC") or value.startswith("0001") else largest
 
     return nearest

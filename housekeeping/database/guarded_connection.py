@@ -1,4 +1,4 @@
-"""Connection whose transaction cannot be ended by the code that borrows it."""
+"""Connection that prevents event handlers from ending the batch's transaction."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from housekeeping.core.errors import TransactionEnded
 
 
 class GuardedConnection(Connection):
-    """psycopg2 connection that can be lent: its borrower can run statements and nothing else.
+    """psycopg2 connection that, while it is lent, executes statements and nothing else.
 
-    psycopg2 ignores `commit` and `rollback` in autocommit mode, in which the library keeps its connections, and ``with
-    connection:`` commits even there. All three are refused, and so is `close`.
+    The library uses autocommit mode, in which psycopg2 ignores `commit` and `rollback`, but ``with connection:`` still
+    commits. While the connection is lent, all three raise TransactionEnded, and so does `close`.
     """
 
     _lent = False
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Refuse to end the transaction within the block."""
+        """Raise TransactionEnded if code within the block tries to end the transaction."""
         self._lent = True
         try:
             yield
@@ -50,6 +50,6 @@ class GuardedConnection(Connection):
         super().__enter__()
         return self
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, call: str) -> None:
         if self._lent:
-            raise TransactionEnded(f"{what} would end the batch's transaction, which is the engine's; leave it open")
+            raise TransactionEnded(f"{call} would end the batch's transaction, which the engine ends; leave it open")

@@ -1,4 +1,4 @@
-"""Columns whose times are in UTC without saying so."""
+"""Column type for UTC times without time zone."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from peewee import DateTimeField
 
 
 class NaiveUtcDateTimeField(DateTimeField):
-    """A ``timestamp`` column without time zone that holds UTC; refuses naive datetimes and reads as UTC.
+    """``timestamp`` column without time zone that contains UTC; rejects naive datetimes and reads as UTC.
 
-    What is compared with it loses its zone here, not in the database: there it would be moved into the zone of
-    the session first, and every age would be wrong by that zone's offset.
+    Values that are compared with it are converted to UTC here. PostgreSQL would convert them to the time zone of the
+    session, and every age would be wrong by the offset of that zone.
 
     Raises:
-      ValueError: On writing or comparing with a datetime that has no timezone.
+      ValueError: If a datetime without a timezone is written or compared.
     """
 
     field_type = "TIMESTAMP"

@@ -1,4 +1,4 @@
-"""The columns that identify a row: those that the model declares, or the table's own key where these are not unique."""
+"""Columns that identify a row: the model's declared key, or the table's own key if the declared one is not unique."""
 
 from __future__ import annotations
 
@@ -18,32 +18,31 @@ from housekeeping.database.catalog import (
 )
 from housekeeping.database.connection import database
 
-_COMPOSITE: Final = "__composite_key__"
+_COMPOSITE_KEY_NAME: Final = "__composite_key__"
 _INTEGERS: Final = ("smallint", "integer", "bigint")
 
 _lock: Final = threading.RLock()
-#: Model -> the database and table it was last identified in.
+#: Model -> the version of its table when it was last identified.
 _identified: Final[dict[type[Model], tuple[Any, ...]]] = {}
-#: Model -> the primary key it was declared with: a field, a `CompositeKey`, or False for none.
+#: Model -> its declared primary key: a field, a `CompositeKey`, or False for none.
 _declared: Final[dict[type[Model], Any]] = {}
-#: Model -> fields that were added for columns of the table's key.
+#: Model -> fields that were added for key columns of the table.
 _added: Final[dict[type[Model], list[Field]]] = {}
 
 
 def identify(model: type[Model]) -> None:
-    """Give the model the key of its table where its own is not unique; asks once for each database and table.
+    """Give the model the key of its table if the declared key is not unique; reads the catalog once for each table.
 
-    A key column that was not declared, such as ``partition_id``, becomes a field of the model; an optional field whose
-    column is absent is left out. The model stays as it was declared where its table does not exist, or has no unique
-    key.
+    A key column that was not declared, such as ``partition_id``, becomes a field of the model. Optional fields whose
+    columns are absent are removed. Without a table or a unique key the model stays as declared.
 
     Raises:
-      peewee.PeeweeException: When the database cannot be asked.
+      peewee.PeeweeException: If the catalog cannot be read.
     """
     if database.obj is None:
         return
-    place = table_version(model)
-    if _identified.get(model) == place:
+    version = table_version(model)
+    if _identified.get(model) == version:
         return
     with _lock:
         table = table_of(model)
@@ -51,11 +50,11 @@ def identify(model: type[Model]) -> None:
         _use(model, declared if table.is_unique(declared) or not table.keys else table.keys[0], table)
         remove_absent_fields(model)
         if table.exists:
-            _identified[model] = place
+            _identified[model] = version
 
 
 def restore_declared_key(model: type[Model]) -> None:
-    """Take the model back to what it was declared with; it is identified anew when that is asked for."""
+    """Restore the declared key and fields of the model; the next `identify` reads the catalog again."""
     with _lock:
         _identified.pop(model, None)
         _use(model, declared_key_columns(model), Table(exists=False))
@@ -63,15 +62,15 @@ def restore_declared_key(model: type[Model]) -> None:
 
 
 def key_of(model: type[Model]) -> tuple[Any, ...]:
-    """The columns that identify a row, as far as is known by now."""
+    """Return the columns that identify a row, as currently known."""
     meta: Any = model._meta
     return tuple(meta.get_primary_keys())
 
 
 def key_among(model: type[Model], columns: Collection[str]) -> tuple[Any, ...]:
-    """Return the fields that identify a row, among these columns.
+    """Return the fields that identify a row, chosen among these columns.
 
-    They are the model's own key where that is unique, or where nothing better is known; else a key of its table.
+    The result is the model's own key if that is unique or nothing better is known, else a key of its table.
     """
     key = key_of(model)
     if vouches_for_key(model):
@@ -85,12 +84,12 @@ def key_among(model: type[Model], columns: Collection[str]) -> tuple[Any, ...]:
 
 
 def vouches_for_key(model: type[Model]) -> bool:
-    """Return whether the model vouches for its key, whatever the catalog says: ``class Meta: key_is_unique``."""
+    """Return whether the model declares its key to be unique, without proof: ``class Meta: key_is_unique``."""
     return bool(getattr(model._meta, "key_is_unique", False))
 
 
 def declared_key_columns(model: type[Model]) -> tuple[str, ...]:
-    """Return the names of the columns that the model was declared to be identified by."""
+    """Return the names of the declared key columns."""
     meta: Any = model._meta
     declared = _declared.get(model, meta.primary_key)
     if declared is False:
@@ -114,7 +113,7 @@ def _use(model: type[Model], columns: tuple[str, ...], table: Table) -> None:
         if len(columns) == 1:
             _set_key(meta, meta.columns[columns[0]])
         else:
-            meta.set_primary_key(_COMPOSITE, CompositeKey(*(meta.columns[column].name for column in columns)))
+            meta.set_primary_key(_COMPOSITE_KEY_NAME, CompositeKey(*(meta.columns[column].name for column in columns)))
     for field in [field for field in _added.get(model, ()) if field.column_name not in columns]:
         _added[model].remove(field)
         meta.remove_field(field.name)

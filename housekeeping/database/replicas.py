@@ -1,4 +1,4 @@
-"""Reads from replicas, for the message at work: only what has replayed the position that the message carries."""
+"""Reads from replicas: a message reads only from one that has replayed the WAL position that it carries."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from housekeeping.database.wal_position import RETRY_AFTER, WalPosition
 
 logger = named_logger(__name__)
 
-#: How long to wait for a replica that lags: a healthy one is behind by some milliseconds, and by up to the 200 ms of
-#: wal_writer_delay where commits do not wait for the disk. Behind by more, it will not have caught up in a second.
+#: Maximum time to wait for a replica that lags. A healthy one is some milliseconds behind, or up to the 200 ms of
+#: wal_writer_delay if commits do not wait for the disk. One that is further behind would not catch up in a second.
 MAX_WAIT: Final = timedelta(seconds=0.5)
-_LOOK_AGAIN_S: Final = 0.02  # PostgreSQL tells nobody how far it has replayed; one has to look
-#: A promoted replica takes writes; ours must not go there.
+_POLL_S: Final = 0.02  # PostgreSQL does not notify clients of its replay position
+#: A promoted replica accepts writes. This library must not write to it.
 _READ_ONLY: Final = "-c default_transaction_read_only=on"
-#: Like the primary when it is asked for a position: a replica that hangs must not hold up a message for long.
+#: As in `wal_position`: a replica that hangs must not delay a message for long.
 _CONNECTION: Final = {"connect_timeout": "2", "tcp_user_timeout": "5000"}
-#: A statement that was cancelled, by its timeout or for a shutdown, is not to be begun again elsewhere.
+#: A statement that was cancelled, by its timeout or by a shutdown, is not repeated on the primary.
 _CANCELLED: Final = "57014"
-_LOOK: Final = """SELECT CASE
+_REPLAY_STATE: Final = """SELECT CASE
 WHEN NOT pg_is_in_recovery() THEN 'it is no replica'
 WHEN system_identifier::text <> %s THEN 'it is a replica of another database'
 WHEN min_recovery_end_timeline <> %s THEN 'it is on another timeline'
@@ -42,69 +42,69 @@ WHEN pg_last_wal_replay_lsn() >= %s::pg_lsn THEN 'caught up'
 ELSE 'lags' END FROM pg_control_system(), pg_control_recovery()"""
 
 T = TypeVar("T")
-#: Where a message's reads went.
+#: Server that a message has read from.
 ReadSource = Literal["primary", "replica"]
 
 
 class Replica(Database):
-    """A replica's database, for the message that reads from it.
+    """Database of one replica, for the message that reads from it.
 
-    What fails because of the replica is done on the primary, outside of transactions; so is what is asked of a handle
-    that was kept longer than its message.
+    A statement outside of transactions runs on the primary instead if the replica fails, or if the message that chose
+    this replica has ended.
 
     Parameters:
-      url: The replica's; nothing is connected before the first statement.
-      clock: Seconds that go by.
+      url: URL of the replica; it connects with its first statement.
+      clock: Monotonic clock.
     """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
-        given = connect_to(url)
-        options = f"{given.connect_params['options']} {_READ_ONLY}"
-        super().__init__(given.database, **{**given.connect_params, **_CONNECTION, "options": options})
+        template = connect_to(url)
+        options = f"{template.connect_params['options']} {_READ_ONLY}"
+        super().__init__(template.database, **{**template.connect_params, **_CONNECTION, "options": options})
         self._url = url
         self._clock = clock
-        self._leaving = threading.Lock()
-        self._left_until = 0.0
+        self._failure_lock = threading.Lock()
+        self._skipped_until = 0.0
 
-    def look(self, position: WalPosition) -> Literal["caught up", "lags", "left alone"]:
-        """Whether it has replayed the position; a replica that cannot tell is left alone for a minute."""
-        if self._clock() < self._left_until:
-            return "left alone"
+    def replay_state(self, position: WalPosition) -> Literal["caught up", "lags", "skipped"]:
+        """Return whether the replica has replayed the position; one that fails is skipped for a minute."""
+        if self._clock() < self._skipped_until:
+            return "skipped"
         try:
             needed = (position.system, position.timeline, position.as_lsn)
             with waiting_for("database"):
-                state = super()._on_a_live_connection(lambda: self._state_for(needed))
+                state = super()._reconnect_if_dead(lambda: self._query_state(needed))
         except (PeeweeException, psycopg2.Error) as error:
             state = error_line(error)
         if state in ("caught up", "lags"):
             return "caught up" if state == "caught up" else "lags"
-        self._leave_alone(state)
-        return "left alone"
+        self._skip_for_a_minute(state)
+        return "skipped"
 
-    def _state_for(self, needed: tuple[str, int, str]) -> str:
-        # Past our own `execute_sql`, which is for messages.
-        state: str = super(Database, self).execute_sql(_LOOK, needed).fetchone()[0]
+    def _query_state(self, needed: tuple[str, int, str]) -> str:
+        # Not by this class's `execute_sql`, which may use the primary.
+        state: str = super(Database, self).execute_sql(_REPLAY_STATE, needed).fetchone()[0]
         return state
 
     def execute_sql(self, sql: str, params: Any = None) -> Any:
         if self.in_transaction():
             return super().execute_sql(sql, params)
-        reads = _reads.get()
-        if reads is None or not reads.goes_to(self) or self.is_closed():
+        routing = _routing.get()
+        if routing is None or not routing.uses(self) or self.is_closed():
             return _primary().execute_sql(sql, params)
         try:
             cursor = super().execute_sql(sql, params)
         except (OperationalError, InterfaceError) as error:
             if sqlstate(error) == _CANCELLED:
                 raise
-            self._leave_alone(error_line(error))
-            reads.give_up()
+            self._skip_for_a_minute(error_line(error))
+            routing.use_primary()
             return _primary().execute_sql(sql, params)
-        reads.used = "replica"
+        routing.used = "replica"
         return cursor
 
-    def leave_nothing_open(self) -> None:
-        """Close this thread's connection if it is broken, or was left inside a transaction."""
+    def close_if_unusable(self) -> None:
+        """Close this thread's connection if it is broken or inside a transaction."""
         if self.is_closed():
             return
         if self.in_transaction() or self.connection().info.transaction_status != TRANSACTION_STATUS_IDLE:
@@ -112,24 +112,24 @@ class Replica(Database):
                 self.pop_transaction()
             self.close()
 
-    def _on_a_live_connection(self, step: Callable[[], T]) -> T:
-        # Never on a new one: a replica that comes back may know less than when it was looked at.
+    def _reconnect_if_dead(self, step: Callable[[], T]) -> T:
+        # Never reconnects: a replica that restarted may have replayed less than when it was chosen.
         return step()
 
-    def _leave_alone(self, why: str) -> None:
-        with self._leaving:
-            if self._clock() < self._left_until:
+    def _skip_for_a_minute(self, reason: str) -> None:
+        with self._failure_lock:
+            if self._clock() < self._skipped_until:
                 return
-            self._left_until = self._clock() + RETRY_AFTER.total_seconds()
-        logger.warning("A replica is not read from for a minute", replica=mask_secrets(self._url), reason=why)
+            self._skipped_until = self._clock() + RETRY_AFTER.total_seconds()
+        logger.warning("A replica is not read from for a minute", replica=mask_secrets(self._url), reason=reason)
 
 
 class ReplicaChoice(NamedTuple):
-    """What a look at all replicas found.
+    """Result of the search for a replica.
 
     Attributes:
-      replica: The first that has replayed the position; null: none has.
-      lagging: Whether one at least is on its way to it.
+      replica: The first replica that has replayed the position, if any.
+      lagging: Whether at least one replica has not replayed it yet.
     """
 
     replica: Replica | None
@@ -137,11 +137,11 @@ class ReplicaChoice(NamedTuple):
 
 
 class Replicas:
-    """All replicas there are, the next message beginning with the next one.
+    """All configured replicas, used in turn.
 
     Parameters:
-      urls: Theirs; none: everything is read from the primary.
-      clock: Seconds that go by.
+      urls: URLs of the replicas; without any, everything is read from the primary.
+      clock: Monotonic clock.
     """
 
     def __init__(self, urls: Sequence[str] = (), clock: Callable[[], float] = time.monotonic) -> None:
@@ -153,38 +153,38 @@ class Replicas:
         return bool(self._all)
 
     def caught_up(self, position: WalPosition, pause: Callable[[float], object]) -> ReplicaChoice:
-        """The first that has replayed the position, waited for if need be.
+        """Choose the first replica that has replayed the position, and wait for one for up to half a second.
 
         Parameters:
-          pause: Waits for so many seconds between two looks; what it returns, if true, ends the waiting.
+          pause: Waits for a number of seconds between two checks; a true result ends the wait.
         """
         first = next(self._turn) % len(self._all)
-        asked = self._all[first:] + self._all[:first]
+        candidates = self._all[first:] + self._all[:first]
         deadline = self._clock() + MAX_WAIT.total_seconds()
         while True:
             lagging = []
-            for replica in asked:
-                state = replica.look(position)
+            for replica in candidates:
+                state = replica.replay_state(position)
                 if state == "caught up":
                     return ReplicaChoice(replica, lagging=False)
                 if state == "lags":
                     lagging.append(replica)
-            if not lagging or self._clock() >= deadline or pause(_LOOK_AGAIN_S):
+            if not lagging or self._clock() >= deadline or pause(_POLL_S):
                 return ReplicaChoice(None, bool(lagging))
-            asked = lagging
+            candidates = lagging
 
-    def leave_nothing_open(self) -> None:
+    def close_unusable(self) -> None:
         """Close this thread's connections that the next message could not use."""
         for replica in self._all:
-            replica.leave_nothing_open()
+            replica.close_if_unusable()
 
 
 class ReadRouting:
-    """Where the message at work reads: found out when it first asks, the same until it ends.
+    """Server that the current message reads from, chosen at its first read and kept until it ends.
 
     Parameters:
-      message: Whose they are.
-      choose: Finds a replica; None: the primary.
+      message: The message.
+      choose: Returns a replica, or None for the primary.
     """
 
     def __init__(self, message: MessageContext | None, choose: Callable[[], Replica | None]) -> None:
@@ -194,30 +194,30 @@ class ReadRouting:
         self._chosen: list[Replica | None] = []
 
     def database(self) -> Database:
-        """The replica's handle, or the primary's."""
+        """Return the database of the chosen replica, or of the primary."""
         if not self._chosen:
             self._chosen.append(self._choose())
         return self._chosen[0] or _primary()
 
-    def goes_to(self, replica: Replica) -> bool:
-        """Whether this message, still at work, reads from this replica."""
+    def uses(self, replica: Replica) -> bool:
+        """Return whether the message reads from this replica and has not ended."""
         return self.message is current_message.get() and self._chosen[:1] == [replica]
 
-    def give_up(self) -> None:
-        """Read from the primary from now on."""
+    def use_primary(self) -> None:
+        """Read from the primary until the message ends."""
         self._chosen = [None]
 
 
-_reads: Final[ContextVar[ReadRouting | None]] = ContextVar("reads", default=None)
+_routing: Final[ContextVar[ReadRouting | None]] = ContextVar("read_routing", default=None)
 
 
-def set_read_routing(reads: ReadRouting | None) -> None:
-    """Set where the message at work reads; None: from the primary."""
-    _reads.set(reads)
+def set_read_routing(routing: ReadRouting | None) -> None:
+    """Set where the current message reads; None means the primary."""
+    _routing.set(routing)
 
 
 def read_database() -> Database:
-    """The database that the message at work may read from: a replica where its ``data_consistency`` allows one.
+    """Return the database that the current message may read from: a replica if its ``data_consistency`` allows one.
 
     ::
 
@@ -225,28 +225,28 @@ def read_database() -> Database:
         def remind(user_id: int) -> None:
             unread = Notification.select().where(Notification.user_id == user_id).count(housekeeping.read_database())
 
-    A replica is taken when it has replayed what was committed before the message was sent (``sticky``: waited for
-    for half a second; ``delayed``: once more some seconds later), and when it fails its statements are done on the
-    primary. Outside of a message, within a transaction of the library's database handle, and for any other actor it
-    is the primary.
+    A replica is used if it has replayed what was committed before the message was sent. ``sticky`` waits up to half a
+    second for one, and ``delayed`` tries once more some seconds later. If the replica fails, its statements run on the
+    primary. Outside of a message, within a transaction of the library's database handle, and for all other actors the
+    result is the primary.
 
-    Note: It does not know what the message itself has written: read that from the primary. Nothing can be written to
-      it, and rows that are to be changed are picked and locked on the primary.
+    Note: A replica may lack what the message itself has written; read that from the primary. A replica is read-only.
+      Select and lock rows that you change on the primary.
 
     Raises:
-      SettingsError: When ``HOUSEKEEPING_DATABASE_URL`` is not set.
+      SettingsError: If ``HOUSEKEEPING_DATABASE_URL`` is not set.
     """
     primary = _primary()
-    reads = _reads.get()
-    if primary.in_transaction() or reads is None or reads.message is not current_message.get():
+    routing = _routing.get()
+    if primary.in_transaction() or routing is None or routing.message is not current_message.get():
         return primary
-    return reads.database()
+    return routing.database()
 
 
 def data_consistency_used() -> ReadSource:
-    """Where the reads of the message at work went: to a replica, if one of them did."""
-    reads = _reads.get()
-    return reads.used if reads is not None and reads.message is current_message.get() else "primary"
+    """Return ``replica`` if a read of the current message went to one, else ``primary``."""
+    routing = _routing.get()
+    return routing.used if routing is not None and routing.message is current_message.get() else "primary"
 
 
 def _primary() -> Database:

@@ -1,4 +1,4 @@
-"""Status columns as state machines: one a table, for single records and for whole sets of rows."""
+"""State machines of status columns, for single records and for sets of rows."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from transitions import Machine
 from housekeeping.core.errors import DeclarationError, IllegalEvent, RecordChanged
 from housekeeping.database.connection import database
 
-#: On a conflict the record is read again and the event tried again at once (document 6, リトライ仕様).
+#: After a conflict the record is read again and the event retried at once (document 6, リトライ仕様).
 CONFLICT_RETRIES: Final = 3
 
 
 class StateMachine:
-    """The events a table's status column knows: from which states, to which.
+    """Events of a table's status column, each with its allowed source states and its target.
 
-    One machine serves the table, not one a row; what guards a row is the compare-and-set of the
-    statement that changes it. Sources are listed one by one: a wildcard would include final states.
+    One machine serves the whole table. A single row is protected by the compare-and-set of the statement that changes
+    it. Sources are listed one by one, because a wildcard would include final states.
 
     Parameters:
       field: The status column.
-      states: All values the column has; the first is the one a record begins in.
-      events: Event -> (states it may come from, state it leads to).
-      final: States that are an end. An event that may leave one does so only for a caller who has seen the record
-        there: a record that got there while the event was on its way stays.
+      states: All values of the column; the first is the initial one.
+      events: Event -> (source states, target state).
+      final: Final states. An event that is allowed from one of them changes a record only if the caller has read the
+        record in that state. If others move the record there at the same time, it stays.
 
     Raises:
-      DeclarationError: When an event is allowed from nowhere, or names a state of another column.
+      DeclarationError: If an event has no source, or a state that is not one of `states`.
     """
 
     def __init__(
@@ -49,7 +49,9 @@ class StateMachine:
         for event, (sources, target) in events.items():
             named = [*sources, target]
             if len(named) < 2 or any(not isinstance(state, states) for state in named):
-                raise DeclarationError(f"{event} should come from, and lead to, states of {states.__name__}: {named!r}")
+                raise DeclarationError(
+                    f"{event}: its sources and its target should be states of {states.__name__}, not {named!r}"
+                )
             transitions.append({"trigger": event, "source": named[:-1], "dest": target})
         self._machine = Machine(
             model=None, states=states, transitions=transitions, initial=next(iter(states)), auto_transitions=False
@@ -57,21 +59,21 @@ class StateMachine:
 
     @property
     def events(self) -> list[str]:
-        """The names of all events."""
+        """Names of all events."""
         return list(self._machine.events)
 
     def sources(self, event: str) -> list[Any]:
-        """The column's values from which the event is allowed."""
+        """Return the column values from which the event is allowed."""
         return [self.states[transition.source].value for transition in self._machine.get_transitions(event)]
 
     def target(self, event: str) -> Any:
-        """The column's value after the event."""
+        """Return the column value after the event."""
         targets = {self.states[str(transition.dest)].value for transition in self._machine.get_transitions(event)}
         (target,) = targets
         return target
 
     def state_name(self, value: Any) -> str:
-        """The name of a value of the column, as the documents write it; the value itself when it is none of ours."""
+        """Return the name of a column value, as the documents write it; an unknown value as it is."""
         try:
             return self.states(value).name.lower()
         except ValueError:
@@ -85,19 +87,19 @@ class StateMachine:
         version: Field | None = None,
         within_transaction: Callable[[], object] | None = None,
     ) -> None:
-        """Move one record, in the database and in the object, if it is still as it was read.
+        """Apply an event to one record, in the database and in the object, if it is unchanged since it was read.
 
-        On a conflict the record is read again and the event tried again, up to three times.
+        After a conflict the record is read again and the event retried, up to three times.
 
         Parameters:
           changes: Further columns to set, column -> value; `statement_time(column)` is the time of the change.
-          version: The table's ``lock_version`` column, for optimistic locking; the status alone decides without it.
-          within_transaction: What changes with the record, in the same transaction; when it raises, nothing is changed.
+          version: The table's ``lock_version`` column for optimistic locking; without it only the status is compared.
+          within_transaction: Called in the same transaction; if it raises, nothing is changed.
 
         Raises:
-          IllegalEvent: When its state does not allow the event; nothing is changed.
-          RecordChanged: When it was changed by others at every try, has reached a final state meanwhile, or is gone;
-            nothing is changed, and the object is as the database has it.
+          IllegalEvent: If the record's state does not allow the event; nothing is changed.
+          RecordChanged: If others changed the record at every try, moved it to a final state, or deleted it; nothing
+            is changed, and the object has the values of the database.
         """
         name = self.field.name
         for _ in range(1 + CONFLICT_RETRIES):
@@ -105,7 +107,7 @@ class StateMachine:
             if state not in self.sources(event):
                 allowed = ", ".join(self.state_name(source) for source in self.sources(event))
                 raise IllegalEvent(
-                    f"{_known_as(record)} is {self.state_name(state)}: {event} is allowed from {allowed} only"
+                    f"{_name_of(record)} is {self.state_name(state)}: {event} is allowed from {allowed} only"
                 )
             values = {self.field: self.target(event), **changes}
             unchanged = _same_row(record) & (self.field == state)
@@ -119,19 +121,17 @@ class StateMachine:
                     within_transaction()
             if written is not None:
                 for column, value in zip(values, written, strict=True):
-                    # Not by setattr: with `only_save_dirty`, a later save() must not write again what is saved.
+                    # Not by setattr, so that with `only_save_dirty` a later save() does not write it again.
                     record.__data__[column.name] = value
                 return
-            _read_again(record)
+            _reload(record)
             now = getattr(record, name)
             if now != state and now in self._final and now in self.sources(event):
-                raise RecordChanged(
-                    f"{_known_as(record)} has become {self.state_name(now)} while {event} was on its way"
-                )
-        raise RecordChanged(f"{_known_as(record)} was changed by others each time {event} was tried")
+                raise RecordChanged(f"{_name_of(record)} became {self.state_name(now)} during {event}")
+        raise RecordChanged(f"{_name_of(record)} was changed by others at every try of {event}")
 
     def diagram(self) -> str:
-        """The machine as a Mermaid state diagram; events that join the same two states share a line."""
+        """Return a Mermaid state diagram; events between the same two states share a line."""
         lines: dict[tuple[str, str], list[str]] = {}
         for event in self.events:
             for source in self.sources(event):
@@ -141,7 +141,7 @@ class StateMachine:
         return "\n".join(["stateDiagram-v2", f"    [*] --> {self.state_name(first.value)}", *arrows])
 
 
-def _known_as(record: Model) -> str:
+def _name_of(record: Model) -> str:
     return f"{type(record).__name__} {record.get_id()}"
 
 
@@ -151,8 +151,8 @@ def _same_row(record: Model) -> Any:
     return functools.reduce(operator.and_, keys)
 
 
-def _read_again(record: Model) -> None:
+def _reload(record: Model) -> None:
     fresh = type(record).select().where(_same_row(record)).first()
     if fresh is None:
-        raise RecordChanged(f"{_known_as(record)} is gone")
+        raise RecordChanged(f"{_name_of(record)} was deleted")
     record.__data__.update(fresh.__data__)

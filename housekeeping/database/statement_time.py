@@ -1,4 +1,4 @@
-"""The time of a change: the database's own, when the statement that makes the change arrives there."""
+"""Time of a change: the database's time when the statement arrives there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from housekeeping.database.naive_time import NaiveUtcDateTimeField
 class StatementTime(SQL):
     """SQL for the time of the statement; add a `timedelta` for a later time, subtract one for an earlier time.
 
-    An expression and not a `datetime`, because a run puts its statements together once and sends them for each batch.
+    An expression and not a `datetime`, because a run compiles its statements once and executes them for each batch.
     """
 
     def __init__(self, offset: timedelta = timedelta()) -> None:
@@ -43,7 +43,7 @@ def statement_time(column: Any) -> Any:
 
 
 def as_stored(column: Any, value: Any) -> Any:
-    """Return the value to write: a `StatementTime` in UTC, whatever the session's zone, if the column has none."""
+    """Return the value to write; a `StatementTime` becomes UTC if the column has no time zone."""
     if isinstance(value, StatementTime) and isinstance(column, NaiveUtcDateTimeField):
         return fn.TIMEZONE("UTC", value)
     return value

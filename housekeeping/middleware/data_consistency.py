@@ -104,7 +104,7 @@ class DataConsistency(Middleware):
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        self._replicas.leave_nothing_open()
+        self._replicas.close_unusable()
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         self.after_process_message(broker, message)

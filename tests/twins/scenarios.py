@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from peewee import OperationalError
 
-from housekeeping.database import connection
+from housekeeping.database import connection, peewee_database
 from housekeeping.sweeps.engine import executor
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.stages import bisection
@@ -37,7 +37,7 @@ def _says_nothing_of_why(patch: pytest.MonkeyPatch) -> None:
 
 
 def _leaves_transactions_open(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(connection._Transaction, "_leave_nothing_open", lambda self: None)
+    patch.setattr(peewee_database._Transaction, "_roll_back", lambda self: None)
 
 
 def _takes_nobody_for_dead(patch: pytest.MonkeyPatch) -> None:

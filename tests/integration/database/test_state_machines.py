@@ -104,7 +104,7 @@ def test_a_record_changed_meanwhile_is_read_again_and_the_event_tried_from_where
 def test_a_record_that_came_to_its_end_meanwhile_is_not_dragged_out_of_it(job: Job, do: Do, end: State) -> None:
     do(f"UPDATE job SET status = {end.value} WHERE part = 1")
 
-    with pytest.raises(RecordChanged, match=f"has become {end.name.lower()} while fail was on its way"):
+    with pytest.raises(RecordChanged, match=f"became {end.name.lower()} during fail"):
         MACHINE.fire(job, "fail", {Job.note: "too late"})
 
     assert (row(), job.status) == ((end, "", 0), end)
@@ -148,14 +148,14 @@ def test_it_is_tried_again_three_times_and_no_more(
     except RecordChanged as error:
         outcome = str(error)
 
-    assert outcome == ("moved" if moved else "Job (1, 1) was changed by others each time start was tried")
+    assert outcome == ("moved" if moved else "Job (1, 1) was changed by others at every try of start")
     assert row()[0] == (State.RUNNING if moved else State.WAITING)
 
 
 def test_a_record_that_is_gone_is_said_to_be_gone(job: Job, do: Do) -> None:
     do("DELETE FROM job")
 
-    with pytest.raises(RecordChanged, match=r"Job \(1, 1\) is gone"):
+    with pytest.raises(RecordChanged, match=r"Job \(1, 1\) was deleted"):
         MACHINE.fire(job, "start", {})
 
 

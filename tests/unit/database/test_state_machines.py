@@ -51,7 +51,7 @@ def test_a_value_is_named_as_the_documents_write_it_and_one_it_does_not_know_as_
 
 def test_an_event_from_nowhere_is_refused() -> None:
     # In SQL it would be `status IN ()`: an event that can never happen.
-    with pytest.raises(DeclarationError, match="go should come from"):
+    with pytest.raises(DeclarationError, match="go: its sources"):
         StateMachine(Lamp.status, Light, {"go": ([], Light.GREEN)})
 
 

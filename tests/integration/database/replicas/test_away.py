@@ -87,7 +87,7 @@ def test_threads_that_fail_at_the_same_time_say_so_once(
         connect()
 
     monkeypatch.setattr(replica, "connect", connect_together)
-    threads = [threading.Thread(target=replica.look, args=(position,)) for _ in range(2)]
+    threads = [threading.Thread(target=replica.replay_state, args=(position,)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

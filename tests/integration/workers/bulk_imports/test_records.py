@@ -162,7 +162,7 @@ def test_a_record_that_finished_after_it_was_read_stays_finished(tables: Tables)
 
     with pytest.raises(IllegalEvent):
         one.cleanup_stale()
-    with pytest.raises(RecordChanged, match="BulkImportEntity 1 has become finished while fail was on its way"):
+    with pytest.raises(RecordChanged, match="BulkImportEntity 1 became finished during fail"):
         entity.fail()
 
     assert (tables.imports(), tables.entities()) == ({1: 2}, {1: 2})

@@ -1,0 +1,208 @@
+"""peewee's PostgreSQL database with reconnection and cheaper transactions; the only module that uses peewee's
+internals.
+
+peewee has no public way to change how a transaction begins, or to keep the state of a thread when its connection is
+replaced. tests/unit/database/test_peewee_database.py fails if a release of peewee lacks a private attribute used here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, Final, TypeVar
+
+from peewee import DatabaseProxy, InterfaceError, OperationalError, PostgresqlDatabase, ProgrammingError, _transaction
+from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_INTRANS
+
+from housekeeping.core.telemetry.io_timing import waiting_for
+from housekeeping.database.extreme_times import read_extreme_times
+
+T = TypeVar("T")
+
+#: PostgreSQL's code for a column that does not exist.
+_UNDEFINED_COLUMN: Final = "42703"
+_IN_TRANSACTION: Final = (TRANSACTION_STATUS_INTRANS, TRANSACTION_STATUS_INERROR)
+#: peewee's record of the open blocks of a thread, which it resets with each connection.
+_BLOCKS: Final = ("ctx", "transactions", "commit_callbacks")
+
+
+class DatabaseHandle(DatabaseProxy):
+    """Proxy that begins the transactions of its database. peewee's own would begin plain ones."""
+
+    def transaction(self, *args: Any, **kwargs: Any) -> Any:
+        return self.obj.transaction(*args, **kwargs)
+
+
+class _Transaction(_transaction):
+    """Transaction that is rolled back if an interrupt arrives while it begins or ends; peewee leaves it open.
+
+    An open transaction would keep its locks, and the next statements would become part of it. They would commit what
+    the interrupted run must not commit.
+    """
+
+    def __enter__(self) -> Any:
+        try:
+            return super().__enter__()
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def __exit__(self, *error: Any) -> Any:
+        try:
+            return super().__exit__(*error)
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _roll_back(self) -> None:
+        if self.db.in_transaction():
+            return  # the outer transaction is rolled back by its own block
+        self.db._take_pending_begin()
+        if self.db.is_closed():
+            return
+        if self.db.connection().info.transaction_status in _IN_TRANSACTION:
+            self.db.rollback()
+
+
+class _ThreadState(threading.local):
+    #: The BEGIN statement that has not been sent to the server, or an empty string.
+    pending_begin = ""
+
+
+class Database(PostgresqlDatabase):
+    """PostgreSQL with one connection for each thread, which is replaced after the server was away.
+
+    A dead connection is replaced, and its statement retried, at the beginning of a transaction and before a statement
+    outside of one. Within a transaction the error is raised, because earlier statements are lost with the connection
+    and only the caller can repeat them.
+
+    ``BEGIN`` is sent together with the transaction's first statement, which saves a round trip. So code that does not
+    use `execute_sql` must call `connection()` or `cursor()` within the transaction, not before it.
+
+    Attributes:
+      unknown_columns: Number of statements that named a column that does not exist. After such an error, what is
+        cached about the tables may be outdated.
+    """
+
+    _state: Any  # of the current thread
+    _adapter: Any
+    _isolation_level: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.unknown_columns = 0
+        self._thread_state = _ThreadState()
+        super().__init__(*args, **kwargs)
+        # peewee lets one thread connect or close at a time. Its lock protects only per-thread state, and while a server
+        # does not answer, every thread would wait for all connect timeouts before its own.
+        self._lock = nullcontext()
+
+    def transaction(self, *args: Any, **kwargs: Any) -> Any:
+        return _Transaction(self, *args, **kwargs)
+
+    def _connect(self) -> Any:
+        connection = super()._connect()  # type: ignore[misc]  # not in the stubs
+        read_extreme_times(connection)
+        return connection
+
+    def connect(self, reuse_if_open: bool = False) -> bool:
+        # peewee forgets the open blocks of the thread here. The code is still inside of them.
+        blocks = {name: getattr(self._state, name) for name in _BLOCKS}
+        try:
+            connected: bool = super().connect(reuse_if_open)
+        finally:
+            vars(self._state).update(blocks)
+        return connected
+
+    def close(self) -> bool:
+        closed: bool = super().close()
+        self._take_pending_begin()
+        return closed
+
+    def begin(self, isolation_level: int | str | None = None) -> None:
+        with waiting_for("database"):
+            self.connect(reuse_if_open=True)
+        level = isolation_level or self._isolation_level
+        kind = f" ISOLATION LEVEL {self._adapter.isolation_level_str(level)}" if level else ""
+        self._thread_state.pending_begin = f"BEGIN{kind}"
+
+    def commit(self) -> None:
+        if self._take_pending_begin():
+            return
+        with waiting_for("database"):
+            super().commit()
+
+    def rollback(self) -> None:
+        if self._take_pending_begin():
+            return
+        try:
+            super().rollback()
+        except (OperationalError, InterfaceError):
+            # A dead connection is rolled back already, and the error that ended it is the one to raise.
+            if self.is_connection_usable():
+                raise
+
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        self._send_pending_begin()
+        return super().cursor(*args, **kwargs)
+
+    def connection(self) -> Any:
+        self._send_pending_begin()
+        return super().connection()
+
+    def execute_sql(self, sql: str, params: Any = None) -> Any:
+        with waiting_for("database"):
+            try:
+                return self._execute_sql(sql, params)
+            except ProgrammingError as error:
+                if sqlstate(error) == _UNDEFINED_COLUMN:
+                    self.unknown_columns += 1
+                raise
+
+    def _execute_sql(self, sql: str, params: Any) -> Any:
+        if begin := self._take_pending_begin():
+            return self._execute_first(begin, f"{begin}; {sql}", params)
+        if self.in_transaction():
+            return super().execute_sql(sql, params)
+        if sql.startswith("SELECT"):
+            return self._reconnect_if_dead(lambda: super(Database, self).execute_sql(sql, params))
+        # Checked before, because a write must not be repeated: it may have taken effect although its answer was lost.
+        self._reconnect_if_dead(lambda: super(Database, self).execute_sql("SELECT 1"))
+        return super().execute_sql(sql, params)
+
+    def _send_pending_begin(self) -> None:
+        if begin := self._take_pending_begin():
+            with waiting_for("database"):
+                self._execute_first(begin, begin)
+
+    def _execute_first(self, begin: str, sql: str, params: Any = None) -> Any:
+        """Execute the first statement of a transaction; it can be retried, because nothing has been committed."""
+        try:
+            return self._reconnect_if_dead(lambda: super(Database, self).execute_sql(sql, params))
+        except BaseException:
+            # If the driver or the server's parser rejected the statement, no transaction has begun. Without its BEGIN
+            # the next statement would be a transaction of its own.
+            if self.is_closed() or self._state.conn.info.transaction_status not in _IN_TRANSACTION:
+                self._thread_state.pending_begin = begin
+            raise
+
+    def _take_pending_begin(self) -> str:
+        begin, self._thread_state.pending_begin = self._thread_state.pending_begin, ""
+        return begin
+
+    def _reconnect_if_dead(self, step: Callable[[], T]) -> T:
+        try:
+            return step()
+        except (OperationalError, InterfaceError):
+            # A first statement can also fail on a connection that is alive.
+            if self.is_closed() or not self._state.conn.closed:
+                raise
+            self._state.closed = True  # `close` refuses within a transaction
+            self.connect()
+            return step()
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """Return PostgreSQL's five-character code of the error; None if it did not come from the server."""
+    code: str | None = getattr(getattr(error, "orig", None), "pgcode", None)
+    return code
