@@ -1,6 +1,6 @@
-"""Epochs: a number for each acquisition of a lease, higher than all before it for its key, kept by PostgreSQL.
+"""Fencing tokens of leases, called epochs: a number that increases with each acquisition, stored in PostgreSQL.
 
-Redis says who may begin; the epoch says, in the transaction itself, who may still commit.
+Redis decides who may begin. The epoch decides, within the transaction itself, who may still commit.
 """
 
 from __future__ import annotations
@@ -21,26 +21,25 @@ from housekeeping.core.errors import (
 from housekeeping.core.sanitize import error_line
 from housekeeping.database.connection import BaseModel, UtcDateTimeField, database, sqlstate
 
-#: The schema or its table is not there, or not for this user; or a column of this release is not.
-_NOT_MADE: Final = ("3F000", "42P01", "42501", "42703")
-#: Nobody can commit anything there for now: read-only, shutting down, starting, full.
-_OUT_OF_ORDER: Final = ("25006", "57P01", "57P02", "57P03", "53300")
+#: Codes of a missing schema, table or column, and of missing rights.
+_SCHEMA_MISSING: Final = ("3F000", "42P01", "42501", "42703")
+#: Codes of a server that accepts no commits for now: read-only, shutting down, starting, too many connections.
+_NOT_WRITABLE: Final = ("25006", "57P01", "57P02", "57P03", "53300")
 
-
-#: The column's own: an identity needs no right on its sequence.
-_NEXT_NUMBER: Final = SQL("DEFAULT")
+#: The column's default, because an identity column needs no right on its sequence.
+_NEXT_EPOCH: Final = SQL("DEFAULT")
 _NOW: Final = SQL("clock_timestamp()")
 
 
 class DatabaseNotConfigured(HousekeepingError):
-    """No database is configured, so that there are no epochs."""
+    """No database is configured, so there are no epochs."""
 
 
 class Lease(BaseModel):
-    """The highest epoch at which a lease was ever held, and the token of the run that has it.
+    """Latest epoch of a lease, and the token of its holder.
 
-    Epochs are numbers of one sequence for all keys, so that a row may go and the next one's epoch is higher still.
-    `used_at` is when the lease was last taken, or to the day, last fenced.
+    All keys share one sequence. So a row can be deleted, and the next epoch of its key is still higher. `used_at` is
+    the time of the last acquisition, or of the last fence to within a day.
     """
 
     key = TextField(primary_key=True)
@@ -54,94 +53,94 @@ class Lease(BaseModel):
 
 
 class Connection(Protocol):
-    """An application's own connection to the same database, as Python's database drivers have it."""
+    """An application's own DB-API connection to the same database."""
 
     def cursor(self) -> Any:
-        """Whose ``execute`` takes ``%s`` parameters."""
+        """Return a cursor whose ``execute`` accepts ``%s`` parameters."""
 
 
 def next_epoch(key: str, token: str) -> int:
-    """A number higher than every one before it for this key, taken in the transaction at hand.
+    """Issue the next epoch of the key, in the current transaction.
 
-    Waits for transactions of the last holder that have checked their epoch and are not over.
+    Waits for open transactions of the last holder that have checked their epoch.
     """
-    # Locked before the number is drawn: another one's, drawn earlier, must not be written later.
-    before = Lease.select(Lease.epoch).where(Lease.key == key).for_update().tuples().first()
-    taken = {Lease.epoch: _NEXT_NUMBER, Lease.holder: token, Lease.used_at: _NOW}
-    if before is None:
-        return _only(
-            Lease.insert({Lease.key: key, **taken}).on_conflict(conflict_target=[Lease.key], update=taken),
+    # The row is locked before the number is drawn. Otherwise a lower number could be written after a higher one.
+    previous = Lease.select(Lease.epoch).where(Lease.key == key).for_update().tuples().first()
+    columns = {Lease.epoch: _NEXT_EPOCH, Lease.holder: token, Lease.used_at: _NOW}
+    if previous is None:
+        return _written_epoch(
+            Lease.insert({Lease.key: key, **columns}).on_conflict(conflict_target=[Lease.key], update=columns),
         )
     while True:
-        epoch = _only(Lease.update(taken).where(Lease.key == key))
-        # An older release, or a release by hand, has counted on without the sequence.
-        if epoch > before[0]:
+        epoch = _written_epoch(Lease.update(columns).where(Lease.key == key))
+        # An older version of the library increased epochs without the sequence, as does a manual release.
+        if epoch > previous[0]:
             return epoch
 
 
-def _only(query: Any) -> int:
+def _written_epoch(query: Any) -> int:
     epoch: int = next(iter(query.returning(Lease.epoch).tuples().execute()))[0]
     return epoch
 
 
 def acquire_epoch(key: str, token: str) -> int:
-    """`next_epoch` in a transaction of its own.
+    """Issue the next epoch of the key, in a transaction of its own.
 
     Raises:
-      NoDatabase, DatabaseUnavailable, SchemaMissing: When none can be had.
-      peewee.PeeweeException: When it can be had but was not, as when the last holder's transaction does not end.
+      DatabaseNotConfigured, DatabaseUnavailable, SchemaMissing: If no epochs are available.
+      peewee.PeeweeException: For any other error, for example if a transaction of the last holder does not end.
     """
     if database.obj is None:
         raise DatabaseNotConfigured("no database is configured (HOUSEKEEPING_DATABASE_URL)")
-    with _connection_left_as_found():
+    with _restore_connection_state():
         try:
             with database.atomic():
                 return next_epoch(key, token)
         except PeeweeException as error:
-            reason = _why_none(error)
+            reason = _unavailable(error)
             if reason is None:
                 raise
             raise reason from error
 
 
 def check_epoch(key: str, epoch: int, connection: Connection | None = None) -> None:
-    """Let the transaction at hand commit only if no higher epoch was taken; the next one waits until it is over.
+    """Check that the epoch is still the latest, and hold back the next one until the current transaction ends.
 
     Parameters:
-      connection: The application's own, in whose transaction it is asked; the library's unless given.
+      connection: The connection of the transaction; by default the library's own.
 
     Raises:
-      LeaseLost: When there is a higher one: the transaction must be rolled back.
-      HousekeepingError: Outside of a transaction, where it would guard nothing.
+      LeaseLost: If a higher epoch exists. The transaction must be rolled back.
+      HousekeepingError: Outside of a transaction, where the check would protect nothing.
     """
     leases = f'"{Lease._meta.schema}".leases'
     where = "WHERE key = %s AND epoch = %s"
-    # FOR SHARE: a new holder's epoch waits for this transaction, so that none commits behind its back.
-    newest = _fetched(
+    # FOR SHARE, so that the epoch of the next holder waits until this transaction ends.
+    latest = _fetch_row(
         connection,
         f"SELECT used_at < clock_timestamp() - interval '1 day' FROM {leases} {where} FOR SHARE",  # noqa: S608
         (key, epoch),
     )
-    if newest is not None and newest[0]:
-        # Else a lease held for a month would be taken for forgotten. Skipped where another transaction of this
-        # holder has the row in hand: each would wait for the other.
-        _fetched(
+    if latest is not None and latest[0]:
+        # Unused rows are deleted, but not that of a lease held for a month. SKIP LOCKED, because two transactions of
+        # this holder would wait for each other.
+        _fetch_row(
             connection,
             f"UPDATE {leases} SET used_at = clock_timestamp() WHERE key = "  # noqa: S608
             f"(SELECT key FROM {leases} {where} FOR NO KEY UPDATE SKIP LOCKED) RETURNING 1",
             (key, epoch),
         )
     connection = connection or database.connection()
-    # Asked after the statement: most drivers begin a transaction with their first one.
+    # Read after the statement, because most drivers begin a transaction with the first one.
     status = getattr(getattr(connection, "info", None), "transaction_status", None)
     if status == TRANSACTION_STATUS_IDLE:
-        raise HousekeepingError(f"lease {key!r}: its fence guards a transaction, and there is none")
-    if newest is None:
-        # Or its row is gone, because it was neither taken nor fenced for so long that it was forgotten.
-        raise LeaseLost(f"lease {key!r} has been taken by another holder since epoch {epoch}")
+        raise HousekeepingError(f"lease {key!r}: fence() was called outside of a transaction")
+    if latest is None:
+        # The row can also be missing because the lease was neither acquired nor fenced for a long time.
+        raise LeaseLost(f"lease {key!r} has a newer holder; epoch {epoch} is outdated")
 
 
-def _fetched(connection: Connection | None, query: str, parameters: tuple[Any, ...]) -> Any:
+def _fetch_row(connection: Connection | None, query: str, parameters: tuple[Any, ...]) -> Any:
     if connection is None:
         return database.execute_sql(query, parameters).fetchone()
     cursor = connection.cursor()
@@ -151,19 +150,19 @@ def _fetched(connection: Connection | None, query: str, parameters: tuple[Any, .
     return row
 
 
-def _why_none(error: PeeweeException) -> HousekeepingError | None:
+def _unavailable(error: PeeweeException) -> HousekeepingError | None:
     code = sqlstate(error)
-    if code in _NOT_MADE:
+    if code in _SCHEMA_MISSING:
         return SchemaMissing(f"{error_line(error)}; run: housekeeping init")
-    # Without a code the server had no say: it was not reached, or the connection broke.
-    if code is None or code.startswith("08") or code in _OUT_OF_ORDER:
+    # An error without a code does not come from the server: it was not reached, or the connection broke.
+    if code is None or code.startswith("08") or code in _NOT_WRITABLE:
         return DatabaseUnavailable(f"PostgreSQL did not answer: {error_line(error)}")
     return None
 
 
 @contextmanager
-def _connection_left_as_found() -> Iterator[None]:
-    """Open no connection for good in a thread that has none."""
+def _restore_connection_state() -> Iterator[None]:
+    """Close the thread's connection afterwards if it had none."""
     closed = database.is_closed()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Exclusive leases: a named lock with an owner and a ttl, which frees itself when its holder dies."""
+"""Exclusive leases: named locks with an owner and a ttl, which expire if their holder dies."""
 
 from __future__ import annotations
 
@@ -35,16 +35,15 @@ from housekeeping.leases.store import release_with_retries
 
 logger = logging.getLogger(__name__)
 
-#: Below this a lease cannot be renewed in time (docs/reference/actor-options.md).
+#: A shorter lease cannot be renewed in time.
 SHORTEST_TTL: Final = timedelta(seconds=3)
 
-
-#: Of the message at work; set by the middleware.
+#: Lease of the current message; set by the middleware.
 current_lease: Final[ContextVar[ExclusiveLease | None]] = ContextVar("current_lease", default=None)
 
 
 def fence(connection: Connection | None = None) -> None:
-    """Let the open database transaction commit only while nobody has taken the actor's lease since; call it last.
+    """Let the open transaction commit only if the actor's lease has no newer holder; call it last.
 
     ::
 
@@ -54,27 +53,27 @@ def fence(connection: Connection | None = None) -> None:
                 write_balances()
                 housekeeping.fence()
 
-    For the parameter and what it raises see `ExclusiveLease.fence`.
+    See `ExclusiveLease.fence` for the parameter and all errors.
 
     Raises:
-      HousekeepingError: Also where no message of an actor with an ``exclusive_lease`` is at work.
+      HousekeepingError: Also outside of a message of an actor with an ``exclusive_lease``.
     """
     lease = current_lease.get()
     if lease is None:
-        raise HousekeepingError("fence() is for the run of an actor with an exclusive_lease, and there is none")
+        raise HousekeepingError("fence() was called outside of a message of an actor with an exclusive_lease")
     lease.fence(connection)
 
 
 def _in_transaction() -> bool:
     if database.obj is None or database.is_closed():
         return False
-    # The driver knows of a transaction begun by hand, too.
+    # The driver also knows transactions that were begun without peewee.
     status = database.connection().info.transaction_status
     return database.in_transaction() or status in (TRANSACTION_STATUS_INTRANS, TRANSACTION_STATUS_INERROR)
 
 
 class ExclusiveLease:
-    """A lease of one key: at most one holder at a time, across all processes and machines.
+    """Lease of one key, with at most one holder across all processes and machines.
 
     ::
 
@@ -87,16 +86,16 @@ class ExclusiveLease:
 
     Parameters:
       key: Its name, shared with actors' ``exclusive_lease={"key": ...}``.
-      ttl: How long it outlives a holder that died; at least 3 s.
-      client: A Redis client or `LeaseStore`; the installed application's Redis unless said.
-      retries: How often `with` tries again while somebody else holds it.
+      ttl: Time until the lease of a dead holder expires; at least 3 s.
+      client: A Redis client or `LeaseStore`; by default the installed application's Redis.
+      retries: Number of retries of `with` while the lease has another holder.
       sleep: Seconds between the tries, or a callable of the number of tries so far.
-      with_epoch: Whether each acquisition takes an epoch for `fence` where a database is configured; False for
-        whoever does that himself.
-      worker: Whose run it is for, for those who look who holds it; that of the message at work unless said.
+      with_epoch: Whether each acquisition issues an epoch for `fence`, if a database is configured. False for callers
+        that issue it themselves.
+      worker: Name of the worker, shown to people who look for the holder; by default that of the current message.
 
     Raises:
-      DeclarationError: When the ttl is too short to be renewed in time.
+      DeclarationError: If the ttl is too short to be renewed in time.
     """
 
     def __init__(
@@ -117,14 +116,14 @@ class ExclusiveLease:
         self._retries = retries
         self._sleep = sleep
         self._token: str | None = None
-        self._asked_at = 0.0
+        self._requested_at = 0.0
         self._pid = os.getpid()
-        self._kept: Renewal | None = None
+        self._renewal: Renewal | None = None
         self._interrupting = False
         self._with_epoch = with_epoch
         self._worker = worker
         self._epoch: int | None = None
-        self._why_no_epoch: HousekeepingError | None = None
+        self._epoch_error: HousekeepingError | None = None
         if client is None:
             client = shared_redis.get()
         self._store: LeaseStore = (
@@ -132,146 +131,148 @@ class ExclusiveLease:
         )
 
     def try_obtain(self) -> str | None:
-        """Take the lease; returns the token, None when it is held elsewhere (by this very object, too).
+        """Acquire the lease and return its token; None if it has a holder, which can be this object.
 
         Raises:
-          HousekeepingError: Inside an open database transaction: the lease would outlive its rollback.
-          LeaseLost: The database took so long that the lease was over.
-          peewee.PeeweeException: The database is there but gave no epoch, as while a transaction of the last
-            holder does not end; the lease is given back.
-          RedisUnavailable: Redis did not answer; the lease may be ours until its ttl is over, unused.
+          HousekeepingError: Inside an open database transaction, because the lease would outlive its rollback.
+          LeaseLost: If the database took so long that the lease expired.
+          peewee.PeeweeException: If PostgreSQL answered but issued no epoch, for example because a transaction of the
+            last holder does not end. The lease is released.
+          RedisUnavailable: If Redis did not answer. The lease may stay, unused, until its ttl expires.
         """
         if _in_transaction():
-            raise HousekeepingError(f"lease {self.key!r} cannot be taken inside an open database transaction")
+            raise HousekeepingError(f"lease {self.key!r} cannot be acquired inside an open database transaction")
         token = new_token(self._worker)
-        asked_at = elapsed()
-        whose = holder_of(token).worker or ""
-        metrics.LEASES_REQUESTED.add(whose)
+        requested_at = elapsed()
+        worker = holder_of(token).worker or ""
+        metrics.LEASES_REQUESTED.add(worker)
         if self._store.obtain(self.key, token, self.ttl) != token:
-            metrics.LEASES_HELD.add(whose)
+            metrics.LEASES_HELD.add(worker)
             return None
-        self._token, self._asked_at, self._pid = token, asked_at, os.getpid()
+        self._token, self._requested_at, self._pid = token, requested_at, os.getpid()
         if self._with_epoch:
-            self._take_epoch(token)
+            self._acquire_epoch(token)
         return token
 
-    def _take_epoch(self, token: str) -> None:
-        self._epoch, self._why_no_epoch = None, None
+    def _acquire_epoch(self, token: str) -> None:
+        self._epoch, self._epoch_error = None, None
         try:
             self._epoch = acquire_epoch(self.key, token)
-        except HousekeepingError as reason:
-            # What needs no database must not stand still without it; what does is told by `fence`.
-            self._why_no_epoch = reason
-            if not isinstance(reason, DatabaseNotConfigured):
-                logger.warning("Lease %r has no epoch: %s", self.key, reason)
+        except HousekeepingError as error:
+            # Work that needs no database continues. Work that needs it gets the error from `fence`.
+            self._epoch_error = error
+            if not isinstance(error, DatabaseNotConfigured):
+                logger.warning("Lease %r has no epoch: %s", self.key, error)
         except BaseException:
-            self._give_back()
+            self._release_or_warn()
             raise
-        if safe_until(self._asked_at, self.ttl.total_seconds()) < elapsed():
-            # Others may have begun meanwhile, and this epoch would be a late one.
-            self._give_back()
-            raise LeaseLost(f"lease {self.key!r} was lost while its epoch was taken")
+        if safe_until(self._requested_at, self.ttl.total_seconds()) < elapsed():
+            # Another holder may have started already, and this epoch would fence it off.
+            self._release_or_warn()
+            raise LeaseLost(f"lease {self.key!r} expired while its epoch was issued")
 
-    def _give_back(self) -> None:
+    def _release_or_warn(self) -> None:
         try:
             self.cancel()
         except RedisUnavailable as error:
-            logger.warning("Lease %r stays until its ttl is over: %s", self.key, error)
+            logger.warning("Lease %r stays until its ttl expires: %s", self.key, error)
 
     def take_over(self, owner: str) -> str | None:
-        """Take it from a holder that is known to be gone; as `try_obtain`.
+        """Release the lease of a dead holder, then `try_obtain`.
 
-        Whoever calls it must know, and must be safe from a holder that was only asleep: sweeps are, by their epoch.
+        The caller must know that the holder is dead, and be protected if it was only suspended, as sweeps are by their
+        epoch.
         """
         self._store.release(self.key, owner)
         return self.try_obtain()
 
     def renew(self) -> bool:
-        """Back to the full ttl; False when it is no longer ours."""
-        return self._token is not None and self._ours() and self._store.renew(self.key, self._token, self.ttl)
+        """Extend the lease to its full ttl; return False if it is not held any more."""
+        return self._token is not None and self._same_process() and self._store.renew(self.key, self._token, self.ttl)
 
     def cancel(self) -> bool:
-        """Give it back, in up to three tries; False when it was no longer ours."""
+        """Release the lease, in up to three tries; return False if it was not held any more."""
         token, self._token, self._epoch = self._token, None, None
-        lost = self._kept is not None and self._kept.lost
-        if self._kept is not None:
-            renewals.stop(self._kept)
-            self._kept = None
+        lost = self._renewal is not None and self._renewal.lost
+        if self._renewal is not None:
+            renewals.stop(self._renewal)
+            self._renewal = None
             if self._interrupting:
                 retract(LostLease)
-        if token is None or not self._ours():
+        if token is None or not self._same_process():
             return False
-        ours = release_with_retries(self._store, self.key, token)
-        if lost or not ours:
+        released = release_with_retries(self._store, self.key, token)
+        if lost or not released:
             metrics.LEASES_LOST.add(holder_of(token).worker or "")
-        return ours
+        return released
 
     def exists(self) -> bool:
-        """Whether anybody holds it."""
+        """Return whether the lease has a holder."""
         return self._store.owner(self.key) is not None
 
     def owner(self) -> str | None:
-        """The holder's token."""
+        """Return the holder's token."""
         return self._store.owner(self.key)
 
     def remaining(self) -> timedelta | None:
-        """Until it expires unless it is renewed; None when nobody holds it."""
+        """Return the time until the lease expires without a renewal; None if it is free."""
         return self._store.remaining(self.key)
 
     def held_for(self) -> timedelta | None:
-        """For how long its holder has had it, by the clocks of the two machines; None when unknown."""
+        """Return how long its holder has held it, by the clocks of both machines; None if unknown."""
         return holder_of(self.owner()).held_for
 
     def start_renewal(self, *, interrupting: bool = False) -> None:
-        """Renew in the background from now until `cancel`.
+        """Renew the lease in the background until `cancel`.
 
         Parameters:
-          interrupting: Raise `LostLease` in the calling thread when it is lost, inside of `run_interruptibly` only.
+          interrupting: Whether to raise `LostLease` in the calling thread when the lease is lost, inside of
+            `run_interruptibly` only.
         """
-        if self._kept is None:
+        if self._renewal is None:
             self._interrupting = interrupting
             on_lost = interrupter(LostLease) if interrupting else None
-            self._kept = renewals.start(f"lease {self.key!r}", self.renew, self.ttl, self._asked_at, on_lost)
+            self._renewal = renewals.start(f"lease {self.key!r}", self.renew, self.ttl, self._requested_at, on_lost)
 
-    def _ours(self) -> bool:
-        # A forked child has a copy of its parent's token, and must not give the lease back for it.
+    def _same_process(self) -> bool:
+        # A forked child has a copy of its parent's token, and must not release the parent's lease.
         return self._pid == os.getpid()
 
     @property
     def lost(self) -> bool:
-        """Whether it expired, was released by hand, or could not be renewed in time; asks nobody."""
-        return self._kept is None or self._kept.lost
+        """Whether the lease expired, was released manually, or was not renewed in time; needs no round trip."""
+        return self._renewal is None or self._renewal.lost
 
     def check(self) -> None:
-        """Return while the lease is surely ours.
+        """Check that the lease is still held.
 
         Raises:
-          LeaseLost: When it is not, see `lost`.
+          LeaseLost: If it is `lost`.
         """
         if self.lost:
             raise LeaseLost(f"lease {self.key!r} was lost")
 
     def fence(self, connection: Connection | None = None) -> None:
-        """Let the open database transaction commit only while nobody has taken the lease since; call it last.
+        """Let the open transaction commit only if the lease has no newer holder; call it last.
 
-        Whoever takes the lease next waits until this transaction is over, so that of all commits under one key
-        none comes from a holder that slept past its ttl.
+        The next holder waits until this transaction ends. So no commit comes from a holder that was suspended for
+        longer than its ttl.
 
         Parameters:
-          connection: The application's own, of any driver with ``%s`` parameters, to the database of
-            ``HOUSEKEEPING_DATABASE_URL``; the library's unless given.
+          connection: The application's own connection to the database of ``HOUSEKEEPING_DATABASE_URL``, of any driver
+            with ``%s`` parameters; by default the library's own.
 
         Raises:
-          LeaseLost: The lease has passed on; let this roll the transaction back.
-          DatabaseUnavailable: The database was away when the lease was taken, so that it has no epoch.
+          LeaseLost: If the lease has a newer holder. Let it roll the transaction back.
+          DatabaseUnavailable: If the database was away when the lease was acquired, so that it has no epoch.
           HousekeepingError: Outside of a transaction, without a database, or without the lease.
         """
-        if self._kept is not None:
+        if self._renewal is not None:
             self.check()
         if self._epoch is None:
-            why = self._why_no_epoch
-            raise (DatabaseUnavailable if isinstance(why, DatabaseUnavailable) else HousekeepingError)(
-                f"lease {self.key!r} has no epoch to be fenced by: {why or 'it is not held'}"
+            reason = self._epoch_error
+            raise (DatabaseUnavailable if isinstance(reason, DatabaseUnavailable) else HousekeepingError)(
+                f"lease {self.key!r} has no epoch: {reason or 'it is not held'}"
             )
         check_epoch(self.key, self._epoch, connection)
 
@@ -279,7 +280,7 @@ class ExclusiveLease:
         tries = 0
         while self.try_obtain() is None:
             if tries >= self._retries:
-                raise LeaseHeld(f"lease {self.key!r} is held elsewhere")
+                raise LeaseHeld(f"lease {self.key!r} has another holder")
             tries += 1
             time.sleep(self._sleep(tries) if callable(self._sleep) else self._sleep)
         self.start_renewal()
@@ -290,10 +291,10 @@ class ExclusiveLease:
     ) -> None:
         lost = self.lost
         try:
-            ours = self.cancel()
-        except RedisUnavailable as unreachable:
-            # Held to the end all the same; it expires by itself.
-            logger.warning("Lease %r could not be given back: %s", self.key, unreachable)
-            ours = True
-        if (lost or not ours) and error is None:
+            released = self.cancel()
+        except RedisUnavailable as redis_error:
+            # It was held to the end, and expires by itself.
+            logger.warning("Lease %r could not be released: %s", self.key, redis_error)
+            released = True
+        if (lost or not released) and error is None:
             raise LeaseLost(f"lease {self.key!r} was lost before the end of its block")

@@ -1,4 +1,4 @@
-"""Renews what would expire while it is in use: leases, deduplication keys, marks of running messages."""
+"""Background renewal of what expires in Redis: leases, deduplication keys, marks of running messages."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ from housekeeping.core.errors import RedisUnavailable
 
 logger = logging.getLogger(__name__)
 
-#: Of the ttl: given up this long before the server would let go, so that the holder stops first.
+#: Share of the ttl. A holder gives up this long before the server expires its key, so that it stops first.
 _MARGIN: Final = 0.1
 
-#: A clock that goes on while the machine sleeps, where there is one: the server's goes on too.
-#: Looked up at each reading, so that a simulator can put another in its place, here and nowhere else.
+#: Clock that continues while the machine is suspended, as the server's does. It is looked up at each reading, so that a
+#: simulator can replace it here.
 read_clock: Callable[[], float] = functools.partial(
     time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 )
 
 
 def elapsed() -> float:
-    """Seconds since some moment, by the clock that leases are measured with."""
+    """Return seconds of the clock that leases are measured with."""
     return read_clock()
 
 
 def safe_until(since: float, ttl_s: float) -> float:
-    """Until when a holder may count on what it asked for at `since`, both by `elapsed`."""
+    """Return until when a key that was requested at `since` is safely held, both by `elapsed`."""
     return since + ttl_s * (1 - _MARGIN)
 
 
 class Renewal:
-    """Something that is being renewed, from `Renewals.start` until `stop`.
+    """One key that is renewed, from `Renewals.start` until `stop`.
 
     Parameters:
-      renew: Says whether it is still ours; may raise `RedisUnavailable`, which is tried again.
-      ttl: Its full life; renewed at a third of it (promise L2).
-      since: When it was asked for, by `elapsed`; an answer may be late, and the server did not wait for it.
-      on_lost: Called once when it is lost, in another thread; not after `stop` has returned.
-      returns: Whether `renew` may get it back after its ttl has run out; then only an answer says that it is lost.
+      name: What is renewed, for log lines.
+      renew: Renews the key and returns whether it is still held. `RedisUnavailable` is retried.
+      ttl: Full ttl of the key; it is renewed after each third (semantics.md, L2).
+      since: When it was requested, by `elapsed`. The ttl counts from the request, because the answer can be late.
+      on_lost: Called once when the key is lost, in another thread; not after `stop` has returned.
+      recoverable: Whether `renew` can get the key back after its ttl. Then only a False of `renew` means that it is
+      lost.
     """
 
     def __init__(
@@ -55,15 +57,15 @@ class Renewal:
         since: float,
         clock: Callable[[], float] = elapsed,
         on_lost: Callable[[], object] | None = None,
-        returns: bool = False,
+        recoverable: bool = False,
     ) -> None:
         self.name = name
         self._renew = renew
         self._ttl = ttl.total_seconds()
         self._clock = clock
-        self._good_for = math.inf if returns else self._ttl
+        self._good_for = math.inf if recoverable else self._ttl
         self._on_lost = on_lost
-        self._telling = threading.Lock()
+        self._notifying = threading.Lock()
         self._lost = False
         self.stopped = False
         self.good_until = safe_until(since, self._good_for)
@@ -71,39 +73,39 @@ class Renewal:
 
     @property
     def lost(self) -> bool:
-        """Whether it is no longer ours, or may not be: renewal failed until the ttl less a margin had passed."""
+        """Whether the key is not held any more, or might not be: no renewal succeeded for nine tenths of the ttl."""
         return self._lost or self._clock() > self.good_until
 
     @property
-    def tell_at(self) -> float:
-        """When `tell` should be called at the latest, by `elapsed`; infinite when there is nobody to tell."""
+    def notify_at(self) -> float:
+        """Latest time to call `notify_if_lost`, by `elapsed`; infinite without a callback."""
         return math.inf if self._on_lost is None else self.good_until
 
-    def tell(self) -> None:
-        """Tell whoever wants to know, once, if it is lost."""
-        with self._telling:
+    def notify_if_lost(self) -> None:
+        """Call `on_lost`, once, if the key is lost."""
+        with self._notifying:
             if self.stopped or not self.lost or self._on_lost is None:
                 return
-            # An answer that comes after this makes no difference any more.
+            # A renewal that succeeds after this has no effect.
             self._lost, on_lost, self._on_lost = True, self._on_lost, None
             logger.warning("Lost %s", self.name)
             on_lost()
 
     def stop(self) -> None:
-        """Renew no more; it expires by itself unless it is released."""
-        with self._telling:
+        """Stop the renewal; the key expires unless it is released."""
+        with self._notifying:
             self.stopped = True
 
     def disown(self) -> None:
-        """Have nothing more to do with it, in a forked child."""
-        # Its parent may have been telling, and only that process could let go of the lock.
-        self._lost, self._on_lost, self._telling = True, None, threading.Lock()
+        """Give the key up in a forked child, whose parent still holds it."""
+        # The parent may have held the lock during the fork, and it cannot be unlocked in the child.
+        self._lost, self._on_lost, self._notifying = True, None, threading.Lock()
 
     def step(self) -> bool:
-        """Renew once and set `due_at` to the next time; False when there is none."""
+        """Renew once and set `due_at`; return False if the key was lost or the renewal stopped."""
         if self.stopped or self.lost:
             return False
-        asked_at = self._clock()
+        requested_at = self._clock()
         try:
             if not self._renew():
                 self._lost = True
@@ -112,84 +114,87 @@ class Renewal:
             logger.warning("Could not renew %s: %s", self.name, error)
             self.due_at = self._clock() + min(1.0, self._ttl / 10)
             return True
-        self.good_until = safe_until(asked_at, self._good_for)
-        self.due_at = asked_at + self._ttl / 3
+        self.good_until = safe_until(requested_at, self._good_for)
+        self.due_at = requested_at + self._ttl / 3
         return not self.stopped
 
 
-class _Round:
-    """A thread that does something to each thing in use when its moment has come.
+class _TimerThread:
+    """Thread that acts on each renewal when it is due.
 
     Parameters:
-      in_use: What there is; read and changed with `lock` held.
-      moment: When the next is due, by `elapsed`; infinite: never.
+      active: The renewals; read and changed with `lock` held.
+      due: Returns when a renewal is due, by `elapsed`; infinite for never.
+      act: Called with a renewal that is due.
     """
 
     def __init__(
         self,
         name: str,
-        in_use: set[Renewal],
+        active: set[Renewal],
         lock: threading.Lock,
-        moment: Callable[[Renewal], float],
+        due: Callable[[Renewal], float],
         act: Callable[[Renewal], None],
     ) -> None:
-        self._in_use = in_use
-        self._moment = moment
+        self._active = active
+        self._due = due
         self._act = act
         self._changed = threading.Condition(lock)
         self._wakes_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"housekeeping-{name}", daemon=True)
 
-    def look_at(self, kept: Renewal) -> None:
-        """Begin, or wake up if this one comes before all others; with the lock held."""
+    def schedule(self, renewal: Renewal) -> None:
+        """Start the thread, or wake it if this renewal is due first. Called with the lock held."""
         if self._thread.ident is None:
             self._thread.start()
-        elif self._moment(kept) < self._wakes_at:
+        elif self._due(renewal) < self._wakes_at:
             self._changed.notify()
 
     def _run(self) -> None:
         while True:
-            kept = self._next()
+            renewal = self._next()
             try:
-                self._act(kept)
+                self._act(renewal)
             except Exception:
-                # Whoever was to be told that it is lost could not be: the others must be all the same.
-                logger.exception("Could not renew %s", kept.name)
+                # One failing callback must not prevent the others.
+                logger.exception("Could not renew %s", renewal.name)
 
     def _next(self) -> Renewal:
         with self._changed:
             while True:
-                # As many as messages at work: few enough to look at all.
-                kept = min(self._in_use, key=self._moment, default=None)
-                self._wakes_at = math.inf if kept is None else self._moment(kept)
+                # There are as many renewals as current messages: few enough to compare all.
+                renewal = min(self._active, key=self._due, default=None)
+                self._wakes_at = math.inf if renewal is None else self._due(renewal)
                 left = self._wakes_at - elapsed()
-                if kept is not None and left < 0:
-                    return kept
+                if renewal is not None and left < 0:
+                    return renewal
                 self._changed.wait(None if math.isinf(left) else max(left, 0.001))
 
 
 class Renewals:
-    """Renews everything in use of this process in the background, and tells when something is lost.
+    """All renewals of this process.
 
-    Two threads, started when they are needed: one asks the server, and may have to wait for its answer; the
-    other only looks at the clock, so that a holder is told in time although the server is silent.
+    Two threads are started on demand. One renews, and may wait for Redis. The other only watches the clock, so that a
+    holder is notified in time even if Redis does not answer.
     """
 
     def __init__(self) -> None:
-        self._begin()
+        self._reset()
         os.register_at_fork(after_in_child=self._after_fork)
 
-    def _begin(self) -> None:
-        self._in_use: set[Renewal] = set()
+    def _reset(self) -> None:
+        self._active: set[Renewal] = set()
         self._lock = threading.Lock()
-        self._renewing = _Round("renewal", self._in_use, self._lock, lambda kept: kept.due_at, self._renew)
-        self._watching = _Round("lease-watch", self._in_use, self._lock, lambda kept: kept.tell_at, self._watch)
+        self._renewing = _TimerThread("renewal", self._active, self._lock, lambda renewal: renewal.due_at, self._renew)
+        self._watching = _TimerThread(
+            "lease-watch", self._active, self._lock, lambda renewal: renewal.notify_at, self._watch
+        )
 
     def _after_fork(self) -> None:
-        # A forked child has neither the threads nor a claim to what its parent holds.
-        for kept in self._in_use:
-            kept.disown()
-        self._begin()
+        # A forked child has neither the threads nor the keys of its parent.
+        for renewal in self._active:
+            renewal.disown()
+        self._reset()
 
     def start(
         self,
@@ -198,35 +203,35 @@ class Renewals:
         ttl: timedelta,
         since: float,
         on_lost: Callable[[], object] | None = None,
-        returns: bool = False,
+        recoverable: bool = False,
     ) -> Renewal:
-        """Renew in the background until `stop` or until it is lost; for the parameters see `Renewal`."""
-        kept = Renewal(name, renew, ttl, since, on_lost=on_lost, returns=returns)
+        """Renew in the background until `stop`, or until the key is lost; see `Renewal` for the parameters."""
+        renewal = Renewal(name, renew, ttl, since, on_lost=on_lost, recoverable=recoverable)
         with self._lock:
-            self._in_use.add(kept)
-            self._renewing.look_at(kept)
+            self._active.add(renewal)
+            self._renewing.schedule(renewal)
             if on_lost is not None:
-                self._watching.look_at(kept)
-        return kept
+                self._watching.schedule(renewal)
+        return renewal
 
-    def stop(self, kept: Renewal) -> None:
-        """Renew it no more."""
-        kept.stop()
+    def stop(self, renewal: Renewal) -> None:
+        """Stop a renewal."""
+        renewal.stop()
         with self._lock:
-            self._in_use.discard(kept)
+            self._active.discard(renewal)
 
-    def _renew(self, kept: Renewal) -> None:
+    def _renew(self, renewal: Renewal) -> None:
         try:
-            goes_on = kept.step()
+            continues = renewal.step()
         except Exception:
-            logger.exception("Could not renew %s", kept.name)
-            kept.due_at, goes_on = elapsed() + 1.0, True
-        if not goes_on:
-            kept.tell()
-            self.stop(kept)
+            logger.exception("Could not renew %s", renewal.name)
+            renewal.due_at, continues = elapsed() + 1.0, True
+        if not continues:
+            renewal.notify_if_lost()
+            self.stop(renewal)
 
-    def _watch(self, kept: Renewal) -> None:
-        kept.tell()
+    def _watch(self, renewal: Renewal) -> None:
+        renewal.notify_if_lost()
 
 
 renewals: Final = Renewals()

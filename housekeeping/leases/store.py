@@ -1,4 +1,4 @@
-"""Where leases are kept: one round trip to Redis for each question."""
+"""Storage of leases in Redis, with one round trip for each operation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import redis
 
 from housekeeping.core.redis_client import retry_redis, translate_redis_errors
 
-#: KEYS[1] is the lease, ARGV the token and the ttl in ms; returns whoever holds it now. Repeating it with
-#: the same token changes nothing, so it may be asked again after a lost answer.
+#: KEYS[1] is the lease, ARGV the token and the ttl in ms. Returns the token that holds the lease now. It can be
+#: repeated with the same token, so it is retried after a lost answer.
 _OBTAIN: Final = """
 local holder = redis.call("get", KEYS[1])
 if holder and holder ~= ARGV[1] then return holder end
@@ -28,31 +28,31 @@ return redis.call("del", KEYS[1])
 
 
 class LeaseStore(Protocol):
-    """Where leases are kept; safe to share between threads. Every method may raise `RedisUnavailable`."""
+    """Storage of leases, safe to share between threads. Every method may raise `RedisUnavailable`."""
 
     def obtain(self, key: str, token: str, ttl: timedelta) -> str:
-        """Take the lease unless another token holds it; returns the token that holds it now."""
+        """Acquire the lease unless another token holds it; return the token that holds it now."""
 
     def renew(self, key: str, token: str, ttl: timedelta) -> bool:
-        """Back to the full ttl; False when the token no longer holds it."""
+        """Extend the lease to its full ttl; return False if the token no longer holds it."""
 
     def release(self, key: str, token: str) -> bool:
-        """Free it; False when the token no longer holds it."""
+        """Release the lease; return False if the token no longer holds it."""
 
     def owner(self, key: str) -> str | None:
-        """The token that holds it."""
+        """Return the token that holds the lease, if any."""
 
     def remaining(self, key: str) -> timedelta | None:
-        """Until it expires; None when nobody holds it."""
+        """Return the time until the lease expires; None if it is free."""
 
 
 def release_with_retries(store: LeaseStore, key: str, token: str) -> bool:
-    """Free a lease at the end of its run, in up to three tries; False when the token no longer held it.
+    """Release a lease at the end of its run, in up to three tries; return False if the token no longer held it.
 
-    One that is gone after a try without an answer counts as given back: by that try, as far as anybody can tell.
+    If the lease is free after a try without an answer, that try counts as its release.
 
     Raises:
-      RedisUnavailable: No try got an answer; unless one took effect, others wait until the ttl is over.
+      RedisUnavailable: If no try got an answer. The lease may stay until its ttl expires.
     """
     tries = 0
 
@@ -65,10 +65,10 @@ def release_with_retries(store: LeaseStore, key: str, token: str) -> bool:
 
 
 class RedisLeaseStore:
-    """Leases as Redis keys, one round trip for each call.
+    """Leases as Redis keys.
 
     Parameters:
-      kind: What is held: leases proper, or another kind of thing that has one owner and a ttl.
+      kind: Part of each key: ``lease``, or another kind of resource with one owner and a ttl.
     """
 
     def __init__(self, client: redis.Redis, namespace: str = "housekeeping", kind: str = "lease") -> None:
@@ -79,7 +79,7 @@ class RedisLeaseStore:
         self._release: Any = client.register_script(_RELEASE)
 
     def obtain(self, key: str, token: str, ttl: timedelta) -> str:
-        # The answer may be lost though the lease was taken, and nobody else could ever give it back.
+        # Retried, because without an answer nobody would release a lease that was acquired.
         return _text(retry_redis(lambda: self._obtain(keys=[self._prefix + key], args=[token, _ms(ttl)]), 2, 0))
 
     def renew(self, key: str, token: str, ttl: timedelta) -> bool:

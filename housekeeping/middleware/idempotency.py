@@ -167,7 +167,7 @@ class Idempotency(Middleware):
                     _RUNNING_TTL,
                     since,
                     interrupter(LostLease),
-                    returns=True,
+                    recoverable=True,
                 )
                 return
         self._forget()

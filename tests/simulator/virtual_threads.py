@@ -180,7 +180,7 @@ class VirtualTimer:
 class VirtualRenewals:
     """`housekeeping.leases.renewal.Renewals` with a task per renewal in place of its two threads."""
 
-    def keep(
+    def start(
         self,
         name: str,
         renew: Callable[[], bool],
@@ -202,12 +202,12 @@ class VirtualRenewals:
                 world().sleep(kept.due_at - elapsed())
                 if kept.stopped or not kept.step():
                     break
-            kept.tell()
+            kept.notify_if_lost()
 
         def watch() -> None:
-            while not kept.stopped and kept.tell_at != math.inf:
-                world().sleep(kept.tell_at - elapsed() + 0.001)
-                kept.tell()
+            while not kept.stopped and kept.notify_at != math.inf:
+                world().sleep(kept.notify_at - elapsed() + 0.001)
+                kept.notify_if_lost()
 
         world().spawn(task.process, f"renewal of {name}", go_on)
         if on_lost is not None:

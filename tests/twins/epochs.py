@@ -59,12 +59,12 @@ def _draws_before_it_may_begin(patch: pytest.MonkeyPatch) -> None:
 
 
 def _takes_a_forgotten_row_for_its_own(patch: pytest.MonkeyPatch) -> None:
-    fetched = fencing._fetched
-    patch.setattr(fencing, "_fetched", lambda *given: fetched(*given) or (False,))
+    fetched = fencing._fetch_row
+    patch.setattr(fencing, "_fetch_row", lambda *given: fetched(*given) or (False,))
 
 
 def _keeps_a_refused_lease(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ExclusiveLease, "_give_back", lambda self: None)
+    patch.setattr(ExclusiveLease, "_release_or_warn", lambda self: None)
 
 
 TWINS: Final[list[Twin]] = [

@@ -80,7 +80,7 @@ TWINS: Final[list[Twin]] = [
         "L2",
         "tells_only_when_the_server_answers",
         _LOST + "test_an_actor_is_interrupted_in_time_although_redis_neither_renews_nor_answers",
-        instead(Renewal, "tell_at", property(lambda self: float("inf"))),
+        instead(Renewal, "notify_at", property(lambda self: float("inf"))),
         slow=True,
     ),
     Twin(

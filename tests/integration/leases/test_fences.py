@@ -135,7 +135,7 @@ def obtained_again(lease: ExclusiveLease) -> ExclusiveLease:
 
 def test_a_fence_outside_of_a_transaction_is_refused(written: Any, redis_client: redis.Redis) -> None:
     # L3: it would guard nothing, and look as if it did
-    with pytest.raises(HousekeepingError, match="its fence guards a transaction, and there is none"):
+    with pytest.raises(HousekeepingError, match="was called outside of a transaction"):
         obtained().fence()
 
 
@@ -152,8 +152,8 @@ def test_a_holder_that_could_not_renew_in_time_is_fenced_off_before_another_begi
 ) -> None:
     # L2, L3
     with pytest.raises(LeaseLost), ExclusiveLease(KEY, TTL) as lease:
-        assert lease._kept is not None
-        lease._kept._lost = True
+        assert lease._renewal is not None
+        lease._renewal._lost = True
         write(lease, 1)
 
     assert written() == []
@@ -172,7 +172,7 @@ def test_sweeps_and_code_take_their_epochs_from_one_row(postgres: Database, redi
 def test_without_a_database_a_lease_holds_and_its_fence_says_what_is_missing(redis_client: redis.Redis) -> None:
     lease = obtained()
 
-    with pytest.raises(HousekeepingError, match=r"no epoch to be fenced by: no database is configured"):
+    with pytest.raises(HousekeepingError, match=r"has no epoch: no database is configured"):
         lease.fence()
     assert lease.cancel()
 

@@ -140,7 +140,7 @@ def test_many_are_renewed_in_the_background_each_until_it_is_stopped() -> None:
     assert not any(kept.lost for kept in all_kept)
     for kept in all_kept:
         renewals.stop(kept)
-    assert not renewals._in_use, "what is stopped is forgotten at once, however long its ttl"
+    assert not renewals._active, "what is stopped is forgotten at once, however long its ttl"
 
 
 def test_one_with_a_short_ttl_does_not_wait_for_those_with_a_long_one() -> None:

@@ -99,8 +99,8 @@ def test_an_actor_whose_lease_was_lost_before_it_began_does_not_begin(broker: An
     class LosesIt(Middleware):
         def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
             lease = current_lease.get()
-            assert lease is not None and lease._kept is not None
-            lease._kept._lost = True
+            assert lease is not None and lease._renewal is not None
+            lease._renewal._lost = True
 
     runs: list[int] = []
     broker.middleware.append(LosesIt())
@@ -120,10 +120,10 @@ def test_a_lease_that_is_lost_in_the_hooks_after_the_actor_interrupts_nothing(
     class SlowHook(Middleware):
         def after_process_message(self, broker: Broker, message: MessageProxy, **_: Any) -> None:
             lease = current_lease.get()
-            assert lease is not None and lease._kept is not None
-            lease._kept._lost = True
-            lease._kept.tell()
-            told.append(lease._kept._on_lost is None)
+            assert lease is not None and lease._renewal is not None
+            lease._renewal._lost = True
+            lease._renewal.notify_if_lost()
+            told.append(lease._renewal._on_lost is None)
 
     broker.add_middleware(SlowHook())
     declared(broker, lambda: None).send()
