@@ -1,4 +1,4 @@
-"""What a sweep is: what is stale, what is done with it, in which steps, within which limits, when."""
+"""Declaration of a sweep: which rows are stale, what is done with them, when, and within which limits."""
 
 from __future__ import annotations
 
@@ -20,15 +20,25 @@ from housekeeping.database.primary_key import identify
 from housekeeping.leases.lease import SHORTEST_TTL
 from housekeeping.sweeps.checks.field_types import refuse_wrong_types
 from housekeeping.sweeps.checks.predicates import refuse_predicate
-from housekeeping.sweeps.checks.validation import refuse_event, refuse_form, refuse_incomplete, refuse_walk
+from housekeeping.sweeps.checks.validation import (
+    refuse_columns_of_stages,
+    refuse_event,
+    refuse_form,
+    refuse_incomplete,
+    refuse_walk,
+)
+from housekeeping.sweeps.lease_config import LeaseConfig
+from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
 from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.sweeps.limits.throttle import ThrottleLimits
 from housekeeping.sweeps.stages.actions import Action, allowed_by
 from housekeeping.sweeps.stages.call import Call, CallStage
+from housekeeping.sweeps.stages.row_log import RowLog
 from housekeeping.sweeps.stages.stage import Preflight, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.sweeps.table_models import model_of
 from housekeeping.sweeps.table_models.naming import Columns, event_columns_of, keyset_order, predicate_on
+from housekeeping.sweeps.worker_settings import configured_fields, setting_of
 
 if TYPE_CHECKING:
     from housekeeping.sweeps.options import SweepOptions
@@ -38,93 +48,19 @@ DataConsistency = Literal["always", "sticky", "delayed"]
 #: Sidekiq's default, which every design document refers to (リトライ仕様).
 MAX_RETRIES: Final = 25
 
-#: What a name is made of: it stands in addresses, Redis keys and on command lines.
+#: Form of a name: it is used in URLs, Redis keys and on command lines.
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 
 #: Counts that the engine adds to a run.
 _RESERVED: Final = ("breaker", "clock_skew_s", "confirmed", "throttled", "unconfirmed")
 
-#: Settings that become fields of the sweep; all others must be among its `options`.
-_LENGTHS: Final = {"max_runtime_s": "max_runtime", "stale_after_s": "stale_after"}
-
-
-@dataclass(frozen=True, slots=True)
-class AlertThresholds:
-    """When somebody should look.
-
-    Attributes:
-      longest_run: A run that takes longer.
-      backlog: More records than this waiting after a run.
-      most: Count -> more than this of it in one run.
-      failed_runs: So many runs in a row that ended badly.
-      overdue: So many periods of the schedule without a run.
-    """
-
-    longest_run: timedelta | None = None
-    backlog: int | None = None
-    most: Mapping[str, int] = field(default_factory=dict)
-    failed_runs: int | None = None
-    # No document has a number: one period may be lost to a restart, two to a restart at the wrong moment.
-    overdue: int | None = 3
-
-    def __post_init__(self) -> None:
-        refuse_wrong_types("AlertThresholds", self)
-
-    def changed(self, given: Mapping[str, float | None], counts: Sequence[str]) -> AlertThresholds:
-        """The same with other limits, by the names that settings have for them; null switches one off.
-
-        Parameters:
-          counts: The worker's counts: a limit on one of them is named like it.
-
-        Raises:
-          DeclarationError: When there is no such alarm, or its limit is no whole number.
-        """
-        changes: dict[str, Any] = {"most": dict(self.most)}
-        for name, limit in given.items():
-            if name == "longest_run_s":
-                changes["longest_run"] = None if limit is None else timedelta(seconds=limit)
-                continue
-            if limit is not None and limit != int(limit):
-                raise DeclarationError(f"the alarm {name} is {limit}; it should be a whole number or null")
-            number = None if limit is None else int(limit)
-            if name in ("backlog", "failed_runs", "overdue"):
-                changes[name] = number
-            elif name in counts:
-                changes["most"].pop(name, None)
-                changes["most"] |= {} if number is None else {name: number}
-            else:
-                known = ", ".join(("longest_run_s", "backlog", "failed_runs", "overdue", *counts))
-                raise DeclarationError(f"there is no alarm {name}; the alarms are {known}")
-        return dataclasses.replace(self, **changes)
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseConfig:
-    """The exclusive lease a sweep runs under.
-
-    Attributes:
-      key: Its name; sweeps and actors that name the same key exclude each other. A callable is given the argument of
-        the run.
-      ttl: How long it outlives a holder that died; renewed while the holder lives.
-    """
-
-    key: str | Callable[[Any], str]
-    ttl: timedelta
-
-    def __post_init__(self) -> None:
-        refuse_wrong_types("LeaseConfig", self)
-
-    def key_for(self, argument: Any) -> str:
-        """The lease's name for a run with this argument."""
-        return self.key(argument) if callable(self.key) else self.key
-
 
 @dataclass(frozen=True, slots=True)
 class SetupProblem:
-    """Why a worker is not set up.
+    """Reason why a worker is not set up.
 
     Attributes:
-      family: The family of workers that share the problem.
+      family: Family of workers that share the problem.
       text: What is missing, such as a table.
     """
 
@@ -134,7 +70,7 @@ class SetupProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """One kind of cleaning, as a declaration; the engine runs it.
+    """Declaration of one kind of cleanup, which the engine runs.
 
     ::
 
@@ -147,51 +83,54 @@ class Sweep:
         )
 
     Attributes:
-      name: The worker's public name: actor, settings, ledger and logs use it.
-      stale: Which rows are stale, given the time the run began, less `stale_after` where that is said.
-      always_stale: Whether `stale` need not depend on the time, nor keep every column it uses. False: such a predicate
-        is rejected, because it may match far more rows than is meant.
-      order: The columns the walk follows, oldest first, ending with those of the primary key.
-      action: What is done with the stale rows: `Delete`, `Transition`, `Call`, or one's own.
-      event: The event to announce with the changed rows of each batch (see `housekeeping.events`).
-      event_columns: What each row of the event holds: key -> column of the table. The columns of `order` by default.
-      stages: In place of those three: makes the passes of a sweep that has several, or of another kind.
-      counts: The names of all counts, in the order they are shown.
-      progress_counts: The counts that are stale records a run has finished with, for rates. Without one, the backlog
-        is not counted at the end of a run, unless an alert threshold needs it.
-      schedule: A cron expression; none: the sweep runs only when asked.
-      batch_size: Records a statement, and so a transaction.
-      max_runtime: How long a run takes new batches; asked after each full batch.
-      shards: Between how many runs at the same time the work of a message is divided: each takes batches that no other
-        has locked. For a backlog that one run cannot get through; 1: one run.
-      stale_after: How old is stale; none: the worker has no use for it.
-      lease: The exclusive lease a run needs; none: runs may overlap, and skip each other's rows.
+      name: Public name of the worker: in actors, settings, the ledger and logs.
+      stale: Which rows are stale, given the time at which the run began, minus `stale_after` if that is set.
+      always_stale: Whether `stale` may ignore the time or drop a column that it uses. By default such a predicate is
+        rejected, because it may match far more rows than is meant.
+      order: Columns that order the rows, oldest first, ending with those of the primary key.
+      action: What is done with the stale rows: `Delete`, `Transition`, `Call`, or an action of your own.
+      event: Event announced with the changed rows of each batch (see `housekeeping.events`).
+      event_columns: Content of the event's rows: key -> column. Default: the columns of `order`.
+      columns: Further columns to read for the row log, by their key in it. Columns in the model's ``optional_fields``
+        are left out if the table lacks them.
+      row_log: Log line of each changed row. The option ``log_records``, if the sweep has it, switches it off.
+      stage_name: Name of the sweep's only stage, in plans and cursors.
+      stages: Makes the stages of a sweep that has several, or of another kind. Replaces `stale`, `order`, `action` and
+        the fields of its only stage.
+      counts: Names of all counts, in the order in which they are shown. Default: the action's.
+      progress_counts: The counts that are processed rows, for rates. Without one, the backlog is counted at the end of
+        a run only if an alert threshold needs it.
+      schedule: Cron expression; None: the sweep runs only on request.
+      batch_size: Rows per transaction.
+      max_runtime: How long a run starts new batches.
+      shards: Number of concurrent runs that share the work of one message. Each skips the rows that another has locked.
+      stale_after: Age from which a row is stale; None: the worker has no such setting.
+      lease: Exclusive lease that a run needs; None: runs may overlap, and skip each other's rows.
       before_lease: Work that a run does before it takes its lease, such as enqueuing other workers. A held lease, a
-        tripped breaker, a throttle or an unreachable database does not prevent it; only a paused or disabled worker
-        skips it.
-      options: Further settings the worker takes, by their name in ``HOUSEKEEPING_WORKERS``, with their defaults.
-      argument_name: What the one argument of a run is called; none: it takes none.
-      parse_argument: Makes the argument from a word of the command line; a `ValueError` refuses it.
-      resume_after_limit: Whether the next run resumes after a run that reached its limits; otherwise only after an
-        interrupted run. A run that resumes continues to the end, then processes what lies before its beginning.
+        tripped breaker, a throttle or an unreachable database does not prevent it; a paused or disabled worker does.
+      options: Further settings of the worker, by their name in ``HOUSEKEEPING_WORKERS``, with their defaults.
+      argument_name: Name of the run's argument; None: runs take no argument.
+      parse_argument: Converts the argument from the command line; a `ValueError` rejects it.
+      resume_after_limit: Whether the next run also resumes after a run that reached its limits. Otherwise it
+        resumes only after an interrupted run. A resumed run continues to the end, then starts at the front.
       ignore_cursor: Whether a run starts at the front even after an interrupted one.
-      start_message: An info line to be logged when a run begins.
-      rediscovered: Whether a scheduler finds the work again and sends it again. Then a retry waits no longer than 10
-        minutes, and with ``deduplicate="until_executed"`` a new message supersedes one that waits for a retry.
-      queue: The Dramatiq queue of its actor.
-      alarms: When somebody should look.
-      target_batch: How long a batch should take: it gets smaller when it takes longer, and never larger than
-        `batch_size`; null: batches of one size. Only passes through tables follow it.
-      gates: How the database must be for a run to go on.
-      breaker: How much more than usual is too much for one run, and whether it then alerts, limits or stops the run.
-      confirm_first_run: Whether a run is skipped until it is confirmed, when no run has ended yet and it would process
-        over 20 % of a table, and 1,000 rows or more.
+      start_message: Info line logged when a run begins.
+      rediscovered: Whether a scheduler finds the work again and sends it again. Then a retry waits at most 10 minutes,
+        and with ``deduplicate="until_executed"`` a new message replaces one that waits for a retry.
+      queue: Dramatiq queue of the actor.
+      alerts: Alert thresholds.
+      target_batch: How long a batch should take. Slower batches shrink, never above `batch_size`; None: batches of one
+        size. Only table stages follow it.
+      throttle: Health of the database that a run needs to continue.
+      breaker: How many rows are too many for one run, and what happens then.
+      confirm_first_run: Whether a first run that would process over 20 % of a table, and 1,000 rows or more, is skipped
+        until it is confirmed.
       feature_category, data_consistency: Recorded as actor options.
-      actor_options: Further options of its actor.
-      partitioned: Models that are given the key of their table as their own before a run, for `passes` that take it
-        from there (`key_of`). A sweep whose `order` ends with the columns of the key needs no such thing.
+      actor_options: Further options of the actor.
+      partitioned: Models whose key is read from their table before a run, for `stages` that use `key_of`. A sweep whose
+        `order` ends with the columns of the key does not need it.
       setup_problem: Returns what the worker lacks to run at all, such as a table; None: nothing. A worker that is not
-        set up is not scheduled, raises no alert, and its runs are skipped (`not_set_up`).
+        set up is not scheduled and raises no alert, and its runs are skipped (`not_set_up`).
     """
 
     name: str
@@ -201,6 +140,9 @@ class Sweep:
     action: Action | None = None
     event: NamedSignal | None = None
     event_columns: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    row_log: RowLog | None = None
+    stage_name: str = "rows"
     stages: Callable[[Sweep], Sequence[Stage]] | None = None
     counts: tuple[str, ...] = ()
     progress_counts: tuple[str, ...] = ()
@@ -230,7 +172,7 @@ class Sweep:
     partitioned: tuple[type[Model], ...] = ()
     enabled: bool = True
     setup_problem: Callable[[], SetupProblem | None] | None = None
-    #: Whether its predicates could not be checked where it was declared, because one of them failed.
+    #: Whether the predicates could not be checked at declaration, because one of them raised.
     _unchecked: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -243,6 +185,7 @@ class Sweep:
         refuse_incomplete(self.name, self.stale, self.order, self.action, self.stages)
         refuse_form(self.name, self.stale, self.order, self.action)
         refuse_event(self.name, self.event, self.event_columns, has_stages=self.stages is not None)
+        refuse_columns_of_stages(self.name, self.stages, self.columns, self.row_log)
         refuse_wrong_types(self.name, self)
         if not self.counts and self.action is not None:
             failed = ("failed",) if isinstance(self.action, Call) else ()
@@ -281,7 +224,7 @@ class Sweep:
         except DeclarationError:
             raise
         except Exception:
-            # It may need the database, or be wrong: each run, plan and status of this sweep says so, and no other's.
+            # It may need the database, or be wrong. It is checked again when the sweep is used.
             object.__setattr__(self, "_unchecked", True)
 
     def _refuse_predicates(self) -> None:
@@ -351,7 +294,7 @@ class Sweep:
         return self.setup_problem() if self.enabled and self.setup_problem is not None else None
 
     def stages_for_run(self) -> tuple[Stage, ...]:
-        """The passes of a run, in order, on the tables as they are in this database.
+        """Return the stages of a run, in order, adapted to the tables of this database.
 
         Raises:
           DeclarationError: When a predicate fails.
@@ -366,78 +309,65 @@ class Sweep:
         )
 
     def declared_stages(self) -> tuple[Stage, ...]:
-        """The passes of a run, in order, on the tables as they were declared; the database is not asked."""
+        """Return the stages of a run, in order, as declared, without a query."""
         if self.stages is not None:
             return tuple(self.stages(self))
         assert self.stale is not None and self.action is not None
-        stale, length, allowed = self.stale, self.stale_after or timedelta(), allowed_by(self.action)
-        one: dict[str, Any] = {
-            "name": "rows",
-            # Rows that the action leaves as they are would be met by each run, and counted by each plan.
-            "stale": lambda now: stale(now - length) if allowed is None else stale(now - length) & allowed,
-            "order": self.order,
-            "action": self.action,
-            "batch_size": self.batch_size,
-        }
-        if self.event is not None:
-            known = {column.name for column in self.order}
-            named = {key: column.name for key, column in self.event_columns.items()}
-            one["columns"] = {each.name: each for each in self.event_columns.values() if each.name not in known}
-            one["event"] = self.event, named or tuple(column.name for column in self.order)
-        return (CallStage(**one) if isinstance(self.action, Call) else TableStage(**one),)
+        stage_type: Any = CallStage if isinstance(self.action, Call) else TableStage
+        return (
+            stage_type(
+                name=self.stage_name,
+                stale=self._stale_for_action,
+                order=self.order,
+                action=self.action,
+                batch_size=self.batch_size,
+                columns={**self.columns, **self._further_event_columns()},
+                event=None if self.event is None else (self.event, self._event_keys()),
+                row_log=self.row_log if self.options.get("log_records", True) else None,
+            ),
+        )
+
+    def _stale_for_action(self, now: datetime) -> Any:
+        """Return the predicate of the stale rows that the action can change.
+
+        Any other row would stay stale for ever: every run would meet it, and every plan count it.
+        """
+        assert self.stale is not None
+        stale: Any = self.stale(now - (self.stale_after or timedelta()))
+        allowed = allowed_by(self.action)
+        return stale if allowed is None else stale & allowed
+
+    def _event_keys(self) -> Mapping[str, str] | tuple[str, ...]:
+        named = {key: column.name for key, column in self.event_columns.items()}
+        return named or tuple(column.name for column in self.order)
+
+    def _further_event_columns(self) -> dict[str, Any]:
+        known = {column.name for column in self.order}
+        return {each.name: each for each in self.event_columns.values() if each.name not in known}
 
     @property
     def divisible(self) -> bool:
-        """Whether runs at the same time can share its work: each leaves out the rows that another has locked."""
+        """Whether concurrent runs can share the work: each skips the rows that another has locked."""
         walks = self.declared_stages()
         changes_rows = all(isinstance(each, TableStage) and not isinstance(each, CallStage) for each in walks)
         return changes_rows and self.argument_name is None
 
     @property
     def model(self) -> type[Model]:
-        """The table that the first pass walks."""
+        """The table of the first stage."""
         first = self.declared_stages()[0]
         if not isinstance(first, TableStage):
-            raise DeclarationError(f"{self.name} does not walk a table")
+            raise DeclarationError(f"{self.name} has no table")
         return first.model
 
     def configured(self, settings: WorkerSettings) -> Sweep:
-        """The same sweep with what the settings say of it.
+        """Return a copy with the worker's settings applied.
 
         Raises:
-          SettingsError: When a setting has no use here, or its value cannot work.
+          SettingsError: A setting does not apply to this worker, or its value cannot work.
         """
-        given = {name: getattr(settings, name) for name in settings.model_fields_set}
-        changes: dict[str, Any] = {}
-        where = f'HOUSEKEEPING_WORKERS["{self.name}"]'
-        for name, value in given.items():
-            if name in ("enabled", "schedule", "batch_size"):
-                changes[name] = value
-            elif name == "max_runtime_s" or (name == "stale_after_s" and self.stale_after is not None):
-                changes[_LENGTHS[name]] = timedelta(seconds=value)
-            elif name == "lease_ttl_s" and self.lease is not None:
-                changes["lease"] = dataclasses.replace(self.lease, ttl=timedelta(seconds=value))
-            elif name == "shards" and self.divisible:
-                changes["shards"] = value
-            elif name == "alarms":
-                changes["alerts"] = self._alert_thresholds(value, where)
-            elif name == "target_batch_s" and any(isinstance(each, TableStage) for each in self.declared_stages()):
-                changes["target_batch"] = None if value is None else timedelta(seconds=value)
-            elif name in ("gates", "breaker"):
-                field_name = "throttle" if name == "gates" else name
-                given_limits = {key: getattr(value, key) for key in value.model_fields_set}
-                changes[field_name] = dataclasses.replace(getattr(self, field_name), **given_limits)
-            elif name in self.options:
-                changes["options"] = {**changes.get("options", self.options), name: value}
-            elif name not in ("table", "tables"):  # the worker's models were bound to their tables before this
-                raise SettingsError(f'{where}["{name}"] is {value!r}, but this worker has no use for it')
         try:
-            return dataclasses.replace(self, **changes)
+            return dataclasses.replace(self, **configured_fields(self, settings))
         except DeclarationError as error:
-            raise SettingsError(f"{where} is {given!r}; {error}") from None
-
-    def _alert_thresholds(self, given: Mapping[str, float | None], where: str) -> AlertThresholds:
-        try:
-            return self.alerts.changed(given, self.counts)
-        except DeclarationError as error:
-            raise SettingsError(f'{where}["alarms"] is {given!r}; {error}') from None
+            given = {name: getattr(settings, name) for name in settings.model_fields_set}
+            raise SettingsError(f"{setting_of(self)} is {given!r}; {error}") from None

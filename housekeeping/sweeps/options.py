@@ -10,9 +10,12 @@ if TYPE_CHECKING:
     from blinker import NamedSignal
     from peewee import Model
 
-    from housekeeping.sweeps.declaration import AlertThresholds, DataConsistency, LeaseConfig, SetupProblem
+    from housekeeping.sweeps.declaration import DataConsistency, SetupProblem
+    from housekeeping.sweeps.lease_config import LeaseConfig
+    from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
     from housekeeping.sweeps.limits.breaker import Breaker
     from housekeeping.sweeps.limits.throttle import ThrottleLimits
+    from housekeeping.sweeps.stages.row_log import RowLog
     from housekeeping.sweeps.stages.stage import Preflight
 
 
@@ -21,6 +24,8 @@ class SweepOptions(TypedDict, total=False):
 
     always_stale: bool
     event: NamedSignal | None
+    row_log: RowLog | None
+    stage_name: str
     counts: tuple[str, ...]
     progress_counts: tuple[str, ...]
     schedule: str | None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from housekeeping.sweeps.declaration import LeaseConfig, Sweep
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.lease_config import LeaseConfig
 
 
 def shards_of(sweep: Sweep) -> list[tuple[str, Sweep]]:

@@ -14,7 +14,8 @@ import dramatiq
 from dramatiq import Actor, Broker
 
 from housekeeping.database.connection import database
-from housekeeping.sweeps.declaration import LeaseConfig, Sweep
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.registration import register
 from housekeeping.sweeps.stages.stage import Backlog, Batch, BatchResult, StagePlan
 from tests.simulator.postgres import Postgres, Row

@@ -61,7 +61,7 @@ def refuse_form(name: str, stale: Any, order: Any, action: Any) -> None:
 def refuse_event(name: str, event: Any, columns: Any, *, has_stages: bool) -> None:
     """Refuse an event that no batch would announce."""
     if has_stages and (event is not None or columns):
-        raise DeclarationError(f"{name}: a sweep of passes has no event; give it to each TableStage, as sends")
+        raise DeclarationError(f"{name}: a sweep of passes has no event; give it to each TableStage, as event")
     if event is None and columns:
         raise DeclarationError(f"{name}: event_columns without an event; give event=events.event('shop.order_expired')")
     if event is not None and not isinstance(event, NamedSignal):
@@ -69,6 +69,12 @@ def refuse_event(name: str, event: Any, columns: Any, *, has_stages: bool) -> No
     for key, column in columns.items() if isinstance(columns, Mapping) else ():
         if not isinstance(column, Field):
             raise DeclarationError(f'{name}: event_columns has {column!r} as {key!r}; write {{"order_id": Order.id}}')
+
+
+def refuse_columns_of_stages(name: str, stages: Any, columns: Any, row_log: Any) -> None:
+    """Reject columns and a row log of a sweep that has its own stages, which would not use them."""
+    if stages is not None and (columns or row_log is not None):
+        raise DeclarationError(f"{name}: a sweep of stages has no columns and no row_log; give them to each TableStage")
 
 
 def refuse_walk(name: str, table: TableStage) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
-from housekeeping.sweeps.declaration import AlertThresholds, Sweep
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
 from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.workers.outbox.delivery import OutboxStage
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 from peewee import BigAutoField, ForeignKeyField, IntegerField
 
 from housekeeping.database.connection import BaseModel, UtcDateTimeField, database
-from housekeeping.sweeps.declaration import LeaseConfig, Sweep
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.stages.actions import Delete, Write
 from housekeeping.sweeps.stages.call import Call
 from housekeeping.sweeps.stages.stage import Batch, BatchResult

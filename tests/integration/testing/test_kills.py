@@ -14,8 +14,8 @@ from peewee import InternalError
 
 from housekeeping.core.errors import Refused
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.declaration import LeaseConfig
 from housekeeping.sweeps.engine.traversal import Traversal
+from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import assert_survives_kill

@@ -19,7 +19,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.middleware.schedule.tick_store import TickStore
-from housekeeping.sweeps.declaration import LeaseConfig
+from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.registration import register
 from housekeeping.workers.user_status_cleanup.worker import sweep

@@ -18,9 +18,9 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.message_context import MessageContext, current_message
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.declaration import LeaseConfig
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
+from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Lease, Run
 from housekeeping.sweeps.ledger.runs import Counts

@@ -18,7 +18,7 @@ from housekeeping.core.errors import DeclarationError, SettingsError
 from housekeeping.core.settings import Settings, WorkerSettings
 from housekeeping.database.connection import Database
 from housekeeping.installation import install
-from housekeeping.sweeps.declaration import LeaseConfig
+from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.sharding import shards_of
 from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup

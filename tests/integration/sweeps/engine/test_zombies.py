@@ -19,10 +19,10 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.message_context import MessageContext, current_message
 from housekeeping.database.connection import Database, database
 from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.declaration import LeaseConfig
 from housekeeping.sweeps.engine.executor import Executor
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
+from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.workers.user_status_cleanup.models import UserStatus

@@ -9,7 +9,6 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.declaration import AlertThresholds
 from housekeeping.sweeps.engine.rejection_store import Rejected, record
 from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.insight.throughput import Rates
@@ -17,6 +16,7 @@ from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Run, Switch
 from housekeeping.sweeps.ledger.overrides import Override, overrides, switch
 from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
 from housekeeping.web import alert_help
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep

@@ -16,7 +16,7 @@ from housekeeping.sweeps.stages.stage import Batch, BatchResult
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from housekeeping.workers.user_status_cleanup.worker import BATCH_SIZE, MAX_RUNTIME, sweep
+from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses, Locked
 
 #: The manual clock's time, in SQL.
@@ -40,7 +40,9 @@ def test_what_is_due_goes_and_nothing_else(add_statuses: AddStatuses, clock: Man
     assert ids() == [3, 4]
 
 
-@pytest.mark.parametrize("count", [0, 1, BATCH_SIZE - 1, BATCH_SIZE, BATCH_SIZE + 1, 3 * BATCH_SIZE])
+@pytest.mark.parametrize(
+    "count", [0, 1, sweep.batch_size - 1, sweep.batch_size, sweep.batch_size + 1, 3 * sweep.batch_size]
+)
 def test_every_due_row_goes_whatever_the_number(add_statuses: AddStatuses, clock: ManualClock, count: int) -> None:
     # 処理フロー: ends when a batch deletes fewer than 100.
     add_statuses(count, NOW)
@@ -48,24 +50,24 @@ def test_every_due_row_goes_whatever_the_number(add_statuses: AddStatuses, clock
     result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", count)
-    assert result.counts["batches"] == -(-count // BATCH_SIZE)
+    assert result.counts["batches"] == -(-count // sweep.batch_size)
     assert ids() == []
 
 
 def test_the_run_stops_once_more_than_30_seconds_have_passed(add_statuses: AddStatuses) -> None:
     # パフォーマンス要件: 30 s. The clock moves 15 s at each look: 15, 30 and 45 s are spent; 30 s is still inside.
-    clock = ManualClock(tick=MAX_RUNTIME / 2)
-    add_statuses(10 * BATCH_SIZE, NOW)
+    clock = ManualClock(tick=sweep.max_runtime / 2)
+    add_statuses(10 * sweep.batch_size, NOW)
 
     result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.reason) == ("partial", "out_of_time")
-    assert result.counts == {"deleted_rows": 3 * BATCH_SIZE, "batches": 3, "out_of_time": True}
+    assert result.counts == {"deleted_rows": 3 * sweep.batch_size, "batches": 3, "out_of_time": True}
 
 
 def test_a_short_batch_ends_the_run_without_asking_the_time(add_statuses: AddStatuses) -> None:
-    clock = ManualClock(tick=2 * MAX_RUNTIME)
-    add_statuses(BATCH_SIZE - 1, NOW)
+    clock = ManualClock(tick=2 * sweep.max_runtime)
+    add_statuses(sweep.batch_size - 1, NOW)
 
     result = run_sweep(sweep, clock=clock)
 
@@ -73,12 +75,12 @@ def test_a_short_batch_ends_the_run_without_asking_the_time(add_statuses: AddSta
 
 
 def test_a_run_cut_short_has_taken_the_oldest(add_statuses: AddStatuses) -> None:
-    add_statuses(BATCH_SIZE, NOW)
-    add_statuses(BATCH_SIZE, f"{NOW} - interval '1 day'", first_id=BATCH_SIZE + 1)
+    add_statuses(sweep.batch_size, NOW)
+    add_statuses(sweep.batch_size, f"{NOW} - interval '1 day'", first_id=sweep.batch_size + 1)
 
-    run_sweep(sweep, clock=ManualClock(tick=2 * MAX_RUNTIME))
+    run_sweep(sweep, clock=ManualClock(tick=2 * sweep.max_runtime))
 
-    assert ids() == list(range(1, BATCH_SIZE + 1))
+    assert ids() == list(range(1, sweep.batch_size + 1))
 
 
 def test_rows_locked_elsewhere_are_skipped_not_waited_for(
@@ -135,16 +137,16 @@ def _locked_ids() -> set[int]:
 def test_a_statement_never_deletes_more_than_its_batch_under_a_nested_loop(
     postgres: Database, add_statuses: AddStatuses
 ) -> None:
-    add_statuses(10 * BATCH_SIZE, NOW)
+    add_statuses(10 * sweep.batch_size, NOW)
     postgres.execute_sql("SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_hashagg = off")
     postgres.execute_sql("SET enable_material = off; SET enable_sort = off")
     # PostgreSQL 13 has none of it.
     postgres.execute_sql("SELECT set_config(name, 'off', false) FROM pg_settings WHERE name = 'enable_memoize'")
 
-    result = run_sweep(sweep, clock=ManualClock(tick=2 * MAX_RUNTIME))
+    result = run_sweep(sweep, clock=ManualClock(tick=2 * sweep.max_runtime))
 
-    assert result.counts["deleted_rows"] == BATCH_SIZE
-    assert len(ids()) == 9 * BATCH_SIZE
+    assert result.counts["deleted_rows"] == sweep.batch_size
+    assert len(ids()) == 9 * sweep.batch_size
 
 
 def test_a_status_renewed_between_reading_and_deleting_stays(

@@ -1,0 +1,63 @@
+"""Fields of a sweep that the settings of its worker change."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from housekeeping.core.errors import DeclarationError, SettingsError
+from housekeeping.core.settings import WorkerSettings
+from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
+from housekeeping.sweeps.stages.table_stage import TableStage
+
+if TYPE_CHECKING:
+    from housekeeping.sweeps.declaration import Sweep
+
+#: Settings with the name and type of a field.
+_SAME_NAME: Final = ("enabled", "schedule", "batch_size")
+#: Settings in seconds, and their fields.
+_DURATIONS: Final = {"max_runtime_s": "max_runtime", "stale_after_s": "stale_after"}
+
+
+def setting_of(sweep: Sweep) -> str:
+    """Return how an error names the worker's settings."""
+    return f'HOUSEKEEPING_WORKERS["{sweep.name}"]'
+
+
+def configured_fields(sweep: Sweep, settings: WorkerSettings) -> dict[str, Any]:
+    """Return the fields that these settings change, with their values.
+
+    Raises:
+      SettingsError: A setting does not apply to this worker.
+    """
+    fields: dict[str, Any] = {}
+    for name in settings.model_fields_set:
+        value = getattr(settings, name)
+        if name in _SAME_NAME or (name == "shards" and sweep.divisible):
+            fields[name] = value
+        elif name == "max_runtime_s" or (name == "stale_after_s" and sweep.stale_after is not None):
+            fields[_DURATIONS[name]] = timedelta(seconds=value)
+        elif name == "lease_ttl_s" and sweep.lease is not None:
+            fields["lease"] = dataclasses.replace(sweep.lease, ttl=timedelta(seconds=value))
+        elif name == "alarms":
+            fields["alerts"] = _alert_thresholds(sweep, value)
+        elif name == "target_batch_s" and any(isinstance(each, TableStage) for each in sweep.declared_stages()):
+            fields["target_batch"] = None if value is None else timedelta(seconds=value)
+        elif name in ("gates", "breaker"):
+            field_name = "throttle" if name == "gates" else name
+            given = {key: getattr(value, key) for key in value.model_fields_set}
+            fields[field_name] = dataclasses.replace(getattr(sweep, field_name), **given)
+        elif name in sweep.options:
+            fields["options"] = {**fields.get("options", sweep.options), name: value}
+        elif name not in ("table", "tables"):  # the worker's models were bound to their tables before
+            raise SettingsError(f'{setting_of(sweep)}["{name}"] is {value!r}, but this worker has no use for it')
+    return fields
+
+
+def _alert_thresholds(sweep: Sweep, given: Mapping[str, float | None]) -> AlertThresholds:
+    try:
+        return sweep.alerts.changed(given, sweep.counts)
+    except DeclarationError as error:
+        raise SettingsError(f'{setting_of(sweep)}["alarms"] is {given!r}; {error}') from None
