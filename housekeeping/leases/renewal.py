@@ -42,7 +42,7 @@ class Renewal:
     Parameters:
       name: What is renewed, for log lines.
       renew: Renews the key and returns whether it is still held. `RedisUnavailable` is retried.
-      ttl: Full ttl of the key; it is renewed after each third (semantics.md, L2).
+      ttl: Full ttl of the key; it is renewed after each third (promise L2).
       since: When it was requested, by `elapsed`. The ttl counts from the request, because the answer can be late.
       on_lost: Called once when the key is lost, in another thread; not after `stop` has returned.
       recoverable: Whether `renew` can get the key back after its ttl. Then only a False of `renew` means that it is

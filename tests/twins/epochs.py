@@ -95,32 +95,32 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "L3",
         "takes_a_late_epoch_for_good",
-        _FENCES + "test_a_lease_that_ended_while_its_epoch_was_taken_is_none",
+        _FENCES + "test_lease_that_expires_while_its_epoch_is_issued_is_lost",
         instead(lease, "safe_until", lambda since, ttl_s: float("inf")),
     ),
     Twin(
         "L3",
         "keeps_a_refused_lease",
-        _FENCES + "test_a_lease_whose_epoch_is_refused_is_given_back",
+        _FENCES + "test_lease_is_released_if_its_epoch_cannot_be_issued",
         _keeps_a_refused_lease,
     ),
     Twin(
         "L3",
         "begins_again_with_each_row",
-        _EPOCHS + "test_an_epoch_is_higher_than_those_before_it_though_its_row_was_forgotten",
+        _EPOCHS + "test_epoch_is_higher_than_before_its_row_was_deleted",
         _begins_again_with_each_row,
     ),
     Twin(
         "L3",
         "draws_before_it_may_begin",
-        _EPOCHS + "test_an_epoch_is_drawn_only_when_nobody_else_can_begin",
+        _EPOCHS + "test_epoch_is_drawn_after_its_row_is_locked",
         _draws_before_it_may_begin,
         slow=True,
     ),
     Twin(
         "L3",
         "trusts_the_sequence_alone",
-        _EPOCHS + "test_an_epoch_is_higher_than_one_that_was_counted_on_without_the_sequence",
+        _EPOCHS + "test_epoch_is_higher_than_one_issued_without_the_sequence",
         _draws_before_it_may_begin,
     ),
     Twin(
@@ -136,7 +136,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "L3",
         "takes_a_forgotten_row_for_its_own",
-        _EPOCHS + "test_a_holder_whose_row_was_forgotten_commits_nothing",
+        _EPOCHS + "test_holder_whose_epoch_row_was_deleted_cannot_commit",
         _takes_a_forgotten_row_for_its_own,
     ),
     Twin(

@@ -92,7 +92,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "L2",
         "interrupts_whoever_takes_a_lock",
-        "tests/unit/core/test_safe_points.py::test_a_thread_interrupted_while_it_waits_for_a_lock_leaves_it_free",
+        "tests/unit/core/test_safe_points.py::test_interrupt_of_a_thread_waiting_for_a_lock_leaves_it_unlocked",
         instead(thread_interrupt, "at_safe_point", lambda thread_id, outside: True),
     ),
     Twin(
@@ -122,13 +122,13 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "L4",
         "gives_back_with_one_try",
-        _GIVEN_BACK + "test_a_lease_is_given_back_although_redis_answers_only_the_third_time",
+        _GIVEN_BACK + "test_lease_is_released_if_redis_answers_the_third_try",
         instead(lease, "release_with_retries", lambda store, key, token: store.release(key, token)),
     ),
     Twin(
         "L4",
         "takes_what_it_gave_back_for_lost",
-        _GIVEN_BACK + "test_a_lease_that_was_given_back_without_an_answer_is_left_to_its_next_holder",
+        _GIVEN_BACK + "test_lease_released_without_an_answer_stays_with_its_next_holder",
         instead(
             lease, "release_with_retries", lambda store, key, token: retry_redis(lambda: store.release(key, token))
         ),
@@ -142,7 +142,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "L6",
         "asks_for_no_transaction",
-        _LEASES + "test_a_lease_is_refused_inside_an_open_transaction",
+        _LEASES + "test_lease_in_an_open_transaction_raises",
         instead(lease, "_in_transaction", lambda: False),
     ),
 ]

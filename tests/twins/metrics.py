@@ -11,8 +11,8 @@ import pytest
 from tests.twins import Twin
 
 _PAGE: Final = "tests/integration/metrics/test_exposition.py::"
-_ADDS_UP: Final = f"{_PAGE}test_a_page_adds_up_what_all_worker_processes_did"
-_TICKS: Final = f"{_PAGE}test_a_scheduler_serves_the_ticks_it_sent_and_those_that_were_missed"
+_ADDS_UP: Final = f"{_PAGE}test_metrics_page_sums_all_worker_processes"
+_TICKS: Final = f"{_PAGE}test_scheduler_page_shows_sent_and_missed_ticks"
 
 
 def _uncounted(metric: str) -> Callable[[pytest.MonkeyPatch], None]:

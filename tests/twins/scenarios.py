@@ -105,8 +105,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "L3",
         "lets_the_next_transaction_commit_it",
-        "tests/integration/database/test_connection.py::"
-        "test_an_interrupt_at_the_end_of_a_transaction_leaves_nothing_of_it_to_the_next_one",
+        "tests/integration/database/test_connection.py::test_interrupt_at_the_end_of_a_transaction_leaves_none_open",
         _leaves_transactions_open,
     ),
     Twin(

@@ -29,7 +29,7 @@ class Subscriber:
         self.told.append({"sender": sender, **about})
 
 
-def test_a_subscriber_is_told_the_rows_the_worker_and_the_run(event: NamedSignal) -> None:
+def test_subscriber_gets_rows_worker_and_run_id(event: NamedSignal) -> None:
     subscriber = Subscriber()
     event.connect(subscriber)
 
@@ -38,7 +38,7 @@ def test_a_subscriber_is_told_the_rows_the_worker_and_the_run(event: NamedSignal
     assert subscriber.told == [{"sender": "a.worker", "rows": ROWS, "worker": "a.worker", "run_id": 7}]
 
 
-def test_nobody_is_told_of_no_rows(event: NamedSignal) -> None:
+def test_event_without_rows_is_not_sent(event: NamedSignal) -> None:
     subscriber = Subscriber()
     event.connect(subscriber)
 
@@ -47,7 +47,7 @@ def test_nobody_is_told_of_no_rows(event: NamedSignal) -> None:
     assert subscriber.told == []
 
 
-def test_a_subscriber_to_one_worker_hears_of_no_other(event: NamedSignal) -> None:
+def test_subscriber_of_one_worker_gets_no_other_workers_events(event: NamedSignal) -> None:
     subscriber = Subscriber()
     event.connect(subscriber, sender="a.worker")
 
@@ -57,7 +57,7 @@ def test_a_subscriber_to_one_worker_hears_of_no_other(event: NamedSignal) -> Non
     assert [about["run_id"] for about in subscriber.told] == [1]
 
 
-def test_one_that_raises_is_logged_and_reported_and_the_others_are_told(
+def test_raising_subscriber_is_reported_and_the_others_are_called(
     event: NamedSignal, reported: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     before, after = Subscriber(), Subscriber()
@@ -78,7 +78,7 @@ def test_one_that_raises_is_logged_and_reported_and_the_others_are_told(
     assert (line.levelno, line.exc_info is not None) == (logging.ERROR, True)
 
 
-def test_one_that_cannot_take_what_it_is_told_harms_nobody(event: NamedSignal, reported: list[dict[str, Any]]) -> None:
+def test_subscriber_with_a_wrong_signature_is_skipped(event: NamedSignal, reported: list[dict[str, Any]]) -> None:
     def too_narrow(sender: Any) -> None: ...
 
     event.connect(too_narrow)
@@ -90,7 +90,7 @@ def test_one_that_cannot_take_what_it_is_told_harms_nobody(event: NamedSignal, r
     assert (len(after.told), [type(about["error"]) for about in reported]) == (1, [TypeError])
 
 
-def test_what_one_does_with_the_rows_no_other_sees(event: NamedSignal) -> None:
+def test_subscribers_get_copies_of_the_rows(event: NamedSignal) -> None:
     rows, seen = [{"id": 1}, {"id": 2}], list[list[dict[str, Any]]]()
 
     def note_and_spoil(sender: Any, rows: list[dict[str, Any]], **about: Any) -> None:
@@ -110,7 +110,7 @@ def test_what_one_does_with_the_rows_no_other_sees(event: NamedSignal) -> None:
     assert rows == ROWS
 
 
-def test_an_error_hook_that_raises_harms_nothing(event: NamedSignal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_hook_that_raises_is_skipped(event: NamedSignal, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*about: Any, **more: Any) -> None:
         raise OSError("the tracker is away")
 

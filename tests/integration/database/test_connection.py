@@ -75,7 +75,7 @@ def test_after_a_restart_of_the_server_the_next_transaction_works(
 
 
 @pytest.mark.parametrize("ending", ["restart", "kill"])
-def test_a_server_that_goes_within_a_transaction_fails_it_whole_and_the_next_one_works(
+def test_lost_server_fails_its_transaction_and_the_next_one_works(
     servers: embedded.Servers, restartable: Database, ending: str
 ) -> None:
     with pytest.raises((OperationalError, InterfaceError)), restartable.atomic():
@@ -91,7 +91,7 @@ def test_a_server_that_goes_within_a_transaction_fails_it_whole_and_the_next_one
 
 @pytest.mark.parametrize("interrupt", [LostLease, Shutdown])
 @pytest.mark.parametrize("where", ["commit", "rollback"])
-def test_an_interrupt_at_the_end_of_a_transaction_leaves_nothing_of_it_to_the_next_one(
+def test_interrupt_at_the_end_of_a_transaction_leaves_none_open(
     restartable: Database, monkeypatch: pytest.MonkeyPatch, interrupt: type[BaseException], where: str
 ) -> None:
     step, once = getattr(PostgresqlDatabase, where), [interrupt]
@@ -132,7 +132,7 @@ def test_an_interrupt_where_a_transaction_begins_leaves_none_open(
     assert restartable.connection().info.transaction_status == TRANSACTION_STATUS_IDLE
 
 
-def test_a_commit_that_was_interrupted_lets_go_of_its_locks_at_once(
+def test_interrupted_commit_releases_its_locks_at_once(
     restartable: Database, servers: embedded.Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(self: Database) -> None:
@@ -151,7 +151,7 @@ def test_a_commit_that_was_interrupted_lets_go_of_its_locks_at_once(
     assert found == [("locked",)]
 
 
-def test_what_killed_a_transaction_is_the_error_that_is_seen(restartable: Database, servers: embedded.Servers) -> None:
+def test_error_that_ended_a_transaction_is_raised(restartable: Database, servers: embedded.Servers) -> None:
     with pytest.raises(OperationalError, match="terminating|server closed"), restartable.atomic():
         other = connect_to(servers.database_url)
         other.execute_sql("SELECT pg_terminate_backend(%s)", restartable.execute_sql(_PID).fetchone())
@@ -183,7 +183,7 @@ def test_each_thread_has_a_connection_of_its_own(postgres: Database) -> None:
     assert first.result() != second.result()
 
 
-def test_a_thread_whose_server_does_not_answer_keeps_no_other_waiting(
+def test_thread_waiting_for_its_server_does_not_delay_others(
     postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle: Any = Database
@@ -209,7 +209,7 @@ def test_a_thread_whose_server_does_not_answer_keeps_no_other_waiting(
 
 
 @pytest.mark.parametrize("setting", ["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"])
-def test_no_statement_and_no_wait_is_without_an_end(postgres: Database, setting: str) -> None:
+def test_statements_and_waits_have_timeouts(postgres: Database, setting: str) -> None:
     (limit,) = postgres.execute_sql(f"SELECT setting::int FROM pg_settings WHERE name = '{setting}'").fetchone()
 
     assert 0 < limit <= 60_000
@@ -239,13 +239,13 @@ def test_a_session_in_another_time_zone_reads_and_compares_the_same_moments(
     database.close()
 
 
-def test_a_moment_without_a_time_zone_is_refused(statuses: type[UserStatus]) -> None:
+def test_naive_datetime_is_rejected(statuses: type[UserStatus]) -> None:
     with pytest.raises(ValueError, match="has no timezone"):
         statuses.create(user_id=1, clear_status_at=datetime(2026, 1, 1))  # noqa: DTZ001
 
 
 @pytest.mark.parametrize("url", ["postgresql://me:hunter2@host/db?nosuch=1", "postgresql://me:hunter2%zz@host/db"])
-def test_a_url_that_libpq_cannot_read_is_refused_without_its_password(url: str) -> None:
+def test_url_that_libpq_rejects_is_reported_without_its_password(url: str) -> None:
     with pytest.raises(SettingsError, match="libpq says") as refusal:
         connect_to(url)
 
@@ -260,7 +260,7 @@ def test_the_connections_of_this_library_can_be_told_apart(postgres: Database, a
         assert cursor.fetchone() == ("housekeeping",)
 
 
-def test_a_first_statement_that_fails_is_not_done_again_and_costs_no_connection(
+def test_failed_first_statement_is_not_retried_and_keeps_the_connection(
     postgres: Database, admin: Connection, settings: Settings
 ) -> None:
     postgres.execute_sql("SET lock_timeout = '50ms'")

@@ -88,7 +88,7 @@ def test_an_illegal_event_names_record_state_and_event_and_changes_nothing(job: 
     assert (job.status, job.note, row()) == (State.WAITING, "", (0, "", 0))
 
 
-def test_a_record_changed_meanwhile_is_read_again_and_the_event_tried_from_where_it_is(job: Job, do: Do) -> None:
+def test_event_on_a_changed_record_is_retried_from_its_new_state(job: Job, do: Do) -> None:
     do("UPDATE job SET status = 1, note = 'by others' WHERE part = 1")
     stale = job
 
@@ -101,7 +101,7 @@ def test_a_record_changed_meanwhile_is_read_again_and_the_event_tried_from_where
 
 
 @pytest.mark.parametrize("end", [State.DONE, State.FAILED])
-def test_a_record_that_came_to_its_end_meanwhile_is_not_dragged_out_of_it(job: Job, do: Do, end: State) -> None:
+def test_event_does_not_move_a_record_that_others_finished(job: Job, do: Do, end: State) -> None:
     do(f"UPDATE job SET status = {end.value} WHERE part = 1")
 
     with pytest.raises(RecordChanged, match=f"became {end.name.lower()} during fail"):
@@ -110,7 +110,7 @@ def test_a_record_that_came_to_its_end_meanwhile_is_not_dragged_out_of_it(job: J
     assert (row(), job.status) == ((end, "", 0), end)
 
 
-def test_one_who_has_seen_the_end_may_leave_it_where_the_machine_allows_that(job: Job, do: Do) -> None:
+def test_event_from_a_final_state_that_was_read_is_allowed(job: Job, do: Do) -> None:
     do("UPDATE job SET status = 2 WHERE part = 1")
     seen = Job.get((Job.id == 1) & (Job.part == 1))
 
@@ -129,7 +129,7 @@ def test_with_a_version_any_change_by_others_is_a_conflict_and_tried_again(job: 
 
 
 @pytest.mark.parametrize(("conflicts", "moved"), [(CONFLICT_RETRIES, True), (CONFLICT_RETRIES + 1, False)])
-def test_it_is_tried_again_three_times_and_no_more(
+def test_event_is_retried_three_times(
     job: Job, do: Do, monkeypatch: pytest.MonkeyPatch, conflicts: int, moved: bool
 ) -> None:
     left = [conflicts]
@@ -152,14 +152,14 @@ def test_it_is_tried_again_three_times_and_no_more(
     assert row()[0] == (State.RUNNING if moved else State.WAITING)
 
 
-def test_a_record_that_is_gone_is_said_to_be_gone(job: Job, do: Do) -> None:
+def test_event_on_a_deleted_record_raises(job: Job, do: Do) -> None:
     do("DELETE FROM job")
 
     with pytest.raises(RecordChanged, match=r"Job \(1, 1\) was deleted"):
         MACHINE.fire(job, "start", {})
 
 
-def test_what_goes_along_changes_with_the_record_or_neither_does(job: Job) -> None:
+def test_within_transaction_commits_with_the_record_or_not_at_all(job: Job) -> None:
     def along() -> None:
         Job.update(note="along").where(Job.part == 2).execute()
         raise OSError("no")
@@ -170,7 +170,7 @@ def test_what_goes_along_changes_with_the_record_or_neither_does(job: Job) -> No
     assert (row(), row(part=2), job.status) == ((0, "", 0), (0, "", 0), State.WAITING)
 
 
-def test_what_goes_along_stays_when_the_record_does_not_move(job: Job, do: Do) -> None:
+def test_within_transaction_is_not_called_if_the_record_stays(job: Job, do: Do) -> None:
     do("UPDATE job SET status = 2 WHERE part = 1")
     called: list[bool] = []
 
@@ -200,7 +200,7 @@ def test_saving_another_column_later_does_not_bring_the_old_state_back(job: Job,
     assert row()[:2] == (State.DONE, "mine")
 
 
-def test_a_state_that_is_not_the_machines_allows_nothing(job: Job, do: Do) -> None:
+def test_unknown_state_allows_no_event(job: Job, do: Do) -> None:
     do("UPDATE job SET status = 9 WHERE part = 1")
     unknown = Job.get((Job.id == 1) & (Job.part == 1))
 

@@ -49,9 +49,7 @@ def _notes(connected: Database) -> list[str]:
     [("SELEC 1", None), ("SELECT %s", (object(),)), ("SELECT %s", ("a\0b",)), ("SELECT %s, %s", (1,))],
     ids=["syntax", "no such type", "zero byte", "too few"],
 )
-def test_what_follows_a_refused_first_statement_is_still_one_transaction(
-    ours: Database, refused: str, parameters: Any
-) -> None:
+def test_transaction_continues_after_a_rejected_first_statement(ours: Database, refused: str, parameters: Any) -> None:
     with pytest.raises(_BrokenOff), ours.atomic():
         with pytest.raises((PeeweeException, ValueError, IndexError)):
             ours.execute_sql(refused, parameters)
@@ -61,7 +59,7 @@ def test_what_follows_a_refused_first_statement_is_still_one_transaction(
     assert _notes(ours) == []
 
 
-def test_what_follows_a_server_that_was_away_for_the_first_statement_is_still_one_transaction(
+def test_transaction_continues_after_reconnecting_at_its_first_statement(
     ours: Database, other: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(self: Database) -> None:
@@ -95,7 +93,7 @@ def test_a_handle_s_own_isolation_level_is_that_of_its_transactions(settings: Se
     assert found == "serializable"
 
 
-def test_a_transaction_begun_by_hand_is_one(ours: Database) -> None:
+def test_transaction_begun_without_peewee_counts(ours: Database) -> None:
     ours.begin()
     ours.execute_sql(_INSERT, ("a",))
     ours.execute_sql(_INSERT, ("b",))
@@ -105,7 +103,7 @@ def test_a_transaction_begun_by_hand_is_one(ours: Database) -> None:
 
 
 @pytest.mark.parametrize("past", ["connection", "cursor"])
-def test_what_goes_past_the_handle_is_within_the_transaction(ours: Database, past: str) -> None:
+def test_statement_on_the_raw_cursor_belongs_to_the_transaction(ours: Database, past: str) -> None:
     with pytest.raises(_BrokenOff), ours.atomic():
         cursor = ours.connection().cursor() if past == "connection" else ours.cursor()
         cursor.execute(_INSERT, ("rolled back",))
@@ -114,9 +112,7 @@ def test_what_goes_past_the_handle_is_within_the_transaction(ours: Database, pas
     assert _notes(ours) == []
 
 
-def test_a_connection_replaced_at_the_first_statement_ends_none_of_the_blocks_around_it(
-    ours: Database, other: Database
-) -> None:
+def test_reconnecting_at_the_first_statement_keeps_open_blocks(ours: Database, other: Database) -> None:
     told = []
     _kill(ours, other)
 
@@ -128,7 +124,7 @@ def test_a_connection_replaced_at_the_first_statement_ends_none_of_the_blocks_ar
     assert _notes(ours) == ["kept"]
 
 
-def test_a_transaction_that_was_given_up_with_its_connection_begins_no_other(ours: Database) -> None:
+def test_closing_the_connection_drops_a_pending_begin(ours: Database) -> None:
     ours.transaction().__enter__()
     ours.pop_transaction()
     ours.close()

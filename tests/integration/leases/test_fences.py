@@ -133,13 +133,13 @@ def obtained_again(lease: ExclusiveLease) -> ExclusiveLease:
     return another
 
 
-def test_a_fence_outside_of_a_transaction_is_refused(written: Any, redis_client: redis.Redis) -> None:
+def test_fence_outside_of_a_transaction_raises(written: Any, redis_client: redis.Redis) -> None:
     # L3: it would guard nothing, and look as if it did
     with pytest.raises(HousekeepingError, match="was called outside of a transaction"):
         obtained().fence()
 
 
-def test_a_lease_that_was_given_back_fences_nothing(postgres: Database, redis_client: redis.Redis) -> None:
+def test_fence_of_a_released_lease_raises(postgres: Database, redis_client: redis.Redis) -> None:
     lease = obtained()
     lease.cancel()
 
@@ -169,7 +169,7 @@ def test_sweeps_and_code_take_their_epochs_from_one_row(postgres: Database, redi
     assert [(lease.key, lease.epoch) for lease in Lease.select()] == [(KEY, 3)]
 
 
-def test_without_a_database_a_lease_holds_and_its_fence_says_what_is_missing(redis_client: redis.Redis) -> None:
+def test_fence_without_a_database_names_the_missing_setting(redis_client: redis.Redis) -> None:
     lease = obtained()
 
     with pytest.raises(HousekeepingError, match=r"has no epoch: no database is configured"):
@@ -177,7 +177,7 @@ def test_without_a_database_a_lease_holds_and_its_fence_says_what_is_missing(red
     assert lease.cancel()
 
 
-def test_while_the_database_is_away_a_lease_holds_and_its_fence_lets_nothing_commit(
+def test_fence_raises_if_the_database_was_away_at_the_acquisition(
     postgres: Database, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     # L3, L5
@@ -194,7 +194,7 @@ def test_while_the_database_is_away_a_lease_holds_and_its_fence_lets_nothing_com
     assert lease.cancel()
 
 
-def test_without_the_librarys_tables_a_lease_holds_and_its_fence_names_the_way_out(
+def test_fence_without_the_schema_names_the_init_command(
     postgres: Database, redis_client: redis.Redis, admin: Connection, settings: Settings
 ) -> None:
     with admin.cursor() as cursor:
@@ -205,7 +205,7 @@ def test_without_the_librarys_tables_a_lease_holds_and_its_fence_names_the_way_o
         lease.fence()
 
 
-def test_a_lease_whose_epoch_is_refused_is_given_back(
+def test_lease_is_released_if_its_epoch_cannot_be_issued(
     written: Any, postgres: Database, redis_client: redis.Redis, settings: Settings, admin: Connection
 ) -> None:
     # L3: the last holder's transaction does not end, so nobody may begin
@@ -233,7 +233,7 @@ def test_a_lease_whose_epoch_is_refused_is_given_back(
     assert not lease.exists()
 
 
-def test_a_lease_that_ended_while_its_epoch_was_taken_is_none(
+def test_lease_that_expires_while_its_epoch_is_issued_is_lost(
     postgres: Database, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # L3: others may have begun meanwhile, and a late epoch would fence them off
@@ -261,6 +261,6 @@ def test_a_thread_without_a_connection_is_left_without_one(postgres: Database, r
     assert not postgres.is_closed()
 
 
-def test_the_fence_of_no_run_is_refused() -> None:
+def test_fence_outside_of_a_message_raises() -> None:
     with pytest.raises(HousekeepingError, match="of an actor with an exclusive_lease"):
         housekeeping.fence()

@@ -36,7 +36,7 @@ def is_recent(key: str) -> bool:
     return bool(Lease.select().where((Lease.key == key) & (Lease.used_at > NOW - timedelta(minutes=5))).exists())
 
 
-def test_an_epoch_is_higher_than_those_before_it_though_its_row_was_forgotten(postgres: Database) -> None:
+def test_epoch_is_higher_than_before_its_row_was_deleted(postgres: Database) -> None:
     # L3
     before = [acquire_epoch("k", "first"), acquire_epoch("k", "second")]
     forget("k")
@@ -46,7 +46,7 @@ def test_an_epoch_is_higher_than_those_before_it_though_its_row_was_forgotten(po
     assert sorted({*before, *after}) == [*before, *after]
 
 
-def test_a_holder_whose_row_was_forgotten_commits_nothing(postgres: Database) -> None:
+def test_holder_whose_epoch_row_was_deleted_cannot_commit(postgres: Database) -> None:
     # L3
     epoch = acquire_epoch("k", "sleeper")
     fence("k", epoch)
@@ -59,9 +59,7 @@ def test_a_holder_whose_row_was_forgotten_commits_nothing(postgres: Database) ->
         fence("k", epoch)
 
 
-def test_an_epoch_is_drawn_only_when_nobody_else_can_begin(
-    postgres: Database, admin: Connection, settings: Settings
-) -> None:
+def test_epoch_is_drawn_after_its_row_is_locked(postgres: Database, admin: Connection, settings: Settings) -> None:
     # L3: one drawn while it waited might be lower than that of another who waited less
     first = acquire_epoch("k", "first")
     with ThreadPoolExecutor(1) as another:
@@ -92,7 +90,7 @@ def wait_for_a_lock(admin: Connection, settings: Settings) -> None:
     raise AssertionError("nobody waits")
 
 
-def test_an_epoch_is_higher_than_one_that_was_counted_on_without_the_sequence(postgres: Database) -> None:
+def test_epoch_is_higher_than_one_issued_without_the_sequence(postgres: Database) -> None:
     # L3: by an older release, or by hand
     acquire_epoch("k", "first")
     Lease.update(epoch=7).where(Lease.key == "k").execute()
@@ -119,7 +117,7 @@ def test_epochs_of_an_upgraded_database_go_on_above_all_there_were(
     assert is_recent("k")
 
 
-def test_with_the_tables_of_an_older_release_a_lease_holds_and_its_fence_names_the_way_out(
+def test_fence_on_an_older_schema_names_the_init_command(
     postgres: Database, redis_client: redis.Redis, settings: Settings
 ) -> None:
     postgres.execute_sql(f"ALTER TABLE {settings.schema_name}.leases DROP COLUMN used_at")
@@ -130,7 +128,7 @@ def test_with_the_tables_of_an_older_release_a_lease_holds_and_its_fence_names_t
         lease.fence()
 
 
-def test_a_lease_that_is_fenced_is_not_forgotten_however_long_it_is_held(postgres: Database) -> None:
+def test_fence_keeps_the_epoch_row_of_a_long_held_lease(postgres: Database) -> None:
     # L3
     epoch = acquire_epoch("k", "holder for months")
     Lease.update(used_at=LONG_AGO).execute()
@@ -159,7 +157,7 @@ def test_transactions_of_one_holder_do_not_wait_for_each_others_fences(postgres:
     assert is_recent("k")
 
 
-def test_a_lease_that_was_just_taken_is_not_written_to_by_its_fence(postgres: Database, settings: Settings) -> None:
+def test_fence_of_a_new_lease_writes_nothing(postgres: Database, settings: Settings) -> None:
     epoch = acquire_epoch("k", "holder")
     table = f"{settings.schema_name}.leases"
     before = postgres.execute_sql(f"SELECT ctid FROM {table}").fetchall()

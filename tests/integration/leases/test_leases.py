@@ -63,7 +63,7 @@ def expire(store_and_expire: tuple[LeaseStore, Expire]) -> Expire:
     return store_and_expire[1]
 
 
-def test_a_store_names_the_holder_and_lets_only_it_renew_and_release(store: LeaseStore) -> None:
+def test_store_lets_only_the_holder_renew_and_release(store: LeaseStore) -> None:
     # L1
     assert store.obtain(KEY, "a", TTL) == "a"
     assert store.obtain(KEY, "a", TTL) == "a", "asked again after a lost answer"
@@ -90,7 +90,7 @@ def test_an_expired_token_has_no_rights(store: LeaseStore, expire: Expire) -> No
     assert store.owner(KEY) == "b"
 
 
-def test_of_many_at_once_exactly_one_obtains(store: LeaseStore) -> None:
+def test_concurrent_tries_obtain_a_lease_once(store: LeaseStore) -> None:
     # L1
     with ThreadPoolExecutor(8) as threads:
         tokens = list(threads.map(lambda _: ExclusiveLease(KEY, TTL, store).try_obtain(), range(32)))
@@ -98,7 +98,7 @@ def test_of_many_at_once_exactly_one_obtains(store: LeaseStore) -> None:
     assert sum(token is not None for token in tokens) == 1
 
 
-def test_a_lease_says_who_holds_it_and_for_how_long(store: LeaseStore) -> None:
+def test_lease_shows_its_holder_and_its_age(store: LeaseStore) -> None:
     # L4
     lease, other = ExclusiveLease(KEY, TTL, store), ExclusiveLease(KEY, TTL, store)
     assert (lease.exists(), lease.owner(), lease.remaining(), lease.held_for()) == (False, None, None, None)
@@ -110,7 +110,7 @@ def test_a_lease_says_who_holds_it_and_for_how_long(store: LeaseStore) -> None:
     assert timedelta() <= (other.held_for() or timedelta()) < timedelta(minutes=1)
 
 
-def test_a_lease_is_not_reentrant_and_its_loser_cannot_give_it_back(store: LeaseStore) -> None:
+def test_lease_is_not_reentrant_and_only_its_holder_releases_it(store: LeaseStore) -> None:
     # L1
     lease, other = ExclusiveLease(KEY, TTL, store), ExclusiveLease(KEY, TTL, store)
     assert lease.try_obtain() is not None
@@ -122,7 +122,7 @@ def test_a_lease_is_not_reentrant_and_its_loser_cannot_give_it_back(store: Lease
     assert other.try_obtain() is not None
 
 
-def test_a_block_holds_its_lease_to_the_end(store: LeaseStore) -> None:
+def test_with_block_holds_its_lease_until_its_end(store: LeaseStore) -> None:
     other = ExclusiveLease(KEY, TTL, store)
 
     with ExclusiveLease(KEY, TTL, store) as lease:
@@ -134,7 +134,7 @@ def test_a_block_holds_its_lease_to_the_end(store: LeaseStore) -> None:
     assert not lease.exists()
 
 
-def test_a_block_waits_between_its_tries(store: LeaseStore) -> None:
+def test_with_block_sleeps_between_its_tries(store: LeaseStore) -> None:
     holder, waits = ExclusiveLease(KEY, TTL, store), list[int]()
     holder.try_obtain()
 
@@ -150,7 +150,7 @@ def test_a_block_waits_between_its_tries(store: LeaseStore) -> None:
     assert waits == [1, 2]
 
 
-def test_a_block_whose_lease_was_lost_says_so_at_its_end(store: LeaseStore, expire: Expire) -> None:
+def test_with_block_raises_at_its_end_if_its_lease_was_lost(store: LeaseStore, expire: Expire) -> None:
     successor = ExclusiveLease(KEY, TTL, store)
 
     with pytest.raises(LeaseLost), ExclusiveLease(KEY, TTL, store):
@@ -160,13 +160,13 @@ def test_a_block_whose_lease_was_lost_says_so_at_its_end(store: LeaseStore, expi
     assert successor.renew(), "it gives nobody else's lease back"
 
 
-def test_an_error_in_the_block_is_not_hidden_by_a_lost_lease(store: LeaseStore, expire: Expire) -> None:
+def test_lost_lease_does_not_hide_an_error_of_the_block(store: LeaseStore, expire: Expire) -> None:
     with pytest.raises(ZeroDivisionError), ExclusiveLease(KEY, TTL, store):
         expire(KEY)
         raise ZeroDivisionError
 
 
-def test_a_forked_child_neither_renews_nor_gives_back_its_parents_lease(
+def test_forked_child_neither_renews_nor_releases_its_parents_lease(
     store: LeaseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # L1
@@ -182,7 +182,7 @@ def test_a_forked_child_neither_renews_nor_gives_back_its_parents_lease(
 
 
 @pytest.mark.parametrize("ttl", [timedelta(), timedelta(seconds=2.999), 30])
-def test_a_ttl_that_cannot_be_renewed_in_time_is_refused(store: LeaseStore, ttl: Any) -> None:
+def test_ttl_below_three_seconds_is_rejected(store: LeaseStore, ttl: Any) -> None:
     with pytest.raises(DeclarationError, match="at least 3 seconds"):
         ExclusiveLease(KEY, ttl, store)
     ExclusiveLease(KEY, timedelta(seconds=3), store)
@@ -198,7 +198,7 @@ def test_an_unreachable_store_is_an_error_not_a_free_lease() -> None:
             ExclusiveLease(KEY, TTL, store).try_obtain()
 
 
-def test_a_lease_whose_answer_got_lost_is_not_held_by_nobody(
+def test_lease_acquired_without_an_answer_has_a_holder(
     redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # L5: the command took effect, then the connection broke
@@ -218,7 +218,7 @@ def test_a_lease_whose_answer_got_lost_is_not_held_by_nobody(
     assert lease.cancel()
 
 
-def test_a_lease_is_refused_inside_an_open_transaction(postgres: Database, redis_client: redis.Redis) -> None:
+def test_lease_in_an_open_transaction_raises(postgres: Database, redis_client: redis.Redis) -> None:
     # L6: whoever began it
     lease = ExclusiveLease(KEY, TTL)
 

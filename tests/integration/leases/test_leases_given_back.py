@@ -62,7 +62,7 @@ def counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("heard", [False, True])
 @pytest.mark.usefixtures("between_tries")
-def test_a_lease_is_given_back_although_redis_answers_only_the_third_time(
+def test_lease_is_released_if_redis_answers_the_third_try(
     redis_client: redis.Redis,
     settings: Settings,
     caplog: pytest.LogCaptureFixture,
@@ -76,7 +76,7 @@ def test_a_lease_is_given_back_although_redis_answers_only_the_third_time(
     assert (caplog.text, counted_as_lost) == ("", [])
 
 
-def test_a_lease_that_was_given_back_without_an_answer_is_left_to_its_next_holder(
+def test_lease_released_without_an_answer_stays_with_its_next_holder(
     redis_client: redis.Redis,
     settings: Settings,
     between_tries: Callable[[Callable[[], object]], None],
@@ -91,7 +91,7 @@ def test_a_lease_that_was_given_back_without_an_answer_is_left_to_its_next_holde
     assert counted_as_lost == []
 
 
-def test_a_lease_that_another_holds_by_now_counts_as_lost(
+def test_lease_with_another_holder_counts_as_lost(
     redis_client: redis.Redis, settings: Settings, counted_as_lost: list[str]
 ) -> None:
     lease, successor = (ExclusiveLease(KEY, TTL, RedisLeaseStore(redis_client, settings.namespace)) for _ in range(2))
@@ -105,7 +105,7 @@ def test_a_lease_that_another_holds_by_now_counts_as_lost(
 
 
 @pytest.mark.usefixtures("between_tries")
-def test_a_lease_that_cannot_be_given_back_in_three_tries_stays_until_its_ttl_is_over(
+def test_lease_not_released_in_three_tries_stays_until_its_ttl_expires(
     redis_client: redis.Redis, settings: Settings
 ) -> None:
     store = UnansweredStore(redis_client, settings, 3)

@@ -73,7 +73,7 @@ def kept_at(now: list[float], answers: Sequence[bool | Exception]) -> Renewal:
     return Renewal("lease", renew, TTL, now[0], lambda: now[0])
 
 
-def test_it_is_renewed_at_a_third_of_the_ttl(now: list[float]) -> None:
+def test_key_is_renewed_at_a_third_of_its_ttl(now: list[float]) -> None:
     # L2
     kept = kept_at(now, [True])
     assert kept.due_at == 110
@@ -88,7 +88,7 @@ def test_it_is_renewed_at_a_third_of_the_ttl(now: list[float]) -> None:
     assert (lost_at_the_limit, kept.lost) == (False, True)
 
 
-def test_it_is_lost_when_it_was_not_renewed_until_the_ttl_less_a_margin(now: list[float]) -> None:
+def test_renewal_is_lost_after_nine_tenths_of_the_ttl(now: list[float]) -> None:
     # L2
     kept = kept_at(now, [RedisUnavailable("away")] * 2 + [True])
 
@@ -103,7 +103,7 @@ def test_it_is_lost_when_it_was_not_renewed_until_the_ttl_less_a_margin(now: lis
     assert not kept.step(), "nor is it renewed any more"
 
 
-def test_it_is_lost_at_once_when_another_holds_it(now: list[float]) -> None:
+def test_renewal_is_lost_at_once_if_another_holds_the_key(now: list[float]) -> None:
     # L2
     kept = kept_at(now, [False])
 
@@ -111,7 +111,7 @@ def test_it_is_lost_at_once_when_another_holds_it(now: list[float]) -> None:
     assert kept.lost
 
 
-def test_the_ttl_counts_from_the_question_not_from_a_late_answer(now: list[float]) -> None:
+def test_ttl_counts_from_the_request_not_from_a_late_answer(now: list[float]) -> None:
     # L2: the process may have been stopped in between
     def slow() -> bool:
         now[0] += 60
@@ -123,7 +123,7 @@ def test_the_ttl_counts_from_the_question_not_from_a_late_answer(now: list[float
     assert kept.lost
 
 
-def test_many_are_renewed_in_the_background_each_until_it_is_stopped() -> None:
+def test_many_keys_are_renewed_until_each_is_stopped() -> None:
     # L2
     renewals, renewed = Renewals(), [threading.Semaphore(0) for _ in range(20)]
 
@@ -143,7 +143,7 @@ def test_many_are_renewed_in_the_background_each_until_it_is_stopped() -> None:
     assert not renewals._active, "what is stopped is forgotten at once, however long its ttl"
 
 
-def test_one_with_a_short_ttl_does_not_wait_for_those_with_a_long_one() -> None:
+def test_short_ttl_is_renewed_before_long_ones() -> None:
     # L2
     renewals, renewed = Renewals(), threading.Event()
     long = renewals.start("long", lambda: True, timedelta(hours=1), elapsed())
@@ -174,7 +174,7 @@ def test_an_error_of_one_does_not_end_the_renewal_of_others(caplog: pytest.LogCa
     renewals.stop(good)
 
 
-def test_a_holder_that_cannot_be_told_keeps_no_other_from_being_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_lost_lease_callback_does_not_block_the_others(caplog: pytest.LogCaptureFixture) -> None:
     renewals, tried, told = Renewals(), threading.Event(), threading.Event()
 
     def too_many_threads() -> None:
@@ -191,7 +191,7 @@ def test_a_holder_that_cannot_be_told_keeps_no_other_from_being_told(caplog: pyt
     renewals.stop(late)
 
 
-def test_a_process_that_was_stopped_past_its_ttl_knows_that_it_lost() -> None:
+def test_process_suspended_past_its_ttl_has_lost_its_lease() -> None:
     # L2, L3: it asks nobody, and its own thread may not have run yet
     with subprocess.Popen(
         [sys.executable, "-c", _SLEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -207,6 +207,6 @@ def test_a_process_that_was_stopped_past_its_ttl_knows_that_it_lost() -> None:
         assert process.stdout.readline() == "lost\n"
 
 
-def test_a_forked_child_renews_its_own_and_knows_that_its_parents_is_not() -> None:
+def test_forked_child_renews_only_its_own_keys() -> None:
     # L1, L2
     assert subprocess.run([sys.executable, "-c", _FORKER], timeout=60, check=False).returncode == 0

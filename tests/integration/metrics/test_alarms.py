@@ -27,7 +27,7 @@ def rings(exported: Exported, redis_client: redis.Redis) -> Rings:
     return lambda alarm: exported("housekeeping_alarm", worker=sweep.name, alarm=alarm)
 
 
-def test_an_alarm_rings_one_beyond_its_limit_and_is_silent_again_at_it(
+def test_alert_is_active_one_beyond_its_limit_and_not_at_it(
     add_statuses: AddStatuses, rings: Rings, exported: Exported
 ) -> None:
     add_statuses(7, "now() - interval '1 hour'")
@@ -40,7 +40,7 @@ def test_an_alarm_rings_one_beyond_its_limit_and_is_silent_again_at_it(
     assert [rings("backlog"), exported("housekeeping_backlog_rows", worker=sweep.name)] == [0, 5]
 
 
-def test_failed_runs_ring_after_as_many_in_a_row_and_one_that_did_its_work_ends_it(
+def test_failed_runs_alert_is_active_from_its_limit_until_a_success(
     postgres: Database, admin: Connection, rings: Rings, exported: Exported
 ) -> None:
     after_each = []
@@ -70,9 +70,7 @@ def test_an_oldest_record_has_its_age_and_none_when_nothing_waits(
     assert exported("housekeeping_oldest_stale_age_seconds", worker=sweep.name) == 0
 
 
-def test_a_skipped_run_is_an_attempt_and_changes_nothing_else(
-    statuses: object, rings: Rings, exported: Exported
-) -> None:
+def test_skipped_run_updates_only_the_last_attempt(statuses: object, rings: Rings, exported: Exported) -> None:
     run_sweep(replace(sweep, enabled=False))
 
     assert exported("housekeeping_runs_total", worker=sweep.name, outcome="skipped") == 1

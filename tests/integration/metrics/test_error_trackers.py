@@ -61,7 +61,7 @@ def sentry() -> Iterator[Sentry]:
 
 
 @pytest.mark.parametrize("code", ["57014", "P0001"], ids=["run", "record"])
-def test_what_failed_is_told_to_sentry_once_with_its_worker_and_without_a_password(
+def test_failure_is_reported_to_sentry_once_without_a_password(
     code: str,
     environment: dict[str, str],
     queues: Queues,
@@ -91,7 +91,7 @@ def test_what_failed_is_told_to_sentry_once_with_its_worker_and_without_a_passwo
     assert "hunter2" not in "".join(sentry.envelopes)
 
 
-def test_any_tracker_is_told_by_its_hook_and_one_that_raises_disturbs_no_other(
+def test_every_error_hook_is_called_although_one_raises(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[Any] = []

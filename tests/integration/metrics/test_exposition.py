@@ -38,7 +38,7 @@ HOUSEKEEPING = [sys.executable, "-m", "housekeeping"]
 
 
 @pytest.mark.slow
-def test_a_page_adds_up_what_all_worker_processes_did(  # the counters, over two processes
+def test_metrics_page_sums_all_worker_processes(  # the counters, over two processes
     environment: dict[str, str], queues: Queues, redis_client: redis.Redis, tmp_path: Path, postgres: Database
 ) -> None:
     held = ExclusiveLease("taken", timedelta(minutes=5), redis_client)
@@ -66,7 +66,7 @@ def test_a_page_adds_up_what_all_worker_processes_did(  # the counters, over two
     assert page.value("dramatiq_messages_total", actor_name="ask", queue_name="metered") == 1
 
 
-def test_a_page_shows_what_a_run_did_and_what_it_left(
+def test_metrics_page_shows_counts_and_backlog_of_a_run(
     environment: dict[str, str], queues: Queues, tmp_path: Path, postgres: Database
 ) -> None:
     due_statuses(postgres, 250)
@@ -103,7 +103,7 @@ def test_a_page_shows_what_a_run_did_and_what_it_left(
     assert (page.value("housekeeping_redis_seconds_total", worker=STATUSES) or 0) == 0  # it needs no lease
 
 
-def test_a_failed_run_is_counted_and_rings(
+def test_failed_run_is_counted_and_raises_an_alert(
     environment: dict[str, str], queues: Queues, tmp_path: Path, postgres: Database
 ) -> None:
     with metered(environment, tmp_path) as (process, port):  # its table is not there
@@ -116,7 +116,7 @@ def test_a_failed_run_is_counted_and_rings(
     assert page.value("housekeeping_last_success_timestamp_seconds", worker=STATUSES) is None
 
 
-def test_a_worker_serves_its_metrics_on_loopback_from_a_folder_of_its_own_that_goes_with_it(
+def test_worker_serves_its_metrics_from_a_temporary_directory(
     environment: dict[str, str], queues: Queues, tmp_path: Path, postgres: Database
 ) -> None:
     due_statuses(postgres, 7)
@@ -160,7 +160,7 @@ def test_a_port_that_is_taken_ends_the_command_with_one_line(
     assert f"HOUSEKEEPING_{setting} is" in ended.stderr and "Traceback" not in ended.stderr
 
 
-def test_a_scheduler_serves_the_ticks_it_sent_and_those_that_were_missed(
+def test_scheduler_page_shows_sent_and_missed_ticks(
     environment: dict[str, str], redis_client: redis.Redis, tmp_path: Path, postgres: Database
 ) -> None:
     others = [sweep.name for family in BUILT_IN for sweep in family.SWEEPS if sweep.name != STATUSES]
@@ -193,7 +193,7 @@ def test_a_process_that_exports_nothing_imports_nothing_for_it(environment: dict
     assert ended.returncode == 0, ended.stderr
 
 
-def test_a_forked_child_does_not_count_again_what_its_parent_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forked_child_does_not_export_its_parents_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     exporter = metrics._Exporter()
     monkeypatch.setattr(metrics, "_exporter", exporter)
     monkeypatch.delitem(sys.modules, "prometheus_client", raising=False)

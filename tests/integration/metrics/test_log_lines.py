@@ -57,7 +57,7 @@ def ended(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
     return line
 
 
-def test_a_run_says_how_long_it_waited_for_the_database_and_what_it_read(
+def test_run_reports_its_wait_times_and_its_reads(
     add_statuses: AddStatuses, postgres: Database, caplog: pytest.LogCaptureFixture, redis_client: redis.Redis
 ) -> None:
     caplog.set_level("INFO")
@@ -77,7 +77,7 @@ def test_a_run_says_how_long_it_waited_for_the_database_and_what_it_read(
     assert line["data_consistency_used"] == "primary"
 
 
-def test_a_second_run_does_not_count_the_waiting_of_the_first(
+def test_second_run_does_not_include_wait_times_of_the_first(
     add_statuses: AddStatuses, postgres: Database, caplog: pytest.LogCaptureFixture, redis_client: redis.Redis
 ) -> None:
     caplog.set_level("INFO")
@@ -108,7 +108,7 @@ def test_waiting_for_redis_is_counted_by_command_script_and_pipeline(settings: S
     assert min(counted) > 0
 
 
-def test_waiting_within_waiting_is_counted_once_and_for_the_outer_server() -> None:
+def test_nested_waits_count_once_for_the_outer_server() -> None:
     before = wait_times()
 
     with waiting_for("database"):

@@ -56,7 +56,7 @@ def with_a_schedulers(page: Page) -> Page:
     return Page(page.samples | ticks | heartbeat)
 
 
-def test_dashboard_and_alerts_ask_for_nothing_that_is_not_exported(
+def test_dashboard_and_alerts_use_only_exported_metrics(
     environment: dict[str, str], queues: Queues, tmp_path: Path, postgres: Database
 ) -> None:
     due_statuses(postgres, 3)
@@ -117,7 +117,7 @@ def test_the_limits_that_rules_compare_with_are_those_of_the_documents(exported:
     assert limit("bulk_imports.stale_import", "failed_rows") == 0
 
 
-def test_the_rules_ring_one_beyond_each_limit_and_not_at_it() -> None:
+def test_rules_fire_one_beyond_each_limit_and_not_at_it() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool, Prometheus's own checker of rules, is not installed")

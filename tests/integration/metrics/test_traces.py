@@ -51,7 +51,7 @@ def parent(span: ReadableSpan) -> int | None:
     return span.parent.span_id if span.parent else None
 
 
-def test_a_run_hangs_below_the_span_its_message_was_sent_in(broker: RedisBroker, spans: Spans) -> None:
+def test_span_of_a_run_is_a_child_of_its_senders(broker: RedisBroker, spans: Spans) -> None:
     @dramatiq.actor(broker=broker)
     def work() -> None: ...
 
@@ -68,7 +68,7 @@ def test_a_run_hangs_below_the_span_its_message_was_sent_in(broker: RedisBroker,
     assert run.attributes["messaging.message.id"] == message.message_id
 
 
-def test_a_message_that_a_run_sends_hangs_below_that_run(broker: RedisBroker, spans: Spans) -> None:
+def test_span_of_a_sent_message_is_a_child_of_its_run(broker: RedisBroker, spans: Spans) -> None:
     @dramatiq.actor(broker=broker)
     def child() -> None: ...
 
@@ -85,7 +85,7 @@ def test_a_message_that_a_run_sends_hangs_below_that_run(broker: RedisBroker, sp
     assert (second.name, parent(second)) == ("child", first.context.span_id)
 
 
-def test_a_failed_run_says_so_and_its_retry_is_of_the_same_trace(broker: RedisBroker, spans: Spans) -> None:
+def test_failed_run_has_an_error_span_and_its_retry_the_same_trace(broker: RedisBroker, spans: Spans) -> None:
     @dramatiq.actor(broker=broker, max_retries=1)
     def work() -> None:
         raise HousekeepingError("no")
@@ -139,7 +139,7 @@ def test_each_batch_of_a_sweep_has_a_span_below_its_run(
     assert [(each.name, parent(each)) for each in batches] == [("housekeeping.batch", run.context.span_id)] * 2
 
 
-def test_a_process_without_tracing_sends_nothing_of_it_and_does_without(
+def test_process_without_tracing_sends_no_trace_context(
     broker: RedisBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("opentelemetry")]:

@@ -22,7 +22,7 @@ def test_every_limit_can_be_set_and_the_others_keep_their_documents_value() -> N
     assert given.most == {"dropped": 7, "doomed": drop_canceling.alerts.most["doomed"]}
 
 
-def test_null_switches_an_alarm_off() -> None:
+def test_null_disables_an_alert() -> None:
     off = configured(longest_run_s=None, dropped=None)
 
     assert off.longest_run is None and "dropped" not in off.most
@@ -35,7 +35,7 @@ def test_null_switches_an_alarm_off() -> None:
         ({"backlog": 1.5}, "the alarm backlog is 1.5; it should be a whole number or null"),
     ],
 )
-def test_an_alarm_there_is_not_is_refused_with_those_there_are(given: dict[str, float], said: str) -> None:
+def test_unknown_alert_is_rejected_with_the_known_ones(given: dict[str, float], said: str) -> None:
     with pytest.raises(SettingsError, match="alarms") as refused:
         sweep.configured(WorkerSettings(alarms=dict(given)))
 

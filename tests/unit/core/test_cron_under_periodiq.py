@@ -65,7 +65,7 @@ def test_periodiq_sends_once_when_the_clocks_change(monkeypatch: pytest.MonkeyPa
     assert often.sent_in_minutes() == ticks(day - 2 * HOUR, day + 4 * HOUR, every_seventh)
 
 
-def test_an_hour_that_the_clock_is_put_back_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ticks_of_an_hour_set_back_are_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     often, end = Actor("*/7 * * * *"), SATURDAY + 4 * HOUR
     machine = Machine(monkeypatch, SATURDAY)
     machine.step_clock(SATURDAY + 2 * HOUR, by=-HOUR)
@@ -75,7 +75,7 @@ def test_an_hour_that_the_clock_is_put_back_is_not_sent_again(monkeypatch: pytes
     assert often.sent_in_minutes() == ticks(SATURDAY, end, every_seventh)
 
 
-def test_of_an_hour_that_the_clock_is_put_forward_the_last_tick_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_tick_of_an_hour_set_forward_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     hourly, end = Actor("5 * * * *"), SATURDAY + 6 * HOUR
     machine = Machine(monkeypatch, SATURDAY)
     machine.step_clock(datetime(2026, 11, 21, 11, 4, 30, tzinfo=UTC), by=2 * HOUR)
@@ -85,7 +85,7 @@ def test_of_an_hour_that_the_clock_is_put_forward_the_last_tick_is_sent(monkeypa
     assert [(moment.hour, moment.minute) for moment in hourly.sent] == [(10, 5), (13, 5), (14, 5), (15, 5)]
 
 
-def test_a_clock_put_forward_and_back_again_sends_no_tick_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_set_forward_and_back_sends_no_tick_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     often, end = Actor("*/7 * * * *"), SATURDAY + 4 * HOUR
     machine = Machine(monkeypatch, SATURDAY)
     machine.step_clock(SATURDAY + HOUR, by=HOUR)
@@ -97,7 +97,7 @@ def test_a_clock_put_forward_and_back_again_sends_no_tick_twice(monkeypatch: pyt
     assert sorted(sent_for) == ticks(SATURDAY, end, every_seventh)
 
 
-def test_a_tick_passed_by_while_others_were_sent_is_sent_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tick_passed_while_others_were_sent_is_sent_late(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, SATURDAY)
     slow = Actor("0 10 * * *", while_sending=lambda: machine.pass_time(150))
     other = Actor("1 10 * * *")
@@ -117,7 +117,7 @@ def test_a_tick_is_due_in_the_minute_of_a_start_and_not_after() -> None:
     assert not Cron("0 10 * * *").validate(tick + timedelta(seconds=60))
 
 
-def test_a_tick_is_due_once_however_often_its_minute_is_asked_about() -> None:
+def test_tick_is_due_once_for_repeated_calls_in_its_minute() -> None:
     every_minute = Cron("* * * * *")
 
     answers = [every_minute.validate(SATURDAY + timedelta(seconds=n)) for n in (0, 10, 39, 40)]
@@ -134,13 +134,13 @@ def test_a_clock_that_was_a_year_ahead_does_not_silence_the_year() -> None:
     assert every_minute.validate(SATURDAY + 2 * MINUTE)
 
 
-def test_two_schedules_of_the_same_words_do_not_answer_for_each_other() -> None:
+def test_equal_schedules_decide_independently() -> None:
     assert Cron("* * * * *").validate(SATURDAY)
     assert Cron("* * * * *").validate(SATURDAY)
 
 
 @pytest.mark.parametrize("answer", [True, False])
-def test_whoever_is_put_in_charge_of_due_gives_the_answer(answer: bool) -> None:
+def test_replaced_due_decides_for_validate(answer: bool) -> None:
     asked: list[tuple[Cron, datetime]] = []
     schedule = Cron("0 0 1 1 *")
 

@@ -21,5 +21,5 @@ from housekeeping.core.sanitize import error_line, typed_error_line
         (ValueError("caf\udce9"), r"caf\udce9", r"ValueError: caf\udce9"),
     ],
 )
-def test_an_error_is_told_in_one_line_that_says_what_it_was(error: Exception, line: str, typed: str) -> None:
+def test_error_line_shows_the_type_if_there_is_no_text(error: Exception, line: str, typed: str) -> None:
     assert (error_line(error), typed_error_line(error)) == (line, typed)

@@ -74,11 +74,11 @@ def test_any_value_makes_one_line_of_json(lines: Lines, value: Any, shown: Any) 
 @pytest.mark.parametrize(
     "text", ["api_key=x", "secret :x", '{"password":"x"}', "redis://:x@host", "TOKEN = 'x y'", "signature\n=\nx"]
 )
-def test_no_text_that_holds_a_secret_is_taken_for_one_that_does_not(text: str) -> None:
+def test_every_secret_has_a_character_that_triggers_the_search(text: str) -> None:
     assert logs.to_log_value(text) == mask_secrets(text) != text
 
 
-def test_a_value_that_holds_itself_makes_one_line(lines: Lines) -> None:
+def test_self_referencing_value_is_logged_as_one_line(lines: Lines) -> None:
     value: dict[str, Any] = {}
     value["itself"] = value
 
@@ -98,7 +98,7 @@ def test_an_exception_is_one_line_without_its_passwords(lines: Lines) -> None:
     assert "hunter2" not in line["exception"]
 
 
-def test_a_field_cannot_pass_for_the_line_s_own(lines: Lines) -> None:
+def test_callers_field_does_not_replace_the_lines_own(lines: Lines) -> None:
     mine = {"event": "mine", "level": "mine", "logger": "mine", "timestamp": "mine", "other": "mine"}
     logging.getLogger("theirs").warning("Said", extra=mine)
 
@@ -107,14 +107,14 @@ def test_a_field_cannot_pass_for_the_line_s_own(lines: Lines) -> None:
     assert line["timestamp"] != "mine"
 
 
-def test_a_field_named_as_one_of_logging_s_own_is_no_error(lines: Lines) -> None:
+def test_field_named_like_a_record_attribute_is_renamed(lines: Lines) -> None:
     logs.logger("x").info("Said", name="n", message="m", args=1)
 
     (line,) = lines()
     assert (line["name_"], line["message_"], line["args_"]) == ("n", "m", 1)
 
 
-def test_a_line_whose_arguments_do_not_fit_is_reported_as_a_line(lines: Lines) -> None:
+def test_line_whose_arguments_do_not_fit_is_logged_as_an_error(lines: Lines) -> None:
     ill_formed = logging.LogRecord("theirs", logging.INFO, __file__, 1, "%d rows", ("many",), None)
 
     # To our handler alone: pytest's own makes it an error.
@@ -129,7 +129,7 @@ class _Unsayable:
         raise RuntimeError("no")
 
 
-def test_what_cannot_be_made_a_text_is_reported_as_a_line_and_hurts_nobody(lines: Lines) -> None:
+def test_message_that_cannot_be_converted_is_logged_as_an_error(lines: Lines) -> None:
     unsayable = logging.LogRecord("theirs", logging.INFO, __file__, 1, _Unsayable(), (), None)
 
     logging.getLogger().handlers[0].handle(unsayable)
@@ -153,7 +153,7 @@ def test_warnings_are_lines_too(lines: Lines) -> None:
     assert (line["level"], line["logger"]) == ("warning", "py.warnings")
 
 
-def test_a_skipped_message_is_no_warning(lines: Lines) -> None:
+def test_skipped_message_is_logged_at_info(lines: Lines) -> None:
     # L4: Dramatiq's own line for it is one.
     dramatiq = logging.getLogger("dramatiq.worker.WorkerThread")
 
@@ -197,7 +197,7 @@ def _stderr_that_nobody_reads() -> Iterator[None]:
             os.dup2(nowhere.fileno(), writing)
 
 
-def test_a_line_that_stderr_does_not_take_stops_no_work(root_as_before: None) -> None:
+def test_line_that_stderr_rejects_raises_nothing(root_as_before: None) -> None:
     with _stderr_that_nobody_reads():
         logs.configure("INFO", "json")
 

@@ -95,9 +95,7 @@ def context(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=range(len(RECORDS)))
-def test_a_line_is_the_one_that_structlog_would_make(
-    root_as_before: None, context: None, record: logging.LogRecord
-) -> None:
+def test_line_equals_the_one_of_structlog(root_as_before: None, context: None, record: logging.LogRecord) -> None:
     structlogs = structlog.stdlib.ProcessorFormatter(processors=_RENDERING, foreign_pre_chain=_SHARED)
     logs.configure("INFO", "json")
     formatter = logging.getLogger().handlers[0].formatter

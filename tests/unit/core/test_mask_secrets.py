@@ -36,5 +36,5 @@ def test_passwords_are_masked_and_the_rest_stays_readable(text: str, shown: str)
         "https://key@sentry.example.org/1",
     ],
 )
-def test_what_holds_no_password_stays_as_it_is(text: str) -> None:
+def test_text_without_a_password_is_unchanged(text: str) -> None:
     assert mask_secrets(text) == text

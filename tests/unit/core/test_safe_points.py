@@ -110,7 +110,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def test_a_thread_interrupted_while_it_waits_for_a_lock_leaves_it_free() -> None:
+def test_interrupt_of_a_thread_waiting_for_a_lock_leaves_it_unlocked() -> None:
     lock = threading.Lock()
     condition = threading.Condition(lock)
 
@@ -122,7 +122,7 @@ def test_a_thread_interrupted_while_it_waits_for_a_lock_leaves_it_free() -> None
     assert is_free(lock)
 
 
-def test_what_others_call_acquire_is_interrupted_although_it_goes_on_for_ever() -> None:
+def test_acquire_function_of_another_library_is_interrupted() -> None:
     # As redis-py's lock does, which asks again and again.
     def acquire() -> None:
         while True:
@@ -137,7 +137,7 @@ def test_what_others_call_acquire_is_interrupted_although_it_goes_on_for_ever() 
     assert told.interrupted
 
 
-def test_a_thread_interrupted_while_it_waits_to_log_lets_the_others_log(
+def test_interrupt_of_a_logging_thread_leaves_the_handler_unlocked(
     handler: logging.Handler,
 ) -> None:
     lock: Any = handler.lock
@@ -148,7 +148,7 @@ def test_a_thread_interrupted_while_it_waits_to_log_lets_the_others_log(
     assert is_free(lock)
 
 
-def test_what_others_raise_in_a_thread_leaves_our_own_handler_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_raised_by_others_leaves_the_stderr_handler_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
     # `TimeLimit` of an application's own broker, a debugger, another library: they look at nothing before.
     monkeypatch.setattr(sys, "stderr", StringIO())
     own: Any = StderrHandler()
@@ -162,7 +162,7 @@ def test_what_others_raise_in_a_thread_leaves_our_own_handler_free(monkeypatch: 
     assert (told.interrupted, is_free(own.lock)) == (True, True)
 
 
-def test_a_message_on_a_pipe_is_written_whole_and_the_interrupt_comes_after_it(looks: list[int]) -> None:
+def test_interrupt_waits_until_a_message_is_written_to_a_pipe(looks: list[int]) -> None:
     # Dramatiq's workers log through one; a long line is written in two steps.
     reading, writing = Pipe(duplex=False)
     with reading, writing:
@@ -181,7 +181,7 @@ def test_a_message_on_a_pipe_is_written_whole_and_the_interrupt_comes_after_it(l
         assert (told.interrupted, set(read)) == (True, {b"x", line})
 
 
-def test_an_import_comes_to_its_end_and_can_be_made_again(
+def test_interrupt_waits_until_an_import_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: list[int]
 ) -> None:
     (tmp_path / "slow_to_import.py").write_text(
@@ -207,7 +207,7 @@ def test_an_import_comes_to_its_end_and_can_be_made_again(
     assert sys.modules.pop("slow_to_import").done
 
 
-def test_an_interrupt_that_has_to_wait_comes_when_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delayed_interrupt_arrives_at_the_next_safe_point(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
 
     def at_the_third_look(thread_id: int, outside: object) -> bool:
@@ -223,7 +223,7 @@ def test_an_interrupt_that_has_to_wait_comes_when_it_can(monkeypatch: pytest.Mon
     assert (told.interrupted, looked) == (True, [told.ident] * 3)
 
 
-def test_an_interrupt_that_had_to_wait_does_not_come_after_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delayed_interrupt_does_not_arrive_after_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = threading.Event()
 
     def never(thread_id: int, outside: object) -> bool:

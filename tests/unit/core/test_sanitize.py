@@ -16,7 +16,7 @@ from housekeeping.core.sanitize import in_one_line, printable
         ("one\ntwo\tthree", "one\ntwo three"),
     ],
 )
-def test_what_is_not_plainly_visible_is_written_out(text: str, shown: str) -> None:
+def test_invisible_characters_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
@@ -30,5 +30,5 @@ def test_what_is_not_plainly_visible_is_written_out(text: str, shown: str) -> No
         ("a\nb", "a\\nb"),
     ],
 )
-def test_a_line_is_as_long_as_it_may_be(text: str, shown: str) -> None:
+def test_line_is_cut_at_its_width(text: str, shown: str) -> None:
     assert in_one_line(text, 10) == shown

@@ -36,7 +36,7 @@ def test_without_any_variable_the_defaults_hold() -> None:
     assert (settings.catch_up, settings.grace_s, str(settings.timezone)) == ("latest", 30, "UTC")
 
 
-def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOUSEKEEPING_DATABASE_URL", "")
     monkeypatch.setenv("HOUSEKEEPING_WORKERS", "")
 
@@ -71,7 +71,7 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
         ("WORKERS", "null", "a JSON object by worker name"),
     ],
 )
-def test_a_wrong_value_is_refused_in_one_line(
+def test_wrong_value_is_rejected_in_one_line(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, should: str
 ) -> None:
     line = _refusal(monkeypatch, **{name: value})
@@ -99,7 +99,7 @@ def test_a_wrong_value_is_refused_in_one_line(
         ("table", "a; drop table b", "a table's name, or schema.table"),
     ],
 )
-def test_a_wrong_value_for_a_worker_is_refused_with_its_place(
+def test_wrong_value_of_a_worker_is_rejected_with_its_path(
     monkeypatch: pytest.MonkeyPatch, key: str, value: Any, should: str
 ) -> None:
     line = _refusal(monkeypatch, WORKERS=json.dumps({_WORKER: {key: value}}))
@@ -122,39 +122,39 @@ def test_the_nodes_of_a_broker_may_be_several(monkeypatch: pytest.MonkeyPatch, v
     assert Settings.load().broker_url == value
 
 
-def test_an_unknown_key_of_a_worker_is_refused_with_the_one_that_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_key_of_a_worker_is_rejected_with_a_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
     line = _refusal(monkeypatch, WORKERS=json.dumps({_WORKER: {"batch_sise": 3}}))
 
     assert line == (f'HOUSEKEEPING_WORKERS["{_WORKER}"]["batch_sise"] is not a valid key; did you mean batch_size?')
 
 
-def test_a_worker_may_be_taken_off_its_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedule_of_a_worker_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOUSEKEEPING_WORKERS", json.dumps({_WORKER: {"schedule": None}}))
 
     assert Settings.load().workers[_WORKER].model_fields_set == {"schedule"}
 
 
-def test_a_mistyped_variable_is_refused_with_the_one_that_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistyped_variable_is_rejected_with_a_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
     line = _refusal(monkeypatch, DATABSE_URL="x")
 
     assert line == "HOUSEKEEPING_DATABSE_URL is not a setting; did you mean HOUSEKEEPING_DATABASE_URL?"
 
 
-def test_a_variable_like_no_other_is_refused_with_all_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_variable_is_rejected_with_all_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     line = _refusal(monkeypatch, PASSWORD="hunter2")
 
     assert line.startswith("HOUSEKEEPING_PASSWORD is not a setting; the settings are HOUSEKEEPING_DATABASE_URL, ")
     assert "hunter2" not in line
 
 
-def test_variables_of_the_tests_and_the_embedded_servers_are_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_tests_and_embedded_servers_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOUSEKEEPING_TEST_DATABASE_URL", "x")
     monkeypatch.setenv("HOUSEKEEPING_EMBEDDED", "wheels")
 
     Settings.load()
 
 
-def test_a_file_in_the_current_folder_is_read_and_the_environment_wins(
+def test_dotenv_file_is_read_and_the_environment_takes_precedence(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / ".env").write_text("HOUSEKEEPING_NAMESPACE=from_file\nhousekeeping_schema=from_file\nOTHER=1\n")
@@ -166,7 +166,7 @@ def test_a_file_in_the_current_folder_is_read_and_the_environment_wins(
 
 
 @pytest.mark.parametrize("name", ["HOUSEKEEPING_DATABSE_URL", "housekeeping_databse_url"])
-def test_a_mistyped_variable_in_the_file_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_mistyped_variable_in_the_file_is_rejected(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (folder / ".env").write_text(f"{name}=x\n")
 
     assert _refusal(monkeypatch) == f"{name} is not a setting (in .env); did you mean HOUSEKEEPING_DATABASE_URL?"
@@ -179,7 +179,7 @@ def test_a_mistyped_variable_in_the_file_is_refused(folder: Path, monkeypatch: p
         (b"HOUSEKEEPING_NAMESPACE=\xff\n", ".env cannot be read; it should be UTF-8 text"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused(
+def test_unreadable_dotenv_file_is_rejected(
     folder: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, refusal: str
 ) -> None:
     (folder / ".env").write_bytes(content)
@@ -187,7 +187,7 @@ def test_a_file_that_cannot_be_read_is_refused(
     assert _refusal(monkeypatch) == refusal
 
 
-def test_lines_of_others_in_the_file_may_be_anything(folder: Path) -> None:
+def test_malformed_lines_without_the_prefix_are_ignored(folder: Path) -> None:
     (folder / ".env").write_text("if true; then\n  OTHER='1\nfi\n")
 
     Settings.load()
@@ -217,7 +217,7 @@ def test_lines_of_others_in_the_file_may_be_anything(folder: Path) -> None:
         ("OBJECT_STORES", '{"uploads": {"options": {"aws_secret_access_key": "hunter2"}}}'),
     ],
 )
-def test_a_refusal_shows_no_password(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_settings_error_shows_no_password(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"HOUSEKEEPING_{name}", value)
 
     with pytest.raises(SettingsError) as refusal:
@@ -241,13 +241,13 @@ def test_settings_show_no_password() -> None:
     assert "postgresql://me:***@host/db" in repr(settings)
 
 
-def test_what_pydantic_says_by_itself_shows_no_password() -> None:
+def test_pydantics_own_error_shows_no_password() -> None:
     with pytest.raises(pydantic.ValidationError) as error:
         Settings(database_url="mysql://me:hunter2@host/db")
 
     assert "hunter2" not in str(error.value)
 
 
-def test_a_missing_url_is_named_with_an_example() -> None:
+def test_missing_url_is_reported_with_an_example() -> None:
     with pytest.raises(SettingsError, match=r"^HOUSEKEEPING_REDIS_URL is not set; .* redis://host:6379/0$"):
         Settings.load().require_redis_url()

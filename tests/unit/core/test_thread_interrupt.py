@@ -67,16 +67,14 @@ def test_a_second_interrupt_is_not_sent(sent: list[Any]) -> None:
     assert (answers, sent) == ([True, False], [Shutdown])
 
 
-def test_a_section_within_another_is_part_of_it(sent: list[Any]) -> None:
+def test_nested_section_belongs_to_the_outer_one(sent: list[Any]) -> None:
     def inner() -> bool:
         return run_interruptibly(lambda: True)
 
     assert run_interruptibly(lambda: [inner(), interrupt(HERE(), LostLease)]) == [True, True]
 
 
-def test_an_interrupt_that_was_taken_back_makes_room_for_another_kind(
-    sent: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retracted_interrupt_allows_another_kind(sent: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     taken_back: list[int] = []
     monkeypatch.setattr(thread_interrupt, "_cancel", lambda section, thread_id: taken_back.append(thread_id))
 
@@ -92,7 +90,7 @@ def test_an_interrupt_that_was_taken_back_makes_room_for_another_kind(
     assert sent == [LostLease, Shutdown]
 
 
-def test_a_lease_that_interrupts_nobody_takes_nothing_back(sent: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_without_interrupting_retracts_no_interrupt(sent: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     # An application's own lease within an actor that has one: the actor's interrupt may be on its way.
     retracted: list[Any] = []
     monkeypatch.setattr("housekeeping.leases.lease.retract", retracted.append)
@@ -107,7 +105,7 @@ def test_a_lease_that_interrupts_nobody_takes_nothing_back(sent: list[Any], monk
     assert retracted == [LostLease]
 
 
-def test_what_is_undisturbed_comes_to_its_end_and_the_interrupt_after_it() -> None:
+def test_interrupt_of_a_shielded_function_arrives_after_it() -> None:
     done: list[str] = []
 
     def ending() -> None:
@@ -124,7 +122,7 @@ def test_what_is_undisturbed_comes_to_its_end_and_the_interrupt_after_it() -> No
     assert done == [str(number) for number in range(1000)]
 
 
-def test_within_the_undisturbed_a_section_can_be_interrupted_and_what_deals_with_it_can_not() -> None:
+def test_section_in_a_shielded_function_can_be_interrupted_once() -> None:
     done: list[str] = []
 
     def told_endlessly(another: ThreadPoolExecutor) -> None:
@@ -144,7 +142,7 @@ def test_within_the_undisturbed_a_section_can_be_interrupted_and_what_deals_with
     assert done == ["ended"]
 
 
-def test_an_interrupt_that_came_before_an_inner_section_is_raised_there() -> None:
+def test_deferred_interrupt_is_raised_in_an_inner_section() -> None:
     def run() -> None:
         assert interrupt(HERE(), LostLease) is True
         with pytest.raises(LostLease):
@@ -153,7 +151,7 @@ def test_an_interrupt_that_came_before_an_inner_section_is_raised_there() -> Non
     run_interruptibly(lambda: run_shielded(run))
 
 
-def test_an_exception_of_the_undisturbed_is_not_replaced_by_an_interrupt() -> None:
+def test_exception_in_a_shielded_function_is_not_replaced() -> None:
     def failing() -> None:
         interrupt(HERE(), LostLease)
         raise ValueError
@@ -162,7 +160,7 @@ def test_an_exception_of_the_undisturbed_is_not_replaced_by_an_interrupt() -> No
         run_interruptibly(lambda: run_shielded(failing))
 
 
-def test_a_traced_thread_leaves_as_any_other() -> None:
+def test_interrupt_of_a_traced_thread_does_not_hang() -> None:
     # CPython 3.11 may make it run for ever: under a debugger, or where coverage is measured.
     def told_endlessly() -> None:
         interrupt(HERE(), LostLease)

@@ -45,7 +45,7 @@ def test_replicas_are_listed_with_commas_or_as_json(
         ("[7]", "HOUSEKEEPING_REPLICA_URLS[0] is 7; it should be text"),
     ],
 )
-def test_a_wrong_replica_is_refused_with_its_place(monkeypatch: pytest.MonkeyPatch, value: str, line: str) -> None:
+def test_wrong_replica_url_is_rejected_with_its_index(monkeypatch: pytest.MonkeyPatch, value: str, line: str) -> None:
     with pytest.raises(SettingsError) as refusal:
         loaded(monkeypatch, value)
 

@@ -43,13 +43,13 @@ def test_events_are_in_the_order_they_were_declared() -> None:
     assert machine.events == ["go", "turn", "break_down"]
 
 
-def test_a_value_is_named_as_the_documents_write_it_and_one_it_does_not_know_as_it_is() -> None:
+def test_state_name_returns_the_documents_name_or_the_value() -> None:
     assert machine.state_name(1) == "green"
     assert machine.state_name(Light.GREEN) == "green"
     assert machine.state_name(9) == "9"
 
 
-def test_an_event_from_nowhere_is_refused() -> None:
+def test_event_without_a_source_is_rejected() -> None:
     # In SQL it would be `status IN ()`: an event that can never happen.
     with pytest.raises(DeclarationError, match="go: its sources"):
         StateMachine(Lamp.status, Light, {"go": ([], Light.GREEN)})

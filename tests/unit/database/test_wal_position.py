@@ -31,7 +31,7 @@ def test_a_position_is_read_back_from_its_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["", None, "7/x/1", "0/3000088", f"{SYSTEM}/1", f"{SYSTEM}/1/2/3"])
-def test_what_is_no_position_is_none(text: object) -> None:
+def test_parse_of_another_text_returns_none(text: object) -> None:
     assert WalPosition.parse(text) is None
 
 

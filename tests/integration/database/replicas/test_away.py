@@ -56,9 +56,7 @@ def test_a_replica_that_is_away_is_warned_of_once_a_minute(make_application: Mak
     assert warned == [1, 1, 2, 2, 3]
 
 
-def test_a_replica_that_is_left_alone_is_not_asked(
-    make_application: MakeApplication, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skipped_replica_is_not_queried(make_application: MakeApplication, monkeypatch: pytest.MonkeyPatch) -> None:
     position, now, tries = make_application(NOWHERE).position(), [0.0], set[float]()
     replicas = Replicas([NOWHERE], clock=lambda: now[0])
     connect = replicas._all[0].connect
@@ -75,7 +73,7 @@ def test_a_replica_that_is_left_alone_is_not_asked(
     assert tries == {0.0, 60.0}
 
 
-def test_threads_that_fail_at_the_same_time_say_so_once(
+def test_concurrent_failures_of_a_replica_are_logged_once(
     make_application: MakeApplication, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     application, meeting = make_application(NOWHERE), threading.Barrier(2, timeout=20)
@@ -121,7 +119,7 @@ def test_a_replica_that_is_killed_costs_no_message(make_application: MakeApplica
     assert (before, application.run(), seen) == ("replica", "primary", [0, 1])
 
 
-def test_a_replica_that_comes_back_is_looked_at_before_it_is_read_from(
+def test_restarted_replica_is_checked_before_it_is_read(
     make_application: MakeApplication, doomed_standby: Standby
 ) -> None:
     application, seen = make_application(doomed_standby.url), list[Any]()
@@ -141,7 +139,7 @@ def test_a_replica_that_comes_back_is_looked_at_before_it_is_read_from(
     assert seen == [True, False]
 
 
-def test_what_a_replica_was_asked_when_it_was_killed_is_asked_of_the_primary(
+def test_statement_on_a_killed_replica_is_repeated_on_the_primary(
     make_application: MakeApplication, doomed_standby: Standby
 ) -> None:
     application, seen = make_application(doomed_standby.url), list[Any]()
@@ -170,7 +168,7 @@ def test_what_a_replica_was_asked_when_it_was_killed_is_asked_of_the_primary(
     assert (seen, len(application.lines(LEFT_ALONE))) == ([1, False], 1)
 
 
-def test_after_a_conflict_with_what_is_replayed_a_run_goes_on_on_the_primary(
+def test_run_continues_on_the_primary_after_a_replay_conflict(
     make_application: MakeApplication, standby: Standby
 ) -> None:
     application, seen = make_application(standby.url), list[Any]()
@@ -190,7 +188,7 @@ def test_after_a_conflict_with_what_is_replayed_a_run_goes_on_on_the_primary(
     assert seen == [False, False], "never older than what was read before"
 
 
-def test_a_statement_that_takes_too_long_is_not_begun_again_on_the_primary(
+def test_timed_out_statement_is_not_repeated_on_the_primary(
     make_application: MakeApplication, standby: Standby
 ) -> None:
     application, codes = make_application(standby.url), list[Any]()

@@ -111,7 +111,7 @@ def test_positions_are_left_by_dropped_duplicates_only_and_for_a_day(
     assert DAY - timedelta(minutes=1) < timedelta(milliseconds=left_ms) <= DAY
 
 
-def test_a_message_that_is_put_back_keeps_its_position(make_application: MakeApplication, standby: Standby) -> None:
+def test_requeued_message_keeps_its_position(make_application: MakeApplication, standby: Standby) -> None:
     application = make_application(standby.url)
 
     @dramatiq.actor(broker=application.broker, max_retries=1, data_consistency="sticky")
@@ -131,7 +131,7 @@ def test_a_message_that_is_put_back_keeps_its_position(make_application: MakeApp
 
 
 @pytest.mark.parametrize(("age", "used"), [(DAY / 2 - timedelta(minutes=1), "replica"), (DAY / 2, "primary")])
-def test_a_message_so_old_that_a_position_may_be_forgotten_reads_from_the_primary(
+def test_message_older_than_12_hours_reads_from_the_primary(
     make_application: MakeApplication, standby: Standby, age: timedelta, used: str
 ) -> None:
     application = make_application(standby.url)

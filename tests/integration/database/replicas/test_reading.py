@@ -73,7 +73,7 @@ def test_a_sticky_message_reads_from_the_primary_what_replicas_do_not_have_in_ti
     assert (application.run(), seen) == ("primary", [["before it was sent"]])
 
 
-def test_a_delayed_message_waits_its_turn_once_and_then_reads_from_the_primary(
+def test_delayed_message_is_requeued_once_and_then_reads_from_the_primary(
     make_application: MakeApplication, standby: Standby
 ) -> None:
     application, seen = make_application(standby.url), list[Any]()
@@ -138,7 +138,7 @@ def test_a_replica_is_waited_for_no_longer_than_half_a_second(
     replicas._all[0].close()
 
 
-def test_a_process_that_is_to_stop_waits_for_no_replica(make_application: MakeApplication, standby: Standby) -> None:
+def test_stopping_process_does_not_wait_for_a_replica(make_application: MakeApplication, standby: Standby) -> None:
     ahead, pauses = far_ahead(make_application(standby.url)), list[float]()
     replicas = Replicas([standby.url], clock=itertools.count(step=0.01).__next__)
 

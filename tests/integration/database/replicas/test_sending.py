@@ -9,7 +9,7 @@ from tests.integration.database.replicas.standby import Standby
 from tests.integration.database.replicas.test_away import NOWHERE, declared
 
 
-def test_a_primary_that_is_away_keeps_nobody_from_sending(make_application: MakeApplication, standby: Standby) -> None:
+def test_message_is_sent_while_the_primary_is_away(make_application: MakeApplication, standby: Standby) -> None:
     application, seen, now = make_application(standby.url), list[Any](), [0.0]
     application.consistency._positions = WalPositionReader(NOWHERE, clock=lambda: now[0])
     look = declared(application, seen)
