@@ -37,7 +37,7 @@ WORKER = "user_status_cleanup.batch"
         (["status"], {"DATABASE_URL": "postgresql://me:hunter2@host.invalid/db"}, 1, "PostgreSQL did not answer: "),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(
+def test_command_error_is_one_line(
     command: Command, arguments: list[str], given: dict[str, str], status: int, line: str
 ) -> None:
     finished = command(*arguments, **given)
@@ -47,7 +47,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert line in finished.stderr and "hunter2" not in finished.stderr
 
 
-def test_a_wrong_database_name_is_said_in_one_line(command: Command, settings: Settings) -> None:
+def test_wrong_database_name_is_one_error_line(command: Command, settings: Settings) -> None:
     assert settings.database_url is not None
 
     finished = command("status", DATABASE_URL=f"{settings.database_url}&dbname=no_such_database")
@@ -63,30 +63,28 @@ def test_a_group_without_a_command_shows_its_help(command: Command, arguments: l
     assert "Commands:" in finished.stdout + finished.stderr
 
 
-def test_a_traceback_is_shown_only_when_asked_for(command: Command) -> None:
+def test_traceback_is_shown_only_with_debug(command: Command) -> None:
     finished = command("--debug", "run", "nope")
 
     assert finished.returncode == 1
     assert "Traceback" in finished.stderr
 
 
-def test_a_worker_process_for_a_queue_there_is_not_is_refused_with_those_there_are(
-    command: Command, made: None
-) -> None:
+def test_worker_process_rejects_an_unknown_queue(command: Command, made: None) -> None:
     ended = command("worker", "--queues", "cronjobs")
 
     assert ended.returncode == 2
     assert "there is no queue 'cronjobs'; the queues are cronjob, git_refs" in ended.stderr
 
 
-def test_a_worker_process_without_redis_ends_with_one_line(command: Command, made: None) -> None:
+def test_worker_process_without_redis_exits_with_one_line(command: Command, made: None) -> None:
     finished = command("worker", REDIS_URL="redis://:hunter2@localhost:1/0")
 
     assert (finished.returncode, finished.stdout, finished.stderr.count("\n")) == (1, "", 1)
     assert finished.stderr.startswith("housekeeping: Redis did not answer: ")
 
 
-def test_a_mistyped_setting_in_the_file_is_refused(command: Command, tmp_path: Path) -> None:
+def test_mistyped_setting_in_env_file_is_rejected(command: Command, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("HOUSEKEEPING_LOG_LEVL=DEBUG\n")
 
     finished = command("list")
@@ -106,7 +104,7 @@ def test_list_works_without_a_database(command: Command) -> None:
     assert shown.split()[-1] == "unknown"
 
 
-def test_with_its_output_closed_a_command_works_on(environment: dict[str, str], tmp_path: Path) -> None:
+def test_command_runs_with_closed_output(environment: dict[str, str], tmp_path: Path) -> None:
     command = ["sh", "-c", 'exec "$0" -m housekeeping list >&-', sys.executable]
 
     ended = subprocess.run(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60)
@@ -114,7 +112,7 @@ def test_with_its_output_closed_a_command_works_on(environment: dict[str, str], 
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_list_shows_what_the_settings_say(command: Command, made: None) -> None:
+def test_list_shows_configured_limits(command: Command, made: None) -> None:
     set_to = json.dumps({WORKER: {"batch_size": 7, "max_runtime_s": 90, "schedule": "0 3 * * *", "enabled": True}})
 
     rows = json.loads(command("list", "--json", WORKERS=set_to, TIMEZONE="Asia/Tokyo").stdout)
@@ -124,7 +122,7 @@ def test_list_shows_what_the_settings_say(command: Command, made: None) -> None:
     assert datetime.fromisoformat(shown["next_tick"]).hour == 18
 
 
-def test_on_a_narrow_terminal_nothing_is_cut_off(command: Command, made: None, environment: dict[str, str]) -> None:
+def test_narrow_terminal_truncates_nothing(command: Command, made: None, environment: dict[str, str]) -> None:
     environment["COLUMNS"] = "20"
 
     shown = command("list").stdout
@@ -132,7 +130,7 @@ def test_on_a_narrow_terminal_nothing_is_cut_off(command: Command, made: None, e
     assert [WORKER, "*", "*", "*", "*", "*"] in [line.split()[:6] for line in shown.splitlines()]
 
 
-def test_what_goes_to_a_file_is_not_wrapped_and_has_no_colours(command: Command, add: Callable[[int], None]) -> None:
+def test_output_to_a_file_is_not_wrapped_or_colored(command: Command, add: Callable[[int], None]) -> None:
     add(20_000)
     command("run", WORKER)
 
@@ -142,7 +140,7 @@ def test_what_goes_to_a_file_is_not_wrapped_and_has_no_colours(command: Command,
     assert "\x1b" not in shown
 
 
-def test_plan_shows_what_a_run_would_do(command: Command, add: Callable[[int], None]) -> None:
+def test_plan_shows_the_counts_of_a_run(command: Command, add: Callable[[int], None]) -> None:
     add(201)
 
     shown = command("plan", WORKER)
@@ -153,7 +151,7 @@ def test_plan_shows_what_a_run_would_do(command: Command, add: Callable[[int], N
     assert (planned["worker"], planned["stale_rows"], planned["batches"]) == (WORKER, 201, 3)
 
 
-def test_status_shows_last_run_backlog_queues_and_alarms(command: Command, add: Callable[[int], None]) -> None:
+def test_status_shows_last_run_backlog_queues_and_alerts(command: Command, add: Callable[[int], None]) -> None:
     command("run", WORKER)
     add(10_001)
 
@@ -174,7 +172,7 @@ def test_status_without_redis_shows_the_rest(command: Command, made: None) -> No
     assert "hunter2" not in finished.stdout + finished.stderr
 
 
-def test_init_says_what_it_did_and_may_be_repeated(command: Command, settings: Settings) -> None:
+def test_init_can_be_repeated(command: Command, settings: Settings) -> None:
     first, second = (command("init", "--with-tables").stdout.splitlines() for _ in range(2))
 
     assert first[0] == f"schema {settings.schema_name}: created"
@@ -182,7 +180,7 @@ def test_init_says_what_it_did_and_may_be_repeated(command: Command, settings: S
     assert ("table user_statuses: created" in first, "table user_statuses: already exists" in second) == (True, True)
 
 
-def test_the_help_has_each_command_on_a_line_that_fits(command: Command) -> None:
+def test_help_lists_each_command_in_one_line(command: Command) -> None:
     lines = command("--help").stdout.split("Commands:\n")[1].split("\n\n")[0].splitlines()
 
     assert {line.split()[0] for line in lines} >= {
@@ -198,9 +196,7 @@ def test_the_help_has_each_command_on_a_line_that_fits(command: Command) -> None
     assert [line for line in lines if len(line) > 80 or not line.endswith(".") or line.endswith("...")] == []
 
 
-def test_the_processes_of_dramatiq_and_periodiq_say_in_one_line_what_is_wrong(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_dramatiq_and_periodiq_print_setting_errors_in_one_line(environment: dict[str, str], tmp_path: Path) -> None:
     environment["HOUSEKEEPING_DATABASE_URL"] = "mysql://me:hunter2@host/db"
 
     finished = subprocess.run(
@@ -229,7 +225,7 @@ def test_families_without_tables_are_shown_in_a_line_each(command: Command, show
     assert "ALERT user_status" not in shown.stdout
 
 
-def test_status_in_json_says_what_is_missing(command: Command) -> None:
+def test_status_json_names_the_setup_problem(command: Command) -> None:
     command("init")
 
     [shown] = [each for each in json.loads(command("status", "--json").stdout)["workers"] if each["worker"] == WORKER]
@@ -238,13 +234,13 @@ def test_status_in_json_says_what_is_missing(command: Command) -> None:
     assert shown["not_set_up"] == "table user_statuses is not in this database"
 
 
-def test_why_says_that_a_worker_is_not_set_up(command: Command) -> None:
+def test_why_explains_a_worker_that_is_not_set_up(command: Command) -> None:
     command("init")
 
     assert "table user_statuses is not in this database" in command("why", WORKER).stdout
 
 
-def test_sample_data_fills_the_tables_of_a_trial_once(command: Command) -> None:
+def test_sample_data_is_added_only_to_empty_tables(command: Command) -> None:
     first, second = (command("init", "--with-tables", "--with-sample-data") for _ in range(2))
 
     assert first.returncode == 0
@@ -253,7 +249,7 @@ def test_sample_data_fills_the_tables_of_a_trial_once(command: Command) -> None:
     assert "table user_statuses already has rows" in second.stderr
 
 
-def test_sample_data_alone_is_refused(command: Command) -> None:
+def test_sample_data_without_tables_is_rejected(command: Command) -> None:
     refused = command("init", "--with-sample-data")
 
     assert (refused.returncode, refused.stdout) == (2, "")

@@ -54,7 +54,7 @@ def dead(broker: RedisBroker, charge: Actor[..., Any]) -> Message[Any]:
     return message
 
 
-def test_a_list_shows_who_died_of_what(command: Command, dead: Message[Any]) -> None:
+def test_dead_letter_list_shows_actor_and_error(command: Command, dead: Message[Any]) -> None:
     finished = command("deadletters", "list")
 
     assert finished.returncode == 0, finished.stderr
@@ -65,7 +65,7 @@ def test_a_list_shows_who_died_of_what(command: Command, dead: Message[Any]) -> 
     assert "\x1b" not in finished.stdout and "hunter2" not in finished.stdout
 
 
-def test_programs_get_the_newest_up_to_a_limit_and_how_many_there_are(command: Command, dead: Message[Any]) -> None:
+def test_dead_letter_json_has_the_newest_and_the_total(command: Command, dead: Message[Any]) -> None:
     listed = json.loads(command("deadletters", "list", "--json", "--limit", "1").stdout)
 
     [letter] = listed.pop("dead_letters")
@@ -80,7 +80,7 @@ def test_programs_get_the_newest_up_to_a_limit_and_how_many_there_are(command: C
     assert len(letter["arguments"]) == 60
 
 
-def test_one_is_shown_whole_without_its_secrets_and_without_obeying_it(command: Command, dead: Message[Any]) -> None:
+def test_dead_letter_is_shown_masked_and_escaped(command: Command, dead: Message[Any]) -> None:
     finished = command("deadletters", "show", dead.message_id)
 
     assert finished.returncode == 0, finished.stderr
@@ -92,7 +92,7 @@ def test_one_is_shown_whole_without_its_secrets_and_without_obeying_it(command: 
     assert "\\x1b[31mred" in finished.stdout
 
 
-def test_requeueing_several_says_what_became_of_each(
+def test_requeue_reports_the_result_of_each_message(
     command: Command, broker: RedisBroker, charge: Actor[..., Any], dead: Message[Any]
 ) -> None:
     other = charge.send(2)
@@ -104,9 +104,7 @@ def test_requeueing_several_says_what_became_of_each(
     assert {message.message_id for message in queued(broker)} == {dead.message_id, other.message_id}
 
 
-def test_an_unknown_id_is_said_in_one_line_and_changes_nothing(
-    command: Command, broker: RedisBroker, dead: Message[Any]
-) -> None:
+def test_requeue_with_an_unknown_id_changes_nothing(command: Command, broker: RedisBroker, dead: Message[Any]) -> None:
     finished = command("deadletters", "requeue", dead.message_id, "no-such-id\x1b")
 
     assert (finished.returncode, finished.stdout, finished.stderr.count("\n")) == (2, "", 1)
@@ -114,7 +112,7 @@ def test_an_unknown_id_is_said_in_one_line_and_changes_nothing(
     assert queued(broker) == [] and len(queued(broker, "default.XQ")) == 1
 
 
-def test_what_nothing_can_read_is_listed_and_shown_raw_and_not_requeued(command: Command, broker: RedisBroker) -> None:
+def test_unreadable_message_is_listed_and_not_requeued(command: Command, broker: RedisBroker) -> None:
     broker.client.zadd(f"{broker.namespace}:default.XQ", {"5-5": current_millis()})
     broker.client.hset(f"{broker.namespace}:default.XQ.msgs", "5-5", b"\xff{half a message \x1b[2J password=hunter2")
 

@@ -33,7 +33,7 @@ def listed(command: Command) -> list[dict[str, Any]]:
     return held
 
 
-def test_keys_are_listed_with_who_holds_them_and_for_how_long(command: Command, broker: RedisBroker) -> None:
+def test_keys_are_listed_with_message_state_and_expiry(command: Command, broker: RedisBroker) -> None:
     seen: list[dict[str, Any]] = []
 
     def look() -> None:
@@ -51,7 +51,7 @@ def test_keys_are_listed_with_who_holds_them_and_for_how_long(command: Command, 
     assert all(each["actor"] == "work" and 500 < each["remaining_s"] <= 600 for each in seen)
 
 
-def test_a_key_is_shown_and_freed_in_words_that_say_what_it_means(command: Command, broker: RedisBroker) -> None:
+def test_released_key_is_reported_with_its_consequence(command: Command, broker: RedisBroker) -> None:
     work = declared(broker, [], **executed())
     message = work.send()
     (held,) = listed(command)
@@ -69,7 +69,7 @@ def test_a_key_is_shown_and_freed_in_words_that_say_what_it_means(command: Comma
     assert command("dedup", "list").stdout == "no keys are held\n"
 
 
-def test_no_more_keys_are_listed_than_asked_for(command: Command, broker: RedisBroker) -> None:
+def test_key_list_respects_its_limit(command: Command, broker: RedisBroker) -> None:
     work = declared(broker, [])
     for number in range(3):
         work.send(number)
@@ -87,7 +87,7 @@ def test_no_more_keys_are_listed_than_asked_for(command: Command, broker: RedisB
         ("work:*", "'work:*' looks like a pattern; name each key in full"),
     ],
 )
-def test_what_is_not_held_is_said_in_one_line_and_nothing_is_freed(
+def test_release_of_an_unheld_key_releases_nothing(
     command: Command, broker: RedisBroker, redis_client: redis.Redis, settings: Settings, key: str, line: str
 ) -> None:
     declared(broker, []).send()
@@ -100,7 +100,7 @@ def test_what_is_not_held_is_said_in_one_line_and_nothing_is_freed(
     assert len(keys(redis_client, settings)) == 1
 
 
-def test_redis_away_is_said_in_one_line(command: Command) -> None:
+def test_unavailable_redis_is_one_error_line(command: Command) -> None:
     finished = command("dedup", "list", REDIS_URL="redis://127.0.0.1:1")
 
     assert (finished.returncode, finished.stdout) == (1, "")

@@ -84,7 +84,7 @@ def test_argument_belongs_to_the_work(command: Command, made: None) -> None:
     ],
 )
 @pytest.mark.slow
-def test_what_cannot_be_enqueued_is_said_in_one_line(
+def test_enqueue_error_is_one_line(
     command: Command,
     made: None,
     arguments: list[str],

@@ -44,7 +44,7 @@ def test_leases_are_listed_and_released(command: Command, held: ExclusiveLease) 
     assert command("leases", "list").stdout == "no leases are held\n"
 
 
-def test_a_lease_that_nobody_holds_is_no_lease(command: Command, postgres: Database, redis_client: redis.Redis) -> None:
+def test_release_of_a_free_lease_is_an_error(command: Command, postgres: Database, redis_client: redis.Redis) -> None:
     finished = command("leases", "release", "\x1b[2J")
 
     assert (finished.returncode, finished.stdout, finished.stderr.count("\n")) == (2, "", 1)
@@ -58,7 +58,7 @@ def test_a_lease_that_nobody_holds_is_no_lease(command: Command, postgres: Datab
         ({"DATABASE_URL": "postgresql://postgres@/postgres?host=/nowhere"}, "PostgreSQL did not answer"),
     ],
 )
-def test_nothing_is_released_while_a_server_is_away(
+def test_release_changes_nothing_while_a_server_is_unavailable(
     command: Command, held: ExclusiveLease, away: dict[str, str], line: str
 ) -> None:
     finished = command("leases", "release", KEY, **away)
@@ -69,9 +69,7 @@ def test_nothing_is_released_while_a_server_is_away(
     assert Lease.get().epoch == 1
 
 
-def test_without_a_database_a_release_warns_that_its_holder_may_write_on(
-    command: Command, held: ExclusiveLease
-) -> None:
+def test_release_without_database_warns_about_missing_fencing(command: Command, held: ExclusiveLease) -> None:
     finished = command("leases", "release", KEY, DATABASE_URL="")
 
     assert finished.returncode == 0
@@ -79,7 +77,7 @@ def test_without_a_database_a_release_warns_that_its_holder_may_write_on(
     assert not held.exists()
 
 
-def test_while_redis_is_away_the_list_shows_what_the_database_knows(command: Command, held: ExclusiveLease) -> None:
+def test_list_without_redis_shows_the_leases_in_the_database(command: Command, held: ExclusiveLease) -> None:
     finished = command("leases", "list", **REDIS_AWAY)
 
     assert finished.returncode == 0

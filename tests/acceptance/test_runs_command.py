@@ -87,7 +87,7 @@ def test_runs_are_filtered_by_outcome_and_time(command: Command, record: Record)
 
 
 @pytest.mark.slow
-def test_details_tell_all_that_the_ledger_has(command: Command, record: Record) -> None:
+def test_run_details_show_all_ledger_columns(command: Command, record: Record) -> None:
     first = record(message_id="m-1", outcome="lost", reason="taken_over", epoch=6, counts={"deleted_rows": 100})
     second = record(
         started_at=NOW,
@@ -129,7 +129,7 @@ def test_details_tell_all_that_the_ledger_has(command: Command, record: Record) 
     ],
 )
 @pytest.mark.slow
-def test_wrong_word_is_refused_in_one_line(command: Command, record: Record, arguments: list[str], said: str) -> None:
+def test_wrong_runs_option_is_one_error_line(command: Command, record: Record, arguments: list[str], said: str) -> None:
     record(outcome="done")
 
     refused = command(*arguments)

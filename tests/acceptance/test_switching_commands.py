@@ -20,9 +20,7 @@ AT = datetime(2026, 11, 20, 3, tzinfo=UTC)
 
 
 @pytest.mark.slow
-def test_a_paused_worker_is_skipped_says_why_and_runs_when_it_is_resumed(
-    add: Callable[[int], None], command: Command
-) -> None:
+def test_paused_worker_skips_runs_until_it_is_resumed(add: Callable[[int], None], command: Command) -> None:
     add(3)
 
     paused = command("pause", WORKER, "--reason", "migration", "--until", "2h")
@@ -61,7 +59,7 @@ def test_all_workers_are_paused_and_resumed_at_once(made: None, command: Command
         (["why", "nope"], "there is no worker 'nope'"),
     ],
 )
-def test_a_wrong_word_is_refused_in_one_line(made: None, command: Command, arguments: list[str], said: str) -> None:
+def test_wrong_override_option_is_one_error_line(made: None, command: Command, arguments: list[str], said: str) -> None:
     refused = command(*arguments)
 
     assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)

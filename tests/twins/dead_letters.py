@@ -101,7 +101,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "R6",
         "lets_a_message_speak_to_the_terminal",
-        f"{_COMMAND}test_one_is_shown_whole_without_its_secrets_and_without_obeying_it",
+        f"{_COMMAND}test_dead_letter_is_shown_masked_and_escaped",
         instead(sanitize, "_visible", lambda character: character),
         in_processes=True,
         slow=True,

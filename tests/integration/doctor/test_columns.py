@@ -98,7 +98,7 @@ def test_missing_column_that_no_worker_uses_is_no_finding(
     assert of_columns(found, "warning", "error") == []
 
 
-def test_missing_optional_columns_are_told_and_are_fine(found: Found, postgres: Database) -> None:
+def test_missing_optional_columns_are_fine(found: Found, postgres: Database) -> None:
     postgres.execute_sql("ALTER TABLE ci_builds DROP COLUMN stage, DROP COLUMN name")
 
     assert of_columns(found, "warning", "error") == []
@@ -115,7 +115,7 @@ def test_missing_optional_columns_are_told_and_are_fine(found: Found, postgres: 
         ("created_at TYPE timestamptz", "warning", "ci_builds.created_at is timestamp with time zone, not"),
     ],
 )
-def test_column_of_a_type_that_does_not_fit_is_told(
+def test_column_of_an_unsuitable_type_is_a_finding(
     found: Found, postgres: Database, change: str, level: str | None, text: str
 ) -> None:
     postgres.execute_sql(f"ALTER TABLE ci_builds ALTER COLUMN {change}")

@@ -29,7 +29,7 @@ def said(found: Found, *levels: str) -> list[tuple[str, str]]:
 SERVERS = [("redis", "persistence"), ("redis", "company"), ("postgres", "long transactions")]
 
 
-def test_of_a_complete_installation_nothing_is_wrong(found: Found) -> None:
+def test_complete_installation_has_no_problems(found: Found) -> None:
     assert said(found, "warning", "error") == []
     assert len(said(found, "fine")) > 20
 
@@ -44,7 +44,7 @@ INDEXES = [
 
 
 @pytest.mark.parametrize(("index", "worker"), INDEXES)
-def test_an_index_that_is_missing_is_told_with_the_statement_that_makes_it(
+def test_missing_index_is_reported_with_its_create_statement(
     found: Found, admin: Connection, settings: Settings, index: str, worker: str
 ) -> None:
     with admin.cursor() as cursor:
@@ -61,7 +61,7 @@ def test_an_index_that_is_missing_is_told_with_the_statement_that_makes_it(
     assert [each for each in found("warning") if each.subject == "indexes"] == []
 
 
-def test_a_table_that_is_not_there_is_an_error_with_the_setting_that_names_it(found: Found, postgres: Database) -> None:
+def test_missing_table_is_an_error_that_names_the_setting(found: Found, postgres: Database) -> None:
     postgres.execute_sql("DROP TABLE ci_builds")
 
     (missing,) = [each for each in found("error") if each.subject == "table ci_builds"]
@@ -70,7 +70,7 @@ def test_a_table_that_is_not_there_is_an_error_with_the_setting_that_names_it(fo
 
 
 @pytest.mark.parametrize("off", ["off", "false", "no", "0"])
-def test_a_table_that_autovacuum_leaves_alone_is_told(found: Found, postgres: Database, off: str) -> None:
+def test_table_with_autovacuum_off_is_a_warning(found: Found, postgres: Database, off: str) -> None:
     postgres.execute_sql(f"ALTER TABLE ci_builds SET (autovacuum_enabled = {off})")
 
     (told,) = [each for each in found("warning") if each.subject == "autovacuum on ci_builds"]
@@ -78,15 +78,13 @@ def test_a_table_that_autovacuum_leaves_alone_is_told(found: Found, postgres: Da
     assert "is off" in told.text
 
 
-def test_a_table_with_other_options_is_none_that_autovacuum_leaves_alone(found: Found, postgres: Database) -> None:
+def test_table_with_other_options_has_autovacuum_on(found: Found, postgres: Database) -> None:
     postgres.execute_sql("ALTER TABLE ci_builds SET (autovacuum_enabled = on, fillfactor = 90)")
 
     assert [each for each in found("warning") if each.subject == "autovacuum on ci_builds"] == []
 
 
-def test_a_missing_schema_is_an_error_and_hides_nothing_else(
-    found: Found, settings: Settings, admin: Connection
-) -> None:
+def test_missing_schema_is_an_error_and_other_checks_run(found: Found, settings: Settings, admin: Connection) -> None:
     with admin.cursor() as cursor:
         cursor.execute(f"DROP SCHEMA {settings.schema_name} CASCADE")
 
@@ -99,9 +97,7 @@ def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "LONG", timedelta())
 
 
-def test_a_long_transaction_is_told_with_the_statement_that_ends_it(
-    found: Found, settings: Settings, long_ago: None
-) -> None:
+def test_long_transaction_is_reported_with_its_remedy(found: Found, settings: Settings, long_ago: None) -> None:
     assert settings.database_url is not None
     with psycopg2.connect(settings.database_url, application_name="a night's report") as other:
         with other.cursor() as cursor:
@@ -116,7 +112,7 @@ def test_a_long_transaction_is_told_with_the_statement_that_ends_it(
     other.close()
 
 
-def test_a_server_that_takes_no_writes_is_an_error(found: Found, complete: Settings, tables: None) -> None:
+def test_read_only_server_is_an_error(found: Found, complete: Settings, tables: None) -> None:
     database.execute_sql("SET default_transaction_read_only = on")
 
     assert ("postgres", "writing") in said(found, "error")
@@ -131,26 +127,24 @@ def test_a_server_that_takes_no_writes_is_an_error(found: Found, complete: Setti
         ({"maxmemory": 10, "maxmemory_policy": "volatile-ttl", "used_memory": 1}, "error"),
     ],
 )
-def test_a_redis_that_throws_keys_away_when_it_is_full_is_an_error(
-    settings: Settings, information: dict[str, object], level: str
-) -> None:
+def test_redis_that_evicts_keys_is_an_error(settings: Settings, information: dict[str, object], level: str) -> None:
     (finding,) = _memory(redis_client(settings.require_redis_url()), information)
 
     assert finding.level == level
 
 
-def test_an_append_only_redis_is_fine() -> None:
+def test_append_only_redis_is_fine() -> None:
     assert [each.level for each in _persistence({"aof_enabled": 1})] == ["fine"]
 
 
 @pytest.mark.parametrize("information", [{"rdb_saves": 0}, {"rdb_saves": 3}, {}])
-def test_a_redis_without_an_append_only_file_is_told_to_lose_messages(information: dict[str, object]) -> None:
+def test_redis_without_append_only_file_is_a_warning(information: dict[str, object]) -> None:
     (finding,) = _persistence({"aof_enabled": 0, "rdb_last_save_time": 1, **information})
 
     assert (finding.level, "lost with the server" in finding.text) == ("warning", True)
 
 
-def test_a_redis_that_is_away_is_one_error_and_hides_nothing_else(complete: Settings, tables: None) -> None:
+def test_unavailable_redis_is_one_error_and_other_checks_run(complete: Settings, tables: None) -> None:
     away = complete.model_copy(update={"redis_url": "redis://127.0.0.1:1"})
 
     found = list(doctor.examine(away, configured_sweeps(away)))
@@ -158,7 +152,7 @@ def test_a_redis_that_is_away_is_one_error_and_hides_nothing_else(complete: Sett
     assert [(each.area, each.subject) for each in found if each.level == "error"] == [("redis", "connection")]
 
 
-def test_a_client_of_rabbitmq_that_is_not_installed_is_a_finding_and_hides_nothing_else(
+def test_missing_rabbitmq_client_is_one_error(
     complete: Settings, tables: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("housekeeping.brokers.rabbitmq.broker")]:
@@ -177,7 +171,7 @@ def test_a_client_of_rabbitmq_that_is_not_installed_is_a_finding_and_hides_nothi
     assert ("postgres", "connection") in [(each.area, each.subject) for each in found]
 
 
-def test_looking_changes_nothing(found: Found, settings: Settings, statements: list[str]) -> None:
+def test_doctor_changes_nothing(found: Found, settings: Settings, statements: list[str]) -> None:
     client = redis_client(settings.require_redis_url())
     keys = set(client.scan_iter(match=f"{settings.namespace}:*"))
 

@@ -46,7 +46,7 @@ def found() -> Finding:
     return finding
 
 
-def test_advice_names_the_index_of_the_run_and_not_of_a_foreign_key(tables: None, admin: Connection) -> None:
+def test_index_advice_ignores_foreign_key_indexes(tables: None, admin: Connection) -> None:
     missing = found()
 
     assert missing.level == "warning"

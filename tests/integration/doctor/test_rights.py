@@ -46,7 +46,7 @@ def role(tables: None, postgres: Database, settings: Settings, admin: Connection
         cursor.execute(f"DROP ROLE {name}")
 
 
-def test_every_worker_does_its_work_with_exactly_the_rights_that_are_documented(
+def test_workers_run_with_exactly_the_documented_rights(
     tables: None, postgres: Database, complete: Settings, request: pytest.FixtureRequest
 ) -> None:
     root = complete.repositories_root
@@ -73,7 +73,7 @@ def test_every_worker_does_its_work_with_exactly_the_rights_that_are_documented(
     assert counted["batched_git_ref_updates.project_cleanup"] == 1
 
 
-def test_a_right_that_was_taken_away_is_missing(role: str, settings: Settings, admin: Connection) -> None:
+def test_revoked_right_is_reported_as_missing(role: str, settings: Settings, admin: Connection) -> None:
     needed = needed_rights(settings)
     before = missing_rights("ci_builds", needed["ci_builds"])
 
@@ -95,9 +95,7 @@ def elsewhere(complete: Settings) -> Iterator[Settings]:
     configured_sweeps(complete)
 
 
-def test_a_schema_that_may_not_be_used_is_told_and_hides_no_other_table(
-    role: str, elsewhere: Settings, admin: Connection
-) -> None:
+def test_schema_without_usage_right_is_an_error(role: str, elsewhere: Settings, admin: Connection) -> None:
     sweeps = configured_sweeps(elsewhere)
     with admin.cursor() as cursor:
         cursor.execute(f"REVOKE USAGE ON SCHEMA {elsewhere.namespace} FROM {role}")
@@ -134,11 +132,11 @@ def _stale(root: Path) -> None:
     subprocess.run(["git", "init", "-q", "--bare", str(repository)], check=True)
 
 
-def test_the_doctor_and_the_models_agree_on_the_tables() -> None:
+def test_declared_rights_name_the_tables_of_the_models() -> None:
     assert all(set(family.RIGHTS) == set(family.MODELS) for family in BUILT_IN)
 
 
-def test_the_statements_in_the_documentation_are_those_of_the_code() -> None:
+def test_documented_grants_match_the_code() -> None:
     page = (Path(__file__).parents[3] / "docs" / "howto" / "rights.md").read_text()
     ours = [line.removesuffix(";") for line in page.splitlines() if line.startswith("GRANT") and "SCHEMA" not in line]
 

@@ -28,7 +28,7 @@ def word(client: FlaskClient, log_in: LogIn) -> str:
     return form_token(client.get(PATH))
 
 
-def test_a_worker_is_narrowed_by_a_form_and_its_page_says_to_what(client: FlaskClient, word: str) -> None:
+def test_narrow_form_sets_limits_that_the_page_shows(client: FlaskClient, word: str) -> None:
     form = {"form_token": word, "batch_size": "10", "max_runtime_s": "5", "reason": "peak", "until": "2h"}
 
     done = client.post(f"{PATH}/narrow", data=form)
@@ -41,7 +41,7 @@ def test_a_worker_is_narrowed_by_a_form_and_its_page_says_to_what(client: FlaskC
     assert ">Resume</button>" in page and ">Pause</button>" in page
 
 
-def test_a_reason_with_what_a_database_does_not_take_is_kept_in_words(client: FlaskClient, word: str) -> None:
+def test_reason_with_control_characters_is_stored_escaped(client: FlaskClient, word: str) -> None:
     done = client.post(f"{PATH}/pause", data={"form_token": word, "reason": " a\0b\nc "})
 
     said = override_of(WORKER)
@@ -50,20 +50,20 @@ def test_a_reason_with_what_a_database_does_not_take_is_kept_in_words(client: Fl
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "10001", "1e3", "x", "１０", "9" * 5000])
-def test_a_number_that_cannot_be_is_refused_in_words(client: FlaskClient, word: str, number: str) -> None:
+def test_number_out_of_range_is_rejected(client: FlaskClient, word: str, number: str) -> None:
     refused = client.post(f"{PATH}/narrow", data={"form_token": word, "batch_size": number})
 
     assert refused.status_code == 400 and override_of(WORKER) is None
     assert "it should be a number from 1 to 10,000" in refused.get_data(as_text=True)
 
 
-def test_narrow_without_a_number_is_refused(client: FlaskClient, word: str) -> None:
+def test_narrow_without_a_number_is_rejected(client: FlaskClient, word: str) -> None:
     refused = client.post(f"{PATH}/narrow", data={"form_token": word, "batch_size": ""})
 
     assert refused.status_code == 400 and "nothing to narrow" in refused.get_data(as_text=True)
 
 
-def test_a_plan_says_what_a_run_would_do_and_leaves_nothing(client: FlaskClient) -> None:
+def test_plan_page_shows_counts_and_changes_nothing(client: FlaskClient) -> None:
     UserStatus.insert_many(
         [{"user_id": each, "clear_status_at": NOW - timedelta(hours=1)} for each in (1, 2, 3)]
     ).execute()
@@ -74,7 +74,7 @@ def test_a_plan_says_what_a_run_would_do_and_leaves_nothing(client: FlaskClient)
     assert (UserStatus.select().count(), Run.select().count()) == (3, 0)
 
 
-def test_a_plan_counts_no_further_than_its_limit(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_page_counts_up_to_its_limit(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "_COUNTED", 2)
     UserStatus.insert_many(
         [{"user_id": each, "clear_status_at": NOW - timedelta(hours=1)} for each in (1, 2, 3)]
@@ -88,13 +88,11 @@ def test_a_plan_counts_no_further_than_its_limit(client: FlaskClient, monkeypatc
 @pytest.mark.parametrize(
     ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
 )
-def test_no_other_page_makes_the_database_count(client: FlaskClient, site: str, status: int) -> None:
+def test_plan_requested_by_another_site_is_rejected(client: FlaskClient, site: str, status: int) -> None:
     assert client.get(f"{PATH}/plan", headers={"Sec-Fetch-Site": site}).status_code == status
 
 
-def test_a_plan_beside_another_one_is_put_off_and_takes_no_thread(
-    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_plan_at_the_same_time_is_rejected_at_once(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     beside = []
 
     def meanwhile(*given: Any, **named: Any) -> Any:
@@ -110,14 +108,14 @@ def test_a_plan_beside_another_one_is_put_off_and_takes_no_thread(
     assert client.get(f"{PATH}/plan").status_code == 200
 
 
-def test_a_wrong_argument_of_a_plan_is_refused_in_words(client: FlaskClient) -> None:
+def test_plan_with_a_wrong_argument_is_rejected(client: FlaskClient) -> None:
     refused = client.get(f"{PATH}/plan", query_string={"argument": "<script>"})
 
     assert refused.status_code == 400 and "takes no argument" in refused.get_data(as_text=True)
     assert "<script>" not in refused.get_data(as_text=True)
 
 
-def test_without_redis_the_first_page_says_so_and_shows_the_rest(
+def test_first_page_without_redis_shows_a_warning_and_the_rest(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Lease.create(key="nightly", epoch=7, holder=new_token(WORKER))

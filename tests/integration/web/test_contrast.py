@@ -38,32 +38,32 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def test_contrast_is_computed_as_its_definition_says() -> None:
+def test_contrast_is_computed_as_defined() -> None:
     assert contrast("000000", "ffffff") == pytest.approx(21)
     assert contrast("767676", "ffffff") == pytest.approx(4.54, abs=0.01)
 
 
 @pytest.mark.parametrize("scheme", [LIGHT, DARK], ids=["light", "dark"])
 @pytest.mark.parametrize(("text", "ground"), TEXTS)
-def test_every_text_can_be_read_on_every_ground_it_stands_on(scheme: str, text: str, ground: str) -> None:
+def test_text_contrast_is_sufficient_on_every_background(scheme: str, text: str, ground: str) -> None:
     known = colours(scheme)
 
     assert contrast(known[text], known[ground]) >= LEAST
 
 
 @pytest.mark.parametrize("scheme", [LIGHT, DARK], ids=["light", "dark"])
-def test_where_a_field_or_the_focus_is_can_be_seen(scheme: str) -> None:
+def test_fields_and_focus_have_sufficient_contrast(scheme: str) -> None:
     known = colours(scheme)
 
     assert min(contrast(known[line], known["paper"]) for line in ("faint", "link")) >= LEAST_OF_BORDERS
 
 
-def test_both_schemes_have_the_same_colours_and_rules_use_no_others() -> None:
+def test_both_color_schemes_define_the_same_colors() -> None:
     rules = CSS.replace(LIGHT, "").replace(DARK, "")
 
     assert colours(LIGHT).keys() == colours(DARK).keys()
     assert re.findall(r"#[0-9a-f]{3,8}\b|rgba?\(", rules) == []
 
 
-def test_nothing_on_the_page_moves() -> None:
+def test_pages_have_no_animations() -> None:
     assert re.findall(r"transition|animation|scroll-behavior", CSS) == []

@@ -49,7 +49,7 @@ def one(message_id: str) -> str:
     return f"/dead-letters/one?id={quote(message_id, safe='')}"
 
 
-def test_a_dead_letter_is_counted_listed_and_shown_whole(client: FlaskClient, dead: Message[Any]) -> None:
+def test_dead_letter_is_counted_listed_and_shown_in_full(client: FlaskClient, dead: Message[Any]) -> None:
     front, listed, shown = (
         client.get(path).get_data(as_text=True) for path in ("/", "/dead-letters", one(dead.message_id))
     )
@@ -59,16 +59,14 @@ def test_a_dead_letter_is_counted_listed_and_shown_whole(client: FlaskClient, de
     assert "Traceback (most recent call last)" in shown and "args" in shown and "kwargs" in shown
 
 
-def test_what_a_message_carries_is_never_markup_and_no_secret_is_shown(client: FlaskClient, dead: Message[Any]) -> None:
+def test_message_content_is_escaped_and_secrets_are_masked(client: FlaskClient, dead: Message[Any]) -> None:
     pages = [client.get(path).get_data(as_text=True) for path in ("/dead-letters", one(dead.message_id))]
 
     assert not any(bad in page for page in pages for bad in ("<script>alert", "hunter2", "\u202e"))
     assert all("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;\\u202e" in page for page in pages)
 
 
-def test_a_dead_letter_is_sent_once_more(
-    client: FlaskClient, log_in: LogIn, dead: Message[Any], broker: RedisBroker
-) -> None:
+def test_dead_letter_is_requeued(client: FlaskClient, log_in: LogIn, dead: Message[Any], broker: RedisBroker) -> None:
     read_only = client.get(one(dead.message_id)).get_data(as_text=True)
     log_in(client)
 
@@ -82,7 +80,7 @@ def test_a_dead_letter_is_sent_once_more(
     assert Hands(broker, QUEUE).run().message_id == dead.message_id
 
 
-def test_a_message_that_nothing_can_read_is_shown_and_cannot_be_sent(
+def test_unreadable_message_is_shown_and_cannot_be_requeued(
     client: FlaskClient, log_in: LogIn, broker: RedisBroker
 ) -> None:
     key = f"{broker.namespace}:{QUEUE}.XQ"
@@ -100,7 +98,7 @@ def test_a_message_that_nothing_can_read_is_shown_and_cannot_be_sent(
     assert refused.status_code == 400 and "it cannot be read" in refused.get_data(as_text=True)
 
 
-def test_one_there_is_not_is_said_in_words(client: FlaskClient, broker: RedisBroker) -> None:
+def test_unknown_dead_letter_is_an_error_page(client: FlaskClient, broker: RedisBroker) -> None:
     answer = client.get(one(HOSTILE))
 
     assert answer.status_code == 400 and "there is no dead letter" in answer.get_data(as_text=True)

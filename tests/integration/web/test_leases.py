@@ -34,7 +34,7 @@ def seen(page: str) -> str:
     return page.split('name="seen" value="')[1].split('"')[0]
 
 
-def test_the_first_page_says_who_holds_each_lease(client: FlaskClient, held: ExclusiveLease) -> None:
+def test_first_page_shows_the_holder_of_each_lease(client: FlaskClient, held: ExclusiveLease) -> None:
     page = client.get("/").get_data(as_text=True)
 
     assert "reports on " in page and 'data-label="Epoch" class="number">1</td>' in page
@@ -42,9 +42,7 @@ def test_the_first_page_says_who_holds_each_lease(client: FlaskClient, held: Exc
     assert "<script>alert" not in page and "\u202e" not in page
 
 
-def test_a_lease_is_released_after_a_page_that_says_what_that_does(
-    client: FlaskClient, log_in: LogIn, held: ExclusiveLease
-) -> None:
+def test_lease_is_released_after_a_confirmation_page(client: FlaskClient, log_in: LogIn, held: ExclusiveLease) -> None:
     open_to_all = client.get(ADDRESS).get_data(as_text=True)
     log_in(client)
 
@@ -59,9 +57,7 @@ def test_a_lease_is_released_after_a_page_that_says_what_that_does(
     assert "was released." in client.get("/").get_data(as_text=True)
 
 
-def test_a_holder_that_came_after_the_look_keeps_its_lease(
-    client: FlaskClient, log_in: LogIn, held: ExclusiveLease
-) -> None:
+def test_holder_newer_than_the_page_keeps_its_lease(client: FlaskClient, log_in: LogIn, held: ExclusiveLease) -> None:
     log_in(client)
     asked = client.get(ADDRESS)
     held.cancel()
@@ -74,7 +70,7 @@ def test_a_holder_that_came_after_the_look_keeps_its_lease(
     assert "the lease has a new holder since the page was loaded" in refused.get_data(as_text=True)
 
 
-def test_a_holder_that_comes_with_the_click_keeps_its_lease(
+def test_holder_that_starts_during_the_release_keeps_its_lease(
     client: FlaskClient, log_in: LogIn, held: ExclusiveLease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_in(client)
@@ -93,7 +89,7 @@ def test_a_holder_that_comes_with_the_click_keeps_its_lease(
     assert "another holder has begun" in refused.get_data(as_text=True)
 
 
-def test_a_lease_that_is_given_back_is_said_to_be(client: FlaskClient, log_in: LogIn, held: ExclusiveLease) -> None:
+def test_release_of_a_free_lease_is_an_error_page(client: FlaskClient, log_in: LogIn, held: ExclusiveLease) -> None:
     log_in(client)
     word = form_token(client.get(ADDRESS))
     held.cancel()

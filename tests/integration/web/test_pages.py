@@ -35,7 +35,7 @@ def recorded(**given: Any) -> int:
     return run_id
 
 
-def test_a_run_shows_on_the_first_page_on_its_workers_and_on_its_own(client: FlaskClient, admin: Connection) -> None:
+def test_run_is_on_the_first_page_its_workers_page_and_its_own(client: FlaskClient, admin: Connection) -> None:
     result = run_sweep(sweep)
 
     pages = [client.get(path).get_data(as_text=True) for path in ("/", f"/workers/{WORKER}", f"/runs/{result.run_id}")]
@@ -45,7 +45,7 @@ def test_a_run_shows_on_the_first_page_on_its_workers_and_on_its_own(client: Fla
 
 
 @pytest.mark.parametrize("column", ["error", "reason", "message_id"])
-def test_text_from_the_database_is_never_markup(client: FlaskClient, column: str) -> None:
+def test_text_from_the_database_is_escaped(client: FlaskClient, column: str) -> None:
     run_id = recorded(outcome="failed", counts={HOSTILE: 1}, **{column: HOSTILE})
     switch(Override(WORKER, "paused", HOSTILE, said_by=HOSTILE))
 
@@ -56,9 +56,7 @@ def test_text_from_the_database_is_never_markup(client: FlaskClient, column: str
 
 
 @pytest.mark.parametrize("path", ["/", f"/workers/{WORKER}", f"/workers/{WORKER}/plan"])
-def test_pages_show_by_how_much_the_clocks_differ(
-    client: FlaskClient, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_pages_show_the_clock_difference(client: FlaskClient, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     before = client.get(path).get_data(as_text=True)
     monkeypatch.setattr(SystemClock, "now", lambda self: datetime.now(UTC) + timedelta(days=2))
     monkeypatch.setattr(snapshot, "_FRESH_S", 0)
@@ -69,9 +67,7 @@ def test_pages_show_by_how_much_the_clocks_differ(
     assert 'href="/alerts#clock"' in page and " s ahead of the database; check NTP" in page
 
 
-def test_ages_on_the_first_page_are_by_the_databases_clock(
-    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ages_on_the_first_page_use_the_database_clock(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SystemClock, "now", lambda self: datetime.now(UTC) + timedelta(days=2))
     run_sweep(sweep, force=True)
 
@@ -81,7 +77,7 @@ def test_ages_on_the_first_page_are_by_the_databases_clock(
     assert "No active alerts" not in page
 
 
-def test_rejected_rows_show_on_the_workers_page_and_are_never_markup(client: FlaskClient) -> None:
+def test_rejected_rows_are_on_the_workers_page_and_escaped(client: FlaskClient) -> None:
     at = {"since": DATABASE_NOW, "last_at": DATABASE_NOW}
     sample = {"record": {"id": 7, "name": HOSTILE}, "error": HOSTILE}
     Rejection.create(worker=WORKER, subject="", cause=f"{HOSTILE} stays", rows=1234, times=0, sample=sample, **at)
@@ -92,7 +88,7 @@ def test_rejected_rows_show_on_the_workers_page_and_are_never_markup(client: Fla
     assert "<script>alert" not in page
 
 
-def test_a_failed_run_is_an_alarm_on_the_first_page(client: FlaskClient) -> None:
+def test_failed_run_is_an_alert_on_the_first_page(client: FlaskClient) -> None:
     recorded(outcome="failed", reason="database: gone", error="gone")
 
     page = client.get("/").get_data(as_text=True)
@@ -100,7 +96,7 @@ def test_a_failed_run_is_an_alarm_on_the_first_page(client: FlaskClient) -> None
     assert "the last run ended as failed: gone" in page and 'class="outcome failed"' in page
 
 
-def test_an_alarm_says_what_to_do_and_leads_to_its_help(client: FlaskClient) -> None:
+def test_alert_shows_its_remedy_and_links_to_its_help(client: FlaskClient) -> None:
     recorded(outcome="failed", reason="database: gone", error="gone", counts={"failed": 3})
 
     page = client.get("/").get_data(as_text=True)
@@ -111,7 +107,7 @@ def test_an_alarm_says_what_to_do_and_leads_to_its_help(client: FlaskClient) -> 
     assert all(f'id="{name}"' in help_page for name in ALERTS)
 
 
-def test_every_alarm_that_the_documentation_names_has_its_help_on_the_page() -> None:
+def test_every_documented_alert_has_help_on_the_page() -> None:
     text = (Path(__file__).parents[3] / "docs/howto/alerts.md").read_text(encoding="utf-8")
     first_cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     named = {topic(name) for cell in first_cells for name in re.findall(r"`([\w…]+)`", cell)}
@@ -119,7 +115,7 @@ def test_every_alarm_that_the_documentation_names_has_its_help_on_the_page() -> 
     assert named == ALERTS.keys()
 
 
-def test_a_run_shows_the_other_attempts_at_its_tick_and_of_its_message(client: FlaskClient) -> None:
+def test_run_page_lists_attempts_at_the_same_tick_or_message(client: FlaskClient) -> None:
     tick = NOW.replace(second=0, microsecond=0)
     lost = recorded(outcome="lost", reason="taken_over", tick=tick, message_id="m1")
     again = recorded(tick=tick, message_id="m1")
@@ -140,13 +136,13 @@ def test_a_run_shows_the_other_attempts_at_its_tick_and_of_its_message(client: F
     assert 'id="beside"' not in client.get(f"/runs/{other}").get_data(as_text=True)
 
 
-def test_a_reason_is_explained_on_the_runs_page(client: FlaskClient) -> None:
+def test_run_page_explains_the_reason(client: FlaskClient) -> None:
     page = client.get(f"/runs/{recorded(outcome='skipped', reason='paused')}").get_data(as_text=True)
 
     assert f"the worker is paused: housekeeping resume {WORKER}" in page
 
 
-def test_ticks_that_were_missed_or_skipped_are_among_the_runs(client: FlaskClient) -> None:
+def test_missed_and_skipped_ticks_are_listed_with_the_runs(client: FlaskClient) -> None:
     recorded(outcome="missed", reason="no_scheduler", tick=NOW, counts={"missed": 7})
     recorded(outcome="skipped", reason="lease_held", tick=NOW)
 
@@ -156,7 +152,7 @@ def test_ticks_that_were_missed_or_skipped_are_among_the_runs(client: FlaskClien
     assert 'class="outcome skipped">skipped</span>: lease_held' in page
 
 
-def test_fifty_bars_are_no_stops_on_the_way_by_keyboard(client: FlaskClient) -> None:
+def test_chart_bars_are_not_keyboard_stops(client: FlaskClient) -> None:
     for _ in range(3):
         recorded()
 
@@ -166,7 +162,7 @@ def test_fifty_bars_are_no_stops_on_the_way_by_keyboard(client: FlaskClient) -> 
     assert worker.count('" tabindex="-1"><g class="bar') == 3
 
 
-def test_a_pause_and_its_end_are_forms_that_are_recorded(client: FlaskClient, log_in: LogIn) -> None:
+def test_pause_and_resume_forms_are_recorded(client: FlaskClient, log_in: LogIn) -> None:
     log_in(client)
     path = f"/workers/{WORKER}"
 
@@ -184,7 +180,7 @@ def test_a_pause_and_its_end_are_forms_that_are_recorded(client: FlaskClient, lo
     ]
 
 
-def test_an_end_that_cannot_be_read_is_refused_in_words(client: FlaskClient, log_in: LogIn) -> None:
+def test_unreadable_end_of_a_pause_is_rejected(client: FlaskClient, log_in: LogIn) -> None:
     log_in(client)
     word = form_token(client.get(f"/workers/{WORKER}"))
 
@@ -197,16 +193,14 @@ def test_an_end_that_cannot_be_read_is_refused_in_words(client: FlaskClient, log
 @pytest.mark.parametrize(
     "path", ["/workers/nope", "/runs/999999999", f"/runs/{10**30}", "/nothing", "/workers/%3Cscript%3E"]
 )
-def test_what_there_is_not_is_said_with_a_way_back(client: FlaskClient, path: str) -> None:
+def test_unknown_page_links_back_to_the_first_page(client: FlaskClient, path: str) -> None:
     answer = client.get(path)
 
     assert answer.status_code == 404
     assert 'href="/"' in answer.get_data(as_text=True) and "<script>" not in answer.get_data(as_text=True)
 
 
-def test_a_database_that_is_away_is_said_on_the_page(
-    client: FlaskClient, admin: Connection, settings: Settings
-) -> None:
+def test_page_reports_an_unavailable_database(client: FlaskClient, admin: Connection, settings: Settings) -> None:
     with admin.cursor() as cursor:
         cursor.execute(f"DROP SCHEMA {settings.schema_name} CASCADE")
 
@@ -216,7 +210,7 @@ def test_a_database_that_is_away_is_said_on_the_page(
     assert client.get(f"/workers/{WORKER}").status_code == 503
 
 
-def test_looks_within_two_seconds_ask_the_database_once(client: FlaskClient, statements: list[str]) -> None:
+def test_pages_within_two_seconds_query_the_database_once(client: FlaskClient, statements: list[str]) -> None:
     client.get("/")
     asked = len(statements)
     client.get("/")
@@ -224,7 +218,7 @@ def test_looks_within_two_seconds_ask_the_database_once(client: FlaskClient, sta
     assert (asked > 0, len(statements)) == (True, asked)
 
 
-def test_dead_process_and_its_lost_run_show_on_the_first_page(client: FlaskClient, admin: Connection) -> None:
+def test_dead_process_and_its_lost_run_are_on_the_first_page(client: FlaskClient, admin: Connection) -> None:
     said = Heartbeat(kind="worker", host="<b>host", pid=7, queues=["cronjob"], threads=8, version="1", up_s=60.0)
     heartbeats.write_row("dead", said)
     heartbeats.write_row("alive", said.model_copy(update={"pid": 8, "queues": ["git_refs"], "busy": 3}))

@@ -15,11 +15,11 @@ from tests.integration.web.conftest import TOKEN, WORKER, LogIn, form_token
 PAUSE = f"/workers/{WORKER}/pause"
 
 
-def test_on_loopback_everybody_may_look(client: FlaskClient) -> None:
+def test_loopback_pages_are_readable_without_the_token(client: FlaskClient) -> None:
     assert [client.get(path).status_code for path in ("/", f"/workers/{WORKER}")] == [200, 200]
 
 
-def test_elsewhere_nothing_is_shown_without_the_token(make_app: Callable[[bool], Flask], log_in: LogIn) -> None:
+def test_other_addresses_require_the_token_for_reading(make_app: Callable[[bool], Flask], log_in: LogIn) -> None:
     client = make_app(False).test_client()
 
     asked = client.get("/")
@@ -29,7 +29,7 @@ def test_elsewhere_nothing_is_shown_without_the_token(make_app: Callable[[bool],
     assert client.get("/").status_code == 200
 
 
-def test_to_change_something_takes_the_token_on_loopback_too(client: FlaskClient) -> None:
+def test_changes_require_the_token_on_loopback(client: FlaskClient) -> None:
     refused = client.post(PAUSE, data={"form_token": form_token(client.get("/login"))})
 
     assert (refused.status_code, refused.location) == (302, "/login?next=/")
@@ -44,7 +44,7 @@ def addresses_that_change() -> list[str]:
     return sorted(rule.rule.replace("<name>", WORKER) for rule in changing)
 
 
-def test_what_can_be_changed_is_known() -> None:
+def test_routes_that_change_something_are_known() -> None:
     assert addresses_that_change() == [
         "/dead-letters/requeue",
         "/leases/release",
@@ -57,7 +57,7 @@ def test_what_can_be_changed_is_known() -> None:
 
 
 @pytest.mark.parametrize("address", addresses_that_change())
-def test_nothing_is_changed_without_a_token_whatever_is_sent(client: FlaskClient, address: str) -> None:
+def test_no_route_changes_anything_without_the_token(client: FlaskClient, address: str) -> None:
     word = form_token(client.get("/login"))
 
     refused = client.post(address, query_string={"key": "k", "id": "1"}, data={"form_token": word, "batch_size": "1"})
@@ -66,9 +66,7 @@ def test_nothing_is_changed_without_a_token_whatever_is_sent(client: FlaskClient
 
 
 @pytest.mark.parametrize("address", addresses_that_change())
-def test_a_form_without_the_sessions_word_is_refused_wherever_it_is_sent(
-    client: FlaskClient, log_in: LogIn, address: str
-) -> None:
+def test_every_route_rejects_a_form_without_the_form_token(client: FlaskClient, log_in: LogIn, address: str) -> None:
     log_in(client)
 
     answers = [
@@ -80,7 +78,7 @@ def test_a_form_without_the_sessions_word_is_refused_wherever_it_is_sent(
     assert "this form has expired or is not from this dashboard" in answers[0].get_data(as_text=True)
 
 
-def test_a_wrong_token_opens_nothing(client: FlaskClient) -> None:
+def test_wrong_token_allows_nothing(client: FlaskClient) -> None:
     word = form_token(client.get("/login"))
 
     refused = client.post("/login", data={"token": TOKEN[:-1], "form_token": word})
@@ -89,7 +87,7 @@ def test_a_wrong_token_opens_nothing(client: FlaskClient) -> None:
     assert client.post(PAUSE, data={"form_token": word}).status_code == 302 and WORKER not in overrides()
 
 
-def test_a_form_of_another_page_changes_nothing(client: FlaskClient, log_in: LogIn) -> None:
+def test_form_from_another_site_is_rejected(client: FlaskClient, log_in: LogIn) -> None:
     log_in(client)
     word = form_token(client.get(f"/workers/{WORKER}"))
 
@@ -101,7 +99,7 @@ def test_a_form_of_another_page_changes_nothing(client: FlaskClient, log_in: Log
     assert WORKER not in overrides()
 
 
-def test_behind_a_proxy_that_speaks_tls_forms_of_our_own_pages_are_taken(
+def test_own_form_is_accepted_behind_a_tls_proxy(
     make_app: Callable[[bool], Flask],
 ) -> None:
     client = make_app(False).test_client()
@@ -116,7 +114,7 @@ def test_behind_a_proxy_that_speaks_tls_forms_of_our_own_pages_are_taken(
 @pytest.mark.parametrize(
     "origin", ["null", "https://evil.example", "https://hk.example:444", "https://hk.example@evil"]
 )
-def test_behind_a_proxy_forms_of_other_pages_are_refused(make_app: Callable[[bool], Flask], origin: str) -> None:
+def test_form_from_another_site_is_rejected_behind_a_proxy(make_app: Callable[[bool], Flask], origin: str) -> None:
     client = make_app(False).test_client()
     word = form_token(client.get("/login", headers={"Host": "hk.example"}))
 
@@ -127,14 +125,14 @@ def test_behind_a_proxy_forms_of_other_pages_are_refused(make_app: Callable[[boo
     assert refused.status_code == 403
 
 
-def test_a_program_may_use_the_token_as_a_bearer(client: FlaskClient) -> None:
+def test_bearer_token_allows_changes(client: FlaskClient) -> None:
     wrong = client.post(PAUSE, headers={"Authorization": "Bearer nonsense"})
     right = client.post(PAUSE, headers={"Authorization": f"Bearer {TOKEN}"})
 
     assert (wrong.status_code, right.status_code, WORKER in overrides()) == (401, 303, True)
 
 
-def test_a_name_elsewhere_that_leads_here_is_refused(client: FlaskClient) -> None:
+def test_foreign_host_name_is_rejected_on_loopback(client: FlaskClient) -> None:
     assert client.get("/", headers={"Host": "evil.example:9292"}).status_code == 403
     assert client.get("/", headers={"Host": "127.0.0.1:9292"}).status_code == 200
     assert client.get("/", headers={"Host": "[::1]:9292"}).status_code == 200
@@ -144,7 +142,7 @@ def test_a_name_elsewhere_that_leads_here_is_refused(client: FlaskClient) -> Non
     "following",
     ["https://evil.example", "//evil.example", "/\\evil.example", "/\t/evil.example", "/\n/evil.example", "/a\r\nb: c"],
 )
-def test_logging_in_leads_to_no_other_site(client: FlaskClient, following: str) -> None:
+def test_login_redirects_only_to_own_paths(client: FlaskClient, following: str) -> None:
     word = form_token(client.get("/login"))
 
     entered = client.post("/login", query_string={"next": following}, data={"token": TOKEN, "form_token": word})
@@ -152,7 +150,7 @@ def test_logging_in_leads_to_no_other_site(client: FlaskClient, following: str) 
     assert (entered.status_code, entered.location) == (302, "/")
 
 
-def test_every_answer_forbids_what_pages_do_not_need(client: FlaskClient) -> None:
+def test_every_response_has_the_security_headers(client: FlaskClient) -> None:
     for path in ("/", "/login", "/nothing/here", "/static/style.css"):
         with client.get(path) as answer:
             headers = answer.headers
@@ -164,5 +162,5 @@ def test_every_answer_forbids_what_pages_do_not_need(client: FlaskClient) -> Non
     ("host", "local"),
     [("127.0.0.1", True), ("::1", True), ("[::1]", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.1", False)],
 )
-def test_an_address_that_others_can_reach_is_known(host: str, local: bool) -> None:
+def test_loopback_addresses_are_recognized(host: str, local: bool) -> None:
     assert security.is_loopback(host) == local

@@ -31,27 +31,27 @@ def ask(make_app: Callable[[bool], Flask]) -> Iterator[Ask]:
 
 
 @pytest.mark.parametrize("path", ["/", f"/workers/{WORKER}", "/static/style.css", "/nothing"])
-def test_no_version_is_told(ask: Ask, path: str) -> None:
+def test_responses_name_no_version(ask: Ask, path: str) -> None:
     assert ask("GET", path).headers["Server"] == "housekeeping"
 
 
 @pytest.mark.parametrize("path", ["/", f"/workers/{WORKER}", "/dead-letters", "/static/live.js"])
-def test_the_head_of_a_page_can_be_asked_for(ask: Ask, path: str) -> None:
+def test_head_requests_match_get_requests(ask: Ask, path: str) -> None:
     head, whole = ask("HEAD", path), ask("GET", path)
 
     assert (head.status, head.headers["Content-Type"]) == (200, whole.headers["Content-Type"])
 
 
-def test_a_browser_that_asks_for_an_icon_gets_it(ask: Ask) -> None:
+def test_favicon_redirects_to_the_icon(ask: Ask) -> None:
     asked = ask("GET", "/favicon.ico")
     icon = ask("GET", asked.headers["Location"])
 
     assert (asked.status, icon.status, icon.headers["Content-Type"]) == (301, 200, "image/svg+xml; charset=utf-8")
 
 
-def test_a_body_that_no_form_sends_is_refused_unread(ask: Ask) -> None:
+def test_oversized_request_body_is_rejected(ask: Ask) -> None:
     assert ask("POST", "/login", b"x" * (64 * 1024 + 1)).status == 413
 
 
-def test_headers_that_no_browser_sends_are_refused(ask: Ask) -> None:
+def test_oversized_request_headers_are_rejected(ask: Ask) -> None:
     assert ask("GET", "/", Cookie="x" * 40_000).status == 431

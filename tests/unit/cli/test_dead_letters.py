@@ -16,17 +16,17 @@ from housekeeping.brokers.dead_letters.formatting import without_secrets
         ({"password": None}, {"password": None}),
     ],
 )
-def test_passwords_are_masked_wherever_a_message_carries_them(carried: Any, shown: Any) -> None:
+def test_passwords_in_messages_are_masked(carried: Any, shown: Any) -> None:
     assert without_secrets(carried) == shown
 
 
-def test_a_text_that_is_cut_shows_no_half_of_a_secret() -> None:
+def test_truncated_text_shows_no_part_of_a_secret() -> None:
     text = "x" * 19_970 + " postgresql://me:" + "hunter2" * 10 + "@host"
 
     assert "hunter2" not in without_secrets(text)
 
 
-def test_what_lies_too_deep_is_left_out() -> None:
+def test_deeply_nested_values_are_omitted() -> None:
     nested: Any = "bottom"
     for _ in range(600):
         nested = [nested]

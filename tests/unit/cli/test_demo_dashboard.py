@@ -8,7 +8,7 @@ import pytest
 from housekeeping.demo.dashboard import dashboard
 
 
-def test_without_the_web_extra_the_demo_says_how_to_get_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_without_web_extra_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "housekeeping.web.application", None)
     stage: Any = None  # nothing of it is used
 

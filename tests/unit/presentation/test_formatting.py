@@ -23,16 +23,16 @@ from housekeeping.presentation.formatting import format_counts, format_duration
         (5_000 * 86_400, "5,000 d"),
     ],
 )
-def test_a_length_of_time_is_shown_in_the_unit_that_fits(seconds: float | None, shown: str) -> None:
+def test_duration_is_formatted_in_a_suitable_unit(seconds: float | None, shown: str) -> None:
     assert format_duration(seconds) == shown
 
 
-def test_counts_are_shown_in_one_line_without_what_is_nothing() -> None:
+def test_counts_are_formatted_without_zeros() -> None:
     assert format_counts({"deleted_rows": 21_200, "batches": 212, "failed": 0, "out_of_time": True}) == (
         "deleted_rows 21,200, batches 212, out_of_time"
     )
     assert format_counts({"deleted_rows": 0, "out_of_time": False}) == "nothing to do"
 
 
-def test_a_count_that_is_no_number_is_shown_as_it_is() -> None:
+def test_non_numeric_count_is_formatted_unchanged() -> None:
     assert format_counts({"last": "2026-11", "rate": 1234.5, "of": ["a"]}) == "last 2026-11, rate 1,234.5, of ['a']"
