@@ -85,7 +85,7 @@ def schedulers(servers: Servers, figures: Figures, tmp_path_factory: pytest.Temp
         restarted.end()
 
 
-def test_a_worker_killed_in_the_middle_of_five_runs_is_taken_over_within_90_seconds(  # issue: done when
+def test_killed_worker_is_taken_over_within_90_seconds(  # issue: done when
     schedulers: Restarted, make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures
 ) -> None:
     trial = make_trial(FIVE, shortened=False)
@@ -108,7 +108,7 @@ def test_a_worker_killed_in_the_middle_of_five_runs_is_taken_over_within_90_seco
     assert verdict(trial, undisturbed, figures) == []
 
 
-def test_two_schedulers_that_are_killed_and_restarted_fire_each_tick_once(schedulers: Restarted) -> None:  # S1, F7
+def test_two_killed_and_restarted_schedulers_send_each_tick_once(schedulers: Restarted) -> None:  # S1, F7
     eventually(schedulers.ticks_met_again, patience_s=_TWO_MINUTES_S)
     eventually(lambda: schedulers.ticks_met_again() <= set(schedulers.rows_of_ticks()), patience_s=_MINUTE_S)
 

@@ -53,21 +53,21 @@ def kill_at(make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures) -
 
 
 @pytest.mark.long
-def test_runs_killed_before_their_first_batch_end_as_if_they_had_not_been(kill_at: KillAt) -> None:
+def test_runs_killed_before_their_first_batch_reach_the_same_state(kill_at: KillAt) -> None:
     assert kill_at(("acquire", 1, _LEASED), ("begin", 1, FIVE)) == []
 
 
-def test_runs_killed_within_a_batch_end_as_if_they_had_not_been(kill_at: KillAt) -> None:
+def test_runs_killed_within_a_batch_reach_the_same_state(kill_at: KillAt) -> None:
     points = [("select", 2, FIVE), ("external", 1, [REFS]), ("update", 2, FIVE), ("cursor", 2, FIVE)]
 
     assert kill_at(*points, ("commit", 2, FIVE)) == []
 
 
 @pytest.mark.long
-def test_uploads_whose_run_was_killed_while_it_deleted_them_are_taken_over_with_its_claims(kill_at: KillAt) -> None:
+def test_claimed_uploads_of_a_killed_run_are_taken_over(kill_at: KillAt) -> None:
     assert kill_at(("external", 1, [UPLOADS])) == []
 
 
 @pytest.mark.long
-def test_runs_killed_when_they_are_complete_are_not_run_again(kill_at: KillAt) -> None:
+def test_completed_runs_killed_before_the_ack_do_not_repeat(kill_at: KillAt) -> None:
     assert kill_at(("release", 1, _LEASED), ("before_ack", 1, FIVE), ("after_ack", 1, FIVE), taken_over=False) == []

@@ -12,7 +12,7 @@ from tests.chaos.trial import PATIENCE_S, Trial
 from tests.chaos.verdicts import Undisturbed, drain, verdict
 
 
-def test_a_commit_whose_answer_was_lost_is_counted_once(  # F4
+def test_commit_with_a_lost_answer_is_counted_once(  # F4
     make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures
 ) -> None:
     trial = make_trial(FIVE)
@@ -59,7 +59,7 @@ FAULTS: dict[str, Callable[[Trial], None]] = {
 }
 
 
-def test_a_postgresql_that_goes_in_the_middle_of_a_batch_costs_that_batch_only(
+def test_postgresql_outage_loses_only_the_current_batch(
     make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures
 ) -> None:
     trial = make_trial(FIVE)

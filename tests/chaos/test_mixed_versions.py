@@ -17,7 +17,7 @@ COUNT = "SELECT count(*) FROM charges"
 
 
 @pytest.mark.long
-def test_a_rolling_restart_with_other_arguments_has_each_effect_once(make_trial: MakeTrial, figures: Figures) -> None:
+def test_rolling_restart_with_other_arguments_has_each_effect_once(make_trial: MakeTrial, figures: Figures) -> None:
     trial = make_trial((), app=OLD)
     trial.place.do("CREATE TABLE charges (order_number integer, currency text, release text)")
     old = trial.worker()

@@ -116,7 +116,7 @@ class Storm:
         self._trial.postgres.cut_after(self._chance.randrange(1, 20_000))
 
 
-def test_faults_by_chance_lose_nothing_and_double_nothing(
+def test_random_faults_lose_and_repeat_nothing(
     make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures, pytestconfig: pytest.Config
 ) -> None:
     seed = pytestconfig.getoption("chaos_seed") or random.SystemRandom().randrange(1_000_000)

@@ -34,7 +34,7 @@ def begun() -> runs.Attempt:
 
 
 @pytest.mark.parametrize("outcome", ["lost_lease", "failed", "partial"])
-def test_a_run_that_breaks_off_before_its_first_batch_has_committed_none(trial: Trial, outcome: runs.Outcome) -> None:
+def test_run_aborted_before_its_first_batch_counts_no_batch(trial: Trial, outcome: runs.Outcome) -> None:
     early, late = begun(), begun()
     with database.atomic():
         runs.advance(late.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, (KEY, late.epoch or 0))
@@ -44,7 +44,7 @@ def test_a_run_that_breaks_off_before_its_first_batch_has_committed_none(trial: 
     assert trial.recorder.complaints() == []
 
 
-def test_a_batch_after_one_with_a_higher_epoch_is_complained_of(trial: Trial) -> None:
+def test_batch_after_one_with_a_higher_epoch_is_reported(trial: Trial) -> None:
     early, late = begun(), begun()
     with database.atomic():
         runs.advance(late.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, (KEY, late.epoch or 0))

@@ -41,7 +41,7 @@ def begun_since(trial: Trial, moment: float) -> bool:
 
 
 @pytest.mark.parametrize("point", ["update", pytest.param("select", marks=pytest.mark.long)])
-def test_a_worker_that_slept_past_its_ttl_commits_nothing_once_another_has_begun(  # F1
+def test_worker_paused_past_its_ttl_cannot_commit_after_a_takeover(  # F1
     point: str, make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures
 ) -> None:
     trial = make_trial(FIVE)
@@ -64,7 +64,7 @@ def test_a_worker_that_slept_past_its_ttl_commits_nothing_once_another_has_begun
     assert broken_off(sleeper) == {family.actor for family in FIVE}
 
 
-def test_a_redis_that_comes_back_empty_doubles_attempts_and_no_effect(  # F2
+def test_empty_redis_doubles_attempts_but_not_effects(  # F2
     make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures
 ) -> None:
     trial = make_trial(FOUR)
@@ -87,7 +87,7 @@ def test_a_redis_that_comes_back_empty_doubles_attempts_and_no_effect(  # F2
 
 
 @pytest.mark.long
-def test_a_redis_that_is_silent_past_the_ttl_ends_runs_and_loses_nothing(  # L2, L5
+def test_redis_frozen_past_the_ttl_ends_runs_and_loses_nothing(  # L2, L5
     make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures
 ) -> None:
     trial = make_trial(FIVE)

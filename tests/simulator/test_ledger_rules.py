@@ -132,13 +132,13 @@ def alone(two: Two, work: Callable[[], object]) -> list[str]:
     return [each for each in two.meanwhile(both, lambda: None) if each != "second"]
 
 
-def test_a_new_holder_waits_for_the_batch_of_the_last_one(two: Two) -> None:
+def test_new_holder_waits_for_the_batch_of_the_last_one(two: Two) -> None:
     ended = two.meanwhile(lambda begin: in_batch(_sure(begun()), begin), lambda: begun("m2", "t2"))
 
     assert ended == ["first", "second"]
 
 
-def test_a_batch_of_an_old_epoch_does_not_commit(two: Two) -> None:
+def test_batch_with_an_old_epoch_does_not_commit(two: Two) -> None:
     counts: list[Any] = []
 
     def work() -> None:
@@ -163,7 +163,7 @@ def test_each_epoch_is_higher_than_all_before(two: Two) -> None:
     assert epochs == [1, 2, 3]
 
 
-def test_a_run_that_was_taken_over_commits_nothing(two: Two) -> None:
+def test_run_after_its_takeover_commits_nothing(two: Two) -> None:
     def work() -> None:
         old = _sure(begun())
         again = _sure(begun(token="t2"))
@@ -175,7 +175,7 @@ def test_a_run_that_was_taken_over_commits_nothing(two: Two) -> None:
     assert alone(two, work) == ["first"]
 
 
-def test_an_interrupted_run_is_gone_on_from_and_a_finished_one_is_not(two: Two) -> None:
+def test_interrupted_run_is_resumed_and_a_finished_one_is_not(two: Two) -> None:
     def work() -> None:
         in_batch(_sure(begun()))
         second = _sure(begun(token="t2"))
@@ -188,7 +188,7 @@ def test_an_interrupted_run_is_gone_on_from_and_a_finished_one_is_not(two: Two) 
     assert alone(two, work) == ["first"]
 
 
-def test_what_is_rolled_back_was_never_there(two: Two) -> None:
+def test_rolled_back_changes_are_invisible(two: Two) -> None:
     def work() -> None:
         run = _sure(begun(lease=None))
         with pytest.raises(OperationalError), database.atomic():
@@ -200,7 +200,7 @@ def test_what_is_rolled_back_was_never_there(two: Two) -> None:
     assert alone(two, work) == ["first"]
 
 
-def test_a_holder_is_gone_when_its_run_has_ended(two: Two) -> None:
+def test_holder_is_gone_after_its_run_ended(two: Two) -> None:
     def work() -> None:
         run = _sure(begun())
         assert not runs.holder_is_gone("w", "k", "t1")

@@ -25,7 +25,7 @@ def _simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_schedules_hold_every_invariant() -> None:
+def test_schedules_pass_every_invariant() -> None:
     ended = _simulate("--schedules", "40")
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -33,7 +33,7 @@ def test_schedules_hold_every_invariant() -> None:
 
 
 @pytest.mark.slow
-def test_a_broken_twin_is_caught_and_one_that_makes_no_difference_is_reported() -> None:
+def test_broken_twin_is_caught_and_harmless_one_is_reported() -> None:
     ended = _simulate("--twins", "--only", "key_never_freed,missed_ticks_not_recorded", "--schedules", "3")
 
     assert ended.returncode == 1, ended.stdout + ended.stderr
@@ -42,7 +42,7 @@ def test_a_broken_twin_is_caught_and_one_that_makes_no_difference_is_reported() 
 
 
 @pytest.mark.slow
-def test_a_broken_schedule_is_shown_with_its_seed_and_is_the_same_in_another_process() -> None:
+def test_failed_schedule_is_reproducible_by_its_seed() -> None:
     first, second = (_simulate("--replay", "0", "--twin", "duplicates_enqueued", "--verbose") for _ in range(2))
 
     assert first.returncode == 1

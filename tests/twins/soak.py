@@ -126,25 +126,25 @@ def _stumbles_in_a_hook(patch: pytest.MonkeyPatch) -> None:
 
 
 TWINS: Final = [
-    _twin("F10", "test_each_message_comes_to_its_end_once", _drops_one_in_so_many),
+    _twin("F10", "test_each_message_ends_once", _drops_one_in_so_many),
     _twin(
         "D10",
-        "test_there_are_never_more_deduplication_keys_than_live_messages",
+        "test_there_are_at_most_as_many_keys_as_live_messages",
         _leaves_a_key_a_message,
     ),
-    _twin("D10", "test_there_is_at_most_one_mark_and_two_leases_for_each_thread", _leaves_marks_of_being_at_work),
-    _twin("D10", "test_when_no_message_lives_no_key_is_held", _frees_no_key_when_a_message_ends),
-    _twin("D10", "test_each_key_of_ours_has_a_ttl", _completes_for_ever),
-    _twin("D10", "test_completions_go_again_with_their_ttl", _completes_for_a_day_whatever_was_said),
+    _twin("D10", "test_each_thread_has_at_most_one_mark_and_two_leases", _leaves_marks_of_being_at_work),
+    _twin("D10", "test_no_key_is_held_without_live_messages", _frees_no_key_when_a_message_ends),
+    _twin("D10", "test_every_library_key_has_a_ttl", _completes_for_ever),
+    _twin("D10", "test_completions_expire_after_their_ttl", _completes_for_a_day_whatever_was_said),
     _twin(
         "R1",
-        "test_of_a_failing_schedule_the_last_ten_dead_letters_are_kept_and_of_others_all",
+        "test_failing_schedule_keeps_its_last_ten_dead_letters",
         _keeps_all_dead_letters_of_a_schedule,
     ),
-    _twin("D10", "test_the_brokers_own_keys_do_not_grow_in_number", _gives_the_broker_a_key_a_message),
-    _twin("D10", "test_no_object_is_kept_for_a_message", _remembers_every_message_id),
+    _twin("D10", "test_broker_keys_do_not_grow_in_number", _gives_the_broker_a_key_a_message),
+    _twin("D10", "test_no_object_is_kept_per_message", _remembers_every_message_id),
     _twin("D10", "test_resident_memory_does_not_grow", _remembers_every_message_body),
-    _twin("D10", "test_threads_and_open_files_stay_as_many", _leaves_threads_behind),
-    _twin("D10", "test_connections_to_redis_are_at_most_two_for_each_thread", _opens_connections_anew),
-    _twin("D10", "test_nothing_goes_wrong_unseen_in_the_worker", _stumbles_in_a_hook),
+    _twin("D10", "test_threads_and_open_files_do_not_grow", _leaves_threads_behind),
+    _twin("D10", "test_each_thread_has_at_most_two_redis_connections", _opens_connections_anew),
+    _twin("D10", "test_worker_logs_no_hook_errors", _stumbles_in_a_hook),
 ]
