@@ -142,8 +142,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "L3",
         "forgets_too_early",
-        "tests/integration/workers/old_runs/test_worker.py"
-        "::test_leases_that_nobody_used_for_30_days_go_and_those_of_open_runs_stay",
+        "tests/integration/workers/old_runs/test_worker.py::test_unused_leases_are_deleted_after_30_days",
         instead(own_worker, "LEASES_KEPT_FOR", timedelta(days=29)),
     ),
 ]

@@ -147,20 +147,20 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "F9",
         "believes_a_store_that_failed",
-        f"{_STORE}::test_what_a_store_deleted_without_saying_so_before_it_broke_down_is_settled_by_the_next_run",
+        f"{_STORE}::test_unconfirmed_deletions_are_settled_by_the_next_run",
         _believes_a_store_that_failed,
     ),
     Twin(
         "F9",
         "believes_a_git_that_failed",
-        f"{_GIT}::test_a_git_that_breaks_down_in_the_middle_loses_and_doubles_nothing",
+        f"{_GIT}::test_crash_of_git_loses_and_repeats_nothing",
         _believes_a_git_that_failed,
         slow=True,
     ),
     Twin(
         "F9",
         "gives_up_all_refs_for_one_that_is_locked",
-        f"{_GIT}::test_a_ref_that_is_locked_among_others_costs_itself_only_and_no_ref_in_use_is_touched",
+        f"{_GIT}::test_locked_ref_fails_alone_and_other_refs_are_untouched",
         _gives_up_all_refs_for_one,
     ),
 ]

@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty temporary folder that this test's servers, and no others, are put in."""
+    """Empty temporary folder for this test's servers only."""
     # What the whole run may be kept to; these tests say themselves where servers come from.
     monkeypatch.delenv("HOUSEKEEPING_EMBEDDED", raising=False)
     # Not tmp_path: that is too long for a unix socket, and closed to other accounts.

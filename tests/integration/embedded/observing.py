@@ -1,4 +1,4 @@
-"""What can be seen of servers from the outside, and other processes that start some."""
+"""Observation of servers from the outside, and other processes that start servers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ with embedded.start(postgres={postgres}) as servers:
 
 @dataclass
 class Parent:
-    """Another process that has servers running."""
+    """Another process that runs servers."""
 
     process: subprocess.Popen[str]
     folder: Path
@@ -57,7 +57,7 @@ def run_parent(
 
 @contextmanager
 def parent(during: str = "pass", **options: Any) -> Iterator[Parent]:
-    """A process that has servers running, by `run_parent`; ended with them if the test did not end it."""
+    """Process with running servers, started by `run_parent`; ends after the test."""
     with run_parent(during, **options) as process:
         try:
             assert process.stdout is not None
@@ -69,7 +69,7 @@ def parent(during: str = "pass", **options: Any) -> Iterator[Parent]:
 
 
 def ended(process: psutil.Process) -> bool:
-    """Whether a process is no more, or would be if its parent looked."""
+    """Return whether a process has ended or is a zombie."""
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -77,7 +77,7 @@ def ended(process: psutil.Process) -> bool:
 
 
 def answers_of(database_url: str, redis_url: str) -> tuple[int, bool]:
-    """What PostgreSQL and Redis say when asked; ``(1, True)`` when both are well."""
+    """Query PostgreSQL and Redis; ``(1, True)`` if both work."""
     with redis.Redis.from_url(redis_url) as client:
         pong = bool(client.ping())
     return int(query(database_url, "SELECT 1")), pong
@@ -95,7 +95,7 @@ def query(database_url: str, statement: str) -> Any:
 
 
 def processes_in(place: Path) -> list[psutil.Process]:
-    """All processes that work in `place` or have it in their arguments."""
+    """Return all processes with `place` as working folder or in their arguments."""
     return [
         process
         for process in psutil.process_iter(["cwd", "cmdline"])
@@ -116,12 +116,12 @@ def segments() -> set[int]:
 
 
 def traces(place: Path, segment: int) -> list[object]:
-    """All that is left of servers in `place`: files, processes, shared memory."""
+    """Return what is left of servers in `place`: files, processes, shared memory."""
     return [*place.iterdir(), *processes_in(place), *segments().intersection({segment})]
 
 
 def eventually(reached: Callable[[], bool]) -> bool:
-    """Whether something becomes so."""
+    """Wait for a condition; return whether it came true."""
     deadline = time.monotonic() + PATIENCE
     while not reached():
         if time.monotonic() > deadline:
@@ -131,7 +131,7 @@ def eventually(reached: Callable[[], bool]) -> bool:
 
 
 def fake_program(path: Path, version: str, otherwise: str = "exit 1") -> Path:
-    """Write a program that tells `version` when asked, and does what `otherwise` says when not."""
+    """Write a program that prints `version` for ``--version`` and otherwise executes `otherwise`."""
     path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {{ echo "{version}"; exit; }}\n{otherwise}\n')
     path.chmod(0o755)
     return path

@@ -30,7 +30,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another
 
 
 def wheels(monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """The PostgreSQL installation (``bin`` and the rest) and the Redis program that wheels carry."""
+    """The PostgreSQL installation and the Redis program of the wheels."""
     monkeypatch.setenv("HOUSEKEEPING_EMBEDDED", "wheels")
     return find_postgres().path.parent.parent, find_redis().path
 
@@ -64,9 +64,7 @@ def python_for(account: str) -> str:
 
 
 @as_root
-def test_an_ordinary_user_without_a_home_runs_the_servers_as_oneself(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_without_a_home_runs_the_servers_as_itself(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = python_for("nobody")
     install, redis_program = wheels(monkeypatch)
     packages = place / "packages"

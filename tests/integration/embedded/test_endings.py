@@ -39,7 +39,7 @@ FORK = """
 """
 
 
-def test_when_the_block_is_left_every_trace_is_gone_already(place: Path) -> None:
+def test_leaving_the_block_removes_every_trace(place: Path) -> None:
     with embedded.start() as servers:
         segment = shared_memory(servers.folder)
         assert len(traces(place, segment)) > 3
@@ -47,7 +47,7 @@ def test_when_the_block_is_left_every_trace_is_gone_already(place: Path) -> None
     assert traces(place, segment) == []
 
 
-def test_when_the_block_raises_every_trace_is_gone_and_the_error_is_the_blocks(place: Path) -> None:
+def test_error_in_the_block_is_raised_after_the_cleanup(place: Path) -> None:
     with pytest.raises(ZeroDivisionError), embedded.start(postgres=False):
         raise ZeroDivisionError
 
@@ -55,7 +55,7 @@ def test_when_the_block_raises_every_trace_is_gone_and_the_error_is_the_blocks(p
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_when_the_parent_is_killed_every_trace_goes(place: Path, number: signal.Signals) -> None:
+def test_killed_parent_leaves_no_trace(place: Path, number: signal.Signals) -> None:
     with parent() as victim:
         segment = shared_memory(victim.folder)
 
@@ -66,7 +66,7 @@ def test_when_the_parent_is_killed_every_trace_goes(place: Path, number: signal.
     assert eventually(lambda: traces(place, segment) == [])
 
 
-def test_a_parent_killed_while_initdb_hangs_leaves_nothing(place: Path, programs: Path) -> None:
+def test_parent_killed_during_initdb_leaves_no_trace(place: Path, programs: Path) -> None:
     fake_program(programs / "postgres", "postgres (PostgreSQL) 16.1")
     fake_program(programs / "initdb", "initdb (PostgreSQL) 16.1", "exec /bin/sleep 600")
     with run_parent() as victim:
@@ -77,7 +77,7 @@ def test_a_parent_killed_while_initdb_hangs_leaves_nothing(place: Path, programs
     assert processes_in(place) == []
 
 
-def test_ctrl_c_ends_parent_and_servers_and_every_trace_is_gone_with_the_parent(place: Path) -> None:
+def test_ctrl_c_ends_parent_and_servers_without_a_trace(place: Path) -> None:
     with parent(stderr=subprocess.DEVNULL) as victim:
         segment = shared_memory(victim.folder)
 
@@ -88,7 +88,7 @@ def test_ctrl_c_ends_parent_and_servers_and_every_trace_is_gone_with_the_parent(
         assert traces(place, segment) == []
 
 
-def test_a_ctrl_c_that_the_parent_survives_does_not_reach_keeper_and_servers(place: Path) -> None:
+def test_ctrl_c_does_not_reach_supervisor_and_servers(place: Path) -> None:
     with parent(SURVIVE_CTRL_C, postgres=False) as survivor, redis.Redis.from_url(survivor.redis_url) as client:
         os.killpg(survivor.process.pid, signal.SIGINT)
 
@@ -97,7 +97,7 @@ def test_a_ctrl_c_that_the_parent_survives_does_not_reach_keeper_and_servers(pla
         assert client.ping()
 
 
-def test_a_forked_child_that_lives_on_does_not_keep_the_servers_of_a_killed_parent(place: Path) -> None:
+def test_forked_child_does_not_keep_servers_of_a_killed_parent(place: Path) -> None:
     with parent(FORK, postgres=False) as victim:
         child = psutil.Process(int(victim.told))
 
@@ -111,7 +111,7 @@ def test_a_forked_child_that_lives_on_does_not_keep_the_servers_of_a_killed_pare
             child.kill()
 
 
-def test_a_killed_keeper_is_replaced_by_the_parent_when_it_clears_up(place: Path) -> None:
+def test_parent_cleans_up_after_a_killed_supervisor(place: Path) -> None:
     before = psutil.Process().children()
     with embedded.start() as servers:
         segment = shared_memory(servers.folder)
@@ -122,7 +122,7 @@ def test_a_killed_keeper_is_replaced_by_the_parent_when_it_clears_up(place: Path
     assert traces(place, segment) == []
 
 
-def test_a_terminated_keeper_takes_its_servers_with_it(place: Path) -> None:
+def test_terminated_supervisor_stops_its_servers(place: Path) -> None:
     with parent(postgres=False) as survivor:
         survivor.supervisor().terminate()
 

@@ -16,7 +16,7 @@ from housekeeping.embedded.processes import Account
 from tests.integration.embedded.observing import fake_program
 
 
-def test_no_server_anywhere_is_one_line_that_shows_the_way_out(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_server_is_one_line_that_says_what_to_install(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(()))
 
@@ -35,21 +35,21 @@ def test_no_server_anywhere_is_one_line_that_shows_the_way_out(programs: Path, m
     )
 
 
-def test_a_forced_source_is_named_when_nothing_is_found_there(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_server_error_names_the_forced_source(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOUSEKEEPING_EMBEDDED", "system")
 
     with pytest.raises(EmbeddedServerError, match="HOUSEKEEPING_EMBEDDED is system"):
         embedded.start(postgres=False)
 
 
-def test_an_unknown_source_is_refused_with_the_right_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_source_is_rejected_with_valid_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOUSEKEEPING_EMBEDDED", "docker")
 
     with pytest.raises(SettingsError, match="is 'docker'; it should be 'system', 'wheels' or unset"):
         embedded.start()
 
 
-def test_windows_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_is_rejected_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("housekeeping.embedded.servers.os.name", "nt")
 
     with pytest.raises(EmbeddedServerError, match="need Linux or macOS"):
@@ -57,7 +57,7 @@ def test_windows_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(("version", "taken"), [("12.22", False), ("13.0", True), ("17beta1", True)])
-def test_postgres_is_taken_from_13_on(
+def test_postgres_13_or_newer_is_accepted(
     programs: Path, monkeypatch: pytest.MonkeyPatch, version: str, taken: bool
 ) -> None:
     fake = fake_program(programs / "postgres", f"postgres (PostgreSQL) {version}")
@@ -67,13 +67,13 @@ def test_postgres_is_taken_from_13_on(
 
 
 @pytest.mark.parametrize(("version", "taken"), [("5.0.14", False), ("6.0.0", True)])
-def test_redis_is_taken_from_6_on(programs: Path, version: str, taken: bool) -> None:
+def test_redis_6_or_newer_is_accepted(programs: Path, version: str, taken: bool) -> None:
     fake = fake_program(programs / "redis-server", f"Redis server v={version} sha=00000000:0 malloc=jemalloc bits=64")
 
     assert (find_redis().path == fake) is taken
 
 
-def test_a_server_that_ends_at_once_is_shown_with_the_end_of_its_log(programs: Path) -> None:
+def test_error_of_a_crashed_server_shows_the_end_of_its_log(programs: Path) -> None:
     fake_program(programs / "redis-server", "Redis server v=7.0.15 sha=0:0", "echo starting; echo no luck; exit 1")
 
     with pytest.raises(EmbeddedServerError) as failure:
@@ -83,7 +83,7 @@ def test_a_server_that_ends_at_once_is_shown_with_the_end_of_its_log(programs: P
     assert [path.name for path in programs.parent.iterdir()] == ["bin"]
 
 
-def test_a_cluster_that_cannot_be_made_is_shown_with_the_end_of_the_log(programs: Path) -> None:
+def test_error_of_initdb_shows_the_end_of_its_log(programs: Path) -> None:
     fake_program(programs / "postgres", "postgres (PostgreSQL) 16.1")
     fake_program(programs / "initdb", "initdb (PostgreSQL) 16.1", "echo the disk is on fire >&2; exit 1")
 
@@ -94,7 +94,7 @@ def test_a_cluster_that_cannot_be_made_is_shown_with_the_end_of_the_log(programs
     assert [path.name for path in programs.parent.iterdir()] == ["bin"]
 
 
-def test_the_note_of_a_dead_predecessor_that_it_was_ready_is_not_believed(programs: Path) -> None:
+def test_pid_file_of_a_killed_predecessor_is_not_ready(programs: Path) -> None:
     note = "/bin/mkdir $2; printf '1\\n\\n\\n\\n\\n\\n\\nready\\n' > $2/postmaster.pid"
     fake_program(programs / "initdb", "initdb (PostgreSQL) 16.1", note)
     fake_program(programs / "postgres", "postgres (PostgreSQL) 16.1", "/bin/sleep 0.3; exit 1")
@@ -104,7 +104,7 @@ def test_the_note_of_a_dead_predecessor_that_it_was_ready_is_not_believed(progra
 
 
 @pytest.mark.parametrize("error", [EmbeddedServerError("there is no user nobody"), PermissionError("not yours")])
-def test_what_keeps_leftovers_from_being_cleared_is_answered_in_one_line(
+def test_failed_cleanup_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     line = Mock()
@@ -117,9 +117,7 @@ def test_what_keeps_leftovers_from_being_cleared_is_answered_in_one_line(
     line.answer.assert_called_once_with(error=f"cannot start embedded servers: {error}")
 
 
-def test_a_program_that_hangs_is_taken_for_one_that_the_account_cannot_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_program_counts_as_not_runnable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "redis-server"
     program.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     program.chmod(0o755)

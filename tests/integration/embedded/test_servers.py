@@ -21,12 +21,12 @@ from tests.integration.embedded.observing import answers_of, processes_in, query
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[embedded.Servers]:
-    """Servers that many tests use one after the other; whoever takes one down brings it up again."""
+    """Servers shared by many tests; a test that stops one starts it again."""
     with embedded.start() as servers:
         yield servers
 
 
-def test_both_servers_answer_at_their_urls_and_are_what_they_say(servers: embedded.Servers) -> None:
+def test_both_servers_answer_with_their_versions(servers: embedded.Servers) -> None:
     answers = answers_of(servers.database_url, servers.redis_url)
     version = query(servers.database_url, "SHOW server_version").split()[0]
 
@@ -42,7 +42,7 @@ def test_variables_of_another_server_do_not_mislead(servers: embedded.Servers, m
     assert answers_of(servers.database_url, servers.redis_url) == (1, True)
 
 
-def test_peewee_and_dramatiq_take_the_urls_as_they_are(servers: embedded.Servers) -> None:
+def test_peewee_and_dramatiq_accept_the_urls(servers: embedded.Servers) -> None:
     database = peewee.PostgresqlDatabase(servers.database_url)
     settings = "SELECT current_setting('server_encoding'), current_setting('timezone')"
     with database.connection_context():
@@ -76,7 +76,7 @@ def test_root_runs_the_servers_as_nobody(servers: embedded.Servers) -> None:
 
 
 @pytest.mark.parametrize("down", ["stop", "kill"])
-def test_after_an_outage_postgres_has_its_data_and_redis_has_none(servers: embedded.Servers, down: str) -> None:
+def test_after_an_outage_postgres_keeps_data_and_redis_is_empty(servers: embedded.Servers, down: str) -> None:
     with redis.Redis.from_url(servers.redis_url) as client:
         query(servers.database_url, f"CREATE TABLE kept_on_{down} AS SELECT 7 AS number")
         client.set("kept", "no")
@@ -111,7 +111,7 @@ def test_a_restart_ends_open_connections_and_takes_new_ones(servers: embedded.Se
 
 @contextmanager
 def busy_session(database_url: str) -> Iterator[threading.Thread]:
-    """A session in the midst of a statement that ends only with it; the thread ends when it does."""
+    """Session with a running statement; the thread ends with the statement."""
 
     def keep_busy() -> None:
         with pytest.raises(psycopg2.Error):
@@ -125,7 +125,7 @@ def busy_session(database_url: str) -> Iterator[threading.Thread]:
     yield session
 
 
-def test_killing_postgres_kills_a_session_in_the_midst_of_a_statement(servers: embedded.Servers) -> None:
+def test_killing_postgres_kills_a_running_statement(servers: embedded.Servers) -> None:
     with busy_session(servers.database_url) as session:
         servers.kill("postgres")
         session.join(timeout=30)
@@ -134,7 +134,7 @@ def test_killing_postgres_kills_a_session_in_the_midst_of_a_statement(servers: e
     servers.start("postgres")
 
 
-def test_starting_what_runs_changes_nothing(servers: embedded.Servers) -> None:
+def test_starting_a_running_server_changes_nothing(servers: embedded.Servers) -> None:
     before = {process.pid for process in processes_in(servers.folder / "r")}
 
     servers.start("redis")
@@ -142,7 +142,7 @@ def test_starting_what_runs_changes_nothing(servers: embedded.Servers) -> None:
     assert {process.pid for process in processes_in(servers.folder / "r")} == before
 
 
-def test_one_server_alone_can_be_had(place: Path) -> None:
+def test_one_server_alone_can_be_started(place: Path) -> None:
     with embedded.start(postgres=False) as servers:
         with redis.Redis.from_url(servers.redis_url) as client:
             assert client.ping()
@@ -164,7 +164,7 @@ def test_the_source_of_postgres_can_be_forced(place: Path, monkeypatch: pytest.M
         assert query(servers.database_url, "SHOW server_version").split()[0] == servers.versions["postgres"]
 
 
-def test_a_postgres_that_somebody_killed_in_the_midst_of_a_statement_leaves_no_trace(place: Path) -> None:
+def test_postgres_killed_during_a_statement_leaves_no_trace(place: Path) -> None:
     with embedded.start(redis=False) as servers:
         segment = shared_memory(servers.folder)
         with busy_session(servers.database_url):
@@ -174,7 +174,7 @@ def test_a_postgres_that_somebody_killed_in_the_midst_of_a_statement_leaves_no_t
     assert traces(place, segment) == []
 
 
-def test_two_at_once_have_nothing_in_common(place: Path) -> None:
+def test_concurrent_servers_share_nothing(place: Path) -> None:
     barrier = threading.Barrier(2)
     started: list[embedded.Servers] = []
 
@@ -195,7 +195,7 @@ def test_two_at_once_have_nothing_in_common(place: Path) -> None:
     second.close()
 
 
-def test_closing_twice_is_closing_once_and_ends_all_commands(place: Path) -> None:
+def test_second_close_does_nothing_and_commands_are_rejected(place: Path) -> None:
     servers = embedded.start(postgres=False)
 
     servers.close()

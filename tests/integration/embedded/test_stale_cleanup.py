@@ -21,7 +21,7 @@ IPC_PRIVATE, IPC_RMID = 0, 0
 
 
 def leave_behind(place: Path) -> Path:
-    """A folder such as a killed run leaves, with nothing running in it."""
+    """Folder of a killed run without running processes."""
     folder = folders.create([place], account=None)
     folder.release()
     return folder.path
@@ -36,7 +36,7 @@ def stranger(cwd: Path) -> Iterator[psutil.Process]:
             process.kill()
 
 
-def test_the_next_start_clears_what_a_killed_keeper_left_and_leaves_a_neighbour_alone(place: Path) -> None:
+def test_next_start_cleans_up_after_a_killed_supervisor_only(place: Path) -> None:
     with embedded.start(postgres=False) as neighbour, redis.Redis.from_url(neighbour.redis_url) as client:
         with parent() as victim:
             segment = shared_memory(victim.folder)
@@ -54,7 +54,7 @@ def test_the_next_start_clears_what_a_killed_keeper_left_and_leaves_a_neighbour_
     assert traces(place, segment) == []
 
 
-def test_the_shared_memory_of_a_killed_postgres_is_cleared_with_the_rest(place: Path) -> None:
+def test_shared_memory_of_a_killed_postgres_is_released(place: Path) -> None:
     with parent("servers.kill('postgres')") as victim:
         segment = shared_memory(victim.folder)
         supervisor = victim.supervisor()
@@ -68,7 +68,7 @@ def test_the_shared_memory_of_a_killed_postgres_is_cleared_with_the_rest(place: 
     assert traces(place, segment) == []
 
 
-def test_a_process_that_got_the_number_of_a_dead_server_is_not_killed(place: Path) -> None:
+def test_process_with_a_reused_id_is_not_killed(place: Path) -> None:
     left = leave_behind(place)
     (left / "pg" / "data").mkdir(parents=True)
     with stranger(cwd=place) as sleeper:
@@ -80,7 +80,7 @@ def test_a_process_that_got_the_number_of_a_dead_server_is_not_killed(place: Pat
         assert sleeper.status() == psutil.STATUS_SLEEPING
 
 
-def test_somebody_looking_around_in_a_leftover_is_not_killed(place: Path) -> None:
+def test_shell_in_an_abandoned_folder_is_not_killed(place: Path) -> None:
     left = leave_behind(place)
     with stranger(cwd=left) as sleeper:
         clear_leftovers([place])
@@ -89,7 +89,7 @@ def test_somebody_looking_around_in_a_leftover_is_not_killed(place: Path) -> Non
         assert sleeper.status() == psutil.STATUS_SLEEPING
 
 
-def test_shared_memory_that_is_anothers_by_now_is_kept(place: Path) -> None:
+def test_shared_memory_with_a_reused_id_is_kept(place: Path) -> None:
     left = leave_behind(place)
     libc = ctypes.CDLL(None)
     segment = libc.shmget(IPC_PRIVATE, ctypes.c_size_t(64), 0o600)
@@ -104,7 +104,7 @@ def test_shared_memory_that_is_anothers_by_now_is_kept(place: Path) -> None:
         libc.shmctl(segment, IPC_RMID, None)
 
 
-def test_a_folder_that_only_looks_like_ours_is_kept(place: Path) -> None:
+def test_folder_with_a_similar_name_is_kept(place: Path) -> None:
     alike = place / "housekeeping-receipts"
     alike.mkdir()
     (alike / "electricity.txt").write_text("paid")
@@ -114,7 +114,7 @@ def test_a_folder_that_only_looks_like_ours_is_kept(place: Path) -> None:
     assert (alike / "electricity.txt").read_text() == "paid"
 
 
-def test_a_link_that_looks_like_ours_is_not_followed(place: Path) -> None:
+def test_link_with_a_similar_name_is_not_followed(place: Path) -> None:
     target = leave_behind(place).rename(place / "elsewhere")
     (place / "housekeeping-abcd1234").symlink_to(target)
 
@@ -124,7 +124,7 @@ def test_a_link_that_looks_like_ours_is_not_followed(place: Path) -> None:
     assert (place / "housekeeping-abcd1234").is_symlink()
 
 
-def test_an_empty_folder_left_right_after_it_was_made_is_removed(place: Path) -> None:
+def test_empty_abandoned_folder_is_removed(place: Path) -> None:
     (place / "housekeeping-abcd1234").mkdir()
 
     clear_leftovers([place])
@@ -133,7 +133,7 @@ def test_an_empty_folder_left_right_after_it_was_made_is_removed(place: Path) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folder")
-def test_another_users_folder_is_left_alone_even_by_root(place: Path) -> None:
+def test_root_ignores_folders_of_other_users(place: Path) -> None:
     left = leave_behind(place)
     os.chown(left, 4711, 4711)
 
@@ -142,7 +142,7 @@ def test_another_users_folder_is_left_alone_even_by_root(place: Path) -> None:
     assert left.is_dir()
 
 
-def test_a_folder_in_the_making_is_never_taken_for_a_leftover(place: Path) -> None:
+def test_folder_being_created_is_never_abandoned(place: Path) -> None:
     made: list[bool] = []
     done = threading.Event()
 

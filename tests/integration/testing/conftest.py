@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the testing kit: an application's tables, and a pytest of its own."""
+"""Fixtures: an application's tables, and a separate pytest process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.testing.sessions import Note, Session, fill
 
 _TOP: Final = Path(__file__).parents[3]
 
-#: Runs pytest on files by their contents, with further variables; the exit status and what it said.
+#: Runs pytest on files by their contents, with further variables; returns the exit status and the output.
 RunPytest = Callable[..., tuple[int, str]]
 
 

@@ -1,4 +1,4 @@
-"""An application's tables, its sweep, and sweeps that are wrong in one way each."""
+"""Tables and a sweep of an application, and sweeps with one fault each."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sweep(action: Any = None, lease: LeaseConfig | None = None) -> Sweep:
 
 
 class Count(Delete):
-    """Counts each time it sees a row, which is stale afterwards as before."""
+    """Action that counts rows and leaves them stale."""
 
     def write(self, table: TableStage, batch: Batch, chosen: Any) -> Write:
         update: Any = Session.update(seen=Session.seen + 1).where(chosen).returning(Session.id)
@@ -65,7 +65,7 @@ class Count(Delete):
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyPass(TableStage):
-    """Changes rows before the batch's transaction, which does not know of it when it is begun again."""
+    """Sweep that changes rows before the batch's transaction, so that a repetition changes them twice."""
 
     def prepare(self, batch: Batch) -> None:
         ids: Any = [row.id for row in self.rows(batch).select(Session.id)]
@@ -75,7 +75,7 @@ class EarlyPass(TableStage):
 
 
 def early() -> Sweep:
-    """Loses its innocence before the transaction: a run that is begun again has done some things twice."""
+    """Sweep with effects before the transaction, so that a repeated run has some effects twice."""
     return Sweep(
         name="sessions.early",
         stages=lambda sweep: [
@@ -94,7 +94,7 @@ def early() -> Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class ForgetfulPass(TableStage):
-    """Commits its rows by itself, before what the engine writes of them."""
+    """Action that commits its rows before the engine writes the counts."""
 
     def apply(self, batch: Batch, prepared: None = None) -> BatchResult:
         result = TableStage.apply(self, batch, prepared)
@@ -104,7 +104,7 @@ class ForgetfulPass(TableStage):
 
 
 def forgetful() -> Sweep:
-    """Its rows and its counts do not commit together."""
+    """Sweep whose rows and counts are not committed together."""
     return Sweep(
         name="sessions.forgetful",
         stages=lambda sweep: [
@@ -122,12 +122,12 @@ def forgetful() -> Sweep:
 
 
 def archived(write: Callable[[Session], object]) -> Sweep:
-    """Writes each session somewhere, then deletes it."""
+    """Sweep that writes each session somewhere and then deletes it."""
     return sweep(Call(write, then=Delete()))
 
 
 def appended_to(file: Path) -> Callable[[Session], object]:
-    """Writes a session that is met again once more."""
+    """Sweep that writes a session again when it is repeated."""
 
     def write(session: Session) -> None:
         with file.open("a") as stream:
@@ -137,7 +137,7 @@ def appended_to(file: Path) -> Callable[[Session], object]:
 
 
 def replaced_in(folder: Path) -> Callable[[Session], object]:
-    """Writes a session to a file of its own, whole or not at all."""
+    """Write a session atomically to its own file."""
 
     def write(session: Session) -> None:
         part = folder / f"{session.id}.part"
@@ -148,7 +148,7 @@ def replaced_in(folder: Path) -> Callable[[Session], object]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """What is in the folder's files."""
+    """Return the contents of the folder's files."""
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 

@@ -1,4 +1,4 @@
-"""The built-in sweeps, held to what the kit holds anybody's to (semantics.md, I4; issue 4, F3)."""
+"""The built-in sweeps pass the assertions of the test support (semantics.md, I4; issue 4, F3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixtures of the plugin, in a pytest of their own."""
+"""Fixtures of the plugin, in a separate pytest process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _file(text: str) -> dict[str, str]:
     return {"test_it.py": textwrap.dedent(text)}
 
 
-def test_the_plugin_loads_nothing_and_starts_nothing_before_it_is_asked(run_pytest: RunPytest) -> None:
+def test_plugin_starts_nothing_before_a_fixture_is_used(run_pytest: RunPytest) -> None:
     test = f"""
         import subprocess, sys
 
@@ -34,7 +34,7 @@ def test_the_plugin_loads_nothing_and_starts_nothing_before_it_is_asked(run_pyte
 
 
 @pytest.mark.slow
-def test_each_test_has_what_is_its_own_and_nothing_of_the_machine(run_pytest: RunPytest) -> None:
+def test_each_test_has_its_own_schemas_and_settings(run_pytest: RunPytest) -> None:
     test = """
         import os, subprocess, sys
 
@@ -57,14 +57,14 @@ def test_each_test_has_what_is_its_own_and_nothing_of_the_machine(run_pytest: Ru
             assert housekeeping_database.get_tables() == []
             housekeeping_database.execute_sql("CREATE TABLE left_behind ()")
 
-        def test_nothing_is_left_in_the_library():
+        def test_library_state_is_restored():
             assert database.obj is None
 
-        def test_a_process_works_on_the_same(housekeeping_environment, housekeeping_database):
+        def test_process_uses_the_schemas_of_the_test(housekeeping_environment, housekeeping_database):
             command = [sys.executable, "-m", "housekeeping", "status", "--json"]
             assert subprocess.run(command, env=housekeeping_environment).returncode == 0
 
-        def test_leases_in_memory_go_by_the_clock(housekeeping_lease_store, housekeeping_clock):
+        def test_memory_leases_expire_by_the_clock(housekeeping_lease_store, housekeeping_clock):
             lease = ExclusiveLease("k", timedelta(minutes=1), housekeeping_lease_store)
             assert lease.try_obtain() and lease.exists()
             housekeeping_clock.advance(timedelta(minutes=1))
@@ -78,7 +78,7 @@ def test_each_test_has_what_is_its_own_and_nothing_of_the_machine(run_pytest: Ru
     assert status == 0 and "5 passed" in said, said
 
 
-def test_an_application_in_the_same_process_keeps_its_redis_and_its_actors(run_pytest: RunPytest) -> None:
+def test_application_in_the_process_keeps_redis_and_actors(run_pytest: RunPytest) -> None:
     test = """
         import dramatiq
         from dramatiq.brokers.stub import StubBroker
@@ -103,7 +103,7 @@ def test_an_application_in_the_same_process_keeps_its_redis_and_its_actors(run_p
     assert status == 0, said
 
 
-def test_nothing_is_left_on_the_servers(
+def test_schemas_and_keys_are_removed(
     run_pytest: RunPytest, housekeeping_postgres_url: str, housekeeping_redis_url: str
 ) -> None:
     test = """
@@ -126,7 +126,7 @@ def test_nothing_is_left_on_the_servers(
     admin.close()
 
 
-def test_a_transaction_that_a_test_leaves_open_costs_one_line(run_pytest: RunPytest) -> None:
+def test_open_transaction_after_a_test_is_one_line(run_pytest: RunPytest) -> None:
     test = """
         import psycopg2
         from housekeeping.testing import plugin
@@ -146,7 +146,7 @@ def test_a_transaction_that_a_test_leaves_open_costs_one_line(run_pytest: RunPyt
     assert "\nthe test has left a transaction open, so its tables are locked and cannot be removed\n" in said
 
 
-def test_a_server_that_is_not_to_be_had_costs_one_line_with_the_way_out(run_pytest: RunPytest) -> None:
+def test_missing_server_fails_tests_with_one_line(run_pytest: RunPytest) -> None:
     test = """
         from housekeeping.embedded import binaries
 

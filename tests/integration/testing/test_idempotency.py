@@ -1,4 +1,4 @@
-"""What `assert_idempotent` finds, and what it lets pass."""
+"""Sweeps that `assert_idempotent` accepts and rejects."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.integration.testing.sessions import (
 )
 
 
-def test_a_sweep_that_deletes_is_idempotent_and_leaves_its_work_done(sessions: type[Session]) -> None:
+def test_idempotent_sweep_passes_and_keeps_its_changes(sessions: type[Session]) -> None:
     assert_idempotent(sweep(), now=NOW)
 
     assert (sessions.select().count(), Note.select().count()) == (2, 2)
 
 
-def test_a_second_run_that_changes_rows_is_shown_with_the_rows(sessions: type[Session]) -> None:
+def test_second_run_that_changes_rows_fails_with_the_rows(sessions: type[Session]) -> None:
     with pytest.raises(AssertionError) as caught:
         assert_idempotent(sweep(Count()), now=NOW)
 
@@ -41,19 +41,19 @@ def test_a_second_run_that_changes_rows_is_shown_with_the_rows(sessions: type[Se
     assert "counts of the second run are {'deleted_rows': 3}, those of the first are {'deleted_rows': 3}" in said
 
 
-def test_what_is_to_be_ignored_is(sessions: type[Session]) -> None:
+def test_ignored_columns_may_differ(sessions: type[Session]) -> None:
     with pytest.raises(AssertionError) as caught:
         assert_idempotent(sweep(Count()), now=NOW, ignoring=["seen"])
 
     assert "table" not in str(caught.value).replace("tables", ""), "the ledger alone is wrong then"
 
 
-def test_a_first_run_that_finds_nothing_proves_nothing(sessions: type[Session]) -> None:
+def test_first_run_without_stale_rows_fails(sessions: type[Session]) -> None:
     with pytest.raises(AssertionError, match="changed nothing, which proves nothing; put stale rows into its tables"):
         assert_idempotent(sweep(), now=NOW - timedelta(days=1))
 
 
-def test_rows_that_could_not_be_settled_are_told_from_no_rows_at_all(sessions: type[Session]) -> None:
+def test_failed_rows_are_distinguished_from_no_rows(sessions: type[Session]) -> None:
     database.execute_sql(NO_CASCADE)
 
     with pytest.raises(AssertionError, match="changed nothing, which proves nothing: 3 rows failed"):
@@ -74,7 +74,7 @@ def test_effects_outside_of_the_database_are_compared(sessions: type[Session], t
     assert contents(tmp_path) == {"1.txt": "1\n", "2.txt": "2\n", "3.txt": "3\n"}
 
 
-def test_an_effect_for_rows_that_stay_is_found(sessions: type[Session], tmp_path: Path) -> None:
+def test_repeated_outside_effect_fails(sessions: type[Session], tmp_path: Path) -> None:
     file = tmp_path / "archive"
     write = appended_to(file)
 
@@ -86,14 +86,12 @@ def test_an_effect_for_rows_that_stay_is_found(sessions: type[Session], tmp_path
         assert_idempotent(archived(write_and_fail), now=NOW, outside=lambda: contents(tmp_path))
 
 
-def test_an_open_transaction_is_refused(sessions: type[Session]) -> None:
+def test_open_transaction_is_rejected(sessions: type[Session]) -> None:
     with database.atomic(), pytest.raises(Refused, match="a transaction is open on the library's connection"):
         assert_idempotent(sweep(), now=NOW)
 
 
-def test_tables_with_more_rows_than_a_test_has_are_refused(
-    sessions: type[Session], housekeeping_database: Database
-) -> None:
+def test_large_table_is_rejected(sessions: type[Session], housekeeping_database: Database) -> None:
     housekeeping_database.execute_sql(
         "INSERT INTO session (expires_at, seen) SELECT now(), 0 FROM generate_series(1, 10000)"
     )
@@ -102,6 +100,6 @@ def test_tables_with_more_rows_than_a_test_has_are_refused(
         assert_idempotent(sweep(), now=NOW)
 
 
-def test_without_a_database_the_way_out_is_shown() -> None:
+def test_missing_database_error_says_what_to_do() -> None:
     with pytest.raises(Refused, match="use the fixture housekeeping_database"):
         assert_idempotent(sweep(), now=NOW)

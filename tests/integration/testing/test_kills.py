@@ -1,4 +1,4 @@
-"""What `assert_survives_kill` finds, and what it lets pass."""
+"""Sweeps that `assert_survives_kill` accepts and rejects."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.integration.testing.sessions import (
 pytestmark = pytest.mark.slow
 
 
-def test_a_run_is_killed_between_any_two_statements_and_the_tables_are_as_before(sessions: type[Session]) -> None:
+def test_run_is_killed_at_each_statement_and_tables_restored(sessions: type[Session]) -> None:
     Run.create(worker="another", trigger="cli", started_at=NOW, heartbeat_at=NOW)
 
     points = assert_survives_kill(sweep(), now=NOW)
@@ -50,7 +50,7 @@ def test_a_run_is_killed_between_any_two_statements_and_the_tables_are_as_before
     assert [run.worker for run in Run.select().order_by(Run.id)][0] == "another", "nor is the ledger of before touched"
 
 
-def test_the_lease_of_the_dead_keeps_nobody_waiting(sessions: type[Session], housekeeping_redis: redis.Redis) -> None:
+def test_lease_of_the_killed_run_is_released(sessions: type[Session], housekeeping_redis: redis.Redis) -> None:
     leased = sweep(lease=LeaseConfig("sessions", timedelta(minutes=10)))
 
     points = assert_survives_kill(leased, now=NOW)
@@ -59,7 +59,7 @@ def test_the_lease_of_the_dead_keeps_nobody_waiting(sessions: type[Session], hou
     assert first < points.index("COMMIT") < last, "taken before the run begins, given back at its end"
 
 
-def test_effects_before_the_transaction_are_found_with_their_point(sessions: type[Session]) -> None:
+def test_lost_effect_is_reported_with_its_point(sessions: type[Session]) -> None:
     with pytest.raises(AssertionError) as caught:
         assert_survives_kill(early(), now=NOW)
 
@@ -70,7 +70,7 @@ def test_effects_before_the_transaction_are_found_with_their_point(sessions: typ
     assert '    - {"id": 4, "seen": 2, ' in said and '    + {"id": 4, "seen": 3, ' in said
 
 
-def test_rows_that_are_committed_without_their_counts_are_found(sessions: type[Session]) -> None:
+def test_commit_without_counts_is_found(sessions: type[Session]) -> None:
     with pytest.raises(
         AssertionError,
         match="counts are {'deleted_rows': 1} in total, those of an uninterrupted run are {'deleted_rows': 3}",
@@ -78,9 +78,7 @@ def test_rows_that_are_committed_without_their_counts_are_found(sessions: type[S
         assert_survives_kill(forgetful(), now=NOW)
 
 
-def test_a_run_that_goes_on_behind_what_is_left_is_found(
-    sessions: type[Session], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cursor_beyond_unprocessed_rows_is_found(sessions: type[Session], monkeypatch: pytest.MonkeyPatch) -> None:
     beyond = {"pass": "rows", "after": [NOW.isoformat(), 99]}
     monkeypatch.setattr(runs, "_stopped_at", lambda last, resume: beyond if last[0] == "lost" else None)
     monkeypatch.setattr(Traversal, "can_restart", lambda self: False)
@@ -91,9 +89,7 @@ def test_a_run_that_goes_on_behind_what_is_left_is_found(
     assert "  table session:\n    + {" in str(caught.value), "rows that an uninterrupted run deletes are still there"
 
 
-def test_counts_that_are_not_the_rows_changed_are_found(
-    sessions: type[Session], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_counts_are_found(sessions: type[Session], monkeypatch: pytest.MonkeyPatch) -> None:
     finish = runs.finish
 
     def too_much(*args: Any, counts: runs.Counts, **rest: Any) -> None:
@@ -105,7 +101,7 @@ def test_counts_that_are_not_the_rows_changed_are_found(
         assert_survives_kill(sweep(), now=NOW)
 
 
-def test_a_file_that_is_appended_to_is_found(sessions: type[Session], tmp_path: Path) -> None:
+def test_repeated_append_to_a_file_is_found(sessions: type[Session], tmp_path: Path) -> None:
     file = tmp_path / "archive"
 
     def restore() -> None:
@@ -115,7 +111,7 @@ def test_a_file_that_is_appended_to_is_found(sessions: type[Session], tmp_path: 
         assert_survives_kill(archived(appended_to(file)), now=NOW, outside=lambda: contents(tmp_path), restore=restore)
 
 
-def test_files_that_are_replaced_survive_a_kill_before_each_step(sessions: type[Session], tmp_path: Path) -> None:
+def test_atomically_replaced_files_survive_kills(sessions: type[Session], tmp_path: Path) -> None:
     points = assert_survives_kill(
         archived(replaced_in(tmp_path)),
         now=NOW,
@@ -126,9 +122,7 @@ def test_files_that_are_replaced_survive_a_kill_before_each_step(sessions: type[
     assert [point.split()[0] for point in points if str(tmp_path) in point] == ["open", "os.rename"] * 3
 
 
-def test_a_sweep_that_never_ends_alike_says_so_and_names_the_way_out(
-    sessions: type[Session], housekeeping_database: Database
-) -> None:
+def test_nondeterministic_sweep_is_reported_as_such(sessions: type[Session], housekeeping_database: Database) -> None:
     housekeeping_database.execute_sql(
         "CREATE FUNCTION note_it() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN UPDATE session SET seen = (random() * 1000000)::int WHERE id = 5; RETURN OLD; END $$;"
@@ -140,21 +134,19 @@ def test_a_sweep_that_never_ends_alike_says_so_and_names_the_way_out(
     assert assert_survives_kill(sweep(), now=NOW, ignoring=["seen"])
 
 
-def test_nothing_to_do_proves_nothing(sessions: type[Session]) -> None:
+def test_run_without_work_fails(sessions: type[Session]) -> None:
     with pytest.raises(AssertionError, match="changed nothing, which proves nothing"):
         assert_survives_kill(sweep(), now=NOW - timedelta(days=1))
 
 
-def test_rows_that_could_not_be_settled_prove_nothing_and_are_told(
-    sessions: type[Session], housekeeping_database: Database
-) -> None:
+def test_failed_rows_are_reported(sessions: type[Session], housekeeping_database: Database) -> None:
     housekeeping_database.execute_sql(NO_CASCADE)
 
     with pytest.raises(AssertionError, match="changed nothing, which proves nothing: 3 rows failed"):
         assert_survives_kill(sweep(), now=NOW)
 
 
-def test_tables_of_every_kind_are_put_back_as_they_were(housekeeping_database: Database) -> None:
+def test_tables_of_every_kind_are_restored(housekeeping_database: Database) -> None:
     housekeeping_database.execute_sql(
         "CREATE TABLE session (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, expires_at timestamptz NOT NULL,"
         " seen int DEFAULT 0, twice int GENERATED ALWAYS AS (seen * 2) STORED, parent bigint REFERENCES session);"
@@ -185,7 +177,7 @@ def sessions_by_hand(database: Database) -> None:
     database.execute_sql("INSERT INTO session (expires_at) VALUES (now())")
 
 
-def test_a_lock_that_the_test_holds_is_named(sessions: type[Session], housekeeping_database: Database) -> None:
+def test_lock_held_by_the_test_is_named(sessions: type[Session], housekeeping_database: Database) -> None:
     options = housekeeping_database.connect_params["options"]
     housekeeping_database.connect_params["options"] = f"{options} -c lock_timeout=50"
     holder = psycopg2.connect(dbname=housekeeping_database.database, **housekeeping_database.connect_params)

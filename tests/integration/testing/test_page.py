@@ -1,4 +1,4 @@
-"""What docs/howto/testing.md shows, done in an empty folder by a pytest of its own."""
+"""Examples of docs/howto/testing.md, run by a separate pytest process in an empty folder."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _BLOCKS: Final = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.
 
 @pytest.fixture(scope="module")
 def blocks() -> dict[str, str]:
-    """The blocks of the page, by what they are for."""
+    """The code blocks of the page by purpose."""
     found = [text for _, text in _BLOCKS.findall((_TOP / "docs/howto/testing.md").read_text(encoding="utf-8"))]
     return dict(zip(("sweep", "tests", "counted", "failure", "outside", "broker"), found, strict=True))
 
 
 @pytest.mark.slow
-def test_the_tests_of_the_page_pass(run_pytest: RunPytest, blocks: dict[str, str]) -> None:
+def test_examples_of_the_page_pass(run_pytest: RunPytest, blocks: dict[str, str]) -> None:
     tests = "\n".join((blocks["tests"], blocks["outside"], blocks["broker"]))
 
     status, said = run_pytest({"expired.py": blocks["sweep"], "test_expired.py": tests})
@@ -34,9 +34,7 @@ def test_the_tests_of_the_page_pass(run_pytest: RunPytest, blocks: dict[str, str
     assert status == 0 and "5 passed" in said, said
 
 
-def test_a_sweep_that_is_not_idempotent_fails_with_the_text_of_the_page(
-    run_pytest: RunPytest, blocks: dict[str, str]
-) -> None:
+def test_failure_has_the_text_of_the_page(run_pytest: RunPytest, blocks: dict[str, str]) -> None:
     tests = blocks["tests"].replace(
         "from expired import Session, sweep", "from expired import Session\nfrom counted import sweep"
     )

@@ -19,7 +19,7 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(servers, settings, {})
 
 
-def test_a_process_that_ended_is_reported_with_its_last_words(stage: Stage) -> None:
+def test_ended_process_is_reported_with_its_last_log_line(stage: Stage) -> None:
     stage.log("worker").write_text("first\nhousekeeping: Redis did not answer\n")
     ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
     ended.wait()

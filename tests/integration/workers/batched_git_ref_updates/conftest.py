@@ -1,4 +1,4 @@
-"""The table of pending deletions, repositories, and what surrounds a run."""
+"""Fixtures: the table of pending deletions, repositories and the context of a run."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Pending = Callable[[], list[str]]
 AddRefs = Callable[..., None]
 #: The log records of an event.
 Lines = Callable[[str], list[Any]]
-#: The plans of the very statements a function sends.
+#: Return the plans of the statements that a function sends.
 Explained = Callable[[Callable[[], Any]], list[str]]
 
 
 class Watched:
-    """The real deletion, with what a test does in the gap before each batch, and the batches it was given."""
+    """The real deletion with an action of the test before each batch; records the batches."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
@@ -52,7 +52,7 @@ class Watched:
 
 @pytest.fixture
 def unbound(postgres: Database, redis_client: redis.Redis) -> Iterator[None]:
-    """The models as they were, when the test is over."""
+    """Restore the models after the test."""
     yield
     backends.use_root(None)
     Deletion._meta.schema = None
@@ -81,7 +81,7 @@ def add_deletions(deletions: type[Deletion], admin: Connection) -> AddDeletions:
 
 @pytest.fixture
 def add_refs(deletions: type[Deletion]) -> AddRefs:
-    """Adds a row for each of these refs of project 1."""
+    """Add a row for each of these refs of project 1."""
 
     def add(*refs: str, project_id: int = 1) -> None:
         for ref in refs:
@@ -97,7 +97,7 @@ def pending(deletions: type[Deletion]) -> Pending:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    """The folder below which repositories are."""
+    """The root folder of the repositories."""
     root = tmp_path / "repositories"
     (root / "@hashed").mkdir(parents=True)
     backends.use_root(root)
@@ -108,7 +108,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def repository(root: Path) -> MakeRepository:
-    """Makes the repository of a project, the first unless said, with loose refs."""
+    """Create the repository of a project (default 1) with loose refs."""
     return lambda *refs, project_id=1: made(root, project_id, *refs)
 
 
@@ -121,7 +121,7 @@ def watched(root: Path) -> Watched:
 
 @pytest.fixture
 def told() -> Iterator[list[dict[str, Any]]]:
-    """What subscribers of `refs_deleted` are told."""
+    """The rows that subscribers of `refs_deleted` receive."""
     seen: list[dict[str, Any]] = []
 
     def note(sender: str, **about: Any) -> None:
@@ -151,7 +151,7 @@ def broker(settings: Settings, deletions: type[Deletion], redis_client: redis.Re
 
 @pytest.fixture
 def explained(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> Explained:
-    """The plans of the very statements a function sends."""
+    """Return the plans of the statements that a function sends."""
 
     def explain(function: Callable[[], Any]) -> list[str]:
         sent: list[tuple[str, Any]] = []

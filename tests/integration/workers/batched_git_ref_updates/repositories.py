@@ -1,4 +1,4 @@
-"""Bare git repositories for the tests, made and looked into by the real program."""
+"""Bare git repositories for the tests, created and inspected by the real git program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENVIRONMENT = {
 
 
 class Bare:
-    """A bare repository with one commit, which every ref of its points to."""
+    """Bare repository with one commit that every ref points to."""
 
     def __init__(self, path: Path, *options: str) -> None:
         self.path = path
@@ -33,7 +33,7 @@ class Bare:
         self.commit = self.git("commit-tree", "-m", "all there is", tree)
 
     def git(self, *arguments: str, orders: str = "") -> str:
-        """What git answers."""
+        """Run git and return its output."""
         environment = _ENVIRONMENT if arguments[0] == "init" else {**_ENVIRONMENT, "GIT_DIR": str(self.path)}
         ended = subprocess.run(
             ["git", "-c", "safe.directory=*", *arguments],
@@ -45,11 +45,11 @@ class Bare:
         return ended.stdout.decode().strip()
 
     def add(self, *refs: str) -> None:
-        """Make loose refs."""
+        """Create loose refs."""
         self.git("update-ref", "--stdin", "-z", orders="".join(f"create {ref}\0{self.commit}\0" for ref in refs))
 
     def add_many(self, refs: Iterable[str], *, packed: bool) -> None:
-        """Make refs without asking git, which takes its time for thousands; the repository must have none yet."""
+        """Create refs without git, which is slow for thousands; the repository must be empty."""
         if packed:
             lines = "".join(f"{self.commit} {ref}\n" for ref in sorted(refs))
             (self.path / "packed-refs").write_text(f"# pack-refs with: peeled fully-peeled sorted \n{lines}")
@@ -60,29 +60,29 @@ class Bare:
             file.write_text(f"{self.commit}\n")
 
     def pack(self) -> None:
-        """Pack all refs there are."""
+        """Pack all refs."""
         self.git("pack-refs", "--all")
 
     def refs(self) -> list[str]:
-        """The names of all refs, those of symbolic refs that lead nowhere excepted."""
+        """Return the names of all refs except dangling symbolic refs."""
         return self.git("for-each-ref", "--format=%(refname)").split()
 
     def lock(self, ref: str) -> Path:
-        """The file by which another process, or a dead one, holds a ref."""
+        """Return the path of a ref's lock file."""
         lock = self.path / f"{ref}.lock"
         lock.parent.mkdir(parents=True, exist_ok=True)
         lock.touch()
         return lock
 
     def hook(self, name: str, script: str) -> None:
-        """Make a hook of the repository's own."""
+        """Create a hook in the repository."""
         file = self.path / "hooks" / name
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"#!/bin/sh\n{script}\n")
         file.chmod(0o755)
 
     def remove(self) -> None:
-        """The repository vanishes."""
+        """Remove the repository."""
         shutil.rmtree(self.path)
 
 
@@ -91,7 +91,7 @@ MakeRepository = Callable[..., Bare]
 
 
 def made(root: Path, project_id: int, *refs: str) -> Bare:
-    """A project's repository below the root, with these loose refs."""
+    """Create a project's repository below the root, with these loose refs."""
     repository = Bare(root / hashed_path(project_id))
     if refs:
         repository.add(*refs)

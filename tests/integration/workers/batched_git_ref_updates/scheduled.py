@@ -22,12 +22,12 @@ def sized(max_projects: int, batch_size: int = BATCH_SIZE) -> Sweep:
 
 
 def enqueued(broker: RedisBroker) -> list[int]:
-    """The projects whose cleanup waits."""
+    """Return the projects with a queued cleanup."""
     return sorted(message.args[0] for message in queued(broker, "git_refs"))
 
 
 def drain(broker: RedisBroker, settings: Settings) -> list[int]:
-    """The same, and then none waits any more."""
+    """Return the projects with a queued cleanup, and empty the queue."""
     projects = enqueued(broker)
     broker.flush("git_refs")
     broker.client.delete(*broker.client.scan_iter(match=f"{settings.namespace}:dedup:*"))

@@ -1,4 +1,4 @@
-"""Document 58, section by section: each test names the section it keeps."""
+"""Document 58, section by section: each test names its section."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_each_project_with_pending_rows_is_enqueued_once(
     assert enqueued(broker) == [1, 2, 3]
 
 
-def test_nothing_pending_is_nothing_to_do(broker: RedisBroker) -> None:
+def test_run_without_pending_rows_is_done(broker: RedisBroker) -> None:
     # 実行可否判定
     result = run_sweep(cleanup_scheduler)
 
@@ -47,7 +47,7 @@ def test_nothing_pending_is_nothing_to_do(broker: RedisBroker) -> None:
     assert enqueued(broker) == []
 
 
-def test_the_messages_are_the_project_cleanups(broker: RedisBroker, add_deletions: AddDeletions) -> None:
+def test_messages_are_for_the_project_cleanup(broker: RedisBroker, add_deletions: AddDeletions) -> None:
     # 出力仕様: ProjectCleanupWorkerキュー; 備考: without context, so nothing but the id.
     add_deletions(1, project="42")
 
@@ -58,7 +58,7 @@ def test_the_messages_are_the_project_cleanups(broker: RedisBroker, add_deletion
     assert message.options["trigger"] == "parent"
 
 
-def test_the_children_do_the_work_and_their_rows_name_the_parent(
+def test_children_record_their_parent_as_trigger(
     broker: RedisBroker, add_deletions: AddDeletions, repository: MakeRepository, pending: Pending, postgres: Database
 ) -> None:
     # 前後の処理との関連
@@ -76,7 +76,7 @@ def test_the_children_do_the_work_and_their_rows_name_the_parent(
     assert list(rows) == [("parent", "done", {"total_deletes": 2, "invalid": 0, "failed": 0})] * 2
 
 
-def test_a_second_run_finds_the_messages_waiting(broker: RedisBroker, add_deletions: AddDeletions) -> None:
+def test_second_run_finds_queued_messages(broker: RedisBroker, add_deletions: AddDeletions) -> None:
     # 備考: idempotent!
     add_deletions(250, project="n")
     run_sweep(cleanup_scheduler)
@@ -87,7 +87,7 @@ def test_a_second_run_finds_the_messages_waiting(broker: RedisBroker, add_deleti
     assert len(enqueued(broker)) == 250
 
 
-def test_a_project_that_is_done_between_reading_and_running_costs_an_empty_run(
+def test_project_done_meanwhile_costs_an_empty_run(
     broker: RedisBroker, add_deletions: AddDeletions, root: Path, admin: Connection
 ) -> None:
     add_deletions(1, project="1")
@@ -102,7 +102,7 @@ def test_a_project_that_is_done_between_reading_and_running_costs_an_empty_run(
     assert (run.outcome, run.counts) == ("done", {"total_deletes": 0, "invalid": 0, "failed": 0})
 
 
-def test_a_run_whose_lease_is_held_elsewhere_ends_at_once(
+def test_run_is_skipped_while_its_lease_is_held(
     broker: RedisBroker, add_deletions: AddDeletions, caplog: pytest.LogCaptureFixture
 ) -> None:
     # 実行条件, 排他制御, エラーケース一覧 (リース取得失敗): skipped, never waits.
@@ -118,7 +118,7 @@ def test_a_run_whose_lease_is_held_elsewhere_ends_at_once(
     assert line.levelname == "INFO"
 
 
-def test_two_runs_at_once_enqueue_each_project_once(
+def test_concurrent_runs_enqueue_each_project_once(
     broker: RedisBroker, add_deletions: AddDeletions, postgres: Database
 ) -> None:
     # 排他制御
@@ -142,7 +142,7 @@ def test_two_runs_at_once_enqueue_each_project_once(
     assert enqueued(broker) == list(range(1, 301))
 
 
-def test_the_end_line_carries_the_counts(
+def test_run_ended_line_has_the_counts(
     broker: RedisBroker, add_deletions: AddDeletions, caplog: pytest.LogCaptureFixture
 ) -> None:
     # ログ出力: stats at the end; 処理フロー 7.
@@ -155,7 +155,7 @@ def test_the_end_line_carries_the_counts(
     assert (line.total_projects, line.enqueued, line.deduplicated) == (2, 2, 0)  # type: ignore[attr-defined]
 
 
-def test_nothing_of_the_table_is_changed(broker: RedisBroker, add_deletions: AddDeletions) -> None:
+def test_scheduler_changes_no_rows(broker: RedisBroker, add_deletions: AddDeletions) -> None:
     # トランザクション仕様: なし (スケジューリングのみ)
     add_deletions(20, project="n % 3")
     before = list(Deletion.select().order_by(Deletion.id).dicts())

@@ -1,4 +1,4 @@
-"""The scheduler with queue, Redis or database away, or with failing cleanups; each names its section of document 58."""
+"""Scheduler during outages and with failing cleanups; each names its section of document 58."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ from tests.integration.workers.batched_git_ref_updates.repositories import MakeR
 from tests.integration.workers.batched_git_ref_updates.scheduled import NONE, drain, enqueued, sized
 
 
-def test_a_run_that_broke_off_is_gone_on_from(
-    broker: RedisBroker, add_deletions: AddDeletions, settings: Settings
-) -> None:
+def test_interrupted_run_is_resumed(broker: RedisBroker, add_deletions: AddDeletions, settings: Settings) -> None:
     # 障害時対応
     add_deletions(9, project="n")
 
@@ -47,7 +45,7 @@ def test_a_run_that_broke_off_is_gone_on_from(
     assert enqueued(broker) == [1, 7, 8, 9]
 
 
-def test_a_project_whose_cleanup_failed_has_one_message_and_no_more(
+def test_failing_project_has_one_message_only(
     broker: RedisBroker, add_deletions: AddDeletions, redis_client: redis.Redis
 ) -> None:
     # A repository that stays broken must not pile up a message a minute, with 25 retries each. No root is set here.
@@ -93,7 +91,7 @@ def test_project_resumes_with_the_first_run_after_an_outage(
     assert [run.outcome for run in runs] == ["failed", "done"]
 
 
-def test_the_queue_away_fails_the_run_and_the_next_does_its_work(
+def test_queue_outage_fails_the_run_and_the_next_recovers(
     settings: Settings, redis_client: redis.Redis, add_deletions: AddDeletions, last_run: Callable[[], Any]
 ) -> None:
     # リトライ仕様: すべての例外
@@ -111,9 +109,7 @@ def test_the_queue_away_fails_the_run_and_the_next_does_its_work(
     assert (last_run().outcome, last_run().counts.get("total_projects", 0)) == ("failed", 0)
 
 
-def test_redis_away_altogether_runs_nothing(
-    settings: Settings, postgres: Database, add_deletions: AddDeletions
-) -> None:
+def test_redis_outage_runs_nothing(settings: Settings, postgres: Database, add_deletions: AddDeletions) -> None:
     # L5: an unreachable lease is not a free one.
     with embedded.start(postgres=False) as servers:
         broker = installed(settings.model_copy(update={"redis_url": servers.redis_url, "database_url": None}))
@@ -128,7 +124,7 @@ def test_redis_away_altogether_runs_nothing(
     assert result.reason is not None and "Redis did not answer" in result.reason
 
 
-def test_a_database_that_goes_away_fails_the_run_and_it_is_retried(
+def test_database_outage_fails_the_run_for_a_retry(
     broker: RedisBroker, add_deletions: AddDeletions, admin: Connection, settings: Settings
 ) -> None:
     # エラーケース一覧: DB接続エラー
@@ -151,7 +147,7 @@ def test_a_database_that_goes_away_fails_the_run_and_it_is_retried(
     assert result.error is not None, "the message is retried"
 
 
-def test_without_a_broker_it_says_what_is_missing(add_deletions: AddDeletions) -> None:
+def test_missing_broker_is_reported(add_deletions: AddDeletions) -> None:
     actor_registry.forget_all()
     add_deletions(1)
 

@@ -1,4 +1,4 @@
-"""Which projects a run of the scheduler meets, and where the next one goes on (document 58; workers.md, 58): each test
+"""Projects enqueued by a run of the scheduler, and where the next one resumes (document 58; workers.md, 58): each test
 names what it keeps."""
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from tests.integration.workers.batched_git_ref_updates.scheduled import drain, e
 
 
 @pytest.mark.parametrize("count", [1, BATCH_SIZE - 1, BATCH_SIZE, BATCH_SIZE + 1, 3 * BATCH_SIZE])
-def test_every_project_is_enqueued_whatever_their_number(
-    broker: RedisBroker, add_deletions: AddDeletions, count: int
-) -> None:
+def test_all_projects_are_enqueued(broker: RedisBroker, add_deletions: AddDeletions, count: int) -> None:
     # パフォーマンス要件: in batches of 100.
     add_deletions(count, project="n")
     seen: list[int] = []
@@ -46,7 +44,7 @@ def test_a_run_ends_at_its_limit_of_projects(
     assert enqueued(broker) == list(range(1, min(count, 10) + 1))
 
 
-def test_the_next_run_goes_on_after_the_last_project_and_ends_where_it_began(
+def test_next_run_resumes_and_ends_where_it_began(
     broker: RedisBroker, add_deletions: AddDeletions, settings: Settings
 ) -> None:
     # workers.md, 58: high ids do not starve.
@@ -65,7 +63,7 @@ def test_the_next_run_goes_on_after_the_last_project_and_ends_where_it_began(
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 10, 25, 100])
-def test_a_run_that_wraps_meets_each_project_once_and_no_more(
+def test_wrapping_run_enqueues_each_project_once(
     broker: RedisBroker, add_deletions: AddDeletions, settings: Settings, batch_size: int
 ) -> None:
     add_deletions(25, project="n")
@@ -78,7 +76,7 @@ def test_a_run_that_wraps_meets_each_project_once_and_no_more(
     assert enqueued(broker) == list(range(1, 26))
 
 
-def test_after_a_whole_round_a_run_begins_at_the_front(
+def test_run_after_a_full_round_begins_at_the_front(
     broker: RedisBroker, add_deletions: AddDeletions, settings: Settings
 ) -> None:
     add_deletions(15, project="n")
@@ -93,7 +91,7 @@ def test_after_a_whole_round_a_run_begins_at_the_front(
     assert enqueued(broker) == list(range(1, 11))
 
 
-def test_the_limit_exactly_at_the_place_where_the_run_began_is_a_whole_round(
+def test_limit_exactly_at_the_start_is_a_full_round(
     broker: RedisBroker, add_deletions: AddDeletions, settings: Settings
 ) -> None:
     add_deletions(20, project="n")
@@ -105,7 +103,7 @@ def test_the_limit_exactly_at_the_place_where_the_run_began_is_a_whole_round(
     assert (result.outcome, result.counts["total_projects"]) == ("done", 20)
 
 
-def test_the_place_to_go_on_from_may_be_gone(
+def test_project_of_the_cursor_may_be_gone(
     broker: RedisBroker, add_deletions: AddDeletions, settings: Settings, admin: Connection
 ) -> None:
     add_deletions(25, project="n")
@@ -119,7 +117,7 @@ def test_the_place_to_go_on_from_may_be_gone(
     assert (result.outcome, enqueued(broker)) == ("done", [*range(1, 5), *range(13, 26)])
 
 
-def test_low_projects_that_are_never_done_do_not_keep_high_ones_waiting(
+def test_failing_low_ids_do_not_starve_high_ids(
     broker: RedisBroker, add_deletions: AddDeletions, settings: Settings
 ) -> None:
     add_deletions(100, project="n")
@@ -131,9 +129,7 @@ def test_low_projects_that_are_never_done_do_not_keep_high_ones_waiting(
     assert seen == set(range(1, 101))
 
 
-def test_the_run_stops_when_its_time_is_over(
-    broker: RedisBroker, add_deletions: AddDeletions, settings: Settings
-) -> None:
+def test_run_stops_at_its_time_limit(broker: RedisBroker, add_deletions: AddDeletions, settings: Settings) -> None:
     # パフォーマンス要件: 目標処理時間 10分以内; the next run goes on.
     add_deletions(3 * BATCH_SIZE, project="n")
 

@@ -1,4 +1,4 @@
-"""What the two sweeps declare: schedule, limits and labels, the settings they take, and what they plan."""
+"""Declarations of the two sweeps: schedule, limits, labels, settings and plans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from housekeeping.workers.batched_git_ref_updates.worker import LEASE_TTL, SWEEP
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, Pending
 
 
-def test_the_schedule_the_limits_and_the_labels_are_the_documents(broker: RedisBroker) -> None:
+def test_schedule_limits_and_labels_match_the_document(broker: RedisBroker) -> None:
     # 実行スケジュール, 入力パラメータ, 排他制御, リトライ仕様, 備考
     lease = cleanup_scheduler.lease
     assert lease is not None
@@ -35,7 +35,7 @@ def test_the_schedule_the_limits_and_the_labels_are_the_documents(broker: RedisB
         assert (actor.options["max_retries"], actor.options["idempotent"]) == (25, True)
 
 
-def test_the_limits_and_the_labels_are_the_documents() -> None:
+def test_limits_and_labels_match_the_document() -> None:
     # 備考; workers.md, 58
     assert project_cleanup.options == {"page_size": 1000, "git_batch_size": 100, "max_deletes": 10_000}
     assert (project_cleanup.queue, project_cleanup.schedule) == ("git_refs", None)
@@ -44,7 +44,7 @@ def test_the_limits_and_the_labels_are_the_documents() -> None:
     assert (project_cleanup.argument_name, project_cleanup.parse_argument("42")) == ("project id", 42)
 
 
-def test_a_plan_is_what_a_run_would_do_and_changes_nothing(add_deletions: AddDeletions, pending: Pending) -> None:
+def test_plan_matches_the_run_and_changes_nothing(add_deletions: AddDeletions, pending: Pending) -> None:
     add_deletions(12)
     add_deletions(3, "'no ref ' || n")
     add_deletions(5, project="2")
@@ -59,7 +59,7 @@ def test_a_plan_is_what_a_run_would_do_and_changes_nothing(add_deletions: AddDel
     json.dumps([scheduler.as_json(), one.as_json()])
 
 
-def test_the_backlog_of_all_projects_is_known_without_an_argument(add_deletions: AddDeletions) -> None:
+def test_backlog_of_all_projects_needs_no_argument(add_deletions: AddDeletions) -> None:
     # As `housekeeping status` asks.
     add_deletions(12, project="n % 3")
     (projects,), (rows,) = cleanup_scheduler.stages_for_run(), project_cleanup.stages_for_run()
@@ -77,9 +77,7 @@ def test_the_backlog_of_all_projects_is_known_without_an_argument(add_deletions:
         (project_cleanup.name, {"page_size": 10, "git_batch_size": 5, "max_deletes": 30, "max_runtime_s": 60}),
     ],
 )
-def test_the_settings_of_workers_md_are_taken(
-    settings: Settings, unbound: None, name: str, given: dict[str, Any]
-) -> None:
+def test_documented_settings_are_accepted(settings: Settings, unbound: None, name: str, given: dict[str, Any]) -> None:
     chosen = Settings.load(**{**settings.model_dump(exclude={"workers"}), "workers": {name: given}})
     (sweep,) = [sweep for sweep in worker.SWEEPS if sweep.name == name]
 
@@ -102,7 +100,7 @@ def test_the_settings_of_workers_md_are_taken(
         (project_cleanup.name, {"batch_size": 5}, "page_size"),
     ],
 )
-def test_settings_without_a_use_are_refused(
+def test_unused_settings_are_rejected(
     settings: Settings, unbound: None, name: str, given: dict[str, Any], says: str
 ) -> None:
     chosen = Settings.load(**{**settings.model_dump(exclude={"workers"}), "workers": {name: given}})

@@ -24,7 +24,7 @@ ONE = {"total_projects": 1, "enqueued": 1, "deduplicated": 0}
 
 
 def locked(repository: MakeRepository, project_id: int = 1, ref: str = "refs/heads/a") -> None:
-    """A project whose only ref is locked by a file that nobody removes."""
+    """Project whose only ref stays locked."""
     repository(ref, project_id=project_id).lock(ref)
 
 
@@ -87,7 +87,7 @@ def test_new_row_of_another_project_schedules_no_rejected_one(
     assert enqueued(broker) == [1]
 
 
-def test_project_of_which_a_row_was_settled_is_not_deferred(
+def test_project_with_a_processed_row_is_not_deferred(
     broker: RedisBroker, repository: MakeRepository, add_refs: AddRefs
 ) -> None:
     locked(repository)
@@ -140,7 +140,7 @@ def test_plan_leaves_deferred_projects_out(broker: RedisBroker, repository: Make
     assert run_sweep(cleanup_scheduler).counts["total_projects"] == 1
 
 
-def test_nothing_is_asked_about_delays_when_there_are_none(
+def test_no_query_for_delays_without_deferred_projects(
     broker: RedisBroker, add_deletions: AddDeletions, statements: list[str]
 ) -> None:
     add_deletions(300, project="n")
@@ -186,7 +186,7 @@ def test_new_rows_of_deferred_projects_are_found_by_index(
 
 
 @pytest.mark.usefixtures("root")
-def test_project_that_is_not_rejected_any_more_is_forgotten(
+def test_project_without_rejections_is_no_longer_deferred(
     repository: MakeRepository, add_refs: AddRefs, deletions: object
 ) -> None:
     locked(repository)

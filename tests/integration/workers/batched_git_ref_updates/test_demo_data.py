@@ -1,4 +1,4 @@
-"""The demo's repositories are real ones, and its rows are settled as its line says."""
+"""The demo's repositories are real, and the worker processes its rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
 from tests.integration.workers.batched_git_ref_updates.repositories import Bare
 
 
-def test_the_demos_refs_are_deleted_by_the_real_worker(
+def test_worker_deletes_the_refs_of_the_demo(
     deletions: type[Deletion], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scene, "PROJECTS", 3)

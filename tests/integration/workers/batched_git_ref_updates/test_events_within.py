@@ -14,7 +14,7 @@ from tests.integration.workers.batched_git_ref_updates.repositories import MakeR
 SMALL = dataclasses.replace(project_cleanup, options={**project_cleanup.options, "page_size": 4, "max_deletes": 9})
 
 
-def test_row_whose_handler_fails_stays_pending_and_is_met_again(
+def test_row_with_a_failing_handler_stays_pending(
     repository: MakeRepository, add_deletions: AddDeletions, pending: Pending
 ) -> None:
     bare = repository(*(f"refs/heads/{number}" for number in range(1, 11)))

@@ -23,7 +23,7 @@ Program = Callable[[str], None]
 
 @pytest.fixture
 def bare(repository: MakeRepository, add_deletions: AddDeletions) -> Bare:
-    """A repository with 25 refs that are to go, and two that are in use."""
+    """Repository with 25 refs to delete and two refs in use."""
     add_deletions(25)
     return repository(*(f"refs/heads/{number}" for number in range(1, 26)), *LIVE)
 
@@ -52,9 +52,7 @@ def program(tmp_path: Path, root: Path) -> Program:
         pytest.param('echo "fatal: No space left on device" >&2; exit 128', id="finds_the_disk_full"),
     ],
 )
-def test_a_git_that_breaks_down_in_the_middle_loses_and_doubles_nothing(
-    bare: Bare, program: Program, pending: Pending, third: str
-) -> None:
+def test_crash_of_git_loses_and_repeats_nothing(bare: Bare, program: Program, pending: Pending, third: str) -> None:
     program(third)
     broken = run_sweep(SMALL, 1)
     rows, refs = set(pending()), set(bare.refs())
@@ -67,7 +65,7 @@ def test_a_git_that_breaks_down_in_the_middle_loses_and_doubles_nothing(
     assert broken.counts["total_deletes"] + again.counts["total_deletes"] == 25
 
 
-def test_a_hook_that_fails_has_no_say(bare: Bare, program: Program, pending: Pending) -> None:
+def test_failing_hook_is_ignored(bare: Bare, program: Program, pending: Pending) -> None:
     bare.hook("reference-transaction", "exit 1")
     program("true")
 
@@ -77,9 +75,7 @@ def test_a_hook_that_fails_has_no_say(bare: Bare, program: Program, pending: Pen
     assert (bare.refs(), pending()) == (LIVE, [])
 
 
-def test_a_ref_that_is_locked_among_others_costs_itself_only_and_no_ref_in_use_is_touched(
-    bare: Bare, program: Program, pending: Pending
-) -> None:
+def test_locked_ref_fails_alone_and_other_refs_are_untouched(bare: Bare, program: Program, pending: Pending) -> None:
     lock = bare.lock("refs/heads/13")
     program("true")
 

@@ -1,4 +1,4 @@
-"""The cleanup of one project (document 58, its follow-up; workers.md, 58): each test names what it keeps."""
+"""The cleanup of one project (document 58, its follow-up; workers.md, 58): each test names its section."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.integration.workers.batched_git_ref_updates.conftest import AddDeleti
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
 
 
-def test_the_refs_are_deleted_and_their_rows_processed(
+def test_refs_are_deleted_and_rows_processed(
     repository: MakeRepository, add_refs: AddRefs, times: DatabaseTimes
 ) -> None:
     # 概要: the refs asked for go, the rows say so, with updated_at.
@@ -52,7 +52,7 @@ def test_other_projects_and_processed_rows_are_left_alone(
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 5, 6, 9, 10, 11, 25])
-def test_every_ref_goes_whatever_their_number(
+def test_all_refs_are_deleted(
     watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, pending: Pending, count: int
 ) -> None:
     # workers.md: pages, and batches of refs within them.
@@ -88,7 +88,7 @@ def test_a_run_ends_at_its_limit_of_rows(
     assert len(pending()) == count - deletes
 
 
-def test_what_is_invalid_or_refused_counts_towards_the_limit(
+def test_invalid_and_refused_rows_count_towards_the_limit(
     repository: MakeRepository, add_deletions: AddDeletions
 ) -> None:
     # Or a project of nothing but locked refs would be walked to its end, however long.
@@ -102,7 +102,7 @@ def test_what_is_invalid_or_refused_counts_towards_the_limit(
     assert (result.outcome, result.reason, result.counts["failed"]) == ("partial", "limit", 30)
 
 
-def test_a_ref_asked_for_many_times_is_deleted_once(
+def test_duplicate_requests_delete_the_ref_once(
     watched: Watched, repository: MakeRepository, add_refs: AddRefs, pending: Pending
 ) -> None:
     # workers.md: the refs, each once; a duplicate in a batch would make git refuse it.
@@ -130,7 +130,7 @@ def test_a_second_run_changes_nothing(
     assert told == []
 
 
-def test_the_run_stops_when_its_time_is_over_and_the_next_does_the_rest(
+def test_run_stops_at_its_time_limit_and_the_next_resumes(
     root: Path, add_deletions: AddDeletions, pending: Pending
 ) -> None:
     # パフォーマンス要件
@@ -144,7 +144,7 @@ def test_the_run_stops_when_its_time_is_over_and_the_next_does_the_rest(
     assert pending() == []
 
 
-def test_slow_batches_are_settled_before_the_run_looks_dead(
+def test_slow_batches_are_committed_in_time_for_the_heartbeat(
     watched: Watched, add_deletions: AddDeletions, monkeypatch: pytest.MonkeyPatch, pending: Pending
 ) -> None:
     # design.md, State in PostgreSQL: a run whose heartbeat is older than a minute is taken for lost.
@@ -157,7 +157,7 @@ def test_slow_batches_are_settled_before_the_run_looks_dead(
     assert left == [20, 15, 10, 5]
 
 
-def test_the_lease_is_the_projects_own(root: Path, add_deletions: AddDeletions, pending: Pending) -> None:
+def test_lease_is_per_project(root: Path, add_deletions: AddDeletions, pending: Pending) -> None:
     # 排他制御: 10 minutes, never waits; other projects are cleaned meanwhile.
     add_deletions(2, project="n")
     lease = project_cleanup.lease

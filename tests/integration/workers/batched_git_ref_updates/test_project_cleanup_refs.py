@@ -1,4 +1,4 @@
-"""Repositories that are away, and refs that are locked, odd or none (workers.md, 58): what becomes of their rows."""
+"""Missing repositories, and locked, odd or invalid refs (workers.md, 58): results for their rows."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.integration.workers.batched_git_ref_updates.conftest import AddDeleti
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
 
 
-def test_a_repository_lies_where_its_projects_hash_says() -> None:
+def test_repository_path_is_the_hash_of_the_project() -> None:
     # workers.md, 58
     digest = "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b"
 
     assert str(hashed_path(1)) == f"@hashed/6b/86/{digest}.git"
 
 
-def test_a_symbolic_ref_goes_and_its_target_stays(repository: MakeRepository, add_refs: AddRefs) -> None:
+def test_symbolic_ref_is_deleted_without_its_target(repository: MakeRepository, add_refs: AddRefs) -> None:
     bare = repository("refs/heads/target")
     bare.git("symbolic-ref", "refs/heads/alias", "refs/heads/target")
     add_refs("refs/heads/alias")
@@ -40,7 +40,7 @@ def test_rows_of_a_missing_repository_are_processed(root: Path, add_deletions: A
     assert (result.outcome, result.counts["total_deletes"], pending()) == ("done", 3, [])
 
 
-def test_a_repository_that_vanishes_during_the_run_has_no_refs_left(
+def test_repository_removed_during_the_run_counts_as_deleted(
     watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, pending: Pending
 ) -> None:
     bare = repository(*(f"refs/heads/{number}" for number in range(1, 16)))
@@ -52,7 +52,7 @@ def test_a_repository_that_vanishes_during_the_run_has_no_refs_left(
     assert (result.outcome, result.counts["total_deletes"], pending()) == ("done", 15, [])
 
 
-def test_a_ref_deleted_by_others_meanwhile_is_fine(
+def test_ref_deleted_meanwhile_counts_as_deleted(
     watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, pending: Pending
 ) -> None:
     bare = repository(*(f"refs/heads/{number}" for number in range(1, 6)))
@@ -69,7 +69,7 @@ def test_a_ref_deleted_by_others_meanwhile_is_fine(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_locked_ref_among_10_000_costs_itself_only(
+def test_locked_ref_among_10_000_fails_alone(
     root: Path,
     repository: MakeRepository,
     add_deletions: AddDeletions,
@@ -94,7 +94,9 @@ def test_a_locked_ref_among_10_000_costs_itself_only(
     assert [line.alarm for line in lines("Alert")] == ["failed_rows"]
 
 
-def test_the_next_run_takes_what_was_locked(repository: MakeRepository, add_refs: AddRefs, pending: Pending) -> None:
+def test_next_run_processes_rows_that_were_locked(
+    repository: MakeRepository, add_refs: AddRefs, pending: Pending
+) -> None:
     # 障害時対応
     bare = repository("refs/heads/a", "refs/heads/b")
     lock = bare.lock("refs/heads/a")
@@ -106,7 +108,7 @@ def test_the_next_run_takes_what_was_locked(repository: MakeRepository, add_refs
     assert (bare.refs(), pending()) == ([], [])
 
 
-def test_a_ref_that_would_be_a_folder_of_others_is_not_there(
+def test_ref_that_is_a_folder_of_refs_does_not_exist(
     repository: MakeRepository, add_refs: AddRefs, pending: Pending
 ) -> None:
     bare = repository("refs/heads/a/b", "refs/heads/c")
@@ -121,7 +123,7 @@ def test_a_ref_that_would_be_a_folder_of_others_is_not_there(
     ["HEAD", "main", "refs/", "-d", "--stdin", "refs/heads/a\ndelete refs/heads/kept", "refs/heads/a..b", "", " "]
     + ["refs/heads/a.lock", "refs/heads/\x01", "refs/../../elsewhere"],
 )
-def test_what_cannot_be_a_ref_is_logged_counted_and_processed(
+def test_invalid_ref_is_logged_counted_and_processed(
     watched: Watched, repository: MakeRepository, add_refs: AddRefs, pending: Pending, lines: Lines, name: str
 ) -> None:
     # workers.md: it never reaches git, and would come back for ever were it left pending.
@@ -183,7 +185,7 @@ def test_packed_ref_too_long_for_git_to_delete_stays_pending(
     assert "File name too long" in line.error and len(line.error) <= 300 and len(line.record["ref"]) <= 300
 
 
-def test_long_name_below_a_packed_ref_of_the_same_beginning_is_invalid(
+def test_long_name_below_a_packed_ref_is_invalid(
     repository: MakeRepository, add_refs: AddRefs, pending: Pending
 ) -> None:
     ref = "refs/heads/" + "x" * 300

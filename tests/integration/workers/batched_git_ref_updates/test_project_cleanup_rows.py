@@ -1,4 +1,4 @@
-"""Rows that others touch while their refs are deleted, and who is told of those that were marked."""
+"""Rows that other sessions change while their refs are deleted, and the events of marked rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.workers.batched_git_ref_updates.conftest import AddDeleti
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
 
 
-def test_a_row_processed_by_another_between_reading_and_marking_is_neither_touched_nor_counted(
+def test_row_processed_meanwhile_is_not_counted(
     watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, admin: Connection, told: list[Any]
 ) -> None:
     # トランザクション仕様: a record that changes in the gap is never overwritten.
@@ -44,7 +44,7 @@ def test_a_row_processed_by_another_between_reading_and_marking_is_neither_touch
     assert [row["id"] for about in told for row in about["rows"]] == [5]
 
 
-def test_a_refused_row_that_another_has_processed_meanwhile_is_not_counted(
+def test_refused_row_processed_meanwhile_is_not_counted(
     watched: Watched, repository: MakeRepository, add_refs: AddRefs, admin: Connection
 ) -> None:
     repository("refs/heads/a").lock("refs/heads/a")
@@ -59,7 +59,7 @@ def test_a_refused_row_that_another_has_processed_meanwhile_is_not_counted(
     assert run_sweep(project_cleanup, 1).counts == NONE
 
 
-def test_a_row_locked_elsewhere_is_left_for_the_next_run_and_not_waited_for(
+def test_locked_row_is_left_for_the_next_run(
     repository: MakeRepository, add_deletions: AddDeletions, locked: Locked, pending: Pending
 ) -> None:
     # 排他制御. Had it waited, lock_timeout would have failed the run.
@@ -74,7 +74,7 @@ def test_a_row_locked_elsewhere_is_left_for_the_next_run_and_not_waited_for(
     assert run_sweep(project_cleanup, 1).counts["total_deletes"] == 1
 
 
-def test_a_row_that_the_database_refuses_to_mark_costs_itself_only(
+def test_row_that_cannot_be_marked_fails_alone(
     root: Path, add_deletions: AddDeletions, admin: Connection, pending: Pending, reported: list[dict[str, Any]]
 ) -> None:
     add_deletions(10_000)
@@ -93,7 +93,7 @@ def test_a_row_that_the_database_refuses_to_mark_costs_itself_only(
     assert [about["id"] for about in reported] == [5005]
 
 
-def test_subscribers_are_told_of_deleted_refs_after_the_commit(
+def test_event_for_deleted_refs_is_sent_after_the_commit(
     repository: MakeRepository, add_refs: AddRefs, told: list[dict[str, Any]], admin: Connection
 ) -> None:
     repository("refs/heads/a", "refs/heads/locked").lock("refs/heads/locked")
@@ -117,7 +117,7 @@ def test_subscribers_are_told_of_deleted_refs_after_the_commit(
     assert seen == [3]
 
 
-def test_a_subscriber_that_raises_harms_neither_the_run_nor_the_others(
+def test_failing_subscriber_does_not_affect_others(
     root: Path, add_deletions: AddDeletions, told: list[dict[str, Any]], reported: list[dict[str, Any]]
 ) -> None:
     def fail(sender: str, **about: Any) -> None:

@@ -1,4 +1,4 @@
-"""Names of refs: ours against git's own answer, for thousands of them (workers.md, 58: a ref name is data)."""
+"""Validation of ref names compared with git for thousands of names (workers.md, 58: a ref name is data)."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _PIECES = ("a", ".", "..", "/", ".lock", "lock", "@", "{", "@{", "-", "~", " ", 
 
 
 def git_takes(name: str) -> bool:
-    """What ``git check-ref-format`` says."""
+    """Return whether ``git check-ref-format`` accepts the name."""
     program = [b"git", b"check-ref-format", name.encode()]
     return subprocess.run(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def differing(names: list[str]) -> list[str]:
-    """The names for which git and we do not agree."""
+    """Return the names for which git and the library disagree."""
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         answers = list(pool.map(git_takes, names))
     return [name for name, taken in zip(names, answers, strict=True) if is_ref_name(name) != taken]
 
 
-def test_every_character_is_judged_as_git_judges_it_wherever_it_stands() -> None:
+def test_characters_are_validated_as_by_git() -> None:
     characters = [chr(code) for code in (*range(1, 0x180), 0x7FF, 0x800, 0xFEFF, 0xFFFF, 0x1F600, 0x10FFFF)]
     forms = ("refs/heads/a{}b", "refs/heads/{}", "refs/heads/a{}")
 
     assert differing([form.format(character) for character in characters for form in forms]) == []
 
 
-def test_thousands_of_combinations_are_judged_as_git_judges_them() -> None:
+def test_combinations_are_validated_as_by_git() -> None:
     combinations = ["refs/heads/" + "".join(pieces) for pieces in itertools.product(_PIECES, repeat=3)]
 
     assert differing(random.Random(58).sample(combinations, 2000)) == []
@@ -46,7 +46,7 @@ def test_thousands_of_combinations_are_judged_as_git_judges_them() -> None:
     ["refs/heads/main", "refs/tags/v1.0", "refs/x", "refs/heads/-d", "refs/heads/@", "refs/heads/a.lockb"]
     + ["refs/merge-requests/1/head", "refs/keep-around/" + "0" * 40, "refs/heads/" + "x" * 1013, "refs/heads/日本"],
 )
-def test_a_name_below_refs_by_gits_rules_is_one(name: str) -> None:
+def test_valid_names_below_refs_are_accepted(name: str) -> None:
     assert is_ref_name(name) and git_takes(name)
 
 
@@ -59,5 +59,5 @@ def test_a_name_below_refs_by_gits_rules_is_one(name: str) -> None:
     + ["refs/heads/.hidden", "refs/heads/a.lock", "refs/heads/a.lock/b", "refs/heads/a@{1}", "refs/heads/a."]
     + ["refs/../HEAD", "refs/heads/../../config", "refs/heads/a?", "refs/heads/a:b", "FETCH_HEAD", "@"],
 )
-def test_any_other_text_is_none(name: str) -> None:
+def test_other_texts_are_rejected(name: str) -> None:
     assert not is_ref_name(name)

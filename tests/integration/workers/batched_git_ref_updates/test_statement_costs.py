@@ -1,4 +1,4 @@
-"""What the statements cost: rows are found by index, and batches take a few statements each."""
+"""Costs of the statements: rows are found by index, and batches take a few statements each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fill(admin: Connection, add_deletions: AddDeletions) -> None:
         cursor.execute(f"ANALYZE {Deletion._meta.table_name}")
 
 
-def test_the_next_projects_are_found_by_one_index_probe_each(
+def test_projects_are_found_by_one_index_probe_each(
     add_deletions: AddDeletions, admin: Connection, explained: Explained
 ) -> None:
     # データベース操作仕様, パフォーマンス要件: not a DISTINCT over all rows.
@@ -48,7 +48,7 @@ def test_the_next_projects_are_found_by_one_index_probe_each(
         assert re.search(r"rows=1(\.00)? loops=100\b", text), "PostgreSQL 18 counts them as 1.00"
 
 
-def test_counting_the_projects_is_a_loose_scan_too(
+def test_projects_are_counted_by_a_loose_scan(
     add_deletions: AddDeletions, admin: Connection, explained: Explained
 ) -> None:
     fill(admin, add_deletions)
@@ -78,9 +78,7 @@ def test_a_projects_rows_are_read_and_marked_by_index(
     assert all("Seq Scan" not in text for text in (first, later, marked))
 
 
-def test_marking_does_not_compare_every_row_with_every_other_before_the_table_is_analysed(
-    add_deletions: AddDeletions, postgres: Database
-) -> None:
+def test_marking_is_linear_before_analyze(add_deletions: AddDeletions, postgres: Database) -> None:
     add_deletions(10_000)
     rows = pending_rows(1, None, 1000)
 
@@ -90,9 +88,7 @@ def test_marking_does_not_compare_every_row_with_every_other_before_the_table_is
     assert "Nested Loop" not in text
 
 
-def test_a_page_costs_a_read_a_write_and_the_ledgers_line(
-    root: Path, add_deletions: AddDeletions, statements: list[str]
-) -> None:
+def test_page_costs_three_statements(root: Path, add_deletions: AddDeletions, statements: list[str]) -> None:
     add_deletions(10_000)
 
     run_sweep(project_cleanup, 1)

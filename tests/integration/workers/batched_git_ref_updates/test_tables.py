@@ -1,4 +1,4 @@
-"""The table of deletions: one record of it, and that tables shaped like an installation's own are cleaned the same."""
+"""Table of deletions: single records, and tables with an installation's own structure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def in_another_zone(settings: Settings, partitioned: None) -> Iterator[None]:
     database.initialize(before)
 
 
-def test_partitioned_tables_in_a_session_that_is_not_in_utc_are_cleaned_the_same(
+def test_partitioned_tables_are_cleaned_in_any_time_zone(
     in_another_zone: None,
     settings: Settings,
     repository: MakeRepository,
@@ -108,7 +108,7 @@ def test_partitioned_tables_in_a_session_that_is_not_in_utc_are_cleaned_the_same
     close_all()
 
 
-def test_partitioned_tables_are_walked_by_index_too(partitioned: None, admin: Connection, explained: Explained) -> None:
+def test_partitioned_tables_are_read_by_index(partitioned: None, admin: Connection, explained: Explained) -> None:
     with admin.cursor() as cursor:
         cursor.execute(
             f"INSERT INTO {Deletion._meta.table_name} (partition_id, project_id, ref, status) "

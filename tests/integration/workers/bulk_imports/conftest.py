@@ -28,7 +28,7 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Tables:
-    """The three tables, looked at and filled from another session."""
+    """The three tables, read and filled from another session."""
 
     admin: Connection
 
@@ -48,7 +48,7 @@ class Tables:
     def add_entities(
         self, count: int, updated_at: str = STALE, status: int | str = 1, first_id: int = 1, of: int = 1_000_000
     ) -> None:
-        """Entities of one import, which is made (finished) when it is not there."""
+        """Add entities of one import, which is created (finished) if missing."""
         self.do(
             "INSERT INTO bulk_imports (id, user_id, source_type, status, has_failures, created_at, updated_at) "
             f"VALUES ({of}, 7, 0, 2, false, {STALE}, {STALE}) ON CONFLICT DO NOTHING"
@@ -61,7 +61,7 @@ class Tables:
         )
 
     def add_trackers(self, entity: int | str, statuses: str, updated_at: str = FRESH) -> None:
-        """A tracker of each of these states for the entity of this id, or for each that a query finds."""
+        """Add a tracker with each of these states for the entity with this id, or for each entity of a query."""
         self.do(
             "INSERT INTO bulk_import_trackers (bulk_import_entity_id, relation, stage, status, has_next_page, "
             "created_at, updated_at) "
@@ -80,7 +80,7 @@ class Tables:
         return [status for (status,) in rows]
 
     def refuse(self, table: str, condition: str, doing: str = "RAISE EXCEPTION 'not this one'") -> None:
-        """Make the database refuse to change rows of `table` of a condition, as a constraint or trigger would."""
+        """Make the database reject changes of rows that match a condition, like a constraint or trigger."""
         self.do(
             f"CREATE OR REPLACE FUNCTION refuse_{table}() RETURNS trigger LANGUAGE plpgsql AS "
             f"$$ BEGIN IF {condition} THEN {doing}; END IF; RETURN NEW; END $$;"

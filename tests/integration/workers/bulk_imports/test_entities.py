@@ -1,4 +1,4 @@
-"""Document 65, トランザクション仕様: an entity and its trackers change together, or none of them does."""
+"""Document 65, トランザクション仕様: an entity and its trackers change together or not at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def whole(tables: Tables) -> Callable[[int], Whole]:
     return lambda entity: (tables.entities()[entity], tables.trackers(entity))
 
 
-def test_an_entity_with_a_locked_tracker_is_left_out_whole_and_not_waited_for(
+def test_entity_with_a_locked_tracker_is_skipped(
     tables: Tables, locked: Locked, clock: ManualClock, whole: Callable[[int], Whole]
 ) -> None:
     # Had it waited, lock_timeout would have failed the run.
@@ -48,7 +48,7 @@ def test_an_entity_with_a_locked_tracker_is_left_out_whole_and_not_waited_for(
     assert [whole(id) for id in (1, 2, 3)] == [(3, [4, 4, 4])] * 3
 
 
-def test_a_locked_tracker_that_is_at_an_end_already_holds_up_nothing(
+def test_locked_ended_tracker_does_not_block_its_entity(
     tables: Tables, locked: Locked, clock: ManualClock, whole: Callable[[int], Whole]
 ) -> None:
     tables.add_entities(1)
@@ -63,7 +63,7 @@ def test_a_locked_tracker_that_is_at_an_end_already_holds_up_nothing(
 @pytest.mark.parametrize(
     ("table", "condition"), [("bulk_import_trackers", "OLD.relation = 'relation 2'"), ("bulk_import_entities", "true")]
 )
-def test_when_one_row_of_an_entity_cannot_change_none_does(
+def test_entity_changes_with_all_trackers_or_not_at_all(
     tables: Tables, clock: ManualClock, whole: Callable[[int], Whole], table: str, condition: str
 ) -> None:
     # ロールバック条件: the entity's or a tracker's update fails.
@@ -77,7 +77,7 @@ def test_when_one_row_of_an_entity_cannot_change_none_does(
     assert whole(1) == (1, [0, 1, 3])
 
 
-def test_a_tracker_that_the_database_quietly_keeps_keeps_its_entity(
+def test_tracker_kept_by_a_trigger_keeps_its_entity(
     tables: Tables, clock: ManualClock, whole: Callable[[int], Whole]
 ) -> None:
     tables.add_entities(2)
@@ -90,7 +90,7 @@ def test_a_tracker_that_the_database_quietly_keeps_keeps_its_entity(
     assert (result.counts["timed_out_entities"], result.counts["failed"]) == (1, 1)
 
 
-def test_an_entity_with_ten_thousand_trackers_takes_them_all(tables: Tables, clock: ManualClock) -> None:
+def test_entity_with_10_000_trackers_changes_all_of_them(tables: Tables, clock: ManualClock) -> None:
     tables.add_entities(2)
     tables.do(
         "INSERT INTO bulk_import_trackers (bulk_import_entity_id, relation, stage, status, has_next_page) "
@@ -103,7 +103,7 @@ def test_an_entity_with_ten_thousand_trackers_takes_them_all(tables: Tables, clo
     assert tables.do("SELECT DISTINCT status FROM bulk_import_trackers") == [(4,)]
 
 
-def test_a_tracker_being_added_keeps_its_entity(
+def test_tracker_being_added_keeps_its_entity(
     tables: Tables, locked: Locked, clock: ManualClock, whole: Callable[[int], Whole]
 ) -> None:
     # Not committed yet, so it cannot be changed with the others; the foreign key holds the entity meanwhile.
@@ -157,7 +157,7 @@ def test_a_batch_of_entities_costs_two_statements_and_one_for_the_ledger(
     assert len(ledger) == 12, "one more for the imports"
 
 
-def test_two_runs_at_once_change_each_row_once_and_wait_for_nobody(
+def test_concurrent_runs_change_each_row_once_without_waiting(
     postgres: Database, tables: Tables, clock: ManualClock
 ) -> None:
     # 排他制御: safe when run at the same time.
@@ -186,7 +186,7 @@ def test_two_runs_at_once_change_each_row_once_and_wait_for_nobody(
     assert tables.do(f"{halves} WHERE (e.status = 3) <> (t.status = 4)") == [(0,)]
 
 
-def test_only_entities_that_changed_are_told_of(
+def test_events_contain_only_changed_entities(
     tables: Tables, locked: Locked, clock: ManualClock, lines: Callable[[str], list[dict[str, Any]]]
 ) -> None:
     tables.add_entities(3)
@@ -203,7 +203,7 @@ def test_only_entities_that_changed_are_told_of(
     assert [line["bulk_import_entity_id"] for line in lines("BulkImports::Entity stale")] == [1]
 
 
-def test_a_type_that_is_none_of_ours_is_shown_as_its_number(
+def test_unknown_type_is_logged_as_its_number(
     tables: Tables, clock: ManualClock, lines: Callable[[str], list[dict[str, Any]]]
 ) -> None:
     tables.add_entities(1)
@@ -257,7 +257,7 @@ def test_imports_entities_and_trackers_have_the_time_of_their_batch(tables: Tabl
     assert tables.do(f"SELECT count(*) {unlike} WHERE bulk_import_trackers.updated_at = entity.updated_at") == [(4,)]
 
 
-def test_a_tracker_without_times_changes_like_any_other(tables: Tables, clock: ManualClock) -> None:
+def test_tracker_without_times_is_changed(tables: Tables, clock: ManualClock) -> None:
     tables.add_entities(1, STALE)
     tables.add_trackers(1, "1", "NULL")
 

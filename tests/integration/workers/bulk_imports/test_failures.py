@@ -1,4 +1,4 @@
-"""Document 65, エラー処理, 障害時対応: rows that cannot be changed, and servers that are away."""
+"""Document 65, エラー処理, 障害時対応: rows that cannot be changed, and unavailable servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = dataclasses.replace(sweep, batch_size=10, options={"page_size": 10, "log
 Lines = Callable[[str], list[dict[str, Any]]]
 
 
-def test_one_poison_import_among_ten_thousand_costs_itself_only(
+def test_poison_import_among_10_000_fails_alone(
     tables: Tables, clock: ManualClock, reported: list[dict[str, Any]], lines: Lines
 ) -> None:
     # エラーケース一覧: a failed transition is logged, and the next record comes.
@@ -43,7 +43,7 @@ def test_one_poison_import_among_ten_thousand_costs_itself_only(
     assert len(lines("BulkImport stale")) == 9_999
 
 
-def test_one_poison_tracker_among_ten_thousand_entities_costs_its_entity_only(
+def test_poison_tracker_fails_only_its_entity(
     tables: Tables, clock: ManualClock, reported: list[dict[str, Any]]
 ) -> None:
     tables.add_entities(10_000)
@@ -59,8 +59,8 @@ def test_one_poison_tracker_among_ten_thousand_entities_costs_its_entity_only(
     assert [about["id"] for about in reported] == [5005]
 
 
-def test_a_poison_row_is_met_once_a_run_and_rings(tables: Tables, clock: ManualClock, lines: Lines) -> None:
-    # 監視・アラート, エラー件数: without a limit of its own; every failed row rings.
+def test_poison_row_is_tried_once_per_run_and_raises_an_alert(tables: Tables, clock: ManualClock, lines: Lines) -> None:
+    # 監視・アラート, エラー件数: no limit of its own; every failed row raises an alert.
     tables.add_imports(25)
     tables.refuse("bulk_imports", "OLD.id = 1")
 
@@ -72,7 +72,7 @@ def test_a_poison_row_is_met_once_a_run_and_rings(tables: Tables, clock: ManualC
     assert [line["alarm"] for line in lines("Alert")] == ["failed_rows"] * 2
 
 
-def test_rows_that_can_never_change_do_not_use_up_every_run(tables: Tables) -> None:
+def test_unchangeable_rows_do_not_use_up_every_run(tables: Tables) -> None:
     # workers.md, 65: a poison row does not come first again for ever. Each run has time for three pages.
     tables.add_imports(60, f"{STALE} + interval '1 second' * n")
     tables.add_entities(1)
@@ -86,7 +86,7 @@ def test_rows_that_can_never_change_do_not_use_up_every_run(tables: Tables) -> N
     assert sum(run.counts["timed_out_entities"] for run in runs) == 1
 
 
-def test_imports_that_cannot_change_do_not_keep_entities_from_changing(tables: Tables, clock: ManualClock) -> None:
+def test_unchangeable_imports_do_not_block_entities(tables: Tables, clock: ManualClock) -> None:
     tables.add_imports(30)
     tables.add_entities(30)
     tables.refuse("bulk_imports", "true")
@@ -97,7 +97,7 @@ def test_imports_that_cannot_change_do_not_keep_entities_from_changing(tables: T
     assert result.counts["timed_out_entities"] == 30
 
 
-def test_a_lost_connection_fails_the_run_with_true_counts_and_the_next_goes_on(
+def test_lost_connection_keeps_counts_and_the_next_run_resumes(
     tables: Tables, clock: ManualClock, last_run: Callable[[], Run]
 ) -> None:
     # エラーケース一覧: database connection error -> retry. Cut in the third batch, between entity and tracker.
@@ -121,7 +121,7 @@ def test_a_lost_connection_fails_the_run_with_true_counts_and_the_next_goes_on(
 _CUT = "PERFORM pg_terminate_backend(pg_backend_pid())"
 
 
-def test_without_a_database_the_run_fails_for_a_retry_and_says_why(settings: Settings, clock: ManualClock) -> None:
+def test_database_outage_fails_the_run_with_a_reason(settings: Settings, clock: ManualClock) -> None:
     # リトライ対象エラー
     database.initialize(connect_to("postgresql://nobody@127.0.0.1:1/nowhere"))
 

@@ -1,4 +1,4 @@
-"""Document 65, 排他制御: a row that moves on in exactly the gap between reading and writing is never overwritten.
+"""Document 65, 排他制御: a row that changes between read and write is never overwritten.
 
 The gap is inside a statement: after its snapshot, before it locks the row. A condition that waits for an
 advisory lock, added to the very query of the worker, keeps the statement there.
@@ -78,7 +78,7 @@ def _until_it_waits(tables: Tables) -> None:
 
 
 def wait_in(monkeypatch: pytest.MonkeyPatch, table: type[TableStage], model: type[Any]) -> None:
-    """Make the statement that picks rows of the model stop in its gap."""
+    """Make the statement that locks rows of the model wait between read and lock."""
     rows = table.rows
 
     def waiting(self: TableStage, batch: Batch) -> Any:
@@ -99,7 +99,7 @@ MOVES = ["status = 2", "status = 3", "status = -1", "status = -2", f"updated_at 
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_an_import_that_moves_on_between_read_and_write_is_left_alone(
+def test_import_changed_between_read_and_write_is_skipped(
     tables: Tables, in_the_gap: InTheGap, monkeypatch: pytest.MonkeyPatch, move: str
 ) -> None:
     tables.add_imports(3)
@@ -112,7 +112,7 @@ def test_an_import_that_moves_on_between_read_and_write_is_left_alone(
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_an_entity_that_moves_on_between_read_and_write_is_left_alone_with_its_trackers(
+def test_entity_changed_between_read_and_write_is_skipped(
     tables: Tables, in_the_gap: InTheGap, monkeypatch: pytest.MonkeyPatch, move: str
 ) -> None:
     tables.add_entities(2)
@@ -126,7 +126,7 @@ def test_an_entity_that_moves_on_between_read_and_write_is_left_alone_with_its_t
     assert tables.trackers(1) == [0, 1, 3]
 
 
-def test_a_tracker_added_while_its_entity_is_being_picked_goes_with_it(
+def test_tracker_added_before_the_lock_changes_with_its_entity(
     tables: Tables, in_the_gap: InTheGap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One statement for entity and trackers would not see it: its snapshot is older than its locks.
@@ -146,7 +146,7 @@ def test_a_tracker_added_while_its_entity_is_being_picked_goes_with_it(
 
 
 @pytest.mark.parametrize("status", [2, -1, -2, -3])
-def test_an_entity_whose_tracker_ends_between_read_and_write_is_left_out_whole(
+def test_entity_whose_tracker_ends_meanwhile_is_skipped(
     tables: Tables, in_the_gap: InTheGap, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     # It is at work after all; the next run judges it anew.
@@ -164,7 +164,7 @@ def test_an_entity_whose_tracker_ends_between_read_and_write_is_left_out_whole(
     assert (tables.entities(), tables.trackers(1), tables.trackers(2)) == ({1: 1, 2: 3}, [0, status], [4, 4])
 
 
-def test_a_tracker_that_goes_from_one_open_state_to_another_meanwhile_goes_along(
+def test_tracker_in_another_open_state_meanwhile_is_changed(
     tables: Tables, in_the_gap: InTheGap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables.add_entities(1)
@@ -177,7 +177,7 @@ def test_a_tracker_that_goes_from_one_open_state_to_another_meanwhile_goes_along
     assert tables.trackers() == [4, 4]
 
 
-def test_a_row_that_ends_while_a_failing_batch_is_taken_apart_is_left_alone(
+def test_row_that_ends_during_bisection_is_skipped(
     tables: Tables, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables.add_imports(4)

@@ -1,4 +1,4 @@
-"""Tables as installations have them: with more columns, under other names, partitioned, in sessions of another zone."""
+"""Tables of real installations: more columns, other names, partitions, and sessions in other time zones."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_entities_without_their_labels_are_timed_out(
     assert all("bulk_import_id" in line and "source_full_path" not in line for line in lines)
 
 
-def test_the_zone_of_the_session_moves_no_limit(partitioned: Sweep, do: Do, clock: ManualClock) -> None:
+def test_session_time_zone_does_not_matter(partitioned: Sweep, do: Do, clock: ManualClock) -> None:
     assert database.execute_sql("SHOW timezone").fetchone() == ("Pacific/Kiritimati",)
     do("UPDATE p_bulk_imports SET status = 2; UPDATE p_bulk_import_entities SET status = 2")
     at_the_limit = f"{LIMIT} + interval '1 microsecond' * (id - 2)"
@@ -137,9 +137,7 @@ def test_the_zone_of_the_session_moves_no_limit(partitioned: Sweep, do: Do, cloc
     assert do("SELECT id FROM p_bulk_imports WHERE status = 3") == [(1,)]
 
 
-def test_a_run_that_broke_off_goes_on_in_another_zone_where_it_stopped(
-    partitioned: Sweep, do: Do, clock: ManualClock
-) -> None:
+def test_interrupted_run_resumes_in_another_time_zone(partitioned: Sweep, do: Do, clock: ManualClock) -> None:
     def fail_after_two_pages(counts: dict[str, Any]) -> None:
         if counts["timed_out_imports"] == 14:
             raise OSError("broken off")
@@ -151,7 +149,7 @@ def test_a_run_that_broke_off_goes_on_in_another_zone_where_it_stopped(
     assert (again.outcome, again.counts["timed_out_imports"], again.counts["timed_out_entities"]) == ("done", 6, 20)
 
 
-def test_an_entity_of_such_a_table_takes_its_trackers_along(partitioned: Sweep, do: Do) -> None:
+def test_entity_of_a_partitioned_table_changes_its_trackers(partitioned: Sweep, do: Do) -> None:
     BulkImportEntity.get_by_id(4).cleanup_stale()
 
     assert do("SELECT status FROM p_bulk_import_trackers WHERE bulk_import_entity_id = 4 ORDER BY id") == [
@@ -160,6 +158,6 @@ def test_an_entity_of_such_a_table_takes_its_trackers_along(partitioned: Sweep, 
 
 
 @pytest.mark.parametrize("wrong", [{"table": "imports"}, {"tables": {"imports": "p_imports"}}])
-def test_tables_it_does_not_have_are_refused(wrong: dict[str, Any]) -> None:
+def test_unknown_tables_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="bulk_imports, bulk_import_entities, bulk_import_trackers"):
         configured_sweeps(Settings.load(workers=json.dumps({"bulk_imports.stale_import": wrong})))

@@ -1,4 +1,4 @@
-"""What a run would do, and how PostgreSQL does it."""
+"""Plans of a run, and PostgreSQL's query plans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from housekeeping.workers.bulk_imports.worker import sweep
 from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, LIMIT, NOW, STALE, Tables
 
 
-def test_the_plan_counts_what_the_run_then_changes(tables: Tables, clock: ManualClock) -> None:
+def test_plan_counts_the_rows_that_the_run_changes(tables: Tables, clock: ManualClock) -> None:
     # 入力データソース: the three tables.
     for updated_at in (STALE, FRESH):
         first = 1 if updated_at == STALE else 101
@@ -37,9 +37,7 @@ def test_the_plan_counts_what_the_run_then_changes(tables: Tables, clock: Manual
 
 
 @pytest.mark.parametrize(("limit", "exact"), [(11, False), (12, True)])
-def test_a_plan_that_does_not_count_every_tracker_says_so(
-    tables: Tables, clock: ManualClock, limit: int, exact: bool
-) -> None:
+def test_plan_with_too_many_trackers_is_not_exact(tables: Tables, clock: ManualClock, limit: int, exact: bool) -> None:
     tables.add_entities(3)
     tables.add_trackers(EACH, "0, 1, 3, 0")
 
@@ -69,7 +67,7 @@ def explained(postgres: Database, sql: str, parameters: Any) -> str:
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """PostgreSQL's plan of each statement about these tables, as it was carried out."""
+    """Return PostgreSQL's plan of each executed statement on these tables."""
     plans: list[str] = []
     execute_sql = Database.execute_sql
 
@@ -82,9 +80,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return plans
 
 
-def test_every_statement_uses_the_indexes_and_no_sequential_scan(
-    many: Tables, clock: ManualClock, plans: list[str]
-) -> None:
+def test_all_statements_use_indexes(many: Tables, clock: ManualClock, plans: list[str]) -> None:
     result = run_sweep(sweep, clock=clock)
 
     assert result.counts["timed_out_trackers"] == 4000 - 2
@@ -98,9 +94,7 @@ def test_every_statement_uses_the_indexes_and_no_sequential_scan(
     assert (len(imports), len(entities), len(trackers)) == (2, 20, 20)
 
 
-def test_with_statistics_that_are_behind_no_row_is_compared_with_every_other(
-    tables: Tables, clock: ManualClock, plans: list[str]
-) -> None:
+def test_statement_is_linear_with_outdated_statistics(tables: Tables, clock: ManualClock, plans: list[str]) -> None:
     # A backlog that came at once: PostgreSQL takes what is stale for a row or two, and would read all of it each time.
     tables.add_imports(10_000, FRESH, first_id=20_001)
     tables.add_entities(10_000, FRESH, first_id=20_001)
@@ -119,9 +113,7 @@ def test_with_statistics_that_are_behind_no_row_is_compared_with_every_other(
     assert all("bulk_import_entities_pkey" in each for each in entities)
 
 
-def test_looking_for_the_oldest_and_the_backlog_uses_the_indexes_too(
-    postgres: Database, many: Tables, clock: ManualClock
-) -> None:
+def test_oldest_and_backlog_use_indexes(postgres: Database, many: Tables, clock: ManualClock) -> None:
     for each in sweep.stages_for_run():
         assert isinstance(each, TableStage)
         after = (clock.now() - timedelta(hours=24, seconds=500), 3)
@@ -132,7 +124,7 @@ def test_looking_for_the_oldest_and_the_backlog_uses_the_indexes_too(
             assert "Seq Scan" not in shown
 
 
-def test_the_cursor_is_the_place_before_the_change(tables: Tables, last_run: Any, clock: ManualClock) -> None:
+def test_cursor_is_the_position_before_the_change(tables: Tables, last_run: Any, clock: ManualClock) -> None:
     # Keysetページネーション: (updated_at, id) of the last row as it was.
     tables.add_entities(3, f"{NOW} - interval '2 days' + interval '1 hour' * n")
 

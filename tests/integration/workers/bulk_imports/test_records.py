@@ -58,7 +58,7 @@ add = {BulkImport: _add_imports, BulkImportEntity: _add_entities, BulkImportTrac
 
 
 def fired(record: Any, event: str, clock: ManualClock) -> str | None:
-    """What refused the event, if it was."""
+    """Return the error that rejected the event, or None."""
     try:
         getattr(record, event)(clock=clock)
     except IllegalEvent as error:
@@ -67,7 +67,7 @@ def fired(record: Any, event: str, clock: ManualClock) -> str | None:
 
 
 @pytest.mark.parametrize(("model", "event"), CASES)
-def test_every_event_moves_from_the_states_that_allow_it_and_no_other(
+def test_events_are_allowed_only_from_their_sources(
     tables: Tables, clock: ManualClock, model: type[Any], event: str
 ) -> None:
     sources, target = (TRACKERS if model is BulkImportTracker else IMPORTS)[event]
@@ -98,7 +98,7 @@ def test_the_machines_have_these_events_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("state", [0, 1])
-def test_an_entity_takes_all_its_trackers_that_may_along(
+def test_entity_changes_all_its_open_trackers(
     tables: Tables, clock: ManualClock, statements: list[str], state: int
 ) -> None:
     tables.add_entities(2, status=state)
@@ -116,7 +116,7 @@ def test_an_entity_takes_all_its_trackers_that_may_along(
     assert tables.do(changed) == [([4, 4, 4],)]
 
 
-def test_when_a_tracker_cannot_change_the_entity_does_not_either(tables: Tables) -> None:
+def test_entity_stays_if_a_tracker_cannot_change(tables: Tables) -> None:
     tables.add_entities(1)
     tables.add_trackers(1, "0, 1")
     tables.do("ALTER TABLE bulk_import_trackers ADD CHECK (NOT (status = 4 AND relation = 'relation 2'))")
@@ -130,9 +130,7 @@ def test_when_a_tracker_cannot_change_the_entity_does_not_either(tables: Tables)
     assert entity.__data__ == before, "nor does the object"
 
 
-def test_it_waits_for_a_tracker_no_longer_than_the_session_says(
-    tables: Tables, locked: Locked, postgres: Database
-) -> None:
+def test_wait_for_a_tracker_ends_at_the_lock_timeout(tables: Tables, locked: Locked, postgres: Database) -> None:
     tables.add_entities(1)
     tables.add_trackers(1, "0, 1")
     entity = BulkImportEntity.get_by_id(1)
@@ -144,7 +142,7 @@ def test_it_waits_for_a_tracker_no_longer_than_the_session_says(
     assert (tables.entities(), tables.trackers(), entity.status) == ({1: 1}, [0, 1], 1)
 
 
-def test_an_illegal_event_takes_no_tracker_along(tables: Tables) -> None:
+def test_illegal_event_changes_no_tracker(tables: Tables) -> None:
     tables.add_entities(1, status=2)
     tables.add_trackers(1, "1")
 
@@ -169,7 +167,7 @@ def test_a_record_that_finished_after_it_was_read_stays_finished(tables: Tables)
     assert (one.status, entity.status) == (ImportStatus.FINISHED, ImportStatus.FINISHED)
 
 
-def test_saving_another_column_does_not_bring_an_old_state_back(tables: Tables) -> None:
+def test_saving_another_column_keeps_the_newer_status(tables: Tables) -> None:
     tables.add_entities(1)
     entity = BulkImportEntity.get_by_id(1)
     tables.do("UPDATE bulk_import_entities SET status = 2")
@@ -180,7 +178,7 @@ def test_saving_another_column_does_not_bring_an_old_state_back(tables: Tables) 
     assert tables.do("SELECT status, destination_name FROM bulk_import_entities") == [(2, "renamed")]
 
 
-def test_an_event_within_a_transaction_that_is_undone_is_undone_with_it(tables: Tables, postgres: Database) -> None:
+def test_event_is_rolled_back_with_its_transaction(tables: Tables, postgres: Database) -> None:
     tables.add_entities(1)
     tables.add_trackers(1, "1")
 
@@ -206,7 +204,7 @@ def test_records_read_and_write_states_by_name(tables: Tables, clock: ManualCloc
     assert BulkImport.get().status == 9, "a number of a newer release is read as it is"
 
 
-def test_an_entity_belongs_to_exactly_one_of_three(tables: Tables) -> None:
+def test_entity_has_exactly_one_owner(tables: Tables) -> None:
     one = BulkImport.create(user_id=1)
 
     with pytest.raises(IntegrityError, match="num_nonnulls|check"):

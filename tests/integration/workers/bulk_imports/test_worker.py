@@ -1,4 +1,4 @@
-"""Document 65, section by section: each test names the section it keeps."""
+"""Document 65, section by section: each test names its section."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOTHING = {
 ALL_STATES = (-2, -1, 0, 1, 2, 3)
 
 
-def test_what_has_not_changed_for_more_than_24_hours_is_stale(tables: Tables, clock: ManualClock) -> None:
+def test_row_unchanged_for_over_24_hours_is_stale(tables: Tables, clock: ManualClock) -> None:
     # データベース操作仕様: updated_at < 24 hours ago, strictly.
     for id, offset in enumerate(("- interval '1 microsecond'", "", "+ interval '1 microsecond'"), start=1):
         tables.add_imports(1, f"{LIMIT} {offset}", first_id=id)
@@ -45,7 +45,7 @@ def test_what_has_not_changed_for_more_than_24_hours_is_stale(tables: Tables, cl
     assert tables.entities() == {1: 3, 2: 1, 3: 1}
 
 
-def test_created_and_started_ones_go_to_timeout_and_all_others_stay(tables: Tables, clock: ManualClock) -> None:
+def test_only_created_and_started_rows_time_out(tables: Tables, clock: ManualClock) -> None:
     # データベース操作仕様: status IN (0, 1); 備考: from created and started to timeout (3).
     for status in ALL_STATES:
         tables.add_imports(1, STALE, status, first_id=10 + status)
@@ -58,7 +58,7 @@ def test_created_and_started_ones_go_to_timeout_and_all_others_stay(tables: Tabl
     assert tables.entities() == after
 
 
-def test_all_trackers_that_may_go_with_their_entity_whatever_their_age(tables: Tables, clock: ManualClock) -> None:
+def test_open_trackers_time_out_with_their_entity(tables: Tables, clock: ManualClock) -> None:
     # 主要な処理内容 5. A tracker's timeout is 4; finished, failed, skipped and canceled ones stay.
     tables.add_entities(1)
     tables.add_trackers(1, "0, 1, 3, 2, 4, -1, -2, -3", FRESH)
@@ -77,7 +77,7 @@ def test_a_stale_tracker_of_a_fresh_entity_stays(tables: Tables, clock: ManualCl
     assert tables.trackers() == [0, 1, 3]
 
 
-def test_a_stale_import_takes_no_fresh_entity_along_nor_the_reverse(tables: Tables, clock: ManualClock) -> None:
+def test_stale_import_and_fresh_entity_are_independent(tables: Tables, clock: ManualClock) -> None:
     # workers.md, 65: each on its own row.
     tables.add_imports(1, STALE, first_id=1)
     tables.add_entities(1, FRESH, of=1)
@@ -108,7 +108,7 @@ def test_every_change_sets_updated_at_and_nothing_else(
 
 
 @pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 35])
-def test_every_stale_row_is_settled_whatever_the_number(tables: Tables, clock: ManualClock, count: int) -> None:
+def test_all_stale_rows_are_processed(tables: Tables, clock: ManualClock, count: int) -> None:
     # 処理フロー: both walks go on until nothing is left.
     tables.add_imports(count)
     tables.add_entities(count)
@@ -122,7 +122,7 @@ def test_every_stale_row_is_settled_whatever_the_number(tables: Tables, clock: M
     )
 
 
-def test_the_walk_goes_on_behind_the_time_before_the_change(tables: Tables, clock: ManualClock) -> None:
+def test_next_batch_starts_after_the_time_before_the_change(tables: Tables, clock: ManualClock) -> None:
     # 処理フロー, Keysetページネーション. All have one time but for their ids; 25 batches, each row met once.
     tables.add_imports(50, STALE)
     tables.add_entities(50, f"{STALE} - interval '1 hour' * (n % 3)")
@@ -138,7 +138,7 @@ def test_the_walk_goes_on_behind_the_time_before_the_change(tables: Tables, cloc
     assert met == sorted(range(1, 51), key=lambda n: (-(n % 3), n)), "oldest first"
 
 
-def test_an_error_line_for_each_import_and_each_entity(
+def test_each_import_and_entity_has_an_error_line(
     tables: Tables, clock: ManualClock, lines: Callable[[str], list[dict[str, Any]]]
 ) -> None:
     # ログ出力
@@ -158,7 +158,7 @@ def test_an_error_line_for_each_import_and_each_entity(
     assert all(line["worker"] == sweep.name and line["run_id"] for line in (*imports, *entities))
 
 
-def test_the_lines_can_be_switched_off(
+def test_record_lines_can_be_disabled(
     tables: Tables, clock: ManualClock, lines: Callable[[str], list[dict[str, Any]]]
 ) -> None:
     tables.add_imports(1)
@@ -184,7 +184,7 @@ def test_a_second_run_finds_nothing_to_do(tables: Tables, clock: ManualClock) ->
     assert tables.do("SELECT * FROM bulk_import_trackers ORDER BY id") == before
 
 
-def test_rows_locked_elsewhere_are_skipped_not_waited_for(tables: Tables, locked: Locked, clock: ManualClock) -> None:
+def test_locked_rows_are_skipped_without_waiting(tables: Tables, locked: Locked, clock: ManualClock) -> None:
     # 排他制御. Had it waited, lock_timeout would have failed the run.
     tables.add_imports(3)
     tables.add_entities(3)
@@ -200,7 +200,7 @@ def test_rows_locked_elsewhere_are_skipped_not_waited_for(tables: Tables, locked
     assert (second.counts["timed_out_imports"], second.counts["timed_out_entities"]) == (1, 1)
 
 
-def test_the_run_stops_once_its_time_is_over_and_the_next_goes_on_there(tables: Tables) -> None:
+def test_run_stops_at_its_time_limit_and_the_next_resumes(tables: Tables) -> None:
     # パフォーマンス要件: a few minutes. The clock moves half of that at each look; exactly the limit is still inside.
     tables.add_imports(100)
     tables.add_entities(5)
@@ -217,7 +217,7 @@ def test_the_run_stops_once_its_time_is_over_and_the_next_goes_on_there(tables: 
     assert third.counts == NOTHING
 
 
-def test_events_are_sent_after_the_commit_once_a_batch(tables: Tables, clock: ManualClock) -> None:
+def test_events_are_sent_once_per_batch_after_the_commit(tables: Tables, clock: ManualClock) -> None:
     tables.add_imports(11)
     tables.add_entities(1)
     seen: list[int] = []
@@ -233,7 +233,7 @@ def test_events_are_sent_after_the_commit_once_a_batch(tables: Tables, clock: Ma
     assert entities == [[{"bulk_import_entity_id": 1, "bulk_import_id": 1_000_000}]]
 
 
-def test_a_subscriber_that_raises_harms_nothing_and_is_reported(
+def test_failing_subscriber_is_reported_without_effect(
     tables: Tables, clock: ManualClock, reported: list[dict[str, Any]]
 ) -> None:
     tables.add_imports(11)
@@ -249,7 +249,7 @@ def test_a_subscriber_that_raises_harms_nothing_and_is_reported(
     assert [about["subscribed_to"] for about in reported] == ["import_timed_out"] * 2
 
 
-def test_the_schedule_the_limits_and_the_labels_are_the_documents() -> None:
+def test_schedule_limits_and_labels_match_the_document() -> None:
     # 実行スケジュール, パフォーマンス要件, 備考
     assert sweep.schedule == "0 */4 * * *"
     assert (sweep.options["page_size"], sweep.batch_size) == (1000, 100)
@@ -261,7 +261,7 @@ def test_the_schedule_the_limits_and_the_labels_are_the_documents() -> None:
     assert (imports.name, imports.batch_size, entities.name, entities.batch_size) == ("imports", 1000, "entities", 100)
 
 
-def test_the_settings_say_when_a_row_is_stale_and_how_many_go_at_once(tables: Tables, clock: ManualClock) -> None:
+def test_settings_change_staleness_and_batch_size(tables: Tables, clock: ManualClock) -> None:
     tables.add_imports(3, FRESH)
     tables.add_entities(3, FRESH)
     settings = WorkerSettings(stale_after_s=3599, page_size=2, batch_size=2, max_runtime_s=1)
@@ -274,12 +274,12 @@ def test_the_settings_say_when_a_row_is_stale_and_how_many_go_at_once(tables: Ta
 
 
 @pytest.mark.parametrize("refused", [{"lease_ttl_s": 60}, {"max_projects": 5}, {"git_batch_size": 5}])
-def test_settings_it_has_no_use_for_are_refused(refused: dict[str, Any]) -> None:
+def test_unused_settings_are_rejected(refused: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="no use for it"):
         sweep.configured(WorkerSettings(**refused))
 
 
-def test_a_worker_switched_off_with_the_feature_does_nothing(tables: Tables, clock: ManualClock) -> None:
+def test_disabled_worker_does_nothing(tables: Tables, clock: ManualClock) -> None:
     # 前提条件: the bulk import feature is enabled.
     tables.add_imports(1)
 

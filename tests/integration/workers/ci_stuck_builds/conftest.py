@@ -1,4 +1,4 @@
-"""Tables of builds, as the library makes them and as an installation has them."""
+"""Tables of builds as created by the library, and as in a real installation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.integration.workers.ci_stuck_builds.tables import GITLAB_SHAPED, AddB
 
 @pytest.fixture
 def bound(postgres: Database, redis_client: redis.Redis) -> Iterator[None]:
-    """A model that forgets what this test's table was like."""
+    """Reset what the model has read from this test's table."""
     yield
     Build._meta.set_table_name("ci_builds")
     restore_declared_key(Build)
@@ -60,7 +60,7 @@ def broker(settings: Settings, builds: type[Build]) -> Iterator[RedisBroker]:
 
 @pytest.fixture
 def delayed(broker: RedisBroker) -> Delayed:
-    """The messages that wait for their time, the first to come due first."""
+    """Return the delayed messages in order of their due time."""
     return lambda: sorted(queued(broker, "cronjob.DQ"), key=lambda message: int(message.options["eta"]))
 
 
@@ -73,7 +73,7 @@ def either(request: pytest.FixtureRequest) -> type[Build]:
 
 @pytest.fixture
 def add_builds(admin: Connection) -> AddBuilds:
-    """Adds builds from SQL; `n` counts from `first_id` on."""
+    """Add builds from SQL; `n` counts from `first_id` on."""
 
     def add(
         count: int,
@@ -111,7 +111,7 @@ def add_builds(admin: Connection) -> AddBuilds:
 
 @pytest.fixture
 def refuse(admin: Connection) -> Refuse:
-    """Makes the database refuse an update, as a damaged row's constraint or trigger would."""
+    """Make the database reject an update, like a constraint or trigger."""
 
     def refuse(condition: str) -> None:
         table: Any = Build._meta
@@ -127,7 +127,7 @@ def refuse(admin: Connection) -> Refuse:
 
 @pytest.fixture
 def heard() -> Iterator[Callable[[], dict[str, list[dict[str, Any]]]]]:
-    """What subscribers of the builds' events were told, by event."""
+    """The rows that subscribers of the builds' events received, by event."""
     rows: dict[str, list[dict[str, Any]]] = {"build_dropped": [], "build_doomed": []}
 
     def dropped(sender: str, **told: Any) -> None:

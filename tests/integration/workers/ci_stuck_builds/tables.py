@@ -1,4 +1,4 @@
-"""What the tests of the stuck builds share."""
+"""Shared tables of the tests of stuck builds."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ CREATE INDEX p_ci_builds_status_created_at_project_id_idx
 
 
 def by_status() -> dict[str, list[int]]:
-    """The ids of all builds, by status."""
+    """Return the ids of all builds by status."""
     found: dict[str, list[int]] = {}
     for build in Build.select().order_by(Build.id):
         found.setdefault(build.status, []).append(build.id)
@@ -67,5 +67,5 @@ def by_status() -> dict[str, list[int]]:
 
 
 def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
-    """The fields of each log line of this text."""
+    """Return the fields of each log line with this event."""
     return [vars(record) for record in caplog.records if record.message == event]

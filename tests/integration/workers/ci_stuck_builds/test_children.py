@@ -1,4 +1,4 @@
-"""When the parent enqueues its children: whatever becomes of its own run, each child unless it is live."""
+"""The parent enqueues each child that is not live, whatever the outcome of its own run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def hands(broker: RedisBroker) -> Hands:
 
 @contextmanager
 def unreachable_database() -> Iterator[None]:
-    """A PostgreSQL that does not answer."""
+    """PostgreSQL that does not answer."""
     there = database.obj
     database.initialize(connect_to("postgresql://nobody@127.0.0.1:1/nothing"))
     yield
@@ -231,7 +231,7 @@ def test_disabled_child_is_enqueued_and_skips_its_run(
 
 
 def run_children(hands: Hands) -> list[tuple[str, str | None]]:
-    """Let the delayed messages come due and process all; returns trigger and outcome of the children's runs so far."""
+    """Make delayed messages due and process all; return trigger and outcome of the children's runs."""
     hands.come_due()
     while (message := hands.fetch()) is not None:
         hands.run(message)

@@ -1,4 +1,4 @@
-"""Document 6: schedule, limits, labels, and which settings these workers take."""
+"""Document 6: schedule, limits, labels, and settings of these workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def own_table() -> Iterator[None]:
     restore_declared_key(Build)
 
 
-def test_the_schedule_the_limits_and_the_labels_are_the_documents() -> None:
+def test_schedule_limits_and_labels_match_the_document() -> None:
     # 実行スケジュール, 備考, パフォーマンス要件, 監視・アラート
     assert [sweep.name for sweep in SWEEPS] == [
         "ci.stuck_builds.drop_running",

@@ -1,4 +1,4 @@
-"""Document 6, エラー処理: a build that cannot be dropped is doomed, and costs itself only."""
+"""Document 6, エラー処理: a build that cannot be dropped is doomed, and fails alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNTOUCHABLE = "OLD.id"
 SMALL = dataclasses.replace(drop_canceling, batch_size=10)
 
 
-def test_a_build_that_cannot_be_dropped_is_doomed_at_the_time_of_its_part(
+def test_undroppable_build_is_doomed_at_the_time_of_its_batch(
     either: type[Build], add_builds: AddBuilds, refuse: Refuse, clock: ManualClock, times: DatabaseTimes
 ) -> None:
     # StandardError: doom!で代替処理
@@ -45,7 +45,7 @@ def test_a_build_that_cannot_be_dropped_is_doomed_at_the_time_of_its_part(
     assert [times.batch_of(each.updated_at) for each in Build.select().order_by(Build.id)] == [0, 1, 2]
 
 
-def test_the_error_of_a_doomed_build_is_reported_and_logged_with_the_build(
+def test_error_of_a_doomed_build_is_reported_and_logged(
     builds: type[Build],
     add_builds: AddBuilds,
     refuse: Refuse,
@@ -67,7 +67,7 @@ def test_the_error_of_a_doomed_build_is_reported_and_logged_with_the_build(
     assert (line["levelname"], line["error"]) == ("ERROR", "the pipeline is gone")
 
 
-def test_subscribers_hear_of_a_doomed_build_apart_from_the_dropped(
+def test_doomed_build_has_an_event_of_its_own(
     builds: type[Build],
     add_builds: AddBuilds,
     refuse: Refuse,
@@ -83,7 +83,7 @@ def test_subscribers_hear_of_a_doomed_build_apart_from_the_dropped(
     assert rows["build_doomed"] == [{"build_id": 2, "project_id": 2, "pipeline_id": 5002, "failure_reason": 12}]
 
 
-def test_one_poison_build_among_10_000_costs_itself_only(
+def test_poison_build_among_10_000_fails_alone(
     builds: type[Build], add_builds: AddBuilds, refuse: Refuse, reported: list[dict[str, Any]]
 ) -> None:
     add_builds(10_000, "canceling", STALE, STALE)
@@ -101,7 +101,7 @@ def test_one_poison_build_among_10_000_costs_itself_only(
     ]
 
 
-def test_builds_that_cannot_even_be_doomed_are_met_once_a_run_and_the_loop_ends(
+def test_undoomable_builds_are_tried_once_per_run(
     either: type[Build], add_builds: AddBuilds, refuse: Refuse, reported: list[dict[str, Any]]
 ) -> None:
     add_builds(35, "canceling", STALE, STALE)
@@ -116,9 +116,7 @@ def test_builds_that_cannot_even_be_doomed_are_met_once_a_run_and_the_loop_ends(
     assert (second.outcome, second.counts["dropped"], second.counts["failed"]) == ("done", 0, 19)
 
 
-def test_a_damaged_version_is_no_hindrance_to_doom(
-    builds: type[Build], add_builds: AddBuilds, clock: ManualClock
-) -> None:
+def test_build_with_a_damaged_version_is_doomed(builds: type[Build], add_builds: AddBuilds, clock: ManualClock) -> None:
     # The largest integer there is: lock_version + 1 is out of range, and the drop fails by itself.
     add_builds(2, "canceling", STALE, STALE, lock_version="2147483648 - n")
 
@@ -128,7 +126,7 @@ def test_a_damaged_version_is_no_hindrance_to_doom(
     assert Build.get(Build.id == 1).lock_version == 1
 
 
-def test_a_batch_of_builds_without_a_project_is_taken_apart_like_any_other(
+def test_batch_of_builds_without_a_project_is_bisected(
     either: type[Build], add_builds: AddBuilds, refuse: Refuse, clock: ManualClock
 ) -> None:
     add_builds(9, "canceling", STALE, STALE, project_id="NULL")
@@ -140,7 +138,7 @@ def test_a_batch_of_builds_without_a_project_is_taken_apart_like_any_other(
 
 
 @pytest.mark.parametrize("meanwhile", ["status = 'success'", "updated_at = timestamp '2026-01-01'"])
-def test_a_build_that_moved_on_before_its_doom_is_left_alone(
+def test_build_changed_before_its_doom_is_skipped(
     either: type[Build],
     add_builds: AddBuilds,
     refuse: Refuse,
@@ -167,7 +165,7 @@ def test_a_build_that_moved_on_before_its_doom_is_left_alone(
     assert Build.get(Build.id == 2).failure_reason is None
 
 
-def test_a_doom_that_the_database_swallows_is_a_failure(
+def test_doom_prevented_by_a_trigger_is_a_failure(
     builds: type[Build], add_builds: AddBuilds, admin: Connection
 ) -> None:
     add_builds(1, "canceling", STALE, STALE)
@@ -183,7 +181,7 @@ def test_a_doom_that_the_database_swallows_is_a_failure(
     assert (result.outcome, result.counts["doomed"], result.counts["failed"]) == ("done", 0, 1)
 
 
-def test_many_errors_and_an_unusual_number_of_drops_ring(
+def test_many_dooms_or_drops_raise_alerts(
     builds: type[Build], add_builds: AddBuilds, refuse: Refuse, caplog: pytest.LogCaptureFixture
 ) -> None:
     # 監視・アラート: エラー件数, 削除ジョブ数; at the limit and one over it.
@@ -204,7 +202,7 @@ def test_many_errors_and_an_unusual_number_of_drops_ring(
     assert [line["alarm"] for line in lines(caplog, "Alert")] == ["most_dropped", "most_doomed"]
 
 
-def test_a_build_that_could_not_be_settled_rings(
+def test_failed_build_raises_an_alert(
     builds: type[Build], add_builds: AddBuilds, refuse: Refuse, caplog: pytest.LogCaptureFixture
 ) -> None:
     # 監視・アラート: エラー件数
@@ -216,7 +214,7 @@ def test_a_build_that_could_not_be_settled_rings(
     assert [line["alarm"] for line in lines(caplog, "Alert")] == ["failed_rows"]
 
 
-def test_a_run_over_30_minutes_rings(builds: type[Build], caplog: pytest.LogCaptureFixture) -> None:
+def test_run_over_30_minutes_raises_an_alert(builds: type[Build], caplog: pytest.LogCaptureFixture) -> None:
     # 監視・アラート: 処理時間 30分超過
     run_sweep(drop_canceling, clock=ManualClock(tick=LONGEST_RUN))
     at_the_limit = [line["alarm"] for line in lines(caplog, "Alert")]
@@ -251,7 +249,7 @@ def test_build_too_slow_to_change_at_all_fails_alone(
 
 
 def _slow_down(admin: Connection, condition: str) -> None:
-    """Let the change of the builds of a condition take longer than any statement may."""
+    """Make the update of builds that match a condition exceed the statement timeout."""
     table: Any = Build._meta
     with admin.cursor() as cursor:
         cursor.execute(

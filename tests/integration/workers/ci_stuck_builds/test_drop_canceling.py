@@ -1,4 +1,4 @@
-"""Which builds are dropped, how, and what is said of them (document 6): each test names the section it keeps."""
+"""Dropped builds, their changes and their log lines (document 6): each test names its section."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_no_other_status_or_type_is_touched(either: type[Build], add_builds: Add
 
 
 @pytest.mark.parametrize("count", [0, 1, BATCH_SIZE - 1, BATCH_SIZE, BATCH_SIZE + 1, 3 * BATCH_SIZE])
-def test_every_stuck_build_is_dropped_whatever_the_number(
+def test_all_stuck_builds_are_dropped(
     builds: type[Build], add_builds: AddBuilds, clock: ManualClock, count: int
 ) -> None:
     # 処理フロー: until there is no next build. All of one moment, so that the key alone decides the order.
@@ -103,7 +103,7 @@ def test_builds_without_a_project_are_dropped_in_their_turn(
     assert Build.get(Build.id == 2000).lock_version == 1
 
 
-def test_they_are_taken_100_at_a_time_oldest_first_and_by_project(
+def test_batches_have_100_builds_in_order_of_age_and_project(
     builds: type[Build], add_builds: AddBuilds, postgres: Database
 ) -> None:
     # テーブル別操作詳細: バッチサイズ100件, created_at ASC, project_id ASC.
@@ -122,7 +122,7 @@ def test_they_are_taken_100_at_a_time_oldest_first_and_by_project(
     assert batches[1] == list(range(100, 0, -1)), "by project"
 
 
-def test_a_batch_is_one_statement_beside_that_of_its_run(
+def test_batch_costs_one_statement_and_one_for_the_ledger(
     builds: type[Build], add_builds: AddBuilds, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
 ) -> None:
     # パフォーマンス要件
@@ -143,7 +143,7 @@ def test_a_batch_is_one_statement_beside_that_of_its_run(
     assert len(statements) <= 20 + 10, "what does not grow with the batches"
 
 
-def test_the_lines_of_a_run_say_what_the_document_says(
+def test_log_lines_match_the_document(
     builds: type[Build], add_builds: AddBuilds, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     # ログ出力: 開始ログ, 進捗ログ.
@@ -162,7 +162,7 @@ def test_the_lines_of_a_run_say_what_the_document_says(
     ]
 
 
-def test_the_lines_of_single_builds_can_be_switched_off(
+def test_record_lines_can_be_disabled(
     builds: type[Build], add_builds: AddBuilds, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -174,7 +174,7 @@ def test_the_lines_of_single_builds_can_be_switched_off(
     assert len(lines(caplog, "Cleaning canceling, timed-out builds")) == 1
 
 
-def test_subscribers_hear_of_dropped_builds_after_the_commit_and_one_that_raises_harms_nobody(
+def test_event_for_dropped_builds_is_sent_after_the_commit(
     builds: type[Build],
     add_builds: AddBuilds,
     admin: Connection,
@@ -201,7 +201,7 @@ def test_subscribers_hear_of_dropped_builds_after_the_commit_and_one_that_raises
     assert [str(about["error"]) for about in reported] == ["no mail today"] * 2
 
 
-def test_the_plan_counts_what_the_run_drops_and_changes_nothing(
+def test_plan_matches_the_run_and_changes_nothing(
     either: type[Build], add_builds: AddBuilds, clock: ManualClock
 ) -> None:
     add_builds(120, "canceling", STALE, STALE)

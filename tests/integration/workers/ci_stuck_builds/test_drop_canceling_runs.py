@@ -1,4 +1,4 @@
-"""Runs beside other sessions and other runs, and how a run ends (document 6): each test names the section it keeps."""
+"""Concurrent sessions and runs, and the end of a run (document 6): each test names its section."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.integration.conftest import Locked
 from tests.integration.workers.ci_stuck_builds.tables import NOTHING_DROPPED, STALE, AddBuilds, by_status
 
 
-def test_a_build_that_ends_between_reading_and_writing_is_left_alone(
+def test_build_that_ends_between_read_and_write_is_skipped(
     either: type[Build], add_builds: AddBuilds, admin: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # エラーケース OptimisticLocking: the change commits after the transaction began and before the row is locked.
@@ -35,7 +35,7 @@ def test_a_build_that_ends_between_reading_and_writing_is_left_alone(
     assert by_status() == {"failed": [1, 3], "canceled": [2]}
 
 
-def test_a_build_that_only_gained_a_version_meanwhile_is_read_again_and_dropped(
+def test_build_with_a_new_version_is_read_again_and_dropped(
     either: type[Build], add_builds: AddBuilds, admin: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # リトライ仕様: 即時. What is locked is the version that is compared, so nothing of the other's change is lost.
@@ -64,7 +64,7 @@ def _change_in_the_gap(admin: Connection, monkeypatch: pytest.MonkeyPatch, chang
     monkeypatch.setattr(TableStage, "apply", settle)
 
 
-def test_a_build_in_another_sessions_hands_is_skipped_and_waits_for_the_next_run(
+def test_locked_build_is_left_for_the_next_run(
     either: type[Build], add_builds: AddBuilds, locked: Locked, clock: ManualClock
 ) -> None:
     # 障害時対応: had it waited, lock_timeout would have failed the run.
@@ -88,7 +88,7 @@ def test_a_second_run_changes_nothing(either: type[Build], add_builds: AddBuilds
     assert Build.select().where(Build.lock_version == 4).count() == 5
 
 
-def test_a_run_whose_lease_is_held_ends_quietly(
+def test_run_is_skipped_while_its_lease_is_held(
     builds: type[Build],
     add_builds: AddBuilds,
     clock: ManualClock,
@@ -107,9 +107,7 @@ def test_a_run_whose_lease_is_held_ends_quietly(
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
-def test_the_lease_is_the_workers_own_for_30_minutes_and_free_afterwards(
-    builds: type[Build], add_builds: AddBuilds
-) -> None:
+def test_lease_is_held_for_30_minutes_and_released(builds: type[Build], add_builds: AddBuilds) -> None:
     # 排他制御: TTL 30分, another than the parent's; 処理シーケンス 6: ロック解放.
     add_builds(1, "canceling", STALE, STALE)
     lease = ExclusiveLease("ci/stuck_builds/drop_canceling", timedelta(minutes=30))
@@ -123,7 +121,7 @@ def test_the_lease_is_the_workers_own_for_30_minutes_and_free_afterwards(
     assert not lease.exists()
 
 
-def test_the_run_stops_itself_once_more_than_25_minutes_have_passed(builds: type[Build], add_builds: AddBuilds) -> None:
+def test_run_stops_after_25_minutes(builds: type[Build], add_builds: AddBuilds) -> None:
     # 目標処理時間: 30分以内. 12.5, 25 and 37.5 min are spent; 25 min is still inside.
     add_builds(10 * BATCH_SIZE, "canceling", STALE, STALE)
 
@@ -133,7 +131,7 @@ def test_the_run_stops_itself_once_more_than_25_minutes_have_passed(builds: type
     assert result.counts == {**NOTHING_DROPPED, "dropped": 3 * BATCH_SIZE, "out_of_time": True}
 
 
-def test_a_run_after_an_interrupted_one_goes_on_behind_its_last_build(
+def test_interrupted_run_is_resumed_after_its_last_build(
     either: type[Build], add_builds: AddBuilds, clock: ManualClock
 ) -> None:
     # The place is kept as text and must be read back as UTC, whatever the session's zone.

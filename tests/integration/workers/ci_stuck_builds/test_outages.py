@@ -1,4 +1,4 @@
-"""What a run says, and leaves behind, when a server is away."""
+"""Runs while a server is unavailable: their outcome and remaining state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.integration.workers.ci_stuck_builds.tables import STALE, AddBuilds, b
 
 
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
-def test_without_redis_nothing_runs_unprotected_and_the_message_is_retried(
+def test_redis_outage_retries_without_running_unprotected(
     builds: type[Build], add_builds: AddBuilds, clock: ManualClock, last_run: Callable[[], Any], sweep: Sweep
 ) -> None:
     add_builds(1, "canceling", STALE, STALE)
@@ -38,9 +38,7 @@ def test_without_redis_nothing_runs_unprotected_and_the_message_is_retried(
         result.raise_for_failure()
 
 
-def test_without_the_database_the_run_fails_and_the_message_is_retried(
-    builds: type[Build], postgres: Database, clock: ManualClock
-) -> None:
+def test_database_outage_fails_the_run_for_a_retry(builds: type[Build], postgres: Database, clock: ManualClock) -> None:
     database.initialize(connect_to("postgresql://nobody@127.0.0.1:1/nothing"))
 
     result = run_sweep(drop_canceling, clock=clock)
@@ -52,7 +50,7 @@ def test_without_the_database_the_run_fails_and_the_message_is_retried(
         result.raise_for_failure()
 
 
-def test_a_run_cut_off_from_the_database_keeps_what_it_committed_and_the_next_goes_on(
+def test_lost_connection_keeps_committed_work(
     builds: type[Build], add_builds: AddBuilds, admin: Connection, last_run: Callable[[], Any]
 ) -> None:
     # トランザクション仕様: what was committed stays, the batch in hand is rolled back.
@@ -77,7 +75,7 @@ def test_a_run_cut_off_from_the_database_keeps_what_it_committed_and_the_next_go
     assert run_sweep(drop_canceling, clock=ManualClock()).counts["dropped"] == 300
 
 
-def test_a_holder_that_lost_its_lease_commits_nothing_more(
+def test_run_without_its_lease_commits_nothing(
     builds: type[Build], add_builds: AddBuilds, redis_client: redis.Redis
 ) -> None:
     # 排他制御: the epoch is checked in the batch's own transaction.

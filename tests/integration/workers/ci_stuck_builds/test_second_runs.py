@@ -1,4 +1,4 @@
-"""The workers of the stuck builds are idempotent in themselves (semantics.md, I4): no middleware, no message."""
+"""The workers of the stuck builds are idempotent without middleware and messages (semantics.md, I4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Document 6, 前後の処理との関連: the two siblings, by the same rules with other limits."""
+"""Document 6, 前後の処理との関連: the two siblings, with the same rules and other limits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_builds_scheduled_for_more_than_an_hour_ago_are_dropped_as_stale(
         (drop_scheduled, "scheduled", "stale_schedule", "Cleaning scheduled, timed-out builds"),
     ],
 )
-def test_their_lines_say_what_they_do(
+def test_siblings_log_their_start_messages(
     builds: type[Build],
     add_builds: AddBuilds,
     clock: ManualClock,
@@ -79,7 +79,7 @@ def test_their_lines_say_what_they_do(
 
 
 @pytest.mark.parametrize(("sweep", "status"), [(drop_running, "running"), (drop_scheduled, "scheduled")])
-def test_they_doom_what_cannot_be_dropped(
+def test_siblings_doom_undroppable_builds(
     either: type[Build], add_builds: AddBuilds, refuse: Refuse, clock: ManualClock, sweep: Sweep, status: str
 ) -> None:
     add_builds(3, status, STALE, STALE, scheduled_at=ZONED_STALE)

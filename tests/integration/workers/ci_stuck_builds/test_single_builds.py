@@ -130,7 +130,7 @@ def test_a_drop_is_tried_again_three_times_and_no_more(
     assert (outcome is None, Build.get(Build.id == 1).status == "failed") == (dropped, dropped)
 
 
-def test_of_two_who_drop_a_build_at_once_one_is_told_that_it_has_failed(
+def test_concurrent_drops_of_a_build_succeed_once(
     builds: type[Build], postgres: Database, add_builds: AddBuilds
 ) -> None:
     add_builds(1, "running", STALE, STALE)
@@ -168,7 +168,7 @@ def test_a_doomed_build_has_failed_for_damaged_data_whatever_its_version(
     assert doomed.finished_at == clock.now()
 
 
-def test_a_version_of_null_is_no_hindrance(builds: type[Build], add_builds: AddBuilds) -> None:
+def test_build_without_a_version_is_dropped(builds: type[Build], add_builds: AddBuilds) -> None:
     add_builds(1, "running", STALE, STALE, lock_version="NULL")
 
     Build.get(Build.id == 1).drop(FailureReason.SCRIPT_FAILURE)

@@ -1,4 +1,4 @@
-"""Document 6, 前後の処理との関連: the parent that enqueues the others and drops what is stuck in pending."""
+"""Document 6, 前後の処理との関連: the parent that enqueues the others and drops builds stuck in pending."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_second_run_within_the_hour_does_not_double_the_children(
     assert len(delayed()) == 3
 
 
-def test_the_children_are_enqueued_though_the_pending_builds_cannot_be_reached(
+def test_children_are_enqueued_despite_a_failing_run(
     broker: RedisBroker, delayed: Delayed, clock: ManualClock, admin: Connection
 ) -> None:
     # workers.md: whatever else happens.
@@ -72,7 +72,7 @@ def test_the_children_are_enqueued_though_the_pending_builds_cannot_be_reached(
     assert len(delayed()) == 3
 
 
-def test_a_run_after_one_that_failed_among_the_builds_enqueues_the_children_again(
+def test_run_after_a_failed_one_enqueues_the_children(
     broker: RedisBroker, clock: ManualClock, admin: Connection, redis_client: redis.Redis, settings: Settings
 ) -> None:
     with admin.cursor() as cursor:
@@ -139,7 +139,7 @@ def test_a_dry_run_enqueues_and_drops_nothing(
     assert (delayed(), len(by_status()["pending"])) == ([], 5)
 
 
-def test_without_an_actor_the_run_says_what_is_missing(builds: type[Build], clock: ManualClock) -> None:
+def test_missing_actor_is_reported(builds: type[Build], clock: ManualClock) -> None:
     actor_registry.forget_all()
 
     result = run_sweep(stuck_jobs, clock=clock)

@@ -1,4 +1,4 @@
-"""The same code on tables as installations have them, and in sessions of any time zone."""
+"""The workers on tables of real installations, and in sessions of any time zone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTITIONS = (101, 102)
 
 @pytest.fixture
 def twins(gitlab_builds: type[Build], add_builds: AddBuilds) -> type[Build]:
-    """Each id twice, in two partitions: stuck in the one, just updated in the other."""
+    """Each id in two partitions: stuck in one, recently updated in the other."""
     add_builds(30, "canceling", STALE, STALE, partition_id="101 + n % 2")
     add_builds(30, "canceling", STALE, NOW, partition_id="102 - n % 2")
     return gitlab_builds
@@ -35,7 +35,7 @@ def by_pair() -> dict[tuple[int, int], str]:
     return {(build.id, build.partition_id): build.status for build in Build.select()}
 
 
-def test_a_build_is_never_taken_for_its_twin_in_another_partition(twins: type[Build], clock: ManualClock) -> None:
+def test_drop_leaves_the_same_id_in_another_partition(twins: type[Build], clock: ManualClock) -> None:
     result = run_sweep(drop_canceling, clock=clock)
 
     assert result.counts["dropped"] == 30
@@ -46,7 +46,7 @@ def test_a_build_is_never_taken_for_its_twin_in_another_partition(twins: type[Bu
     }
 
 
-def test_nor_is_a_build_that_cannot_be_dropped(
+def test_doom_leaves_the_same_id_in_another_partition(
     twins: type[Build],
     refuse: Refuse,
     reported: list[dict[str, Any]],
@@ -72,7 +72,7 @@ def test_nor_is_a_build_that_cannot_be_dropped(
     assert len({(row["build_id"], row["partition_id"]) for row in heard()["build_dropped"]}) == 58
 
 
-def test_the_table_is_asked_for_its_key_once(
+def test_primary_key_is_read_once(
     gitlab_builds: type[Build], add_builds: AddBuilds, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
 ) -> None:
     statements: list[str] = []
@@ -91,9 +91,7 @@ def test_the_table_is_asked_for_its_key_once(
     assert sum("pg_index" in sql for sql in statements) == 1
 
 
-def test_a_partition_by_itself_is_a_table_too(
-    gitlab_builds: type[Build], add_builds: AddBuilds, clock: ManualClock
-) -> None:
+def test_single_partition_can_be_cleaned(gitlab_builds: type[Build], add_builds: AddBuilds, clock: ManualClock) -> None:
     # An installation may have its builds in `ci_builds`, which is the first partition of `p_ci_builds`.
     add_builds(5, "canceling", STALE, STALE, partition_id="100")
     add_builds(5, "canceling", STALE, STALE, partition_id="102")

@@ -1,4 +1,4 @@
-"""Fixtures of the upload worker's tests: object stores, and a hash of their own."""
+"""Fixtures of the upload worker's tests: object stores, and a separate hash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.integration.workers.object_storage.places import Bucket, Folder, Plac
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 THREE_HOURS = timedelta(hours=3)
 
-#: Writes entries of paths that were prepared this long ago, and makes their objects unless told not to.
+#: Write entries of paths prepared this long ago, and create their objects unless disabled.
 Prepare = Callable[..., None]
 #: Sets HOUSEKEEPING_OBJECT_STORES, as a process finds it at its start.
 Configure = Callable[..., None]
@@ -56,7 +56,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3_server.S3Server]
 
 @pytest.fixture(params=["folder", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """A place for objects; each test that asks for it runs on every kind."""
+    """Object store; tests with this fixture run on every kind."""
     if request.param == "folder":
         return Folder(tmp_path / "objects")
     return Bucket(request.getfixturevalue("s3"))
@@ -69,7 +69,7 @@ def folder(tmp_path: Path) -> Folder:
 
 @pytest.fixture
 def pending(redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
-    """Redis, with the hash under a name of this test's own."""
+    """Redis, with a hash for this test."""
     monkeypatch.setattr(pending_entry, "KEY", f"{settings.namespace}:pending_direct_uploads")
     return redis_client
 

@@ -1,4 +1,4 @@
-"""An S3 server in this process that answers as a test says: denies, fails half-way, is late, or says nothing."""
+"""S3 server in this process with configurable faults: denies, fails half-way, answers late or not at all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FaultyS3:
         self.over = threading.Event()
 
     def settings(self) -> dict[str, Any]:
-        """What HOUSEKEEPING_OBJECT_STORES says of it."""
+        """Return its entry for HOUSEKEEPING_OBJECT_STORES."""
         keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "aws_region": "us-east-1"}
         return {"url": f"s3://{BUCKET}", "options": {**keys, "endpoint": self.endpoint, "timeout": "3s"}}
 
@@ -52,13 +52,13 @@ class FaultyS3:
 
 
 def healthy(server: FaultyS3, keys: Sequence[str], many: bool) -> Answer:
-    """As it should be."""
+    """Answer without faults."""
     return 200, server.remove(keys)
 
 
 @contextmanager
 def faulty_s3() -> Iterator[FaultyS3]:
-    """A running server, gone with the block."""
+    """Run a server for the block."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Requests) as server:
         server.daemon_threads, server.block_on_close = True, False
         state = FaultyS3(server.server_port)
@@ -88,7 +88,7 @@ class _Requests(BaseHTTPRequestHandler):
         self._delete([unquote(urlsplit(self.path).path).removeprefix(f"/{BUCKET}/")])
 
     def log_message(self, *args: Any) -> None:
-        """Nothing on stderr."""
+        """Log nothing."""
 
     def _delete(self, keys: list[str]) -> None:
         state: FaultyS3 = self.server.state  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Places for objects that the same tests run on: a local folder and a real S3 bucket."""
+"""Object stores that the same tests run on: a local folder and a real S3 bucket."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.integration.workers.object_storage.s3_server import BUCKET, SOME, S3S
 
 
 class Place(Protocol):
-    """Where a location's objects are, seen from behind the library's back; all paths begin with ``may/``."""
+    """Direct access to a location's objects, without the library; all paths begin with ``may/``."""
 
     def settings(self) -> dict[str, Any]:
-        """What HOUSEKEEPING_OBJECT_STORES says of it."""
+        """Return its entry for HOUSEKEEPING_OBJECT_STORES."""
 
     def put(self, *paths: str) -> None: ...
 
@@ -24,10 +24,10 @@ class Place(Protocol):
         """All objects below the location's prefix."""
 
     def refuse(self, path: str) -> str:
-        """Make an object that the store refuses to delete, of this path or a similar one, which is returned."""
+        """Create an object with this or a similar path that the store refuses to delete; return the path."""
 
     def missing(self) -> dict[str, Any]:
-        """Settings of the same with a bucket or folder that is not there."""
+        """Return settings with a missing bucket or folder."""
 
 
 class Folder:
@@ -52,7 +52,7 @@ class Folder:
         return {str(file.relative_to(below)) for file in below.rglob("*") if file.is_file()}
 
     def refuse(self, path: str) -> str:
-        # Root may delete any file, but nobody deletes a folder as if it were one.
+        # Root may delete any file, but no user can unlink a folder.
         self.put(f"{path}/inside")
         return path
 
@@ -64,7 +64,7 @@ class Folder:
 
 
 class Bucket:
-    """A prefix of its own in the bucket of a real S3 server."""
+    """Prefix in the bucket of a real S3 server."""
 
     def __init__(self, server: S3Server) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""A real S3 server (SeaweedFS) from a wheel, gone with the process that started it."""
+"""A real S3 server (SeaweedFS) from a wheel, which ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _launch(weed: Path, place: Path) -> S3Server:
 
 
 def _die_with_parent() -> None:
-    # Were the tests killed, nobody would be left to end the server.
+    # If the tests are killed, the server must end too.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""The claims by which one run, and no other, deletes an upload: who takes them over, and how they end."""
+"""Claims, by which only one run deletes an upload: takeover and expiry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("postgres", "pending")
 
 
 @pytest.mark.parametrize(("older_by", "taken"), [(-1, 0), (1, 1)])
-def test_the_claim_of_a_dead_run_is_taken_over_when_it_must_have_ended(
+def test_abandoned_claim_is_taken_over_by_age(
     prepared: Prepare, pending: redis.Redis, settings: Settings, older_by: int, taken: int
 ) -> None:
     lasts = timedelta(minutes=6)
@@ -47,7 +47,7 @@ def test_the_claim_of_a_dead_run_is_taken_over_when_it_must_have_ended(
     ("dead", "living", "at_work", "taken"),
     [(7, 8, [6, 8], 1), (7, 8, [7, 8], 0), (9, 8, [8], 0), (None, 8, [8], 0), (7, None, [], 0)],
 )
-def test_the_claim_of_an_earlier_run_that_is_not_at_work_is_taken_over_at_once(
+def test_claim_of_an_inactive_run_is_taken_over_at_once(
     prepared: Prepare, pending: redis.Redis, dead: int | None, living: int | None, at_work: list[int], taken: int
 ) -> None:
     prepared("may/1")
@@ -60,7 +60,7 @@ def test_the_claim_of_an_earlier_run_that_is_not_at_work_is_taken_over_at_once(
     assert asleep.settle([entry], []).removed == ([] if taken else [entry])
 
 
-def test_a_run_that_was_taken_for_dead_begins_no_deletion_and_the_next_one_takes_over_its_claims(
+def test_lost_run_deletes_nothing_and_loses_its_claims(
     place: Place,
     configure: Configure,
     prepared: Prepare,
@@ -91,7 +91,7 @@ def test_a_run_that_was_taken_for_dead_begins_no_deletion_and_the_next_one_takes
     assert (place.paths(), still_pending()) == ({"may/1"}, set())
 
 
-def test_a_run_that_lost_its_claim_removes_nothing_and_reports_nothing(
+def test_run_without_its_claim_removes_nothing(
     prepared: Prepare, pending: redis.Redis, still_pending: Pending, settings: Settings
 ) -> None:
     prepared("may/1")
@@ -107,7 +107,7 @@ def test_a_run_that_lost_its_claim_removes_nothing_and_reports_nothing(
     assert still_pending() == {"may/1"}
 
 
-def test_claims_end_by_themselves(prepared: Prepare, pending: redis.Redis, settings: Settings) -> None:
+def test_claims_expire(prepared: Prepare, pending: redis.Redis, settings: Settings) -> None:
     prepared("may/1", "may/2")
     found: Any = pending.hgetall(pending_entry.KEY)
     both = [Entry(field, value) for field, value in found.items()]
@@ -121,9 +121,7 @@ def test_claims_end_by_themselves(prepared: Prepare, pending: redis.Redis, setti
     assert 0 < int(pending.ttl(keys[0])) <= claims._KEPT.total_seconds()
 
 
-def test_a_run_whose_row_shows_only_after_the_claim_was_met_keeps_what_it_claimed(
-    prepared: Prepare, pending: redis.Redis
-) -> None:
+def test_run_committed_after_its_claim_was_seen_keeps_it(prepared: Prepare, pending: redis.Redis) -> None:
     # Ids are drawn before their rows can be seen: a run that began earlier may show later.
     prepared("may/1")
     value: Any = pending.hget(pending_entry.KEY, "artifacts:may/1")
@@ -136,7 +134,7 @@ def test_a_run_whose_row_shows_only_after_the_claim_was_met_keeps_what_it_claime
     assert living.take([entry]) == []
 
 
-def test_an_undisturbed_run_does_not_ask_who_else_is_at_work(prepared: Prepare, pending: redis.Redis) -> None:
+def test_run_without_conflicts_does_not_query_active_runs(prepared: Prepare, pending: redis.Redis) -> None:
     prepared("may/1")
     value: Any = pending.hget(pending_entry.KEY, "artifacts:may/1")
     entry = Entry(b"artifacts:may/1", value)
@@ -145,7 +143,7 @@ def test_an_undisturbed_run_does_not_ask_who_else_is_at_work(prepared: Prepare, 
 
 
 @pytest.mark.parametrize("meanwhile", [None, "claimed", "prepared anew"])
-def test_what_was_removed_by_a_call_whose_answer_was_lost_is_counted(
+def test_removal_with_a_lost_answer_is_counted(
     prepared: Prepare, pending: redis.Redis, settings: Settings, still_pending: Pending, meanwhile: str | None
 ) -> None:
     prepared("may/1", "may/2")
@@ -172,7 +170,7 @@ def test_what_was_removed_by_a_call_whose_answer_was_lost_is_counted(
     assert still_pending() == ({"may/1", "may/2"} if meanwhile == "prepared anew" else {"may/2"})
 
 
-def test_what_was_removed_before_redis_went_away_is_counted(
+def test_removals_before_a_redis_outage_are_counted(
     configure: Configure,
     prepared: Prepare,
     still_pending: Pending,

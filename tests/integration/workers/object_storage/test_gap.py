@@ -1,4 +1,4 @@
-"""An upload that is touched in exactly the gap between the worker's look and its deletion.
+"""Uploads that are changed between the worker's read and its deletion.
 
 Document 100, 概要, 影響範囲: 正常なファイルには影響しません.
 """
@@ -63,7 +63,7 @@ def complete(path: str) -> bool:
     return pending_uploads.complete("artifacts", path)
 
 
-def test_an_upload_completed_after_the_page_was_read_keeps_its_object(
+def test_upload_completed_after_the_read_keeps_its_object(
     place: Place,
     configure: Configure,
     prepared: Prepare,
@@ -83,7 +83,7 @@ def test_an_upload_completed_after_the_page_was_read_keeps_its_object(
     assert (still_pending(), place.paths()) == (set(), {"may/1"})
 
 
-def test_an_upload_prepared_anew_after_the_page_was_read_keeps_its_object(
+def test_upload_prepared_after_the_read_keeps_its_object(
     place: Place,
     configure: Configure,
     prepared: Prepare,
@@ -100,7 +100,7 @@ def test_an_upload_prepared_anew_after_the_page_was_read_keeps_its_object(
     assert (still_pending(), place.paths()) == ({"may/1"}, {"may/1"})
 
 
-def test_an_upload_removed_by_another_program_after_the_page_was_read_keeps_its_object(
+def test_upload_removed_after_the_read_keeps_its_object(
     place: Place, configure: Configure, prepared: Prepare, pending: redis.Redis, before_the_claim: Meanwhile
 ) -> None:
     # That program knows no claims; its HDEL counts as completion up to the claim.
@@ -113,7 +113,7 @@ def test_an_upload_removed_by_another_program_after_the_page_was_read_keeps_its_
     assert place.paths() == {"may/1"}
 
 
-def test_an_upload_that_is_being_deleted_cannot_be_completed_or_prepared(
+def test_upload_being_deleted_cannot_be_completed(
     place: Place,
     configure: Configure,
     prepared: Prepare,
@@ -141,7 +141,7 @@ def test_an_upload_that_is_being_deleted_cannot_be_completed_or_prepared(
     assert (still_pending(), place.paths()) == (set(), set())
 
 
-def test_a_path_is_free_again_once_its_stale_upload_is_gone(
+def test_path_is_free_after_its_stale_upload_is_deleted(
     folder: Folder, configure: Configure, prepared: Prepare, pending: redis.Redis, clock: ManualClock
 ) -> None:
     configure(artifacts=folder.settings())
@@ -156,7 +156,7 @@ def test_a_path_is_free_again_once_its_stale_upload_is_gone(
     assert folder.paths() == {"may/1"}
 
 
-def test_whoever_is_told_completed_has_an_object_and_nobody_else(
+def test_completed_upload_always_has_its_object(
     folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending, postgres: Database
 ) -> None:
     # The same without arranging anything: everything is completed while everything is swept.
@@ -188,7 +188,7 @@ def test_whoever_is_told_completed_has_an_object_and_nobody_else(
         (lambda pending: pending.hset(pending_entry.KEY, "artifacts:may/1", "1767225600"), "prepared anew by another"),
     ],
 )
-def test_an_upload_another_program_touches_while_it_is_deleted_is_lost_and_that_is_said(
+def test_upload_changed_during_its_deletion_is_reported(
     folder: Folder,
     configure: Configure,
     prepared: Prepare,
@@ -212,7 +212,7 @@ def test_an_upload_another_program_touches_while_it_is_deleted_is_lost_and_that_
     assert pending.hget(pending_entry.KEY, "artifacts:may/1") in (None, b"1767225600"), "what is new is not removed"
 
 
-def test_an_object_that_may_be_gone_cannot_be_completed_and_the_next_run_takes_it_up_at_once(
+def test_uncertain_deletion_blocks_complete_until_the_next_run(
     folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending, clock: ManualClock
 ) -> None:
     configure(artifacts=folder.settings())

@@ -37,7 +37,7 @@ def denies_some(server: FaultyS3, keys: Sequence[str], many: bool) -> Answer:
 
 
 def fails_half_way(server: FaultyS3, keys: Sequence[str], many: bool) -> Answer:
-    """Of a request for many, half is done; some are never."""
+    """Half of a bulk request is executed."""
     if not many and set(keys) & POISON:
         return 500, "<Error><Code>InternalError</Code></Error>"
     answer = server.remove([key for key in keys[: len(keys) // 2 + 1] if key not in POISON])
@@ -45,7 +45,7 @@ def fails_half_way(server: FaultyS3, keys: Sequence[str], many: bool) -> Answer:
 
 
 def says_nothing_once(server: FaultyS3, keys: Sequence[str], many: bool) -> Answer:
-    """Deletes, and drops the connection before it has said so."""
+    """Delete, then drop the connection without an answer."""
     answer = healthy(server, keys, many)
     return None if server.requests == 1 else answer
 
@@ -56,7 +56,7 @@ def says_nothing_to_many(server: FaultyS3, keys: Sequence[str], many: bool) -> A
 
 
 def is_late_once(server: FaultyS3, keys: Sequence[str], many: bool) -> Answer:
-    """Deletes, and answers when whoever asked has given up."""
+    """Delete, then answer after the client's timeout."""
     answer = healthy(server, keys, many)
     if server.requests == 1:
         server.over.wait(20)
@@ -73,7 +73,7 @@ def is_late_once(server: FaultyS3, keys: Sequence[str], many: bool) -> Answer:
         (is_late_once, set()),
     ],
 )
-def test_half_an_answer_costs_those_it_is_about_and_the_next_run_settles_them(
+def test_partial_answer_leaves_the_rest_to_the_next_run(
     store: FaultyS3,
     still_pending: Pending,
     clock: ManualClock,
@@ -94,7 +94,7 @@ def test_half_an_answer_costs_those_it_is_about_and_the_next_run_settles_them(
     assert first.counts["failed"] == len(left)
 
 
-def test_what_a_store_deleted_without_saying_so_before_it_broke_down_is_settled_by_the_next_run(
+def test_unconfirmed_deletions_are_settled_by_the_next_run(
     store: FaultyS3, still_pending: Pending, clock: ManualClock
 ) -> None:
     def breaks_down(server: FaultyS3, keys: Sequence[str], many: bool) -> Answer:

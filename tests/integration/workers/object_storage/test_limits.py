@@ -32,7 +32,7 @@ QUIET = dataclasses.replace(SMALL, alerts=dataclasses.replace(sweep.alerts, back
 pytestmark = pytest.mark.usefixtures("postgres", "pending")
 
 
-def test_the_run_stops_once_more_than_250_seconds_have_passed(
+def test_run_stops_after_250_seconds(
     folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending
 ) -> None:
     # 処理フロー 4, パフォーマンス要件, MAX_EXEC_DURATION. The clock moves 125 s at each look: 125, 250 and 375 s are
@@ -62,7 +62,7 @@ def cursors(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return seen
 
 
-def test_the_next_run_goes_on_with_the_page_after_the_last(
+def test_next_run_continues_with_the_next_page(
     folder: Folder, configure: Configure, prepared: Prepare, cursors: list[tuple[int, int]]
 ) -> None:
     # エラーケース一覧, タイムアウト: 次回実行で継続処理
@@ -76,7 +76,7 @@ def test_the_next_run_goes_on_with_the_page_after_the_last(
     assert first[0] == 0 and second[0] == first[1] != 0 and third[0] == second[1] != 0
 
 
-def test_the_next_run_begins_with_the_page_in_which_time_ran_out(
+def test_next_run_begins_with_the_interrupted_page(
     folder: Folder, configure: Configure, prepared: Prepare, cursors: list[tuple[int, int]]
 ) -> None:
     # A page of a hundred asks three times within and once after it; the sixth answer is that time is up.
@@ -92,7 +92,7 @@ def test_the_next_run_begins_with_the_page_in_which_time_ran_out(
     assert cursors[2][0] == cut != 0
 
 
-def test_objects_that_are_slow_to_be_refused_do_not_keep_the_others_waiting_for_ever(
+def test_slow_refusals_do_not_starve_other_objects(
     folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending
 ) -> None:
     # Each run has time for 32 of them, and all are on one page.
@@ -107,7 +107,7 @@ def test_objects_that_are_slow_to_be_refused_do_not_keep_the_others_waiting_for_
     assert still_pending() == poison
 
 
-def test_the_time_is_asked_between_the_batches_of_one_page(
+def test_time_limit_is_checked_between_chunks_of_a_page(
     folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending
 ) -> None:
     # 処理フロー 4: asked after every batch of deletes; the one in hand is finished. A small hash comes as one page.
@@ -123,7 +123,7 @@ def test_the_time_is_asked_between_the_batches_of_one_page(
     assert run_sweep(sweep, clock=ManualClock()).counts == counted(2, 2)
 
 
-def test_the_time_is_asked_while_objects_are_deleted_one_by_one(
+def test_time_limit_is_checked_between_single_deletions(
     folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending
 ) -> None:
     configure(artifacts=folder.settings())
@@ -147,7 +147,7 @@ def test_late_end_of_the_last_batch_is_done_with_the_timeout_flag(
     assert (result.outcome, result.counts) == ("done", counted(1, 1, timeout=True))
 
 
-def test_a_shutdown_ends_the_run_after_its_batch_and_the_next_goes_on(
+def test_shutdown_ends_the_run_and_the_next_resumes(
     folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock
 ) -> None:
     # R5
@@ -164,7 +164,7 @@ def test_a_shutdown_ends_the_run_after_its_batch_and_the_next_goes_on(
     assert first.counts["total_deleted_stale_entries"] + second.counts["total_deleted_stale_entries"] == 2_000
 
 
-def test_resumed_run_that_is_done_has_also_seen_what_lies_before_its_beginning(
+def test_resumed_run_also_reads_the_front(
     folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock
 ) -> None:
     configure(artifacts=folder.settings())
@@ -195,7 +195,7 @@ def test_each_page_commits_its_counts(
     assert len(seen) > 2 and all(told == written for told, written in seen)
 
 
-def test_a_page_costs_four_round_trips_and_the_hash_is_never_read_whole(
+def test_page_costs_four_round_trips(
     folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # パフォーマンス要件: メモリ使用量上限, イテレータ使用で制御. A page, its claim, (the deletion,) its removal.

@@ -1,4 +1,4 @@
-"""Symbolic links in a local folder: a deletion stays below it, and takes a link but never its target."""
+"""Symbolic links in a local folder: a deletion stays below it and removes links, never their targets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.workers.object_storage.places import Folder
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A file that is no object."""
+    """File outside of the store."""
     file = tmp_path / "outside" / "passwd"
     file.parent.mkdir()
     file.touch()

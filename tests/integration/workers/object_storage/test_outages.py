@@ -1,4 +1,4 @@
-"""Stores that are away, slow, or refuse all (エラーケース一覧: オブジェクトストレージ接続エラー)."""
+"""Stores that are unavailable, slow, or refuse every deletion (エラーケース一覧: オブジェクトストレージ接続エラー)."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ pytestmark = pytest.mark.usefixtures("postgres", "pending")
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """An endpoint that takes connections and never answers."""
+    """Endpoint that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_a_missing_bucket_or_folder_fails_the_run_and_nothing_is_taken_for_deleted(
+def test_missing_bucket_fails_the_run_and_keeps_entries(
     place: Place, configure: Configure, prepared: Prepare, still_pending: Pending, clock: ManualClock
 ) -> None:
     configure(artifacts=place.missing())
@@ -55,7 +55,7 @@ def test_a_missing_bucket_or_folder_fails_the_run_and_nothing_is_taken_for_delet
         result.raise_for_failure()  # リトライ仕様: so that its message is retried
 
 
-def test_uploads_to_a_store_that_is_away_can_still_be_completed(
+def test_uploads_to_an_unavailable_store_can_be_completed(
     place: Place, configure: Configure, prepared: Prepare, clock: ManualClock
 ) -> None:
     # The store was asked first, so nothing was claimed.
@@ -66,7 +66,7 @@ def test_uploads_to_a_store_that_is_away_can_still_be_completed(
     assert pending_uploads.complete("artifacts", "may/1") is True
 
 
-def test_a_folder_that_vanishes_in_the_middle_is_not_taken_for_deleted_objects(
+def test_folder_removed_meanwhile_does_not_count_as_deleted(
     folder: Folder,
     configure: Configure,
     prepared: Prepare,
@@ -90,7 +90,7 @@ def test_a_folder_that_vanishes_in_the_middle_is_not_taken_for_deleted_objects(
     assert still_pending() == set(paths)
 
 
-def test_one_store_away_does_not_hold_up_the_others(
+def test_unavailable_store_does_not_hold_up_the_others(
     folder: Folder, configure: Configure, prepared: Prepare, pending: redis.Redis, lines: Lines, clock: ManualClock
 ) -> None:
     configure(artifacts=folder.settings(), uploads={"url": "s3://bucket", "options": NOWHERE})
@@ -105,7 +105,7 @@ def test_one_store_away_does_not_hold_up_the_others(
     assert len(lines("Object store unavailable; ignored for this run")) == 1, "asked once, not once a page"
 
 
-def test_the_run_after_one_that_met_a_store_away_begins_at_the_front_and_settles_what_came_back(
+def test_run_after_a_store_outage_begins_at_the_front(
     folder: Folder,
     configure: Configure,
     prepared: Prepare,
@@ -125,9 +125,7 @@ def test_the_run_after_one_that_met_a_store_away_begins_at_the_front_and_settles
     assert (result.outcome, still_pending()) == ("done", set())
 
 
-def test_time_that_runs_out_does_not_hide_that_a_store_is_away(
-    folder: Folder, configure: Configure, prepared: Prepare
-) -> None:
+def test_time_out_does_not_hide_an_unavailable_store(folder: Folder, configure: Configure, prepared: Prepare) -> None:
     configure(artifacts=folder.missing())
     prepared(*(f"may/{number}" for number in range(2_000)))
 
@@ -136,7 +134,7 @@ def test_time_that_runs_out_does_not_hide_that_a_store_is_away(
     assert result.outcome == "failed" and result.counts["execution_timeout"] is True
 
 
-def test_a_store_that_never_answers_is_given_up_in_bounded_time(
+def test_hanging_store_is_given_up_in_bounded_time(
     folder: Folder, configure: Configure, prepared: Prepare, silent: str, clock: ManualClock
 ) -> None:
     slow = {**NOWHERE, "endpoint": silent, "timeout": "50ms"}
@@ -157,7 +155,7 @@ def test_requests_and_retries_end_well_within_a_run() -> None:
     assert 2 * at_most < sweep.max_runtime.total_seconds() / 2
 
 
-def test_a_store_that_refuses_every_deletion_is_left_alone_after_a_hundred(
+def test_store_that_refuses_all_is_ignored_after_100(
     folder: Folder, configure: Configure, prepared: Prepare, reported: list[dict[str, Any]], clock: ManualClock
 ) -> None:
     configure(artifacts=folder.settings())
@@ -171,7 +169,7 @@ def test_a_store_that_refuses_every_deletion_is_left_alone_after_a_hundred(
     assert [each.get("rows") for each in reported] == [None, result.counts["failed"]], "the run, and one cause"
 
 
-def test_a_store_that_deleted_anything_is_never_taken_for_one_that_refuses_all(
+def test_store_with_any_deletion_is_not_ignored(
     folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock
 ) -> None:
     configure(artifacts=folder.settings())
@@ -183,7 +181,7 @@ def test_a_store_that_deleted_anything_is_never_taken_for_one_that_refuses_all(
     assert (result.outcome, result.counts["failed"]) == ("done", 150)
 
 
-def test_redis_away_fails_the_run_with_a_reason(
+def test_redis_outage_fails_the_run_with_a_reason(
     folder: Folder, configure: Configure, settings: Settings, clock: ManualClock
 ) -> None:
     # エラーケース一覧
@@ -199,7 +197,7 @@ def test_redis_away_fails_the_run_with_a_reason(
     assert result.reason.startswith("Redis did not answer")
 
 
-def test_a_database_away_fails_the_run_before_anything_is_deleted(
+def test_database_outage_fails_the_run_before_deletions(
     folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending, clock: ManualClock
 ) -> None:
     configure(artifacts=folder.settings())
@@ -214,7 +212,7 @@ def test_a_database_away_fails_the_run_before_anything_is_deleted(
     assert (still_pending(), folder.paths()) == ({"may/1"}, {"may/1"})
 
 
-def test_redis_lost_after_the_objects_are_gone_costs_a_repetition(
+def test_redis_outage_after_deletions_costs_a_repetition(
     folder: Folder,
     configure: Configure,
     prepared: Prepare,

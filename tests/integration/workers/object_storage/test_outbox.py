@@ -1,4 +1,4 @@
-"""`upload_deleted` in the outbox: stored before the entry goes, by which alone a later run would know of it."""
+"""`upload_deleted` in the outbox: stored first, because later runs know of the upload only by its entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an application calls: prepare, complete, exists, pending_only, count, each."""
+"""Functions for applications: prepare, complete, exists, pending_only, count, each."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_complete_says_whether_the_upload_was_pending() -> None:
     assert not pending_uploads.exists("artifacts", "a")
 
 
-def test_what_others_wrote_is_seen_and_completed(pending: redis.Redis) -> None:
+def test_entries_of_other_programs_can_be_completed(pending: redis.Redis) -> None:
     pending.hset(pending_entry.KEY, "uploads:x:y", "1")
 
     assert pending_uploads.exists("uploads", "x:y")
@@ -79,7 +79,7 @@ def test_pending_only_keeps_the_order_and_the_location_apart() -> None:
     assert pending_uploads.pending_only("artifacts", []) == []
 
 
-def test_count_and_each_cover_all_locations_and_show_what_cannot_be_read(pending: redis.Redis) -> None:
+def test_count_and_each_cover_all_locations(pending: redis.Redis) -> None:
     pending_uploads.prepare("artifacts", "a:b", clock=ManualClock(NOW))
     pending.hset(pending_entry.KEY, mapping={"no-colon": "yesterday", b"\xff:p": "0"})
 
@@ -98,7 +98,7 @@ def test_each_goes_through_a_large_hash_page_by_page(pending: redis.Redis) -> No
 
 
 @pytest.mark.parametrize("path", ["", "/a", "..", "a/../b", "a/..", "a//b", "a/", "./a", "a\nb", "a\x7f", "a\udc80"])
-def test_a_path_no_object_can_have_is_refused(pending: redis.Redis, path: str) -> None:
+def test_invalid_path_is_rejected(pending: redis.Redis, path: str) -> None:
     with pytest.raises(UploadRefused, match="path"):
         pending_uploads.prepare("artifacts", path)
 
@@ -106,12 +106,12 @@ def test_a_path_no_object_can_have_is_refused(pending: redis.Redis, path: str) -
 
 
 @pytest.mark.parametrize("location", ["", "a:b"])
-def test_a_location_no_entry_can_have_is_refused(location: str) -> None:
+def test_invalid_location_is_rejected(location: str) -> None:
     with pytest.raises(UploadRefused, match="location"):
         pending_uploads.prepare(location, "a")
 
 
-def test_redis_away_is_said_in_one_type_of_error(settings: Settings) -> None:
+def test_redis_outage_raises_redis_unavailable(settings: Settings) -> None:
     ours: Any = shared_redis.client
     shared_redis.use(make_redis_client("redis://127.0.0.1:1"), settings.namespace)
     calls = (

@@ -1,4 +1,4 @@
-"""Document 100, エラー処理: one entry that cannot be settled costs itself only. `place` is a folder and S3."""
+"""Document 100, エラー処理: an entry that cannot be processed fails alone. `place` is a folder and S3."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("postgres", "pending")
         (b"", b"1", "path is empty"),
     ],
 )
-def test_an_entry_that_cannot_be_one_stays_and_is_logged_reported_and_counted(
+def test_invalid_entry_is_kept_logged_and_counted(
     folder: Folder,
     configure: Configure,
     prepared: Prepare,
@@ -79,7 +79,7 @@ def test_an_entry_that_cannot_be_one_stays_and_is_logged_reported_and_counted(
     assert why in line["error"] and line["levelno"] == logging.ERROR
 
 
-def test_an_entry_that_cannot_be_one_is_left_alone_while_it_is_fresh(
+def test_invalid_fresh_entry_is_ignored(
     folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock
 ) -> None:
     configure(artifacts=folder.settings())
@@ -89,7 +89,7 @@ def test_an_entry_that_cannot_be_one_is_left_alone_while_it_is_fresh(
     assert run_sweep(sweep, clock=clock).counts == counted(2, 0)
 
 
-def test_one_refused_object_among_10_000_costs_itself_only(
+def test_refused_object_among_10_000_fails_alone(
     place: Place,
     configure: Configure,
     prepared: Prepare,
@@ -125,7 +125,7 @@ def test_a_refused_object_is_tried_again_by_the_next_run(
     assert run_sweep(sweep, clock=clock).counts == counted(1, 0, failed=1)
 
 
-def test_an_entry_that_redis_shows_twice_fails_once(
+def test_entry_returned_twice_fails_once(
     folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configure(artifacts=folder.settings())

@@ -1,4 +1,4 @@
-"""What the settings may say of a store, and which object a path means."""
+"""Settings of a store, and the object of a path."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HIDDEN = "hush-hush-1234"
         ("az://container/a", "b", StoreUrl("az", "container", "a/b/")),
     ],
 )
-def test_a_url_and_a_prefix_say_where_the_objects_are(url: str, prefix: str, address: StoreUrl) -> None:
+def test_url_and_prefix_are_parsed(url: str, prefix: str, address: StoreUrl) -> None:
     read = parse_store_url("artifacts", ObjectStoreSettings(url=url, prefix=prefix))
 
     assert read == address
@@ -57,7 +57,7 @@ def test_a_url_and_a_prefix_say_where_the_objects_are(url: str, prefix: str, add
         ("file:///srv", "../b", "without .."),
     ],
 )
-def test_a_url_that_cannot_work_is_refused_in_one_line(url: str, prefix: str, why: str) -> None:
+def test_invalid_url_is_rejected_in_one_line(url: str, prefix: str, why: str) -> None:
     with pytest.raises(SettingsError, match=why) as refused:
         parse_store_url("artifacts", ObjectStoreSettings(url=url, prefix=prefix))
 
@@ -78,7 +78,7 @@ def test_a_url_that_cannot_work_is_refused_in_one_line(url: str, prefix: str, wh
         {"url": "file:///srv", "options": {"mkdir": "true"}},
     ],
 )
-def test_a_store_that_cannot_work_is_refused_at_the_start_and_no_secret_is_shown(given: dict[str, Any]) -> None:
+def test_invalid_store_is_rejected_without_secrets(given: dict[str, Any]) -> None:
     with pytest.raises(SettingsError) as refused:
         stores.configure(Settings.load(object_stores=json.dumps({"artifacts": given})))
 
@@ -91,7 +91,7 @@ def test_a_location_with_a_colon_is_refused() -> None:
         stores.configure(Settings.load(object_stores='{"a:b": "file:///srv"}'))
 
 
-def test_a_store_without_the_extra_is_refused_unless_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_without_the_extra_is_rejected_unless_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
 
     with pytest.raises(SettingsError, match=r"housekeeping\[s3\]' once it is released"):
@@ -116,7 +116,7 @@ def test_every_kind_of_store_is_made_from_the_same_settings(url: str, options: d
     assert all(value not in repr(store) for value in options.values() if len(value) > 1)
 
 
-def test_a_store_in_memory_is_there_at_once() -> None:
+def test_memory_store_is_available() -> None:
     ObjectStore("artifacts", ObjectStoreSettings(url="memory:///")).check_access()
 
 
@@ -132,9 +132,7 @@ def test_errors_of_a_store_show_no_secret(s3: S3Server) -> None:
     assert store.describe_error(f"signed with {HIDDEN}") == "signed with ***"
 
 
-def test_a_client_that_was_used_before_a_fork_says_so_and_does_not_hang(
-    s3: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_used_before_a_fork_raises(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ObjectStore("artifacts", ObjectStoreSettings(url="s3://uploads", options=s3.options()))
     store.check_access()
     parent = os.getpid()

@@ -31,7 +31,7 @@ SMALL = dataclasses.replace(sweep, batch_size=10)
 pytestmark = pytest.mark.usefixtures("postgres", "pending")
 
 
-def test_stale_uploads_go_with_their_objects_and_nothing_else_does(
+def test_only_stale_uploads_are_deleted_with_their_objects(
     place: Place, configure: Configure, prepared: Prepare, still_pending: Pending, clock: ManualClock
 ) -> None:
     # 出力仕様, 処理フロー 3 to 5: stale is prepared more than 3 h ago; exactly 3 h is not more.
@@ -61,7 +61,7 @@ def test_age_is_counted_in_whole_seconds(
     assert run_sweep(sweep, clock=clock).counts == counted(1, 1)
 
 
-def test_an_empty_hash_is_an_ordinary_end(configure: Configure, place: Place, clock: ManualClock) -> None:
+def test_empty_hash_is_done(configure: Configure, place: Place, clock: ManualClock) -> None:
     # 実行可否判定: ends normally when there are no entries; no store is asked.
     configure(artifacts=place.missing())
 
@@ -82,7 +82,7 @@ def test_an_upload_without_an_object_is_removed(
     assert (still_pending(), place.paths()) == (set(), set())
 
 
-def test_the_objects_of_several_stores_go_each_from_its_own(
+def test_objects_are_deleted_from_their_own_stores(
     folder: Folder, configure: Configure, prepared: Prepare, pending: redis.Redis, clock: ManualClock
 ) -> None:
     configure(artifacts={"url": f"file://{folder.root}", "prefix": "a"}, uploads=f"file://{folder.root}/some")
@@ -98,7 +98,7 @@ def test_the_objects_of_several_stores_go_each_from_its_own(
     assert (folder.root / "1").exists()
 
 
-def test_a_store_that_is_switched_off_is_left_alone_whatever_its_entries_are(
+def test_disabled_store_is_ignored(
     folder: Folder,
     configure: Configure,
     prepared: Prepare,
@@ -132,7 +132,7 @@ def test_a_second_run_changes_nothing(
     assert place.paths() == {"may/2"}
 
 
-def test_two_runs_at_once_remove_each_entry_once(
+def test_concurrent_runs_remove_each_entry_once(
     folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending, postgres: Database
 ) -> None:
     # 排他制御: 個別エントリの削除は競合しにくい設計
@@ -156,7 +156,7 @@ def test_two_runs_at_once_remove_each_entry_once(
     assert (still_pending(), folder.paths()) == (set(), set())
 
 
-def test_the_events_tell_of_each_deleted_upload_after_the_commit(
+def test_event_for_deleted_uploads_is_sent_after_the_commit(
     place: Place, configure: Configure, prepared: Prepare, admin: Any, clock: ManualClock
 ) -> None:
     # コミットタイミング
@@ -188,7 +188,7 @@ def admin_schema(admin: Any) -> str:
         return str(cursor.fetchall()[0][0])
 
 
-def test_plan_says_what_the_run_then_does_and_changes_nothing(
+def test_plan_matches_the_run_and_changes_nothing(
     folder: Folder, configure: Configure, prepared: Prepare, pending: redis.Redis, clock: ManualClock
 ) -> None:
     configure(artifacts=folder.settings(), off={**folder.settings(), "enabled": False})
@@ -209,7 +209,7 @@ def test_plan_says_what_the_run_then_does_and_changes_nothing(
     assert run_sweep(sweep, clock=clock).counts == expected.counts == counted(5, 2, failed=1)
 
 
-def test_each_deletion_has_a_line_when_asked_for(
+def test_deletions_are_logged_if_configured(
     folder: Folder, configure: Configure, prepared: Prepare, lines: Lines, clock: ManualClock
 ) -> None:
     configure(artifacts=folder.settings())
@@ -224,7 +224,7 @@ def test_each_deletion_has_a_line_when_asked_for(
     assert (line["location"], line["path"]) == ("artifacts", "may/2")
 
 
-def test_the_log_says_when_the_run_begins_and_what_it_counted(
+def test_run_logs_its_start_and_counts(
     folder: Folder, configure: Configure, prepared: Prepare, lines: Lines, clock: ManualClock
 ) -> None:
     # ログ出力: 開始ログ, メタデータログ
@@ -238,7 +238,7 @@ def test_the_log_says_when_the_run_begins_and_what_it_counted(
     assert {name: end[name] for name in counted(0, 0)} == counted(1, 1)
 
 
-def test_the_schedule_the_limits_and_the_labels_are_the_documents(settings: Settings) -> None:
+def test_schedule_limits_and_labels_match_the_document(settings: Settings) -> None:
     # 実行スケジュール, 入力パラメータ, リトライ仕様, 排他制御, 備考
     broker = StubBroker()
     actor = install(broker, settings)[sweep.name]
@@ -253,7 +253,7 @@ def test_the_schedule_the_limits_and_the_labels_are_the_documents(settings: Sett
     assert actor.options["max_retries"] == 25
 
 
-def test_settings_it_has_no_use_for_are_refused() -> None:
+def test_unused_settings_are_rejected() -> None:
     changed = sweep.configured(WorkerSettings(stale_after_s=60, batch_size=500, max_runtime_s=10, log_records=True))
     assert (changed.stale_after, changed.batch_size) == (timedelta(minutes=1), 500)
 

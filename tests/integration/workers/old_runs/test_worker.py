@@ -13,9 +13,7 @@ from housekeeping.testing import ManualClock
 from housekeeping.workers.old_runs.worker import sweep
 
 
-def test_runs_older_than_30_days_go_and_unfinished_ones_stay(
-    postgres: Database, admin: Connection, settings: Settings
-) -> None:
+def test_finished_runs_are_deleted_after_30_days(postgres: Database, admin: Connection, settings: Settings) -> None:
     now = datetime(2026, 6, 1, tzinfo=UTC)
     limit = now - timedelta(days=30)
     instant = timedelta(microseconds=1)
@@ -34,9 +32,7 @@ def test_runs_older_than_30_days_go_and_unfinished_ones_stay(
     assert kept == [limit, limit + instant, None]
 
 
-def test_leases_that_nobody_used_for_30_days_go_and_those_of_open_runs_stay(
-    postgres: Database, admin: Connection, settings: Settings
-) -> None:
+def test_unused_leases_are_deleted_after_30_days(postgres: Database, admin: Connection, settings: Settings) -> None:
     now = datetime(2026, 6, 1, tzinfo=UTC)
     limit = now - timedelta(days=30)
     instant = timedelta(microseconds=1)
@@ -60,7 +56,7 @@ def test_leases_that_nobody_used_for_30_days_go_and_those_of_open_runs_stay(
     assert "long_unused" not in kept
 
 
-def test_the_limit_for_runs_says_nothing_of_leases(postgres: Database, admin: Connection, settings: Settings) -> None:
+def test_age_limit_of_runs_does_not_affect_leases(postgres: Database, admin: Connection, settings: Settings) -> None:
     # A shorter one would fence off holders that live.
     now = datetime(2026, 6, 1, tzinfo=UTC)
     with admin.cursor() as cursor:
@@ -74,7 +70,7 @@ def test_the_limit_for_runs_says_nothing_of_leases(postgres: Database, admin: Co
     assert result.counts["deleted_leases"] == 0
 
 
-def test_rejections_not_met_for_30_days_go_and_reports_of_a_day(postgres: Database) -> None:
+def test_rejections_are_deleted_after_30_days(postgres: Database) -> None:
     now = datetime(2026, 6, 1, tzinfo=UTC)
     instant = timedelta(microseconds=1)
     for number, beside in enumerate((-instant, timedelta(), instant)):
@@ -91,7 +87,7 @@ def test_rejections_not_met_for_30_days_go_and_reports_of_a_day(postgres: Databa
     assert sorted(row.cause for row in RejectionReport.select()) == ["1", "2"]
 
 
-def test_processes_without_a_heartbeat_for_a_day_go(postgres: Database) -> None:
+def test_processes_without_a_heartbeat_are_deleted_after_a_day(postgres: Database) -> None:
     now = datetime(2026, 6, 1, tzinfo=UTC)
     limit, instant = now - timedelta(days=1), timedelta(microseconds=1)
     for heartbeat_at in (limit - instant, limit, limit + instant):

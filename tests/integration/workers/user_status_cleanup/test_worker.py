@@ -1,4 +1,4 @@
-"""Document 48, section by section: each test names the section it keeps."""
+"""Document 48, section by section: each test names its section."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ids() -> list[int]:
     return [row.user_id for row in UserStatus.select(UserStatus.user_id).order_by(UserStatus.user_id)]
 
 
-def test_what_is_due_goes_and_nothing_else(add_statuses: AddStatuses, clock: ManualClock) -> None:
+def test_only_due_statuses_are_deleted(add_statuses: AddStatuses, clock: ManualClock) -> None:
     # データベース操作仕様: scheduled_for_cleanup is clear_status_at <= now; null never clears itself.
     add_statuses(1, f"{NOW} - interval '1 microsecond'", first_id=1)
     add_statuses(1, NOW, first_id=2)
@@ -43,7 +43,7 @@ def test_what_is_due_goes_and_nothing_else(add_statuses: AddStatuses, clock: Man
 @pytest.mark.parametrize(
     "count", [0, 1, sweep.batch_size - 1, sweep.batch_size, sweep.batch_size + 1, 3 * sweep.batch_size]
 )
-def test_every_due_row_goes_whatever_the_number(add_statuses: AddStatuses, clock: ManualClock, count: int) -> None:
+def test_all_due_rows_are_deleted(add_statuses: AddStatuses, clock: ManualClock, count: int) -> None:
     # 処理フロー: ends when a batch deletes fewer than 100.
     add_statuses(count, NOW)
 
@@ -54,7 +54,7 @@ def test_every_due_row_goes_whatever_the_number(add_statuses: AddStatuses, clock
     assert ids() == []
 
 
-def test_the_run_stops_once_more_than_30_seconds_have_passed(add_statuses: AddStatuses) -> None:
+def test_run_stops_after_30_seconds(add_statuses: AddStatuses) -> None:
     # パフォーマンス要件: 30 s. The clock moves 15 s at each look: 15, 30 and 45 s are spent; 30 s is still inside.
     clock = ManualClock(tick=sweep.max_runtime / 2)
     add_statuses(10 * sweep.batch_size, NOW)
@@ -65,7 +65,7 @@ def test_the_run_stops_once_more_than_30_seconds_have_passed(add_statuses: AddSt
     assert result.counts == {"deleted_rows": 3 * sweep.batch_size, "batches": 3, "out_of_time": True}
 
 
-def test_a_short_batch_ends_the_run_without_asking_the_time(add_statuses: AddStatuses) -> None:
+def test_short_batch_ends_the_run(add_statuses: AddStatuses) -> None:
     clock = ManualClock(tick=2 * sweep.max_runtime)
     add_statuses(sweep.batch_size - 1, NOW)
 
@@ -74,7 +74,7 @@ def test_a_short_batch_ends_the_run_without_asking_the_time(add_statuses: AddSta
     assert (result.outcome, result.counts["out_of_time"]) == ("done", False)
 
 
-def test_a_run_cut_short_has_taken_the_oldest(add_statuses: AddStatuses) -> None:
+def test_interrupted_run_has_deleted_the_oldest_rows(add_statuses: AddStatuses) -> None:
     add_statuses(sweep.batch_size, NOW)
     add_statuses(sweep.batch_size, f"{NOW} - interval '1 day'", first_id=sweep.batch_size + 1)
 
@@ -83,9 +83,7 @@ def test_a_run_cut_short_has_taken_the_oldest(add_statuses: AddStatuses) -> None
     assert ids() == list(range(1, sweep.batch_size + 1))
 
 
-def test_rows_locked_elsewhere_are_skipped_not_waited_for(
-    add_statuses: AddStatuses, locked: Locked, clock: ManualClock
-) -> None:
+def test_locked_rows_are_skipped_without_waiting(add_statuses: AddStatuses, locked: Locked, clock: ManualClock) -> None:
     # 排他制御: FOR UPDATE SKIP LOCKED. Had it waited, lock_timeout would have failed the run.
     add_statuses(3, NOW)
 
@@ -96,7 +94,9 @@ def test_rows_locked_elsewhere_are_skipped_not_waited_for(
     assert ids() == [1]
 
 
-def test_the_next_run_takes_what_was_locked(add_statuses: AddStatuses, locked: Locked, clock: ManualClock) -> None:
+def test_next_run_processes_rows_that_were_locked(
+    add_statuses: AddStatuses, locked: Locked, clock: ManualClock
+) -> None:
     # 障害時対応: the next minute's run processes again.
     add_statuses(3, NOW)
     with locked("SELECT * FROM user_statuses WHERE user_id = 1 FOR UPDATE"):
@@ -106,7 +106,7 @@ def test_the_next_run_takes_what_was_locked(add_statuses: AddStatuses, locked: L
     assert ids() == []
 
 
-def test_two_runs_at_once_over_100_000_rows_delete_each_once_and_block_nobody(
+def test_concurrent_runs_delete_each_row_once(
     postgres: Database, add_statuses: AddStatuses, locked: Locked, admin: Connection
 ) -> None:
     add_statuses(100_000, "now() - interval '1 second' * n")
@@ -134,9 +134,7 @@ def _locked_ids() -> set[int]:
     return {n for n in range(1, 100_001) if n % 1000 == 7}
 
 
-def test_a_statement_never_deletes_more_than_its_batch_under_a_nested_loop(
-    postgres: Database, add_statuses: AddStatuses
-) -> None:
+def test_nested_loop_deletes_no_more_than_the_batch(postgres: Database, add_statuses: AddStatuses) -> None:
     add_statuses(10 * sweep.batch_size, NOW)
     postgres.execute_sql("SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_hashagg = off")
     postgres.execute_sql("SET enable_material = off; SET enable_sort = off")
@@ -180,7 +178,7 @@ def test_a_second_run_finds_nothing_to_do(add_statuses: AddStatuses, clock: Manu
     assert run_sweep(sweep, clock=clock).counts == {"deleted_rows": 0, "batches": 0, "out_of_time": False}
 
 
-def test_the_walk_uses_the_index_and_not_a_sequential_scan(
+def test_sweep_uses_the_index(
     postgres: Database, add_statuses: AddStatuses, admin: Connection, clock: ManualClock
 ) -> None:
     add_statuses(50_000, f"{NOW} + interval '1 second' * (n - 1000)")
@@ -198,7 +196,7 @@ def test_the_walk_uses_the_index_and_not_a_sequential_scan(
         assert "Seq Scan" not in plan
 
 
-def test_the_schedule_the_limits_and_the_labels_are_the_documents() -> None:
+def test_schedule_limits_and_labels_match_the_document() -> None:
     # 実行スケジュール, 備考
     assert sweep.schedule == "* * * * *"
     assert (sweep.batch_size, sweep.max_runtime) == (100, timedelta(seconds=30))

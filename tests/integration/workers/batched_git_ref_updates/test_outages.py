@@ -1,4 +1,4 @@
-"""A cleanup whose git, repositories, database or Redis are away: how it ends, and that nothing is marked for it."""
+"""Cleanups while git, repositories, the database or Redis are unavailable: outcome, and no row marked."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_without_a_root_the_run_fails_in_one_line_and_the_plan_works(
 
 
 @pytest.mark.parametrize("folder_is_left", [True, False])
-def test_a_root_that_is_not_there_is_not_taken_for_missing_repositories(
+def test_missing_root_does_not_count_as_missing_repositories(
     root: Path, add_deletions: AddDeletions, pending: Pending, folder_is_left: bool
 ) -> None:
     # An unmounted disk, which may leave an empty folder: were its repositories missing, every row would be marked.
@@ -58,7 +58,7 @@ def test_a_root_that_is_not_there_is_not_taken_for_missing_repositories(
     assert len(pending()) == 3
 
 
-def test_a_repository_that_cannot_be_looked_at_is_not_taken_for_a_missing_one(
+def test_inaccessible_repository_does_not_count_as_missing(
     root: Path, add_deletions: AddDeletions, pending: Pending
 ) -> None:
     # A file where a folder should be answers as a folder that may not be entered does, to root as well.
@@ -87,7 +87,7 @@ def test_without_the_git_program_the_run_fails_and_nothing_is_marked(
     assert len(pending()) == 3
 
 
-def test_locked_packed_refs_fail_the_run_and_the_next_one_deletes(
+def test_locked_packed_refs_fail_the_run_and_the_next_recovers(
     repository: MakeRepository, add_deletions: AddDeletions, pending: Pending, reported: list[dict[str, Any]]
 ) -> None:
     bare = repository("refs/heads/1", "refs/heads/2")
@@ -106,7 +106,7 @@ def test_locked_packed_refs_fail_the_run_and_the_next_one_deletes(
     assert (second.outcome, second.counts["total_deletes"], pending(), bare.refs()) == ("done", 2, [], [])
 
 
-def test_what_git_confirmed_before_it_failed_is_marked_and_nothing_else(
+def test_only_refs_confirmed_before_a_failure_are_marked(
     watched: Watched, add_deletions: AddDeletions, pending: Pending
 ) -> None:
     def fail(number: int, refs: Sequence[str]) -> None:
@@ -122,7 +122,7 @@ def test_what_git_confirmed_before_it_failed_is_marked_and_nothing_else(
     assert pending() == [f"refs/heads/{number}" for number in range(16, 31)]
 
 
-def test_nothing_is_marked_before_git_has_confirmed_it(
+def test_rows_are_marked_only_after_git_confirmed(
     watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, pending: Pending
 ) -> None:
     bare = repository(*(f"refs/heads/{number}" for number in range(1, 26)))
@@ -135,7 +135,7 @@ def test_nothing_is_marked_before_git_has_confirmed_it(
     assert all(rows >= refs for rows, refs in seen)
 
 
-def test_a_database_that_goes_away_after_git_has_deleted_loses_nothing(
+def test_database_outage_after_the_deletion_loses_nothing(
     watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, admin: Connection, pending: Pending
 ) -> None:
     # エラーケース一覧: DB接続エラー
@@ -165,7 +165,7 @@ def test_a_database_that_goes_away_after_git_has_deleted_loses_nothing(
     assert (second.outcome, second.counts["total_deletes"], pending()) == ("done", 2, [])
 
 
-def test_redis_away_runs_nothing(
+def test_redis_outage_runs_nothing(
     settings: Settings, root: Path, add_deletions: AddDeletions, pending: Pending, watched: Watched
 ) -> None:
     # L5
@@ -184,9 +184,7 @@ def test_redis_away_runs_nothing(
     assert (len(pending()), watched.batches) == (1, [])
 
 
-def test_an_application_may_have_its_own_repositories_and_deletion(
-    add_deletions: AddDeletions, root: Path, pending: Pending
-) -> None:
+def test_application_can_replace_the_backends(add_deletions: AddDeletions, root: Path, pending: Pending) -> None:
     asked: list[tuple[PurePath, list[str]]] = []
 
     class Elsewhere:
@@ -205,7 +203,7 @@ def test_an_application_may_have_its_own_repositories_and_deletion(
     assert pending() == []
 
 
-def test_a_deletion_with_a_fault_of_its_own_fails_the_run_and_marks_nothing(
+def test_error_in_a_custom_deletion_fails_the_run(
     add_deletions: AddDeletions, watched: Watched, pending: Pending, last_run: Callable[[], Any]
 ) -> None:
     def fail(number: int, refs: Sequence[str]) -> None:
@@ -219,7 +217,7 @@ def test_a_deletion_with_a_fault_of_its_own_fails_the_run_and_marks_nothing(
 
 
 @pytest.mark.parametrize(("failures", "rings"), [(2, []), (3, ["failed_runs"])])
-def test_three_failed_runs_in_a_row_ring(
+def test_three_failed_runs_in_a_row_raise_an_alert(
     add_deletions: AddDeletions, caplog: pytest.LogCaptureFixture, failures: int, rings: list[str]
 ) -> None:
     # 監視・アラート: errors.

@@ -19,7 +19,7 @@ NOWHERE = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "endpoint": "
 pytestmark = pytest.mark.usefixtures("postgres", "pending")
 
 
-def test_alarms_ring_for_failures_in_a_row(
+def test_failed_runs_in_a_row_raise_an_alert(
     folder: Folder, configure: Configure, prepared: Prepare, lines: Lines, clock: ManualClock
 ) -> None:
     # 監視・アラート: エラー件数, 連続失敗
@@ -34,9 +34,7 @@ def test_alarms_ring_for_failures_in_a_row(
     assert rung == [[], [], ["failed_runs"]]
 
 
-def test_an_alarm_rings_for_a_run_over_250_seconds_not_for_one_of_250(
-    folder: Folder, configure: Configure, lines: Lines
-) -> None:
+def test_run_over_250_seconds_raises_an_alert(folder: Folder, configure: Configure, lines: Lines) -> None:
     # 監視・アラート: 処理時間, 250秒超過
     configure(artifacts=folder.settings())
     # The clock is read when the run begins, when its last batch ends, and at its end.
@@ -49,7 +47,7 @@ def test_an_alarm_rings_for_a_run_over_250_seconds_not_for_one_of_250(
 
 
 @pytest.mark.parametrize(("waiting", "rings"), [(-1, []), (0, []), (1, ["backlog"])])
-def test_an_alarm_rings_for_more_than_10_000_stale_uploads_left(
+def test_over_10_000_stale_uploads_raise_an_alert(
     folder: Folder,
     configure: Configure,
     prepared: Prepare,
@@ -57,7 +55,7 @@ def test_an_alarm_rings_for_more_than_10_000_stale_uploads_left(
     waiting: int,
     rings: list[str],
 ) -> None:
-    # 監視・アラート: ペンディングエントリ蓄積. The store is away, so all are left.
+    # 監視・アラート: ペンディングエントリ蓄積. The store is unavailable, so all are left.
     configure(artifacts=folder.missing())
     prepared(*(f"may/{number}" for number in range(LARGEST_BACKLOG + waiting)))
     prepared("may/fresh", ago=timedelta())
@@ -67,7 +65,7 @@ def test_an_alarm_rings_for_more_than_10_000_stale_uploads_left(
     assert [line["alarm"] for line in lines("Alert")] == rings
 
 
-def test_the_alarm_of_the_backlog_does_not_break_the_run_when_redis_is_away(
+def test_redis_outage_at_the_backlog_alert_keeps_the_run(
     folder: Folder, configure: Configure, lines: Lines, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configure(artifacts=folder.settings())

@@ -36,7 +36,7 @@ def program(tmp_path: Path) -> Program:
     return make
 
 
-def test_loose_and_packed_refs_are_deleted_and_no_others(bare: Bare) -> None:
+def test_only_named_loose_and_packed_refs_are_deleted(bare: Bare) -> None:
     bare.add("refs/heads/packed", "refs/heads/both", "refs/heads/kept")
     bare.pack()
     bare.add("refs/heads/loose")
@@ -47,12 +47,12 @@ def test_loose_and_packed_refs_are_deleted_and_no_others(bare: Bare) -> None:
     assert bare.refs() == ["refs/heads/kept"]
 
 
-def test_a_missing_ref_and_a_missing_repository_are_deleted_already(bare: Bare, tmp_path: Path) -> None:
+def test_missing_ref_or_repository_counts_as_deleted(bare: Bare, tmp_path: Path) -> None:
     GIT.delete(bare.path, ["refs/heads/never"])
     GIT.delete(tmp_path / "none.git", ["refs/heads/never"])
 
 
-def test_a_symbolic_ref_goes_and_what_it_points_to_stays(bare: Bare) -> None:
+def test_symbolic_ref_is_deleted_without_its_target(bare: Bare) -> None:
     bare.add("refs/heads/target")
     bare.git("symbolic-ref", "refs/heads/alias", "refs/heads/target")
     bare.git("symbolic-ref", "refs/heads/nowhere", "refs/heads/none")
@@ -66,7 +66,7 @@ def test_a_symbolic_ref_goes_and_what_it_points_to_stays(bare: Bare) -> None:
 @pytest.mark.parametrize(
     "ref", ["refs/heads/-d", "refs/heads/日本", "refs/heads/a'b\"c$(d)", "refs/heads/" + "x" * 200]
 )
-def test_an_odd_but_valid_name_is_a_name_and_nothing_more(bare: Bare, ref: str) -> None:
+def test_odd_valid_name_is_not_interpreted(bare: Bare, ref: str) -> None:
     bare.add(ref, "refs/heads/kept")
 
     GIT.delete(bare.path, [ref])
@@ -74,7 +74,7 @@ def test_an_odd_but_valid_name_is_a_name_and_nothing_more(bare: Bare, ref: str) 
     assert bare.refs() == ["refs/heads/kept"]
 
 
-def test_one_locked_ref_refuses_its_batch_and_nothing_is_deleted(bare: Bare) -> None:
+def test_locked_ref_refuses_its_whole_batch(bare: Bare) -> None:
     bare.add("refs/heads/a", "refs/heads/b")
     bare.lock("refs/heads/b")
 
@@ -84,7 +84,7 @@ def test_one_locked_ref_refuses_its_batch_and_nothing_is_deleted(bare: Bare) -> 
     assert bare.refs() == ["refs/heads/a", "refs/heads/b"]
 
 
-def test_a_refused_batch_is_taken_apart_until_the_locked_ones_are_alone(bare: Bare) -> None:
+def test_refused_batch_is_bisected_to_the_locked_refs(bare: Bare) -> None:
     refs = [f"refs/heads/{number:03}" for number in range(100)]
     bare.add(*refs)
     bare.lock("refs/heads/017")
@@ -106,7 +106,7 @@ def test_a_refused_batch_is_taken_apart_until_the_locked_ones_are_alone(bare: Ba
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_name_that_would_be_a_folder_of_others_is_not_there(bare: Bare, packed: bool) -> None:
+def test_name_that_is_a_folder_of_refs_does_not_exist(bare: Bare, packed: bool) -> None:
     bare.add("refs/heads/a/b", "refs/heads/c")
     if packed:
         bare.pack()
@@ -118,7 +118,7 @@ def test_a_name_that_would_be_a_folder_of_others_is_not_there(bare: Bare, packed
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_ref_and_one_that_would_lie_below_it_are_both_gone_in_the_end(bare: Bare, packed: bool) -> None:
+def test_ref_and_ref_below_it_are_both_deleted(bare: Bare, packed: bool) -> None:
     bare.add("refs/heads/a/b")
     if packed:
         bare.pack()
@@ -129,7 +129,7 @@ def test_a_ref_and_one_that_would_lie_below_it_are_both_gone_in_the_end(bare: Ba
     assert bare.refs() == []
 
 
-def test_locked_packed_refs_are_no_single_refs_fault(bare: Bare) -> None:
+def test_locked_packed_refs_fail_the_repository(bare: Bare) -> None:
     bare.add("refs/heads/a", "refs/heads/b")
     (bare.path / "packed-refs.lock").touch()
 
@@ -139,7 +139,7 @@ def test_locked_packed_refs_are_no_single_refs_fault(bare: Bare) -> None:
     assert bare.refs() == ["refs/heads/a", "refs/heads/b"]
 
 
-def test_a_branch_called_packed_refs_is_a_ref_like_any(bare: Bare) -> None:
+def test_branch_called_packed_refs_is_deleted(bare: Bare) -> None:
     bare.add("refs/heads/packed-refs", "refs/heads/b")
     bare.lock("refs/heads/packed-refs")
 
@@ -148,26 +148,26 @@ def test_a_branch_called_packed_refs_is_a_ref_like_any(bare: Bare) -> None:
     assert [ref for ref, refused in fates.items() if refused] == ["refs/heads/packed-refs"]
 
 
-def test_broken_packed_refs_are_no_single_refs_fault(bare: Bare) -> None:
+def test_broken_packed_refs_fail_the_repository(bare: Bare) -> None:
     (bare.path / "packed-refs").write_text("nonsense\n")
 
     with pytest.raises(RefDeletionFailed, match="unexpected line"):
         GIT.delete(bare.path, ["refs/heads/a"])
 
 
-def test_a_folder_that_is_no_repository_is_not_taken_for_a_missing_one(tmp_path: Path) -> None:
+def test_folder_without_a_repository_does_not_count_as_missing(tmp_path: Path) -> None:
     with pytest.raises(RefDeletionFailed, match="not a git repository"):
         GIT.delete(tmp_path, ["refs/heads/a"])
 
 
-def test_a_link_that_leads_nowhere_is_not_taken_for_a_missing_one(tmp_path: Path) -> None:
+def test_dangling_link_does_not_count_as_missing(tmp_path: Path) -> None:
     (tmp_path / "link.git").symlink_to(tmp_path / "unmounted")
 
     with pytest.raises(RefDeletionFailed, match="not a git repository"):
         GIT.delete(tmp_path / "link.git", ["refs/heads/a"])
 
 
-def test_a_repository_that_vanishes_while_git_is_at_work_has_no_refs_left(bare: Bare, program: Program) -> None:
+def test_repository_removed_while_git_runs_counts_as_deleted(bare: Bare, program: Program) -> None:
     vanishing = program('rm -rf "$GIT_DIR"; echo "fatal: not a git repository" >&2; exit 128')
 
     GitCli(vanishing).delete(bare.path, ["refs/heads/a"])
@@ -185,7 +185,7 @@ def test_no_hook_of_the_repository_runs(bare: Bare, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_neither_the_users_nor_the_environments_settings_have_a_say(
+def test_user_and_environment_configuration_is_ignored(
     bare: Bare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Bare(tmp_path / "other.git")
@@ -210,7 +210,7 @@ def test_neither_the_users_nor_the_environments_settings_have_a_say(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_a_repository_of_another_user_is_cleaned_all_the_same(bare: Bare) -> None:
+def test_repository_of_another_user_is_cleaned(bare: Bare) -> None:
     bare.add("refs/heads/a")
     for folder, _, files in os.walk(bare.path):
         for name in (".", *files):
@@ -221,7 +221,7 @@ def test_a_repository_of_another_user_is_cleaned_all_the_same(bare: Bare) -> Non
     assert bare.refs() == []
 
 
-def test_where_refs_are_logged_the_log_says_who_did_it(bare: Bare) -> None:
+def test_reflog_names_housekeeping(bare: Bare) -> None:
     bare.git("config", "core.logAllRefUpdates", "always")
     bare.git("symbolic-ref", "HEAD", "refs/heads/a")
     bare.add("refs/heads/a")
@@ -237,7 +237,7 @@ def test_a_missing_program_is_named(bare: Bare) -> None:
         GitCli("no-such-git").delete(bare.path, ["refs/heads/a"])
 
 
-def test_a_program_that_hangs_is_killed(bare: Bare, program: Program, tmp_path: Path) -> None:
+def test_hanging_git_is_killed(bare: Bare, program: Program, tmp_path: Path) -> None:
     hanging = program(f"echo $$ > '{tmp_path}/pid'; exec sleep 600")
 
     with pytest.raises(RefDeletionFailed, match=r"did not end within 0\.3 s"):
@@ -247,12 +247,12 @@ def test_a_program_that_hangs_is_killed(bare: Bare, program: Program, tmp_path: 
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_a_program_that_is_killed_is_no_refs_fault(bare: Bare, program: Program) -> None:
+def test_killed_git_fails_the_repository(bare: Bare, program: Program) -> None:
     with pytest.raises(RefDeletionFailed, match="status -9"):
         GitCli(program("kill -9 $$")).delete(bare.path, ["refs/heads/a"])
 
 
-def test_of_a_flood_of_words_the_beginning_is_kept(bare: Bare, program: Program) -> None:
+def test_long_output_is_truncated(bare: Bare, program: Program) -> None:
     talking = program("cat > /dev/null; head -c 20000000 /dev/zero | tr '\\0' x >&2; exit 1")
 
     with pytest.raises(RefsRefused) as refused:
@@ -261,7 +261,7 @@ def test_of_a_flood_of_words_the_beginning_is_kept(bare: Bare, program: Program)
     assert len(str(refused.value)) < 10_000
 
 
-def test_the_program_gets_no_ref_on_its_command_line(bare: Bare, program: Program, tmp_path: Path) -> None:
+def test_refs_are_not_passed_on_the_command_line(bare: Bare, program: Program, tmp_path: Path) -> None:
     telling = program(f"printf '%s\\n' \"$@\" > '{tmp_path}/arguments'; cat > '{tmp_path}/orders'")
 
     GitCli(telling).delete(bare.path, ["refs/heads/-d", "refs/heads/日本"])
@@ -272,11 +272,11 @@ def test_the_program_gets_no_ref_on_its_command_line(bare: Bare, program: Progra
     assert (tmp_path / "orders").read_bytes() == "delete refs/heads/-d\0\0delete refs/heads/日本\0\0".encode()
 
 
-def test_orders_longer_than_a_pipe_do_not_block(bare: Bare) -> None:
+def test_input_larger_than_a_pipe_does_not_block(bare: Bare) -> None:
     GIT.delete(bare.path, [f"refs/heads/{number:05}/{'x' * 200}" for number in range(2000)])
 
 
-def test_a_repository_with_a_reftable_is_cleaned_too(tmp_path: Path) -> None:
+def test_reftable_repository_is_cleaned(tmp_path: Path) -> None:
     version = subprocess.run(["git", "--version"], capture_output=True, text=True, check=True).stdout.split()[2]
     if tuple(int(part) for part in version.split(".")[:2]) < (2, 45):
         pytest.skip(f"git {version} knows no reftable; 2.45 does")
