@@ -11,6 +11,7 @@ from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import Table, is_absent, optional_fields, table_of
+from housekeeping.doctor.grants import users_of
 from housekeeping.sweeps.checks.needed_columns import FITTING, KNOWN_TYPES, UNZONED, ZONED, fields_used, updated_columns
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.error_mapping import is_unavailable
@@ -58,9 +59,9 @@ def _needed(settings: Settings, sweeps: dict[str, Sweep]) -> tuple[dict[type[Mod
             need(field.model, [field.column_name], sweep.name)
     for family in families(settings):
         for name, model in family.models.items():
-            for sweep in family.sweeps:
-                if sweep.name in sweeps:
-                    need(model, updated_columns(family.rights.get(name, ())), sweep.name)
+            enabled = [sweep for sweep in family.sweeps if sweep.name in sweeps]
+            for worker in users_of(model, enabled):
+                need(model, updated_columns(family.rights.get(name, ())), worker)
     return found, broken
 
 

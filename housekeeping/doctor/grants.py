@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from peewee import Model
@@ -14,9 +14,11 @@ from housekeeping.database.connection import database
 from housekeeping.leases import fencing as fencing
 from housekeeping.sweeps.checks.needed_columns import updated_columns
 from housekeeping.sweeps.checks.touched_tables import recorded
+from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import models
 from housekeeping.sweeps.registry import Family
 from housekeeping.sweeps.stages.stage import Stage
+from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.workers import families
 
 #: SQL keywords that need quotes as names.
@@ -48,6 +50,16 @@ def tables_of(family: Family) -> dict[str, tuple[type[Model], tuple[str, ...]]]:
                 if not _is_own(model):
                     found[model] = _merged(model, found.get(model, ()), rights)
     return {name_in_sql(model): (model, rights) for model, rights in found.items()}
+
+
+def users_of(model: type[Model], sweeps: Sequence[Sweep]) -> list[str]:
+    """Return the names of the sweeps whose statements touch the table; all of them if none is seen to."""
+    seen = [sweep.name for sweep in sweeps if any(_touches(stage, model) for stage in sweep.declared_stages())]
+    return seen or [sweep.name for sweep in sweeps]
+
+
+def _touches(stage: Stage, model: type[Model]) -> bool:
+    return (isinstance(stage, TableStage) and stage.model is model) or model in _rights_of(stage)
 
 
 def _rights_of(stage: Stage) -> dict[type[Model], tuple[str, ...]]:

@@ -11,7 +11,7 @@ from housekeeping.core.plural import counted
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
-from housekeeping.doctor.grants import grants, missing_rights, tables_of
+from housekeeping.doctor.grants import grants, missing_rights, tables_of, users_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.workers import families
@@ -23,12 +23,12 @@ _DEAD_SHARE: Final = 0.3  # PostgreSQL's autovacuum starts at 0.2 by default
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Yield findings about each table of each family with an enabled worker."""
     for family in families(settings):
-        users = [sweep.name for sweep in family.sweeps if sweep.name in sweeps]
-        if not users:
+        enabled = [sweep for sweep in family.sweeps if sweep.name in sweeps]
+        if not enabled:
             continue
         declared = {model: name for name, model in family.models.items()}
         for table, (model, rights) in tables_of(family).items():
-            yield from _table(users[0], declared.get(model, table), model, rights)
+            yield from _table(users_of(model, enabled)[0], declared.get(model, table), model, rights)
 
 
 def _table(worker: str, name: str, model: Any, needed: tuple[str, ...]) -> Iterator[Finding]:

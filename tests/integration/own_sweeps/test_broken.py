@@ -17,7 +17,7 @@ from housekeeping.cli.commands.status import workers_table
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, database
 from housekeeping.doctor import columns, indexes, references, unique_keys
-from housekeeping.doctor.grants import tables_of
+from housekeeping.doctor.grants import tables_of, users_of
 from housekeeping.sweeps import BaseModel, Delete, Sweep, UtcDateTimeField, run_sweep
 from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.registry import declared_by
@@ -148,3 +148,10 @@ def test_rights_are_listed_beside_a_sweep_whose_predicate_fails() -> None:
     [(table, (_, rights))] = tables_of(family).items()
 
     assert (table, "DELETE" in rights) == ("basket", True)
+
+
+def test_table_is_blamed_on_the_sweeps_that_use_it() -> None:
+    sweeps = [WHOLE, *(broken for broken, _ in BROKEN)]
+
+    assert users_of(Nowhere, sweeps) == ["shop.nowhere"]
+    assert "shop.nowhere" not in users_of(Basket, sweeps)
