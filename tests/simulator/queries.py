@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from peewee import SQL, Delete, Expression, Field, Function, Insert, Negated, Ordering, Select, Update, Value
+from psycopg2.extras import Json
 
 from housekeeping.database.compiled_query import Parameter
 from tests.simulator.postgres import Mode, Postgres, Row, Transaction
@@ -214,15 +215,8 @@ class _Statement:
             if node.sql == "DEFAULT":
                 return self._postgres.number("leases.epoch")  # the only such column that a query names
             raise Unknown(node.sql)
-        if isinstance(node, Select):
-            # A scalar subquery. It may refer to the outer row only by columns that its own rows have.
-            inner: Any = node
-            found = [each for _, each in self._ordered(inner, [each for _, each in self._found(inner)])]
-            return self._value(inner._returning[0], found[0]) if found else None
         if isinstance(node, Function):
             arguments: Any = node.arguments
-            if str(node.name).upper() == "JSONB_BUILD_ARRAY":
-                return [self._value(each, row) for each in arguments]
             if str(node.name).upper() == "JSONB_BUILD_ARRAY":
                 return [self._value(each, row) for each in arguments]
             if str(node.name).upper() == "EXISTS":
@@ -230,6 +224,8 @@ class _Statement:
             raise Unknown(node.name)
         if node is None or isinstance(node, str | int | float | bool | datetime | timedelta | dict | list | tuple):
             return node
+        if isinstance(node, Json):
+            return node.adapted
         raise Unknown(type(node).__name__)
 
     def _scalar(self, query: Any, row: Row) -> Any:
@@ -261,6 +257,8 @@ class _Statement:
             return (left in right) == (node.op == "IN")
         if node.op == "||":
             return {**left, **right}
+        if node.op == "@>":
+            return right.items() <= left.items()
         if node.op in _COMPARISONS:
             return _COMPARISONS[node.op](left, right)
         raise Unknown(node.op)
