@@ -97,7 +97,7 @@ def test_tables_of_ones_own_are_made_for_a_trial(environment: dict[str, str], po
         timeout=60,
     )
 
-    assert made.stdout.splitlines()[-1] == "table user_session: made"
+    assert made.stdout.splitlines()[-1] == "table user_session: created"
     assert postgres.table_exists("user_session")
 
 

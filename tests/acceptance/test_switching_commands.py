@@ -38,7 +38,8 @@ def test_paused_worker_skips_runs_until_it_is_resumed(add: Callable[[int], None]
 
 @pytest.mark.slow
 def test_all_workers_are_paused_and_resumed_at_once(made: None, command: Command) -> None:
-    names = [line.split()[0] for line in command("list").stdout.splitlines()[1:]]
+    workers = json.loads(command("status", "--json").stdout)["workers"]
+    names = [each["worker"] for each in workers]
 
     paused = command("pause", "--all").stdout.splitlines()
     resumed = command("resume", "--all").stdout.splitlines()
@@ -50,11 +51,11 @@ def test_all_workers_are_paused_and_resumed_at_once(made: None, command: Command
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["pause"], "name one worker, or say --all"),
-        (["pause", WORKER, "--all"], "name one worker, or say --all"),
+        (["pause"], "name one worker, or give --all"),
+        (["pause", WORKER, "--all"], "name one worker, or give --all"),
         (["pause", "user_status_cleanup.bach"], f"did you mean {WORKER}?"),
         (["pause", WORKER, "--until", "yesterday"], "'yesterday' is not a time; it should be such as 2h"),
-        (["narrow", WORKER], "say how narrow: --batch-size, --max-runtime, or both"),
+        (["narrow", WORKER], "nothing to narrow; give --batch-size, --max-runtime, or both"),
         (["why", WORKER, "noon"], "'noon' is not a time; it should be such as 2026-11-20T03:00 or 03:00"),
         (["why", "nope"], "there is no worker 'nope'"),
     ],

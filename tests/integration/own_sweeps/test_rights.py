@@ -127,7 +127,7 @@ def test_grants_command_says_what_the_current_role_lacks(
     monkeypatch.setattr(doctor, "use_database", lambda settings: None)
     monkeypatch.setattr(
         doctor,
-        "settings_and_logs",
+        "load_settings",
         lambda: Settings.load(
             **settings.model_dump(exclude={"sweeps", "workers", "built_in"}), sweeps=shop.__name__, built_in=False
         ),
