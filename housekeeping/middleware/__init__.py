@@ -1,4 +1,9 @@
-"""Floor 1: what surrounds a run, one concern a file; `standard_middleware` holds their order."""
+"""Middleware around a run, one concern per file or sub-package.
+
+Start with `standard_middleware`, which defines the order and gives the reason for each place. `enqueueing` is the path
+of messages into the queues. `deduplication`, `idempotency` and `exclusive_lease` decide whether a message runs.
+`retries`, `dead_letters` and `reliable_enqueue` decide what follows a run. `schedule` sends and records ticks.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +43,7 @@ logger = named_logger(__name__)
 
 M = TypeVar("M", bound=Middleware)
 
-#: Dramatiq's own that have a place of their own in the order, ours or the application's.
+#: Dramatiq's middleware with a place of its own in the order, whether the library's or the application's.
 _PLACED: Final = (
     AgeLimit,
     Callbacks,
@@ -48,79 +53,79 @@ _PLACED: Final = (
     dramatiq.middleware.Retries,
     dramatiq.middleware.ShutdownNotifications,
 )
-#: They count what comes in and what goes out, so they must see what others skip, wherever they were added.
+#: They count messages, so they must see those that other middleware skips, wherever they were added.
 _FIRST: Final = ("Prometheus", "SentryMiddleware")
 
 
-def standard_middleware(client: redis.Redis, settings: Settings, theirs: Sequence[Middleware] = ()) -> list[Middleware]:
-    """THE order. ``before_`` hooks run down the list, ``after_`` hooks up; each place has its reason.
+def standard_middleware(client: redis.Redis, settings: Settings, given: Sequence[Middleware] = ()) -> list[Middleware]:
+    """Return all middleware in THE order. ``before_`` hooks run down the list, ``after_`` hooks run up.
 
     Parameters:
-      theirs: The application's own. Dramatiq's among them are kept with their parameters, in their place here;
-        others stay before or after Dramatiq's as they were.
+      given: The application's middleware. Dramatiq's own keeps its parameters and gets its place here. Any other stays
+        before or after Dramatiq's, as it was.
     """
     namespace = settings.namespace
-    retries = _given(theirs, dramatiq.middleware.Retries)
+    retries = _own(given, dramatiq.middleware.Retries)
     if retries is not None and type(retries) is not dramatiq.middleware.Retries:
         logger.warning("Middleware replaced by the library's retries", replaced=repr(retries))
-    shutdown = _given(theirs, dramatiq.middleware.ShutdownNotifications)
-    groups = _given(theirs, dramatiq.middleware.GroupCallbacks)
-    before, after = _around(theirs)
+    shutdown = _own(given, dramatiq.middleware.ShutdownNotifications)
+    groups = _own(given, dramatiq.middleware.GroupCallbacks)
+    before, after = _around(given)
     idempotency = Idempotency(client, namespace)
     return [
         *before,
-        # First of ours, so that every line below, those of a skipped message too, says whose it is.
+        # First, so that every log line of the others, also of a skipped message, names the message.
         RunLog(),
-        # What a message leaves behind it, its hooks too, belongs to its span.
+        # Early, because the hooks of the others belong to the message's span.
         Traces(),
-        # Drops what is too old before anything is taken for it.
-        _given(theirs, AgeLimit) or AgeLimit(),
+        # Drops old messages before anything is taken for them.
+        _own(given, AgeLimit) or AgeLimit(),
         Schedule(client, namespace, settings.timezone, settings.catch_up),
-        # Sees no message; anywhere would do.
+        # Any place would do, because it sees no message.
         Prefetch(),
-        # Before all that may take long: a thread that waits for a lease or Redis is busy, too.
+        # Before all that may take long, because a thread that waits for a lease or Redis is busy, too.
         Heartbeats(client, namespace),
         Metrics(),
-        # After Schedule, so its after hook runs first: outcomes are written on a sound connection, and in no
+        # After Schedule, so its after hook runs first: outcomes are written on a clean connection, not in a
         # transaction that an actor left open.
         Connections(),
         # Before deduplication: a redelivery of a completed message must not take its key again.
         idempotency,
-        # Before deduplication: the position that a message is given goes with its claim to a key, and is left to
-        # the message that stands for it.
+        # Before deduplication: the claim of a key contains the message's position, and if the message is dropped, the
+        # position is kept for the holder.
         DataConsistency(client, namespace, WalPositionReader(settings.database_url), Replicas(settings.replica_urls)),
-        Deduplication(client, namespace, idempotency.mark, idempotency.completion_key),
-        # After both: a message that is dropped anyway must not make others meet a held lease.
+        Deduplication(client, namespace, idempotency.running_mark, idempotency.completion_key),
+        # After both: a message that is dropped anyway must not take the lease from others.
         ExclusiveLeases(client, namespace),
-        # Their after hooks run before those above: what follows a message is sent before its key and lease are free.
-        waiting_for_broker(_given(theirs, Callbacks) or Callbacks()),
-        waiting_for_broker(_given(theirs, Pipelines) or Pipelines()),
+        # Their after hooks run before those above: followers of a message are sent before its key and lease are free.
+        waiting_for_broker(_own(given, Callbacks) or Callbacks()),
+        waiting_for_broker(_own(given, Pipelines) or Pipelines()),
         *([] if groups is None else [reliable_groups(groups)]),
         DeadLetters(),
-        # After all of the above, so its after hook runs first: they see whether the message failed for good.
+        # After all of the above, so its after hook runs first: the others see whether the message failed for good.
         Retries(client, namespace, retries),
-        # Where Dramatiq puts what is added to it: nearest to the actor. What skips has done so by then.
+        # Where Dramatiq puts added middleware: nearest to the actor. Skipped messages do not reach it.
         *after,
-        # Last: their after hooks run first, so that nothing interrupts another one half way
-        # (it did: a hook then ran twice, and a retry that waited for Redis was lost).
-        within_actors(_given(theirs, TimeLimit) or TimeLimit()),
+        # Last, so their after hooks run first and no interrupt arrives inside another hook. Otherwise a hook ran twice,
+        # and a retry that waited for Redis was lost.
+        within_actors(_own(given, TimeLimit) or TimeLimit()),
         ShutdownNotifications(timedelta(seconds=settings.grace_s), shutdown is not None and shutdown.notify_shutdown),
     ]
 
 
-def _given(theirs: Sequence[Middleware], kind: type[M]) -> M | None:
-    return next((middleware for middleware in theirs if isinstance(middleware, kind)), None)
+def _own(given: Sequence[Middleware], kind: type[M]) -> M | None:
+    return next((middleware for middleware in given if isinstance(middleware, kind)), None)
 
 
-def _around(theirs: Sequence[Middleware]) -> tuple[list[Middleware], list[Middleware]]:
-    """What the application added before and after Dramatiq's own middleware.
+def _around(given: Sequence[Middleware]) -> tuple[list[Middleware], list[Middleware]]:
+    """Return what the application added before and after Dramatiq's own middleware.
 
-    periodiq's is left out: it drops retries and late messages of scheduled actors.
+    periodiq's middleware is left out, because it drops retries and late messages of scheduled actors.
     """
     before: list[Middleware] = []
     after: list[Middleware] = []
-    anchored = any(isinstance(middleware, _PLACED) for middleware in theirs)
-    for middleware in theirs:
+    anchored = any(isinstance(middleware, _PLACED) for middleware in given)
+    for middleware in given:
         if isinstance(middleware, _PLACED):
             anchored = False
         elif type(middleware).__name__ in _FIRST or anchored:

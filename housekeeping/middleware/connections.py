@@ -1,4 +1,4 @@
-"""One database connection for each worker thread, sound at the start of every message."""
+"""Database connections of worker threads: one per thread, clean at the start of every message."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from housekeeping.database.connection import database
 
 
 class Connections(Middleware):
-    """Middleware that hands each message a connection without remains of the last one.
+    """Middleware that gives each message a connection without leftovers of the last message.
 
-    The connection stays open from message to message (opening one costs a hundred times as much as using it). One
-    that is broken, or that an actor left inside a transaction, is closed, which rolls back. It ends with its thread.
+    A thread keeps its connection from message to message, because opening one costs a hundred times as much as using
+    it. A connection that is broken, or that an actor left inside a transaction, is closed, which rolls back.
     """
 
     def after_process_message(
@@ -22,7 +22,7 @@ class Connections(Middleware):
     ) -> None:
         if database.obj is None or database.is_closed():
             return
-        # The status tells of a transaction begun by hand too, which peewee does not know of, and of a dead server.
+        # The status also shows a transaction that peewee did not begin, and a dead server.
         if database.in_transaction() or database.connection().info.transaction_status != TRANSACTION_STATUS_IDLE:
             _close()
 
@@ -31,6 +31,6 @@ class Connections(Middleware):
 
 
 def _close() -> None:
-    while database.in_transaction():  # peewee refuses to close a connection that it knows to be in one
+    while database.in_transaction():  # peewee does not close a connection inside a transaction
         database.pop_transaction()
     database.close()

@@ -1,4 +1,4 @@
-"""What a message reads is as fresh as its sender saw it: from a replica that has caught up, or from the primary."""
+"""Data consistency: a message reads from a replica that has caught up with its sender, or from the primary."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from housekeeping.middleware.deduplication.options import KEY, POSITION, POSITIO
 
 logger = named_logger(__name__)
 
-#: A message older than this reads from the primary: the position of a duplicate that was dropped for it may be
-#: forgotten soon, and the clocks of two hosts may differ.
+#: A message older than this reads from the primary. The positions of its dropped duplicates expire soon after, and the
+#: clocks of two hosts may differ.
 _OLDEST: Final = POSITION_REMEMBERED / 2
-#: How long a `delayed` message is put back for, once: a replica that did not catch up in half a second is busy.
+#: Delay of a `delayed` message that is requeued, once: a replica that did not catch up in half a second is busy.
 _LATER: Final = timedelta(seconds=5)
-#: The message option that says that it was put back for a replica.
+#: The message option of a message that was requeued for a replica.
 _WAITED: Final = "waited_for_replica"
 
 
 class _ThreadState(threading.local):
     many = False
-    taken: WalPosition | None = None  # the position of the first of many
+    shared: WalPosition | None = None  # the position of all messages in `sending_many`
 
 
 class DataConsistency(Middleware):
-    """Middleware that lets messages read from replicas, where their actor says so.
+    """Middleware that lets messages of actors that opt in read from replicas.
 
     ::
 
@@ -48,12 +48,12 @@ class DataConsistency(Middleware):
         def remind(user_id: int) -> None:
             unread = Notification.select().where(Notification.user_id == user_id).count(housekeeping.read_database())
 
-    A message of a ``sticky`` or ``delayed`` actor carries the position of the primary's log at the time it was sent.
-    Where duplicates were dropped for it, the newest of theirs counts. ``delayed`` is put back once, before anything is
-    done, when replicas are there and all lag.
+    A message of a ``sticky`` or ``delayed`` actor carries the position of the primary's log at the time it was sent. If
+    duplicates of it were dropped, the newest position counts. A ``delayed`` message is requeued once, before it starts,
+    if all replicas lag.
 
     Parameters:
-      client, namespace: Where deduplication remembers positions of dropped duplicates.
+      client, namespace: Of the Redis in which deduplication remembers the positions of dropped duplicates.
     """
 
     def __init__(self, client: redis.Redis, namespace: str, positions: WalPositionReader, replicas: Replicas) -> None:
@@ -76,17 +76,17 @@ class DataConsistency(Middleware):
         try:
             yield
         finally:
-            self._thread.many, self._thread.taken = False, None
+            self._thread.many, self._thread.shared = False, None
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
-        # One that goes back into the queue keeps its position: it covers what its sender saw.
+        # A message that goes back into the queue keeps its position, which covers what its sender saw.
         if not self._asked_for(broker, message) or POSITION in message.options:
             return
-        position = self._thread.taken or self._positions.current()
+        position = self._thread.shared or self._positions.current()
         if position is not None:
             message.options[POSITION] = str(position)
         if self._thread.many:
-            self._thread.taken = position
+            self._thread.shared = position
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         set_read_routing(None)
@@ -97,8 +97,8 @@ class DataConsistency(Middleware):
             message.options[_WAITED] = True
             logger.info("Message requeued, because all replicas lag", job_status="waits_for_replica")
             raise Requeue(f"{message.message_id} waits for a replica", _LATER)
-        # Looked for when the run first reads, and only then: most runs need no replica, and until its run has
-        # begun a message may still stand for others, whose positions count.
+        # The replica is chosen at the first read: most runs need none, and until its run starts a message may still
+        # replace duplicates, whose positions count.
         set_read_routing(ReadRouting(current_message.get(), lambda: self._caught_up(message).replica))
 
     def after_process_message(
@@ -115,16 +115,16 @@ class DataConsistency(Middleware):
         return bool(self._replicas) and wanted in ("sticky", "delayed")
 
     def _caught_up(self, message: MessageProxy) -> ReplicaChoice:
-        """A replica that has what the message needs."""
+        """Find a replica that has caught up with the message."""
         position = self._position(message)
         if position is None:
             return ReplicaChoice(None, lagging=False)
         context = current_message.get()
-        # Ends with the process, which must not wait for a replica when it is to stop.
+        # The wait ends when the process is asked to stop.
         return self._replicas.caught_up(position, context.stopping.wait if context else time.sleep)
 
     def _position(self, message: MessageProxy) -> WalPosition | None:
-        """The newest position of the message and of its dropped duplicates; None when nobody can tell."""
+        """Return the newest position of the message and its dropped duplicates; None if unknown."""
         age = timedelta(milliseconds=current_millis() - message.message_timestamp)
         own, key = WalPosition.parse(message.options.get(POSITION)), message.options.get(KEY)
         if own is None or age > _OLDEST:

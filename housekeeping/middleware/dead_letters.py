@@ -1,4 +1,4 @@
-"""Lets a dead letter say what it died of, and keeps those of a failing schedule from piling up."""
+"""Dead letters that contain their last error, and of which a failing schedule keeps only the last ten."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from housekeeping.core.telemetry import metrics
 from housekeeping.middleware.dramatiq_internals import exception_of
 
 KEPT: Final = 10  # dead letters of a scheduled actor; promise R1
-_FRAMES: Final = 30  # of a traceback, as many as Dramatiq keeps of a retry's
+_MAX_FRAMES: Final = 30  # of a traceback, as many as Dramatiq keeps for a retry
 
-#: KEYS: the actor's list of dead letters, newest first; Dramatiq's sorted set and hash of the queue's.
-#: ARGV: the newest, how many to keep, the ttl in ms. Those that were requeued or purged do not count.
+#: KEYS: the actor's list of dead letters, newest first; Dramatiq's sorted set and hash of the queue's dead letters.
+#: ARGV: the newest, the number to keep, the TTL in ms. Requeued and purged dead letters do not count.
 _KEEP_THE_LAST: Final = """
 local kept = 0
 local ids = redis.call("lrange", KEYS[1], 0, -1)
@@ -36,27 +36,26 @@ for _, id in ipairs(ids) do
 end
 redis.call("pexpire", KEYS[1], ARGV[3])
 """
-#: KEYS: Dramatiq's hash of the queue's messages. ARGV: the message's id in Redis, what it is to say.
+#: KEYS: Dramatiq's hash of the queue's messages. ARGV: the message's id in Redis, its new body.
 _REWRITE: Final = """
 if redis.call("hexists", KEYS[1], ARGV[1]) == 1 then redis.call("hset", KEYS[1], ARGV[1], ARGV[2]) end
 """
 
 
 class _ThreadState(threading.local):
-    #: The id of the message at work and how many retries it had used up when it began.
+    #: The id of the running message and the number of retries it had used up when it started.
     attempt: tuple[str, int | None] = ("", None)
 
 
 class DeadLetters(Middleware):
-    """Middleware for messages that die.
+    """Middleware that completes dead letters and limits their number.
 
-    A dead letter says what it died of: Dramatiq keeps the message as it was enqueued for its last attempt, with the
-    error of the one before, or with none. The last 10 of each scheduled actor are kept, because they are all the same
-    work; those of other actors stay as long as the broker keeps them.
+    A dead letter contains the error of its last attempt. Dramatiq keeps the message as it was enqueued for that
+    attempt, with the error of the attempt before. It contains the number of retries that were made, where Dramatiq has
+    counted one more. The last 10 of each scheduled actor are kept, because they are all the same work. Those of other
+    actors stay as long as the broker keeps them.
 
-    Its number of retries is that of the retries that were made: Dramatiq has counted one more by then.
-
-    Note: RabbitMQ cannot take a dead letter out by its number; there all are kept as long as the broker keeps them.
+    Note: On RabbitMQ all are kept as long as the broker keeps them, because it cannot remove a single dead letter.
     """
 
     def __init__(self) -> None:
@@ -72,7 +71,7 @@ class DeadLetters(Middleware):
         error = exception_of(message)
         redis_id = message.options.get("redis_message_id")
         if error is not None:
-            message.options["traceback"] = "".join(traceback.format_exception(error, limit=_FRAMES))
+            message.options["traceback"] = "".join(traceback.format_exception(error, limit=_MAX_FRAMES))
         if not isinstance(broker, RedisBroker) or error is None or redis_id is None:
             return
         rewrite: Any = broker.client.register_script(_REWRITE)
@@ -83,7 +82,7 @@ class DeadLetters(Middleware):
         actor = broker.actors.get(message.actor_name)
         if not isinstance(broker, RedisBroker) or actor is None:
             return
-        # A part of a sweep is sent at each tick of the sweep's own actor.
+        # A shard of a sweep is sent at each tick of the sweep's own actor.
         if "periodic" not in actor.options and getattr(actor.options.get("sweep"), "schedule", None) is None:
             return
         dead = f"{broker.namespace}:{q_name(message.queue_name)}.XQ"

@@ -1,4 +1,4 @@
-"""One run of an actor at a time, across all processes and machines."""
+"""Exclusive leases of actors: one run at a time, across all processes and machines."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from housekeeping.leases.lease import (
     current_lease,
 )
 from housekeeping.leases.lease_token import holder_of
-from housekeeping.middleware.call_keys import bound, check_key, named
+from housekeeping.middleware.call_keys import bind_call, check_key, key_value
 
 logger = named_logger(__name__)
 
-_RIGHT: Final = '{"key": "reports/nightly", "ttl": timedelta(minutes=10), "if_held": "skip"}'
+_EXAMPLE: Final = '{"key": "reports/nightly", "ttl": timedelta(minutes=10), "if_held": "skip"}'
 
-_AFTER: Final = timedelta(seconds=1)  # comes back this long after the lease should have ended
+_RETRY_MARGIN: Final = timedelta(seconds=1)  # between the end of a held lease and the next attempt
 
 
 class _ThreadState(threading.local):
@@ -40,17 +40,17 @@ class _ThreadState(threading.local):
 class ExclusiveLeases(Middleware):
     """Middleware that lets at most one run with a key proceed at a time.
 
-    An actor opts in by naming the key, and how long it outlives a process that died::
+    An actor opts in with the key and the TTL, which is how long the lease outlives a killed process::
 
         @dramatiq.actor(exclusive_lease={"key": "reports/nightly", "ttl": timedelta(minutes=10)})
         def publish() -> None: ...
 
-    A message that finds the lease held is dropped, or with ``"if_held": "retry"`` comes back when the lease should
-    have ended, without using up retries; so does one whose own dead attempt holds it. The key may be a callable of
-    the call's arguments. The lease is renewed while the run lives.
+    A message that finds the lease held is dropped. With ``"if_held": "retry"``, or if its own killed attempt holds the
+    lease, it is requeued until the lease should have ended, without using up retries. The key may be a callable of the
+    call's arguments. The lease is renewed while the run is alive.
 
-    A run that loses its lease is ended by `LostLease`, raised in its thread inside of the actor only; the message
-    is retried as any that failed. In the database it can end itself in time: see `housekeeping.fence`.
+    A run that loses its lease is ended by `LostLease`, which is raised only inside the actor. The message is retried
+    like any failed one. To fence off writes to the database, see `housekeeping.fence`.
     """
 
     def __init__(self, store: redis.Redis | LeaseStore, namespace: str) -> None:
@@ -67,7 +67,7 @@ class ExclusiveLeases(Middleware):
             return
         name = actor.actor_name
         if not isinstance(option, dict) or not {"key", "ttl"} <= set(option) <= {"key", "ttl", "if_held"}:
-            raise InvalidOption(f"{name}: exclusive_lease is {option!r}; it should be such as {_RIGHT}")
+            raise InvalidOption(f"{name}: exclusive_lease is {option!r}; it should be such as {_EXAMPLE}")
         if option.get("if_held", "skip") not in ("skip", "retry"):
             raise InvalidOption(f'{name}: if_held is {option["if_held"]!r}; it should be "skip" or "retry"')
         if not isinstance(option["ttl"], timedelta) or option["ttl"] < SHORTEST_TTL:
@@ -102,9 +102,9 @@ class ExclusiveLeases(Middleware):
             held_for_s=round(held_for.total_seconds(), 1),
             reason="lease_held",
         )
-        # Its own dead attempt, or one that is believed dead: to be dropped for that would lose its work.
+        # Held by its own killed attempt, or one that seems killed: dropping the message would lose its work.
         if option.get("if_held") == "retry" or holder.message_id == message.message_id:
-            raise Requeue(f"lease {lease.key!r} is held", min(remaining + _AFTER, option["ttl"]))
+            raise Requeue(f"lease {lease.key!r} is held", min(remaining + _RETRY_MARGIN, option["ttl"]))
         raise Skip("lease_held")
 
     def after_process_message(
@@ -117,7 +117,7 @@ class ExclusiveLeases(Middleware):
         try:
             kept = lease.cancel()
         except RedisUnavailable as error:
-            logger.warning("Lease could not be given back", lease=lease.key, error=str(error))
+            logger.warning("Lease could not be released", lease=lease.key, error=str(error))
             return
         if lost or not kept:
             logger.warning("Lease was lost before its run ended", lease=lease.key, reason="lost_lease")
@@ -129,13 +129,13 @@ class ExclusiveLeases(Middleware):
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             if self._thread.lease is None:
-                return function(*args, **kwargs)  # called as a plain function, not by a worker
-            return run_interruptibly(self._holding, function, *args, **kwargs)
+                return function(*args, **kwargs)  # called directly, not by a worker
+            return run_interruptibly(self._run_holding, function, *args, **kwargs)
 
         return run
 
-    def _holding(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the actor's function; at once lost is what was lost before it could be interrupted."""
+    def _run_holding(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the actor's function unless the lease was lost before the function could be interrupted."""
         if self._thread.lease is not None and self._thread.lease.lost:
             raise LostLease
         return function(*args, **kwargs)
@@ -150,4 +150,4 @@ def _key(broker: Broker, message: MessageProxy, key: str | Callable[..., object]
     if isinstance(key, str):
         return key
     actor = broker.get_actor(message.actor_name)
-    return str(named(actor, bound(actor, message.args, message.kwargs), key))
+    return str(key_value(actor, bind_call(actor, message.args, message.kwargs), key))

@@ -1,4 +1,4 @@
-"""A message that was completed is not executed again, nor twice at the same time."""
+"""Idempotency: a completed message is not executed again, and no message runs twice at the same time."""
 
 from __future__ import annotations
 
@@ -25,26 +25,25 @@ from housekeeping.middleware.deduplication.options import DEDUP_STATE, LIFE, RET
 
 logger = named_logger(__name__)
 
-DEFAULT_TTL: Final = timedelta(hours=24)  # docs/reference/actor-options.md
-#: The mark of a message at work outlives its process by this long: less than the broker's heartbeat
-#: timeout (60 s), so that a redelivery after a kill finds it gone.
+DEFAULT_TTL: Final = timedelta(hours=24)  # promise Actor options
+#: How long the mark of a running message outlives its process. Less than the broker's heartbeat timeout (60 s), so that
+#: a redelivery after a kill finds it expired.
 _RUNNING_TTL: Final = timedelta(seconds=30)
-_TURN: Final = timedelta(seconds=5)  # how long a second delivery waits before it looks again
+_RUNNING_DELAY: Final = timedelta(seconds=5)  # before a second delivery checks again
 
-#: KEYS: the completion, the mark of being at work, the number of the last retry that is in the queue. ARGV: this
-#: delivery's token, the mark's ttl in ms, the number of the retry that it is.
-#: Returns "completed", "retried", this delivery's token, or the token of the one that is at work. Asked again by that
-#: one, it renews the mark.
+#: Begin a delivery. KEYS: the completion, the running mark, the number of the last enqueued retry. ARGV: this
+#: delivery's token, the mark's TTL in ms, the number of this retry. Returns "completed", "retried", or the token of the
+#: running delivery, which may be this one. Repeated by the running delivery, it renews the mark.
 _BEGIN: Final = """
 if redis.call("exists", KEYS[1]) == 1 then return "completed" end
 if tonumber(redis.call("get", KEYS[3]) or "0") > tonumber(ARGV[3]) then return "retried" end
-local at_work = redis.call("get", KEYS[2])
-if at_work and at_work ~= ARGV[1] then return at_work end
+local running = redis.call("get", KEYS[2])
+if running and running ~= ARGV[1] then return running end
 redis.call("set", KEYS[2], ARGV[1], "px", ARGV[2])
 return ARGV[1]
 """
-#: ARGV: this delivery's token, the ttl in ms of what is remembered, whether it was completed, and if not the number of
-#: its retry (0: none).
+#: End a delivery. ARGV: its token, the TTL in ms of the completion, whether it was completed, else the number of its
+#: retry (0: none).
 _END: Final = """
 if ARGV[3] == "1" then
     redis.call("set", KEYS[1], "1", "px", ARGV[2])
@@ -57,14 +56,15 @@ if redis.call("get", KEYS[2]) == ARGV[1] then redis.call("del", KEYS[2]) end
 
 
 @dataclass(slots=True)
-class _Begun:
-    """The delivery that this thread is at work on.
+class _Delivery:
+    """The delivery that this thread runs.
 
     Attributes:
-      keys: Those of the scripts.
-      retry: The number of the retry that it is.
-      enqueued_as: The number of the retry as which its message was enqueued again; 0: it was not, or is no retry.
-      sure_until: Until when its mark cannot have expired, by `elapsed`.
+      keys: KEYS of the scripts.
+      retry: The number of this retry; 0 for the first attempt.
+      enqueued_as: The number of the retry under which its message was enqueued again; 0 if it was not.
+      sure_until: When its mark may expire, by `elapsed`.
+      renewal: The renewal of its mark.
     """
 
     name: str
@@ -73,40 +73,39 @@ class _Begun:
     retry: int
     sure_until: float
     enqueued_as: int = 0
-    kept: Renewal | None = None
-    over: bool = False
+    renewal: Renewal | None = None
+    ended: bool = False
     renewing: threading.Lock = field(default_factory=threading.Lock)
 
     def renew(self, step: Callable[[], bool]) -> bool:
-        """Take a step of renewal, unless the delivery has ended; `end` waits for one that is under way."""
+        """Run a step of the renewal unless the delivery has ended; `end` waits for a running step."""
         with self.renewing:
-            return self.over or step()
+            return self.ended or step()
 
     def end(self) -> None:
-        """Let no step of renewal begin from now on: it would make the mark again once it is taken away."""
+        """Prevent further renewal, which would write the mark again after it is deleted."""
         with self.renewing:
-            self.over = True
+            self.ended = True
 
 
 class _ThreadState(threading.local):
     # By thread, not by message id: a second delivery has the id of the run it duplicates.
-    begun: _Begun | None = None
+    delivery: _Delivery | None = None
 
 
 class Idempotency(Middleware):
     """Middleware that executes a message once, however often the broker delivers it.
 
-    An actor opts in; an application may name what must happen once::
+    An actor opts in. An application may give a key to what must happen once::
 
         @dramatiq.actor(idempotent=True, idempotency={"ttl": timedelta(days=7)})
         def charge(order_id: int) -> None: ...
 
         charge.send_with_options(args=(7,), idempotency_key="order-7")
 
-    The completion is written after the actor has returned. A process killed in between leaves none: an actor
-    without a row in the run ledger is then executed once more. So it is while a process is stopped for longer than
-    its mark lives (30 s); when that one wakes and finds another delivery at work, its own run is ended by `LostLease`.
-    Stopped before its actor began, it does not begin.
+    The completion is written after the actor has returned. If the process is killed in between, the message is executed
+    once more. The same is true if a process is stopped for longer than its mark lives (30 s). When it wakes and another
+    delivery is running, its own run is ended by `LostLease`, or does not start.
     """
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
@@ -127,7 +126,7 @@ class Idempotency(Middleware):
             )
         option = actor.options.get("idempotency")
         if actor.options.get("idempotent"):
-            actor.fn = self._unless_taken_over(actor.fn)
+            actor.fn = self._check_mark_first(actor.fn)
         if option is None:
             return
         ttl = option.get("ttl") if isinstance(option, dict) and set(option) == {"ttl"} else None
@@ -143,45 +142,45 @@ class Idempotency(Middleware):
         actor = broker.actors.get(message.actor_name)
         if actor is not None and "idempotency_key" in message.options and not actor.options.get("idempotent"):
             raise InvalidOption(f"{actor.actor_name}: idempotency_key needs an actor with idempotent=True")
-        begun = self._thread.begun
-        if begun is not None and begun.token.startswith(f"{message.message_id}:"):
-            begun.enqueued_as = _retry_number(message)
+        delivery = self._thread.delivery
+        if delivery is not None and delivery.token.startswith(f"{message.message_id}:"):
+            delivery.enqueued_as = _retry_number(message)
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        self._forget()  # what an interrupted hook may have left
+        self._end_delivery()  # an interrupted hook may have left one
         if not broker.get_actor(message.actor_name).options.get("idempotent"):
             return
         with fail_message_on_error():
-            # The id first, so that a second delivery of a message can tell that it is one.
+            # The token begins with the id, so that a second delivery of the message can recognize itself.
             name, token = self._name(message), f"{message.message_id}:{uuid4().hex}"
             since = elapsed()
             sure_until = safe_until(since, _RUNNING_TTL.total_seconds())
-            begun = _Begun(name, token, self._keys(name, message), _retry_number(message), sure_until)
-            # Known before it is asked for: should the answer get lost, the mark is taken away when the message fails.
-            self._thread.begun = begun
-            state = self._asked(begun)
+            delivery = _Delivery(name, token, self._keys(name, message), _retry_number(message), sure_until)
+            # Remembered before Redis is asked: if the answer gets lost, the mark is deleted when the message fails.
+            self._thread.delivery = delivery
+            state = self._begin_script(delivery)
             if state == token:
-                begun.kept = renewals.start(
+                delivery.renewal = renewals.start(
                     f"mark of {name}",
-                    lambda: begun.renew(lambda: self._goes_on(begun)),
+                    lambda: delivery.renew(lambda: self._renew_mark(delivery)),
                     _RUNNING_TTL,
                     since,
                     interrupter(LostLease),
                     recoverable=True,
                 )
                 return
-        self._forget()
+        self._end_delivery()
         if state == "completed":
             logger.info("Message was completed before", job_status="already_done")
             raise Skip("already_done")
         if state == "retried":
-            # An attempt that failed is delivered again: run once more it would be retried once more, beside its retry.
+            # A failed attempt was delivered again. If it ran again, it would be retried twice.
             message.options[DEDUP_STATE] = SUPERSEDED
             logger.info("Delivery dropped, because its retry is waiting", job_status=RETRY_WAITS)
             raise Skip(RETRY_WAITS)
         if state.startswith(f"{message.message_id}:"):
             message.options[DEDUP_STATE] = SECOND_DELIVERY
-        raise Requeue(f"{name} is at work elsewhere", _TURN)
+        raise Requeue(f"{name} is running elsewhere", _RUNNING_DELAY)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
@@ -192,83 +191,83 @@ class Idempotency(Middleware):
         self._finish(broker, message, completed=False)
 
     def _finish(self, broker: Broker, message: MessageProxy, *, completed: bool) -> None:
-        begun = self._forget()
-        if begun is None:
+        delivery = self._end_delivery()
+        if delivery is None:
             return
         option = broker.get_actor(message.actor_name).options.get("idempotency") or {}
-        # Not the number in the message: Dramatiq counts a retry that is not made, too, and callbacks get to see that.
-        retry = 0 if completed or message.failed else begun.enqueued_as
-        args = [begun.token, milliseconds(option.get("ttl", DEFAULT_TTL)), int(completed), retry]
+        # Not the number in the message: Dramatiq also counts a retry that it does not make, and callbacks see that.
+        retry = 0 if completed or message.failed else delivery.enqueued_as
+        args = [delivery.token, milliseconds(option.get("ttl", DEFAULT_TTL)), int(completed), retry]
         try:
-            retry_redis(lambda: self._end(keys=begun.keys, args=args))
+            retry_redis(lambda: self._end(keys=delivery.keys, args=args))
         except RedisUnavailable as error:
             what = "Completion could not be recorded" if completed else "Running mark stays until it expires"
             logger.error(what, error=str(error))
 
-    def mark(self) -> tuple[str, str] | None:
-        """The key in Redis of the mark of this thread's delivery, and what it says; null where there is none."""
-        begun = self._thread.begun
-        return None if begun is None else (begun.keys[1], begun.token)
+    def running_mark(self) -> tuple[str, str] | None:
+        """Return the Redis key of this thread's running mark, and its content; None without a delivery."""
+        delivery = self._thread.delivery
+        return None if delivery is None else (delivery.keys[1], delivery.token)
 
     def completion_key(self) -> str:
-        """Return the key in Redis of the completion of this thread's delivery; empty if there is none."""
-        begun = self._thread.begun
-        return "" if begun is None else begun.keys[0]
+        """Return the Redis key of the completion of this thread's delivery; empty without a delivery."""
+        delivery = self._thread.delivery
+        return "" if delivery is None else delivery.keys[0]
 
-    def _unless_taken_over(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _check_mark_first(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            begun = self._thread.begun
-            if begun is not None and not self._surely_ours(begun):
+            delivery = self._thread.delivery
+            if delivery is not None and not self._mark_is_valid(delivery):
                 with fail_message_on_error():
-                    goes_on = begun.renew(lambda: self._goes_on(begun))
-                if not goes_on:
-                    raise Requeue(f"{begun.name} went on elsewhere while this process was stopped", _TURN)
+                    may_continue = delivery.renew(lambda: self._renew_mark(delivery))
+                if not may_continue:
+                    raise Requeue(f"{delivery.name} was taken over while this process was stopped", _RUNNING_DELAY)
             return function(*args, **kwargs)
 
         return run
 
     @staticmethod
-    def _surely_ours(begun: _Begun) -> bool:
-        return elapsed() <= begun.sure_until and not (begun.kept is not None and begun.kept.lost)
+    def _mark_is_valid(delivery: _Delivery) -> bool:
+        return elapsed() <= delivery.sure_until and not (delivery.renewal is not None and delivery.renewal.lost)
 
-    def _goes_on(self, begun: _Begun) -> bool:
-        """Whether this delivery may go on; renews its mark.
+    def _renew_mark(self, delivery: _Delivery) -> bool:
+        """Renew the mark; returns whether this delivery may continue.
 
-        Where the mark may have expired meanwhile, another delivery may even have done the work.
+        If the mark may have expired, another delivery may even have completed the message.
         """
-        asked_at = elapsed()
-        if self._surely_ours(begun):
-            ours = self._still_ours(begun.name, begun.token)
+        began_at = elapsed()
+        if self._mark_is_valid(delivery):
+            mine = self._renew_or_restore(delivery.name, delivery.token)
         else:
             with translate_redis_errors():
-                ours = self._asked(begun) == begun.token
-        if ours:
-            begun.sure_until = safe_until(asked_at, _RUNNING_TTL.total_seconds())
-        return ours
+                mine = self._begin_script(delivery) == delivery.token
+        if mine:
+            delivery.sure_until = safe_until(began_at, _RUNNING_TTL.total_seconds())
+        return mine
 
-    def _asked(self, begun: _Begun) -> str:
-        return text(self._begin(keys=begun.keys, args=[begun.token, milliseconds(_RUNNING_TTL), begun.retry]))
+    def _begin_script(self, delivery: _Delivery) -> str:
+        return text(self._begin(keys=delivery.keys, args=[delivery.token, milliseconds(_RUNNING_TTL), delivery.retry]))
 
-    def _still_ours(self, name: str, token: str) -> bool:
-        """Renew the mark, or make it again where it was lost and nobody else is at work."""
+    def _renew_or_restore(self, name: str, token: str) -> bool:
+        """Renew the mark, or write it again if Redis lost it and no other delivery runs."""
         return self._marks.obtain(name, token, _RUNNING_TTL) == token
 
-    def _forget(self) -> _Begun | None:
-        begun, self._thread.begun = self._thread.begun, None
-        if begun is not None and begun.kept is not None:
-            renewals.stop(begun.kept)
-            begun.end()
-        return begun
+    def _end_delivery(self) -> _Delivery | None:
+        delivery, self._thread.delivery = self._thread.delivery, None
+        if delivery is not None and delivery.renewal is not None:
+            renewals.stop(delivery.renewal)
+            delivery.end()
+        return delivery
 
     def _name(self, message: MessageProxy) -> str:
         key = message.options.get("idempotency_key")
-        # A digest, so that an application's key is not taken for another actor's, whatever it contains.
+        # A digest, because an application's key may contain the separator.
         what = message.message_id if key is None else hashlib.sha256(str(key).encode()).hexdigest()[:32]
         return f"{message.actor_name}:{what}"
 
     def _keys(self, name: str, message: MessageProxy) -> list[str]:
-        # The message's own, whatever key an application gave it; one that was requeued begins anew.
+        # Of the message itself, whatever key an application gave it. A requeued dead letter starts anew.
         life = f"{message.actor_name}:{message.message_id}:{message.options.get(LIFE, '')}"
         return [f"{self._prefix}:done:{name}", f"{self._prefix}:running:{name}", f"{self._prefix}:retried:{life}"]
 

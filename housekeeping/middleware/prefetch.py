@@ -1,4 +1,4 @@
-"""Lets a worker process take no more messages than it has threads for."""
+"""Prefetch: a worker process takes no more messages than it has threads."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dramatiq import Broker, Middleware, Worker
 
 
 class Prefetch(Middleware):
-    """Middleware that sets how many messages a process takes from each queue: one a thread.
+    """Middleware that limits the messages a process takes from each queue to one per thread.
 
-    Dramatiq takes two a thread. The second then waits behind the first one, which may be a sweep of many minutes,
-    while another process has nothing to do. From queues of delayed messages a process still takes many: they
-    are in nobody's way.
+    Dramatiq takes two per thread. The second then waits behind the first one, which may be a sweep of many minutes,
+    while another process is idle. From queues of delayed messages a process still takes many, because they keep no
+    thread busy.
 
     Dramatiq's ``dramatiq_queue_prefetch`` in the environment wins.
     """

@@ -1,4 +1,4 @@
-"""Retries with growing delays; a retry is neither lost nor piled up beside its schedule."""
+"""Retries with growing delays. No retry is lost, and retries of a scheduled actor do not accumulate."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from housekeeping.middleware.reliable_enqueue import ReliableBroker, enqueue_rel
 logger = named_logger(__name__)
 
 MAX_RETRIES: Final = 25  # promise R1
-#: Longest delay before a retry of work that a scheduler rediscovers. No document has a number: work should resume
-#: within minutes after an outage, and 10 minutes is the lease of document 58 (排他制御), the longest wait it has.
+#: Longest delay before a retry of work that a scheduler rediscovers. No document has a number. Work should resume
+#: within minutes after an outage, and 10 minutes is the lease of document 58 (排他制御), its longest wait.
 REDISCOVERED_DELAY: Final = timedelta(minutes=10)
-#: The mark of a waiting retry outlives its due time by this long, for a worker that is slow to fetch it.
+#: How long the mark of a waiting retry outlives its due time, for a worker that is slow to fetch it.
 _LATE: Final = timedelta(seconds=30)
 
 
 def delay_before(retry: int, chance: Callable[[int, int], int] = random.randint) -> timedelta:
-    """How long to wait before the retry of this number, from 0: about 18 s, 24 s, 50 s, 2 min, ... 4 days.
+    """Return the delay before a retry, numbered from 0: about 18 s, 24 s, 50 s, 2 min, ... 4 days.
 
     Parameters:
-      chance: Draws a whole number between two, so that what failed together does not come back together.
+      chance: Draws a number between two, so that messages that failed together are not retried together.
     """
     return timedelta(seconds=retry**4 + 15 + chance(0, 9) * (retry + 1))  # promise R1
 
 
 class Retries(dramatiq.middleware.Retries):
-    """Dramatiq's retries with other delays, and with nothing lost.
+    """Dramatiq's retries with other delays, none of which is lost.
 
     Dramatiq's own options keep their meaning and win: ``max_retries``, ``min_backoff``, ``max_backoff``,
     ``retry_when``, ``throws``, ``on_retry_exhausted``, ``raise dramatiq.Retry(delay=...)``.
 
-    For an actor with a schedule no delay is longer than its period, and at most one of its messages
-    waits for a retry: beside it, a failed one is not tried again, because the next tick does its work.
+    For an actor with a schedule no delay is longer than its period, and at most one of its messages waits for a retry.
+    Another failed message is not retried, because the next tick does its work.
 
     For an actor with ``rediscovered=True`` no delay is longer than 10 minutes::
 
@@ -58,7 +58,7 @@ class Retries(dramatiq.middleware.Retries):
         def clean_up(project_id: int) -> None: ...  # sent every minute for each project that has something to clean
 
     Parameters:
-      given: The application's own, whose parameters win where they are not Dramatiq's defaults.
+      given: The application's own, whose parameters win if they are not Dramatiq's defaults.
     """
 
     def __init__(self, client: redis.Redis, namespace: str, given: dramatiq.middleware.Retries | None = None) -> None:
@@ -86,11 +86,11 @@ class Retries(dramatiq.middleware.Retries):
         self.clear_waiting_mark(broker, message)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        if message.options.get(DEDUP_STATE) != SUPERSEDED:  # else it is its own retry that waits
+        if message.options.get(DEDUP_STATE) != SUPERSEDED:  # otherwise the mark belongs to its own retry
             self.clear_waiting_mark(broker, message)
 
     def clear_waiting_mark(self, broker: Broker, message: Message[Any] | MessageProxy) -> None:
-        """Make room for another retry: this one has started, or was dropped for a message that waits."""
+        """Allow another retry to wait, because this one has started or was dropped as a duplicate."""
         if "retries" in message.options and self._period(broker, message) is not None:
             try:
                 self._waiting.release(self._mark(broker, message), message.message_id)
@@ -108,10 +108,10 @@ class Retries(dramatiq.middleware.Retries):
                 delay = exception.delay if isinstance(exception, Requeue) else None
                 enqueue_reliably(broker, message, delay or None)
                 return
-            patient: Any = ReliableBroker(broker, enqueue)
-            super().after_process_message(patient, message, exception=exception)
+            stand_in: Any = ReliableBroker(broker, enqueue)
+            super().after_process_message(stand_in, message, exception=exception)
         except Exception:
-            # Dramatiq would log this and acknowledge the message. A dead letter can be looked at and requeued.
+            # Dramatiq would log this and acknowledge the message. A dead letter can be inspected and requeued.
             message.fail()
             raise
 
@@ -127,7 +127,7 @@ class Retries(dramatiq.middleware.Retries):
     def _delay(
         self, broker: Broker, message: MessageProxy, exception: BaseException | None, given: timedelta
     ) -> timedelta:
-        """Ours, unless the exception, the message, the actor or the application says otherwise."""
+        """Return this library's delay unless the exception, message, actor or application sets another."""
         if isinstance(exception, Retry) and exception.delay is not None:
             return given
         actor_options = broker.get_actor(message.actor_name).options
@@ -142,18 +142,18 @@ class Retries(dramatiq.middleware.Retries):
         try:
             return self._waiting.obtain(mark, message_id, delay + _LATE) != message_id
         except RedisUnavailable:
-            return False  # one retry too many is better than none
+            return False  # an additional retry is better than none
 
     @staticmethod
     def _mark(broker: Broker, message: Message[Any] | MessageProxy) -> str:
-        """What waits: the actor's work with these arguments; a call with others is no tick's work."""
+        """Return the name of the retry's mark. It contains the arguments, because ticks send none."""
         return f"{message.actor_name}:{message_digest(broker.get_actor(message.actor_name), message)}"
 
     @staticmethod
     def _period(broker: Broker, message: Message[Any] | MessageProxy) -> timedelta | None:
-        """How far apart the actor's ticks are at this time; null when it has no schedule."""
+        """Return the time between the actor's ticks around now; None without a schedule."""
         options = broker.get_actor(message.actor_name).options
         cron = options.get("periodic")
         if cron is None and (spec := getattr(options.get("sweep"), "schedule", None)):
-            cron = Cron(spec)  # a part of a sweep is sent at each tick of the sweep's own actor
+            cron = Cron(spec)  # a shard of a sweep is sent at each tick of the sweep's own actor
         return cron.period(datetime.now(UTC)) if isinstance(cron, Cron) else None

@@ -165,7 +165,7 @@ def completed_message_runs_again() -> None:
 
 def second_delivery_runs() -> None:
     """Run two deliveries of a message at the same time."""
-    _without(idempotency, "_BEGIN", ("if at_work and at_work ~= ARGV[1] then return at_work end", ""))
+    _without(idempotency, "_BEGIN", ("if running and running ~= ARGV[1] then return running end", ""))
 
 
 def completed_before_it_ran() -> None:

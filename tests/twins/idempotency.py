@@ -66,14 +66,14 @@ def _begins_what_was_completed_meanwhile(patch: pytest.MonkeyPatch) -> None:
 
 
 def _renews_what_has_ended(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(idempotency._Begun, "end", lambda self: None)
+    patch.setattr(idempotency._Delivery, "end", lambda self: None)
 
 
 def _lets_a_lost_mark_go(patch: pytest.MonkeyPatch) -> None:
     def renewed(self: Any, name: str, token: str) -> bool:
         return bool(self._marks.renew(name, token, idempotency._RUNNING_TTL))
 
-    patch.setattr(Idempotency, "_still_ours", renewed)
+    patch.setattr(Idempotency, "_renew_or_restore", renewed)
 
 
 def _knows_messages_only(patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Ends actors when their process is told to stop: after a time of grace, and never outside of the actor."""
+"""Interrupts of actors at shutdown: after a grace period, and never outside the actor's function."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ DEFAULT_GRACE: Final = timedelta(seconds=30)  # promise R5
 
 @dataclass(slots=True)
 class _Inside:
-    """A thread that is inside of an actor's own function."""
+    """A thread inside an actor's function."""
 
     thread_id: int
     at_once: bool
     statement: StatementInProgress | None
     left: bool = False
-    cancelled: bool = False
-    #: Held while its statement is being cancelled, so that what comes after the actor is not hit.
+    canceled: bool = False
+    #: Held while its statement is canceled, so that no later statement is hit.
     cancelling: threading.Lock = field(default_factory=threading.Lock)
 
     def cancel(self) -> None:
-        """Cancel the statement it waits for, if any, as long as it has not left its actor."""
+        """Cancel the statement that the actor waits for, unless the thread has left the actor."""
         with self.cancelling:
             if not self.left and self.statement is not None and self.statement.cancel():
-                self.cancelled = True
+                self.canceled = True
 
 
 class ShutdownNotifications(dramatiq.middleware.ShutdownNotifications):
-    """Dramatiq's own, with a time of grace for actors that did not ask to be told at once.
+    """Dramatiq's middleware with a grace period for actors that do not ask for an immediate notification.
 
-    ``@dramatiq.actor(notify_shutdown=True)`` is interrupted at once by ``Shutdown``; any other when the
-    grace is over. An interrupted message goes back to the queue without using up a retry. At the end of the grace the
-    statement that an interrupted actor waits for, on the library's own database handle, is cancelled, too.
+    An actor with ``notify_shutdown=True`` is interrupted at once by ``Shutdown``, any other actor after the grace
+    period. An interrupted message goes back to the queue without using up a retry. At the end of the grace period, the
+    statement that an interrupted actor waits for on the library's database connection is canceled, too.
 
-    Note: Otherwise an interrupt waits for a call into C to return: a sleep, a wait for another program or for a
-      server, a statement on a connection of the application's own, a ``COMMIT``.
+    Note: Otherwise an interrupt waits for a call into C to return: a sleep, a wait for another program or server, a
+      statement on the application's own connection, a ``COMMIT``.
 
-    Dramatiq's own can interrupt a thread that has left its actor and is acknowledging or putting back
-    the message, which is then lost. Here, only the actor's own function is ever interrupted.
+    Dramatiq's own can interrupt a thread that has left its actor and is acknowledging or requeueing the message, which
+    is then lost. Here only the actor's function is interrupted.
     """
 
     def __init__(self, grace: timedelta = DEFAULT_GRACE, notify_shutdown: bool = False) -> None:
@@ -88,19 +88,19 @@ class ShutdownNotifications(dramatiq.middleware.ShutdownNotifications):
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        """Nothing to do: the thread was out of danger when it left its actor."""
+        """Do nothing: no interrupt arrives once the thread has left its actor."""
 
     after_skip_message = after_process_message
 
     def _end_of_grace(self) -> None:
-        # First all are told, so that whoever's statement ends finds the interrupt waiting.
+        # All are interrupted first, so that an interrupt is pending when a statement ends.
         for inside in self._interrupt(lambda inside: True):
-            # Each by itself: a server out of reach must not keep the others waiting.
+            # One thread each, because a server may not answer.
             threading.Thread(target=inside.cancel, daemon=True).start()
 
-    def _interrupt(self, concerned: Callable[[_Inside], bool]) -> list[_Inside]:
+    def _interrupt(self, chosen: Callable[[_Inside], bool]) -> list[_Inside]:
         with self._lock:
-            within = [inside for inside in self._inside.values() if concerned(inside) and not inside.left]
+            within = [inside for inside in self._inside.values() if chosen(inside) and not inside.left]
             for inside in within:
                 if interrupt(inside.thread_id, Shutdown):
                     logger.warning("Actor interrupted by the shutdown of its process", thread_id=inside.thread_id)
@@ -114,7 +114,7 @@ class ShutdownNotifications(dramatiq.middleware.ShutdownNotifications):
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             if current_message.get() is None or self._is_within(threading.get_ident()):
-                return function(*args, **kwargs)  # called as a plain function, by no worker or by another actor
+                return function(*args, **kwargs)  # called directly, or by another actor
             at_once = getattr(self._at_once, "wanted", False)
             inside = _Inside(threading.get_ident(), at_once, statement_of_this_thread())
             return run_interruptibly(self._run, inside, lambda: function(*args, **kwargs))
@@ -126,13 +126,13 @@ class ShutdownNotifications(dramatiq.middleware.ShutdownNotifications):
             with self._lock:
                 self._inside[inside.thread_id] = inside
             if self._stopping and inside.at_once:
-                raise Shutdown  # told before it had begun
+                raise Shutdown  # the shutdown began before the actor
             return function()
         except Exception as error:
             with inside.cancelling:
-                cancelled = inside.cancelled
-            if cancelled:
-                raise Shutdown from error  # of the cancelled statement; no failure of the actor's
+                canceled = inside.canceled
+            if canceled:
+                raise Shutdown from error  # the error is the canceled statement's, not the actor's
             raise
         finally:
             inside.left = True  # no call before this: where one returns, an interrupt may arrive

@@ -1,4 +1,4 @@
-"""Cancels the statement that another thread waits for."""
+"""Cancellation of the SQL statement that another thread waits for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from housekeeping.database.connection import database
 
 logger = named_logger(__name__)
 
-#: Only what runs at this moment, and never a COMMIT: a cancelled wait for a standby is no rollback.
+#: Cancels only a running statement, and never a COMMIT: canceling its wait for a standby does not roll back.
 _CANCEL: Final = """
 SELECT pg_cancel_backend(pid) FROM pg_stat_activity
 WHERE pid = %s AND usename = current_user AND state = 'active' AND query !~* '^\\s*(commit|end)'
@@ -22,20 +22,20 @@ WHERE pid = %s AND usename = current_user AND state = 'active' AND query !~* '^\
 
 
 class StatementInProgress:
-    """Whatever one thread has under way on the library's database handle, as another thread may ask for it.
+    """The statement that a thread is executing, for use by another thread.
 
     Parameters:
-      connection: Tells the psycopg2 connection that the thread has open now; null when it has none.
+      connection: Returns the psycopg2 connection that the thread has open; None if it has none.
     """
 
     def __init__(self, connection: Callable[[], Any]) -> None:
         self._connection = connection
 
     def cancel(self) -> bool:
-        """Cancel it; False when nothing was under way, or the server was not to be reached. Never raises.
+        """Cancel the statement; returns False if there is none or the server does not answer. Never raises.
 
-        By a connection of its own: psycopg2's `cancel` stops every thread of the process until the server
-        answers, and knows nothing of a COMMIT.
+        This opens another connection, because psycopg2's `cancel` blocks every thread of the process until the server
+        answers, and also cancels a COMMIT.
         """
         connection = self._connection()
         if connection is None or connection.closed:
@@ -63,10 +63,10 @@ def _cancel(connection: Any) -> bool:
 
 
 def statement_of_this_thread() -> StatementInProgress | None:
-    """What this thread has under way, from now on; None without a database.
+    """Return the statement in progress of this thread, from now on; None without a database.
 
-    Peewee keeps a connection for each thread in a `threading.local`, whose attributes no other thread sees; the
-    dictionary behind them can be handed on.
+    peewee keeps each thread's connection in a `threading.local`, whose attributes other threads cannot see. The
+    dictionary behind the attributes can be shared.
     """
     if database.obj is None:
         return None

@@ -1,4 +1,4 @@
-"""Ends actors that run for too long, and never anything but their own function."""
+"""Time limits of actors, which interrupt only the actor's function."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ logger = named_logger(__name__)
 
 
 def within_actors(limits: TimeLimit) -> TimeLimit:
-    """The same middleware, Dramatiq's own or an application's, which interrupts where it does no harm.
+    """Make a `TimeLimit`, Dramatiq's own or an application's, interrupt only inside actors.
 
-    Dramatiq's raises `TimeLimitExceeded` wherever the thread is: also after the actor, while its message is being
-    acknowledged, which ends the thread and leaves the message in its hands; or while the lock of a log handler is
-    taken, for which all other threads then wait for ever. Limits, options and the interval stay as they are.
+    Dramatiq's raises `TimeLimitExceeded` wherever the thread is. After the actor, while the message is acknowledged, it
+    ends the thread and leaves the message unacknowledged. While the thread holds the lock of a log handler, it leaves
+    the lock held, and all other threads wait forever. Limits, options and the interval stay as they are.
     """
     replace_manager(limits, _Deadlines)
     return limits
 
 
 class _Deadlines:
-    """When each thread's message has had its time; takes the place of Dramatiq's manager.
+    """Deadlines of threads, in place of Dramatiq's manager.
 
     Parameters:
-      interval_s: How often they are looked at.
+      interval_s: Time between checks.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -51,9 +51,9 @@ class _Deadlines:
             self._deadlines.pop(thread_id, None)
 
     def interrupt_late(self) -> None:
-        """Interrupt every thread whose time is over, once."""
+        """Interrupt every thread that is past its deadline, once."""
         now = time.monotonic()
-        # Under the lock, so that none of them can begin its next message meanwhile and be ended for the last one's.
+        # Under the lock, so that no thread starts its next message meanwhile and is interrupted for the last one.
         with self._lock:
             late = [thread_id for thread_id, deadline in self._deadlines.items() if deadline <= now]
             interrupted = [thread_id for thread_id in late if interrupt(thread_id, TimeLimitExceeded)]

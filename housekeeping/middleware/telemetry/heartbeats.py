@@ -1,4 +1,4 @@
-"""Sends heartbeats of this process, a worker's or a scheduler's, so that its death is noticed."""
+"""Heartbeats of this worker or scheduler process, so that its death is noticed."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from housekeeping.sweeps.processes.heartbeats import Heartbeat, Kind, RedisHeart
 
 logger = named_logger(__name__)
 
-_FAREWELL_S: Final = 5.0  # for the last heartbeat, when the process ends
-#: A scheduler wakes up every minute; one that has not for so long hangs, and sends no more heartbeats.
+_LAST_HEARTBEAT_S: Final = 5.0  # time for the last heartbeat when the process ends
+#: A scheduler wakes up every minute. One that has not for so long hangs, and sends no more heartbeats.
 _AWAKE: Final = timedelta(minutes=3)
 
 
 class Heartbeats(Middleware):
-    """Middleware that sends heartbeats of a worker process, from threads of its own.
+    """Middleware that sends heartbeats of a worker process from threads of its own.
 
-    No message waits for them: busy threads are counted in memory, and a Redis or database that is away costs one log
-    line.
+    Messages never wait for heartbeats. Busy threads are counted in memory, and an outage of Redis or the database costs
+    one log line.
     """
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
@@ -47,7 +47,7 @@ class Heartbeats(Middleware):
         self._sender: Sender | None = None
 
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
-        self._sender = Sender(self._store, "worker", lambda: self._of(worker))
+        self._sender = Sender(self._store, "worker", lambda: self._describe(worker))
         self._sender.start()
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
@@ -65,13 +65,13 @@ class Heartbeats(Middleware):
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         self._busy.discard(threading.get_ident())
 
-    def _of(self, worker: Worker) -> dict[str, Any]:
+    def _describe(self, worker: Worker) -> dict[str, Any]:
         queues = sorted({q_name(queue) for queue in list(worker.consumers)})
         return {"queues": queues, "threads": worker.worker_threads, "busy": len(self._busy)}
 
 
 class SchedulerHeartbeats:
-    """Heartbeats of a process in which periodiq runs, from its first wake-up on; nothing in any other process."""
+    """Heartbeats of a process that runs periodiq, from its first wake-up on; any other process sends none."""
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
         self._store = RedisHeartbeats(client, namespace)
@@ -79,7 +79,7 @@ class SchedulerHeartbeats:
         self._woke_at = 0.0
 
     def wake(self) -> None:
-        """Note that the scheduler is awake; to be called at each wake-up."""
+        """Record a wake-up of the scheduler."""
         self._woke_at = time.monotonic()
         if self._sender is None and called_by_periodiq():
             self._sender = Sender(self._store, "scheduler", self._while_awake)
@@ -92,10 +92,10 @@ class SchedulerHeartbeats:
 
 
 class Sender:
-    """Sends the heartbeats of this process until it is stopped, to Redis and to the database if there is one.
+    """Sender of this process's heartbeats to Redis, and to the database if there is one.
 
     Parameters:
-      describe: Returns what changes from heartbeat to heartbeat; None: send none now.
+      describe: Returns the fields that change between heartbeats, or None to send none now.
     """
 
     def __init__(self, store: RedisHeartbeats, kind: Kind, describe: Callable[[], dict[str, Any] | None]) -> None:
@@ -110,14 +110,14 @@ class Sender:
             self._threads.append(self._thread("database", heartbeats.write_row))
 
     def start(self) -> None:
-        """Send the first heartbeat, and from then on one in each interval; returns at once."""
+        """Start sending a heartbeat now and then one per interval; returns at once."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Send a last heartbeat that says that the process has ended; wait for that, but not for long."""
+        """Send a last heartbeat that marks the process as stopped, and wait a few seconds for it."""
         self._stopping.set()
-        deadline = time.monotonic() + _FAREWELL_S
+        deadline = time.monotonic() + _LAST_HEARTBEAT_S
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -143,8 +143,8 @@ class Sender:
                 self._stopping.wait(heartbeats.INTERVAL.total_seconds())
 
     def _heartbeat(self, stopped: bool) -> Heartbeat | None:
-        said = self._describe()
-        if said is None:
+        fields = self._describe()
+        if fields is None:
             return None
         heartbeat = Heartbeat(
             kind=self._kind,
@@ -153,7 +153,7 @@ class Sender:
             version=housekeeping.__version__,
             up_s=time.monotonic() - self._began,
             stopped=stopped,
-            **said,
+            **fields,
         )
         _measure(heartbeat)
         return heartbeat
@@ -166,11 +166,11 @@ def _measure(heartbeat: Heartbeat) -> None:
     metrics.PROCESS_BUSY_THREADS.set(heartbeat.busy, *process)
 
 
-def _call_at_exit(farewell: Callable[[], None]) -> None:
+def _call_at_exit(stop: Callable[[], None]) -> None:
     process = os.getpid()
     # A forked child has no thread that would send anything.
-    atexit.register(lambda: farewell() if os.getpid() == process else None)
+    atexit.register(lambda: stop() if os.getpid() == process else None)
     in_main_thread = threading.current_thread() is threading.main_thread()
     if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        # periodiq has no handler of its own: SIGTERM would end it without a word.
+        # periodiq has no handler of its own, so SIGTERM would end it without a last heartbeat.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

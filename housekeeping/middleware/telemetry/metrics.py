@@ -1,4 +1,4 @@
-"""Exports the metrics from a worker's processes, by Dramatiq's own exposition."""
+"""Metrics of a worker's processes, exported by Dramatiq's own exposition."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _OF_ACTORS: Final = (
 
 
 class Metrics(Middleware):
-    """Middleware that makes each actor's metrics known before the first message, for who counts increases.
+    """Middleware that exports each actor's metrics as 0 before its first message, so that rates see the first increase.
 
-    Note: It exports nothing; for that a broker has Dramatiq's ``Prometheus`` besides, see `exposition`.
+    Note: The export itself is done by Dramatiq's ``Prometheus``, see `exposition`.
     """
 
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
@@ -46,16 +46,16 @@ class Metrics(Middleware):
 
 
 def exposition(settings: Settings) -> Prometheus:
-    """Dramatiq's middleware for the metrics page, at the address of the settings; for a broker without it.
+    """Return Dramatiq's middleware for the metrics page, which serves at the address in the settings.
 
     Raises:
       SettingsError: When prometheus-client is not installed.
     """
     require_prometheus()
-    # Imported only now: it reads its folder from the environment, and makes it.
+    # Imported here, because the import reads its folder from the environment and creates it.
     from dramatiq.middleware.prometheus import Prometheus as DramatiqsOwn
 
-    class Prometheus(DramatiqsOwn):  # called so for those who look for it by its name, to put it first
+    class Prometheus(DramatiqsOwn):  # its name is looked up to put it first
         @property
         def forks(self) -> list[Callable[[], int]]:
             return [serve]
@@ -64,11 +64,7 @@ def exposition(settings: Settings) -> Prometheus:
 
 
 def require_prometheus() -> None:
-    """Return where prometheus-client is installed; asked without importing it.
-
-    Raises:
-      SettingsError: When it is not.
-    """
+    """Raise SettingsError unless prometheus-client is installed; does not import it."""
     if importlib.util.find_spec("prometheus_client") is None:
         raise SettingsError(
             f"a port for metrics is set, but prometheus-client is not installed: {how_to_install('metrics')}"
@@ -76,7 +72,7 @@ def require_prometheus() -> None:
 
 
 def serve() -> int:
-    """The metrics page of all processes of a worker, in a process of its own that Dramatiq starts."""
+    """Serve the metrics page of all processes of a worker, in a process that Dramatiq forks."""
     settings = Settings.load()
     configure(settings.log_level, settings.log_format)
     assert settings.metrics_port is not None

@@ -1,4 +1,4 @@
-"""Names the message at work for log lines and for the run below, and logs the start and end of plain actors."""
+"""Run log: the message in every log line, and the start and end of actors that are no sweeps."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from housekeeping.middleware.schedule.tick_recorder import records_its_runs, tic
 logger = named_logger(__name__)
 
 _CONSISTENCIES: Final = ("always", "sticky", "delayed")
-#: The library's actor options. An actor without any is the application's own business.
+#: The library's actor options. An actor without any logs its runs at debug level.
 OPTIONS: Final = frozenset(
     {
         *("data_consistency", "deduplicate", "deduplication", "exclusive_lease", "feature_category"),
         *("idempotency", "idempotent", "periodic", "rediscovered", "schedule", "sweep"),
     }
 )
-#: Everything a message leaves in the thread's log context, `run_id` by the engine.
+#: All that a message binds in the thread's log context; the engine binds `run_id`.
 _CONTEXT: Final = ("worker", "message_id", "feature_category", "data_consistency", "run_id")
 
 
 class RunLog(Middleware):
-    """Middleware that says which message a thread is at work on.
+    """Middleware that binds the running message to the thread's log lines and to `current_message`.
 
-    An actor may say whose it is and how fresh its reads must be::
+    An actor may name its feature category and how fresh its reads must be::
 
         @dramatiq.actor(feature_category="user_profile", data_consistency="sticky")
         def sweep() -> None: ...
 
-    Also tells runs that their process has been asked to shut down (`MessageContext.stopping`).
+    Also sets `MessageContext.stopping` when the process is asked to shut down.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class RunLog(Middleware):
     def _log_end(self, broker: Broker, message: MessageProxy, level: int, outcome: str, **more: str) -> None:
         started_at = getattr(self._started, "at", None)
         if started_at is None:
-            # A middleware that stands before this one let the message go no further.
+            # A middleware before this one skipped the message.
             self._name(broker, message)
             started_at, self._started.waited = time.monotonic(), wait_times()
         duration_s = time.monotonic() - started_at

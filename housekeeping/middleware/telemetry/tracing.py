@@ -1,4 +1,4 @@
-"""Spans for messages: a run's hangs below what sent it, in whatever process."""
+"""Spans for messages: the span of a run is a child of its sender's span, across processes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from dramatiq import Broker, Message, MessageProxy, Middleware
 
 from housekeeping.core.telemetry.tracing import tracer, tracing_api
 
-#: The message option that carries the sender's trace: W3C's ``traceparent`` and its kin.
+#: The message option with the sender's trace: W3C's ``traceparent`` and ``tracestate``.
 OPTION: Final = "trace"
 
 
 class _ThreadState(threading.local):
-    #: The span of the message at work, and how to leave it.
+    #: The span of the running message, and the token that detaches it.
     span: Any = None
     token: Any = None
 
 
 class Traces(Middleware):
-    """Middleware that gives each run a span of OpenTelemetry, below the span that its message was sent in.
+    """Middleware that gives each run a span of OpenTelemetry, as a child of the span that sent its message.
 
-    Nothing is to be said by an actor; it works in each process that has set up OpenTelemetry
-    (``opentelemetry-instrument housekeeping worker``, or the application's own provider), and costs
-    nothing in others. A retry belongs to the trace of the message's first sender.
+    Actors need no option. It works in each process that has set up OpenTelemetry, by ``opentelemetry-instrument
+    housekeeping worker`` or the application's own provider, and costs nothing in others. A retry belongs to the trace
+    of the message's first sender.
     """
 
     def __init__(self) -> None:
@@ -42,16 +42,16 @@ class Traces(Middleware):
             message.options[OPTION] = carrier
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        ours = tracer()
-        if ours is None:
+        own_tracer = tracer()
+        if own_tracer is None:
             return
         from opentelemetry import context, propagate
 
-        self._end(None)  # what an interrupted hook may have left
+        self._end(None)  # an interrupted hook may have left a span
         trace: Any = tracing_api()
         carrier = message.options.get(OPTION)
         sent = propagate.extract(carrier if isinstance(carrier, dict) else {})
-        self._thread.span = ours.start_span(
+        self._thread.span = own_tracer.start_span(
             message.actor_name,
             context=sent,
             kind=trace.SpanKind.CONSUMER,

@@ -71,7 +71,7 @@ def run_lease(request: RunRequest) -> Iterator[RunLease]:
             lease.cancel()
         except RedisUnavailable as error:
             # The outcome of the run is the same; the lease expires.
-            logger.warning("Lease could not be given back", lease=lease.key, error=str(error))
+            logger.warning("Lease could not be released", lease=lease.key, error=str(error))
 
 
 def _take_over(lease: ExclusiveLease, worker: str, message_id: str | None) -> str | None:

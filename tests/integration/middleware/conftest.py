@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import redis
@@ -12,13 +13,17 @@ from housekeeping.core.settings import Settings
 from tests.integration.middleware.hands import Hands, installed
 from tests.integration.middleware.redis_broker_only import REASONS
 
+_HERE: Final = Path(__file__).parent
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that are about Redis as the broker."""
+    """Mark the tests that need Redis as the broker."""
     for item in items:
-        name = f"{item.path.name}::{item.name}"
+        if not item.path.is_relative_to(_HERE):
+            continue
+        name = f"{item.path.relative_to(_HERE)}::{item.name}"
         reason = REASONS.get(name) or REASONS.get(name.partition("[")[0])
-        if reason is not None and item.path.parent.name == "middleware":
+        if reason is not None:
             item.add_marker(pytest.mark.redis_broker_only(reason=reason))
 
 

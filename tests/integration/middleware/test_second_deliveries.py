@@ -140,11 +140,11 @@ def test_a_renewal_that_is_under_way_when_its_message_ends_leaves_no_mark(
     # I2: else the retry of a failed message would wait for a run that is over
     monkeypatch.setattr("housekeeping.middleware.idempotency._RUNNING_TTL", SHORT)
     begun, ending, renewed, runs = threading.Event(), threading.Event(), threading.Event(), list[str]()
-    make, renew = idempotency._Begun, idempotency._Begun.renew
+    make, renew = idempotency._Delivery, idempotency._Delivery.renew
     ours = next(each for each in broker.middleware if isinstance(each, idempotency.Idempotency))
     end = ours._end
 
-    def renew_late(self: idempotency._Begun, step: Callable[[], bool]) -> bool:
+    def renew_late(self: idempotency._Delivery, step: Callable[[], bool]) -> bool:
         def late() -> bool:
             begun.set()
             assert ending.wait(PATIENCE_S)
@@ -159,7 +159,7 @@ def test_a_renewal_that_is_under_way_when_its_message_ends_leaves_no_mark(
         end(**given)
         ending.set()
 
-    def watched(*given: Any) -> idempotency._Begun:
+    def watched(*given: Any) -> idempotency._Delivery:
         made = make(*given)
         made.renewing = WatchedLock(begun, ending)  # type: ignore[assignment]
         return made
@@ -174,7 +174,7 @@ def test_a_renewal_that_is_under_way_when_its_message_ends_leaves_no_mark(
     with monkeypatch.context() as patch:
         patch.setattr(make, "renew", renew_late)
         patch.setattr(ours, "_end", end_and_tell)
-        patch.setattr(idempotency, "_Begun", watched)
+        patch.setattr(idempotency, "_Delivery", watched)
         hands.run()
         assert renewed.wait(PATIENCE_S)
 

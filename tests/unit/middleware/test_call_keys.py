@@ -13,7 +13,7 @@ from dramatiq import Actor
 from dramatiq.brokers.stub import StubBroker
 
 from housekeeping.core.middleware_errors import InvalidOption
-from housekeeping.middleware.call_keys import UnusableArguments, bound, check_key, digest, named
+from housekeeping.middleware.call_keys import UnusableArguments, bind_call, check_key, digest, key_value
 
 
 class Kind(enum.IntEnum):
@@ -110,12 +110,12 @@ def test_arguments_that_fit_no_call_or_no_message_are_refused(args: tuple[Any, .
 def test_a_key_that_fails_or_says_nothing_is_refused() -> None:
     # D3
     actor = actor_of(work)
-    call = bound(actor, (0,), {})
+    call = bind_call(actor, (0,), {})
 
     with pytest.raises(UnusableArguments, match="work: its key: ZeroDivisionError"):
-        named(actor, call, lambda project_id, kinds, dry_run: 1 // project_id)
+        key_value(actor, call, lambda project_id, kinds, dry_run: 1 // project_id)
     with pytest.raises(UnusableArguments, match="work: its key is None"):
-        named(actor, call, lambda *args, **kwargs: None)
+        key_value(actor, call, lambda *args, **kwargs: None)
     with pytest.raises(UnusableArguments, match="cannot be compared"):
         digest(actor, (0,), {}, lambda *args, **kwargs: object())
 
