@@ -1,4 +1,9 @@
-"""Brokers with nothing left to chance: Redis, and RabbitMQ where it carries the messages."""
+"""Message brokers that lose no message to a lost connection: Dramatiq's for Redis and RabbitMQ, made reliable.
+
+Start with `message_broker`, which makes the broker that the settings name, and `harden`, for an application's own
+broker. `redis` and `rabbitmq` contain the brokers. `dead_letters` lists and requeues failed messages. `queues` counts
+messages.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ __all__ = ["ReliableRedisBroker", "harden", "message_broker", "redis_broker", "r
 
 
 def message_broker(settings: Settings) -> Broker:
-    """The broker that ``HOUSEKEEPING_BROKER_URL`` names, on Redis or RabbitMQ; it has no middleware yet.
+    """Return the broker that ``HOUSEKEEPING_BROKER_URL`` names, without middleware.
 
     Raises:
       SettingsError: When no URL is set, its client cannot read it, or RabbitMQ's client is not installed.
@@ -30,11 +35,7 @@ def message_broker(settings: Settings) -> Broker:
 
 
 def require_pika() -> None:
-    """Return when RabbitMQ's client is there.
-
-    Raises:
-      SettingsError: When it is not installed.
-    """
+    """Raise SettingsError unless RabbitMQ's client is installed."""
     if importlib.util.find_spec("pika") is None:
         raise SettingsError(
             f"HOUSEKEEPING_BROKER_URL names RabbitMQ, whose client pika is not installed: {how_to_install('rabbitmq')}"
@@ -42,11 +43,11 @@ def require_pika() -> None:
 
 
 def harden(broker: Broker) -> None:
-    """Give an application's own broker what the library's have, where its class is Dramatiq's own.
+    """Make an application's broker reliable if it is of Dramatiq's own class.
 
-    Its parameters stay as they were given, but for maintenance on Redis and confirmed sends on RabbitMQ.
+    Its parameters stay, except for maintenance on Redis and confirmed sends on RabbitMQ.
 
-    Note: A subclass keeps its own ways, but for the maintenance: what it overrides may be just what would be replaced.
+    Note: A subclass only gets the maintenance, because it may override what would be replaced.
     """
     ReliableRedisBroker.adopt(broker)
     if importlib.util.find_spec("pika") is not None:

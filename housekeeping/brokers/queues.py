@@ -1,4 +1,4 @@
-"""What waits: messages by queue, on Redis or RabbitMQ."""
+"""Queue lengths on Redis or RabbitMQ."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from housekeeping.core.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class QueueLengths:
-    """Messages of one queue: waiting or at work, delayed (retries too), dead.
+    """Numbers of messages of one queue: waiting or running, delayed (including retries), dead.
 
-    Note: On RabbitMQ those at work, and those in workers' memory, are not counted.
+    Note: On RabbitMQ, running messages and those in workers' memory are not counted.
     """
 
     waiting: int
@@ -21,12 +21,12 @@ class QueueLengths:
     dead: int
 
     def as_json(self) -> dict[str, int]:
-        """As numbers by name."""
+        """Return the numbers by name."""
         return asdict(self)
 
 
 def queue_lengths(settings: Settings, names: list[str]) -> dict[str, QueueLengths]:
-    """The lengths of these queues of the ready-made application's broker; one round trip on Redis.
+    """Return the lengths of queues of the ready-made application's broker; one round trip on Redis.
 
     Raises:
       RedisUnavailable: When Redis does not answer.
@@ -50,7 +50,7 @@ def queue_lengths(settings: Settings, names: list[str]) -> dict[str, QueueLength
 
 
 def reach_broker(settings: Settings) -> None:
-    """See that the servers a worker needs are there: the broker's, and Redis.
+    """Connect to the servers that a worker needs: the broker's, and Redis.
 
     Raises:
       RedisUnavailable: When Redis does not answer.

@@ -1,4 +1,4 @@
-"""Dramatiq's Redis broker, with nothing left to chance."""
+"""Dramatiq's Redis broker, made reliable."""
 
 from __future__ import annotations
 
@@ -25,31 +25,30 @@ from housekeeping.middleware.dramatiq_internals import RedisConsumer, change_cla
 logger = named_logger(__name__)
 
 HEARTBEAT_TIMEOUT_MS: Final = 60_000  # promise B1: a killed worker's messages run again after this
-DEAD_MESSAGE_TTL_MS: Final = 7 * 24 * 3600 * 1000  # Dramatiq's own, said aloud: dead letters are kept for a week
+DEAD_MESSAGE_TTL_MS: Final = 7 * 24 * 3600 * 1000  # Dramatiq's default: dead letters are kept for a week
 
 
 class ReliableRedisBroker(RedisBroker):
-    """Dramatiq's Redis broker, where a lost connection and an unreadable message cost nothing else.
+    """Dramatiq's Redis broker, which loses no message to a lost connection or an unreadable message.
 
-    After a lost connection Dramatiq's own forgets the delayed messages it had in memory, retries among them, and
-    those whose delivery was lost on the way: they stay with its process, which does nothing with them until
-    it ends. Here they go back to the queue when the connection is made anew. And once a minute, because Redis may
-    carry out what was asked of it after the asker has given up: when it has stood still, or the network has.
+    After a lost connection, Dramatiq's own forgets the delayed messages in its memory, including retries, and those
+    whose delivery was lost. They stay assigned to the process until it ends. Here they go back to the queue when the
+    connection is restored, and once a minute, because Redis may execute a command after its sender has timed out.
 
-    A message that cannot be read goes to the dead letters as it is, with an error line; there it is known by its
-    id in Redis. Dramatiq's own consumer breaks off at it, and leaves behind what it fetched together with it.
+    An unreadable message goes to the dead letters as it is, with an error line. Its id there is its id in Redis.
+    Dramatiq's own consumer stops at it and loses what it fetched together with it.
     """
 
     def __init__(self, **parameters: Any) -> None:
         super().__init__(**parameters)
-        #: Ids in Redis of what this process has in its queues and threads, by queue.
+        #: By queue: the ids in Redis of the messages in this process's memory and threads.
         self.in_hand: defaultdict[str, set[str]] = defaultdict(set)
 
     @staticmethod
     def adopt(broker: Broker) -> None:
-        """Make a Redis broker of Dramatiq's own class one of these, with its parameters.
+        """Turn a Redis broker of Dramatiq's own class into a `ReliableRedisBroker` with the same parameters.
 
-        A subclass gets the maintenance only, any other broker nothing.
+        A subclass only gets the maintenance. Any other broker stays as it is.
         """
         if isinstance(broker, RedisBroker) and broker.maintenance_chance == DEFAULT_MAINTENANCE_CHANCE:
             broker.maintenance_chance = MAINTENANCE_SCALE
@@ -62,36 +61,36 @@ class ReliableRedisBroker(RedisBroker):
         return _Consumer
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
-        """A new consumer for a queue; called by Dramatiq at the start and after each lost connection."""
+        """Return a new consumer for a queue; called by Dramatiq at the start and after each lost connection."""
         if queue_name != q_name(queue_name):
-            self.in_hand.pop(queue_name, None)  # delayed messages were in the memory of the consumer before
+            self.in_hand.pop(queue_name, None)  # delayed messages were in the memory of the previous consumer
         with _connected():
-            self.requeue_strays(queue_name)
+            self.requeue_lost_deliveries(queue_name)
         return super().consume(queue_name, prefetch, timeout)
 
-    def requeue_strays(self, queue_name: str) -> None:
-        """Put back what Redis has given to this process, and nobody in it has.
+    def requeue_lost_deliveries(self, queue_name: str) -> None:
+        """Requeue messages that Redis has assigned to this process but that never arrived.
 
-        To be called by the one thread that fetches from this queue, while it has nothing that it has not handed out.
+        Only the thread that fetches from this queue may call it, while it has handed out all that it fetched.
         """
-        # Asked before looking at what is in hand: what is acknowledged meanwhile is not put back by Redis.
-        mine: Any = self.client.smembers(self._taken(queue_name))
-        strays = {redis_id.decode() for redis_id in mine} - self.in_hand[queue_name]
-        if strays:
-            logger.warning("Lost deliveries requeued", queue=queue_name, messages=len(strays))
-            self.do_requeue(queue_name, *strays)
+        # Read before `in_hand`: Redis does not requeue what is acknowledged in between.
+        assigned: Any = self.client.smembers(self._assigned(queue_name))
+        lost = {redis_id.decode() for redis_id in assigned} - self.in_hand[queue_name]
+        if lost:
+            logger.warning("Lost deliveries requeued", queue=queue_name, messages=len(lost))
+            self.do_requeue(queue_name, *lost)
 
     def do_fetch(self, queue_name: str, count: int) -> list[bytes | None]:
-        """Take up to `count` messages from the queue for this process; called by Dramatiq's consumer."""
+        """Fetch up to `count` messages from the queue; called by Dramatiq's consumer."""
         fetched = fetch(self, queue_name, count)
-        unreadable = {body: why for body in fetched if body is not None and (why := _wrong_with(body, queue_name))}
+        unreadable = {body: why for body in fetched if body is not None and (why := _why_unreadable(body, queue_name))}
         if unreadable:
             self._bury(queue_name, unreadable)
         return [body for body in fetched if body not in unreadable]
 
     def _bury(self, queue_name: str, unreadable: dict[bytes, str]) -> None:
         try:
-            ids: Any = list(self.client.smembers(self._taken(queue_name)))
+            ids: Any = list(self.client.smembers(self._assigned(queue_name)))
             bodies: Any = self.client.hmget(f"{self.namespace}:{queue_name}.msgs", ids)
             for redis_id, body in zip(ids, bodies, strict=True):
                 if body in unreadable:
@@ -103,30 +102,30 @@ class ReliableRedisBroker(RedisBroker):
                         error=unreadable[body],
                     )
         except redis.RedisError as error:
-            # They stay with this process until it consumes anew, and are looked at again then.
+            # They stay assigned to this process, and are checked again when it consumes anew.
             logger.error("Unreadable messages could not be moved", queue=queue_name, error=error_line(error))
 
-    def _taken(self, queue_name: str) -> str:
+    def _assigned(self, queue_name: str) -> str:
         return f"{self.namespace}:__acks__.{self.broker_id}.{queue_name}"
 
 
 class _Consumer(RedisConsumer):
-    """Dramatiq's consumer, which says what it hands out, and takes a Redis that is too slow for one that is away."""
+    """Dramatiq's consumer, which tracks its deliveries and treats a slow Redis like a lost connection."""
 
     broker: ReliableRedisBroker
 
     def __init__(self, broker: ReliableRedisBroker, queue_name: str, prefetch: int, timeout: int) -> None:
         super().__init__(broker, queue_name, prefetch, timeout)
-        self._freed = threading.Event()
-        self._looks_at = _next_look()
+        self._thread_freed = threading.Event()
+        self._next_check = _time_of_next_check()
 
     def __next__(self) -> MessageProxy | None:
         with _connected():
-            if not self.message_cache and time.monotonic() >= self._looks_at:
-                self.broker.requeue_strays(self.queue_name)
-                self._looks_at = _next_look()
+            if not self.message_cache and time.monotonic() >= self._next_check:
+                self.broker.requeue_lost_deliveries(self.queue_name)
+                self._next_check = _time_of_next_check()
             if not self.message_cache and self.outstanding_message_count >= self.prefetch:
-                self._wait_for_a_free_hand()
+                self._wait_for_a_thread()
                 return None
             message: MessageProxy | None = super().__next__()
         if message is not None:
@@ -136,44 +135,44 @@ class _Consumer(RedisConsumer):
     def ack(self, message: MessageProxy) -> None:
         with _connected():
             super().ack(message)
-        self._let_go(message)
+        self._forget(message)
 
     def nack(self, message: MessageProxy) -> None:
         with _connected():
             super().nack(message)
-        self._let_go(message)
+        self._forget(message)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         given = list(messages)
         with _connected():
             super().requeue(given)
         for message in given:
-            self._let_go(message)
+            self._forget(message)
 
-    def _wait_for_a_free_hand(self) -> None:
-        """Wait until a message is done, no longer than the timeout.
+    def _wait_for_a_thread(self) -> None:
+        """Wait until a message is done, at most for the timeout.
 
-        Dramatiq's own sleeps, longer each time, and says nothing to Redis meanwhile: a process whose hands are
-        full of long runs is taken for dead, and its messages are given to others.
+        Dramatiq's own sleeps longer each time and sends Redis no heartbeat meanwhile. A process that is busy with long
+        runs then counts as dead, and its messages are given to others.
         """
-        self._freed.clear()
+        self._thread_freed.clear()
         if self.outstanding_message_count >= self.prefetch:
             self.broker.do_qsize(self.queue_name)  # any command is a heartbeat
-            self._freed.wait(self.timeout / 1000)
+            self._thread_freed.wait(self.timeout / 1000)
 
-    def _let_go(self, message: MessageProxy) -> None:
-        self._freed.set()
+    def _forget(self, message: MessageProxy) -> None:
+        self._thread_freed.set()
         self.broker.in_hand[self.queue_name].discard(message.options["redis_message_id"])
 
 
-def _next_look() -> float:
-    """When to look for strays again: they wait no longer than the messages of a killed worker."""
+def _time_of_next_check() -> float:
+    """Return when to check for lost deliveries again; they wait no longer than a killed worker's messages."""
     return time.monotonic() + HEARTBEAT_TIMEOUT_MS / 1000
 
 
 @contextmanager
 def _connected() -> Iterator[None]:
-    """Turn redis-py's errors into the one after which Dramatiq tries again; any other ends its thread."""
+    """Turn redis-py's errors into ConnectionClosed, which Dramatiq retries; any other error ends its thread."""
     try:
         yield
     except redis.RedisError as error:
@@ -181,7 +180,7 @@ def _connected() -> Iterator[None]:
 
 
 def redis_broker(settings: Settings) -> RedisBroker:
-    """A Redis broker by the settings; it has no middleware yet.
+    """Return the Redis broker that the settings name, without middleware.
 
     Raises:
       SettingsError: When no URL is set, or redis-py cannot read it.
@@ -190,15 +189,15 @@ def redis_broker(settings: Settings) -> RedisBroker:
         client=redis_client(settings.broker_url or settings.require_redis_url()),
         namespace=f"{settings.namespace}:broker",
         middleware=[],
-        # Each command looks for messages of dead workers; by default 1 in 1000 does, which takes 10 minutes.
+        # Each command looks for messages of dead workers. By default 1 in 1000 does, which takes about 10 minutes.
         maintenance_chance=MAINTENANCE_SCALE,
         heartbeat_timeout=HEARTBEAT_TIMEOUT_MS,
         dead_message_ttl=DEAD_MESSAGE_TTL_MS,
     )
 
 
-def _wrong_with(body: bytes, queue_name: str) -> str:
-    """Why Dramatiq's consumer would break off at this message; empty when it would not."""
+def _why_unreadable(body: bytes, queue_name: str) -> str:
+    """Return why Dramatiq's consumer could not read this message, or an empty text."""
     message, why = read(body, queue_name)
     if message is not None and not isinstance(message.options.get("redis_message_id"), str):
         return "it has no redis_message_id in its options"

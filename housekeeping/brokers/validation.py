@@ -1,4 +1,4 @@
-"""What is wrong with a message that Dramatiq's consumers would break off at, and nobody can run."""
+"""Validation of message bodies, because Dramatiq's consumers stop at one that they cannot read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from housekeeping.core.sanitize import error_line
 _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
     "actor_name": str,
     "message_id": str,
-    "message_timestamp": (int, float),  # fractions of a millisecond, as other programs send them, hurt nobody
+    "message_timestamp": (int, float),  # other programs send fractions of a millisecond
     "kwargs": dict,
     "options": dict,
 }
 
 
 def read(body: bytes, queue_name: str) -> tuple[Message[Any] | None, str]:
-    """The message, or none and why it cannot be taken from this queue."""
+    """Return the message, or None and why it cannot be taken from this queue."""
     try:
         message: Message[Any] = Message.decode(body)
     except DecodeError as error:
@@ -32,9 +32,9 @@ def read(body: bytes, queue_name: str) -> tuple[Message[Any] | None, str]:
 
 
 def wrong_type(message: Message[Any]) -> str:
-    """Which of its parts is not of the type it should be; empty when all are.
+    """Return which part of a message has a wrong type, or an empty text.
 
-    Note: It does not say what the part is, which may be a password.
+    Note: It leaves out the value, which may be a password.
     """
     for name, kind in _TYPES.items():
         part = getattr(message, name)

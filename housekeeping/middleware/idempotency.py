@@ -25,7 +25,7 @@ from housekeeping.middleware.deduplication.options import DEDUP_STATE, LIFE, RET
 
 logger = named_logger(__name__)
 
-DEFAULT_TTL: Final = timedelta(hours=24)  # promise Actor options
+DEFAULT_TTL: Final = timedelta(hours=24)  # docs/reference/actor-options.md
 #: How long the mark of a running message outlives its process. Less than the broker's heartbeat timeout (60 s), so that
 #: a redelivery after a kill finds it expired.
 _RUNNING_TTL: Final = timedelta(seconds=30)

@@ -239,7 +239,7 @@ def strays_are_forgotten() -> None:
 
 def strays_are_looked_for_when_connecting_only() -> None:
     """Look for lost deliveries only when connecting."""
-    redis_broker._next_look = lambda: math.inf
+    redis_broker._time_of_next_check = lambda: math.inf
 
 
 def tick_sent_by_every_scheduler() -> None:

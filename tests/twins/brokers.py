@@ -31,7 +31,7 @@ def _reads_all(body: bytes, queue_name: str) -> tuple[Message[Any] | None, str]:
 
 
 def _takes_all_for_sound(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(redis, "_wrong_with", lambda body, queue_name: "")
+    patch.setattr(redis, "_why_unreadable", lambda body, queue_name: "")
 
 
 def _leaves_an_own_broker_as_it_is(patch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def _leaves_an_own_broker_as_it_is(patch: pytest.MonkeyPatch) -> None:
 
 
 def _requeues_no_strays(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ReliableRedisBroker, "requeue_strays", lambda self, queue_name: None)
+    patch.setattr(ReliableRedisBroker, "requeue_lost_deliveries", lambda self, queue_name: None)
 
 
 def _takes_two_a_thread(patch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def _takes_two_a_thread(patch: pytest.MonkeyPatch) -> None:
 
 
 def _says_nothing_while_its_hands_are_full(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(redis._Consumer, "_wait_for_a_free_hand", lambda self: None)
+    patch.setattr(redis._Consumer, "_wait_for_a_thread", lambda self: None)
 
 
 def _tries_once(patch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def _sends_unconfirmed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _acknowledges_by_number_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ReliableConsumer, "_is_ours", lambda self, message: True)
+    patch.setattr(ReliableConsumer, "_is_from_here", lambda self, message: True)
 
 
 def _reads_whatever_decodes(patch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def _keeps_far_messages_in_memory(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keeps_connections_of_ended_threads(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ReliableRabbitmqBroker, "_close_those_of_ended_threads", lambda self: None)
+    patch.setattr(ReliableRabbitmqBroker, "_close_connections_of_ended_threads", lambda self: None)
 
 
 class _GivesToEverybody(dict[Any, Any]):
@@ -101,14 +101,14 @@ def _requeues_in_two_steps(patch: pytest.MonkeyPatch) -> None:
 
 
 def _takes_what_it_reads(patch: pytest.MonkeyPatch) -> None:
-    taken = RabbitmqDeadLetters._taken
+    fetched = RabbitmqDeadLetters._fetched
 
     def and_acknowledges(self: RabbitmqDeadLetters, channel: Any, queue: str) -> Any:
-        for tag, letter in taken(self, channel, queue):
+        for tag, letter in fetched(self, channel, queue):
             channel.basic_ack(tag)
             yield tag, letter
 
-    patch.setattr(RabbitmqDeadLetters, "_taken", and_acknowledges)
+    patch.setattr(RabbitmqDeadLetters, "_fetched", and_acknowledges)
 
 
 TWINS: Final[list[Twin]] = [
@@ -123,7 +123,7 @@ TWINS: Final[list[Twin]] = [
         "B1",
         "looks_for_strays_when_it_connects_only",
         _LOST + "test_a_delivery_that_redis_makes_after_its_asker_has_given_up_is_made_again",
-        instead(redis, "_next_look", lambda: math.inf),
+        instead(redis, "_time_of_next_check", lambda: math.inf),
         slow=True,
     ),
     Twin(

@@ -72,7 +72,7 @@ TWINS: Final[list[Twin]] = [
         "R6",
         "lives_on_where_it_died",
         f"{_REQUEUEING}test_a_requeued_message_begins_a_new_life_as_the_same_message",
-        instead(models, "_OLD_LIFE", frozenset()),
+        instead(models, "_PAST_ATTEMPTS", frozenset()),
     ),
     Twin(
         "R6",

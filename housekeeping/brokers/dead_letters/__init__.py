@@ -1,4 +1,4 @@
-"""Messages that a broker has given up: looked at, and sent once more.
+"""Dead letters: messages that the broker has given up, to be listed and requeued.
 
 ::
 
@@ -6,6 +6,9 @@
     for letter in store.newest(20):
         print(letter.id, letter.actor_name, letter.error)
     requeue(store, ["5f0c2a9e-..."])
+
+`models` defines a dead letter and how it is requeued. `on_redis` and `on_rabbitmq` read and move them. `formatting`
+masks secrets.
 """
 
 from __future__ import annotations
@@ -21,10 +24,10 @@ __all__ = ["DeadLetter", "DeadLetterStore", "RedisDeadLetters", "Requeued", "dea
 
 
 def dead_letters_of(broker: Broker) -> DeadLetterStore:
-    """The dead letters of a broker that has the library's middleware.
+    """Return the dead letters of a broker that has the library's middleware.
 
     Raises:
-      Refused: When it is of a kind whose dead letters cannot be reached.
+      Refused: When the dead letters of this kind of broker cannot be listed.
     """
     if isinstance(broker, RedisBroker):
         return RedisDeadLetters(broker)

@@ -1,4 +1,4 @@
-"""What a dead letter shows to people: secrets masked, texts bounded."""
+"""Formatting of dead letters for people: secrets masked, long texts shortened."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Final
 from housekeeping.brokers.dead_letters.models import DeadLetter
 from housekeeping.core.sanitize import mask_secrets
 
-#: Characters of a single text that are looked through for secrets; nobody reads more, and the search has its price.
+#: Characters of a text that are searched for secrets. The search takes time, and longer texts are not readable.
 _LONGEST: Final = 20_000
-_DEEPEST: Final = 50  # lists and dictionaries within each other that are shown
+_DEEPEST: Final = 50  # levels of nested lists and dictionaries that are shown
 
 
 def without_secrets(value: Any, name: str = "", depth: int = 0) -> Any:
-    """What a message carries, passwords masked: in texts, and where a name says that the value is one."""
+    """Return a value with passwords masked: in texts, and under names such as ``password``."""
     if depth > _DEEPEST:
         return "…"
     if isinstance(value, dict):
@@ -27,7 +27,7 @@ def without_secrets(value: Any, name: str = "", depth: int = 0) -> Any:
 
 
 def arguments(letter: DeadLetter) -> str:
-    """The arguments of its call, as they would be written; empty where nothing can read it."""
+    """Return the arguments of the call as Python would write them; empty for an unreadable message."""
     if letter.message is None:
         return ""
     given = [repr(without_secrets(each)) for each in letter.message.args]
@@ -36,7 +36,7 @@ def arguments(letter: DeadLetter) -> str:
 
 
 def body(letter: DeadLetter) -> dict[str, Any]:
-    """What it carries: arguments and options, or the bytes that nothing can read."""
+    """Return the arguments and options, or the bytes of an unreadable message."""
     if letter.message is None:
         return {"body": bounded(letter.body.decode("utf-8", "backslashreplace"))}
     options = {name: value for name, value in letter.message.options.items() if name != "traceback"}
@@ -49,8 +49,8 @@ def body(letter: DeadLetter) -> dict[str, Any]:
 
 
 def bounded(text: str | None) -> str | None:
-    """A text with its secrets masked; of a very long one the beginning."""
+    """Return a text with secrets masked; of a very long one the beginning."""
     if text is None or len(text) <= _LONGEST:
         return None if text is None else mask_secrets(text)
-    # The end of what is cut might be half a secret, which is not known for one.
+    # The end is cut off as well, because half a secret would not be recognized.
     return f"{mask_secrets(text[:_LONGEST])[: _LONGEST // 2]}… ({len(text):,} characters)"

@@ -1,4 +1,4 @@
-"""A dead letter, what a broker must offer for it, and how it becomes a message once more."""
+"""Dead letters, the interface of their stores, and how they are requeued."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from housekeeping.core.middleware_errors import SkipEnqueue, StoreUnavailable
 from housekeeping.core.sanitize import error_line
 from housekeeping.middleware.deduplication.options import as_new
 
-#: What belongs to the life that is over. A `tick` stays: what is done now is another attempt at that tick, and its
-#: outcome the tick's. An `idempotency_key` stays, and what others wait for: the message is the same.
-_OLD_LIFE: Final = frozenset(
+#: Message options of the past attempts. A `tick` stays, because the requeued message is another attempt at that tick.
+#: An `idempotency_key` and callbacks stay, because the message is the same.
+_PAST_ATTEMPTS: Final = frozenset(
     {"retries", "traceback", "requeue_timestamp", "redis_message_id", "eta", "claim", "scheduled_at", "duplicate_of"}
 )
 
 
-#: In the place of a time of death that the broker does not say.
+#: Sort key of a dead letter without a known time of death.
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that was given up.
+    """A message that the broker has given up.
 
     Attributes:
-      broker_id: What its broker calls it.
-      queue: Of which queue it is.
-      died_at: When the broker gave it up; null when the broker does not say.
-      body: What the broker has of it.
-      message: The same, read; null when it cannot be.
-      unreadable: Why it cannot be read; empty when it can.
+      broker_id: The broker's id.
+      queue: The queue of the message.
+      died_at: When the broker gave it up; None if unknown.
+      body: The encoded message.
+      message: The decoded message; None if it cannot be read.
+      unreadable: Why it cannot be read; empty if it can.
     """
 
     broker_id: str
@@ -52,7 +52,7 @@ class DeadLetter:
 
     @classmethod
     def read(cls, broker_id: str, queue: str, died_at: datetime | None, body: bytes) -> DeadLetter:
-        """A dead letter from what the broker has of it, whatever that is."""
+        """Return a dead letter for a body, also for one that cannot be read."""
         try:
             message: Message[Any] = Message.decode(body)
         except (DecodeError, RecursionError) as error:
@@ -63,34 +63,34 @@ class DeadLetter:
 
     @property
     def id(self) -> str:
-        """The message id; the broker's own for one that cannot be read."""
+        """Return the message id, or the broker's id for an unreadable message."""
         return self.message.message_id if self.message else self.broker_id
 
     @property
     def retries(self) -> int:
-        """How often it was tried again."""
+        """Return the number of retries."""
         retries = self.message.options.get("retries", 0) if self.message else 0
         return retries if isinstance(retries, int) else 0
 
     @property
     def traceback(self) -> str | None:
-        """Of its last error, when the broker has it."""
+        """Return the traceback of the last error, if known."""
         traceback = self.message.options.get("traceback") if self.message else None
         return traceback if isinstance(traceback, str) else None
 
     @property
     def error(self) -> str | None:
-        """Why it cannot be read, or the line of the traceback that says what went wrong."""
+        """Return why it cannot be read, or the line of the traceback with the error."""
         lines = (self.traceback or "").strip().splitlines()
         if not lines:
             return self.unreadable or None
-        # Not simply the last line: the text of an error may have several, and the first one says most.
+        # Not simply the last line: an error's text may have several lines, and the first says most.
         frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
         after = lines[frames[-1] + 1 :] if frames else lines
         return next((line for line in after if not line.startswith(" ")), lines[-1])
 
     def revived(self, broker: Broker) -> Message[Any]:
-        """The message as a new life begins, for the queue of its actor.
+        """Return the message for a new start in its actor's queue.
 
         Raises:
           DeadLetterRefused: When it cannot be read.
@@ -102,19 +102,22 @@ class DeadLetter:
             dataclasses.replace(
                 self.message,
                 queue_name=actor.queue_name if actor else self.queue,
-                options={name: value for name, value in self.message.options.items() if name not in _OLD_LIFE},
-                message_timestamp=int(time.time() * 1000),  # else one with a `max_age` dies at once, of old age
+                options={name: value for name, value in self.message.options.items() if name not in _PAST_ATTEMPTS},
+                message_timestamp=int(
+                    time.time() * 1000
+                ),  # otherwise a message with `max_age` would be dropped at once
             )
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """What became of a dead letter that was to be sent once more.
+    """Result of requeueing a dead letter.
 
     Attributes:
-      outcome: It is in its queue; it is a duplicate, or was refused, and stays where it is; somebody else was quicker.
-      detail: Of a duplicate, the id of the message that holds its key, if known; of one refused, why.
+      outcome: ``requeued``: it is in its queue. ``duplicate`` or ``refused``: it stays a dead letter. ``gone``: it was
+        already requeued or deleted.
+      detail: For a duplicate, the id of the message that holds its key, if known. If refused, the reason.
     """
 
     id: str
@@ -126,27 +129,27 @@ class DeadLetterStore(Protocol):
     """The dead letters of one broker."""
 
     def counts(self) -> dict[str, int]:
-        """How many there are, by queue; queues without any are left out."""
+        """Return the number of dead letters by queue; queues without any are left out."""
 
     def newest(self, limit: int) -> list[DeadLetter]:
-        """The last ones to die, of all queues."""
+        """Return the newest dead letters of all queues."""
 
     def find(self, ids: Collection[str]) -> dict[str, DeadLetter]:
-        """Those with these message ids, or ids of their broker; of several with one id, the newest."""
+        """Return dead letters by message id or broker id; of several with the same id, the newest."""
 
     def requeue(self, letter: DeadLetter) -> Requeued:
-        """Send it once more, past the middleware. It is never in both places nor in none, whenever the process dies.
+        """Move it back to its queue, through the hooks of the middleware; atomic, also if the process dies.
 
         Raises:
           DeadLetterRefused: When it cannot be read.
         """
 
 
-def turned_away(broker: Broker, letter: DeadLetter, message: Message[Any]) -> Requeued | None:
-    """Run the hooks before an enqueueing; what became of the letter where they keep its message out.
+def run_hooks_before(broker: Broker, letter: DeadLetter, message: Message[Any]) -> Requeued | None:
+    """Run the hooks before enqueueing; returns the result if they reject the message, else None.
 
     Raises:
-      RedisUnavailable: When a hook cannot say without Redis, which does not answer.
+      RedisUnavailable: When a hook needs Redis, which does not answer.
     """
     try:
         broker.emit_before("enqueue", message, None)
@@ -160,10 +163,10 @@ def turned_away(broker: Broker, letter: DeadLetter, message: Message[Any]) -> Re
 
 
 def found(store: DeadLetterStore, ids: Sequence[str]) -> list[DeadLetter]:
-    """The dead letters with these ids, in this order.
+    """Return the dead letters with these ids, in this order.
 
     Raises:
-      DeadLetterRefused: When there is none with one of them.
+      DeadLetterRefused: When one of the ids has no dead letter.
     """
     letters = store.find(set(ids))
     for each in ids:
@@ -173,10 +176,10 @@ def found(store: DeadLetterStore, ids: Sequence[str]) -> list[DeadLetter]:
 
 
 def requeue(store: DeadLetterStore, ids: Sequence[str]) -> list[Requeued]:
-    """Send dead letters once more, and say what became of each.
+    """Requeue dead letters; returns the result for each.
 
     Raises:
-      DeadLetterRefused: When one is not there or cannot be read; then nothing was done to any.
+      DeadLetterRefused: When one does not exist or cannot be read; then none is requeued.
     """
     letters = found(store, list(dict.fromkeys(ids)))
     for letter in letters:

@@ -1,4 +1,4 @@
-"""Dead letters in RabbitMQ: a queue for each queue, read from its head and left as it was."""
+"""Dead letters in RabbitMQ, which keeps them in one queue per queue."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dramatiq.common import xq_name
 from dramatiq.errors import ConnectionClosed
 from pika.exceptions import AMQPError
 
-from housekeeping.brokers.dead_letters.models import NEVER, DeadLetter, Requeued, turned_away
+from housekeeping.brokers.dead_letters.models import NEVER, DeadLetter, Requeued, run_hooks_before
 from housekeeping.core.errors import BrokerUnavailable
 from housekeeping.core.sanitize import error_line
 
 
 class RabbitmqDeadLetters:
-    """The dead letters of a RabbitMQ broker that the library has made or hardened, of the queues it knows.
+    """The dead letters of a RabbitMQ broker that the library has made or hardened, for the queues it has declared.
 
-    RabbitMQ hands out a queue from its head only. To read, all are taken and given back to their places when the
-    channel is closed, or the process ends; meanwhile another reader finds none.
+    RabbitMQ delivers a queue from its head only. To read dead letters, all are fetched. They return to their places
+    when the channel is closed or the process ends. Meanwhile another reader finds none.
 
     Every method raises `BrokerUnavailable` when RabbitMQ does not answer.
     """
@@ -36,15 +36,15 @@ class RabbitmqDeadLetters:
 
     def newest(self, limit: int) -> list[DeadLetter]:
         with self._channel() as channel:
-            letters = [letter for queue in self._queues() for _, letter in self._taken(channel, queue)]
-        # Of one second, the last one in its queue.
+            letters = [letter for queue in self._queues() for _, letter in self._fetched(channel, queue)]
+        # Times have seconds only, so of equal ones the last in its queue is the newest.
         return sorted(reversed(letters), key=lambda letter: letter.died_at or NEVER, reverse=True)[:limit]
 
     def find(self, ids: Collection[str]) -> dict[str, DeadLetter]:
         found: dict[str, DeadLetter] = {}
         with self._channel() as channel:
             for queue in self._queues():
-                for _, letter in self._taken(channel, queue):
+                for _, letter in self._fetched(channel, queue):
                     for name in {letter.id, letter.broker_id} & set(ids):
                         other = found.get(name)
                         if other is None or (letter.died_at or NEVER) >= (other.died_at or NEVER):
@@ -54,17 +54,17 @@ class RabbitmqDeadLetters:
     def requeue(self, letter: DeadLetter) -> Requeued:
         message = letter.revived(self._broker)
         with self._channel() as channel:
-            # Asked for anew: what goes to a queue that somebody has deleted is dropped without a word.
+            # Declared anew: RabbitMQ silently drops messages to a deleted queue.
             self._broker.queues_pending.add(message.queue_name)
             self._broker.declare_queue(message.queue_name, ensure=True)
-            # Together, when it is committed: taken from the dead letters and put into the queue.
+            # One transaction removes it from the dead letters and publishes it to the queue.
             channel.tx_select()
             tag = next(
-                (tag for tag, each in self._taken(channel, letter.queue) if each.broker_id == letter.broker_id), None
+                (tag for tag, each in self._fetched(channel, letter.queue) if each.broker_id == letter.broker_id), None
             )
             if tag is None:
                 return Requeued(letter.id, "gone")
-            if outcome := turned_away(self._broker, letter, message):
+            if outcome := run_hooks_before(self._broker, letter, message):
                 return outcome
             properties = self._broker.properties(priority=message.options.get("broker_priority"))
             channel.basic_publish("", self._broker.physical(message.queue_name), message.encode(), properties)
@@ -80,22 +80,22 @@ class RabbitmqDeadLetters:
         declared: Any = self._broker._declare_xq_queue(queue)
         return int(declared.method.message_count)
 
-    def _taken(self, channel: Any, queue: str) -> Iterator[tuple[int, DeadLetter]]:
-        """Each dead letter of the queue, the oldest first, taken until the channel is closed."""
-        self._broker._declare_xq_queue(queue)  # somebody may have deleted it
+    def _fetched(self, channel: Any, queue: str) -> Iterator[tuple[int, DeadLetter]]:
+        """Yield each dead letter of the queue, oldest first, fetched until the channel is closed."""
+        self._broker._declare_xq_queue(queue)  # the queue may have been deleted
         name = self._broker.physical(xq_name(queue))
         while (got := channel.basic_get(name))[0] is not None:
             method, properties, body = got
             died_at = datetime.fromtimestamp(properties.timestamp, UTC) if properties.timestamp else None
-            # Without an id: buried by Dramatiq's own broker, before it was hardened.
+            # Without an id: written by Dramatiq's own broker, before it was hardened.
             broker_id = properties.message_id or hashlib.sha256(body).hexdigest()[:32]
             yield method.delivery_tag, DeadLetter.read(broker_id, queue, died_at, body)
 
     @contextmanager
     def _channel(self) -> Iterator[Any]:
         try:
-            # The one of before may be lost: while its thread has nothing to do, nobody answers its heartbeats.
-            channel = self._broker._insist(lambda: self._broker.connection.channel())
+            # The old connection may be lost, because an idle thread answers no heartbeats.
+            channel = self._broker._retry(lambda: self._broker.connection.channel())
             try:
                 yield channel
             finally:
@@ -108,5 +108,5 @@ class RabbitmqDeadLetters:
             AssertionError,
         ) as error:  # the last one as in translate_rabbitmq_errors
             del self._broker.connection
-            said = error_line(error).removeprefix("RabbitMQ: ")
-            raise BrokerUnavailable(f"RabbitMQ did not answer: {said}") from error
+            text = error_line(error).removeprefix("RabbitMQ: ")
+            raise BrokerUnavailable(f"RabbitMQ did not answer: {text}") from error

@@ -1,4 +1,4 @@
-"""Dead letters where Dramatiq's Redis broker keeps them: a sorted set by time and a hash of bodies for each queue."""
+"""Dead letters in Redis, which Dramatiq keeps in a sorted set by time and a hash of bodies per queue."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from uuid import uuid4
 
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.brokers.dead_letters.models import NEVER, DeadLetter, Requeued, turned_away
+from housekeeping.brokers.dead_letters.models import NEVER, DeadLetter, Requeued, run_hooks_before
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.redis_client import retry_redis, text, translate_redis_errors
 
 _SUFFIX: Final = ".XQ"
-_PAGE: Final = 100  # letters read in one round trip
-_OPERATOR_S: Final = 30  # how long one requeue may keep others waiting, should its process die
+_PAGE: Final = 100  # dead letters per round trip
+_LOCK_S: Final = 30  # how long a requeue blocks others if its process dies
 
-#: KEYS: the queue's dead letters, by time and their bodies; the queue, and its bodies.
-#: ARGV: the letter's id in Redis, the message's new one, its body. Returns whether it was moved; asked again after a
-#: lost answer it says the same, as long as no worker has been quicker.
+#: KEYS: the queue's dead letters by time, their bodies; the queue, its bodies. ARGV: the dead letter's id in Redis, the
+#: message's new id, its body. Returns whether it was moved. Repeated after a lost answer it returns the same, unless a
+#: worker has acknowledged the message by then.
 _MOVE: Final = """
 if redis.call("zrem", KEYS[1], ARGV[1]) == 0 then return redis.call("hexists", KEYS[4], ARGV[2]) end
 redis.call("hdel", KEYS[2], ARGV[1])
@@ -34,7 +34,7 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A dead letter as it stands in Redis."""
+    """A dead letter as Redis contains it."""
 
     redis_id: str
     queue: str
@@ -63,20 +63,20 @@ class RedisDeadLetters:
 
     def newest(self, limit: int) -> list[DeadLetter]:
         with translate_redis_errors():
-            walks = [self._walk(queue, limit) for queue in self._queues()]
-            newest_first = heapq.merge(*walks, key=lambda stored: stored.died_at, reverse=True)
+            pages = [self._newest_first(queue, limit) for queue in self._queues()]
+            newest_first = heapq.merge(*pages, key=lambda stored: stored.died_at, reverse=True)
             return [stored.read() for stored, _ in zip(newest_first, range(limit), strict=False)]
 
     def find(self, ids: Collection[str]) -> dict[str, DeadLetter]:
         found: dict[str, DeadLetter] = {}
-        # Only what may be one of them is read: of thousands, that is what takes the time.
+        # Only bodies that contain one of the ids are decoded, because decoding thousands takes long.
         texts = [
             encoded for each in ids for encoded in (each.encode(errors="replace"), json.dumps(each)[1:-1].encode())
         ]
         with translate_redis_errors():
             for queue in self._queues():
                 sought = set(ids)
-                for stored in self._walk(queue):
+                for stored in self._newest_first(queue):
                     if stored.redis_id not in sought and not any(encoded in stored.body for encoded in texts):
                         continue
                     letter = stored.read()
@@ -88,13 +88,11 @@ class RedisDeadLetters:
         return found
 
     def requeue(self, letter: DeadLetter) -> Requeued:
-        # One operator after the other: of two at the same letter the second one's claim to its key would stay.
-        lock = self._client.lock(
-            f"{self._broker.namespace}:__requeue__", timeout=_OPERATOR_S, blocking_timeout=_OPERATOR_S
-        )
+        # One requeue at a time: of two for the same dead letter, the second one's key would stay held.
+        lock = self._client.lock(f"{self._broker.namespace}:__requeue__", timeout=_LOCK_S, blocking_timeout=_LOCK_S)
         with translate_redis_errors():
             if not lock.acquire():
-                raise HousekeepingError("dead letters are being requeued by somebody else; try again")
+                raise HousekeepingError("another process is requeueing dead letters; try again")
             try:
                 return self._requeue(letter)
             finally:
@@ -106,8 +104,8 @@ class RedisDeadLetters:
             return Requeued(letter.id, "gone")
         redis_id = str(uuid4())
         message = letter.revived(self._broker).copy(options={"redis_message_id": redis_id})
-        # What the broker's `enqueue` does, with a script of our own in the middle.
-        if outcome := turned_away(self._broker, letter, message):
+        # Like the broker's `enqueue`, with another script.
+        if outcome := run_hooks_before(self._broker, letter, message):
             return outcome
         dead, queue = self._key(letter.queue), f"{self._broker.namespace}:{message.queue_name}"
         arguments = [letter.broker_id, redis_id, message.encode()]
@@ -117,13 +115,13 @@ class RedisDeadLetters:
         return Requeued(letter.id, "requeued")
 
     def _queues(self) -> list[str]:
-        """Every queue with dead letters, also of actors that this process does not know."""
+        """Return every queue with dead letters, also those of unknown actors."""
         keys = self._client.scan_iter(match=self._key("*"), count=1000, _type="zset")
         start = len(self._key("")) - len(_SUFFIX)
         return sorted({text(key)[start : -len(_SUFFIX)] for key in keys})
 
-    def _walk(self, queue: str, limit: int | None = None) -> Iterator[_Stored]:
-        """The queue's dead letters, newest first, fetched page by page."""
+    def _newest_first(self, queue: str, limit: int | None = None) -> Iterator[_Stored]:
+        """Yield the queue's dead letters, newest first, fetched page by page."""
         key, done = self._key(queue), 0
         while limit is None or done < limit:
             size = _PAGE if limit is None else min(_PAGE, limit - done)
@@ -132,7 +130,7 @@ class RedisDeadLetters:
                 return
             bodies = self._client.hmget(f"{key}.msgs", [redis_id for redis_id, _ in page])
             for (redis_id, died_at_ms), body in zip(page, bodies, strict=True):
-                if body is not None:  # else it was requeued or purged meanwhile
+                if body is not None:  # otherwise it was requeued or purged meanwhile
                     yield _Stored(text(redis_id), queue, datetime.fromtimestamp(died_at_ms / 1000, UTC), body)
             done += len(page)
 

@@ -1,4 +1,4 @@
-"""Dramatiq's RabbitMQ broker, with nothing left to chance; needs pika."""
+"""Dramatiq's RabbitMQ broker, made reliable; needs pika."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from dramatiq.errors import ConnectionClosed
 from pika.exceptions import AMQPChannelError, AMQPError, ChannelClosedByBroker, UnroutableError
 
 from housekeeping.brokers.rabbitmq.bulk import publish_together
-from housekeeping.brokers.rabbitmq.consumer import ReliableConsumer, let_go, said
+from housekeeping.brokers.rabbitmq.consumer import ReliableConsumer, close_connection, pika_error_line
 from housekeeping.brokers.rabbitmq.delay_queues import Level, declare, level_for, level_queue, level_queues
 from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS
 from housekeeping.middleware.dramatiq_internals import change_class
 
 T = TypeVar("T")
 
-#: The first finds that the connection was closed since the last send, the second makes a new one. More would
-#: only make the sender wait for a server that is away.
+#: The first attempt finds that the connection was closed since the last send, the second opens a new one. More attempts
+#: would only make the sender wait longer for a server that does not answer.
 _ATTEMPTS: Final = 3
 _CONNECTION: Final[Any] = vars(RabbitmqBroker)["connection"]
 _PRECONDITION_FAILED: Final = 406  # AMQP's code for: declared before, with other arguments
 
 
 class QueueDeclaredOtherwise(ConnectionClosed):
-    """A queue is there already with other arguments than ours; the text says which."""
+    """A queue that exists with other arguments; the text names them."""
 
 
 class ReliableRabbitmqBroker(RabbitmqBroker):
-    """Dramatiq's RabbitMQ broker, which loses no send, and takes no delayed message into a worker's memory for long.
+    """Dramatiq's RabbitMQ broker, which loses no send and keeps delayed messages in RabbitMQ.
 
-    Each send is confirmed by RabbitMQ, and made again where its connection was lost meanwhile; the hooks of the
-    middleware run once for all tries. A message that is not due within a minute waits in RabbitMQ
-    (`rabbitmq_levels`), where a consumer that held it would be cut off after half an hour.
+    RabbitMQ confirms each send. A send whose connection is lost is repeated on a new one. The hooks of the middleware
+    run once for all attempts. A message that is not due within a minute waits in RabbitMQ (`delay_queues`), because
+    RabbitMQ disconnects a consumer that holds a message for half an hour.
 
     Parameters:
-      prefix: Stands before the name of every queue, so that applications share a RabbitMQ without meeting.
+      prefix: Prefix of every queue's name, so that applications can share a RabbitMQ.
     """
 
     _dead_message_ttl_ms: int = DEAD_MESSAGE_TTL_MS
@@ -55,23 +55,23 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
 
     def _prepare(self, prefix: str) -> None:
         self.prefix = prefix
-        self._levels: set[str] = set()  # those known to be there
+        self._levels: set[str] = set()  # those known to exist
         self._owners: dict[Any, threading.Thread] = {}
-        self._of_the_parent: list[Any] = []
+        self._parents_connections: list[Any] = []
         _ALL.add(self)
 
     @staticmethod
     def adopt(broker: Broker) -> None:
-        """Make a broker of Dramatiq's own class for RabbitMQ one of these; any other stays as it is.
+        """Turn a RabbitMQ broker of Dramatiq's own class into a `ReliableRabbitmqBroker`; any other stays as it is.
 
-        Its queues keep their names and arguments; its sends are confirmed from now on.
+        Its queues keep their names and arguments. Its sends are confirmed from now on.
         """
         if type(broker) is RabbitmqBroker:
             del broker.channel  # opened without confirmations, if at all
             change_class(broker, ReliableRabbitmqBroker)
             broker.confirm_delivery = True
             broker._prepare("")  # type: ignore[attr-defined]
-            # From the environment, where that says one: the queues that are there have it already.
+            # From the environment if set there: existing queues have it already.
             broker._dead_message_ttl_ms = DEAD_MESSAGE_TTL  # type: ignore[attr-defined]
 
     @property
@@ -79,28 +79,28 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
         return ReliableConsumer
 
     def physical(self, queue_name: str) -> str:
-        """What a queue of Dramatiq's is called in RabbitMQ."""
+        """Return the name in RabbitMQ of one of Dramatiq's queues."""
         return f"{self.prefix}{queue_name}"
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
-        """A new consumer for a queue; called by Dramatiq at the start and after each lost connection."""
+        """Return a new consumer for a queue; called by Dramatiq at the start and after each lost connection."""
         consumer: Consumer = translate_rabbitmq_errors(
             lambda: super(ReliableRabbitmqBroker, self).consume(queue_name, prefetch, timeout)
         )
         return consumer
 
     def enqueue(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
-        """Enqueue a message; returns when RabbitMQ has it.
+        """Enqueue a message; returns when RabbitMQ has confirmed it.
 
         Parameters:
           delay: In milliseconds.
 
         Raises:
-          ConnectionClosed: When RabbitMQ does not answer, or refuses it.
+          ConnectionClosed: When RabbitMQ does not answer, or rejects it.
         """
         queue_name = message.queue_name
-        # Before the hooks: where RabbitMQ is away, nothing is to be reserved for the message.
-        self._insist(lambda: self.declare_queue(queue_name, ensure=True))
+        # Before the hooks, so that no key is reserved if RabbitMQ does not answer.
+        self._retry(lambda: self.declare_queue(queue_name, ensure=True))
         if delay is not None:
             message = message.copy(queue_name=dq_name(queue_name), options={"eta": current_millis() + delay})
         self.emit_before("enqueue", message, delay)
@@ -109,35 +109,35 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
         return message
 
     def put(self, message: Message[Any]) -> None:
-        """Publish a message to its queue, or if that is one of delayed messages, to where it waits for its time.
+        """Publish a message to its queue, or to the delay level in which it waits.
 
         Raises:
-          ConnectionClosed: When RabbitMQ does not answer, or refuses it.
+          ConnectionClosed: When RabbitMQ does not answer, or rejects it.
         """
         level = level_for(message)
         properties = self.properties(priority=message.options.get("broker_priority"))
-        self._insist(lambda: self._publish(message.queue_name, message.encode(), properties, level))
+        self._retry(lambda: self._publish(message.queue_name, message.encode(), properties, level))
 
     def put_many(self, messages: Sequence[Message[Any]]) -> None:
-        """Publish messages of one queue, none of them delayed, all or none; in a constant number of round trips.
+        """Publish messages of one queue without delay, all or none, in a constant number of round trips.
 
         Raises:
-          ConnectionClosed: When RabbitMQ does not answer, or refuses them.
+          ConnectionClosed: When RabbitMQ does not answer, or rejects them.
         """
-        self._insist(lambda: publish_together(self, messages))
+        self._retry(lambda: publish_together(self, messages))
 
     def bury(self, queue_name: str, body: bytes) -> None:
-        """Put a message of this queue to its dead letters, under an id of RabbitMQ's own.
+        """Publish a message to the dead letters of a queue, with a new AMQP message id.
 
         Raises:
           ConnectionClosed: When RabbitMQ does not answer.
         """
         properties = self.properties(message_id=str(uuid4()))
-        self._insist(lambda: self._publish(xq_name(q_name(queue_name)), body, properties))
+        self._retry(lambda: self._publish(xq_name(q_name(queue_name)), body, properties))
 
     @staticmethod
     def properties(**more: Any) -> Any:
-        """How every message is published: to be kept on disk, with the time."""
+        """Return the properties of every message: persistent, with the time."""
         persistent = pika.DeliveryMode.Persistent.value
         return pika.BasicProperties(delivery_mode=persistent, timestamp=int(time.time()), **more)
 
@@ -158,13 +158,13 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
                 mandatory=True,
             )
         except UnroutableError:
-            # Somebody has deleted the queue.
+            # The queue was deleted.
             self.queues_pending.add(q_name(queue_name))
             self._levels.discard(target)
             raise
 
-    def _insist(self, step: Callable[[], T]) -> T:
-        """Take a step that may be repeated, on a new connection where the last one is broken."""
+    def _retry(self, step: Callable[[], T]) -> T:
+        """Run a repeatable step, on a new connection if the last one is broken."""
         for _ in range(_ATTEMPTS - 1):
             try:
                 return translate_rabbitmq_errors(step)
@@ -180,7 +180,7 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
             raise
 
     def _ensure_queue(self, canonical_queue_name: str) -> None:
-        # Without tries of its own, which would hide that a queue is there with other arguments.
+        # Without Dramatiq's own retries, which would hide that a queue exists with other arguments.
         if canonical_queue_name in self.queues_pending:
             try:
                 self._declare_queue(canonical_queue_name)
@@ -208,19 +208,19 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
         return self.channel.queue_declare(queue=self.physical(queue_name), durable=True, arguments=arguments)
 
     def flush(self, queue_name: str) -> None:
-        """Drop all the messages of a queue, delayed and dead ones, too."""
+        """Delete all messages of a queue, including delayed and dead ones."""
         super().flush(self.physical(queue_name))
         for name in level_queues(self.physical(dq_name(queue_name))):
             try:
                 self.channel.queue_purge(name)
             except AMQPChannelError:
-                del self.channel  # closed, because there is no such queue
+                del self.channel  # closed by RabbitMQ, because there is no such queue
 
     @property
     def connection(self) -> Any:
-        """This thread's connection; those of threads that have ended are closed as new ones are made."""
+        """Return this thread's connection; a new one first closes those of ended threads."""
         if getattr(self.state, "connection", None) is None:
-            self._close_those_of_ended_threads()
+            self._close_connections_of_ended_threads()
         connection = _CONNECTION.fget(self)
         self._owners[connection] = threading.current_thread()
         return connection
@@ -230,30 +230,30 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
         connection = getattr(self.state, "connection", None)
         _CONNECTION.fdel(self)
         if connection is not None:
-            let_go(connection)
+            close_connection(connection)
 
     def close(self) -> None:
         """Close the connections of all threads."""
         super().close()
         for connection in self.connections:
-            let_go(connection)
+            close_connection(connection)
 
-    def _close_those_of_ended_threads(self) -> None:
+    def _close_connections_of_ended_threads(self) -> None:
         for connection, thread in list(self._owners.items()):
             is_open = connection in self.connections
             if is_open and thread.is_alive():
                 continue
-            # Whoever takes it out closes it: two threads in one connection of pika's break or block each other.
+            # Only the thread that removes it closes it: two threads in one pika connection break or block each other.
             if self._owners.pop(connection, None) is not None and is_open:
                 self.connections.discard(connection)
                 for channel in list(self.channels):
                     if channel.connection is connection:
                         self.channels.discard(channel)
-                let_go(connection)
+                close_connection(connection)
 
-    def _forget_the_parents(self) -> None:
-        """In a forked child: leave the parent's connections alone, which both would write to."""
-        self._of_the_parent += [*self.connections, *self.channels]
+    def _forget_parents_connections(self) -> None:
+        """Stop using the parent's connections in a forked child, because both would write to them."""
+        self._parents_connections += [*self.connections, *self.channels]
         self.connections, self.channels, self._owners = set(), set(), {}
         self.state = threading.local()
 
@@ -263,21 +263,21 @@ _ALL: Final[WeakSet[ReliableRabbitmqBroker]] = WeakSet()
 
 def _after_fork() -> None:
     for broker in _ALL:
-        broker._forget_the_parents()
+        broker._forget_parents_connections()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
 def translate_rabbitmq_errors(step: Callable[[], T]) -> T:
-    """Take a step; pika's errors become the one after which Dramatiq tries again, in one line.
+    """Run a step and turn pika's errors into ConnectionClosed, which Dramatiq retries.
 
     Raises:
-      ConnectionClosed: When RabbitMQ does not answer, or refuses.
+      ConnectionClosed: When RabbitMQ does not answer, or rejects the step.
     """
     try:
         return step()
-    except (AMQPError, OSError, AssertionError) as error:  # pika's own say AssertionError of a connection half closed
+    except (AMQPError, OSError, AssertionError) as error:  # pika raises AssertionError on a half-closed connection
         raise _closed(error) from None
 
 
@@ -287,4 +287,4 @@ def _closed(error: BaseException) -> ConnectionClosed:
             f"RabbitMQ has this queue with other arguments: {error.reply_text}; "
             "delete the queue when it is empty, or use another HOUSEKEEPING_NAMESPACE"
         )
-    return ConnectionClosed(f"RabbitMQ: {said(error)}")
+    return ConnectionClosed(f"RabbitMQ: {pika_error_line(error)}")

@@ -1,4 +1,4 @@
-"""Many messages into one queue of RabbitMQ at once, all or none."""
+"""Publishing of many messages to one queue of RabbitMQ in one transaction."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def publish_together(broker: ReliableRabbitmqBroker, messages: Sequence[Message[Any]]) -> None:
-    """Publish messages to the one queue they are for, in one transaction; five round trips, however many they are.
+    """Publish messages of one queue in one transaction, in five round trips for any number.
 
-    RabbitMQ's transactions are atomic within one queue. A confirmation for each, as pika asks for it, would be
-    waited for before the next is sent.
+    RabbitMQ's transactions are atomic within one queue. With confirmations, pika would wait for each before it sends
+    the next message.
 
     Raises:
-      UnroutableError: When somebody has deleted the queue; nothing was enqueued.
-      AMQPError: When RabbitMQ does not answer; they may be in the queue all the same.
+      UnroutableError: When the queue was deleted; nothing was enqueued.
+      AMQPError: When RabbitMQ does not answer; the messages may be in the queue all the same.
     """
     queue_name = messages[0].queue_name
     broker.declare_queue(queue_name, ensure=True)
@@ -37,7 +37,7 @@ def publish_together(broker: ReliableRabbitmqBroker, messages: Sequence[Message[
             mandatory=True,
         )
     channel.tx_commit()
-    broker.connection.process_data_events(0)  # pika tells of what came back when it is asked to
+    broker.connection.process_data_events(0)  # pika reports returned messages only here
     channel.close()
     if returned:
         broker.queues_pending.add(queue_name)

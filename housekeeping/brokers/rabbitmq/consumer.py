@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 logger = named_logger(__name__)
 
 
-def let_go(connection: Any) -> None:
-    """Close a connection of pika's with all its sockets, in whatever state it is."""
+def close_connection(connection: Any) -> None:
+    """Close a pika connection with all its sockets, in whatever state it is."""
     try:
         connection.close()
     except (AMQPError, OSError, AssertionError):
@@ -30,14 +30,14 @@ def let_go(connection: Any) -> None:
         connection._cleanup()
 
 
-def said(error: BaseException) -> str:
-    """What an error of pika's says, in one line; those of a failed connection say nothing by themselves."""
+def pika_error_line(error: BaseException) -> str:
+    """Return a pika error's text in one line; that of a failed connection is in its argument."""
     inner = error.args[0] if error.args and not str(error) else error
     return error_line(getattr(inner, "exception", inner))
 
 
 class _Delivery(_RabbitmqMessage):
-    """A message and the consumer it came from."""
+    """A message and the consumer that delivered it."""
 
     def __init__(self, redelivered: bool, tag: int, message: Message[Any], consumer: ReliableConsumer) -> None:
         super().__init__(redelivered, tag, message)
@@ -45,12 +45,12 @@ class _Delivery(_RabbitmqMessage):
 
 
 class ReliableConsumer(_RabbitmqConsumer):
-    """Dramatiq's consumer, safe against what a lost connection and an unreadable message bring.
+    """Dramatiq's consumer, which handles a lost connection and unreadable messages.
 
-    RabbitMQ counts deliveries anew on each connection. A message that was at work when the connection was lost would
-    acknowledge another message of the new connection, which is then lost if its process ends; Dramatiq's own
-    consumer cannot tell them apart. Here each message knows where it came from; those of a lost connection are left
-    to their redelivery.
+    RabbitMQ numbers deliveries anew on each connection. A message that was running when the connection was lost would
+    acknowledge another message of the new connection, which is then lost if its process ends. Dramatiq's own consumer
+    cannot tell them apart. Here each message has its consumer, and messages of a lost connection are left to their
+    redelivery.
     """
 
     def __init__(self, broker: ReliableRabbitmqBroker, queue_name: str, prefetch: int, timeout: int) -> None:
@@ -58,7 +58,7 @@ class ReliableConsumer(_RabbitmqConsumer):
             super().__init__(broker, broker.physical(queue_name), prefetch, timeout)
         except Exception:
             if hasattr(self, "connection"):
-                let_go(self.connection)
+                close_connection(self.connection)
             raise
         self.queue_name = queue_name
 
@@ -66,9 +66,9 @@ class ReliableConsumer(_RabbitmqConsumer):
         try:
             method, _, body = next(self.iterator)
         except (AssertionError, AMQPError, OSError) as error:
-            if getattr(error, "reply_code", None) == 404:  # somebody has deleted the queue
+            if getattr(error, "reply_code", None) == 404:  # the queue was deleted
                 self.broker.queues_pending.add(q_name(self.queue_name))
-            raise ConnectionClosed(f"RabbitMQ: {said(error)}") from None
+            raise ConnectionClosed(f"RabbitMQ: {pika_error_line(error)}") from None
         if method is None:
             return None
         message, wrong = read(body, self.queue_name)
@@ -85,15 +85,15 @@ class ReliableConsumer(_RabbitmqConsumer):
         return _Delivery(method.redelivered, method.delivery_tag, message, self)
 
     def ack(self, message: MessageProxy) -> None:
-        if self._is_ours(message):
+        if self._is_from_here(message):
             super().ack(message)
 
     def nack(self, message: MessageProxy) -> None:
-        """Put the message to the dead letters as it is now, with what it died of.
+        """Move the message to the dead letters as it is now, with its error.
 
-        Not by RabbitMQ's own way, which keeps it as it was published, and loses it where the server ends just then.
+        RabbitMQ's own dead-lettering keeps the message as it was published, and may lose it if the server ends.
         """
-        if self._is_ours(message):
+        if self._is_from_here(message):
             self.broker.bury(self.queue_name, message.encode())
             super().ack(message)
 
@@ -101,15 +101,15 @@ class ReliableConsumer(_RabbitmqConsumer):
         try:
             super().close()
         finally:
-            let_go(self.connection)
+            close_connection(self.connection)
 
-    def _is_ours(self, message: MessageProxy) -> bool:
-        ours = getattr(message, "consumer", None) is self
-        if not ours:
+    def _is_from_here(self, message: MessageProxy) -> bool:
+        from_here = getattr(message, "consumer", None) is self
+        if not from_here:
             logger.warning(
                 "Message is delivered again, because its connection was lost",
                 queue=self.queue_name,
                 worker=message.actor_name,
                 message_id=message.message_id,
             )
-        return ours
+        return from_here

@@ -1,4 +1,4 @@
-"""A look at queues in RabbitMQ that changes nothing."""
+"""Lengths of queues in RabbitMQ, read without changing them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NOT_FOUND = 404  # AMQP's code
 
 @contextmanager
 def connected(settings: Settings) -> Iterator[ReliableRabbitmqBroker]:
-    """A broker for a look, closed with the block.
+    """Yield a connected broker, closed at the end of the block.
 
     Raises:
-      BrokerUnavailable: When RabbitMQ does not answer, from the block, too.
+      BrokerUnavailable: When RabbitMQ does not answer, also inside the block.
     """
     broker = rabbitmq_broker(settings)
     try:
@@ -37,21 +37,21 @@ def connected(settings: Settings) -> Iterator[ReliableRabbitmqBroker]:
 
 
 def lengths(settings: Settings, names: list[str]) -> dict[str, tuple[int, int, int]]:
-    """Messages of each queue: waiting, delayed, dead; a queue that is not there has none.
+    """Return the messages of each queue: waiting, delayed, dead. A missing queue has none.
 
     Raises:
       BrokerUnavailable: When RabbitMQ does not answer.
     """
     with connected(settings) as broker:
-        return {name: (_of(broker, name), _delayed(broker, name), _of(broker, xq_name(name))) for name in names}
+        return {name: (_length(broker, name), _delayed(broker, name), _length(broker, xq_name(name))) for name in names}
 
 
 def _delayed(broker: ReliableRabbitmqBroker, name: str) -> int:
     delayed = dq_name(name)
-    return sum(_of(broker, each) for each in (delayed, *level_queues(delayed)))
+    return sum(_length(broker, each) for each in (delayed, *level_queues(delayed)))
 
 
-def _of(broker: ReliableRabbitmqBroker, name: str) -> int:
+def _length(broker: ReliableRabbitmqBroker, name: str) -> int:
     try:
         declared: Any = broker.channel.queue_declare(broker.physical(name), passive=True)
     except ChannelClosedByBroker as error:

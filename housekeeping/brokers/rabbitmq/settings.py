@@ -12,28 +12,28 @@ from housekeeping.core.errors import SettingsError
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 
-#: Seconds after which either side notices that the other is gone without a word, at the latest after two.
+#: Heartbeat interval in seconds. Either side notices within two intervals that the other is gone.
 HEARTBEAT_S: Final = 30
-#: Seconds that a send waits while RabbitMQ takes nothing, because its memory or disk is full; then it fails.
+#: Seconds that a send waits while RabbitMQ blocks publishers, because its memory or disk is full. Then it fails.
 BLOCKED_S: Final = 30
 
 
 def rabbitmq_broker(settings: Settings) -> ReliableRabbitmqBroker:
-    """A RabbitMQ broker by the settings; it has no middleware yet, and connects with its first message.
+    """Return the RabbitMQ broker that the settings name, without middleware; it connects with its first message.
 
-    Of several URLs, with a semicolon between them, the nodes of a cluster, the first that answers is taken.
+    Several URLs, separated by semicolons, are the nodes of a cluster. The first that answers is used.
 
     Raises:
       SettingsError: When no URL is set, or pika cannot read it.
     """
-    # What goes wrong is raised to us; pika says it as well, in several lines for each try.
+    # Errors are raised. pika also logs them, in several lines for each attempt.
     logging.getLogger("pika").setLevel(logging.CRITICAL)
     urls = (settings.broker_url or "").split(";")
     for url in urls:
         _refuse_unreadable(url)
     broker = ReliableRabbitmqBroker(prefix=f"{settings.namespace}.", url=urls, middleware=[])
     for url, parameters in zip(urls, broker.parameters, strict=True):
-        # What the URL says of them wins.
+        # Parameters in the URL win.
         if "heartbeat=" not in url:
             parameters.heartbeat = HEARTBEAT_S
         if "blocked_connection_timeout=" not in url:

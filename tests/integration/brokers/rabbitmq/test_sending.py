@@ -17,7 +17,7 @@ from housekeeping.brokers import harden, message_broker
 from housekeeping.brokers.queues import queue_lengths
 from housekeeping.brokers.rabbitmq import broker as rabbitmq
 from housekeeping.brokers.rabbitmq.broker import QueueDeclaredOtherwise, ReliableRabbitmqBroker
-from housekeeping.brokers.rabbitmq.consumer import let_go
+from housekeeping.brokers.rabbitmq.consumer import close_connection
 from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
@@ -185,9 +185,9 @@ def test_of_two_threads_that_find_the_connection_of_an_ended_one_one_closes_it(
     def close_once(connection: Any) -> None:
         closed.append(connection)
         if closed.count(connection) == 1:
-            let_go(connection)
+            close_connection(connection)
 
-    monkeypatch.setattr(rabbitmq, "let_go", close_once)
+    monkeypatch.setattr(rabbitmq, "close_connection", close_once)
     in_threads(*[lambda: work.send("alive")] * 2)
 
     assert closed.count(left) == 1
