@@ -1,7 +1,8 @@
-"""Floor 1: the engine. One declaration in, one recorded run out; knows no worker by name.
+"""Sweeps: what they are, how they run, and what is known about their runs.
 
-What a sweep of one's own is written with is here by name, and all of it the five built-in families are written with,
-too. The most used are in `housekeeping` as well.
+Start with `declaration` (`Sweep`), then `engine.runner` (one run, top to bottom) and `engine.executor` (its batches).
+`stages` has the statements, `ledger` the tables, `limits` breaker and throttle, `insight` plan, status and alerts,
+`checks` the validation of declarations. The names below are public: your own sweeps and the built-in ones use them.
 """
 
 from __future__ import annotations

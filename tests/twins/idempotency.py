@@ -62,7 +62,7 @@ def _takes_what_was_taken_over_for_done(patch: pytest.MonkeyPatch) -> None:
 
 
 def _begins_what_was_completed_meanwhile(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(runs, "_alone_with", lambda message_id: None)
+    patch.setattr(runs, "_lock_message", lambda message_id: None)
 
 
 def _renews_what_has_ended(patch: pytest.MonkeyPatch) -> None:

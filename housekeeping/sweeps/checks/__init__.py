@@ -1,1 +1,1 @@
-"""TODO."""
+"""Validation of declarations and of the tables that they name. Start with `validation`."""

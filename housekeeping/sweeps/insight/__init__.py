@@ -1,1 +1,1 @@
-"""TODO."""
+"""What operators see: plan, status, alerts, and explanations of outcomes. Start with `status`."""

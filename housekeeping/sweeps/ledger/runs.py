@@ -1,4 +1,4 @@
-"""The run ledger: one row an attempt, written in the same transaction as the work it counts."""
+"""Runs in the ledger: one row per attempt, written in the transaction of the work that it counts."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from housekeeping.sweeps.ledger.overrides import Override
 
 Trigger = Literal["schedule", "enqueue", "cli", "parent"]
 Outcome = Literal["done", "partial", "skipped", "failed", "lost_lease", "lost", "missed"]
-#: From where a run begins: always the front; where a run stopped that broke off; or that was cut short by its limits.
+#: Which runs a new one resumes: none, an interrupted one, or also one that reached its limits.
 Resume = Literal["never", "interrupted", "cut_short"]
 Counts = dict[str, Any]
-#: Which pass a run was in, and after which record: ``{"pass": ..., "after": [...]}``.
+#: Stage of a run and position in it: ``{"pass": ..., "after": [...]}``.
 Cursor = dict[str, Any]
 
-#: How often a run says that it lives, at the least; each batch says so too.
+#: Maximum interval between heartbeats; each batch is one.
 HEARTBEAT: Final = timedelta(seconds=20)
-#: Three missed heartbeats and a run is taken for dead (design.md, State in PostgreSQL).
+#: After three missed heartbeats a run is considered dead (design.md, State in PostgreSQL).
 SILENCE: Final = 3 * HEARTBEAT
-#: Runs that a worker's history is told by.
+#: Number of past runs that make up a worker's history.
 HISTORY: Final = 50
 #: Reasons of runs that were stopped before their first change.
 REFUSED: Final = ("breaker", "clock")
-#: Ways to end early at which nothing is wrong with the place: the next run goes on there.
+#: Reasons of runs that ended early for a cause other than their position. The next run resumes there.
 STOPPED: Final = ("shutdown", "paused", "gate")
-#: The next run goes on where one ended for these reasons. A run that its breaker limited has done its work, but the
-#: next one must not meet the same rows again where they stay stale.
+#: Reasons after which the next run resumes. A run that its breaker limited has done its work, but the next one must not
+#: begin with the same rows if they stay stale.
 _GO_ON: Final = (*STOPPED, "breaker")
 
-#: What operators say of the run's worker, in the statement that writes the run's row: it costs no round trip.
+#: The operators' override, read by the statement that writes the run's row, without a round trip.
 _SAID: Final = Switch.select(fn.JSONB_BUILD_ARRAY(Switch.state, Switch.batch_size, Switch.max_runtime_s)).where(
     (Switch.worker == Run.worker) & (Switch.until.is_null() | (Switch.until > NOW))
 )
@@ -48,7 +48,7 @@ _SAID: Final = Switch.select(fn.JSONB_BUILD_ARRAY(Switch.state, Switch.batch_siz
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """A run that ended before this one, as far as it tells what is usual."""
+    """Outcome and counts of an earlier run."""
 
     outcome: Outcome
     counts: Counts
@@ -56,17 +56,16 @@ class PastRun:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What a run is told when it begins.
+    """A run that has begun.
 
     Attributes:
       run_id: Its row.
       started_at: By the database's clock.
-      cursor: Where an interrupted run before it stopped; null: start at the front.
-      epoch: Of its lease; null: it has none.
-      history: The worker's last runs, the newest first, without those that a breaker stopped before their first
-        change.
+      cursor: Where the run resumes; None: at the front.
+      epoch: Fencing token of its lease; None: it has no lease.
+      history: The worker's last runs, newest first, without those that were stopped before their first change.
       clock_skew: How far this machine's clock is from the database's.
-      rejected: Whether records stand rejected since an earlier run of the worker for the same subject.
+      rejected: Whether an earlier run of the worker with the same argument has left rejected rows.
     """
 
     run_id: int
@@ -80,7 +79,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """How a run's row stands that is closed."""
+    """End of a run, as its closed row has it."""
 
     outcome: Outcome
     reason: str | None
@@ -98,32 +97,31 @@ def begin(
     subject: str = "",
     counts: Counts | None = None,
 ) -> Attempt | None:
-    """Open a run's row, after closing those of runs that died; None when this message was already completed.
+    """Begin a run, and close the rows of dead runs; None if this message was already completed. One transaction.
 
-    A run whose heartbeat is older than `SILENCE`, and any earlier run of this very message, is
-    taken for dead: its outcome becomes ``lost``, so that it can commit nothing more even if it
-    was only asleep. One transaction.
+    A run whose heartbeat is older than `SILENCE`, and any earlier run of this message, is considered dead. Its outcome
+    becomes ``lost``, so that it cannot commit anything even if it was only asleep.
 
     Parameters:
-      lease: The key and the token of the lease the run holds; gives it an epoch.
-      resume: Which runs before it the new one goes on from.
-      subject: The run's argument, as `rejections` has it.
-      counts: Counts that the row starts with; None: no counts.
+      lease: Key and token of the run's lease, which gets an epoch.
+      resume: Which earlier runs the new one resumes.
+      subject: The run's argument as text.
+      counts: Initial counts.
     """
     with database.atomic() as transaction:
         if message_id is not None:
-            _alone_with(message_id)
+            _lock_message(message_id)
         silent = Run.heartbeat_at < NOW - SILENCE
         dead = silent if message_id is None else silent | (Run.message_id == message_id)
         Run.update(outcome="lost", reason="taken_over", finished_at=NOW).where(
             (Run.worker == worker) & Run.outcome.is_null() & dead
         ).execute()
-        # Not before: that waits for an earlier attempt that is just committing its last batch.
+        # Only now: the update has waited for an earlier attempt that was committing its last batch.
         if message_id is not None and completed(message_id):
             transaction.rollback()
             return None
-        # With the row, in one transaction: a lease whose holder stands in the ledger has a run there. Before the runs
-        # are looked at: it waits for a holder that is just committing its last batch, and may end as done by that.
+        # In the row's transaction, so that every holder in the ledger has a run there. Before the history is read: this
+        # waits for a holder that is committing its last batch and may end as done.
         epoch = None if lease is None else next_epoch(*lease)
         last, rejected = _last_runs(worker, subject)
         cursor = _stopped_at(last[0], resume) if last else None
@@ -142,18 +140,18 @@ def begin(
         return Attempt(run_id, started_at, cursor, epoch, history, skew, rejected)
 
 
-def _alone_with(message_id: str) -> None:
-    """Wait until no other delivery of the message begins: one that sleeps in there would begin what is done by then."""
+def _lock_message(message_id: str) -> None:
+    """Lock the message id, so that two deliveries cannot both begin."""
     database.execute_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"housekeeping run {message_id}",))
 
 
 def completed(message_id: str) -> bool:
-    """Whether a run of the message has ended well, so that no other is to begin."""
+    """Return whether a run of the message has completed."""
     return bool(Run.select(Run.id).where((Run.message_id == message_id) & _ended_well()).exists())
 
 
 def has_worked(worker: str) -> bool:
-    """Whether a run of the worker has ended well, or was confirmed, as far back as the ledger reaches."""
+    """Return whether the ledger has a run of the worker that completed or was confirmed."""
     confirmed = Run.counts.contains({"confirmed": True})
     return bool(Run.select(Run.id).where((Run.worker == worker) & (_ended_well() | confirmed)).exists())
 
@@ -164,7 +162,7 @@ def _ended_well() -> Expression:
 
 
 def _last_runs(worker: str, subject: str) -> tuple[list[tuple[Outcome, str | None, Cursor | None, Counts]], bool]:
-    """Return the worker's last runs, newest first, and whether records of the subject stand rejected since one."""
+    """Return the worker's last runs, newest first, and whether rows of the subject are rejected."""
     standing = Rejection.select(Rejection.cause).where((Rejection.worker == worker) & (Rejection.subject == subject))
     told = Run.reason.is_null() | Run.reason.not_in(REFUSED) | (Run.outcome != "failed")
     rows: Any = (
@@ -188,33 +186,29 @@ def _stopped_at(last: tuple[Outcome, str | None, Cursor | None, Counts], resume:
 
 
 def advance(run_id: int, counts: Counts, cursor: Cursor | None, lease: tuple[str, int] | None) -> Override | None:
-    """Write what the run has done so far; to be called inside the batch's own transaction.
-
-    Returns what operators say of the worker now; None: nothing.
+    """Write counts and cursor in the batch's transaction, and return the worker's override, if any.
 
     Raises:
-      RunTakenOver: When another run took this one for dead; the caller's transaction must roll back.
-      LeaseLost: When another holder has begun since the lease was taken; likewise.
+      RunTakenOver: Another run considered this one dead; the caller's transaction must roll back.
+      LeaseLost: Another holder has begun since; likewise.
     """
     return _write(run_id, lease, counts=counts, cursor=cursor, heartbeat_at=NOW)
 
 
 def beat(run_id: int) -> Override | None:
-    """Say that the run lives, between batches that take long; to be called inside a transaction.
-
-    Returns what operators say of the worker now, as `advance`.
+    """Write a heartbeat, and return the worker's override, if any. Requires a transaction.
 
     Raises:
-      RunTakenOver: When another run took this one for dead.
+      RunTakenOver: Another run considered this one dead.
     """
     return _write(run_id, None, heartbeat_at=NOW)
 
 
 def check(run_id: int) -> None:
-    """Ask whether the run still counts; one round trip.
+    """Raise unless the run's row is still open; one round trip.
 
     Raises:
-      RunTakenOver: When another run took this one for dead.
+      RunTakenOver: Another run considered this one dead.
     """
     still_open = _writes.get(Run._meta.schema, "open", lambda: Run.select(Run.id).where(_open(Parameter(0))))
     if not still_open.rows(run_id):
@@ -230,7 +224,7 @@ def finish(
     cursor: Cursor | None,
     lease: tuple[str, int] | None = None,
 ) -> None:
-    """Close the run's row; inside the last batch's transaction, so that work and completion are one.
+    """Close the run's row in the transaction of its last batch.
 
     Raises:
       RunTakenOver, LeaseLost: As `advance`.
@@ -247,7 +241,7 @@ def finish(
     )
 
 
-#: How rows of runs are written, by the columns, and looked at: put together once for each schema.
+#: Compiled statements on runs, by their columns, for each schema.
 _writes: Final = QueryCache()
 
 
@@ -264,7 +258,7 @@ def _write(run_id: int, lease: tuple[str, int] | None, **columns: Any) -> Overri
 
 
 def _taken_over(run_id: int) -> RunTakenOver:
-    return RunTakenOver(f"run {run_id} was taken for dead and has been taken over")
+    return RunTakenOver(f"run {run_id} was considered dead and has been taken over")
 
 
 def _open(run_id: Any) -> Any:
@@ -272,11 +266,11 @@ def _open(run_id: Any) -> Any:
 
 
 def _writing(columns: dict[str, Any], given: dict[str, Any], lease: tuple[str, int] | None) -> Query:
-    """Write these columns of an open run; the places are its id, key and epoch of its lease, and those given."""
+    """Return the update of an open run. Its parameters are run id, lease key, epoch, and the given columns."""
     run_id, key, epoch = Parameter(0), Parameter(1), Parameter(2)
     ours = _open(run_id)
     if lease is not None:
-        # FOR SHARE: a new holder's epoch waits for this batch to end, so that none commits behind its back.
+        # FOR SHARE: a new holder gets its epoch only after this batch has ended.
         held = Lease.select(Lease.key).where((Lease.key == key) & (Lease.epoch == epoch)).for_update("FOR SHARE")  # type: ignore[arg-type]
         ours &= fn.EXISTS(held)
     places = {name: Parameter(number) for number, name in enumerate(given, start=3)}
@@ -290,10 +284,10 @@ def _as_switch(worker: str, state: Any, batch_size: int | None, max_runtime_s: f
 
 
 def fail(run_id: int, outcome: Outcome, reason: str, error: str | None, extra: Counts) -> Closed:
-    """Close the row of a run that broke off; its counts stay what the last committed batch wrote.
+    """Close the row of a run that broke off, keep the counts of its last committed batch, and return the row.
 
-    Returns how the row stands now: a COMMIT whose answer was lost may have counted more than the run knows
-    of, or may have closed it. A row that was already closed stays as it is.
+    A row that was already closed stays unchanged. A COMMIT whose answer was lost may have closed it, or have counted
+    more than the run knows.
     """
     with database.atomic():
         Run.update(
@@ -318,7 +312,7 @@ def record(
     trigger: Trigger,
     counts: Counts | None = None,
 ) -> tuple[int, datetime]:
-    """Write a row for a run that never began (skipped, missed); returns its id and time."""
+    """Write the row of a run that never began (skipped, missed), and return its id and time."""
     with database.atomic():
         return _insert(
             worker=worker,
@@ -333,16 +327,16 @@ def record(
 
 
 def _insert(**columns: Any) -> tuple[int, datetime]:
-    """Write a row that begins now; its id and time."""
+    """Insert a row that begins now, and return its id and time."""
     row = Run.insert(started_at=NOW, heartbeat_at=NOW, **columns).returning(Run.id, Run.started_at)
     run_id, started_at = next(iter(row.tuples().execute()))
     return run_id, started_at
 
 
 def holder_is_gone(worker: str, key: str, token: str) -> bool:
-    """Whether the run that took the lease with this token has ended, or given no sign of life for `SILENCE`.
+    """Return whether the run that holds the lease with this token has ended, or missed its heartbeats for `SILENCE`.
 
-    No for a token that is no run's of this worker: application code may hold the same key.
+    False for a token that belongs to no run of this worker: application code may hold the same key.
     """
     lease = Lease.select(Lease.epoch).where((Lease.key == key) & (Lease.holder == token)).tuples().first()
     if lease is None:
@@ -352,11 +346,11 @@ def holder_is_gone(worker: str, key: str, token: str) -> bool:
 
 
 def at_work(worker: str) -> frozenset[int]:
-    """The worker's runs whose rows are open: `begin` has closed those that were dead then."""
+    """Return the ids of the worker's open runs; `begin` has closed those that were dead."""
     found: Any = Run.select(Run.id).where((Run.worker == worker) & Run.outcome.is_null()).tuples()
     return frozenset(run_id for (run_id,) in found)
 
 
 def is_unfinished(message_id: str) -> bool:
-    """Whether an attempt at this message is still open: at work, or dead."""
+    """Return whether an attempt at this message is open: running, or dead."""
     return bool(Run.select(Run.id).where((Run.message_id == message_id) & Run.outcome.is_null()).exists())

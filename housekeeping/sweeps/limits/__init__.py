@@ -1,1 +1,1 @@
-"""TODO."""
+"""Limits of a run: breaker, first run, throttle. Start with `breaker`."""

@@ -1,4 +1,4 @@
-"""What a run walks through: one pass or several, each step of which is one batch."""
+"""Protocol of a stage, and the values that it exchanges with the engine. A run processes stages batch by batch."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from typing import Any, Protocol, runtime_checkable
 
 from blinker import NamedSignal
 
-#: Where a walk has got to, for the pass that made it: values JSON can hold, or that `as_cursor` makes so.
+#: A place in a stage, as the stage made it: values that JSON can hold, or that `as_cursor` converts.
 Position = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch, not yet taken.
+    """One batch to process.
 
     Attributes:
-      worker, run_id: Whose it is.
-      now: The time the run began; staleness is measured against it.
-      after: Where the step before ended; None: the front.
-      until: The last position of the stage, which a resumed run has begun after; None: to the end.
-      argument: What the run is about, for a worker that takes an argument.
-      time_is_up: Whether a step that consists of many outside effects should end early.
-      only: Just these positions, for finding the one that cannot be settled.
-      check: To be called right before an effect outside that cannot be taken back; one look at the ledger. Raises
-        `LeaseLost` or `RunTakenOver` where another run may have begun because this one was taken for dead.
-      most: The rows that the breaker still allows, for a pass whose batches are not exactly of their size; None: any
-        number.
+      worker, run_id: The run that processes it.
+      now: The time at which the run began. Staleness is measured against it.
+      after: Where the previous batch ended; None: the front.
+      until: The last position of a resumed run that has started again at the front; None: the end of the stage.
+      argument: The run's argument.
+      time_is_up: Returns whether the batch should end early; to be called between outside effects.
+      only: Only these positions, in bisection.
+      check: To be called right before an outside effect that cannot be undone. Raises `LeaseLost` or `RunTakenOver` if
+        another run may have begun because this one was considered dead. Costs one query.
+      most: Rows that the breaker still allows, for a stage whose batches vary in size; None: any number.
     """
 
     worker: str
@@ -45,10 +44,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A record that could not be settled; the others were.
+    """A row that failed; the others were processed.
 
     Attributes:
-      rows: How many records it stands for, where they are not known one by one.
+      rows: Number of rows it stands for, if they are not known one by one.
     """
 
     record: dict[str, Any]
@@ -58,17 +57,18 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What one step did, true once its transaction has committed.
+    """Result of one batch, valid once its transaction has committed.
 
     Attributes:
-      counts: What to add to the run's counts; a value that is no number replaces.
-      position: Where the walk has got to.
-      exhausted: Whether nothing is left after it.
-      stop: Why the run ends here although something may be left: ``limit``; null otherwise.
-      rows: The records that were changed, for events and log lines; none where nobody is told of them.
-      failures: Records to be logged, reported and counted as ``failed``.
-      rescued: Records that were settled another way after an error; reported.
-      unreachable: What keeps part of the records from being settled; the run goes on, and ends as failed with it.
+      counts: Numbers to add to the run's counts; other values replace them.
+      position: Where the batch ended.
+      exhausted: Whether the stage has nothing left after it.
+      stop: Reason why the run ends here with rows left, such as ``limit``; None: it continues.
+      rows: The changed rows, for events and log lines; empty if nothing needs them.
+      failures: Rows to be logged, reported and counted as ``failed``.
+      rescued: Rows that a fallback processed after an error; reported.
+      unreachable: Error of a service that kept some rows from being processed. The run continues, and ends as failed
+        with it.
     """
 
     counts: dict[str, Any] = field(default_factory=dict)
@@ -83,10 +83,10 @@ class BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Rows of an event that a batch announces.
+    """Event of a batch with its rows.
 
     Attributes:
-      in_outbox: Whether the stage has stored them in the outbox itself, before an effect that cannot be rolled back.
+      in_outbox: Whether the stage has stored the rows in the outbox itself, before an effect that cannot be undone.
     """
 
     event: NamedSignal
@@ -96,11 +96,11 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """How much is stale.
+    """Number of stale rows.
 
     Attributes:
-      rows: The number, or as far as was counted.
-      exact: Whether `rows` is all of them.
+      rows: The number, or the limit up to which they were counted.
+      exact: Whether `rows` is the whole number.
     """
 
     rows: int
@@ -115,13 +115,13 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """What a pass would do now.
+    """What a stage would do now.
 
     Attributes:
-      stale: How many records it would settle.
-      counts: The run's counts as they would be, from this pass.
-      oldest, newest: What the first and the last in order are known by; null when there are none.
-      samples: The first few.
+      stale: The rows it would process.
+      counts: The counts that a run would get from this stage.
+      oldest, newest: First order column of the first and the last row, usually a time; None: there are none.
+      samples: The first rows.
     """
 
     name: str
@@ -160,36 +160,36 @@ class Preflight(Protocol):
 
 
 class Stage(Protocol):
-    """One walk through what is stale. The engine owns the loop, the transaction, the counts and the position."""
+    """One part of a run's work. The engine owns the loop, the transaction, the counts and the position."""
 
     @property
     def name(self) -> str:
-        """Its name within the sweep; the cursor in the ledger names it."""
+        """Name within the sweep, also in the cursor in the ledger."""
 
     @property
     def batch_size(self) -> int:
-        """Records a step, at the most."""
+        """Maximum rows of a batch."""
 
     def prepare(self, batch: Batch) -> Any:
-        """Look, and have effects outside of the database, outside of any transaction; repeatable.
+        """Read, and have effects outside the database, outside any transaction. Must be repeatable.
 
-        Returns what `settle` needs to know.
+        Returns what `apply` needs.
         """
 
     def apply(self, batch: Batch, prepared: Any) -> BatchResult:
-        """Change the database, within the batch's transaction; nothing outside of it."""
+        """Change the database, within the batch's transaction, and nothing else."""
 
     def after_commit(self, batch: Batch, result: BatchResult) -> None:
-        """Write the log lines of what was done, after the commit."""
+        """Log what was done."""
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
-        """How many records are stale, looking at no more than `limit` and one."""
+        """Return the number of stale rows, counted up to `limit`."""
 
     def oldest(self, now: datetime, argument: Any = None) -> Any:
-        """What the first stale record in order is known by, usually its time; null when there is none."""
+        """Return the first order column of the first stale row, usually a time; None: there is none."""
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
-        """What it would do now, changing nothing."""
+        """Return what the stage would do now, and change nothing."""
 
 
 @runtime_checkable
@@ -197,44 +197,44 @@ class Announcing(Protocol):
     """A stage whose batches have events."""
 
     def announcements(self, result: BatchResult) -> Sequence[Announcement]:
-        """Return the events of a batch; called within its transaction, once it is settled."""
+        """Return the events of a batch; called within its transaction, after `apply`."""
 
 
 @runtime_checkable
 class Divisible(Stage, Protocol):
-    """A stage whose batch can be bisected, to find the records that make it fail.
+    """A stage whose batch can be bisected, to find the rows that make it fail.
 
-    Its `settle` is given parts of the batch as `batch.only`, with all that was taken.
+    Its `apply` gets parts of the batch as `batch.only`, with the same `prepared`.
     """
 
     def positions(self, batch: Batch, prepared: Any) -> list[Position]:
-        """Return the records of the batch, one by one."""
+        """Return the position of each row of the batch."""
 
     def after_all(self, batch: Batch, prepared: Any, positions: Sequence[Position]) -> BatchResult:
-        """Return where the stage stands once these records are dealt with; it counts nothing."""
+        """Return where the stage continues after these rows, without counts."""
 
     def fallback(self, batch: Batch, error: BaseException) -> BatchResult | None:
-        """Settle the single record of `batch.only` another way, in a transaction of its own; None: there is none."""
+        """Process the single row of `batch.only` in another way, in its own transaction; None: there is none."""
 
     def describe(self, position: Position) -> dict[str, Any]:
-        """The record, for the log and the error tracker."""
+        """Return the row for the log and the error tracker."""
 
 
 @runtime_checkable
 class Resizable(Protocol):
-    """A pass whose steps can be made smaller while a run is at work; so can a dataclass's that has a `batch_size`."""
+    """A stage whose batch size can change during a run. A dataclass with a `batch_size` needs no such method."""
 
     def resized(self, batch_size: int) -> Stage:
-        """The same pass, at the same place, with steps of so many records at the most."""
+        """Return the stage with this batch size."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainQuery:
-    """A statement that walks a table and must do so by an index.
+    """A query that must use an index.
 
     Attributes:
-      what: What it looks for, in a few words.
-      query: As the run sends it.
+      what: What it selects, in a few words.
+      query: The query as a run sends it.
       model: The table.
     """
 
@@ -245,14 +245,14 @@ class ExplainQuery:
 
 @runtime_checkable
 class Explainable(Protocol):
-    """A pass that can say which statements it walks tables by, for `housekeeping doctor` to explain."""
+    """A stage that lists its queries, for `housekeeping doctor` to explain."""
 
     def explain_queries(self, now: datetime) -> Sequence[ExplainQuery]:
-        """The statements of a run that begins now."""
+        """Return the queries of a run that begins now."""
 
 
 def as_cursor(position: Position | None) -> list[Any] | None:
-    """A position in a form JSON can hold and PostgreSQL reads back as it was."""
+    """Return a position in a form that JSON can hold and PostgreSQL reads unchanged."""
     if position is None:
         return None
     return [_plain(value) for value in position]

@@ -1,4 +1,4 @@
-"""A pass through a table: keyset order, oldest first, rows locked elsewhere left out, one statement a batch."""
+"""Stage of a sweep that processes one table: in keyset order, oldest first, one statement a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from blinker import NamedSignal
 from peewee import (
     CTE,
     SQL,
-    DateTimeField,
     Expression,
     Field,
     IntegerField,
@@ -22,7 +21,6 @@ from peewee import (
     Query,
     Select,
     Tuple,
-    Value,
     fn,
 )
 
@@ -34,6 +32,7 @@ from housekeeping.database.compiled_query import CompiledQuery, Parameter, Query
 from housekeeping.database.connection import database
 from housekeeping.database.primary_key import key_among
 from housekeeping.sweeps.stages.actions import Action, Write
+from housekeeping.sweeps.stages.keyset import comes_after, comes_until, has_key, readable
 from housekeeping.sweeps.stages.nulls import may_be_null
 from housekeeping.sweeps.stages.row_log import RowLog
 from housekeeping.sweeps.stages.stage import (
@@ -62,18 +61,18 @@ def named_keys(keys: tuple[str, ...] | Mapping[str, str]) -> Mapping[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class TableStage:
-    """One walk through a table.
+    """Stage that processes one table. Rows that another transaction has locked are skipped.
 
     Attributes:
-      stale: The one predicate, given the time the run began; run, plan and backlog all use it.
-      order: The columns the walk follows, ending with those of the primary key in any order, so that it can go on
-        after any row. Rows with NULL in one of them come last.
+      stale: The predicate, given the time at which the run began. Run, plan and backlog all use it.
+      order: Columns that order the rows, ending with those of the primary key, so that a batch can continue after any
+        row. Rows with NULL in one of them come last.
       action: What is done with the stale rows of a batch.
-      columns: Further columns to read, by the key a record has for them, for events and log lines. Those that are among
-        the model's ``optional_fields`` are left out where the table does not have them.
-      event: The event announced with the changed records of each batch, and which keys of the record it carries; a
-        mapping where the event calls them otherwise (event's key -> record's).
-      row_log: The log line for each changed record; null: none.
+      columns: Further columns to read for events and log lines, by their key in a row. Columns in the model's
+        ``optional_fields`` are left out if the table lacks them.
+      event: The event announced with the changed rows of each batch, and the keys of the row that it carries; a mapping
+        if the event has other names for them (event's key -> row's key).
+      row_log: The log line of each changed row.
     """
 
     name: str
@@ -88,13 +87,13 @@ class TableStage:
 
     @property
     def model(self) -> type[Model]:
-        """The table."""
+        """The model of the table."""
         model: type[Model] = self.order[0].model
         return model
 
     @property
     def key(self) -> tuple[Field, ...]:
-        """The columns that identify a row, by the model and its table."""
+        """Columns that identify a row, by the model and its table."""
         return key_among(self.model, [column.column_name for column in self.order])
 
     def key_values(self, position: Position) -> Position:
@@ -108,9 +107,9 @@ class TableStage:
 
     @property
     def as_text(self) -> list[Any]:
-        """The order columns whose values a position has as PostgreSQL writes them; integers are read as they are.
+        """Order columns whose values a position has as text, as PostgreSQL writes them; integers need no text.
 
-        What the driver makes of a value may be another one: it knows no infinity, no year before 1, no months.
+        The driver may change other values: it has no infinity, no year before 1, no months.
         """
         return [column for column in self.order if not isinstance(column, IntegerField)]
 
@@ -135,7 +134,7 @@ class TableStage:
         return _BEFORE_NULLS, False
 
     def on_real_columns(self) -> Self:
-        """Return the pass without the optional columns that its table does not have now, in lines and events too.
+        """Return the stage without the optional columns that its table lacks, also in log lines and events.
 
         Raises:
           peewee.PeeweeException: When the database cannot be asked.
@@ -154,37 +153,37 @@ class TableStage:
         return replace(self, columns=columns, row_log=row_log, event=event)
 
     def rows(self, batch: Batch) -> ModelSelect[Any]:
-        """Select the rows of a step: the order columns, the further ones, then what `position_of` needs; unlocked."""
+        """Return the query of a batch's rows: order columns, further columns, then texts for `position_of`."""
         texts = [column.cast("text").alias(text_of(column)) for column in self.as_text]
         query = self.model.select(*self.order, *self.columns.values(), *texts).where(self.stale(batch.now))
         if batch.only is not None:
             return query.where(self.is_one_of(batch.only)).order_by(*self.order)
         if batch.after is not None:
-            query = query.where(self._comes_after(batch.now, batch.after))
+            query = query.where(comes_after(self.order, batch.after, partial(self._may_be_null, batch.now)))
         if batch.until is not None:
-            query = query.where(self._comes_until(batch.now, batch.until))
+            query = query.where(comes_until(self.order, batch.until, partial(self._may_be_null, batch.now)))
         return query.order_by(*self.order).limit(self.batch_size)
 
     def picked(self, batch: Batch) -> CTE:
-        """The rows a step takes, locked, as a set that is fixed once and before anything else.
+        """Return the batch's rows, locked, as a CTE that is evaluated once and first.
 
-        Materialized: as a mere subquery of the statement that changes rows, PostgreSQL may run
-        ``SELECT ... LIMIT`` once for each row it looks at, and change more rows than the batch has.
+        It is materialized: PostgreSQL may run a subquery with ``LIMIT`` once for each row of the outer statement, and
+        so change more rows than the batch has.
         """
         return self.rows(batch).for_update(skip_locked=True).cte("picked", materialized=True)
 
     def among(self, picked: CTE) -> Expression:
-        """That a row of the table is one of the picked."""
+        """Return the condition that a row is one of the picked rows."""
         chosen = Select((picked,), [getattr(picked.c, column.column_name) for column in self.key])
         if len(self.key) > 1:
             several: Expression = Tuple(*self.key).in_(chosen)
             return several
-        # An array, and not a join, for which PostgreSQL may choose to read the whole table.
+        # An array instead of a join, for which PostgreSQL may read the whole table.
         single: Expression = self.key[0] == fn.ANY(fn.ARRAY(chosen))
         return single
 
     def prepare(self, batch: Batch) -> Any:
-        """Nothing: the rows are read by the statement that changes them."""
+        """Do nothing: one statement reads and changes the rows."""
 
     def apply(self, batch: Batch, prepared: Any = None) -> BatchResult:
         """Select, lock and change the rows in one statement, which also returns them if anything needs them."""
@@ -216,13 +215,13 @@ class TableStage:
         return partial(compiled.rows, *after or ())
 
     def purpose(self, batch: Batch) -> Hashable:
-        """What a statement that is put together once is made for: this run."""
+        """Return what compiled statements are kept for: this run."""
         return batch.run_id, batch.now
 
-    def _statement(self, batch: Batch, told: bool) -> Query:
+    def _statement(self, batch: Batch, with_rows: bool) -> Query:
         picked = self.picked(batch)
-        # What is changed is stale at the moment it is changed: the predicate once more, as compare-and-set. COALESCE
-        # keeps it from choosing the index: with old statistics, all that is stale would be looked through for each row.
+        # Compare-and-set: a row is changed only if it is still stale then. COALESCE keeps PostgreSQL from using
+        # this condition for an index: with old statistics it would read all stale rows for each row of the batch.
         still_stale = fn.COALESCE(self.stale(batch.now), False)
         write = self.action.write(self, batch, self.among(picked) & still_stale)
         self._refuse_other_counts(write)
@@ -230,7 +229,7 @@ class TableStage:
         totals = [Select((each,), [fn.COUNT(SQL("*"))]) for each in write.ctes]
         order = [getattr(picked.c, column.column_name) for column in self.order]
         texts = [getattr(picked.c, text_of(column)) for column in self.as_text]
-        if not told:
+        if not with_rows:
             last = Select((picked,), (*order, *texts, Select((picked,), [fn.COUNT(SQL("*"))]), *totals))
             return last.order_by(*(column.desc() for column in order)).limit(1).with_cte(picked, *write.ctes)
         read = [*order, *(getattr(picked.c, column.column_name) for column in self.columns.values()), *texts]
@@ -242,7 +241,7 @@ class TableStage:
     def _each(self, batch: Batch, rows: list[tuple[Any, ...]]) -> BatchResult:
         flag = len(self.order) + len(self.columns) + len(self.as_text)
         columns = (*self.order, *self.columns.values())
-        # Column by column, because to find out for each value how it is read takes as long as a log line.
+        # Column by column: to look up the conversion of each value takes as long as a log line.
         values = zip(columns, zip(*rows, strict=True), strict=False)
         read = zip(*([column.python_value(each) for each in found] for column, found in values), strict=True)
         changed = [self.record(each) for each, row in zip(read, rows, strict=True) if row[flag]]
@@ -268,11 +267,11 @@ class TableStage:
         failures = [Failure({"stage": self.name}, RowNotChanged(_NOT_CHANGED), kept)] if kept else []
         return BatchResult(self._counted(counts), *self.position_after(batch, last, picked), failures=failures)
 
-    def _refuse_more_rows(self, batch: Batch, rows: list[tuple[Any, ...]], told: bool) -> None:
-        """Raise DeclarationError, and so undo the batch, when its key stands for more rows than it has."""
+    def _refuse_more_rows(self, batch: Batch, rows: list[tuple[Any, ...]], with_rows: bool) -> None:
+        """Raise DeclarationError, and so undo the batch, if its keys match more rows than it has."""
         if not rows:
             return
-        if told:
+        if with_rows:
             flag = len(self.order) + len(self.columns) + len(self.as_text)
             picked, allowed, changed = len(rows), sum(bool(row[flag]) for row in rows), rows[0][flag + 1]
         else:
@@ -288,7 +287,7 @@ class TableStage:
             )
 
     def _counted(self, numbers: Sequence[int]) -> dict[str, int]:
-        """The counts of a step, nought for those of which its statement has no number."""
+        """Return the counts of a batch; 0 for those that its statement does not have."""
         names = self.action.counted_as
         return {**dict.fromkeys(names, 0), **dict(zip(names, numbers, strict=False))}
 
@@ -301,7 +300,7 @@ class TableStage:
             )
 
     def needs_rows(self) -> bool:
-        """Whether the records themselves are wanted: by a line for each, or by a listener of the event."""
+        """Return whether the changed rows must be returned, for log lines or for a listener of the event."""
         written = self.row_log is not None and logging.getLogger(__name__).isEnabledFor(self.row_log.level)
         return written or (self.event is not None and events.has_listeners(self.event[0]))
 
@@ -331,7 +330,7 @@ class TableStage:
         return self.action.fallback(self, batch, error)
 
     def describe(self, position: Position) -> dict[str, Any]:
-        return {column.name: _in_words(column, value) for column, value in zip(self.order, position, strict=True)}
+        return {column.name: readable(column, value) for column, value in zip(self.order, position, strict=True)}
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
         stale = self.model.select(SQL("1")).where(self.stale(now)).limit(limit + 1)
@@ -343,8 +342,8 @@ class TableStage:
         return self._edge(now, self.order)
 
     def explain_queries(self, now: datetime) -> list[ExplainQuery]:
-        walk = self.rows(Batch("", None, now)).for_update(skip_locked=True)
-        return [ExplainQuery(f"the walk through {self.name}", walk, self.model)]
+        query = self.rows(Batch("", None, now)).for_update(skip_locked=True)
+        return [ExplainQuery(f"the query of stage {self.name}", query, self.model)]
 
     def statements_of_a_run(self, now: datetime) -> list[Query]:
         """Return the statements that change the rows of a batch, for `housekeeping doctor` to look at; none is run."""
@@ -363,66 +362,28 @@ class TableStage:
         )
 
     def is_one_of(self, positions: Sequence[Position]) -> Expression:
-        """That a row of the table is the one at one of these positions."""
-        keys = [_literals(self.key_values(position)) for position in positions]
-        if len(self.key) == 1:
-            found: Expression = self.key[0].in_([key for (key,) in keys])
-        else:
-            found = Tuple(*self.key).in_([Tuple(*key) for key in keys])
-        return found
+        """Return the condition that a row is at one of these positions."""
+        return has_key(self.key, [self.key_values(position) for position in positions])
 
     def _may_be_null(self, now: datetime, column: Field) -> bool:
         in_key = column.column_name in [each.column_name for each in self.key]
         return not in_key and may_be_null(column, self.stale(now))
 
-    def _comes_after(self, now: datetime, position: Position) -> Expression:
-        """That a row comes after the position, among those whose first order column is NULL where its is, or is not."""
-        first, *others = self.order
-        after: Expression
-        if len(position) < len(self.order):  # before the NULLs; not by ==, which a place to be filled in overloads
-            after = first.is_null()
-            return after
-        values = _literals(position)
-        if not any(self._may_be_null(now, column) for column in others):
-            after = Tuple(*self.order) > Tuple(*values)
-            if position[0] is None:
-                after = first.is_null() & (Tuple(*others) > Tuple(*values[1:]))
-            return after
-        # A comparison of whole rows knows nothing of NULL. The first column once more, for the index.
-        later: Any = None
-        for column, value in reversed(list(zip(self.order, values, strict=True))):
-            same = column.is_null() if value is None else column == value
-            later = same & later if later is not None else None
-            if value is not None:
-                greater = column > value
-                if column is not first and self._may_be_null(now, column):
-                    greater |= column.is_null()
-                later = greater if later is None else greater | later
-        after = later if position[0] is None else (first >= values[0]) & later
-        return after
-
-    def _comes_until(self, now: datetime, position: Position) -> Expression:
-        """That a row does not come after the position."""
-        after: Any = self._comes_after(now, position)
-        value = _literals(position)[0]
-        until: Expression = ~after if value is None else (self.order[0] <= value) & ~after
-        return until
-
     def _edge(self, now: datetime, order: tuple[Any, ...]) -> Any:
         first: Any = self.model.select(self.order[0]).where(self.stale(now)).order_by(*order).limit(1).tuples()
         value = next((value for (value,) in first), None)
-        # A column without a time zone is read as UTC, like by the sessions; no reader has to tell the two apart.
+        # A column without a time zone is read as UTC, as the sessions do.
         return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
 
     def read(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A row as the driver has it, each value as its column reads it."""
+        """Return a row of the driver with each value as its column converts it."""
         return tuple(
             column.python_value(value)
             for column, value in zip((*self.order, *self.columns.values()), row, strict=False)
         )
 
     def record(self, row: tuple[Any, ...]) -> dict[str, Any]:
-        """A row of `rows` as events and log lines know it."""
+        """Return a row of `rows` by key, as events and log lines have it."""
         named = {column.name: value for column, value in zip(self.order, row, strict=False)}
         further = row[len(self.order) : len(self.order) + len(self.columns)]
         return named | dict(zip(self.columns, further, strict=True))
@@ -431,18 +392,3 @@ class TableStage:
 def text_of(column: Any) -> str:
     """Return the name under which `TableStage.rows` has a column as PostgreSQL writes it."""
     return f"position_of_{column.column_name}"
-
-
-def _literals(position: Position) -> list[Any]:
-    """Return the values of a position as PostgreSQL is to read them: no column of the model converts them."""
-    return [v if v is None or isinstance(v, Parameter) else Value(v, converter=False, unpack=False) for v in position]
-
-
-def _in_words(column: Any, value: Any) -> Any:
-    """Return a value of a position for people: times in ISO 8601, anything else as PostgreSQL writes it."""
-    if not isinstance(column, DateTimeField) or not isinstance(value, str):
-        return value
-    try:
-        return column.python_value(datetime.fromisoformat(value)).isoformat()
-    except ValueError:
-        return value  # infinity, or a year that Python does not have

@@ -134,6 +134,6 @@ def test_doctor_says_which_index_a_walk_is_missing(
     postgres.execute_sql(before.way_out.replace("CONCURRENTLY ", ""))
     [after] = [each for each in found(old_coupons.name) if each.subject == "indexes"]
 
-    assert (before.level, before.text) == ("warning", "the walk through rows: the whole table is read")
+    assert (before.level, before.text) == ("warning", "the query of stage rows: the whole table is read")
     assert before.way_out == 'CREATE INDEX CONCURRENTLY ON "coupon" (expires_at, id) WHERE ("state" = \'open\')'
     assert after.level == "fine"
