@@ -123,9 +123,9 @@ def test_a_worker_runs_what_an_application_sends(
 def test_first_run_of_a_new_sweep_waits_for_the_confirmation_of_its_plan(
     environment: dict[str, str], shop: Path, postgres: Database
 ) -> None:
+    postgres.execute_sql("CREATE TABLE user_session (token text PRIMARY KEY, expires_at timestamptz NOT NULL)")
     postgres.execute_sql(
-        "CREATE TABLE user_session AS SELECT n::text AS token, now() - interval '1 day' AS expires_at "
-        "FROM generate_series(1, 1000) AS n"
+        "INSERT INTO user_session SELECT n::text, now() - interval '1 day' FROM generate_series(1, 1000) AS n"
     )
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -136,7 +136,7 @@ def test_first_run_of_a_new_sweep_waits_for_the_confirmation_of_its_plan(
     shown = command("plan", SWEEP).stdout
     skipped = command("run", SWEEP, "--force")
     confirmed = json.loads(command("run", SWEEP, "--confirm", "--json").stdout)
-    postgres.execute_sql("INSERT INTO user_session SELECT n::text, now() FROM generate_series(1, 2000) AS n")
+    postgres.execute_sql("INSERT INTO user_session SELECT 'later ' || n, now() FROM generate_series(1, 2000) AS n")
     follows = json.loads(command("run", SWEEP, "--json").stdout)
 
     to_type = f"Look: housekeeping plan {SWEEP}; then: housekeeping run {SWEEP} --confirm"
