@@ -1,7 +1,7 @@
-"""A sweep whose work is divided between several runs at the same time.
+"""Shards of a sweep: concurrent runs that share its work.
 
-All of them walk in the same order, and each takes the next rows that no other has locked. What a part that died had in
-hand is passed over by the others; a later run, which begins at the front, progress_counts it.
+All shards process rows in the same order, and each takes the next rows that no other has locked. The others skip the
+rows of a shard that died; a later run, which begins at the front, processes them.
 """
 
 from __future__ import annotations

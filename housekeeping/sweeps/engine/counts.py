@@ -1,4 +1,4 @@
-"""A run's counts: which there are, in which order, and what a batch adds to them."""
+"""Counts of a run: their names and order, and what a batch adds to them."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger.runs import Counts, Outcome
 from housekeeping.sweeps.stages.stage import BatchResult
 
-#: Seconds this machine's clock was ahead of the database's, in the counts of a run that started beyond the tolerance.
+#: Seconds by which this machine's clock was ahead of the database's, if that exceeded the tolerance.
 CLOCK_SKEW: Final = "clock_skew_s"
-#: Counts that say that time ran out, by whichever name the worker's document gives it.
+#: Counts which tell that time ran out. Documents have two names for it.
 _DOCUMENT_100: Final = "execution_timeout"
 _TIME_FLAGS: Final = ("out_of_time", _DOCUMENT_100)
 
 
 def initial_counts(sweep: Sweep) -> Counts:
-    """All counts of the sweep at nothing, in the order they are shown."""
+    """Return all counts of the sweep at zero, in the order in which they are shown."""
     return {name: False if name in _TIME_FLAGS else 0 for name in sweep.counts}
 
 
 def in_order(sweep: Sweep, counts: Counts) -> Counts:
-    """Counts as the ledger has them (jsonb keeps no order), in the order the worker's own are shown."""
+    """Return the counts in the order in which the worker shows them; jsonb keeps no order."""
     names = dict.fromkeys((*sweep.counts, *counts))
     return {name: counts[name] for name in names if name in counts}
 
 
 def added(before: Counts, settled: BatchResult) -> Counts:
-    """The counts with those of a batch.
+    """Return the counts with those of a batch added.
 
     Raises:
-      DeclarationError: When the batch has a count that the sweep does not declare.
+      DeclarationError: The batch has a count that the sweep does not declare.
     """
     counts = dict(before)
     for name, value in settled.counts.items():
@@ -41,18 +41,18 @@ def added(before: Counts, settled: BatchResult) -> Counts:
             raise DeclarationError(f"{name!r} is counted, but not among the sweep's counts ({declared}); add it there")
         counts[name] = counts[name] + value if isinstance(value, int) and not isinstance(value, bool) else value
     if "batches" in counts:
-        counts["batches"] += any(settled.counts.values())  # one that changed something
+        counts["batches"] += any(settled.counts.values())  # only a batch that changed something counts
     if settled.failures:
         counts["failed"] = counts.get("failed", 0) + sum(failure.rows for failure in settled.failures)
     return counts
 
 
 def flagged(counts: Counts, verdict: tuple[Outcome, str | None], exceeded: Callable[[], bool]) -> Counts:
-    """The counts at the end of a run, with whether its time ran out.
+    """Return the counts at the end of a run, with the flags which tell that its time ran out.
 
     Parameters:
-      exceeded: Whether more than the longest time has passed. `execution_timeout` is set then, also when nothing is
-        left (document 100, 処理フロー 4).
+      exceeded: Returns whether the run's time is over. Then `execution_timeout` is set even if nothing is left
+        (document 100, 処理フロー 4).
     """
     flags = {flag: verdict == ("partial", "out_of_time") for flag in _TIME_FLAGS if flag in counts}
     if _DOCUMENT_100 in flags:

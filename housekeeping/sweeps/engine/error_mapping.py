@@ -1,4 +1,4 @@
-"""What broke a run off, in our own words where we know better than the driver."""
+"""Classification of the errors that break a run off."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from housekeeping.core.sanitize import error_line
 from housekeeping.database.connection import sqlstate
 from housekeeping.sweeps.ledger import schema
 
-#: SQLSTATE classes of a server that goes away or is not there.
+#: SQLSTATE classes of a server that shuts down or cannot be reached.
 _AWAY: Final = ("08", "57P")
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Whether it came from a database that did not answer, so that nothing can be recorded there."""
+    """Return whether the database may be unreachable, so that nothing can be recorded there."""
     return isinstance(error, OperationalError | InterfaceError)
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """Whether the database does not answer; not a statement that it refused or that took too long."""
+    """Return whether the database does not answer; False for a rejected or slow statement."""
     if isinstance(error, DatabaseUnavailable):
         return True
     state = sqlstate(error)
@@ -29,7 +29,7 @@ def is_unavailable(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """The error as the ledger and the logs have it: one line, and where it came from."""
+    """Return the error as one line for the ledger and the logs, with its origin."""
     if isinstance(error, ClocksDiffer):
         return "clock"
     place = "database: " if isinstance(error, PeeweeException) else ""
@@ -37,7 +37,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def classify_error(error: Exception) -> Exception:
-    """The error as one of ours where the driver's says less: the database is away, or not made."""
+    """Return the library's error for a database that is unreachable or lacks the schema, else the error itself."""
     if is_unreachable(error):
         return DatabaseUnavailable(reason_of(error))
     if isinstance(error, ProgrammingError):
@@ -52,7 +52,7 @@ def caused_by(error: BaseException, kinds: tuple[type[BaseException], ...]) -> b
     """Return whether the error, or one that led to it, is of one of these types."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
-    # An error object that is raised more than once may have led to itself.
+    # An error that is raised more than once may be its own cause.
     while cause is not None and not any(cause is each for each in seen):
         if isinstance(cause, kinds):
             return True

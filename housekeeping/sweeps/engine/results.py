@@ -1,4 +1,4 @@
-"""What one run did, as its caller sees it."""
+"""Result of one run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from housekeeping.sweeps.ledger.runs import Counts, Outcome
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What one run did; the same facts as its row in the ledger.
+    """Result of one run, as its row in the ledger has it.
 
     Attributes:
-      run_id: Its row; null for a dry run, or when the database could not be reached.
-      reason: Why it ended so; null for a plain ``done``.
-      duration_s: Seconds, by the monotonic clock of the machine that ran it.
-      error: What broke it off; not part of the JSON form.
-      retry_after: When the message is to come back, for one that met the lease of its own dead attempt; likewise.
+      run_id: Its row; None for a dry run, or if the database could not be reached.
+      reason: Reason of the outcome; None for a plain ``done``.
+      duration_s: Seconds, by the monotonic clock.
+      error: The exception that broke it off; not part of the JSON form.
+      retry_after: Delay until the message is delivered again, if its own dead attempt holds the lease. Not part of
+        the JSON form.
     """
 
     worker: str
@@ -34,7 +35,7 @@ class RunResult:
     retry_after: timedelta | None = field(default=None, compare=False)
 
     def as_json(self) -> dict[str, Any]:
-        """The result object of ``housekeeping run --json``."""
+        """Return the result object of ``housekeeping run --json``."""
         return {
             "worker": self.worker,
             "outcome": self.outcome,
@@ -52,10 +53,10 @@ class RunResult:
         return 0 if self.outcome in ("done", "partial", "skipped") else 1
 
     def raise_for_failure(self) -> None:
-        """Raise what broke the run off, so that its message is retried; nothing when it ended well.
+        """Raise the error that broke the run off, so that its message is retried.
 
-        A run that was taken over raises nothing here: its actor puts the message back. Nor does one that its
-        breaker stopped: until somebody confirms it, each retry would be stopped as well, and the next tick asks anew.
+        A run that was taken over raises nothing: its actor requeues the message. Nor does a run that its breaker
+        stopped: retries would be stopped as well until an operator confirms a run.
         """
         if self.error is None or isinstance(self.error, RunTakenOver | BreakerTripped):
             return

@@ -43,8 +43,8 @@ REASONS: Final = {
     "shutdown": "its process was told to stop; its message went back to the queue and goes on where it stopped",
     "taken_over": "it gave no sign of life and another attempt took over; see the next attempt",
     "lease_lost": "another run had taken its lease; what it had not committed was rolled back",
-    "gate": "the database was not well and did not become so in time, the log line `A gate stays shut` says how; "
-    "it worked slowly meanwhile, and the next run goes on where it stopped",
+    "gate": "the database stayed overloaded, see the log line `Still throttled, ending the run`; the run continued "
+    "slowly meanwhile, and the next run resumes",
     "breaker": "far more rows were stale than usual; it processed as many as its breaker allows, and the next run "
     "goes on there. To process all at once: housekeeping plan NAME, then run --confirm",
     UNCONFIRMED: "no run of this worker has ended yet, and it would process a large part of a table",

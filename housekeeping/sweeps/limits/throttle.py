@@ -1,4 +1,4 @@
-"""ThrottleLimits: throttles that slow a run down while the database is not well, and end it early when that lasts."""
+"""Throttle: slows a run down while the database is overloaded, and ends it early if that lasts."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _LONGEST_PAUSE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ThrottleLimits:
-    """What a run must not add to; it is slowed down above these limits. Null, or false, switches a gate off.
+    """Health of the database above which a run is throttled. None or False switches a check off.
 
     Attributes:
-      replication_lag_s: Seconds a standby is behind. 30: a healthy one lags by less than a second, and who reads from
-        it notices half a minute.
-      waiting_locks: Sessions that wait for locks on the sweep's tables. 10: single ones come and go with any traffic,
-        a queue of ten means a migration or a hot row, which we would hold up.
-      vacuum: Whether a vacuum of the tables shuts. Off: it is the ordinary companion of every cleaning.
-      batch_s: Seconds our own batches took since the last look, on average. Off: what is slow differs by table.
-      wait_s: How long a run waits to begin; then, or in the middle, how long it goes slowly before it ends. It always
-        takes one batch.
+      replication_lag_s: Seconds that a standby lags. 30: a healthy one lags under a second, and readers notice half
+        a minute.
+      waiting_locks: Sessions that wait for locks on the sweep's tables. 10: single ones are normal under load. Ten of
+        them mean a migration or a hot row, which the run would delay.
+      vacuum: Whether a vacuum of the tables throttles. Off, because every cleanup is followed by one.
+      batch_s: Average seconds of the run's batches since the last check. Off, because it differs by table.
+      wait_s: How long a run waits before its first batch, and how long it then continues slowly before it ends. It
+        always processes one batch.
     """
 
     replication_lag_s: float | None = 30
@@ -45,13 +45,13 @@ class ThrottleLimits:
 
     @property
     def ask(self) -> bool:
-        """Whether there is anything to ask the database."""
+        """Whether any check queries the database."""
         return self.replication_lag_s is not None or self.waiting_locks is not None or self.vacuum
 
 
 @dataclass(frozen=True, slots=True)
 class Shut:
-    """A gate that is shut, and what shut it."""
+    """Check that throttles the run, with its value."""
 
     gate: str
     value: float
@@ -59,12 +59,12 @@ class Shut:
 
 
 class Throttle:
-    """Stands between the batches of one run.
+    """Throttle of one run, called between its batches.
 
     Parameters:
-      tables: Those the sweep walks, as `health.table_name` has them; none: the database is not asked.
-      budget: Its time is what is waited by.
-      wait: Waits for so many seconds, or until the run is to stop.
+      tables: Tables of the sweep, by `table_name`; empty: the database is not queried.
+      budget: Clock for the waiting time.
+      wait: Sleeps for so many seconds, or until the run must stop.
     """
 
     def __init__(
@@ -90,27 +90,26 @@ class Throttle:
 
     @property
     def measures(self) -> bool:
-        """Whether it is to be told how long batches take."""
+        """Whether it needs the duration of batches."""
         return self._limits.batch_s is not None
 
     @property
     def is_active(self) -> bool:
-        """Whether a gate was shut when they were last looked at."""
+        """Whether the last check throttled the run."""
         return self._shut is not None
 
     def took(self, seconds: float) -> None:
-        """Hear how long a batch took."""
+        """Note the duration of a batch."""
         self._batches.append(seconds)
 
     def hold(self, give_up: Callable[[], bool]) -> Shut | None:
-        """Let the next batch wait as long as it should; returns the gate that makes the run end, None to go on.
+        """Wait before the next batch if the run is throttled. Return the check that ends the run; None to continue.
 
-        Before the first batch it waits for all gates to open. Between batches it only makes pauses, each longer than
-        the one before: what was begun goes on, slowly. Asks at most every two seconds. A call after a
-        throttled wait starts `wait_s` again.
+        Before the first batch it waits up to `wait_s` for a healthy database. Between batches it only pauses, each time
+        longer, so that the run continues slowly. The checks run at most every two seconds.
 
         Parameters:
-          give_up: Whether the run must end for another reason; asked while it waits.
+          give_up: Returns whether the run must end for another reason; called while it waits.
         """
         self._look()
         begun, self._begun = self._begun, True
@@ -128,16 +127,16 @@ class Throttle:
         return None
 
     def as_count(self) -> dict[str, Any]:
-        """The count ``throttled`` of a run that a gate ends, as the ledger keeps it; empty when none is shut."""
+        """Return the count ``throttled`` of a run that the throttle ends; empty if it is not throttled."""
         shut = self._shut
         return {} if shut is None else {"throttled": {"gate": shut.gate, "value": shut.value, "limit": shut.limit}}
 
     def _stays_shut(self, shut: Shut, begun: bool) -> Shut:
         self._shut_since = self._budget.seen
         if begun:
-            logger.warning("A gate stays shut", gate=shut.gate, value=shut.value, limit=shut.limit)
+            logger.warning("Still throttled, ending the run", gate=shut.gate, value=shut.value, limit=shut.limit)
         else:
-            logger.info("Throttled run works slowly", gate=shut.gate, value=shut.value, limit=shut.limit)
+            logger.info("Throttled run continues slowly", gate=shut.gate, value=shut.value, limit=shut.limit)
         return shut
 
     def _look(self) -> None:
@@ -152,7 +151,7 @@ class Throttle:
         elif before is None:
             self._shut_since = now
             shut = self._shut
-            logger.info("A gate is shut", gate=shut.gate, value=shut.value, limit=shut.limit)
+            logger.info("Run is throttled", gate=shut.gate, value=shut.value, limit=shut.limit)
 
     def _found(self) -> Iterator[Shut]:
         gates = self._limits
@@ -171,7 +170,7 @@ class Throttle:
     def _known(self, gate: str, value: float | None, signs: DbHealth) -> bool:
         if value is None and gate not in self._unknown:
             self._unknown.add(gate)
-            logger.info("A gate is unknown and stands open", gate=gate, error=signs.trouble)
+            logger.info("Health check unavailable, continuing without it", gate=gate, error=signs.trouble)
         return value is not None
 
 

@@ -1,4 +1,4 @@
-"""An effect outside of the database for each stale row, and then the change of the row that says it is done."""
+"""Stage that has an effect outside the database for each stale row, then changes the row."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Call:
     the batch is written. A lease keeps two runs from calling for the same row at the same time.
 
     Note: A call should take well under a minute, so give it a time limit of its own: a run that gives no sign of life
-    for that long is taken for dead. The budget, a pause and a shutdown are heard between two calls.
+    for that long is considered dead. The budget, a pause and a shutdown are checked between two calls.
 
     Attributes:
       function: Given one row, as an object of the sweep's model with all its columns. When it raises, the row stays as
@@ -64,20 +64,20 @@ class Call:
         return None
 
     def is_unavailable(self, error: BaseException) -> bool:
-        """Whether it says that the other side cannot be reached, itself or by what it comes from."""
+        """Return whether the error, or one that caused it, means that the service is unavailable."""
         return caused_by(error, self.unavailable_errors)
 
 
 @dataclass(slots=True)
 class _Taken:
-    """What became of the rows of a step.
+    """Rows of a batch after the calls.
 
     Attributes:
-      called: Those the function has succeeded for.
-      failures: Those it has failed for.
-      position: The last of all these; None: the front.
-      end, exhausted: Where the stage stands after the whole batch, and whether nothing is left then.
-      complete: Whether these are all that the step has taken.
+      called: Rows for which the function succeeded.
+      failures: Rows for which it failed.
+      position: Position of the last row called for; None: the front.
+      end, exhausted: Where the whole batch ends, and whether nothing is left after it.
+      complete: Whether the function was called for the whole batch.
     """
 
     position: Position | None
@@ -90,15 +90,15 @@ class _Taken:
 
 @dataclass(frozen=True, kw_only=True)
 class CallStage(TableStage):
-    """One walk through a table whose action is a `Call`."""
+    """Table stage whose action is a `Call`."""
 
     action: Call
 
     def prepare(self, batch: Batch) -> _Taken:
-        """Call for each row of the step that nobody holds at this moment.
+        """Call the function for each row of the batch that no other transaction has locked.
 
         Raises:
-          Exception: What says that the other side cannot be reached, when nothing else is to be written first.
+          Exception: The called service is unavailable, and no row has to be written first.
         """
         texts = [column.cast("text").alias(text_of(column)) for column in self.as_text]
         query: Any = self.rows(batch).select(self.model, *texts).for_update(skip_locked=True)
@@ -115,7 +115,7 @@ class CallStage(TableStage):
                 if self.action.is_unavailable(error):
                     if not (prepared.called or prepared.failures):
                         raise
-                    # What has succeeded is written first; the next step meets the same error.
+                    # The rows that succeeded are written first. The next batch meets the same error.
                     prepared.complete = False
                     break
                 if len(some) > 1:
@@ -131,7 +131,7 @@ class CallStage(TableStage):
         return prepared
 
     def apply(self, batch: Batch, prepared: _Taken) -> BatchResult:  # type: ignore[override]
-        """Change the rows that were called for and are still stale."""
+        """Change the rows for which the call succeeded and that are still stale."""
         called = [position for position in prepared.called if self._is_about(batch, position)]
         failures = [failure for position, failure in prepared.failures if self._is_about(batch, position)]
         changed = super().apply(dataclasses.replace(batch, only=called)) if called else BatchResult(self._counted(()))
@@ -151,7 +151,7 @@ class CallStage(TableStage):
         return BatchResult({}, prepared.end, prepared.exhausted)
 
     def _position(self, row: Any) -> Position:
-        # Not by attribute, which would read what a foreign key refers to.
+        # Not by attribute, which would query the row that a foreign key references.
         as_text = {id(column) for column in self.as_text}
         return tuple(
             getattr(row, text_of(column)) if id(column) in as_text else row.__data__[column.name]
@@ -159,5 +159,5 @@ class CallStage(TableStage):
         )
 
     def _is_about(self, batch: Batch, position: Position) -> bool:
-        # A batch that failed only at its commit is written again in parts.
+        # A batch that failed at its commit is applied again in parts.
         return batch.only is None or self.key_values(position) in [self.key_values(each) for each in batch.only]

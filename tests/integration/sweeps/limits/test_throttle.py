@@ -62,8 +62,8 @@ def test_run_that_starts_throttled_waits_then_works_slowly_and_ends(
     assert last_run().counts["throttled"]["gate"] == gate
     assert 10 <= result.counts["deleted_rows"] == 1000 - UserStatus.select().count() <= 120
     assert 20 < sum(stopping.waits) <= 22, "ten seconds until it begins, and ten in which it is slow"
-    assert [record.__dict__["gate"] for record in logged(caplog, "Throttled run works slowly")] == [gate]
-    assert [record.__dict__["gate"] for record in logged(caplog, "A gate stays shut")] == [gate]
+    assert [record.__dict__["gate"] for record in logged(caplog, "Throttled run continues slowly")] == [gate]
+    assert [record.__dict__["gate"] for record in logged(caplog, "Still throttled, ending the run")] == [gate]
 
 
 @pytest.mark.parametrize("wait_s", [0, 3600])
@@ -229,7 +229,7 @@ def test_what_cannot_be_seen_is_said_once_and_stops_nothing(
             on_batch=lambda counts: clock.advance(timedelta(seconds=2)),
         )
 
-    unknown = logged(caplog, "A gate is unknown and stands open")
+    unknown = logged(caplog, "Health check unavailable, continuing without it")
     assert (result.outcome, len(blind.looks) > 2) == ("done", True)
     assert [record.__dict__["gate"] for record in unknown] == ["replication_lag_s", "waiting_locks", "vacuum"]
     assert {record.levelname for record in unknown} == {"INFO"}
@@ -245,7 +245,10 @@ def test_a_view_that_cannot_be_read_stops_nothing(
         result = run_sweep(SMALL)
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", 15)
-    assert "a_view_that_is_not_there" in logged(caplog, "A gate is unknown and stands open")[0].__dict__["error"]
+    assert (
+        "a_view_that_is_not_there"
+        in logged(caplog, "Health check unavailable, continuing without it")[0].__dict__["error"]
+    )
 
 
 def test_slow_batches_of_its_own_shut_a_gate_and_fast_ones_open_it(
