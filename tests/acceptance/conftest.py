@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from psycopg2.extensions import connection as Connection
@@ -33,22 +32,38 @@ RunMeasured = Callable[..., Measured]
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
+#: The command line, which writes its peak of resident memory in kilobytes to a file. Not `ru_maxrss`: a new process
+#: inherits it from the one that started it, here pytest.
+_MEASURED: Final = """
+import atexit, os, re
+from pathlib import Path
+from housekeeping.cli.main import main
+
+def write_peak():
+    status = Path("/proc/self/status").read_text()
+    Path(os.environ["PEAK_FILE"]).write_text(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1])
+
+atexit.register(write_peak)
+main()
+"""
+
+
 @pytest.fixture
-def run_measured(environment: dict[str, str]) -> RunMeasured:
-    """Run a worker by the command line, as a process of its own, and measure its resident memory at the peak."""
+def run_measured(environment: dict[str, str], tmp_path: Path) -> RunMeasured:
+    """Run a worker by the command line in a process of its own and measure its peak of resident memory."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("no /proc on this system")
 
     def run(*arguments: str, **settings: str) -> Measured:
-        command = [sys.executable, "-m", "housekeeping", "run", *arguments, "--json"]
-        process = subprocess.Popen(
-            command, env=environment | settings, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        peak = tmp_path / "peak"
+        finished = subprocess.run(
+            [sys.executable, "-c", _MEASURED, "run", *arguments, "--json"],
+            env=environment | settings | {"PEAK_FILE": str(peak)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
-        assert process.stdout is not None
-        said = process.stdout.read()
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        process.stdout.close()
-        unit = 1024 * 1024 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes there, kilobytes elsewhere
-        return Measured(json.loads(said), used.ru_maxrss / unit)
+        return Measured(json.loads(finished.stdout), int(peak.read_text()) / 1024)
 
     return run
 
