@@ -106,7 +106,9 @@ def test_limit_counts_the_rows_of_all_stages(
             dataclasses.replace(whole, name="high", stale=lambda now: whole.stale(now) & (UserStatus.user_id > 8)),
         ]
 
-    staged = dataclasses.replace(LIMITED, stages=halves)
+    staged = dataclasses.replace(
+        LIMITED, stages=halves, stale=None, order=(), action=None, event=None, event_columns={}
+    )
     first = run_sweep(staged, clock=clock)
     left = [row.user_id for row in UserStatus.select().order_by(UserStatus.user_id)]
     second = run_sweep(staged, clock=clock)
