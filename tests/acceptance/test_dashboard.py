@@ -122,6 +122,7 @@ def test_a_failing_worker_is_seen_paused_and_resumed_by_keyboard(
     admin: Connection,
     settings: Settings,
 ) -> None:
+    command("run", WORKER)  # Its table was there, so its absence is an error.
     with admin.cursor() as cursor:
         cursor.execute(f"ALTER TABLE {settings.namespace}.user_statuses RENAME TO elsewhere")
     command("run", WORKER)

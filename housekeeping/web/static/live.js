@@ -72,7 +72,7 @@ async function refresh() {
   try {
     const response = await fetch(location.href, { redirect: "manual", signal: AbortSignal.timeout(ANSWER_MS) });
     if (response.type === "opaqueredirect") showStatus("You are no longer logged in.");
-    else if (!response.ok) showStatus(`The dashboard serverStatus with an error (${response.status}).`);
+    else if (!response.ok) showStatus(`The dashboard answers with an error (${response.status}).`);
     else {
       const page = new DOMParser().parseFromString(await response.text(), "text/html");
       for (const part of document.querySelectorAll("[data-live]")) {
@@ -84,7 +84,7 @@ async function refresh() {
       showStatus("");
     }
   } catch {
-    showStatus("The dashboard does not response.");
+    showStatus("The dashboard does not answer.");
   }
   setTimeout(refresh, document.hidden ? 10 * EVERY_MS : EVERY_MS);
 }
