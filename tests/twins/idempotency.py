@@ -46,11 +46,11 @@ def _lets_a_delivery_sleep_on(patch: pytest.MonkeyPatch) -> None:
 
 
 def _begins_whatever_happened_meanwhile(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Idempotency, "_unless_taken_over", lambda self, function: function)
+    patch.setattr(Idempotency, "_check_mark_first", lambda self, function: function)
 
 
 def _takes_the_key_of_its_redelivery(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Idempotency, "mark", lambda self: None)
+    patch.setattr(Idempotency, "running_mark", lambda self: None)
 
 
 def _takes_what_was_taken_over_for_done(patch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def _leaves_no_section(patch: pytest.MonkeyPatch) -> None:
 
 def _begins_without_its_lease(patch: pytest.MonkeyPatch) -> None:
     holding: Any = lambda self, function, *args, **kwargs: function(*args, **kwargs)  # noqa: E731
-    patch.setattr(exclusive_lease.ExclusiveLeases, "_holding", holding)
+    patch.setattr(exclusive_lease.ExclusiveLeases, "_run_holding", holding)
 
 
 def _comes_back_much_later(patch: pytest.MonkeyPatch) -> None:
