@@ -47,13 +47,13 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "R1",
         "retries_without_end",
-        f"{_RETRIES}test_after_the_last_retry_comes_the_dead_letter",
+        f"{_RETRIES}test_last_failed_retry_makes_a_dead_letter",
         _count_no_retry,
     ),
     Twin(
         "R1",
         "keeps_an_eleventh_dead_letter",
-        f"{_RETRIES}test_only_the_last_ten_dead_letters_of_a_scheduled_actor_are_kept",
+        f"{_RETRIES}test_scheduled_actor_keeps_its_last_ten_dead_letters",
         instead(dead_letters, "KEPT", 11),
     ),
     Twin(

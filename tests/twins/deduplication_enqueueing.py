@@ -39,14 +39,14 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "D3",
         "takes_arguments_as_they_are_written",
-        f"{_BULK}test_a_call_that_waits_already_is_dropped_and_marked",
+        f"{_BULK}test_duplicate_call_is_dropped_and_marked",
         instead_at("housekeeping.middleware.call_keys.digest", lambda actor, *call: repr(call)),
     ),
     Twin(
         "D3",
         "ignores_idempotency_keys",
         "tests/integration/middleware/deduplication/test_idempotency_keys.py::"
-        "test_messages_with_different_idempotency_keys_both_have_an_effect",
+        "test_different_idempotency_keys_both_have_an_effect",
         instead_at(
             "housekeeping.middleware.deduplication.steps.message_digest",
             lambda actor, message, key: digest(actor, message.args, message.kwargs, key),
@@ -55,31 +55,31 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "D6",
         "takes_the_key_before_the_enqueueing",
-        f"{_ENQUEUEING}test_wherever_a_sender_dies_message_and_key_are_both_there_or_neither",
+        f"{_ENQUEUEING}test_sender_killed_anywhere_leaves_message_and_key_or_neither",
         _TAKE_TURNS,
     ),
     Twin(
         "D6",
         "takes_the_keys_before_the_bulk",
-        "tests/integration/middleware/enqueue_many/test_bulk_faults.py::test_wherever_a_sender_of_many_dies_all_are_there_with_their_keys_or_none",
+        "tests/integration/middleware/enqueue_many/test_bulk_faults.py::test_bulk_sender_killed_anywhere_leaves_all_messages_and_keys_or_none",
         _TAKE_TURNS,
     ),
     Twin(
         "D6",
         "enqueues_what_is_there_already",
-        f"{_ENQUEUEING}test_a_message_without_a_key_is_enqueued_once_though_its_answer_is_lost",
+        f"{_ENQUEUEING}test_message_without_key_and_lost_answer_is_enqueued_once",
         in_script("WITH_ENQUEUEING", 'if redis.call("hexists", messages, copy) == 1 then return "" end', ""),
     ),
     Twin(
         "D6",
         "enqueues_a_second_copy",
-        f"{_ENQUEUEING}test_a_message_that_is_enqueued_again_because_its_answer_was_lost_is_there_once",
+        f"{_ENQUEUEING}test_message_reenqueued_after_lost_answer_is_queued_once",
         in_script("WITH_ENQUEUEING", 'if ARGV[1] == "1" and waits() then', "if false then"),
     ),
     Twin(
         "D6",
         "loses_what_is_requeued",
-        f"{_ENQUEUEING}test_a_message_that_left_its_queue_for_the_dead_letters_may_be_enqueued_again",
+        f"{_ENQUEUEING}test_dead_letter_may_be_enqueued_again",
         in_script(
             "WITH_ENQUEUEING", 'if queued and redis.call("hexists", messages, queued) == 1 then', "if queued then"
         ),
@@ -87,7 +87,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "D6",
         "reserves_for_the_whole_ttl",
-        f"{_ENQUEUEING}test_a_key_on_another_redis_is_reserved_for_seconds_only_when_its_message_never_came",
+        f"{_ENQUEUEING}test_key_on_other_redis_expires_soon_without_its_message",
         instead_at("housekeeping.middleware.deduplication.keys.RESERVED_FOR", timedelta(hours=1)),
     ),
     Twin(
@@ -112,7 +112,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "F5",
         "leaves_a_key_without_a_message",
-        f"{_ENQUEUEING}test_a_scheduler_killed_once_its_message_was_sent_leaves_it_and_nothing_else",
+        f"{_ENQUEUEING}test_scheduler_killed_after_sending_leaves_only_the_message",
         _TAKE_TURNS,
         in_processes=True,
         slow=True,

@@ -36,13 +36,13 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "D7",
         "takes_itself_for_a_duplicate",
-        f"{_TURNS}test_a_redelivery_of_the_holder_runs",
+        f"{_TURNS}test_redelivery_of_the_holder_runs",
         in_script("START", ANOTHER_HOLDS_IT, "if holder then"),
     ),
     Twin(
         "D7",
         "runs_beside_the_one_that_runs",
-        f"{_TURNS}test_a_message_that_lost_its_key_waits_for_the_one_that_runs",
+        f"{_TURNS}test_message_that_lost_its_key_waits_for_the_running_one",
         in_script("START", ANOTHER_HOLDS_IT, "if false then"),
     ),
     Twin(
@@ -66,7 +66,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "D2",
         "supersedes_what_others_wait_for",
-        f"{_SUPERSEDED}test_retry_that_others_wait_for_is_not_superseded",
+        f"{_SUPERSEDED}test_retry_with_dependents_is_not_superseded",
         instead_at("housekeeping.middleware.deduplication.steps.has_dependents", lambda message: False),
     ),
     Twin(
@@ -78,67 +78,67 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "D8",
         "asks_for_no_further_run",
-        f"{_TURNS}test_duplicates_that_arrive_while_the_holder_runs_make_one_more_run",
+        f"{_TURNS}test_duplicates_during_a_run_make_one_rerun",
         in_script("CLAIM", _ASKS, ""),
     ),
     Twin(
         "D8",
         "runs_again_for_a_duplicate_of_one_that_waits",
-        f"{_TURNS}test_a_duplicate_of_one_that_waits_makes_no_further_run",
+        f"{_TURNS}test_duplicate_of_a_waiting_message_makes_no_rerun",
         in_script("CLAIM", "and running then", "then"),
     ),
     Twin(
         "D8",
         "forgets_the_further_run_with_the_answer",
-        f"{_KEYS}test_a_run_that_is_wanted_is_owed_until_its_message_takes_the_key_over",
+        f"{_KEYS}test_rerun_is_owed_until_its_message_holds_the_key",
         in_script("RELEASE", 'redis.call("pexpire", KEYS[1], ttl)', 'redis.call("del", KEYS[1])'),
     ),
     Twin(
         "D8",
         "gives_up_after_three_tries",
-        f"{_ONE_MORE}test_the_one_more_run_is_made_however_long_redis_is_away",
+        f"{_ONE_MORE}test_rerun_is_enqueued_however_long_redis_is_unavailable",
         give_up_after_three_tries,
     ),
     Twin(
         "D8",
         "takes_a_lost_key_for_a_free_one",
-        f"{_ONE_MORE}test_the_one_more_run_is_made_though_redis_came_back_empty",
+        f"{_ONE_MORE}test_rerun_is_enqueued_although_redis_came_back_empty",
         in_script("RELEASE", 'run ~= "" and 2 or 0', "0"),
     ),
     Twin(
         "D8",
         "takes_what_was_put_back_for_a_retry",
-        f"{_ONE_MORE}test_a_run_that_is_put_back_owes_the_one_more_run_after_it",
+        f"{_ONE_MORE}test_requeued_run_owes_the_rerun_afterwards",
         in_script("RETAIN", "still_wanted and redis.call", "false and redis.call"),
     ),
     Twin(
         "D8",
         "takes_the_key_over_before_the_message_is_there",
-        f"{_TWO_SERVERS}test_the_one_more_run_is_owed_until_its_message_is_on_the_other_server",
+        f"{_TWO_SERVERS}test_rerun_is_owed_until_its_message_is_on_the_other_server",
         in_script("CLAIM", 'if state == "reserved" then return "" end', ""),
     ),
     Twin(
         "D8",
         "never_takes_the_key_over",
-        f"{_TWO_SERVERS}test_the_one_more_run_is_made_where_keys_and_queue_are_on_different_servers",
+        f"{_TWO_SERVERS}test_rerun_is_enqueued_where_keys_and_queue_are_on_different_servers",
         in_script("CONFIRM", "run and run == ended_run", "false"),
     ),
     Twin(
         "D8",
         "believes_the_marks_of_a_failed_try",
-        f"{_TWO_SERVERS}test_a_message_that_could_not_be_sent_is_sent_as_new_the_next_time",
+        f"{_TWO_SERVERS}test_message_that_could_not_be_sent_is_sent_as_new_the_next_time",
         _marks_what_it_was_given,
     ),
     Twin(
         "D4",
         "keeps_what_it_reserved_for_a_refused_message",
-        f"{_TWO_SERVERS}test_a_key_on_another_server_is_free_at_once_when_its_message_is_refused",
+        f"{_TWO_SERVERS}test_key_on_other_server_is_free_at_once_when_its_message_is_refused",
         instead_at("housekeeping.middleware.deduplication.middleware.Deduplication._free_reserved", lambda self: None),
     ),
     Twin(
         "F6",
         "lets_a_duplicate_of_the_last_batch_go",
-        f"{_ONE_MORE}test_whenever_a_duplicate_arrives_some_run_starts_its_reading_after_it",
+        f"{_ONE_MORE}test_run_starts_after_every_duplicate_whenever_it_arrives",
         in_script("CLAIM", _ASKS, ""),
     ),
 ]

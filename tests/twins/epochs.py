@@ -77,7 +77,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "L3",
         "lets_actors_through_the_fence",
-        _LOST + "test_an_actor_that_slept_commits_nothing_once_another_has_begun",
+        _LOST + "test_actor_that_slept_cannot_commit_once_another_began",
         instead(lease, "check_epoch", lambda key, epoch, connection=None: None),
     ),
     Twin(

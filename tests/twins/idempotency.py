@@ -108,25 +108,25 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "I1",
         "begins_whatever_happened_meanwhile",
-        _ASLEEP + "test_a_delivery_that_slept_before_its_actor_began_does_not_do_again_what_is_done",
+        _ASLEEP + "test_delivery_that_slept_before_its_actor_does_not_repeat_the_work",
         _begins_whatever_happened_meanwhile,
     ),
     Twin(
         "D5",
         "takes_the_key_of_its_redelivery",
-        _ASLEEP + "test_a_delivery_that_slept_before_it_asked_for_its_key_leaves_it_to_the_one_that_runs",
+        _ASLEEP + "test_delivery_that_slept_before_its_key_leaves_it_to_the_running_one",
         _takes_the_key_of_its_redelivery,
     ),
     Twin(
         "I1",
         "takes_what_was_taken_over_for_done",
-        _ASLEEP + "test_a_run_that_was_taken_over_leaves_the_completion_to_the_one_at_work",
+        _ASLEEP + "test_run_that_was_taken_over_leaves_the_completion_to_its_successor",
         _takes_what_was_taken_over_for_done,
     ),
     Twin(
         "I1",
         "records_no_completion",
-        _ONCE + "test_a_completed_message_is_not_executed_again",
+        _ONCE + "test_completed_message_is_not_executed_again",
         _records_no_completion,
     ),
     Twin(
@@ -138,26 +138,26 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "I2",
         "lets_a_second_delivery_in",
-        _ONCE + "test_a_second_delivery_waits_its_turn_and_finds_the_work_done",
+        _ONCE + "test_second_delivery_waits_and_finds_the_work_done",
         _lets_a_second_delivery_in,
     ),
     Twin(
         "I2",
         "lets_a_delivery_sleep_on",
-        _AGAIN + "test_a_delivery_that_slept_is_interrupted_when_another_one_is_at_work",
+        _AGAIN + "test_sleeping_delivery_is_interrupted_when_another_one_runs",
         _lets_a_delivery_sleep_on,
         slow=True,
     ),
     Twin(
         "I2",
         "lets_a_lost_mark_go",
-        _AGAIN + "test_a_mark_that_redis_lost_is_made_again_while_its_run_lives",
+        _AGAIN + "test_mark_lost_by_redis_is_restored_during_the_run",
         _lets_a_lost_mark_go,
     ),
     Twin(
         "I2",
         "renews_what_has_ended",
-        _AGAIN + "test_a_renewal_that_is_under_way_when_its_message_ends_leaves_no_mark",
+        _AGAIN + "test_renewal_during_the_end_of_a_message_leaves_no_mark",
         _renews_what_has_ended,
     ),
     Twin(
@@ -172,5 +172,5 @@ TWINS: Final[list[Twin]] = [
         "tests/integration/workers/user_status_cleanup/test_worker.py::test_a_second_run_finds_nothing_to_do",
         _touches_without_settling,
     ),
-    Twin("I3", "knows_no_actors", _ONCE + "test_an_applications_key_is_one_actors_own", _knows_no_actors),
+    Twin("I3", "knows_no_actors", _ONCE + "test_applications_key_is_scoped_to_its_actor", _knows_no_actors),
 ]

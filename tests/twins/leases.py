@@ -62,31 +62,31 @@ def _passes_over_errors(patch: pytest.MonkeyPatch) -> None:
 
 
 TWINS: Final[list[Twin]] = [
-    Twin("L1", "grants_what_is_held", _ACTORS + "test_of_many_messages_at_once_one_runs", _grants_what_is_held),
+    Twin("L1", "grants_what_is_held", _ACTORS + "test_of_many_concurrent_messages_one_runs", _grants_what_is_held),
     Twin(
         "L1",
         "releases_what_another_holds",
-        _LOST + "test_an_actor_whose_lease_was_lost_is_interrupted_and_retried",
+        _LOST + "test_actor_that_lost_its_lease_is_interrupted_and_retried",
         _releases_what_another_holds,
     ),
     Twin(
         "L2",
         "renews_what_another_holds",
-        _LOST + "test_an_actor_whose_lease_was_lost_is_interrupted_and_retried",
+        _LOST + "test_actor_that_lost_its_lease_is_interrupted_and_retried",
         _renews_what_another_holds,
         slow=True,
     ),
     Twin(
         "L2",
         "tells_only_when_the_server_answers",
-        _LOST + "test_an_actor_is_interrupted_in_time_although_redis_neither_renews_nor_answers",
+        _LOST + "test_actor_is_interrupted_before_expiry_though_redis_does_not_answer",
         instead(Renewal, "notify_at", property(lambda self: float("inf"))),
         slow=True,
     ),
     Twin(
         "L2",
         "interrupts_the_hooks_too",
-        _LOST + "test_a_lease_that_is_lost_in_the_hooks_after_the_actor_interrupts_nothing",
+        _LOST + "test_lease_lost_in_the_hooks_after_the_actor_interrupts_nothing",
         _leaves_no_section,
     ),
     Twin(
@@ -98,25 +98,25 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "L2",
         "begins_without_its_lease",
-        _LOST + "test_an_actor_whose_lease_was_lost_before_it_began_does_not_begin",
+        _LOST + "test_actor_that_lost_its_lease_before_it_began_does_not_begin",
         _begins_without_its_lease,
     ),
     Twin(
         "L4",
         "drops_the_message_of_a_dead_attempt",
-        _LOST + "test_a_message_that_meets_its_own_dead_attempts_lease_comes_back",
+        _LOST + "test_message_blocked_by_its_dead_attempts_lease_is_retried",
         instead(exclusive_lease, "holder_of", lambda token: Holder()),
     ),
     Twin(
         "L4",
         "comes_back_much_later",
-        _LOST + "test_a_dead_holders_lease_is_taken_over_within_two_ttls",
+        _LOST + "test_dead_holders_lease_is_taken_over_within_two_ttls",
         _comes_back_much_later,
     ),
     Twin(
         "L4",
         "takes_held_elsewhere_for_an_error",
-        _ACTORS + "test_a_message_is_skipped_while_another_holds_the_lease",
+        _ACTORS + "test_message_is_skipped_while_another_holds_the_lease",
         instead(exclusive_lease, "Skip", StoreUnavailable),
     ),
     Twin(
@@ -136,7 +136,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "L5",
         "runs_an_actor_although_redis_is_silent",
-        _ACTORS + "test_without_redis_the_message_fails_and_is_retried_and_does_not_run",
+        _ACTORS + "test_without_redis_the_message_fails_is_retried_and_does_not_run",
         _passes_over_errors,
     ),
     Twin(

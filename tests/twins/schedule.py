@@ -133,26 +133,26 @@ TWINS: Final[list[Twin]] = [
         "S5",
         "takes_a_skip_for_recorded",
         "tests/integration/middleware/schedule/test_database_unavailable.py::"
-        "test_a_tick_that_was_skipped_and_could_not_be_recorded_is_tried_again",
+        "test_skipped_tick_without_a_record_is_retried",
         _takes_a_skip_for_recorded,
     ),
     Twin(
         "S5",
         "forgets_what_it_could_not_ask_for",
         "tests/integration/middleware/schedule/test_redis_unavailable.py::"
-        "test_the_ticks_of_a_new_actor_are_accounted_for_though_redis_is_away_when_the_first_scheduler_starts",
+        "test_ticks_of_a_new_actor_are_recorded_though_redis_is_down_at_start",
         _forgets_what_it_could_not_ask_for,
     ),
     Twin(
         "S1",
         "lets_every_scheduler_send_a_tick",
-        "tests/integration/middleware/schedule/test_schedule.py::test_a_tick_fires_once_although_two_schedulers_saw_it_due",
+        "tests/integration/middleware/schedule/test_schedule.py::test_tick_seen_by_two_schedulers_fires_once",
         _lets_everybody_send,
     ),
     Twin(
         "S1",
         "runs_every_message_of_a_tick",
-        "tests/integration/middleware/schedule/test_redis_unavailable.py::test_a_tick_whose_message_came_into_the_queue_twice_runs_once",
+        "tests/integration/middleware/schedule/test_redis_unavailable.py::test_tick_queued_twice_runs_once",
         _lets_every_message_run,
     ),
     Twin(
@@ -164,97 +164,96 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "S3",
         "lets_the_scheduler_die_without_redis",
-        "tests/integration/middleware/schedule/test_schedule.py::test_a_scheduler_outlives_redis_and_fires_the_next_tick",
+        "tests/integration/middleware/schedule/test_schedule.py::test_scheduler_outlives_a_redis_outage_and_fires_the_next_tick",
         _asks_without_a_guard,
     ),
     Twin(
         "S4",
         "makes_nothing_up",
-        "tests/integration/middleware/schedule/test_catch_up.py::test_the_latest_missed_tick_is_made_up_and_the_others_are_recorded",
+        "tests/integration/middleware/schedule/test_catch_up.py::test_latest_missed_tick_fires_and_the_others_are_recorded",
         _always("none"),
     ),
     Twin(
         "S4",
         "makes_up_what_it_is_told_not_to",
-        "tests/integration/middleware/schedule/test_catch_up.py::test_nothing_is_made_up_when_that_is_switched_off_but_recorded_once",
+        "tests/integration/middleware/schedule/test_catch_up.py::test_missed_ticks_are_recorded_once_without_catch_up",
         _always("latest"),
     ),
     Twin(
         "S5",
         "settles_a_tick_before_it_is_sent",
         "tests/integration/middleware/schedule/test_killed.py"
-        "::test_a_scheduler_killed_at_its_very_first_tick_leaves_that_to_be_made_up",
+        "::test_scheduler_killed_at_its_first_tick_leaves_it_to_catch_up",
         _settles_before_it_sends,
     ),
     Twin(
         "S5",
         "notes_no_outcome_with_the_tick",
         "tests/integration/middleware/schedule/test_killed.py"
-        "::test_a_tick_dropped_as_a_duplicate_is_recorded_though_the_scheduler_dies_of_it",
+        "::test_tick_dropped_as_duplicate_is_recorded_though_the_scheduler_dies",
         _notes_nothing,
     ),
     Twin(
         "S5",
         "counts_a_gap_once_for_each_who_writes_of_it",
-        "tests/integration/middleware/schedule/test_killed.py::test_two_schedulers_that_write_of_one_gap_write_one_row",
+        "tests/integration/middleware/schedule/test_killed.py::test_two_schedulers_record_one_outage_in_one_row",
         _takes_no_look_at_the_ledger,
     ),
     Twin(
         "S5",
         "runs_a_tick_that_was_counted_as_missed",
-        "tests/integration/middleware/schedule/test_killed.py"
-        "::test_a_message_whose_tick_was_counted_as_missed_meanwhile_does_not_run",
+        "tests/integration/middleware/schedule/test_killed.py::test_message_of_a_tick_recorded_as_missed_does_not_run",
         _runs_what_was_counted_as_missed,
     ),
     Twin(
         "S5",
         "keeps_an_outcome_the_database_could_not_take_to_itself",
         "tests/integration/middleware/schedule/test_database_unavailable.py"
-        "::test_an_outcome_the_database_could_not_take_is_written_by_the_next_scheduler",
+        "::test_unwritten_outcome_is_written_by_the_next_scheduler",
         _keeps_outcomes_to_itself,
     ),
     Twin(
         "S5",
         "keeps_what_neither_database_nor_redis_could_take",
         "tests/integration/middleware/schedule/test_database_unavailable.py"
-        "::test_an_outcome_that_neither_database_nor_redis_could_take_is_handed_on_with_the_workers_next_message",
+        "::test_outcome_without_database_and_redis_is_written_with_the_next_message",
         _keeps_what_neither_took_until_it_is_a_scheduler,
     ),
     Twin(
         "S5",
         "leaves_it_to_a_sweep_to_say_that_it_failed",
         "tests/integration/middleware/schedule/test_database_unavailable.py"
-        "::test_a_tick_whose_sweep_could_not_open_its_row_has_failed_when_the_database_is_back",
+        "::test_tick_of_a_sweep_without_a_row_failed_once_the_database_returns",
         _leaves_all_to_the_sweep,
     ),
     Twin(
         "F7",
         "remembers_no_tick",
-        "tests/integration/middleware/schedule/test_clocks.py::test_schedulers_restarted_within_each_minute_fire_each_tick_once",
+        "tests/integration/middleware/schedule/test_clocks.py::test_schedulers_restarted_every_minute_fire_each_tick_once",
         _remembers_nothing,
     ),
     Twin(
         "F7",
         "lets_both_of_two_schedulers_fire",
-        "tests/integration/middleware/schedule/test_clocks.py::test_two_schedulers_side_by_side_for_an_hour_fire_each_tick_once",
+        "tests/integration/middleware/schedule/test_clocks.py::test_two_parallel_schedulers_fire_each_tick_of_an_hour_once",
         _remembers_nothing,
     ),
     Twin(
         "F7",
         "counts_a_tick_as_missed_that_fires_after_all",
-        "tests/integration/middleware/schedule/test_clocks.py::test_a_clock_that_was_a_year_ahead_does_not_silence_the_year",
+        "tests/integration/middleware/schedule/test_clocks.py::test_clock_that_was_a_year_ahead_does_not_silence_the_year",
         _takes_nothing_back,
     ),
     Twin(
         "F7",
         "takes_a_time_of_day_for_a_reading",
-        "tests/integration/middleware/schedule/test_clocks.py::test_a_time_of_day_fires_once_on_the_days_of_daylight_saving",
+        "tests/integration/middleware/schedule/test_clocks.py::test_daily_tick_fires_once_on_daylight_saving_days",
         _fires_each_reading_of_a_time_of_day,
     ),
     Twin(
         "F7",
         "accounts_for_no_gap",
-        "tests/integration/middleware/schedule/test_clocks.py::test_outages_one_after_the_other_have_a_row_each",
+        "tests/integration/middleware/schedule/test_clocks.py::test_consecutive_outages_have_a_row_each",
         _notes_nothing,
     ),
     Twin(

@@ -60,53 +60,52 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "R5",
         "takes_a_shutdown_for_a_failure",
-        f"{_SHUTDOWN}test_an_actor_is_interrupted_after_the_grace_and_put_back",
+        f"{_SHUTDOWN}test_actor_is_interrupted_after_the_grace_and_requeued",
         instead(retries, "Shutdown", _Never),
     ),
     Twin(
         "R5",
         "tells_of_a_failure_that_is_none",
-        f"{_FOLLOW_UPS}test_a_message_that_goes_back_to_the_queue_has_no_callback_yet",
+        f"{_FOLLOW_UPS}test_requeued_message_sends_no_callback_yet",
         _call_being_put_back_an_end,
     ),
     Twin(
         "R5",
         "interrupts_what_comes_after_the_actor",
-        f"{_SHUTDOWN}test_a_thread_in_its_after_hooks_is_never_interrupted",
+        f"{_SHUTDOWN}test_thread_in_its_after_hooks_is_never_interrupted",
         _never_leave,
     ),
     Twin(
         "R5",
         "raises_time_limits_anywhere",
-        "tests/unit/middleware/test_time_limit.py"
-        "::test_outside_of_an_actor_nothing_is_interrupted_and_the_next_one_is_not_either",
+        "tests/unit/middleware/test_time_limit.py::test_thread_outside_of_an_actor_is_not_interrupted",
         # An error that a test notices, unlike an interrupt.
         instead(time_limit, "interrupt", lambda thread_id, kind: raise_thread_exception(thread_id, AssertionError)),
     ),
     Twin(
         "R5",
         "forgets_the_actor_that_called_another",
-        f"{_SHUTDOWN}test_an_actor_that_has_called_another_one_as_a_function_is_interrupted_all_the_same",
+        f"{_SHUTDOWN}test_actor_that_called_another_as_a_function_is_interrupted",
         instead(ShutdownNotifications, "_is_within", lambda self, thread_id: False),
         slow=True,
     ),
     Twin(
         "R5",
         "waits_for_the_statement",
-        f"{_STATEMENTS}test_an_actor_that_takes_the_cancelled_statement_for_its_own_error_is_put_back_too",
+        f"{_STATEMENTS}test_actor_that_translates_the_cancellation_is_requeued_too",
         instead(statements, "_cancel", lambda connection: False),
         slow=True,
     ),
     Twin(
         "R5",
         "cancels_the_statements_of_others",
-        f"{_STATEMENTS}test_only_statements_within_an_actor_are_cancelled",
+        f"{_STATEMENTS}test_only_statements_within_an_actor_are_canceled",
         in_text(statements, "_CANCEL", "pid = %s", "pid IS DISTINCT FROM -%s AND query LIKE 'DO %%pg_sleep%%'"),
     ),
     Twin(
         "R5",
         "cancels_a_commit",
-        f"{_STATEMENTS}test_a_commit_is_not_cancelled",
+        f"{_STATEMENTS}test_commit_is_not_canceled",
         in_text(statements, "_CANCEL", "(commit|end)", "nothing"),
     ),
     Twin(

@@ -1,4 +1,4 @@
-"""An application's processes, in this one: brokers with the library installed, workers, wake-ups of periodiq."""
+"""Dramatiq brokers with the library installed, workers and periodiq wake-ups, all in the test's process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that take a worker's steps one by one."""
+"""Fixtures of the tests that run a worker step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that owes one more run, and whose run comes to a bad end."""
+"""Worker process that owes a rerun and is killed in its run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that hangs in Python code."""
+"""Run that hangs in Python code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker whose every step is taken by the test: Dramatiq's own code on a real queue, in the test's own thread."""
+"""Worker that runs step by step in the test's thread: Dramatiq's own code on a real queue."""
 
 from __future__ import annotations
 

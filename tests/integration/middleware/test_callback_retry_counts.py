@@ -1,4 +1,4 @@
-"""Callbacks are told of as many retries as by Dramatiq itself, with and without the library's middleware."""
+"""Retry counts that callbacks receive, with and without the library's middleware."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_callbacks_see_the_retries_that_bare_dramatiq_counts(
     assert len(queued(broker, "default.XQ")) == 1
 
 
-def test_failed_tick_beside_a_waiting_retry_counts_its_failure_and_may_be_delivered_again(
+def test_failed_tick_beside_a_waiting_retry_counts_and_may_be_redelivered(
     broker: Any, hands: Hands, runs: list[Any]
 ) -> None:
     seen: list[int] = []

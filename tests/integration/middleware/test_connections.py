@@ -1,3 +1,5 @@
+"""Database connections of worker threads between messages."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -51,7 +53,7 @@ def leave_transaction_by_hand() -> None:
 
 
 @pytest.mark.parametrize("leave", [leave_peewee_transaction, leave_transaction_by_hand])
-def test_a_transaction_left_open_is_rolled_back_before_the_next_message(broker: RedisBroker, leave: Any) -> None:
+def test_open_transaction_is_rolled_back_before_the_next_message(broker: RedisBroker, leave: Any) -> None:
     seen: list[Any] = []
 
     run_in_one_thread(
@@ -63,7 +65,7 @@ def test_a_transaction_left_open_is_rolled_back_before_the_next_message(broker: 
     assert seen == [(None, False)]
 
 
-def test_a_sound_connection_is_used_again_and_closed_with_its_thread(broker: RedisBroker, admin: Connection) -> None:
+def test_healthy_connection_is_reused_and_closed_with_its_thread(broker: RedisBroker, admin: Connection) -> None:
     seen: list[Any] = []
 
     run_in_one_thread(broker, *[lambda: seen.append(one_value(BACKEND))] * 3)

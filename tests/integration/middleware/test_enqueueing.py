@@ -1,3 +1,5 @@
+"""Enqueueing of dropped, foreign and delayed messages."""
+
 from __future__ import annotations
 
 import threading
@@ -31,7 +33,7 @@ def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroke
     close_all()
 
 
-def test_the_sender_of_a_dropped_message_gets_it_back_marked(broker: RedisBroker) -> None:  # D2
+def test_sender_of_a_duplicate_gets_it_back_marked(broker: RedisBroker) -> None:  # D2
     @dramatiq.actor(broker=broker)
     def work(number: int) -> None: ...
 
@@ -41,13 +43,13 @@ def test_the_sender_of_a_dropped_message_gets_it_back_marked(broker: RedisBroker
     assert queued(broker) == []
 
 
-def test_a_message_for_an_actor_of_another_service_is_enqueued(broker: RedisBroker) -> None:
+def test_message_for_another_services_actor_is_enqueued(broker: RedisBroker) -> None:
     broker.enqueue(Message("default", "elsewhere", (1,), {}, {}))
 
     assert [(message.actor_name, message.args) for message in queued(broker)] == [("elsewhere", (1,))]
 
 
-def test_a_delayed_message_whose_actor_is_gone_by_then_dies_and_holds_up_no_other(
+def test_delayed_message_of_a_removed_actor_dies_and_blocks_no_other(
     settings: Settings, redis_client: redis.Redis
 ) -> None:
     former, newer = (installed(settings.model_copy(update={"database_url": None})) for _ in range(2))
@@ -62,7 +64,7 @@ def test_a_delayed_message_whose_actor_is_gone_by_then_dies_and_holds_up_no_othe
     close_all()
 
 
-def test_a_group_with_a_dropped_message_sends_the_others(broker: RedisBroker) -> None:  # D2
+def test_group_with_a_dropped_message_sends_the_others(broker: RedisBroker) -> None:  # D2
     @dramatiq.actor(broker=broker)
     def work(number: int) -> None: ...
 
@@ -71,7 +73,7 @@ def test_a_group_with_a_dropped_message_sends_the_others(broker: RedisBroker) ->
     assert [message.args for message in queued(broker)] == [(0,), (2,)]
 
 
-def test_a_sender_other_than_the_scheduler_is_told_that_redis_is_away(settings: Settings) -> None:  # S3
+def test_unavailable_redis_raises_for_senders_other_than_the_scheduler(settings: Settings) -> None:  # S3
     with embedded.start(postgres=False) as servers:
         broker = installed(settings.model_copy(update={"redis_url": servers.redis_url, "database_url": None}))
 

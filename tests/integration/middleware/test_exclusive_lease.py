@@ -1,4 +1,4 @@
-"""What an actor's exclusive lease promises (semantics.md, L1 to L5), on a real Redis and Dramatiq's own worker code."""
+"""Exclusive leases of actors (L1 to L5), on a real Redis with Dramatiq's worker code."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def declared(
     return dramatiq.actor(broker=broker, actor_name="work", exclusive_lease=terms, **options)(work)
 
 
-def test_a_message_is_skipped_while_another_holds_the_lease(
+def test_message_is_skipped_while_another_holds_the_lease(
     broker: RedisBroker, hands: Hands, runs: list[Any], held: ExclusiveLease, caplog: pytest.LogCaptureFixture
 ) -> None:
     # L1, L4
@@ -65,7 +65,7 @@ def test_a_message_is_skipped_while_another_holds_the_lease(
 
 
 @pytest.mark.parametrize(("left_ms", "least_ms"), [(60_000, 55_000), (None, 595_000)])
-def test_with_retry_a_message_comes_back_when_the_lease_should_have_ended(
+def test_on_conflict_retry_delays_the_message_until_the_lease_expires(
     broker: RedisBroker,
     hands: Hands,
     runs: list[Any],
@@ -96,7 +96,7 @@ def fail() -> None:
 
 
 @pytest.mark.parametrize("function", [lambda: None, fail])
-def test_the_lease_is_held_during_the_run_and_given_back_however_it_ends(
+def test_lease_is_held_during_the_run_and_released_however_it_ends(
     broker: RedisBroker, hands: Hands, runs: list[Any], function: Callable[[], object]
 ) -> None:
     # L1
@@ -113,7 +113,7 @@ def test_the_lease_is_held_during_the_run_and_given_back_however_it_ends(
     assert lease.try_obtain() is not None
 
 
-def test_the_lease_is_given_back_when_a_later_middleware_drops_the_message(broker: RedisBroker, hands: Hands) -> None:
+def test_lease_is_released_when_a_later_middleware_drops_the_message(broker: RedisBroker, hands: Hands) -> None:
     # L1
     class DropEverything(Middleware):
         def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
@@ -126,7 +126,7 @@ def test_the_lease_is_given_back_when_a_later_middleware_drops_the_message(broke
     assert not ExclusiveLease(KEY, TTL).exists()
 
 
-def test_a_thread_forgets_its_lease_after_the_run(
+def test_thread_forgets_its_lease_after_the_run(
     broker: RedisBroker, hands: Hands, caplog: pytest.LogCaptureFixture
 ) -> None:
     dramatiq.actor(broker=broker, actor_name="plain")(lambda: None)
@@ -142,7 +142,7 @@ def test_a_thread_forgets_its_lease_after_the_run(
     assert "lost" not in caplog.text
 
 
-def test_a_lease_that_was_lost_during_the_run_is_reported_and_its_successors_is_left_alone(
+def test_lost_lease_is_reported_and_the_successors_is_kept(
     broker: RedisBroker,
     hands: Hands,
     redis_client: redis.Redis,
@@ -163,7 +163,7 @@ def test_a_lease_that_was_lost_during_the_run_is_reported_and_its_successors_is_
     assert "lost_lease" in [vars(record).get("reason") for record in caplog.records]
 
 
-def test_a_key_may_be_taken_from_the_arguments_however_they_were_written(
+def test_lease_key_from_arguments_ignores_how_they_are_passed(
     broker: RedisBroker, hands: Hands, runs: list[Any]
 ) -> None:
     # L1
@@ -181,7 +181,7 @@ def test_a_key_may_be_taken_from_the_arguments_however_they_were_written(
 
 
 @pytest.mark.parametrize("key", [lambda number: 1 // number, lambda number: None, lambda number: ""])
-def test_a_key_that_cannot_be_had_fails_the_message_without_running_it(
+def test_message_whose_lease_key_fails_does_not_run(
     broker: RedisBroker, hands: Hands, runs: list[Any], key: Callable[..., object]
 ) -> None:
     # L5
@@ -192,7 +192,7 @@ def test_a_key_that_cannot_be_had_fails_the_message_without_running_it(
 
 
 @pytest.mark.parametrize("unanswered", ["obtain", "remaining", "owner"])
-def test_without_redis_the_message_fails_and_is_retried_and_does_not_run(
+def test_without_redis_the_message_fails_is_retried_and_does_not_run(
     broker: RedisBroker,
     hands: Hands,
     runs: list[Any],
@@ -212,7 +212,7 @@ def test_without_redis_the_message_fails_and_is_retried_and_does_not_run(
     assert [message.options.get("retries") for message in queued(broker, "default.DQ")] == [1]
 
 
-def test_an_unforeseen_error_is_no_leave_to_run_unprotected(
+def test_unexpected_error_does_not_run_the_message_unprotected(
     broker: RedisBroker, hands: Hands, runs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # L5, L6: Dramatiq would log it and run the actor all the same
@@ -223,7 +223,7 @@ def test_an_unforeseen_error_is_no_leave_to_run_unprotected(
     assert runs == []
 
 
-def test_an_actor_without_a_lease_asks_redis_for_none(
+def test_actor_without_a_lease_calls_no_redis(
     broker: RedisBroker, hands: Hands, runs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RedisLeaseStore, "obtain", lambda *_: fail())
@@ -234,7 +234,7 @@ def test_an_actor_without_a_lease_asks_redis_for_none(
     assert runs == [1]
 
 
-def test_of_many_messages_at_once_one_runs(broker: RedisBroker, runs: list[Any]) -> None:
+def test_of_many_concurrent_messages_one_runs(broker: RedisBroker, runs: list[Any]) -> None:
     # L1
     def others() -> None:
         if len(runs) > 1:

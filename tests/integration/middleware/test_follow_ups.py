@@ -1,4 +1,4 @@
-"""What is sent after a message: callbacks, pipe targets, the callbacks of groups."""
+"""Messages sent after a message: callbacks, pipe targets, group callbacks."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def piped(first: Actor[..., Any], then: Actor[..., Any]) -> None:
     ],
     ids=["pipe_target", "on_success", "on_failure", "on_retry_exhausted"],
 )
-def test_what_follows_a_message_waits_for_redis(  # R4
+def test_follow_up_waits_for_redis(  # R4
     settings: Settings, send: Callable[[Actor[..., Any], Actor[..., Any]], object], fails: bool
 ) -> None:
     with embedded.start(postgres=False) as servers:
@@ -126,7 +126,7 @@ def _answers(broker: RedisBroker) -> bool:
         return False
 
 
-def test_a_group_whose_count_gets_no_answer_ends_once_all_of_it_is_done(  # R4
+def test_group_whose_count_gets_no_answer_completes_once(  # R4
     grouped: RedisBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hands = Hands(grouped)
@@ -159,7 +159,7 @@ def test_a_group_whose_count_gets_no_answer_ends_once_all_of_it_is_done(  # R4
     assert ended == [1]
 
 
-def test_a_member_of_a_group_that_is_delivered_twice_counts_once(grouped: RedisBroker) -> None:  # R4, F10
+def test_group_member_delivered_twice_counts_once(grouped: RedisBroker) -> None:  # R4, F10
     hands = Hands(grouped)
     member = dramatiq.actor(broker=grouped, actor_name="member")(lambda: None)
     over = dramatiq.actor(broker=grouped, actor_name="over")(lambda: None)
@@ -174,7 +174,7 @@ def test_a_member_of_a_group_that_is_delivered_twice_counts_once(grouped: RedisB
 
 
 @pytest.mark.parametrize("error", [Requeue("not now", timedelta(minutes=5)), dramatiq.middleware.Shutdown()])
-def test_a_message_that_goes_back_to_the_queue_has_no_callback_yet(  # R5, L4
+def test_requeued_message_sends_no_callback_yet(  # R5, L4
     broker: RedisBroker, hands: Hands, error: BaseException
 ) -> None:
     def raises() -> None:
@@ -189,7 +189,7 @@ def test_a_message_that_goes_back_to_the_queue_has_no_callback_yet(  # R5, L4
     assert {message.actor_name for message in queued(broker) + queued(broker, "default.DQ")} == {"raises"}
 
 
-def test_a_result_that_no_message_can_carry_makes_a_dead_letter_not_a_lost_pipeline(  # R4
+def test_unserializable_result_makes_a_dead_letter_not_a_lost_pipeline(  # R4
     broker: RedisBroker, hands: Hands
 ) -> None:
     first = dramatiq.actor(broker=broker, actor_name="first")(lambda: object())
@@ -204,7 +204,7 @@ def test_a_result_that_no_message_can_carry_makes_a_dead_letter_not_a_lost_pipel
     assert "TypeError" in dead.options["traceback"], "R6: it says what it died of"
 
 
-def test_a_group_whose_callback_cannot_be_sent_makes_a_dead_letter_not_a_lost_callback(  # R4
+def test_unsendable_group_callback_makes_a_dead_letter(  # R4
     grouped: RedisBroker,
 ) -> None:
     member = dramatiq.actor(broker=grouped, actor_name="member")(lambda: None)
@@ -220,7 +220,7 @@ def test_a_group_whose_callback_cannot_be_sent_makes_a_dead_letter_not_a_lost_ca
     assert "idempotency_key needs" in dead.options["traceback"]
 
 
-def test_a_count_that_redis_does_not_allow_makes_a_dead_letter_not_a_thread_that_waits_for_ever(  # R4
+def test_group_count_refused_by_redis_makes_a_dead_letter(  # R4
     refused: RedisBroker, never_waiting: None
 ) -> None:
     member = dramatiq.actor(broker=refused, actor_name="member")(lambda: None)
@@ -234,7 +234,7 @@ def test_a_count_that_redis_does_not_allow_makes_a_dead_letter_not_a_thread_that
     assert "NoPermissionError" in dead.options["traceback"]
 
 
-def test_a_group_by_what_is_no_name_makes_a_dead_letter_not_a_thread_that_waits_for_ever(  # R4
+def test_invalid_group_id_makes_a_dead_letter(  # R4
     grouped: RedisBroker, never_waiting: None
 ) -> None:
     member = dramatiq.actor(broker=grouped, actor_name="member")(lambda: None)
@@ -247,9 +247,7 @@ def test_a_group_by_what_is_no_name_makes_a_dead_letter_not_a_thread_that_waits_
     assert "DataError" in dead.options["traceback"]
 
 
-def test_what_is_kept_of_a_group_is_in_one_slot_of_a_cluster(
-    grouped: RedisBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_group_keys_are_in_one_cluster_slot(grouped: RedisBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     member = dramatiq.actor(broker=grouped, actor_name="member")(lambda: None)
     group = dramatiq.group([member.message()], broker=grouped)
     group.add_completion_callback(member.message())
@@ -268,7 +266,7 @@ def test_what_is_kept_of_a_group_is_in_one_slot_of_a_cluster(
     assert len(slots) == 2 and len(set(slots)) == 1
 
 
-def test_an_applications_own_callbacks_keep_their_kind(settings: Settings, redis_client: redis.Redis) -> None:  # R4
+def test_custom_callbacks_middleware_keeps_its_class(settings: Settings, redis_client: redis.Redis) -> None:  # R4
     class Own(Callbacks):
         """With parameters of its own."""
 

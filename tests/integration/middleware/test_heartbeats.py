@@ -1,4 +1,4 @@
-"""The heartbeats of a worker in this process: what they say, and that no message waits for them."""
+"""Heartbeats of a worker in this process: their contents, and that they delay no message."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_failed_and_skipped_messages_leave_no_thread_busy(broker: Any, read: Cal
         eventually(lambda: [each.busy for each in read()] == [0])
 
 
-def test_redis_that_is_away_is_logged_once_and_tried_again(
+def test_unavailable_redis_is_logged_once_and_retried(
     broker: Any,
     read: Callable[[], list[Heartbeat]],
     monkeypatch: pytest.MonkeyPatch,
@@ -124,7 +124,7 @@ def test_process_without_periodiq_is_no_scheduler(
     assert read() == []
 
 
-def test_scheduler_that_no_longer_wakes_up_sends_no_heartbeat(
+def test_scheduler_that_stopped_waking_sends_no_heartbeat(
     redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = SchedulerHeartbeats(redis_client, settings.namespace)

@@ -1,4 +1,4 @@
-"""What idempotency promises (semantics.md, I1 to I3), on a real Redis and Dramatiq's own worker code."""
+"""Idempotency of messages (I1 to I3), on a real Redis with Dramatiq's worker code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def marks(client: redis.Redis, settings: Settings, kind: str) -> list[bytes]:
     return list(client.scan_iter(match=f"{settings.namespace}:{kind}:*", count=1000))
 
 
-def test_a_completed_message_is_not_executed_again(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+def test_completed_message_is_not_executed_again(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
     # I1
     work = declared(broker, runs)
     work.send()
@@ -55,7 +55,7 @@ def test_a_completed_message_is_not_executed_again(broker: RedisBroker, hands: H
 
 
 @pytest.mark.parametrize(("option", "lives_s"), [({}, 24 * 3600), ({"idempotency": {"ttl": timedelta(hours=1)}}, 3600)])
-def test_a_completion_is_remembered_for_its_ttl(
+def test_completion_is_remembered_for_its_ttl(
     broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings, option: Any, lives_s: int
 ) -> None:
     # I1
@@ -67,7 +67,7 @@ def test_a_completion_is_remembered_for_its_ttl(
     assert marks(redis_client, settings, "running") == []
 
 
-def test_a_failed_message_is_not_completed(
+def test_failed_message_is_not_completed(
     broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     # I1
@@ -83,9 +83,7 @@ def test_a_failed_message_is_not_completed(
     assert marks(redis_client, settings, "done") == []
 
 
-def test_a_second_delivery_waits_its_turn_and_finds_the_work_done(
-    broker: RedisBroker, hands: Hands, runs: list[Any]
-) -> None:
+def test_second_delivery_waits_and_finds_the_work_done(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
     # I2
     work = declared(broker, runs, lambda: second())
 
@@ -109,9 +107,7 @@ def test_a_second_delivery_waits_its_turn_and_finds_the_work_done(
     assert queued(broker) == queued(broker, "default.DQ") == queued(broker, "default.XQ") == []
 
 
-def test_a_second_delivery_that_comes_due_stands_for_no_later_message(
-    broker: RedisBroker, hands: Hands, runs: list[Any]
-) -> None:
+def test_second_delivery_that_comes_due_holds_no_key(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
     # D1, I2: it will find its work done, so what is sent after the first one's start must wait on its own
     sent: list[Message[Any]] = []
     work = declared(broker, runs, lambda: second(), deduplicate="until_executing")
@@ -135,7 +131,7 @@ def test_a_second_delivery_that_comes_due_stands_for_no_later_message(
     assert runs == [0, 0]
 
 
-def test_a_message_whose_worker_was_killed_runs_again(
+def test_message_of_a_killed_worker_runs_again(
     broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     # I2, B1: the mark of being at work goes with the process, sooner than the broker delivers again
@@ -166,7 +162,7 @@ def test_two_messages_with_an_applications_key_have_one_effect(
     assert runs == [1, 3, 4]
 
 
-def test_an_applications_key_is_one_actors_own(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+def test_applications_key_is_scoped_to_its_actor(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
     # I3
     declared(broker, runs, actor_name="a").send_with_options(args=(1,), idempotency_key="b:c")
     declared(broker, runs, actor_name="a:b").send_with_options(args=(2,), idempotency_key="c")
@@ -176,7 +172,7 @@ def test_an_applications_key_is_one_actors_own(broker: RedisBroker, hands: Hands
     assert runs == [1, 2]
 
 
-def test_two_messages_with_one_key_at_the_same_time_have_one_effect(
+def test_two_concurrent_messages_with_one_key_have_one_effect(
     broker: RedisBroker, hands: Hands, runs: list[Any]
 ) -> None:
     # I2, I3
@@ -201,7 +197,7 @@ def test_two_messages_with_one_key_at_the_same_time_have_one_effect(
     assert (runs, queued(broker)) == ([1, 2], [])
 
 
-def test_a_key_for_an_actor_that_does_not_keep_it_is_refused(broker: RedisBroker) -> None:
+def test_key_for_an_actor_without_idempotency_is_refused(broker: RedisBroker) -> None:
     # I3
     work = dramatiq.actor(broker=broker, actor_name="work")(lambda: None)
 
@@ -209,7 +205,7 @@ def test_a_key_for_an_actor_that_does_not_keep_it_is_refused(broker: RedisBroker
         work.send_with_options(idempotency_key="order-7")
 
 
-def test_without_redis_nothing_runs_twice_for_want_of_an_answer(
+def test_without_redis_nothing_runs_twice(
     broker: RedisBroker,
     hands: Hands,
     runs: list[Any],
@@ -238,7 +234,7 @@ def test_without_redis_nothing_runs_twice_for_want_of_an_answer(
     assert runs == [0]
 
 
-def test_an_actor_that_is_not_idempotent_leaves_no_trace(
+def test_actor_without_idempotency_leaves_no_key(
     broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     work = declared(broker, runs, idempotent=False)
@@ -251,7 +247,7 @@ def test_an_actor_that_is_not_idempotent_leaves_no_trace(
     assert marks(redis_client, settings, "done") == []
 
 
-def test_a_client_that_answers_in_text_is_understood(
+def test_client_that_decodes_responses_works(
     settings: Settings, redis_client: redis.Redis, runs: list[Any], broker: RedisBroker, hands: Hands
 ) -> None:
     # I1: an application's own client may decode

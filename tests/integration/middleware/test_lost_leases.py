@@ -1,4 +1,4 @@
-"""What becomes of an actor's run that loses its lease (semantics.md, L2 to L4), on real servers."""
+"""Actors that lose their lease while they run (L2 to L4), on real servers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ends(caplog: pytest.LogCaptureFixture) -> list[Any]:
     return [vars(record).get("outcome") for record in caplog.records if record.message == "Run ended"]
 
 
-def test_an_actor_whose_lease_was_lost_is_interrupted_and_retried(
+def test_actor_that_lost_its_lease_is_interrupted_and_retried(
     broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     # L2
@@ -69,7 +69,7 @@ def test_an_actor_whose_lease_was_lost_is_interrupted_and_retried(
     assert successor.renew(), "its successor's is left alone"
 
 
-def test_an_actor_is_interrupted_in_time_although_redis_neither_renews_nor_answers(
+def test_actor_is_interrupted_before_expiry_though_redis_does_not_answer(
     broker: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # L2: the thread that asks for the renewal hangs, too
@@ -94,7 +94,7 @@ def test_an_actor_is_interrupted_in_time_although_redis_neither_renews_nor_answe
     assert asked_after == [False]
 
 
-def test_an_actor_whose_lease_was_lost_before_it_began_does_not_begin(broker: Any, hands: Hands) -> None:
+def test_actor_that_lost_its_lease_before_it_began_does_not_begin(broker: Any, hands: Hands) -> None:
     # L2
     class LosesIt(Middleware):
         def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
@@ -111,7 +111,7 @@ def test_an_actor_whose_lease_was_lost_before_it_began_does_not_begin(broker: An
     assert [message.options.get("retries") for message in queued(broker, "default.DQ")] == [1]
 
 
-def test_a_lease_that_is_lost_in_the_hooks_after_the_actor_interrupts_nothing(
+def test_lease_lost_in_the_hooks_after_the_actor_interrupts_nothing(
     broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     # L2: only inside of the actor's own function; a hook half done could lose the message
@@ -134,7 +134,7 @@ def test_a_lease_that_is_lost_in_the_hooks_after_the_actor_interrupts_nothing(
     assert "Lease was lost before its run ended" in caplog.text
 
 
-def test_a_message_that_meets_its_own_dead_attempts_lease_comes_back(broker: Any, hands: Hands) -> None:
+def test_message_blocked_by_its_dead_attempts_lease_is_retried(broker: Any, hands: Hands) -> None:
     # L4, B1: to be skipped for it would lose its work
     runs: list[int] = []
     message = declared(broker, lambda: runs.append(1)).send()
@@ -154,7 +154,7 @@ def test_a_message_that_meets_its_own_dead_attempts_lease_comes_back(broker: Any
     assert runs == [1]
 
 
-def test_a_dead_holders_lease_is_taken_over_within_two_ttls(broker: Any, hands: Hands) -> None:
+def test_dead_holders_lease_is_taken_over_within_two_ttls(broker: Any, hands: Hands) -> None:
     # L4, F3: by a message that comes back until it is free
     runs: list[int] = []
     declared(broker, lambda: runs.append(1), ttl=SHORT, if_held="retry").send()
@@ -201,7 +201,7 @@ def test_each_run_of_an_actor_has_a_higher_epoch_and_may_commit(
     assert [(lease.key, lease.epoch) for lease in Lease.select()] == [(KEY, 3)]
 
 
-def test_an_actor_that_slept_commits_nothing_once_another_has_begun(
+def test_actor_that_slept_cannot_commit_once_another_began(
     broker: Any,
     hands: Hands,
     redis_client: redis.Redis,
@@ -233,7 +233,7 @@ def test_an_actor_that_slept_commits_nothing_once_another_has_begun(
     assert [message.options.get("retries") for message in queued(broker, "default.DQ")] == [1]
 
 
-def test_an_actor_that_needs_no_database_runs_while_it_is_away(
+def test_actor_that_needs_no_database_runs_during_its_outage(
     broker: Any, hands: Hands, postgres: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     # L3, L5: its lease protects it all the same; only what asks for the fence is refused
@@ -257,7 +257,7 @@ def test_an_actor_that_needs_no_database_runs_while_it_is_away(
     assert runs == ["ran", "DatabaseUnavailable"]
 
 
-def test_the_tick_of_a_run_that_lost_its_lease_says_so(
+def test_tick_of_a_run_that_lost_its_lease_records_it(
     broker: Any, hands: Hands, postgres: Database, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # L2, S5

@@ -1,4 +1,4 @@
-"""Messages that an older release has sent and a newer one runs (semantics.md, D4)."""
+"""Messages of an older release that a newer one runs (D4)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def older(broker: Any, **options: Any) -> Actor[..., Any]:
 
 @pytest.mark.parametrize("strategy", [executed, executing])
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_key_that_an_older_release_has_taken_is_freed_by_the_one_that_ends_its_message(  # D4
+def test_key_taken_by_an_older_release_is_released_with_its_message(  # D4
     settings: Settings, redis_client: redis.Redis, strategy: Any, fails: bool
 ) -> None:
     runs: list[Any] = []
@@ -49,7 +49,7 @@ def test_a_key_that_an_older_release_has_taken_is_freed_by_the_one_that_ends_its
     assert (len(taken), runs, keys(redis_client, settings)) == (1, [(7, True)], [])
 
 
-def test_a_retry_keeps_the_key_that_an_older_release_has_taken(  # D1, D4
+def test_retry_keeps_the_key_taken_by_an_older_release(  # D1, D4
     settings: Settings, redis_client: redis.Redis
 ) -> None:
     runs: list[Any] = []
@@ -67,7 +67,7 @@ def test_a_retry_keeps_the_key_that_an_older_release_has_taken(  # D1, D4
     assert (len(runs), keys(redis_client, settings)) == (2, [])
 
 
-def test_a_message_that_is_sent_anew_has_the_key_of_the_release_that_sends_it(  # D3
+def test_message_sent_anew_has_the_key_of_the_sending_release(  # D3
     settings: Settings, redis_client: redis.Redis
 ) -> None:
     with installed(settings) as broker:

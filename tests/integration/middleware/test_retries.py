@@ -1,3 +1,5 @@
+"""Delays of retries, dead letters and retries of scheduled actors."""
+
 from __future__ import annotations
 
 import threading
@@ -50,13 +52,13 @@ def delay_of_the_retry(broker: RedisBroker, send: Callable[[], Any]) -> timedelt
     return timedelta(seconds=retry.options["eta"] / 1000 - began)
 
 
-def test_the_first_retry_comes_after_a_quarter_of_a_minute(broker: RedisBroker) -> None:  # R1
+def test_first_retry_comes_after_15_seconds(broker: RedisBroker) -> None:  # R1
     delay = delay_of_the_retry(broker, failing(broker).send)
 
     assert timedelta(seconds=15) <= delay < timedelta(seconds=60)
 
 
-def test_a_late_retry_of_a_scheduled_actor_waits_no_longer_than_its_period(broker: RedisBroker) -> None:  # R1
+def test_late_retry_of_a_scheduled_actor_waits_no_longer_than_its_period(broker: RedisBroker) -> None:  # R1
     actor = failing(broker, schedule="* * * * *")
 
     delay = delay_of_the_retry(broker, lambda: actor.send_with_options(retries=10))
@@ -86,7 +88,7 @@ def test_delays_given_by_the_actor_or_the_exception_win(  # R1
 
 
 @pytest.mark.parametrize(("options", "last"), [({}, 25), ({"max_retries": 3}, 3)])
-def test_after_the_last_retry_comes_the_dead_letter(  # R1
+def test_last_failed_retry_makes_a_dead_letter(  # R1
     broker: RedisBroker, options: dict[str, Any], last: int
 ) -> None:
     actor = failing(broker, **options)
@@ -100,7 +102,7 @@ def test_after_the_last_retry_comes_the_dead_letter(  # R1
     assert [message.options["retries"] for message in queued(broker, "default.XQ")] == [last]
 
 
-def test_only_the_last_ten_dead_letters_of_a_scheduled_actor_are_kept(broker: RedisBroker) -> None:  # R1
+def test_scheduled_actor_keeps_its_last_ten_dead_letters(broker: RedisBroker) -> None:  # R1
     @dramatiq.actor(broker=broker, schedule="* * * * *", max_retries=0)
     def scheduled(number: int = 0) -> None:
         raise ValueError
@@ -120,7 +122,7 @@ def test_only_the_last_ten_dead_letters_of_a_scheduled_actor_are_kept(broker: Re
     assert broker.client.zcard(f"{broker.namespace}:default.XQ") == 23
 
 
-def test_a_failing_schedule_runs_on_with_one_retry_waiting(broker: RedisBroker) -> None:  # R2
+def test_failing_schedule_goes_on_with_one_waiting_retry(broker: RedisBroker) -> None:  # R2
     runs = []
 
     @dramatiq.actor(broker=broker, schedule="* * * * *")
@@ -138,7 +140,7 @@ def test_a_failing_schedule_runs_on_with_one_retry_waiting(broker: RedisBroker) 
     assert len(queued(broker, "default.DQ")) == 1
 
 
-def test_failures_do_not_stop_a_schedule_for_longer_than_a_period(broker: RedisBroker) -> None:  # R2
+def test_failures_pause_a_schedule_for_one_period_at_most(broker: RedisBroker) -> None:  # R2
     actor = failing(broker, schedule="*/5 * * * *", idempotent=True, deduplicate="until_executed")
 
     delay = delay_of_the_retry(broker, lambda: actor.send_with_options(retries=20))
@@ -148,7 +150,7 @@ def test_failures_do_not_stop_a_schedule_for_longer_than_a_period(broker: RedisB
     assert delay < timedelta(minutes=6)
 
 
-def test_a_retry_that_was_lost_stands_in_the_way_for_less_than_a_period_and_a_half(  # R2
+def test_lost_retry_blocks_others_for_less_than_one_and_a_half_periods(  # R2
     broker: RedisBroker, settings: Settings
 ) -> None:
     delay_of_the_retry(broker, failing(broker, schedule="* * * * *").send)
@@ -158,7 +160,7 @@ def test_a_retry_that_was_lost_stands_in_the_way_for_less_than_a_period_and_a_ha
     assert 0 < broker.client.pttl(mark) <= 90_000
 
 
-def test_a_retry_that_runs_makes_room_for_another(broker: RedisBroker, settings: Settings) -> None:  # R2
+def test_running_retry_makes_room_for_another(broker: RedisBroker, settings: Settings) -> None:  # R2
     actor = failing(broker, schedule="* * * * *")
     delay_of_the_retry(broker, actor.send)
     [retry] = queued(broker, "default.DQ")
@@ -173,7 +175,7 @@ def test_a_retry_that_runs_makes_room_for_another(broker: RedisBroker, settings:
 
 
 @pytest.mark.usefixtures("closing")
-def test_a_retry_waits_for_redis_and_no_interrupt_makes_it_give_up(  # R4
+def test_retry_waits_for_redis_through_interrupts(  # R4
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     with embedded.start(postgres=False) as servers:
@@ -200,7 +202,7 @@ def test_a_retry_waits_for_redis_and_no_interrupt_makes_it_give_up(  # R4
             assert len(queued(broker, "default.DQ")) == 1
 
 
-def test_a_message_whose_retry_cannot_be_made_is_a_dead_letter_not_lost(broker: RedisBroker) -> None:  # R4
+def test_message_whose_retry_cannot_be_made_is_a_dead_letter(broker: RedisBroker) -> None:  # R4
     def broken(retries: int, error: BaseException) -> bool:
         raise RuntimeError("the predicate itself fails")
 
@@ -212,7 +214,7 @@ def test_a_message_whose_retry_cannot_be_made_is_a_dead_letter_not_lost(broker: 
     assert len(queued(broker, "default.XQ")) == 1
 
 
-def test_what_is_put_back_uses_up_no_retry(broker: RedisBroker) -> None:  # R5, L4
+def test_requeued_message_uses_no_retry(broker: RedisBroker) -> None:  # R5, L4
     actor = failing(broker, Requeue("not now", timedelta(minutes=5)), max_retries=0)
     actor.send()
     with working(broker):

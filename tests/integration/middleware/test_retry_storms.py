@@ -1,4 +1,4 @@
-"""F10: redelivery, retry storms, and messages of another version, all at once."""
+"""Redeliveries, retry storms and messages of other versions at once (F10)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def live(broker: RedisBroker) -> int:
     return len(queued(broker)) + len(queued(broker, "default.DQ"))
 
 
-def test_a_storm_of_retries_of_one_key_keeps_one_message_and_has_one_effect(  # F10, D1
+def test_retry_storm_of_one_key_keeps_one_message_and_has_one_effect(  # F10, D1
     broker: RedisBroker, hands: Hands, runs: list[Any]
 ) -> None:
     flaky = Flaky()
@@ -65,7 +65,7 @@ def test_a_storm_of_retries_of_one_key_keeps_one_message_and_has_one_effect(  # 
     assert (flaky.effects, live(broker)) == (1, 0)
 
 
-def test_an_attempt_that_failed_and_is_delivered_again_has_one_effect_with_its_retry(  # F10, I1, D7
+def test_redelivered_failed_attempt_and_its_retry_have_one_effect(  # F10, I1, D7
     broker: RedisBroker, hands: Hands, runs: list[Any]
 ) -> None:
     flaky = Flaky()
@@ -86,7 +86,7 @@ def test_an_attempt_that_failed_and_is_delivered_again_has_one_effect_with_its_r
 
 
 @pytest.mark.parametrize("terms", [executed(), executing(), {"deduplicate": None}, {"schedule": "* * * * *"}])
-def test_however_often_failed_attempts_are_delivered_again_one_copy_waits_and_it_keeps_its_key(  # F10, D1, D5, R2
+def test_redelivered_failed_attempts_leave_one_copy_with_its_key(  # F10, D1, D5, R2
     broker: RedisBroker, hands: Hands, runs: list[Any], terms: dict[str, Any]
 ) -> None:
     flaky = Flaky()
@@ -111,7 +111,7 @@ def test_however_often_failed_attempts_are_delivered_again_one_copy_waits_and_it
     assert (flaky.effects, live(broker)) == (1, 0)
 
 
-def test_a_redelivery_leaves_the_key_to_the_retry_that_waits(  # F10, D5
+def test_redelivery_leaves_the_key_to_the_waiting_retry(  # F10, D5
     broker: RedisBroker, hands: Hands, runs: list[Any]
 ) -> None:
     actor = declared(broker, runs, fail, **executed())
@@ -124,7 +124,7 @@ def test_a_redelivery_leaves_the_key_to_the_retry_that_waits(  # F10, D5
     assert actor.send(7).options["duplicate_of"] == sent.message_id
 
 
-def test_a_redelivery_leaves_the_mark_of_a_schedules_retry(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+def test_redelivery_keeps_the_mark_of_a_schedules_retry(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
     # F10, R2
     actor = declared(broker, runs, fail, schedule="* * * * *", deduplicate=None)
     actor.send()
@@ -141,7 +141,7 @@ def test_a_redelivery_leaves_the_mark_of_a_schedules_retry(broker: RedisBroker, 
     assert live(broker) == 1, "one retry waits; the tick that failed beside it is not tried again"
 
 
-def test_a_copy_that_a_kill_has_made_is_gone_with_the_next_attempt(  # F10
+def test_copy_made_by_a_kill_disappears_with_the_next_attempt(  # F10
     broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     declared(broker, runs, fail, **executed()).send(7)
@@ -161,7 +161,7 @@ def test_a_copy_that_a_kill_has_made_is_gone_with_the_next_attempt(  # F10
     assert (len(runs), live(broker)) == (3, 1)
 
 
-def test_a_dead_letter_that_was_requeued_is_not_taken_for_an_attempt_of_before(  # F10, R6
+def test_requeued_dead_letter_does_not_count_as_an_earlier_attempt(  # F10, R6
     broker: RedisBroker, hands: Hands, runs: list[Any]
 ) -> None:
     message = declared(broker, runs, fail, max_retries=1, **executed()).send(7)
@@ -175,7 +175,7 @@ def test_a_dead_letter_that_was_requeued_is_not_taken_for_an_attempt_of_before( 
     assert len(runs) == 3
 
 
-def test_retries_of_until_executing_that_come_due_together_make_one_run(  # F10, D1
+def test_until_executing_retries_that_come_due_together_make_one_run(  # F10, D1
     broker: RedisBroker, hands: Hands, runs: list[Any]
 ) -> None:
     flaky = Flaky()
@@ -196,7 +196,7 @@ def test_retries_of_until_executing_that_come_due_together_make_one_run(  # F10,
     assert (flaky.effects, live(broker)) == (1, 0)
 
 
-def test_a_failing_schedule_in_a_storm_of_wake_ups_keeps_one_retry(  # F10, R2
+def test_failing_schedule_with_many_wake_ups_keeps_one_retry(  # F10, R2
     broker: RedisBroker, hands: Hands, runs: list[Any]
 ) -> None:
     actor = declared(broker, runs, fail, schedule="* * * * *")
@@ -209,7 +209,7 @@ def test_a_failing_schedule_in_a_storm_of_wake_ups_keeps_one_retry(  # F10, R2
     assert live(broker) == 1
 
 
-def test_redeliveries_of_a_message_that_was_completed_have_no_effect(  # F10, I1
+def test_redeliveries_of_a_completed_message_have_no_effect(  # F10, I1
     broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     declared(broker, runs, **executed()).send(7)
@@ -231,7 +231,7 @@ def test_redeliveries_of_a_message_that_was_completed_have_no_effect(  # F10, I1
         {"options": {"retries": 3, "traceback": "Traceback", "requeue_timestamp": 1}},
     ],
 )
-def test_a_message_of_another_release_runs_once_and_leaves_no_key(  # F10, D3
+def test_message_of_another_release_runs_once_and_leaves_no_key(  # F10, D3
     broker: RedisBroker,
     hands: Hands,
     runs: list[Any],
@@ -253,7 +253,7 @@ def test_a_message_of_another_release_runs_once_and_leaves_no_key(  # F10, D3
 
 
 @_as_it_stands_in_redis
-def test_a_message_whose_arguments_its_actor_no_longer_takes_ends_as_a_dead_letter(  # F10
+def test_message_with_arguments_the_actor_refuses_is_a_dead_letter(  # F10
     broker: RedisBroker, hands: Hands, runs: list[Any]
 ) -> None:
     message = declared(broker, runs, **executed()).message(7)
@@ -269,7 +269,7 @@ def test_a_message_whose_arguments_its_actor_no_longer_takes_ends_as_a_dead_lett
     assert (live(broker), len(queued(broker, "default.XQ"))) == (0, 1)
 
 
-def test_an_older_form_of_key_is_in_nobodys_way_and_runs_out(  # F10, D3
+def test_older_format_of_key_blocks_no_message_and_expires(  # F10, D3
     broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     older = f"{settings.namespace}:dedup:v0:work:what-it-was"
@@ -284,7 +284,7 @@ def test_an_older_form_of_key_is_in_nobodys_way_and_runs_out(  # F10, D3
     assert keys(redis_client, settings) == [older.encode()]
 
 
-def test_a_retry_storm_does_not_outlive_its_retries(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:  # F10
+def test_retry_storm_ends_with_its_retries(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:  # F10
     actor = declared(broker, runs, fail, max_retries=2, **executed())
     for number in range(20):
         actor.send(number)

@@ -1,3 +1,5 @@
+"""Log lines of messages, and the log context of a thread."""
+
 from __future__ import annotations
 
 import threading
@@ -42,7 +44,7 @@ class Meddling(Middleware):
 
 
 @pytest.mark.parametrize("meddle", ["nothing", "skip", "break", "interrupt", "fail"])
-def test_nothing_of_a_message_is_left_for_the_next_one(broker: RedisBroker, meddle: str) -> None:
+def test_log_context_of_a_message_does_not_reach_the_next(broker: RedisBroker, meddle: str) -> None:
     broker.add_middleware(Meddling())
     seen: list[tuple[dict[str, Any], Any]] = []
     threads: set[int] = set()
@@ -69,7 +71,7 @@ def test_nothing_of_a_message_is_left_for_the_next_one(broker: RedisBroker, medd
     assert len(threads) == 1
 
 
-def test_the_thread_is_nobodys_between_two_messages(broker: RedisBroker) -> None:
+def test_log_context_is_empty_between_two_messages(broker: RedisBroker) -> None:
     class Last(Middleware):
         def after_ack(self, broker: Broker, message: MessageProxy) -> None:
             after.append((structlog.contextvars.get_contextvars(), current_message.get()))
@@ -87,7 +89,7 @@ def test_the_thread_is_nobodys_between_two_messages(broker: RedisBroker) -> None
     assert after == [({}, None)]
 
 
-def test_a_skip_before_ours_is_still_logged_under_its_own_name(
+def test_skip_by_an_earlier_middleware_is_logged_with_its_name(
     broker: RedisBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -114,7 +116,7 @@ def test_a_skip_before_ours_is_still_logged_under_its_own_name(
         ({"schedule": "0 3 * * *"}, "INFO"),
     ],
 )
-def test_run_lines_of_actor_without_library_options_are_debug(
+def test_run_lines_of_actors_without_library_options_are_debug(
     broker: RedisBroker, caplog: pytest.LogCaptureFixture, options: dict[str, Any], level: str
 ) -> None:
     caplog.set_level("DEBUG")
@@ -140,7 +142,7 @@ def test_options_lists_every_actor_option_of_the_library(broker: RedisBroker) ->
     assert broker.actor_options - dramatiqs - {"queue_name", "priority"} == OPTIONS
 
 
-def test_an_unknown_data_consistency_is_refused_with_the_right_ones(broker: RedisBroker) -> None:
+def test_unknown_data_consistency_is_refused_with_the_valid_values(broker: RedisBroker) -> None:
     with pytest.raises(DeclarationError, match="it should be one of always, sticky, delayed"):
 
         @dramatiq.actor(broker=broker, data_consistency="eventual")

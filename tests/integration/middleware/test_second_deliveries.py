@@ -1,4 +1,4 @@
-"""A message that is delivered again while its first delivery sleeps, or Redis forgets it (semantics.md, I2)."""
+"""Second deliveries while the first one sleeps or Redis loses its mark (I2)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT = timedelta(seconds=3)
 PATIENCE_S = 20
 
 
-def test_a_delivery_that_slept_is_interrupted_when_another_one_is_at_work(
+def test_sleeping_delivery_is_interrupted_when_another_one_runs(
     broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # I2: its mark ran out while its process stood still; the next renewal tells it
@@ -60,7 +60,7 @@ def test_a_delivery_that_slept_is_interrupted_when_another_one_is_at_work(
     assert runs == [0, 1], "and its retry finds the work done"
 
 
-def test_a_mark_that_redis_lost_is_made_again_while_its_run_lives(
+def test_mark_lost_by_redis_is_restored_during_the_run(
     broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # I2
@@ -91,9 +91,7 @@ def test_a_mark_that_redis_lost_is_made_again_while_its_run_lives(
     assert runs == ["began", "ended"]
 
 
-def test_a_tick_that_is_not_retried_beside_another_ones_retry_runs_when_it_is_delivered_again(
-    broker: Any, hands: Hands
-) -> None:
+def test_unretried_tick_beside_a_waiting_retry_runs_when_redelivered(broker: Any, hands: Hands) -> None:
     # I1, S5: its process may have been killed before it could say what became of the tick
     runs: list[str] = []
 
@@ -134,7 +132,7 @@ class WatchedLock:
         self._lock.release()
 
 
-def test_a_renewal_that_is_under_way_when_its_message_ends_leaves_no_mark(
+def test_renewal_during_the_end_of_a_message_leaves_no_mark(
     broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # I2: else the retry of a failed message would wait for a run that is over

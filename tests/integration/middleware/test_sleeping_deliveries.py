@@ -1,4 +1,4 @@
-"""A process that is stopped while its message goes on elsewhere, and wakes (semantics.md, I1, I2, D5)."""
+"""Processes that are stopped while their message runs elsewhere, and wake (I1, I2, D5)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def asleep(redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.Mo
     return Asleep(redis_client, settings, monkeypatch)
 
 
-def test_a_delivery_that_slept_before_its_actor_began_does_not_do_again_what_is_done(  # I1
+def test_delivery_that_slept_before_its_actor_does_not_repeat_the_work(  # I1
     broker: Any, hands: Hands, asleep: Asleep
 ) -> None:
     runs: list[str] = []
@@ -87,7 +87,7 @@ def test_a_delivery_that_slept_before_its_actor_began_does_not_do_again_what_is_
     assert (runs, queued(broker), queued(broker, "default.DQ")) == (["run"], [], [])
 
 
-def test_a_delivery_that_slept_before_it_asked_for_its_key_leaves_it_to_the_one_that_runs(  # D5, I2
+def test_delivery_that_slept_before_its_key_leaves_it_to_the_running_one(  # D5, I2
     broker: Any,
     hands: Hands,
     asleep: Asleep,
@@ -135,7 +135,7 @@ def working_on_statuses(settings: Settings, statuses: object, redis_client: redi
     close_all()
 
 
-def test_a_run_that_was_taken_over_leaves_the_completion_to_the_one_at_work(  # I1, F3
+def test_run_that_was_taken_over_leaves_the_completion_to_its_successor(  # I1, F3
     working_on_statuses: Any,
     add_statuses: AddStatuses,
     redis_client: redis.Redis,

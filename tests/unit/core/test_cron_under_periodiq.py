@@ -125,7 +125,7 @@ def test_tick_is_due_once_for_repeated_calls_in_its_minute() -> None:
     assert answers == [True, False, False, True]
 
 
-def test_a_clock_that_was_a_year_ahead_does_not_silence_the_year() -> None:
+def test_clock_that_was_a_year_ahead_does_not_silence_the_year() -> None:
     every_minute = Cron("* * * * *")
     every_minute.validate(SATURDAY)
     every_minute.validate(SATURDAY + timedelta(days=365))

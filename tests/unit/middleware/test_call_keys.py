@@ -1,4 +1,4 @@
-"""Equal calls have equal keys, however they were written (semantics.md, D3)."""
+"""Equal calls have equal keys, however they are written (D3)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def actor_of(function: Callable[..., Any]) -> Actor[..., Any]:
         ((7,), {"kinds": (Kind.SMALL, 2)}),
     ],
 )
-def test_the_same_call_has_the_same_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def test_equal_calls_have_equal_keys(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     # D3
     assert digest(actor_of(work), args, kwargs) == digest(actor_of(work), (7,), {})
 
@@ -49,25 +49,25 @@ def test_the_same_call_has_the_same_key(args: tuple[Any, ...], kwargs: dict[str,
 @pytest.mark.parametrize(
     ("args", "kwargs"), [((8,), {}), (("7",), {}), ((7, [2, 1]), {}), ((7,), {"dry_run": True}), ((7, None), {})]
 )
-def test_another_call_has_another_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def test_different_calls_have_different_keys(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     # D3
     assert digest(actor_of(work), args, kwargs) != digest(actor_of(work), (7,), {})
 
 
-def test_a_mapping_has_the_same_key_on_both_sides_of_the_queue() -> None:
+def test_mapping_has_the_same_key_on_both_sides_of_the_queue() -> None:
     # D3: JSON makes its keys text, which sorts otherwise
     sent = digest(actor_of(work), (7, {10: "a", 9: "b"}), {})
 
     assert sent == digest(actor_of(work), (7, {"9": "b", "10": "a"}), {})
 
 
-def test_the_form_of_keys_has_not_changed() -> None:
+def test_format_of_keys_has_not_changed() -> None:
     # D3: a change is a deliberate act, with a new KEY_VERSION
     assert digest(actor_of(work), (7,), {}) == "c7acda2e462a4945a10eb8ace56a6a84"
 
 
 @pytest.mark.parametrize("key", [["project_id"], ("project_id",), lambda project_id, kinds, dry_run: project_id])
-def test_named_arguments_decide_alone(key: Any) -> None:
+def test_key_of_named_arguments_ignores_the_others(key: Any) -> None:
     # D3
     def of(*args: Any, **kwargs: Any) -> str:
         return digest(actor_of(functools.wraps(work)(lambda *a, **k: None)), args, kwargs, key)
@@ -77,7 +77,7 @@ def test_named_arguments_decide_alone(key: Any) -> None:
     assert of(7) != of(8)
 
 
-def test_a_callable_gets_what_the_worker_gets_with_defaults() -> None:
+def test_callable_gets_the_workers_arguments_with_defaults() -> None:
     # D3
     seen: list[Any] = []
 
@@ -91,7 +91,7 @@ def test_a_callable_gets_what_the_worker_gets_with_defaults() -> None:
     assert written == digest(actor_of(work), (7, [3, 4]), {}, key)
 
 
-def test_a_callable_may_name_its_parameters_as_it_likes() -> None:
+def test_callable_may_choose_its_parameter_names() -> None:
     # D3
     assert digest(actor_of(work), (7,), {}, lambda p, k, **rest: p) == digest(
         actor_of(work), (), {"project_id": 7}, lambda *args, **kwargs: args[0]
@@ -101,13 +101,13 @@ def test_a_callable_may_name_its_parameters_as_it_likes() -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs"), [((), {}), ((1, 2, 3), {}), ((1,), {"colour": 1}), ((object(),), {}), (({1, 2},), {})]
 )
-def test_arguments_that_fit_no_call_or_no_message_are_refused(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def test_arguments_that_fit_no_call_or_message_are_refused(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     # D3
     with pytest.raises(UnusableArguments, match="work: its arguments"):
         digest(actor_of(work), args, kwargs)
 
 
-def test_a_key_that_fails_or_says_nothing_is_refused() -> None:
+def test_key_callable_that_fails_or_returns_nothing_is_refused() -> None:
     # D3
     actor = actor_of(work)
     call = bind_call(actor, (0,), {})
@@ -134,7 +134,7 @@ def test_a_key_that_fails_or_says_nothing_is_refused() -> None:
         (any_number, ["numbers"]),
     ],
 )
-def test_a_key_that_fits_the_parameters_is_accepted(function: Callable[..., Any], key: Any) -> None:
+def test_key_that_fits_the_parameters_is_accepted(function: Callable[..., Any], key: Any) -> None:
     check_key(actor_of(function), "deduplication", key)
 
 
@@ -155,9 +155,7 @@ def test_a_key_that_fits_the_parameters_is_accepted(function: Callable[..., Any]
         (any_number, lambda *numbers: 1),
     ],
 )
-def test_a_key_that_does_not_fit_is_refused_in_words_that_show_the_right_one(
-    function: Callable[..., Any], key: Any
-) -> None:
+def test_key_that_does_not_fit_is_refused_with_a_valid_example(function: Callable[..., Any], key: Any) -> None:
     names = "project_id, kinds, dry_run" if function is work else "numbers, options"
 
     with pytest.raises(InvalidOption, match=rf"{function.__name__}: deduplication key .*should .*\({names}\)"):

@@ -1,4 +1,4 @@
-"""The internals of Dramatiq and periodiq that the library uses are what it expects of them."""
+"""Internals of Dramatiq and periodiq that the library relies on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def a_message() -> Message[Any]:
     return Message("queue", "actor", (1,), {}, {}, message_id="m", message_timestamp=1)
 
 
-def test_dispatch_arguments_are_those_of_the_brokers_own_enqueue(
+def test_dispatch_arguments_equal_those_of_the_brokers_enqueue(
     calls: list[list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = recording(RedisBroker(), calls)
@@ -77,7 +77,9 @@ def test_brokers_enqueue_makes_the_copy_that_the_path_makes(
     assert later.options["eta"] == 12
 
 
-def test_fetch_asks_what_the_brokers_own_fetch_asks(calls: list[list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_arguments_equal_those_of_the_brokers_fetch(
+    calls: list[list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     broker = recording(RedisBroker(), calls)
     monkeypatch.setattr("dramatiq.brokers.redis.current_millis", lambda: 7)
     monkeypatch.setattr(broker, "_should_do_maintenance", lambda command: 0)

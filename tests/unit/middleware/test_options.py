@@ -1,4 +1,4 @@
-"""Options that cannot work are refused when the actor is declared, in words that show the right value."""
+"""Validation of actor options at declaration, with messages that show a valid value."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def idempotent(deduplicate: Any = "until_executed", **deduplication: Any) -> dic
         (lease(key=lambda: 1), r"in their order \(number\)"),
     ],
 )
-def test_an_option_that_cannot_work_is_refused(broker: StubBroker, options: dict[str, Any], words: str) -> None:
+def test_invalid_option_is_refused(broker: StubBroker, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidOption, match=f"^work: .*{words}"):
         dramatiq.actor(broker=broker, actor_name="work", **options)(lambda number: None)
 
@@ -90,13 +90,13 @@ def test_an_option_that_cannot_work_is_refused(broker: StubBroker, options: dict
         lease(key=lambda number: number, if_held="retry"),
     ],
 )
-def test_an_option_that_can_work_is_accepted(broker: StubBroker, options: dict[str, Any]) -> None:
+def test_valid_option_is_accepted(broker: StubBroker, options: dict[str, Any]) -> None:
     dramatiq.actor(broker=broker, actor_name="work", **options)(lambda number: None)
 
     assert "work" in broker.actors
 
 
-def test_an_idempotent_actor_waits_at_most_once_for_an_hour_unless_it_says_otherwise(broker: StubBroker) -> None:
+def test_idempotent_actor_waits_at_most_once_for_an_hour_by_default(broker: StubBroker) -> None:
     actor = dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda: None)
     plain = dramatiq.actor(broker=broker, actor_name="plain")(lambda: None)
 

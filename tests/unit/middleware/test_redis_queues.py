@@ -1,4 +1,4 @@
-"""Whether a key can be taken by the script that enqueues its message (semantics.md, D6)."""
+"""Whether the script that enqueues a message can take its key as well (D6)."""
 
 from __future__ import annotations
 

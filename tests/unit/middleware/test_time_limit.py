@@ -1,4 +1,4 @@
-"""A time limit ends an actor's own function, once, and nothing else."""
+"""Time limits that interrupt an actor's own function once."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def limits() -> Any:
     return within_actors(TimeLimit()).manager
 
 
-def test_what_runs_for_too_long_is_interrupted(limits: Any) -> None:
+def test_actor_over_its_limit_is_interrupted(limits: Any) -> None:
     limits.add_timeout(HERE(), 0)
 
     with pytest.raises(TimeLimitExceeded):
         run_interruptibly(limits.interrupt_late)
 
 
-def test_what_has_time_left_goes_on(limits: Any) -> None:
+def test_actor_within_its_limit_is_not_interrupted(limits: Any) -> None:
     limits.add_timeout(HERE(), 60_000)
 
     run_interruptibly(limits.interrupt_late)
 
 
-def test_outside_of_an_actor_nothing_is_interrupted_and_the_next_one_is_not_either(limits: Any) -> None:
+def test_thread_outside_of_an_actor_is_not_interrupted(limits: Any) -> None:
     limits.add_timeout(HERE(), 0)
 
     limits.interrupt_late()  # in a hook, or while a message is acknowledged
@@ -40,14 +40,14 @@ def test_outside_of_an_actor_nothing_is_interrupted_and_the_next_one_is_not_eith
     run_interruptibly(limits.interrupt_late)
 
 
-def test_a_message_that_has_ended_has_no_limit_any_more(limits: Any) -> None:
+def test_ended_message_has_no_limit(limits: Any) -> None:
     limits.add_timeout(HERE(), 0)
     limits.remove_timeout(HERE())
 
     run_interruptibly(limits.interrupt_late)
 
 
-def test_what_closes_a_run_comes_to_its_end(limits: Any) -> None:
+def test_cleanup_after_a_run_is_not_interrupted(limits: Any) -> None:
     done: list[str] = []
 
     def closing() -> None:
@@ -61,13 +61,13 @@ def test_what_closes_a_run_comes_to_its_end(limits: Any) -> None:
     assert done == ["closed"]
 
 
-def test_an_interval_stays_as_the_application_has_set_it() -> None:
+def test_interval_set_by_the_application_is_kept() -> None:
     manager: Any = within_actors(TimeLimit(interval=250)).manager
 
     assert manager._interval_s == 0.25
 
 
-def test_limits_that_are_ours_already_stay_as_they_are() -> None:
+def test_installed_limits_are_left_unchanged() -> None:
     # An application whose broker is put together twice, or that shares its middleware between two.
     limits = within_actors(TimeLimit())
     manager = limits.manager

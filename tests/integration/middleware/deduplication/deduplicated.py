@@ -1,4 +1,4 @@
-"""An actor to deduplicate, and a look at the keys it leaves."""
+"""A deduplicated actor and helpers that read its keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults between a process and Redis, at a point that the test names, while the servers are the real ones."""
+"""Faults between a process and a real Redis, at a point that the test chooses."""
 
 from __future__ import annotations
 

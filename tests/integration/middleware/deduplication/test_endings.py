@@ -1,4 +1,4 @@
-"""When keys are free (semantics.md, D4 and D5), on a real Redis and with Dramatiq's own worker code."""
+"""Release of deduplication keys when messages end (D4, D5), on a real Redis with Dramatiq's worker code."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def skipping_late(broker: RedisBroker) -> None:
         pytest.param(None, {"max_retries": 0}, refusing, id="refused before"),
     ],
 )
-def test_a_key_is_free_however_its_message_ends(
+def test_key_is_released_however_its_message_ends(
     broker: RedisBroker,
     hands: Hands,
     redis_client: redis.Redis,
@@ -81,7 +81,7 @@ def test_a_key_is_free_however_its_message_ends(
     assert "duplicate_of" not in work.send().options
 
 
-def test_a_key_is_free_when_a_failed_message_is_not_tried_again(broker: RedisBroker, hands: Hands) -> None:
+def test_failed_message_without_retry_releases_its_key(broker: RedisBroker, hands: Hands) -> None:
     # D4: Retries may let a message go that neither failed for good nor was enqueued again
     work: Actor[..., Any] = declared(broker, [], fail, **executed())
     work.send()
@@ -92,7 +92,7 @@ def test_a_key_is_free_when_a_failed_message_is_not_tried_again(broker: RedisBro
     assert "duplicate_of" not in work.send().options
 
 
-def test_a_retry_that_never_started_keeps_its_key_whatever_else_is_sent(broker: RedisBroker, hands: Hands) -> None:
+def test_retry_that_never_started_keeps_its_key(broker: RedisBroker, hands: Hands) -> None:
     # D1: its callback is enqueued after it, in the same hooks
     work: Actor[..., Any] = declared(broker, [], **executed())
     dramatiq.actor(broker=broker, actor_name="tell", idempotent=True)(lambda message, error: None)
@@ -104,7 +104,7 @@ def test_a_retry_that_never_started_keeps_its_key_whatever_else_is_sent(broker: 
     assert work.send().options["duplicate_of"] == first.message_id
 
 
-def test_a_retry_of_until_executing_that_never_started_is_not_live(broker: RedisBroker, hands: Hands) -> None:
+def test_until_executing_retry_that_never_started_holds_no_key(broker: RedisBroker, hands: Hands) -> None:
     # D1
     work: Actor[..., Any] = declared(broker, [], **executing())
     refusing(broker)
@@ -118,7 +118,7 @@ def test_a_retry_of_until_executing_that_never_started_is_not_live(broker: Redis
     assert [message.message_id for message in queued(broker)] == [second.message_id] != [first.message_id]
 
 
-def test_the_key_of_a_killed_run_expires(
+def test_key_of_killed_run_expires(
     broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D4
@@ -135,7 +135,7 @@ def test_the_key_of_a_killed_run_expires(
     assert all(500_000 < left <= 600_000 for left in seen)
 
 
-def test_a_second_delivery_frees_nothing_while_the_first_one_runs(broker: RedisBroker, hands: Hands) -> None:
+def test_second_delivery_keeps_the_key_of_the_running_first(broker: RedisBroker, hands: Hands) -> None:
     # D5
     work: Actor[..., Any] = declared(broker, [], lambda: twice(), **executed())
     dropped: list[Message[Any]] = []
@@ -155,7 +155,7 @@ def test_a_second_delivery_frees_nothing_while_the_first_one_runs(broker: RedisB
     assert dropped[0].options.get("duplicate_of") == first.message_id
 
 
-def test_an_enqueued_message_holds_its_key_for_the_whole_ttl(
+def test_enqueued_message_holds_its_key_for_the_whole_ttl(
     broker: RedisBroker, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D4
@@ -165,7 +165,7 @@ def test_an_enqueued_message_holds_its_key_for_the_whole_ttl(
     assert redis_client.pttl(key) > 590_000
 
 
-def test_a_dead_letter_that_is_sent_again_as_new_asks_for_its_key_again(
+def test_requeued_dead_letter_claims_its_key_again(
     broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D1: its key was freed when it died

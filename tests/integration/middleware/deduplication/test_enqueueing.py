@@ -1,4 +1,4 @@
-"""A message and its key stand or fall together, wherever a sender dies (semantics.md, D6; scenario F5)."""
+"""Atomic enqueue of a message with its key, wherever the sender dies (D6; scenario F5)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def send_and_crash(work: Actor[..., Any], project_id: int, number: int, where: W
     return False
 
 
-def test_wherever_a_sender_dies_message_and_key_are_both_there_or_neither(
+def test_sender_killed_anywhere_leaves_message_and_key_or_neither(
     broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D6, F5: and what is sent next is live, once
@@ -77,7 +77,7 @@ def test_wherever_a_sender_dies_message_and_key_are_both_there_or_neither(
     assert crashed[:3] == [True, True, False], "one exchange does it all"
 
 
-def test_a_send_whose_answer_is_lost_enqueues_once(broker: RedisBroker) -> None:
+def test_send_with_lost_answer_enqueues_once(broker: RedisBroker) -> None:
     # D6
     work: Actor[..., Any] = declared(broker, [], **executed())
     work.send(0)
@@ -90,7 +90,7 @@ def test_a_send_whose_answer_is_lost_enqueues_once(broker: RedisBroker) -> None:
     assert [message.args for message in queued(broker)] == [(0,), (1,)]
 
 
-def test_a_message_without_a_key_is_enqueued_once_though_its_answer_is_lost(broker: RedisBroker) -> None:
+def test_message_without_key_and_lost_answer_is_enqueued_once(broker: RedisBroker) -> None:
     # D6: others wait for it, so it goes beside the one that holds the key
     work: Actor[..., Any] = declared(broker, [], **executed())
     work.send(1)
@@ -102,7 +102,7 @@ def test_a_message_without_a_key_is_enqueued_once_though_its_answer_is_lost(brok
     assert broker.client.llen(f"{broker.namespace}:default") == len(queued(broker)) == 2
 
 
-def test_a_call_that_is_repeated_because_its_answer_was_lost_enqueues_once(broker: RedisBroker) -> None:
+def test_send_repeated_after_lost_answer_enqueues_once(broker: RedisBroker) -> None:
     # D6
     work: Actor[..., Any] = declared(broker, [], **executed())
     work.send(0)
@@ -118,7 +118,7 @@ def test_a_call_that_is_repeated_because_its_answer_was_lost_enqueues_once(broke
     assert [message.args for message in queued(broker)] == [(0,), (1,)]
 
 
-def test_a_message_that_is_enqueued_again_because_its_answer_was_lost_is_there_once(
+def test_message_reenqueued_after_lost_answer_is_queued_once(
     broker: RedisBroker, hands: Hands, runs: list[Any]
 ) -> None:
     # D6: the very same message, by an application or a hook that has patience
@@ -139,7 +139,7 @@ def test_a_message_that_is_enqueued_again_because_its_answer_was_lost_is_there_o
     assert runs == [0, 1]
 
 
-def test_a_tick_that_is_sent_again_because_its_answer_was_lost_runs_once(
+def test_tick_resent_after_lost_answer_runs_once(
     successor: RedisBroker, monkeypatch: pytest.MonkeyPatch, runs: list[Any]
 ) -> None:
     # D6: its second message takes the place of the first one, whose claim to the tick is over
@@ -162,9 +162,7 @@ def test_a_tick_that_is_sent_again_because_its_answer_was_lost_runs_once(
     assert queued(successor) == []
 
 
-def test_a_message_that_left_its_queue_for_the_dead_letters_may_be_enqueued_again(
-    broker: RedisBroker, hands: Hands
-) -> None:
+def test_dead_letter_may_be_enqueued_again(broker: RedisBroker, hands: Hands) -> None:
     # D6: the key of one that could not be started stays for a while, and is its own
     work: Actor[..., Any] = declared(broker, [], **executed())
     message = work.message(1)
@@ -178,7 +176,7 @@ def test_a_message_that_left_its_queue_for_the_dead_letters_may_be_enqueued_agai
     assert len(queued(broker)) == 1
 
 
-def test_an_applications_own_broker_whose_client_repeats_commands_enqueues_once(
+def test_custom_broker_whose_client_repeats_commands_enqueues_once(
     settings: Settings, redis_client: redis.Redis
 ) -> None:
     # D6: redis-py's own default is to send a command again when its answer is lost
@@ -199,7 +197,7 @@ def test_an_applications_own_broker_whose_client_repeats_commands_enqueues_once(
     shared_redis.get().close()
 
 
-def test_a_key_on_another_redis_is_reserved_for_seconds_only_when_its_message_never_came(
+def test_key_on_other_redis_expires_soon_without_its_message(
     settings: Settings, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # D6, where one script cannot do both
@@ -274,7 +272,7 @@ def kill_a_scheduler(environment: dict[str, str], where: Where) -> None:
     assert killed.returncode == -signal.SIGKILL, killed.stderr
 
 
-def test_a_scheduler_killed_before_its_message_was_sent_leaves_nothing_in_the_way_of_the_next_tick(
+def test_scheduler_killed_before_sending_does_not_block_the_next_tick(
     successor: RedisBroker, environment: dict[str, str]
 ) -> None:
     # F5
@@ -286,7 +284,7 @@ def test_a_scheduler_killed_before_its_message_was_sent_leaves_nothing_in_the_wa
     assert [message.options["tick"] for message in queued(successor)] == [at(13).isoformat()]
 
 
-def test_a_scheduler_killed_once_its_message_was_sent_leaves_it_and_nothing_else(
+def test_scheduler_killed_after_sending_leaves_only_the_message(
     successor: RedisBroker, environment: dict[str, str], redis_client: redis.Redis, settings: Settings
 ) -> None:
     # F5: that one runs, and the next tick is its duplicate; never two of them are live

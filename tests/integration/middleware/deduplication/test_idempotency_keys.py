@@ -1,4 +1,4 @@
-"""An idempotency key that the application gives is part of the deduplication key (semantics.md, D3 and I3)."""
+"""Idempotency keys as part of the deduplication key (D3, I3)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STRATEGIES = [executed(), executing(), executed(key=["project_id"]), executed(in
 
 
 @pytest.mark.parametrize("options", STRATEGIES)
-def test_messages_with_different_idempotency_keys_both_have_an_effect(
+def test_different_idempotency_keys_both_have_an_effect(
     broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings, options: Any
 ) -> None:
     work = declared(broker, runs, **options)
@@ -37,9 +37,7 @@ def test_messages_with_different_idempotency_keys_both_have_an_effect(
 
 
 @pytest.mark.parametrize("options", STRATEGIES)
-def test_messages_with_the_same_idempotency_key_are_duplicates(
-    broker: RedisBroker, runs: list[Any], options: Any
-) -> None:
+def test_same_idempotency_key_makes_duplicates(broker: RedisBroker, runs: list[Any], options: Any) -> None:
     work = declared(broker, runs, **options)
     first = work.send_with_options(args=(7,), idempotency_key="order-1")
 
@@ -49,7 +47,7 @@ def test_messages_with_the_same_idempotency_key_are_duplicates(
     assert len(queued(broker)) == 1
 
 
-def test_bulk_enqueue_takes_the_idempotency_key_into_account(broker: RedisBroker, runs: list[Any]) -> None:
+def test_bulk_enqueue_respects_the_idempotency_key(broker: RedisBroker, runs: list[Any]) -> None:
     work = declared(broker, runs, **executed())
     work.send(1)
 
@@ -58,7 +56,7 @@ def test_bulk_enqueue_takes_the_idempotency_key_into_account(broker: RedisBroker
     assert ["duplicate_of" in message.options for message in sent] == [False, True]
 
 
-def test_one_more_run_keeps_the_idempotency_key(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+def test_rerun_keeps_the_idempotency_key(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
     # I3: the duplicate that arrived has the key of what is done by then.
     def duplicate() -> None:
         work.send_with_options(args=(7,), idempotency_key="order-1")

@@ -1,4 +1,4 @@
-"""The rules of a key, step by step, whatever the client makes of Redis's answers (semantics.md, D1 to D8)."""
+"""Transitions of a deduplication key, with text and bytes clients of Redis (D1 to D8)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def retain(keys: DeduplicationKeys, message_id: str, run: str, **options: Any) -
     keys.take(deduplication_keys.retain(KEY, message_id, run, TTL, **options))
 
 
-def test_a_key_is_its_first_claimants_until_released(keys: DeduplicationKeys) -> None:
+def test_key_belongs_to_its_first_claimant_until_released(keys: DeduplicationKeys) -> None:
     # D1, D5
     assert claim(keys, "a") == ""
     assert claim(keys, "b") == "a"
@@ -49,7 +49,7 @@ def test_a_key_is_its_first_claimants_until_released(keys: DeduplicationKeys) ->
     assert claim(keys, "b") == ""
 
 
-def test_only_the_run_that_holds_a_key_renews_and_frees_it(keys: DeduplicationKeys) -> None:
+def test_only_the_run_that_holds_a_key_renews_and_releases_it(keys: DeduplicationKeys) -> None:
     # D5
     keys.start(KEY, "a", "first run", TTL)
     keys.start(KEY, "a", "second run", TTL)
@@ -61,7 +61,7 @@ def test_only_the_run_that_holds_a_key_renews_and_frees_it(keys: DeduplicationKe
     assert keys.renew(KEY, "second run", TTL), "the second run holds it all along"
 
 
-def test_a_start_tells_a_waiting_holder_from_one_that_runs(keys: DeduplicationKeys) -> None:
+def test_start_distinguishes_a_waiting_holder_from_a_running_one(keys: DeduplicationKeys) -> None:
     # D7
     claim(keys, "a")
     assert keys.start(KEY, "b", "r", TTL) == "waiting"
@@ -72,7 +72,7 @@ def test_a_start_tells_a_waiting_holder_from_one_that_runs(keys: DeduplicationKe
     assert keys.start(KEY, "b", "r2", TTL) == "reserved", "it may never come: not one to yield to"
 
 
-def test_a_second_delivery_that_is_enqueued_again_leaves_the_run_as_it_is(keys: DeduplicationKeys) -> None:
+def test_second_delivery_that_is_requeued_does_not_affect_the_run(keys: DeduplicationKeys) -> None:
     # D7, D8
     keys.start(KEY, "a", "run", TTL)
 
@@ -81,7 +81,7 @@ def test_a_second_delivery_that_is_enqueued_again_leaves_the_run_as_it_is(keys: 
     assert keys.start(KEY, "b", "r", TTL) == "running"
 
 
-def test_a_message_holds_on_to_what_it_has_and_takes_nothing_from_others(keys: DeduplicationKeys) -> None:
+def test_retained_message_keeps_its_key_and_takes_no_other(keys: DeduplicationKeys) -> None:
     # D5, D7
     retain(keys, "a", "")
     assert claim(keys, "b") == "", "what never ran and holds nothing takes nothing"
@@ -93,7 +93,7 @@ def test_a_message_holds_on_to_what_it_has_and_takes_nothing_from_others(keys: D
     assert claim(keys, "b") == "a", "a run that lost its key takes it for its retry when it is free"
 
 
-def test_a_late_confirmation_changes_nothing(
+def test_late_confirmation_changes_nothing(
     keys: DeduplicationKeys, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D6: the worker was quicker than the sender
@@ -110,9 +110,7 @@ def test_a_late_confirmation_changes_nothing(
 
 
 @pytest.mark.parametrize("steps", [["claim"], ["claim", "start"], ["claim", "start", "retain"]])
-def test_one_more_run_is_owed_only_to_a_duplicate_that_came_while_it_ran(
-    keys: DeduplicationKeys, steps: list[str]
-) -> None:
+def test_rerun_is_owed_only_for_a_duplicate_during_the_run(keys: DeduplicationKeys, steps: list[str]) -> None:
     # D8
     claim(keys, "a")
     if "start" in steps:
@@ -125,7 +123,7 @@ def test_one_more_run_is_owed_only_to_a_duplicate_that_came_while_it_ran(
     assert left == ("again" if steps[-1] == "start" else "free")
 
 
-def test_a_redelivery_and_a_run_that_was_put_back_still_owe_the_run_that_was_asked_for(keys: DeduplicationKeys) -> None:
+def test_redelivered_and_requeued_runs_still_owe_the_rerun(keys: DeduplicationKeys) -> None:
     # D8: they may go on where the first one stopped, or find that it had ended
     keys.start(KEY, "a", "killed", TTL)
     claim(keys, "b", again=True)
@@ -136,7 +134,7 @@ def test_a_redelivery_and_a_run_that_was_put_back_still_owe_the_run_that_was_ask
     assert release(keys, "a", "run") == "again"
 
 
-def test_a_run_that_is_wanted_is_owed_until_its_message_takes_the_key_over(keys: DeduplicationKeys) -> None:
+def test_rerun_is_owed_until_its_message_holds_the_key(keys: DeduplicationKeys) -> None:
     # D8: whatever answers are lost, the same questions may be asked again
     keys.start(KEY, "a", "run", TTL)
     claim(keys, "b", again=True)
@@ -148,14 +146,14 @@ def test_a_run_that_is_wanted_is_owed_until_its_message_takes_the_key_over(keys:
     assert claim(keys, "d") == "c"
 
 
-def test_only_the_run_that_it_comes_after_is_followed(keys: DeduplicationKeys) -> None:
+def test_only_the_run_that_owes_a_rerun_is_followed_by_it(keys: DeduplicationKeys) -> None:
     # D5
     keys.start(KEY, "a", "another run", TTL)
 
     assert claim(keys, "c", after=("a", "run")) == "a"
 
 
-def test_a_key_that_is_given_up_at_once_is_free_though_one_more_run_was_asked_for(keys: DeduplicationKeys) -> None:
+def test_key_that_is_released_at_once_owes_no_rerun(keys: DeduplicationKeys) -> None:
     # D4: that run was refused by another middleware
     keys.start(KEY, "a", "run", TTL)
     claim(keys, "b", again=True)
@@ -164,7 +162,7 @@ def test_a_key_that_is_given_up_at_once_is_free_though_one_more_run_was_asked_fo
     assert claim(keys, "c") == ""
 
 
-def test_a_run_that_lost_its_key_is_told_so(keys: DeduplicationKeys) -> None:
+def test_run_that_lost_its_key_learns_it(keys: DeduplicationKeys) -> None:
     # D8: nobody can tell then whether one more run was wanted
     keys.start(KEY, "a", "run", TTL)
     keys.start(KEY, "a", "another delivery", TTL)

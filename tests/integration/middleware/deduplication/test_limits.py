@@ -1,4 +1,4 @@
-"""What deduplication costs, and what it does without Redis (semantics.md, D10 and L5)."""
+"""Cost of deduplication in round trips, and its behavior without Redis (D10, L5)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def send_delayed(actor: Actor[..., Any], hands: Hands) -> None:
 @pytest.mark.parametrize("deduplication", [{"ttl": TTL}, ALL])
 @pytest.mark.parametrize("strategy", ["until_executed", "until_executing"])
 @pytest.mark.parametrize("sent", [send, send_delayed])
-def test_a_message_costs_no_more_round_trips_than_its_steps(
+def test_message_costs_no_more_round_trips_than_its_steps(
     broker: RedisBroker,
     hands: Hands,
     monkeypatch: pytest.MonkeyPatch,
@@ -74,7 +74,7 @@ def test_a_message_costs_no_more_round_trips_than_its_steps(
     assert queued(broker) == []
 
 
-def test_a_message_whose_key_is_on_another_redis_costs_four_round_trips_at_most(
+def test_message_with_key_on_other_redis_costs_four_round_trips_at_most(
     settings: Settings, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # D10: reserving, confirming, start and end
@@ -93,7 +93,7 @@ def test_a_message_whose_key_is_on_another_redis_costs_four_round_trips_at_most(
 
 
 @pytest.mark.usefixtures("known_scripts")
-def test_a_retry_costs_three_round_trips_at_most(
+def test_retry_costs_three_round_trips_at_most(
     broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # D10
@@ -112,7 +112,7 @@ def test_a_retry_costs_three_round_trips_at_most(
 
 
 @pytest.mark.parametrize("strategy", ["until_executed", "until_executing"])
-def test_there_are_no_more_keys_than_live_messages_and_each_expires(
+def test_each_live_message_has_one_key_that_expires(
     broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings, strategy: str
 ) -> None:
     # D10
@@ -134,7 +134,7 @@ def no_redis(*_: object, **__: object) -> str:
     raise redis.ConnectionError("connection refused")
 
 
-def test_without_redis_nothing_is_sent_unprotected(broker: RedisBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_redis_no_message_is_sent_unprotected(broker: RedisBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     # L5
     work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda: None)
 
@@ -145,7 +145,7 @@ def test_without_redis_nothing_is_sent_unprotected(broker: RedisBroker, monkeypa
     assert queued(broker) == []
 
 
-def test_without_redis_nothing_runs_unprotected_and_the_retry_holds_on_to_the_key(
+def test_without_redis_no_message_runs_and_the_retry_keeps_the_key(
     broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # L5, D1: the answer to the start is lost, though it took effect
@@ -172,7 +172,7 @@ def test_without_redis_nothing_runs_unprotected_and_the_retry_holds_on_to_the_ke
     assert "duplicate_of" not in work.send().options
 
 
-def test_a_message_the_broker_has_had_is_not_lost_for_want_of_its_key(
+def test_message_already_in_the_broker_survives_the_loss_of_its_key(
     broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # R4: an error of ours where a delayed message comes due would leave it behind
@@ -186,7 +186,7 @@ def test_a_message_the_broker_has_had_is_not_lost_for_want_of_its_key(
     assert [message.message_id for message in queued(broker)] == [delayed.message_id]
 
 
-def test_arguments_that_cannot_be_sent_are_refused_where_they_are_sent(broker: RedisBroker) -> None:
+def test_unserializable_arguments_are_refused_at_send(broker: RedisBroker) -> None:
     # D3
     work: Any = dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda number: None)
 
@@ -197,7 +197,7 @@ def test_arguments_that_cannot_be_sent_are_refused_where_they_are_sent(broker: R
     assert queued(broker) == []
 
 
-def test_the_release_is_said_again_when_redis_was_away_for_a_moment(
+def test_release_is_repeated_after_a_short_redis_outage(
     broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # D4
@@ -218,7 +218,7 @@ def test_the_release_is_said_again_when_redis_was_away_for_a_moment(
 
 
 @pytest.mark.parametrize("strategy", ["until_executed", "until_executing"])
-def test_a_message_whose_start_was_not_answered_and_that_is_given_up_blocks_nobody(
+def test_message_given_up_after_an_unanswered_start_blocks_no_other(
     broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     # D4: its key was not freed by the start, so the end has to free it

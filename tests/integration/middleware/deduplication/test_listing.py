@@ -1,4 +1,4 @@
-"""The keys as an operator sees them, on a Redis that has many."""
+"""Listing of keys for operators, on a Redis with many keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_all_keys_are_listed_by_name(redis_client: redis.Redis, namespace: str) 
     assert ([each.key for each in held], more) == ([f"work:{number:02}" for number in range(40)], False)
 
 
-def test_redis_is_asked_no_further_than_for_as_many_as_are_wanted(
+def test_listing_reads_no_more_of_redis_than_its_limit(
     redis_client: redis.Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "_PAGE", 1)
@@ -43,7 +43,7 @@ def test_redis_is_asked_no_further_than_for_as_many_as_are_wanted(
     assert for_two.count("SCAN") < for_all.count("SCAN")
 
 
-def test_a_key_is_taken_away_once(redis_client: redis.Redis, namespace: str) -> None:
+def test_key_is_removed_once(redis_client: redis.Redis, namespace: str) -> None:
     was = release_key(redis_client, namespace, "work:07")
 
     assert was is not None and (was.message_id, was.state, was.actor) == ("m", "waiting", "work")

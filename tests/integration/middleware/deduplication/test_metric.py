@@ -1,4 +1,4 @@
-"""One count for each dropped duplicate, in every kind of process (semantics.md, D2)."""
+"""Metric of dropped duplicates, in every kind of process (D2)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return counted
 
 
-def test_each_dropped_duplicate_is_counted_once_wherever_it_was_dropped(
+def test_each_dropped_duplicate_is_counted_once_wherever_it_is_dropped(
     broker: RedisBroker, hands: Hands, exported: dict[str, int], settings: Any, redis_client: Any
 ) -> None:
     # D2: by `send`, `send_with_options`, groups, bulk; when due; and one that yields when it starts
@@ -105,7 +105,7 @@ def fail_first() -> None:
     raise RuntimeError
 
 
-def test_what_was_counted_before_anybody_exported_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_from_before_the_first_export_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     # D2
     counting: Any = Counting()
     monkeypatch.setattr(metrics, "_exporter", metrics._Exporter())
@@ -120,7 +120,7 @@ def test_what_was_counted_before_anybody_exported_is_not_lost(monkeypatch: pytes
     assert counting.counted == {"work": 2}
 
 
-def test_a_metric_that_cannot_be_counted_fails_no_send(
+def test_failing_metric_fails_no_send(
     broker: RedisBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # D2
@@ -144,7 +144,9 @@ def application(folder: Path, more: str = "") -> Path:
     return module
 
 
-def test_a_plain_sender_exports_what_it_dropped(environment: dict[str, str], tmp_path: Path, redis_client: Any) -> None:
+def test_plain_sender_exports_its_dropped_duplicates(
+    environment: dict[str, str], tmp_path: Path, redis_client: Any
+) -> None:
     # D2: such as a web application that has its own metrics page
     module = application(tmp_path, "import prometheus_client\nwork.send(1), work.send(1), work.send(1)\n")
     environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
@@ -159,7 +161,7 @@ def test_a_plain_sender_exports_what_it_dropped(environment: dict[str, str], tmp
     assert 'housekeeping_deduplicated_total{worker="work"} 2.0' in said.stdout, said.stderr
 
 
-def test_a_worker_with_dramatiqs_metrics_page_shows_all_its_processes_dropped(
+def test_dramatiqs_metrics_page_shows_drops_of_all_worker_processes(
     environment: dict[str, str], tmp_path: Path, broker: RedisBroker
 ) -> None:
     # D2: dropped before the process had booted, when Dramatiq had not yet prepared the values, and after

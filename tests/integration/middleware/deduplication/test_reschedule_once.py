@@ -1,4 +1,4 @@
-"""One more run, whatever comes between the end of a run and the release of its key (semantics.md, D8; scenario F6)."""
+"""The single rerun, whatever happens between the end of a run and the release of its key (D8; scenario F6)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def exchanges_of_a_run(hands: Hands) -> int:
     return made.made
 
 
-def test_whenever_a_duplicate_arrives_some_run_starts_its_reading_after_it(broker: RedisBroker, hands: Hands) -> None:
+def test_run_starts_after_every_duplicate_whenever_it_arrives(broker: RedisBroker, hands: Hands) -> None:
     # F6, D8: at every exchange of the worker with Redis, its last batch among them
     sent: list[Message[Any]] = []
     arrived_before_reading: list[int] = []
@@ -59,7 +59,7 @@ def test_whenever_a_duplicate_arrives_some_run_starts_its_reading_after_it(broke
 #: Of a run's end: the release of its key, the enqueueing of the message that comes after it, the completion.
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_the_one_more_run_is_made_once_whichever_answer_is_lost(
+def test_rerun_is_enqueued_once_whichever_answer_is_lost(
     broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings, number: int, where: Where
 ) -> None:
     # D8
@@ -72,7 +72,7 @@ def test_the_one_more_run_is_made_once_whichever_answer_is_lost(
     assert keys(redis_client, settings) == []
 
 
-def test_the_one_more_run_is_made_however_long_redis_is_away(broker: RedisBroker, hands: Hands) -> None:
+def test_rerun_is_enqueued_however_long_redis_is_unavailable(broker: RedisBroker, hands: Hands) -> None:
     # D8: many times as long as a key that nobody waits for is given up
     worker = EndingBadly(broker, hands)
 
@@ -82,7 +82,7 @@ def test_the_one_more_run_is_made_however_long_redis_is_away(broker: RedisBroker
     assert worker.reads == ["read"]
 
 
-def test_the_one_more_run_is_made_though_redis_came_back_empty(
+def test_rerun_is_enqueued_although_redis_came_back_empty(
     broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D8: a run that lost its key cannot know whether it was wanted
@@ -100,7 +100,7 @@ def test_the_one_more_run_is_made_though_redis_came_back_empty(
 @pytest.mark.parametrize(
     ("number", "where"), [(n, where) for n in (1, 2, 3) for where in ("before", "after")] + [(4, "before")]
 )
-def test_the_one_more_run_is_made_wherever_the_worker_is_killed_once_its_work_was_done(
+def test_rerun_is_enqueued_wherever_the_worker_is_killed_after_its_work(
     broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings, number: int, where: Where
 ) -> None:
     # D8, F6: its message is delivered again, and finds nothing left to do
@@ -119,7 +119,7 @@ def test_the_one_more_run_is_made_wherever_the_worker_is_killed_once_its_work_wa
     assert keys(redis_client, settings) == []
 
 
-def test_a_run_that_is_put_back_owes_the_one_more_run_after_it(broker: RedisBroker, hands: Hands) -> None:
+def test_requeued_run_owes_the_rerun_afterwards(broker: RedisBroker, hands: Hands) -> None:
     # D8: a sweep that was stopped goes on at its cursor, and does not read again what is behind it
     runs: list[str] = []
 
@@ -137,7 +137,7 @@ def test_a_run_that_is_put_back_owes_the_one_more_run_after_it(broker: RedisBrok
 
 
 @pytest.mark.parametrize("error", [SkipEnqueue("not_wanted"), MiddlewareError("not this one")])
-def test_a_key_is_free_when_another_middleware_refuses_the_one_more_run(
+def test_key_is_released_when_another_middleware_refuses_the_rerun(
     broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings, error: MiddlewareError
 ) -> None:
     # D4, D8

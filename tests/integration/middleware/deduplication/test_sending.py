@@ -1,4 +1,4 @@
-"""Which messages are enqueued, and which are live (semantics.md, D1, D2, D9), on a real Redis."""
+"""Which messages are enqueued, and which hold a key (D1, D2, D9), on a real Redis."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from tests.integration.middleware.hands import Hands
 PATIENCE_S = 10
 
 
-def test_a_duplicate_comes_back_marked_and_is_not_enqueued(
-    broker: RedisBroker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_duplicate_is_returned_marked_and_not_enqueued(broker: RedisBroker, caplog: pytest.LogCaptureFixture) -> None:
     # D1, D2
     caplog.set_level(logging.INFO)
     work: Actor[..., Any] = declared(broker, [])
@@ -37,7 +35,7 @@ def test_a_duplicate_comes_back_marked_and_is_not_enqueued(
     assert [getattr(record, "job_status", None) for record in caplog.records].count("deduplicated") == 1
 
 
-def test_until_executed_holds_its_key_while_it_runs_and_no_longer(broker: RedisBroker, hands: Hands) -> None:
+def test_until_executed_holds_its_key_until_the_run_ends(broker: RedisBroker, hands: Hands) -> None:
     # D1, D4
     meanwhile: list[Message[Any]] = []
     work: Actor[..., Any] = declared(broker, [], lambda: meanwhile.append(work.send()), **executed())
@@ -49,7 +47,7 @@ def test_until_executed_holds_its_key_while_it_runs_and_no_longer(broker: RedisB
     assert "duplicate_of" not in work.send().options
 
 
-def test_until_executing_frees_its_key_when_it_starts(broker: RedisBroker, hands: Hands) -> None:
+def test_until_executing_releases_its_key_when_it_starts(broker: RedisBroker, hands: Hands) -> None:
     # D1
     meanwhile: list[Message[Any]] = []
     work: Actor[..., Any] = declared(broker, [], lambda: meanwhile.extend([work.send(), work.send()]), **executing())
@@ -62,7 +60,7 @@ def test_until_executing_frees_its_key_when_it_starts(broker: RedisBroker, hands
 
 
 @pytest.mark.parametrize("options", [executed(), executing()])
-def test_a_delayed_message_is_not_live_before_it_is_due(
+def test_delayed_message_holds_no_key_before_it_is_due(
     broker: RedisBroker, hands: Hands, runs: list[Any], options: dict[str, Any]
 ) -> None:
     # D1, D9
@@ -77,7 +75,7 @@ def test_a_delayed_message_is_not_live_before_it_is_due(
     assert queued(broker, "default.DQ") == []
 
 
-def test_a_delayed_message_takes_the_key_when_it_comes_due(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+def test_delayed_message_takes_the_key_when_it_is_due(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
     # D1
     work: Actor[..., Any] = declared(broker, runs, **executed())
 
@@ -91,7 +89,7 @@ def test_a_delayed_message_takes_the_key_when_it_comes_due(broker: RedisBroker, 
 
 
 @pytest.mark.parametrize("strategy", ["until_executed", "until_executing"])
-def test_a_delayed_message_with_including_scheduled_is_live_from_the_start(
+def test_delayed_message_with_including_scheduled_holds_its_key_at_once(
     broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings, strategy: str
 ) -> None:
     # D9
@@ -112,7 +110,7 @@ def test_a_delayed_message_with_including_scheduled_is_live_from_the_start(
     assert keys(redis_client, settings) == []
 
 
-def test_a_retry_of_until_executed_holds_its_key_while_it_waits(
+def test_waiting_until_executed_retry_holds_its_key(
     broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D1, D7
@@ -131,9 +129,7 @@ def test_a_retry_of_until_executed_holds_its_key_while_it_waits(
     assert runs == [0, 0]
 
 
-def test_a_retry_of_until_executing_is_live_when_it_comes_due(
-    broker: RedisBroker, hands: Hands, runs: list[Any]
-) -> None:
+def test_until_executing_retry_takes_the_key_when_it_is_due(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
     # D1, R4
     work: Actor[..., Any] = declared(broker, runs, fail, **executing())
 
@@ -149,7 +145,7 @@ def test_a_retry_of_until_executing_is_live_when_it_comes_due(
     assert "duplicate_of" in work.send(2).options
 
 
-def test_groups_and_pipelines_drop_duplicates_that_nobody_waits_for(broker: RedisBroker) -> None:
+def test_groups_and_pipelines_drop_duplicates_without_dependents(broker: RedisBroker) -> None:
     # D2
     work: Actor[..., Any] = declared(broker, [])
     work.send(1)
@@ -163,7 +159,7 @@ def test_groups_and_pipelines_drop_duplicates_that_nobody_waits_for(broker: Redi
 @pytest.mark.parametrize(
     "waiting", [{"pipe_target": {"x": 1}}, {"group_completion_uuid": "g"}, {"on_success": "w"}, {"on_failure": "w"}]
 )
-def test_a_message_that_others_wait_for_is_never_dropped(
+def test_message_with_dependents_is_never_dropped(
     broker: RedisBroker, hands: Hands, runs: list[Any], waiting: dict[str, Any]
 ) -> None:
     # D2
@@ -184,7 +180,7 @@ def test_a_message_that_others_wait_for_is_never_dropped(
     assert runs == [0, 0]
 
 
-def test_a_message_that_others_wait_for_takes_the_key_when_it_is_free(broker: RedisBroker) -> None:
+def test_message_with_dependents_takes_a_free_key(broker: RedisBroker) -> None:
     # D2
     work: Actor[..., Any] = declared(broker, [], **executed())
 
@@ -193,7 +189,7 @@ def test_a_message_that_others_wait_for_takes_the_key_when_it_is_free(broker: Re
     assert work.send().options["duplicate_of"] == awaited.message_id
 
 
-def test_the_target_of_a_pipe_is_never_dropped(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+def test_pipe_target_is_never_dropped(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
     # D2
     work: Actor[..., Any] = declared(broker, runs)
     holder = work.send(5)
@@ -208,7 +204,7 @@ def test_the_target_of_a_pipe_is_never_dropped(broker: RedisBroker, hands: Hands
     assert runs == [5, 5]
 
 
-def test_of_many_senders_at_once_one_enqueues(broker: RedisBroker) -> None:
+def test_of_many_concurrent_senders_one_enqueues(broker: RedisBroker) -> None:
     # D1
     work: Actor[..., Any] = declared(broker, [])
     together = threading.Barrier(8)

@@ -1,4 +1,4 @@
-"""New messages that supersede a waiting retry of work that a scheduler rediscovers (semantics.md, D1, D6, D7)."""
+"""New messages that supersede a waiting retry of rediscovered work (D1, D6, D7)."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_new_message_supersedes_waiting_retry_and_both_make_one_run(  # D1, D7
     assert (dropped.job_status, dropped.duplicate_of) == ("deduplicated", new.message_id)  # type: ignore[attr-defined]
 
 
-def test_superseding_message_begins_with_no_retry(broker: Any, hands: Hands, actor: Actor[..., Any]) -> None:
+def test_superseding_message_starts_with_zero_retries(broker: Any, hands: Hands, actor: Actor[..., Any]) -> None:
     failed(actor, hands, retries=20)
     new = actor.send(7)
 
@@ -151,7 +151,7 @@ def test_superseded_retry_is_dropped_whenever_it_comes_due(  # D7
     assert live(broker) == (0, 0)
 
 
-def test_superseded_retry_that_is_delivered_again_is_dropped_again(  # D7, B1
+def test_redelivered_superseded_retry_is_dropped_again(  # D7, B1
     broker: Any, hands: Hands, actor: Actor[..., Any], runs: list[Any], storage: Storage
 ) -> None:
     failed(actor, hands)
@@ -248,7 +248,7 @@ def test_delayed_message_does_not_supersede_a_retry(broker: Any, hands: Hands, r
 
 
 @pytest.mark.parametrize("waits", ["pipe_target", "on_failure"])
-def test_retry_that_others_wait_for_is_not_superseded(  # D2
+def test_retry_with_dependents_is_not_superseded(  # D2
     broker: Any, hands: Hands, actor: Actor[..., Any], storage: Storage, waits: str
 ) -> None:
     after: list[int] = []
@@ -271,7 +271,7 @@ def test_retry_that_others_wait_for_is_not_superseded(  # D2
     assert after == [1]
 
 
-def test_retry_is_superseded_again_and_again_without_piling_up(  # D10
+def test_repeatedly_superseded_retries_do_not_pile_up(  # D10
     broker: Any,
     hands: Hands,
     actor: Actor[..., Any],
@@ -347,7 +347,7 @@ def test_sender_killed_anywhere_leaves_the_work_one_run(  # D6, R4
     assert (len(runs), storage.effects, live(broker)) == (2, 1, (0, 0))
 
 
-def test_two_senders_at_once_supersede_a_retry_once(  # D1
+def test_two_concurrent_senders_supersede_a_retry_once(  # D1
     broker: Any, hands: Hands, actor: Actor[..., Any]
 ) -> None:
     failed(actor, hands)

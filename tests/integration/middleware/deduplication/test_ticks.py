@@ -1,7 +1,4 @@
-"""A tick's message that came into the queue twice, under one id: the copy that does not run, and the key of the other.
-
-See semantics.md, D1, D4 and D5.
-"""
+"""Ticks queued twice under one message id: the copy that is dropped and the key (D1, D4, D5)."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ def another_copy(message: MessageProxy) -> Message[Any]:
     return dataclasses.replace(Message.decode(message.encode()), options={**options, "claim": "another"})
 
 
-def test_the_copy_of_a_tick_that_is_refused_leaves_the_key_to_the_one_that_waits(
+def test_refused_copy_of_a_tick_leaves_the_key_to_the_waiting_one(
     broker: Any, hands: Hands, runs: list[Any], terms: dict[str, Any]
 ) -> None:
     # D1, D5
@@ -85,9 +82,7 @@ def test_no_copy_of_a_tick_leaves_its_key_behind(
     assert keys(redis_client, settings) == []
 
 
-def test_the_copy_of_a_tick_that_is_refused_leaves_the_key_to_a_retry_that_waits(
-    broker: Any, hands: Hands, runs: list[Any]
-) -> None:
+def test_refused_copy_of_a_tick_leaves_the_key_to_a_waiting_retry(broker: Any, hands: Hands, runs: list[Any]) -> None:
     # D1, D5
     actor: Actor[..., Any] = declared(broker, runs, fail, schedule="0 * * * *", **executed())
     wake_up(broker, at(10))

@@ -1,4 +1,4 @@
-"""Messages that meet their like when they start or come back (semantics.md, D7 and D8), on a real Redis."""
+"""Messages with equal keys that start or return together (D7, D8), on a real Redis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.integration.middleware.hands import Hands
 PATIENCE_S = 10
 
 
-def test_a_redelivery_of_the_holder_runs(
+def test_redelivery_of_the_holder_runs(
     broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D7: its worker was killed while it ran
@@ -36,7 +36,7 @@ def test_a_redelivery_of_the_holder_runs(
     assert work.send().message_id != message.message_id
 
 
-def test_a_message_that_lost_its_key_yields_to_one_that_waits(
+def test_message_that_lost_its_key_is_dropped_for_a_waiting_one(
     broker: RedisBroker,
     hands: Hands,
     runs: list[Any],
@@ -58,7 +58,7 @@ def test_a_message_that_lost_its_key_yields_to_one_that_waits(
     assert "deduplicated" in [getattr(record, "job_status", None) for record in caplog.records]
 
 
-def test_a_message_that_lost_its_key_waits_for_one_that_may_never_come(
+def test_message_that_lost_its_key_waits_for_a_reservation_to_expire(
     broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D6, D7: its key is reserved for a message that is not in the queue yet
@@ -75,7 +75,7 @@ def test_a_message_that_lost_its_key_waits_for_one_that_may_never_come(
     assert runs == [0]
 
 
-def test_a_message_that_lost_its_key_waits_for_the_one_that_runs(
+def test_message_that_lost_its_key_waits_for_the_running_one(
     broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D7: put back, come due while the other still runs, put back again, then it runs; no retry is used up
@@ -106,9 +106,7 @@ def test_a_message_that_lost_its_key_waits_for_the_one_that_runs(
     assert "retries" not in last.options
 
 
-def test_duplicates_that_arrive_while_the_holder_runs_make_one_more_run(
-    broker: RedisBroker, hands: Hands, runs: list[Any]
-) -> None:
+def test_duplicates_during_a_run_make_one_rerun(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
     # D8
     sent: list[Message[Any]] = []
     work: Actor[..., Any] = declared(
@@ -128,9 +126,7 @@ def test_duplicates_that_arrive_while_the_holder_runs_make_one_more_run(
     assert queued(broker) == []
 
 
-def test_a_duplicate_that_arrives_between_the_end_and_the_release_is_not_lost(
-    broker: RedisBroker, hands: Hands, runs: list[Any]
-) -> None:
+def test_duplicate_between_end_and_release_is_not_lost(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
     # D8
     work: Actor[..., Any] = declared(broker, runs, **executed(if_deduplicated="reschedule_once"))
     sent: list[Message[Any]] = []
@@ -148,7 +144,7 @@ def test_a_duplicate_that_arrives_between_the_end_and_the_release_is_not_lost(
 
 
 @pytest.mark.parametrize(("max_retries", "waiting", "delayed"), [(1, 0, 1), (0, 1, 0)])
-def test_after_a_failed_run_its_retry_serves_and_after_a_dead_letter_one_more_run(
+def test_failed_run_is_followed_by_its_retry_and_a_dead_letter_by_a_rerun(
     broker: RedisBroker, hands: Hands, runs: list[Any], max_retries: int, waiting: int, delayed: int
 ) -> None:
     # D8
@@ -170,7 +166,7 @@ def test_after_a_failed_run_its_retry_serves_and_after_a_dead_letter_one_more_ru
     assert queued(broker) == [], "and no further run"
 
 
-def test_a_duplicate_of_one_that_waits_makes_no_further_run(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+def test_duplicate_of_a_waiting_message_makes_no_rerun(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
     # D8
     work: Actor[..., Any] = declared(broker, runs, **executed(if_deduplicated="reschedule_once"))
 
@@ -181,7 +177,7 @@ def test_a_duplicate_of_one_that_waits_makes_no_further_run(broker: RedisBroker,
     assert queued(broker) == []
 
 
-def test_a_retry_that_yields_to_a_waiting_message_makes_room_for_its_retry(broker: RedisBroker, hands: Hands) -> None:
+def test_retry_dropped_for_a_waiting_message_makes_room_for_its_retry(broker: RedisBroker, hands: Hands) -> None:
     @dramatiq.actor(broker=broker, schedule="0 0 * * *", idempotent=True)
     def tick() -> None:
         raise ValueError("always")

@@ -1,4 +1,4 @@
-"""Keys and queues on different servers, where no script can take a step in both (semantics.md, D1, D4, D8)."""
+"""Keys and queues on different servers, where no script can change both (D1, D4, D8)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def apart(settings: Settings) -> Iterator[tuple[RedisBroker, Hands]]:
         yield broker, Hands(broker)
 
 
-def test_the_one_more_run_is_made_where_keys_and_queue_are_on_different_servers(
+def test_rerun_is_enqueued_where_keys_and_queue_are_on_different_servers(
     apart: tuple[RedisBroker, Hands],
 ) -> None:
     # D8: its message reaches the broker only at the second attempt
@@ -45,7 +45,7 @@ def test_the_one_more_run_is_made_where_keys_and_queue_are_on_different_servers(
     assert "duplicate_of" not in worker.work.send().options
 
 
-def test_the_one_more_run_is_owed_until_its_message_is_on_the_other_server(
+def test_rerun_is_owed_until_its_message_is_on_the_other_server(
     apart: tuple[RedisBroker, Hands], redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D8: its worker is killed just before it sends that, and what it had in hand finds nothing left to do
@@ -65,7 +65,7 @@ def test_the_one_more_run_is_owed_until_its_message_is_on_the_other_server(
     assert keys(redis_client, settings) == []
 
 
-def test_a_message_that_could_not_be_sent_is_sent_as_new_the_next_time(
+def test_message_that_could_not_be_sent_is_sent_as_new_the_next_time(
     redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D1: with a broker that hands the hooks the very message, whose marks of a failed try are not true of the next
@@ -104,7 +104,7 @@ def test_retry_outlives_a_sender_that_died_before_superseding_it(  # D6, R4
     assert runs == [0, 0]
 
 
-def test_a_key_on_another_server_is_free_at_once_when_its_message_is_refused(
+def test_key_on_other_server_is_free_at_once_when_its_message_is_refused(
     apart: tuple[RedisBroker, Hands], redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D4

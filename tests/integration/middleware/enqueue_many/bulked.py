@@ -1,4 +1,4 @@
-"""An actor to send many messages, and a look at their keys."""
+"""Actor of the bulk-enqueue tests and helpers that read its keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bulk enqueue: what `send` promises, for many at once (semantics.md, D1, D2, D3, D10)."""
+"""Bulk enqueue: the promises of `send` for many messages at once (D1, D2, D3, D10)."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_each_call_becomes_one_message_in_order(broker: RedisBroker) -> None:
     assert {message.message_id for message in queued(broker)} == {message.message_id for message in messages}
 
 
-def test_no_calls_are_no_messages_and_no_round_trips(broker: RedisBroker, commands: list[int]) -> None:
+def test_no_calls_cost_no_messages_and_no_round_trips(broker: RedisBroker, commands: list[int]) -> None:
     assert enqueue_many(actor_of(broker), []) == []
     assert commands == []
 
 
-def test_what_is_enqueued_in_bulk_is_run_in_order_of_the_calls(broker: RedisBroker) -> None:
+def test_bulk_messages_run_in_the_order_of_the_calls(broker: RedisBroker) -> None:
     ran: list[int] = []
     done = threading.Event()
 
@@ -67,7 +67,7 @@ def test_what_is_enqueued_in_bulk_is_run_in_order_of_the_calls(broker: RedisBrok
     assert ran == list(range(50))
 
 
-def test_a_message_is_what_send_makes_but_for_its_ids_and_time(broker: RedisBroker) -> None:
+def test_bulk_message_equals_that_of_send_but_for_ids_and_time(broker: RedisBroker) -> None:
     work = actor_of(broker)
 
     sent = work.send_with_options(args=(1,), trigger="parent")
@@ -81,7 +81,7 @@ def test_a_message_is_what_send_makes_but_for_its_ids_and_time(broker: RedisBrok
     assert bulk.options["trigger"] == "parent"
 
 
-def test_a_call_that_waits_already_is_dropped_and_marked(broker: RedisBroker) -> None:  # D2, D3
+def test_duplicate_call_is_dropped_and_marked(broker: RedisBroker) -> None:  # D2, D3
     work = actor_of(broker)
     first = work.send(number=1)
 
@@ -92,7 +92,7 @@ def test_a_call_that_waits_already_is_dropped_and_marked(broker: RedisBroker) ->
     assert len(queued(broker)) == 2
 
 
-def test_the_same_call_twice_in_one_bulk_is_enqueued_once(broker: RedisBroker) -> None:  # D1
+def test_equal_calls_in_one_bulk_are_enqueued_once(broker: RedisBroker) -> None:  # D1
     messages = enqueue_many(actor_of(broker), [1, 1, 1])
 
     assert [message.options.get("duplicate_of") for message in messages] == [None] + [messages[0].message_id] * 2
@@ -106,7 +106,7 @@ def test_send_after_a_bulk_is_a_duplicate_of_it(broker: RedisBroker) -> None:  #
     assert work.send(1).options["duplicate_of"] == bulk.message_id
 
 
-def test_a_dropped_message_leaves_one_log_line(broker: RedisBroker, caplog: pytest.LogCaptureFixture) -> None:  # D2
+def test_dropped_message_is_logged_once(broker: RedisBroker, caplog: pytest.LogCaptureFixture) -> None:  # D2
     caplog.set_level(logging.INFO)
     work = actor_of(broker)
     first = work.send(1)
@@ -118,9 +118,7 @@ def test_a_dropped_message_leaves_one_log_line(broker: RedisBroker, caplog: pyte
     assert (line.message_id, line.duplicate_of) == (second.message_id, first.message_id)  # type: ignore[attr-defined]
 
 
-def test_the_key_lives_for_the_actors_ttl_once_its_message_is_enqueued(
-    broker: RedisBroker, settings: Settings
-) -> None:  # D4
+def test_enqueued_message_holds_its_key_for_the_actors_ttl(broker: RedisBroker, settings: Settings) -> None:  # D4
     enqueue_many(actor_of(broker, deduplication={"ttl": timedelta(minutes=20)}), [1, 2])
 
     left = keys(broker, settings).values()
@@ -128,7 +126,7 @@ def test_the_key_lives_for_the_actors_ttl_once_its_message_is_enqueued(
     assert all(19 * 60_000 < ms <= 20 * 60_000 for ms in left)
 
 
-def test_the_key_is_free_when_the_message_has_ended(broker: RedisBroker, settings: Settings) -> None:  # D4
+def test_key_is_released_when_the_message_ends(broker: RedisBroker, settings: Settings) -> None:  # D4
     ended = threading.Event()
 
     @dramatiq.actor(broker=broker, idempotent=True, deduplicate="until_executed")
@@ -143,7 +141,7 @@ def test_the_key_is_free_when_the_message_has_ended(broker: RedisBroker, setting
     assert keys(broker, settings) == {}
 
 
-def test_a_message_that_others_wait_for_is_never_dropped(broker: RedisBroker) -> None:  # D2
+def test_message_with_dependents_is_never_dropped(broker: RedisBroker) -> None:  # D2
     work = actor_of(broker)
     work.send(1)
 
@@ -153,14 +151,14 @@ def test_a_message_that_others_wait_for_is_never_dropped(broker: RedisBroker) ->
     assert len(queued(broker)) == 2
 
 
-def test_an_actor_without_deduplication_gets_every_message(broker: RedisBroker, settings: Settings) -> None:
+def test_actor_without_deduplication_gets_every_message(broker: RedisBroker, settings: Settings) -> None:
     enqueue_many(actor_of(broker, deduplicate=None), [1, 1])
 
     assert len(queued(broker)) == 2
     assert keys(broker, settings) == {}
 
 
-def test_one_more_run_is_asked_for_as_send_does(broker: RedisBroker) -> None:  # D8
+def test_bulk_duplicate_of_a_running_message_requests_a_rerun(broker: RedisBroker) -> None:  # D8
     running, arrived, ran = threading.Event(), threading.Event(), list[int]()
     again = threading.Event()
 
@@ -209,19 +207,19 @@ def test_thousand_messages_cost_as_many_round_trips_as_two(
 
 
 @pytest.mark.parametrize("count", [BATCH_SIZE - 1, BATCH_SIZE, BATCH_SIZE + 1])
-def test_every_message_is_enqueued_whatever_their_number(broker: RedisBroker, count: int) -> None:
+def test_any_number_of_messages_is_enqueued(broker: RedisBroker, count: int) -> None:
     messages = enqueue_many(actor_of(broker), range(count))
 
     assert [message.args for message in messages] == [(number,) for number in range(count)]
     assert len(queued(broker)) == count
 
 
-def test_a_delay_is_refused(broker: RedisBroker) -> None:
+def test_delay_is_refused(broker: RedisBroker) -> None:
     with pytest.raises(TypeError, match="send_with_options"):
         enqueue_many(actor_of(broker), [1], delay=1000)
 
 
-def test_ten_threads_with_the_same_calls_enqueue_each_once(broker: RedisBroker) -> None:  # D1
+def test_ten_threads_with_equal_calls_enqueue_each_once(broker: RedisBroker) -> None:  # D1
     work = actor_of(broker)
     start, sent = threading.Barrier(10), list[Message[Any]]()
 

@@ -1,4 +1,4 @@
-"""Many messages and their keys stand or fall together (semantics.md, D6), and on brokers of any kind."""
+"""Atomicity of bulk enqueue when senders die or answers are lost (D6), on every kind of broker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def answers_lost_by(fault: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def test_wherever_a_sender_of_many_dies_all_are_there_with_their_keys_or_none(
+def test_bulk_sender_killed_anywhere_leaves_all_messages_and_keys_or_none(
     broker: RedisBroker, settings: Settings
 ) -> None:  # D6, F5
     work = actor_of(broker)
@@ -63,7 +63,7 @@ def test_wherever_a_sender_of_many_dies_all_are_there_with_their_keys_or_none(
     assert len(queued(broker)) == 200
 
 
-def test_a_bulk_whose_answer_is_lost_is_there_once_when_it_is_repeated(broker: RedisBroker) -> None:  # D6
+def test_bulk_repeated_after_a_lost_answer_is_enqueued_once(broker: RedisBroker) -> None:  # D6
     work = actor_of(broker)
 
     with answers_lost_by(lose_connection), pytest.raises(StoreUnavailable):
@@ -74,7 +74,7 @@ def test_a_bulk_whose_answer_is_lost_is_there_once_when_it_is_repeated(broker: R
     assert all("duplicate_of" in message.options for message in messages)
 
 
-def test_a_connection_that_breaks_half_way_leaves_neither_messages_nor_keys(
+def test_connection_broken_half_way_leaves_neither_messages_nor_keys(
     broker: RedisBroker, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # D6
     work = actor_of(broker)
@@ -98,7 +98,7 @@ def test_a_connection_that_breaks_half_way_leaves_neither_messages_nor_keys(
     assert len(keys(broker, settings)) == 1
 
 
-def test_redis_away_is_an_error_and_nothing_is_enqueued(settings: Settings) -> None:
+def test_unavailable_redis_raises_and_enqueues_nothing(settings: Settings) -> None:
     with embedded.start(postgres=False) as servers:
         broker = installed(settings.model_copy(update={"redis_url": servers.redis_url, "database_url": None}))
         work = actor_of(broker)
@@ -112,7 +112,7 @@ def test_redis_away_is_an_error_and_nothing_is_enqueued(settings: Settings) -> N
     close_all()
 
 
-def test_keys_on_a_redis_of_their_own_are_confirmed_there(settings: Settings, redis_client: redis.Redis) -> None:
+def test_keys_on_a_separate_redis_are_confirmed_there(settings: Settings, redis_client: redis.Redis) -> None:
     with embedded.start(postgres=False) as servers:
         update = {"broker_url": servers.redis_url, "database_url": None}
         broker = installed(settings.model_copy(update=update))
@@ -126,7 +126,7 @@ def test_keys_on_a_redis_of_their_own_are_confirmed_there(settings: Settings, re
     close_all()
 
 
-def test_another_broker_gets_each_message_by_itself(settings: Settings, redis_client: redis.Redis) -> None:
+def test_other_brokers_get_each_message_singly(settings: Settings, redis_client: redis.Redis) -> None:
     broker = StubBroker()
     install(broker, settings.model_copy(update={"database_url": None}), workers=False)
     work = actor_of(broker)
@@ -140,7 +140,7 @@ def test_another_broker_gets_each_message_by_itself(settings: Settings, redis_cl
     close_all()
 
 
-def test_a_broker_with_an_enqueue_of_its_own_keeps_it(settings: Settings, redis_client: redis.Redis) -> None:
+def test_broker_with_custom_enqueue_keeps_it(settings: Settings, redis_client: redis.Redis) -> None:
     seen: list[tuple[Any, ...]] = []
 
     class Own(RedisBroker):

@@ -1,4 +1,4 @@
-"""What other middleware is asked and told of many messages that are enqueued at once."""
+"""Hooks of other middleware around a bulk enqueue."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Watching(Middleware):
             raise ValueError("another")
 
 
-def test_the_other_middleware_is_asked_and_told_of_every_message(broker: RedisBroker) -> None:
+def test_other_middleware_sees_every_message(broker: RedisBroker) -> None:
     watching = Watching()
     broker.add_middleware(watching)
     work = actor_of(broker)
@@ -54,7 +54,7 @@ def test_the_other_middleware_is_asked_and_told_of_every_message(broker: RedisBr
     assert watching.after == [("a", None), ("b", None)]
 
 
-def test_a_middleware_before_deduplication_is_asked_of_duplicates_too(broker: RedisBroker) -> None:
+def test_middleware_before_deduplication_sees_duplicates_too(broker: RedisBroker) -> None:
     watching = Watching()
     broker.middleware.insert(0, watching)
     work = actor_of(broker)
@@ -65,7 +65,7 @@ def test_a_middleware_before_deduplication_is_asked_of_duplicates_too(broker: Re
     assert watching.after == [("a", None)]
 
 
-def test_a_message_that_another_middleware_skips_is_not_enqueued_and_the_others_are(broker: RedisBroker) -> None:
+def test_message_skipped_by_other_middleware_is_the_only_one_missing(broker: RedisBroker) -> None:
     broker.add_middleware(Watching())
 
     messages = enqueue_many(actor_of(broker), ["a", "skip", "b"])
@@ -74,7 +74,7 @@ def test_a_message_that_another_middleware_skips_is_not_enqueued_and_the_others_
     assert [message.args for message in queued(broker)] == [("a",), ("b",)]
 
 
-def test_a_faulty_hook_stops_nothing(broker: RedisBroker, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_hook_stops_no_message(broker: RedisBroker, caplog: pytest.LogCaptureFixture) -> None:
     # As in Dramatiq's own emit_before and emit_after.
     broker.add_middleware(Watching())
 
@@ -84,9 +84,7 @@ def test_a_faulty_hook_stops_nothing(broker: RedisBroker, caplog: pytest.LogCapt
     assert [record.levelname for record in caplog.records if "Unexpected failure" in record.message] == ["CRITICAL"] * 2
 
 
-def test_a_refused_message_fails_its_thousand_before_any_key_is_taken(
-    broker: RedisBroker, settings: Settings
-) -> None:  # D6
+def test_refused_message_fails_its_bulk_before_any_key_is_taken(broker: RedisBroker, settings: Settings) -> None:  # D6
     broker.add_middleware(Watching())
 
     with pytest.raises(MiddlewareError, match="not this one"):
@@ -96,7 +94,7 @@ def test_a_refused_message_fails_its_thousand_before_any_key_is_taken(
     assert keys(broker, settings) == {}
 
 
-def test_arguments_that_make_no_key_are_refused_before_anything_is_taken(
+def test_arguments_without_a_key_are_refused_before_any_key_is_taken(
     broker: RedisBroker, settings: Settings
 ) -> None:  # D3
     with pytest.raises(UnusableArguments):

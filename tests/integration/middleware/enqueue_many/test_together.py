@@ -1,4 +1,4 @@
-"""Many messages in one script: the same ends as one by one (semantics.md, D1, D2, D6), whatever is in between."""
+"""Bulk enqueue in one script has the results of single sends (D1, D2, D6)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def carried_out_twice(between: Callable[[], object]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("options", [{}, {"claim": "of a tick"}], ids=["plain", "with the claim of a tick"])
-def test_a_key_says_what_send_makes_it_say(broker: RedisBroker, settings: Settings, options: dict[str, Any]) -> None:
+def test_bulk_key_has_the_state_that_send_gives_it(
+    broker: RedisBroker, settings: Settings, options: dict[str, Any]
+) -> None:
     work = actor_of(broker, deduplicate="until_executed")
     sent = work.send_with_options(args=(1,), **options)
     (by_send,) = held(broker, settings)
@@ -57,7 +59,7 @@ def test_a_key_says_what_send_makes_it_say(broker: RedisBroker, settings: Settin
     }
 
 
-def test_those_that_wait_already_are_left_out_wherever_they_are_among_the_others(broker: RedisBroker) -> None:
+def test_duplicates_are_dropped_wherever_they_are_in_the_bulk(broker: RedisBroker) -> None:
     work = actor_of(broker)
     taken = [0, 100, AT_ONCE - 1, AT_ONCE, 2 * AT_ONCE]
     holders = {number: work.send(number).message_id for number in taken}
@@ -74,7 +76,7 @@ def test_those_that_wait_already_are_left_out_wherever_they_are_among_the_others
     assert len(queued(broker)) == len(waiting) == 2 * AT_ONCE + 1
 
 
-def test_many_that_all_wait_already_are_all_left_out(broker: RedisBroker) -> None:
+def test_bulk_of_duplicates_only_is_dropped_whole(broker: RedisBroker) -> None:
     work = actor_of(broker)
     enqueue_many(work, range(AT_ONCE))
 
@@ -84,7 +86,7 @@ def test_many_that_all_wait_already_are_all_left_out(broker: RedisBroker) -> Non
     assert len(queued(broker)) == AT_ONCE
 
 
-def test_a_script_that_is_asked_again_changes_nothing(
+def test_repeated_script_changes_nothing(
     broker: RedisBroker, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # D6
     monkeypatch.setattr(Pipeline, "execute", carried_out_twice(lambda: None))
@@ -96,7 +98,7 @@ def test_a_script_that_is_asked_again_changes_nothing(
     assert broker.client.llen(f"{broker.namespace}:default") == len(keys(broker, settings)) == 3
 
 
-def test_a_script_that_is_asked_again_after_its_keys_have_gone_enqueues_none_twice(
+def test_script_repeated_after_its_keys_expired_enqueues_none_twice(
     broker: RedisBroker, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # D6: they wait for longer than the ttl
     def forget() -> None:
@@ -110,7 +112,7 @@ def test_a_script_that_is_asked_again_after_its_keys_have_gone_enqueues_none_twi
     assert len(queued(broker)) == 2
 
 
-def test_a_dropped_message_comes_back_as_the_one_that_send_drops(broker: RedisBroker) -> None:  # D2
+def test_duplicate_is_returned_as_send_returns_it(broker: RedisBroker) -> None:  # D2
     work = actor_of(broker)
     first = work.send(1)
     by_send = work.send_with_options(args=(1,), trigger="parent")
@@ -120,7 +122,7 @@ def test_a_dropped_message_comes_back_as_the_one_that_send_drops(broker: RedisBr
     assert by_bulk.options == by_send.options == {"trigger": "parent", "duplicate_of": first.message_id}
 
 
-def test_middleware_is_asked_and_told_in_the_order_that_send_has(broker: RedisBroker) -> None:
+def test_hooks_run_in_the_order_that_send_has(broker: RedisBroker) -> None:
     seen: list[str] = []
 
     class Noting(Middleware):

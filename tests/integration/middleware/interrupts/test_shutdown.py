@@ -1,3 +1,5 @@
+"""Interrupts of running actors when a worker shuts down."""
+
 from __future__ import annotations
 
 import threading
@@ -51,7 +53,7 @@ def started(broker: RedisBroker, endless: Endless) -> Worker:
     return worker
 
 
-def test_an_actor_is_interrupted_after_the_grace_and_put_back(broker: RedisBroker) -> None:  # R5
+def test_actor_is_interrupted_after_the_grace_and_requeued(broker: RedisBroker) -> None:  # R5
     endless = Endless(broker)
 
     started(broker, endless).stop(timeout=PATIENCE_S * 1000)
@@ -62,7 +64,7 @@ def test_an_actor_is_interrupted_after_the_grace_and_put_back(broker: RedisBroke
     assert broker.client.llen(f"{broker.namespace}:default") == 1
 
 
-def test_an_actor_that_ends_within_the_grace_is_done(broker: RedisBroker) -> None:  # R5
+def test_actor_that_ends_within_the_grace_is_acknowledged(broker: RedisBroker) -> None:  # R5
     endless = Endless(broker)
     worker = started(broker, endless)
 
@@ -73,7 +75,9 @@ def test_an_actor_that_ends_within_the_grace_is_done(broker: RedisBroker) -> Non
     assert queued(broker) == []
 
 
-def test_an_actor_that_asked_for_it_is_told_at_once(settings: Settings, redis_client: redis.Redis) -> None:  # R5
+def test_actor_with_shutdown_notification_is_interrupted_at_once(
+    settings: Settings, redis_client: redis.Redis
+) -> None:  # R5
     broker = installed(settings.model_copy(update={"database_url": None, "grace_s": 600.0}))
     endless = Endless(broker, notify_shutdown=True)
 
@@ -83,7 +87,7 @@ def test_an_actor_that_asked_for_it_is_told_at_once(settings: Settings, redis_cl
     assert endless.interrupted.is_set()
 
 
-def test_a_thread_in_its_after_hooks_is_never_interrupted(broker: RedisBroker) -> None:  # R5
+def test_thread_in_its_after_hooks_is_never_interrupted(broker: RedisBroker) -> None:  # R5
     class SlowHook(Middleware):
         def __init__(self) -> None:
             self.began, self.may_end, self.ended = threading.Event(), threading.Event(), threading.Event()
@@ -114,7 +118,7 @@ def test_a_thread_in_its_after_hooks_is_never_interrupted(broker: RedisBroker) -
 
 
 @pytest.mark.parametrize(("grace_s", "at_once"), [(1.0, False), (600.0, True)], ids=["after_the_grace", "at_once"])
-def test_an_actor_that_has_called_another_one_as_a_function_is_interrupted_all_the_same(  # R5
+def test_actor_that_called_another_as_a_function_is_interrupted(  # R5
     settings: Settings, redis_client: redis.Redis, grace_s: float, at_once: bool
 ) -> None:
     broker = installed(settings.model_copy(update={"database_url": None, "grace_s": grace_s}))
@@ -129,7 +133,7 @@ def test_an_actor_that_has_called_another_one_as_a_function_is_interrupted_all_t
     assert endless.interrupted.is_set()
 
 
-def test_an_actor_called_as_a_function_is_not_interrupted(broker: RedisBroker) -> None:
+def test_actor_called_as_a_function_is_not_interrupted(broker: RedisBroker) -> None:
     in_worker, called = Endless(broker), Endless(broker, actor_name="called")
     worker = started(broker, in_worker)
     caller = threading.Thread(target=called.actor)

@@ -1,4 +1,4 @@
-"""Statements under way when the grace of a shutdown is over."""
+"""Running SQL statements at the end of the shutdown grace."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def active(admin: Connection, settings: Settings, postgres: Database) -> Iterato
             cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
 
 
-def test_a_statement_under_way_when_the_grace_is_over_is_cancelled_and_its_message_put_back(  # R5
+def test_statement_at_end_of_grace_is_canceled_and_its_message_requeued(  # R5
     broker: RedisBroker, active: Callable[[str], list[int]]
 ) -> None:
     @dramatiq.actor(broker=broker, max_retries=0)
@@ -71,7 +71,7 @@ def test_a_statement_under_way_when_the_grace_is_over_is_cancelled_and_its_messa
     assert broker.client.llen(f"{broker.namespace}:default") == 1
 
 
-def test_an_actor_that_takes_the_cancelled_statement_for_its_own_error_is_put_back_too(  # R5
+def test_actor_that_translates_the_cancellation_is_requeued_too(  # R5
     broker: RedisBroker, active: Callable[[str], list[int]]
 ) -> None:
     @dramatiq.actor(broker=broker, max_retries=0)
@@ -89,7 +89,7 @@ def test_an_actor_that_takes_the_cancelled_statement_for_its_own_error_is_put_ba
     assert queued(broker, "default.XQ") == []
 
 
-def test_a_sweep_in_a_statement_when_the_grace_is_over_closes_its_row_and_goes_on_later(  # R5
+def test_sweep_canceled_in_a_statement_closes_its_row_and_resumes_later(  # R5
     broker: RedisBroker, add_statuses: AddStatuses, admin: Connection
 ) -> None:
     add_statuses(30, "now() - interval '1 hour' + interval '1 millisecond' * n")
@@ -115,7 +115,7 @@ def test_a_sweep_in_a_statement_when_the_grace_is_over_closes_its_row_and_goes_o
     assert broker.client.llen(f"{broker.namespace}:{actor.queue_name}") == 1
 
 
-def test_only_statements_within_an_actor_are_cancelled(  # R5
+def test_only_statements_within_an_actor_are_canceled(  # R5
     broker: RedisBroker, active: Callable[[str], list[int]], admin: Connection
 ) -> None:
     ended: list[BaseException | None] = []
@@ -145,7 +145,7 @@ def test_only_statements_within_an_actor_are_cancelled(  # R5
     assert "canceling statement" not in str(ended) and len(ended) == 1
 
 
-def test_a_commit_is_not_cancelled(  # R5
+def test_commit_is_not_canceled(  # R5
     postgres: Database, active: Callable[[str], list[int]], admin: Connection, settings: Settings
 ) -> None:
     with admin.cursor() as cursor:
@@ -182,7 +182,7 @@ def test_a_commit_is_not_cancelled(  # R5
     assert database.execute_sql("SELECT id FROM slow").fetchall() == [(7,)]
 
 
-def test_nothing_under_way_is_nothing_to_cancel(postgres: Database) -> None:
+def test_no_statement_needs_no_cancellation(postgres: Database) -> None:
     statement = statement_of_this_thread()
     assert statement is not None
     without_a_connection = statement.cancel()
@@ -191,7 +191,7 @@ def test_nothing_under_way_is_nothing_to_cancel(postgres: Database) -> None:
     assert (without_a_connection, statement.cancel()) == (False, False)
 
 
-def test_a_server_that_does_not_let_one_in_is_said_and_no_more(  # R5
+def test_server_that_refuses_the_cancel_connection_is_logged(  # R5
     postgres: Database, active: Callable[[str], list[int]], admin: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     its_own: list[Any] = []

@@ -21,7 +21,7 @@ def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroke
     close_all()
 
 
-def test_an_actor_over_its_time_limit_is_interrupted_and_its_message_fails(broker: RedisBroker) -> None:  # B2
+def test_actor_over_its_time_limit_is_interrupted_and_fails(broker: RedisBroker) -> None:  # B2
     ended: list[type[BaseException]] = []
 
     @dramatiq.actor(broker=broker, max_retries=0, time_limit=50)

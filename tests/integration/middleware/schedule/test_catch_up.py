@@ -1,3 +1,5 @@
+"""Catch-up of ticks that no scheduler fired."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -25,7 +27,7 @@ def own(settings: Settings, postgres: Database, redis_client: redis.Redis) -> It
     close_all()
 
 
-def test_the_latest_missed_tick_is_made_up_and_the_others_are_recorded(own: Settings) -> None:  # S4, S5
+def test_latest_missed_tick_fires_and_the_others_are_recorded(own: Settings) -> None:  # S4, S5
     wake_up(scheduler(own), at(10))
 
     late = scheduler(own)
@@ -36,7 +38,7 @@ def test_the_latest_missed_tick_is_made_up_and_the_others_are_recorded(own: Sett
     assert rows("swept") == [("missed", "no_scheduler", at(13), {"missed": 3})]
 
 
-def test_a_minute_of_start_that_is_a_tick_is_the_one(own: Settings) -> None:  # S4
+def test_tick_at_the_minute_of_start_is_the_latest(own: Settings) -> None:  # S4
     wake_up(scheduler(own, "* * * * *"), at(10))
 
     late = scheduler(own, "* * * * *")
@@ -46,7 +48,7 @@ def test_a_minute_of_start_that_is_a_tick_is_the_one(own: Settings) -> None:  # 
     assert rows("swept") == [("missed", "no_scheduler", at(10, 4), {"missed": 4})]
 
 
-def test_nothing_is_made_up_when_that_is_switched_off_but_recorded_once(own: Settings) -> None:  # S4, S5
+def test_missed_ticks_are_recorded_once_without_catch_up(own: Settings) -> None:  # S4, S5
     off = own.model_copy(update={"catch_up": "none"})
     wake_up(scheduler(off), at(10))
 
@@ -59,7 +61,7 @@ def test_nothing_is_made_up_when_that_is_switched_off_but_recorded_once(own: Set
     assert rows("swept") == [("missed", "no_scheduler", at(14), {"missed": 4})]
 
 
-def test_a_fresh_installation_makes_nothing_up_and_has_missed_nothing(own: Settings) -> None:  # S4
+def test_fresh_installation_has_missed_no_ticks(own: Settings) -> None:  # S4
     broker = scheduler(own)
 
     wake_up(broker, at(10, 30))
@@ -67,7 +69,7 @@ def test_a_fresh_installation_makes_nothing_up_and_has_missed_nothing(own: Setti
     assert (ticks(broker), rows("swept")) == ([], [])
 
 
-def test_a_tick_missed_soon_after_the_first_start_is_made_up(own: Settings) -> None:  # S4
+def test_tick_missed_soon_after_the_first_start_is_caught_up(own: Settings) -> None:  # S4
     wake_up(scheduler(own), at(10, 30))
 
     late = scheduler(own)
@@ -76,7 +78,7 @@ def test_a_tick_missed_soon_after_the_first_start_is_made_up(own: Settings) -> N
     assert (ticks(late), rows("swept")) == (["11:00"], [])
 
 
-def test_the_ledger_remembers_when_redis_was_emptied(own: Settings) -> None:  # S4, S5
+def test_ledger_remembers_ticks_when_redis_lost_its_data(own: Settings) -> None:  # S4, S5
     runs.record("swept", "skipped", "paused", message_id=None, tick=at(10), trigger="schedule")
 
     broker = scheduler(own)
@@ -86,7 +88,7 @@ def test_the_ledger_remembers_when_redis_was_emptied(own: Settings) -> None:  # 
     assert rows("swept")[1:] == [("missed", "no_scheduler", at(13), {"missed": 3})]
 
 
-def test_a_tick_in_the_ledger_is_not_made_up_again_when_redis_was_emptied(own: Settings) -> None:  # S1, S4
+def test_tick_in_the_ledger_is_not_repeated_when_redis_lost_its_data(own: Settings) -> None:  # S1, S4
     runs.record("swept", "skipped", "paused", message_id=None, tick=at(14), trigger="schedule")
 
     broker = scheduler(own)
@@ -96,7 +98,7 @@ def test_a_tick_in_the_ledger_is_not_made_up_again_when_redis_was_emptied(own: S
     assert len(rows("swept")) == 1
 
 
-def test_missed_ticks_are_recorded_when_the_database_is_back(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missed_ticks_are_recorded_when_the_database_returns(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     wake_up(scheduler(own), at(10))
     late = scheduler(own)
     with monkeypatch.context() as patch:  # S5

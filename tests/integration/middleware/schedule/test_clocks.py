@@ -1,4 +1,4 @@
-"""Clocks that step, daylight saving, schedulers side by side, and days without one (F7, S1, S4, S5)."""
+"""Clock steps, daylight saving time, parallel schedulers and days without a scheduler (F7, S1, S4, S5)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _run(machine: Machine, account: Account, until: datetime) -> None:
     account.work_off()
 
 
-def test_two_schedulers_side_by_side_for_an_hour_fire_each_tick_once(own: Settings) -> None:
+def test_two_parallel_schedulers_fire_each_tick_of_an_hour_once(own: Settings) -> None:
     account = Account(own, "*/3 * * * *")
     one, other = account.process(), account.process()
 
@@ -45,7 +45,7 @@ def test_two_schedulers_side_by_side_for_an_hour_fire_each_tick_once(own: Settin
     assert account.missed == 0
 
 
-def test_schedulers_restarted_within_each_minute_fire_each_tick_once(own: Settings) -> None:
+def test_schedulers_restarted_every_minute_fire_each_tick_once(own: Settings) -> None:
     account = Account(own, "* * * * *")
 
     for second in range(0, 180, 20):
@@ -58,7 +58,7 @@ def test_schedulers_restarted_within_each_minute_fire_each_tick_once(own: Settin
 
 @pytest.mark.parametrize("schedule", ["* * * * *", "*/7 * * * *", "0 * * * *"])
 @pytest.mark.parametrize("by", [HOUR, -HOUR], ids=["forwards", "backwards"])
-def test_a_clock_that_steps_by_an_hour_leaves_each_tick_one_outcome(
+def test_clock_step_of_an_hour_leaves_each_tick_one_outcome(
     own: Settings, monkeypatch: pytest.MonkeyPatch, schedule: str, by: timedelta
 ) -> None:
     account, machine = Account(own, schedule), Machine(monkeypatch, at(9, 59, 30))
@@ -73,7 +73,7 @@ def test_a_clock_that_steps_by_an_hour_leaves_each_tick_one_outcome(
 
 @pytest.mark.parametrize("schedule", ["* * * * *", "*/7 * * * *", "0 * * * *"])
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_clock_that_steps_forwards_and_back_again_leaves_each_tick_one_outcome(
+def test_clock_step_forward_and_back_leaves_each_tick_one_outcome(
     own: Settings, monkeypatch: pytest.MonkeyPatch, schedule: str, restarted: bool
 ) -> None:
     # What was counted as missed while the clock was ahead, fires when its time comes after all, and is missed no more.
@@ -90,7 +90,7 @@ def test_a_clock_that_steps_forwards_and_back_again_leaves_each_tick_one_outcome
     assert account.missed < 60 / 7
 
 
-def test_a_clock_that_was_a_year_ahead_does_not_silence_the_year(own: Settings) -> None:
+def test_clock_that_was_a_year_ahead_does_not_silence_the_year(own: Settings) -> None:
     account, year = Account(own, "*/10 * * * *"), timedelta(days=365)
     ahead = [at(10, 10) + year, at(10, 20) + year]
 
@@ -116,7 +116,7 @@ SPRING, AUTUMN = "2026-03-29", "2026-10-25"
         ("0 1-3 * * *", AUTUMN, ["01:00+02:00", "02:00+02:00", "03:00+01:00"]),
     ],
 )
-def test_a_time_of_day_fires_once_on_the_days_of_daylight_saving(
+def test_daily_tick_fires_once_on_daylight_saving_days(
     own: Settings, monkeypatch: pytest.MonkeyPatch, schedule: str, day: str, fired: list[str]
 ) -> None:
     account = _night(own, monkeypatch, schedule, day)
@@ -138,7 +138,7 @@ def test_a_time_of_day_fires_once_on_the_days_of_daylight_saving(
         ("*/30 2 * * *", AUTUMN, ["02:00+02:00", "02:30+02:00", "02:00+01:00", "02:30+01:00"]),
     ],
 )
-def test_readings_of_the_clock_fire_once_each_on_the_days_of_daylight_saving(
+def test_hourly_ticks_fire_once_each_on_daylight_saving_days(
     own: Settings, monkeypatch: pytest.MonkeyPatch, schedule: str, day: str, fired: list[str]
 ) -> None:
     account = _night(own, monkeypatch, schedule, day)
@@ -169,7 +169,7 @@ def _night(own: Settings, monkeypatch: pytest.MonkeyPatch, schedule: str, day: s
         ("* * * * *", "2026-03-05T10:02:20", "2026-03-05T10:02"),
     ],
 )
-def test_of_three_days_without_a_scheduler_the_latest_tick_is_made_up_and_all_are_accounted_for(
+def test_after_three_days_the_latest_tick_fires_and_all_are_recorded(
     own: Settings,
     monkeypatch: pytest.MonkeyPatch,
     catch_up: Literal["latest", "none"],
@@ -194,7 +194,7 @@ def test_of_three_days_without_a_scheduler_the_latest_tick_is_made_up_and_all_ar
     assert len(gaps) <= 1, "a row for each gap"
 
 
-def test_outages_one_after_the_other_have_a_row_each(own: Settings) -> None:
+def test_consecutive_outages_have_a_row_each(own: Settings) -> None:
     account = Account(own, "0 * * * *")
     for hour in (6, 9, 10, 14):
         wake_up(account.process(), at(hour))

@@ -1,4 +1,4 @@
-"""Ticks whose outcome the database could not take when they had it (S5, F8)."""
+"""Outcomes of ticks while the database is unavailable (S5, F8)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def own(settings: Settings, postgres: Database, redis_client: redis.Redis) -> It
     close_all()
 
 
-def test_an_outcome_the_database_could_not_take_is_written_by_the_next_scheduler(own: Settings) -> None:
+def test_unwritten_outcome_is_written_by_the_next_scheduler(own: Settings) -> None:
     # The worker that ran it may be gone by then.
     account = Account(own, "0 * * * *")
     wake_up(account.process(), at(10))
@@ -47,7 +47,7 @@ def test_an_outcome_the_database_could_not_take_is_written_by_the_next_scheduler
     assert rows("swept") == [("done", None, at(10), {})]
 
 
-def test_a_tick_whose_sweep_could_not_open_its_row_has_failed_when_the_database_is_back(own: Settings) -> None:
+def test_tick_of_a_sweep_without_a_row_failed_once_the_database_returns(own: Settings) -> None:
     broker = installed(own)
     register(broker, sweep)
     wake_up(broker, at(10))
@@ -63,7 +63,7 @@ def test_a_tick_whose_sweep_could_not_open_its_row_has_failed_when_the_database_
     assert reason is not None and reason.startswith("database: ")
 
 
-def test_a_tick_that_was_skipped_and_could_not_be_recorded_is_tried_again(own: Settings) -> None:
+def test_skipped_tick_without_a_record_is_retried(own: Settings) -> None:
     broker = installed(own)
     register(broker, dataclasses.replace(sweep, lease=LeaseConfig("statuses", timedelta(minutes=10))))
     wake_up(broker, at(10))
@@ -79,7 +79,7 @@ def test_a_tick_that_was_skipped_and_could_not_be_recorded_is_tried_again(own: S
     assert rows(sweep.name) == [("skipped", "lease_held", at(10), {})]
 
 
-def test_an_outcome_that_neither_database_nor_redis_could_take_is_handed_on_with_the_workers_next_message(
+def test_outcome_without_database_and_redis_is_written_with_the_next_message(
     own: Settings,
 ) -> None:
     worker = scheduler(own)
@@ -102,7 +102,7 @@ def test_an_outcome_that_neither_database_nor_redis_could_take_is_handed_on_with
 
 @pytest.mark.parametrize("text", ["caf\udce9", "a\0b"], ids=["undecodable", "nul"])
 @pytest.mark.parametrize(("kind", "outcome"), [(ValueError, "failed"), (SkipMessage, "skipped")])
-def test_a_tick_that_ends_with_a_text_the_database_cannot_take_has_its_outcome(
+def test_tick_whose_reason_the_database_refuses_has_its_outcome(
     own: Settings, text: str, kind: type[Exception], outcome: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Dramatiq logs the text as it is; what runs tests in parallel cannot send that on.
@@ -128,7 +128,7 @@ def test_a_tick_that_ends_with_a_text_the_database_cannot_take_has_its_outcome(
     ],
     ids=["no_note", "no_time", "no_row", "null", "undecodable", "newer"],
 )
-def test_a_note_that_cannot_be_written_costs_itself_only(
+def test_unwritable_note_affects_no_other_note(
     own: Settings, redis_client: redis.Redis, field: str, row: object
 ) -> None:
     account = Account(own, "0 * * * *")
@@ -145,7 +145,7 @@ def test_a_note_that_cannot_be_written_costs_itself_only(
     assert redis_client.hkeys(f"{own.namespace}:tick_notes") == [field.encode()], "another release may know it"
 
 
-def test_a_sweep_that_failed_and_said_so_has_one_row(own: Settings) -> None:
+def test_failed_sweep_with_its_own_row_has_one_row(own: Settings) -> None:
     # Its table is not there.
     broker = installed(own)
     register(broker, sweep)

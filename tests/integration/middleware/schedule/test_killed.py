@@ -1,4 +1,4 @@
-"""Schedulers that die between any two steps of sending a tick: it fires once, or is recorded as missed (S1, S5, F7)."""
+"""Schedulers killed between any two steps of a tick: it fires once or is recorded as missed (S1, S5, F7)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _killed(account: Account, dies: Dies, now: Any) -> None:
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("quick", [True, False], ids=["worker_at_once", "worker_later"])
-def test_a_scheduler_killed_anywhere_leaves_each_tick_one_outcome(own: Settings, point: str, quick: bool) -> None:
+def test_scheduler_killed_anywhere_leaves_each_tick_one_outcome(own: Settings, point: str, quick: bool) -> None:
     # The outage before it makes a gap, whose row has to outlive the kill as well.
     account = Account(own, "0 * * * *")
     wake_up(account.process(), at(6))
@@ -91,7 +91,7 @@ def test_a_scheduler_killed_anywhere_leaves_each_tick_one_outcome(own: Settings,
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("quick", [True, False], ids=["worker_at_once", "worker_later"])
-def test_a_scheduler_killed_anywhere_for_good_leaves_each_tick_one_outcome(
+def test_scheduler_killed_anywhere_for_good_leaves_each_tick_one_outcome(
     own: Settings, point: str, quick: bool
 ) -> None:
     # Nobody comes to make it up before the next tick is due.
@@ -111,9 +111,7 @@ def test_a_scheduler_killed_anywhere_for_good_leaves_each_tick_one_outcome(
 
 
 @pytest.mark.parametrize("point", ["between_claim_and_enqueue", "between_enqueue_and_confirm"])
-def test_a_scheduler_killed_anywhere_with_nothing_made_up_leaves_each_tick_one_outcome(
-    own: Settings, point: str
-) -> None:
+def test_scheduler_killed_without_catch_up_leaves_each_tick_one_outcome(own: Settings, point: str) -> None:
     account = Account(own.model_copy(update={"catch_up": "none"}), "0 * * * *")
     wake_up(account.process(), at(9))
 
@@ -125,7 +123,7 @@ def test_a_scheduler_killed_anywhere_with_nothing_made_up_leaves_each_tick_one_o
     assert rows("swept")[0] == ("missed", "no_scheduler", at(10), {"missed": 1})
 
 
-def test_a_message_whose_tick_was_counted_as_missed_meanwhile_does_not_run(own: Settings) -> None:
+def test_message_of_a_tick_recorded_as_missed_does_not_run(own: Settings) -> None:
     account = Account(own, "* * * * *")
     wake_up(account.process(), at(10))
     account.work_off()
@@ -138,7 +136,7 @@ def test_a_message_whose_tick_was_counted_as_missed_meanwhile_does_not_run(own: 
     assert account.missed == 1
 
 
-def test_a_scheduler_killed_at_its_very_first_tick_leaves_that_to_be_made_up(own: Settings) -> None:
+def test_scheduler_killed_at_its_first_tick_leaves_it_to_catch_up(own: Settings) -> None:
     account = Account(own, "0 * * * *")
 
     _killed(account, POINTS["between_claim_and_enqueue"], at(10))
@@ -148,7 +146,7 @@ def test_a_scheduler_killed_at_its_very_first_tick_leaves_that_to_be_made_up(own
     assert (account.ran, account.missed) == ({at(10)}, 0)
 
 
-def test_a_tick_that_is_just_being_sent_is_left_to_who_sends_it(own: Settings) -> None:
+def test_tick_in_flight_is_left_to_its_sender(own: Settings) -> None:
     account = Account(own, "0 * * * *")
     one, other = account.process(), account.process()
     with pytest.MonkeyPatch.context() as patch:
@@ -161,7 +159,7 @@ def test_a_tick_that_is_just_being_sent_is_left_to_who_sends_it(own: Settings) -
     assert queued(other) == []
 
 
-def test_a_tick_dropped_as_a_duplicate_is_recorded_though_the_scheduler_dies_of_it(own: Settings) -> None:
+def test_tick_dropped_as_duplicate_is_recorded_though_the_scheduler_dies(own: Settings) -> None:
     # D2, S5
     account = Account(own, "* * * * *", idempotent=True)
     wake_up(account.process(), at(10))
@@ -172,7 +170,7 @@ def test_a_tick_dropped_as_a_duplicate_is_recorded_though_the_scheduler_dies_of_
     assert rows("swept") == [("skipped", "deduplicated", at(10, 1), {})]
 
 
-def test_two_schedulers_that_write_of_one_gap_write_one_row(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_schedulers_record_one_outage_in_one_row(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     account = Account(own, "0 * * * *")
     wake_up(account.process(), at(6))
     monkeypatch.setattr(TickStore, "remove", lambda *args: False)

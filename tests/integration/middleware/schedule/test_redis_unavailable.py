@@ -41,7 +41,7 @@ POINTS = ["state_of", "claim", "_execute", "settle", "notes", "remove"]
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("after", [False, True], ids=["not_heard", "not_answered"])
-def test_a_scheduler_that_loses_redis_anywhere_goes_on_and_each_tick_has_one_outcome(
+def test_scheduler_that_loses_redis_anywhere_leaves_each_tick_one_outcome(
     own: Settings, point: str, after: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     account = Account(own, "0 * * * *")
@@ -60,7 +60,7 @@ def test_a_scheduler_that_loses_redis_anywhere_goes_on_and_each_tick_has_one_out
     assert any(record.levelname == "ERROR" for record in caplog.records), "it says so"
 
 
-def test_the_ticks_of_a_new_actor_are_accounted_for_though_redis_is_away_when_the_first_scheduler_starts(
+def test_ticks_of_a_new_actor_are_recorded_though_redis_is_down_at_start(
     own: Settings,
 ) -> None:
     # S5: neither Redis nor the ledger has ever heard of it
@@ -78,7 +78,7 @@ def test_the_ticks_of_a_new_actor_are_accounted_for_though_redis_is_away_when_th
     assert account.missed == 3
 
 
-def test_a_tick_whose_message_came_into_the_queue_twice_runs_once(own: Settings) -> None:
+def test_tick_queued_twice_runs_once(own: Settings) -> None:
     # The answer to the enqueueing was lost, so the next minute sends it again; the actor is not idempotent.
     account = Account(own, "0 * * * *")
     broker = account.process()
@@ -94,7 +94,7 @@ def test_a_tick_whose_message_came_into_the_queue_twice_runs_once(own: Settings)
     assert rows("swept") == [("done", None, at(10), {})]
 
 
-def test_a_tick_whose_message_is_found_in_the_queue_is_not_dropped_in_its_favour(own: Settings) -> None:
+def test_queued_tick_is_not_dropped_for_its_own_message(own: Settings) -> None:
     # Deduplication sees that the message is there: that is no reason to say that the tick was skipped.
     account = Account(own, "0 * * * *", idempotent=True, deduplicate="until_executed")
     broker = account.process()
@@ -109,7 +109,7 @@ def test_a_tick_whose_message_is_found_in_the_queue_is_not_dropped_in_its_favour
     assert rows("swept") == [("done", None, at(10), {})]
 
 
-def test_a_message_whose_tick_cannot_be_asked_for_does_not_run_unprotected(own: Settings) -> None:
+def test_message_whose_tick_cannot_be_read_does_not_run_unprotected(own: Settings) -> None:
     account = Account(own, "0 * * * *")
     broker = account.process()
     wake_up(broker, at(10))
@@ -124,7 +124,7 @@ def test_a_message_whose_tick_cannot_be_asked_for_does_not_run_unprotected(own: 
     assert account.runs == {at(10): 1}
 
 
-def test_a_worker_killed_over_a_tick_leaves_it_to_the_next_delivery(own: Settings) -> None:
+def test_worker_killed_during_a_tick_leaves_it_to_the_next_delivery(own: Settings) -> None:
     account = Account(own, "0 * * * *")
     broker = account.process()
     wake_up(broker, at(10))
@@ -138,7 +138,7 @@ def test_a_worker_killed_over_a_tick_leaves_it_to_the_next_delivery(own: Setting
     assert account.ran == {at(10)}
 
 
-def test_the_outcome_of_a_tick_is_that_of_its_last_row(own: Settings) -> None:
+def test_outcome_of_a_tick_is_that_of_its_last_row(own: Settings) -> None:
     account = Account(own, "0 * * * *")
     account.failures = iter([ValueError("no"), ValueError("not yet"), None])
     wake_up(account.process(), at(10))
@@ -158,7 +158,7 @@ def test_the_outcome_of_a_tick_is_that_of_its_last_row(own: Settings) -> None:
     ]
 
 
-def test_a_redis_that_comes_back_empty_between_two_ticks_makes_no_difference(own: Settings) -> None:
+def test_redis_emptied_between_two_ticks_makes_no_difference(own: Settings) -> None:
     account = Account(own, "* * * * *")
     for minute in (0, 1):
         wake_up(account.process(), at(10, minute))
@@ -173,7 +173,7 @@ def test_a_redis_that_comes_back_empty_between_two_ticks_makes_no_difference(own
     assert account.missed == 0
 
 
-def test_a_tick_that_was_in_the_queue_of_a_redis_that_came_back_empty_is_missed_or_made_up(own: Settings) -> None:
+def test_queued_tick_lost_by_redis_is_missed_or_caught_up(own: Settings) -> None:
     account = Account(own, "* * * * *")
     wake_up(account.process(), at(10))
     account.work_off()

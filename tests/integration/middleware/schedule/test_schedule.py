@@ -1,3 +1,5 @@
+"""Firing of ticks by periodiq's scheduler with the library's middleware."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -35,7 +37,7 @@ def own(settings: Settings, postgres: Database, redis_client: redis.Redis) -> It
     close_all()
 
 
-def test_a_tick_fires_once_although_two_schedulers_saw_it_due(own: Settings) -> None:  # S1
+def test_tick_seen_by_two_schedulers_fires_once(own: Settings) -> None:  # S1
     one, other = scheduler(own), scheduler(own)
     now = at(10)
     both = [*due(one, now), *due(other, now)]
@@ -47,7 +49,7 @@ def test_a_tick_fires_once_although_two_schedulers_saw_it_due(own: Settings) -> 
     assert ticks(one) == ["10:00"]
 
 
-def test_a_scheduler_restarted_within_the_minute_does_not_fire_again(own: Settings) -> None:  # S1
+def test_scheduler_restarted_within_the_minute_does_not_fire_again(own: Settings) -> None:  # S1
     wake_up(scheduler(own), at(10, 0, 3))
 
     wake_up(scheduler(own), at(10, 0, 40))
@@ -55,7 +57,7 @@ def test_a_scheduler_restarted_within_the_minute_does_not_fire_again(own: Settin
     assert ticks(scheduler(own)) == ["10:00"]
 
 
-def test_a_clock_that_steps_back_fires_no_tick_again(own: Settings) -> None:  # S1
+def test_clock_that_steps_back_fires_no_tick_again(own: Settings) -> None:  # S1
     broker = scheduler(own, "* * * * *")
     for minute in (0, 1, 2, 0, 1, 2, 3):
         wake_up(broker, at(10, minute))
@@ -63,7 +65,7 @@ def test_a_clock_that_steps_back_fires_no_tick_again(own: Settings) -> None:  # 
     assert ticks(broker) == ["10:00", "10:01", "10:02", "10:03"]
 
 
-def test_a_clock_that_steps_back_beyond_what_is_remembered_fires_nothing(own: Settings) -> None:  # S1
+def test_clock_that_steps_back_beyond_the_memory_fires_nothing(own: Settings) -> None:  # S1
     broker = scheduler(own)
     redis_client = broker.client
     key = f"{own.namespace}:ticks:swept"
@@ -74,7 +76,7 @@ def test_a_clock_that_steps_back_beyond_what_is_remembered_fires_nothing(own: Se
     assert ticks(broker) == []
 
 
-def test_a_tick_sent_again_after_redis_came_back_empty_is_the_same_message(own: Settings) -> None:  # S1
+def test_tick_resent_after_redis_was_emptied_is_the_same_message(own: Settings) -> None:  # S1
     broker = scheduler(own)
     wake_up(broker, at(10))
     [before] = queued(broker)
@@ -86,7 +88,7 @@ def test_a_tick_sent_again_after_redis_came_back_empty_is_the_same_message(own: 
     assert [message.message_id for message in queued(broker)] == [before.message_id]
 
 
-def test_a_scheduler_outlives_redis_and_fires_the_next_tick(own: Settings) -> None:  # S3
+def test_scheduler_outlives_a_redis_outage_and_fires_the_next_tick(own: Settings) -> None:  # S3
     with embedded.start(postgres=False) as servers:
         broker = scheduler(own.model_copy(update={"redis_url": servers.redis_url}), "* * * * *")
         wake_up(broker, at(10))
@@ -98,7 +100,7 @@ def test_a_scheduler_outlives_redis_and_fires_the_next_tick(own: Settings) -> No
         assert ticks(broker) == ["10:02"]
 
 
-def test_one_actor_waits_for_a_redis_that_is_away_not_each(  # S3
+def test_redis_outage_delays_one_actor_not_each(  # S3
     own: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     with embedded.start(postgres=False) as servers:
@@ -115,7 +117,7 @@ def test_one_actor_waits_for_a_redis_that_is_away_not_each(  # S3
     assert len(asked) == 2
 
 
-def test_a_tick_whose_message_did_not_reach_the_queue_is_sent_the_next_minute(  # S3
+def test_unsent_tick_is_sent_the_next_minute(  # S3
     own: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = scheduler(own)
@@ -132,7 +134,7 @@ def _connection_lost(*args: object) -> None:
     raise redis.ConnectionError("connection closed by server")
 
 
-def test_a_tick_whose_message_was_a_duplicate_is_skipped_in_the_ledger(own: Settings) -> None:  # S5, D2
+def test_tick_dropped_as_a_duplicate_is_skipped_in_the_ledger(own: Settings) -> None:  # S5, D2
     broker = scheduler(own, "* * * * *", idempotent=True)
     wake_up(broker, at(10))
 
@@ -142,7 +144,7 @@ def test_a_tick_whose_message_was_a_duplicate_is_skipped_in_the_ledger(own: Sett
     assert rows("swept") == [("skipped", "deduplicated", at(10, 1), {})]
 
 
-def test_the_ticks_of_a_plain_actor_have_their_outcome_in_the_ledger(own: Settings) -> None:  # S5
+def test_plain_actors_ticks_have_their_outcome_in_the_ledger(own: Settings) -> None:  # S5
     broker = installed(own)
     failures = iter([None, ValueError("no")])
 
@@ -160,7 +162,7 @@ def test_the_ticks_of_a_plain_actor_have_their_outcome_in_the_ledger(own: Settin
     assert rows("plain") == [("done", None, at(10), {}), ("failed", "no", at(10, 1), {})]
 
 
-def test_a_message_skipped_by_a_middleware_has_its_tick_skipped_with_the_reason(own: Settings) -> None:  # S5
+def test_tick_of_a_message_skipped_by_middleware_records_the_reason(own: Settings) -> None:  # S5
     broker = installed(own)
 
     @dramatiq.actor(broker=broker, schedule="* * * * *", max_age=1)
@@ -173,7 +175,7 @@ def test_a_message_skipped_by_a_middleware_has_its_tick_skipped_with_the_reason(
     assert rows("old") == [("skipped", "Message age limit exceeded", at(10), {})]
 
 
-def test_late_messages_and_retries_run_even_with_periodiqs_own_middleware(own: Settings) -> None:  # R3
+def test_late_messages_and_retries_run_with_periodiqs_middleware(own: Settings) -> None:  # R3
     broker = installed(own)
     broker.add_middleware(periodiq.PeriodiqMiddleware(skip_delay=30))
     failures = iter([ValueError("not yet"), None])
@@ -190,7 +192,7 @@ def test_late_messages_and_retries_run_even_with_periodiqs_own_middleware(own: S
     assert [row[0] for row in rows("late")] == ["failed", "done"]
 
 
-def test_a_schedule_given_in_periodiqs_own_words_is_read_by_ours(own: Settings) -> None:  # S2
+def test_periodiqs_schedule_option_is_understood(own: Settings) -> None:  # S2
     broker = installed(own)
 
     @dramatiq.actor(broker=broker, periodic=periodiq.cron("@weekly"))
@@ -201,7 +203,7 @@ def test_a_schedule_given_in_periodiqs_own_words_is_read_by_ours(own: Settings) 
     assert cron.next(datetime(2026, 3, 5, tzinfo=UTC)) == datetime(2026, 3, 8, tzinfo=UTC)
 
 
-def test_actors_that_share_a_cron_have_ticks_of_their_own(own: Settings) -> None:  # S1
+def test_actors_that_share_a_cron_have_separate_ticks(own: Settings) -> None:  # S1
     broker = installed(own)
     shared = Cron("* * * * *")
 
@@ -217,7 +219,7 @@ def test_actors_that_share_a_cron_have_ticks_of_their_own(own: Settings) -> None
     assert sorted(message.actor_name for message in queued(broker)) == ["one", "other"]
 
 
-def test_a_schedule_for_an_actor_that_needs_arguments_is_refused(own: Settings) -> None:
+def test_schedule_for_an_actor_with_required_arguments_is_refused(own: Settings) -> None:
     broker = installed(own)
 
     with pytest.raises(DeclarationError, match="a schedule sends no arguments"):

@@ -1,4 +1,4 @@
-"""A built-in worker that is not set up is not scheduled."""
+"""Schedules of built-in workers whose tables do not exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sent(broker: RedisBroker) -> list[str]:
     return [message.options["tick"][11:16] for message in queued(broker, "cronjob")]
 
 
-def test_a_worker_without_its_table_gets_no_messages(broker: RedisBroker) -> None:
+def test_worker_without_its_table_gets_no_messages(broker: RedisBroker) -> None:
     for minute in (0, 1, 2):
         wake_up(broker, at(10, minute))
 
@@ -39,7 +39,7 @@ def test_a_worker_without_its_table_gets_no_messages(broker: RedisBroker) -> Non
     assert rows(STATUSES) == []
 
 
-def test_its_schedule_begins_when_its_table_is_made(broker: RedisBroker, postgres: Database) -> None:
+def test_schedule_begins_when_the_table_is_created(broker: RedisBroker, postgres: Database) -> None:
     wake_up(broker, at(10, 0))
     wake_up(broker, at(10, 1))
 
@@ -59,14 +59,14 @@ def database_away() -> Iterator[None]:
     database.initialize(ours)
 
 
-def test_a_scheduler_without_a_database_sends_the_message(broker: RedisBroker) -> None:
+def test_scheduler_without_a_database_sends_the_message(broker: RedisBroker) -> None:
     with database_away():
         wake_up(broker, at(10))
 
     assert sent(broker) == ["10:00"]
 
 
-def test_a_worker_found_without_its_table_stays_off_during_an_outage(broker: RedisBroker) -> None:
+def test_worker_known_to_lack_its_table_stays_off_during_an_outage(broker: RedisBroker) -> None:
     wake_up(broker, at(10))
 
     with database_away():

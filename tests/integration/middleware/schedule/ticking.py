@@ -1,4 +1,4 @@
-"""A schedule whose every tick is accounted for: what fired, what ran, and what the ledger says of it."""
+"""Schedule for tests that compare fired ticks, runs and the ledger."""
 
 from __future__ import annotations
 

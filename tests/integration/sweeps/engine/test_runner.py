@@ -213,7 +213,7 @@ def test_the_lease_of_a_run_that_lives_is_not_taken_over(
     assert (result.outcome, result.reason, result.retry_after) == ("skipped", "lease_held", None)
 
 
-def test_a_message_that_meets_its_own_dead_attempts_lease_comes_back(
+def test_message_blocked_by_its_dead_attempts_lease_is_retried(
     add_statuses: AddStatuses, redis_client: redis.Redis, settings: Settings
 ) -> None:
     dead_attempt(redis_client, settings, "message-1", silent_s=50)
