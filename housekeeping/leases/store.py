@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 import redis
 
-from housekeeping.core.redis_client import retry_redis, translate_redis_errors
+from housekeeping.core.redis_client import milliseconds, retry_redis, text, translate_redis_errors
 
 #: KEYS[1] is the lease, ARGV the token and the ttl in ms. Returns the token that holds the lease now. It can be
 #: repeated with the same token, so it is retried after a lost answer.
@@ -80,11 +80,11 @@ class RedisLeaseStore:
 
     def obtain(self, key: str, token: str, ttl: timedelta) -> str:
         # Retried, because without an answer nobody would release a lease that was acquired.
-        return _text(retry_redis(lambda: self._obtain(keys=[self._prefix + key], args=[token, _ms(ttl)]), 2, 0))
+        return text(retry_redis(lambda: self._obtain(keys=[self._prefix + key], args=[token, milliseconds(ttl)]), 2, 0))
 
     def renew(self, key: str, token: str, ttl: timedelta) -> bool:
         with translate_redis_errors():
-            return bool(self._renew(keys=[self._prefix + key], args=[token, _ms(ttl)]))
+            return bool(self._renew(keys=[self._prefix + key], args=[token, milliseconds(ttl)]))
 
     def release(self, key: str, token: str) -> bool:
         with translate_redis_errors():
@@ -93,17 +93,9 @@ class RedisLeaseStore:
     def owner(self, key: str) -> str | None:
         with translate_redis_errors():
             value: Any = self._client.get(self._prefix + key)
-        return None if value is None else _text(value)
+        return None if value is None else text(value)
 
     def remaining(self, key: str) -> timedelta | None:
         with translate_redis_errors():
             left: Any = self._client.pttl(self._prefix + key)
         return timedelta(milliseconds=left) if left >= 0 else None
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _ms(ttl: timedelta) -> int:
-    return int(ttl.total_seconds() * 1000)

@@ -10,7 +10,7 @@ import redis
 from peewee import InterfaceError, OperationalError
 
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, RedisUnavailable, Refused
-from housekeeping.core.redis_client import translate_redis_errors
+from housekeeping.core.redis_client import text, translate_redis_errors
 from housekeeping.core.sanitize import error_line
 from housekeeping.database.connection import database, sqlstate, translate_postgres_errors
 from housekeeping.leases.fencing import Lease
@@ -179,7 +179,7 @@ def _scanned(client: redis.Redis, namespace: str) -> Iterator[tuple[str, str, in
                     if isinstance(answer, redis.RedisError):
                         raise answer
                 if token is not None and left >= 0:
-                    yield _text(name).removeprefix(prefix), _text(token), left
+                    yield text(name).removeprefix(prefix), text(token), left
 
 
 def _known(keys: list[str]) -> dict[str, _Epoch]:
@@ -216,7 +216,3 @@ def _held(key: str, token: str, remaining_s: float | None, epoch: _Epoch | None)
         round(epoch.silent_for_s, 1) if epoch and epoch.silent_for_s is not None else None,
         token,
     )
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value

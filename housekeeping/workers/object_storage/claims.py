@@ -25,6 +25,7 @@ from housekeeping.workers.object_storage.pending_entry import Entry
 
 #: Time to live of a claim: many times the interval between runs, so that a later run takes it over before it expires.
 _KEPT: Final = timedelta(hours=24)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 
 #: Claims entries that still have the same value.
 #: KEYS: the hash, then the claim of each entry. ARGV: token; ttl of a claim in ms; a claim with less ms to live than
@@ -130,7 +131,7 @@ class Claims:
     ) -> None:
         self._token = uuid4().hex if run_id is None else f"{run_id}:{uuid4().hex}"
         self._at_work = at_work
-        self._dead_below = _ms(_KEPT - lasts)
+        self._dead_below = (_KEPT - lasts) // _MILLISECOND
         self._claim: Any = shared_redis.get().register_script(_CLAIM)
         self._settle: Any = shared_redis.get().register_script(_SETTLE)
 
@@ -150,7 +151,7 @@ class Claims:
 
     def _claimed(self, chosen: Sequence[Entry], at_work: str) -> tuple[list[int], list[int]]:
         words = [word for entry in chosen for word in (entry.field, entry.value)]
-        terms = (self._token, _ms(_KEPT), self._dead_below, at_work)
+        terms = (self._token, _KEPT // _MILLISECOND, self._dead_below, at_work)
         with translate_redis_errors():
             indexes, held = self._claim(keys=_keys(chosen), args=[*terms, *words])
         return indexes, held
@@ -169,7 +170,7 @@ class Claims:
 
         def settle() -> Any:
             again = b"1" if next(tries) else b"0"
-            return self._settle(keys=_keys(claimed), args=[self._token, _ms(_KEPT), again, *words])
+            return self._settle(keys=_keys(claimed), args=[self._token, _KEPT // _MILLISECOND, again, *words])
 
         codes = retry_redis(settle)
         ends = Ends()
@@ -215,7 +216,3 @@ def _keys(chosen: Sequence[Entry]) -> list[bytes | str]:
 
 def _claim_key(field: bytes) -> bytes:
     return f"{shared_redis.namespace}:upload_claim:".encode() + field
-
-
-def _ms(length: timedelta) -> int:
-    return int(length.total_seconds() * 1000)
