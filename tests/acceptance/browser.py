@@ -1,4 +1,4 @@
-"""A real browser without a screen, for tests and for the pictures in the documentation."""
+"""Headless browser, for tests and for the pictures in the documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that drive real processes."""
+"""Fixtures of the tests that start real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example applications of docs/examples, as one who has them would start them."""
+"""Example applications of docs/examples, started as their users would start them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes, started as an operator starts them, and ended with the test."""
+"""Real processes, started like an operator's and ended with the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queues between a test's processes, filled and looked into from outside, on whatever carries the messages."""
+"""Queues of a test's processes, filled and read from outside, on either broker."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Circuit breaker on the command line."""
+
 from __future__ import annotations
 
 import json
@@ -22,7 +24,7 @@ STOP = json.dumps({WORKER: {"breaker": {"action": "stop"}}})
 
 
 @pytest.mark.slow
-def test_flood_goes_on_by_default_and_status_shows_the_alert(
+def test_breaker_only_warns_by_default_and_status_shows_the_alert(
     history: None, add: Callable[[int], None], command: Command
 ) -> None:
     add(10_001)
@@ -40,7 +42,7 @@ def test_flood_goes_on_by_default_and_status_shows_the_alert(
 
 
 @pytest.mark.slow
-def test_run_stopped_by_its_breaker_goes_ahead_with_confirm(
+def test_run_stopped_by_its_breaker_proceeds_with_confirm(
     history: None, add: Callable[[int], None], command: Command
 ) -> None:
     add(10_001)

@@ -1,3 +1,5 @@
+"""Errors, help and output formats of the command line."""
+
 from __future__ import annotations
 
 import json
@@ -57,7 +59,7 @@ def test_wrong_database_name_is_one_error_line(command: Command, settings: Setti
 
 
 @pytest.mark.parametrize("arguments", [[], ["leases"]])
-def test_a_group_without_a_command_shows_its_help(command: Command, arguments: list[str]) -> None:
+def test_group_without_a_command_shows_its_help(command: Command, arguments: list[str]) -> None:
     finished = command(*arguments)
 
     assert "Commands:" in finished.stdout + finished.stderr

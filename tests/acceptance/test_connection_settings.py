@@ -1,4 +1,4 @@
-"""What Django and SQLAlchemy are told of a database, told to the library (docs/howto/existing-application-*.md)."""
+"""Database options of Django and SQLAlchemy, passed to the library (docs/howto/existing-application-*.md)."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ def of_django(given: dict[str, str], **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("given", CASES.values(), ids=CASES)
-def test_djangos_databases_are_reached_as_django_reaches_them(
-    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_djangos_database_options_reach_the_server(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = importlib.import_module("on_django.database")
     monkeypatch.setattr(django_settings, "DATABASES", {"default": of_django(given)})
 
@@ -64,7 +62,7 @@ def test_djangos_databases_are_reached_as_django_reaches_them(
     assert {parameter: str(djangos[parameter]) for parameter in given} == given
 
 
-def test_what_django_keeps_to_itself_stays_there_and_its_role_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_django_only_options_are_dropped_and_its_role_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = importlib.import_module("on_django.database")
     own = {"assume_role": "writer", "isolation_level": 2, "pool": True, "connect_timeout": 3}
     given = of_django({"dbname": "shop", "options": "-c jit=off"}, **own)
@@ -77,7 +75,7 @@ def test_what_django_keeps_to_itself_stays_there_and_its_role_is_taken(monkeypat
 
 @pytest.mark.parametrize("driver", ["psycopg2", "psycopg"])
 @pytest.mark.parametrize("given", CASES.values(), ids=CASES)
-def test_sqlalchemys_engines_are_reached_as_sqlalchemy_reaches_them(driver: str, given: dict[str, str]) -> None:
+def test_sqlalchemy_engine_options_reach_the_server(driver: str, given: dict[str, str]) -> None:
     recipe = importlib.import_module("on_sqlalchemy.database")
     names = {"user": "username", "dbname": "database", "password": "password"}
     known: dict[str, Any] = {names[parameter]: value for parameter, value in given.items() if parameter in names}
@@ -88,7 +86,7 @@ def test_sqlalchemys_engines_are_reached_as_sqlalchemy_reaches_them(driver: str,
     assert understood(recipe.database_url(engine)) == given
 
 
-def test_what_sqlalchemys_driver_is_told_besides_is_told_again() -> None:
+def test_sqlalchemy_driver_options_reach_the_server() -> None:
     recipe = importlib.import_module("on_sqlalchemy.database")
     told = {"connect_timeout": 3, "options": "-c search_path=app"}
 

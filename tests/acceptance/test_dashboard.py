@@ -1,4 +1,4 @@
-"""The dashboard as a person uses it: a real process, a real browser."""
+"""Dashboard in a real browser, served by a real process."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def focused(browser: ChromiumDriver) -> WebElement:
     return browser.switch_to.active_element
 
 
-def test_a_failing_worker_is_seen_paused_and_resumed_by_keyboard(
+def test_failing_worker_is_paused_and_resumed_by_keyboard(
     process: str,
     browser: ChromiumDriver,
     wait: WebDriverWait[ChromiumDriver],
@@ -144,7 +144,7 @@ def test_a_failing_worker_is_seen_paused_and_resumed_by_keyboard(
     assert text_of(browser, "#status .state") == "on"
 
 
-def test_the_first_key_leads_past_the_heading_and_each_stop_is_seen(dashboard: str, browser: ChromiumDriver) -> None:
+def test_first_tab_stop_skips_the_heading_and_each_stop_is_visible(dashboard: str, browser: ChromiumDriver) -> None:
     browser.get(f"{dashboard}/")
 
     browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
@@ -156,7 +156,7 @@ def test_the_first_key_leads_past_the_heading_and_each_stop_is_seen(dashboard: s
     assert focused(browser).get_attribute("id") == "main"
 
 
-def test_the_page_follows_what_happens_without_losing_focus_place_or_what_was_typed(
+def test_page_refresh_keeps_focus_scroll_position_and_input(
     logged_in: str,
     browser: ChromiumDriver,
     wait: WebDriverWait[ChromiumDriver],
@@ -184,7 +184,7 @@ def test_the_page_follows_what_happens_without_losing_focus_place_or_what_was_ty
 @pytest.mark.parametrize(
     ("use", "typed"), [("arguments[0].focus()", ""), ("arguments[0].value = 'peak'", "peak")], ids=["focus", "text"]
 )
-def test_a_pause_by_somebody_else_shows_and_leaves_a_form_in_use_alone(
+def test_concurrent_pause_is_shown_and_keeps_an_open_form(
     logged_in: str, browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver], use: str, typed: str
 ) -> None:
     reason = browser.find_element(By.CSS_SELECTOR, "#narrow [name=reason]")
@@ -202,7 +202,7 @@ def test_a_pause_by_somebody_else_shows_and_leaves_a_form_in_use_alone(
     assert focused(browser) == before and reason.get_property("value") == typed
 
 
-def test_a_server_that_does_not_answer_is_said_and_so_is_its_return(
+def test_server_outage_and_return_are_shown(
     made: None, environment: dict[str, str], browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver]
 ) -> None:
     with serving(environment) as address:
@@ -223,7 +223,7 @@ def held(made: None, redis_client: redis.Redis) -> ExclusiveLease:
     return lease
 
 
-def test_a_hanging_lease_is_taken_from_its_holder(
+def test_lease_of_a_hanging_run_is_released(
     held: ExclusiveLease, logged_in: str, browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver]
 ) -> None:
     browser.get(f"{logged_in}/")
@@ -234,7 +234,7 @@ def test_a_hanging_lease_is_taken_from_its_holder(
     assert not held.exists() and "no leases are held" in text_of(browser, "#leases")
 
 
-def test_what_a_run_would_do_now_is_asked_by_a_button(
+def test_plan_is_requested_by_a_button(
     dashboard: str, browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver], add: Callable[[int], None]
 ) -> None:
     add(3)
@@ -246,9 +246,7 @@ def test_what_a_run_would_do_now_is_asked_by_a_button(
     assert "would process 3 stale rows in 1 batches" in text_of(browser, "main")
 
 
-def test_nothing_of_a_narrow_screen_is_out_of_sight(
-    logged_in: str, browser: ChromiumDriver, add: Callable[[int], None]
-) -> None:
+def test_narrow_screen_hides_nothing(logged_in: str, browser: ChromiumDriver, add: Callable[[int], None]) -> None:
     add(3)
     looks(browser, 320, 640, phone=True)
     wider = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -261,7 +259,7 @@ def test_nothing_of_a_narrow_screen_is_out_of_sight(
     assert {path: by for path, by in too_wide.items() if by > 0} == {}
 
 
-def test_it_is_dark_where_the_screen_is_dark(dashboard: str, browser: ChromiumDriver) -> None:
+def test_dark_color_scheme_is_followed(dashboard: str, browser: ChromiumDriver) -> None:
     browser.get(f"{dashboard}/")
     grounds = []
     for dark in (False, True):
@@ -271,7 +269,7 @@ def test_it_is_dark_where_the_screen_is_dark(dashboard: str, browser: ChromiumDr
     assert grounds == ["rgba(255, 255, 255, 1)", "rgba(18, 21, 23, 1)"]
 
 
-def test_nothing_is_loaded_from_elsewhere(dashboard: str, browser: ChromiumDriver) -> None:
+def test_no_resource_is_loaded_from_other_hosts(dashboard: str, browser: ChromiumDriver) -> None:
     browser.get(f"{dashboard}/")
     loaded = browser.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
 

@@ -1,4 +1,4 @@
-"""``housekeeping deadletters``, as operators use it."""
+"""The command ``housekeeping deadletters``."""
 
 from __future__ import annotations
 

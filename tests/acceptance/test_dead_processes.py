@@ -1,4 +1,4 @@
-"""Workers and schedulers that are killed, seen by `status` and `why`."""
+"""Killed workers and schedulers in `status` and `why`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``housekeeping dedup`` shows and frees (semantics.md, D5, D7), as an operator calls it."""
+"""The command ``housekeeping dedup``: list and release of keys (D5, D7)."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_unavailable_redis_is_one_error_line(command: Command) -> None:
     assert "Redis did not answer" in finished.stderr and finished.stderr.count("\n") == 1
 
 
-def test_a_message_whose_key_was_freed_waits_for_or_yields_to_the_next_and_frees_nothing_of_it(
+def test_message_with_a_released_key_does_not_release_its_successors(
     command: Command, broker: RedisBroker, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D5, D7: freed while it runs, and another has taken it

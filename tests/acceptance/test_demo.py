@@ -1,3 +1,5 @@
+"""The command ``housekeeping demo``."""
+
 from __future__ import annotations
 
 import fcntl
@@ -85,7 +87,7 @@ def _assert_gone(processes: list[psutil.Process], temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_the_demo_played_once_shows_what_changed_and_leaves_nothing_behind(
+def test_finished_demo_shows_its_changes_and_removes_everything(
     folder: Path, backends: dict[str, str], temporary: Path
 ) -> None:
     finished = subprocess.run(
@@ -105,9 +107,7 @@ def test_the_demo_played_once_shows_what_changed_and_leaves_nothing_behind(
     assert list(temporary.iterdir()) == []
 
 
-def test_the_demo_played_once_and_interrupted_does_not_pass_for_played(
-    folder: Path, backends: dict[str, str], temporary: Path
-) -> None:
+def test_interrupted_demo_does_not_exit_as_finished(folder: Path, backends: dict[str, str], temporary: Path) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-m", "housekeeping", "demo", "--once"],
         env=backends | {"PYTHONUNBUFFERED": "1"},
@@ -126,7 +126,7 @@ def test_the_demo_played_once_and_interrupted_does_not_pass_for_played(
     assert list(temporary.iterdir()) == []
 
 
-def test_the_demo_killed_leaves_nothing_behind_either(folder: Path, backends: dict[str, str], temporary: Path) -> None:
+def test_killed_demo_leaves_nothing_behind(folder: Path, backends: dict[str, str], temporary: Path) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-m", "housekeeping", "demo"], env=backends, cwd=folder, stdout=subprocess.DEVNULL
     )
@@ -138,7 +138,7 @@ def test_the_demo_killed_leaves_nothing_behind_either(folder: Path, backends: di
     _assert_gone(begotten, temporary)
 
 
-def test_on_a_terminal_the_demo_shows_the_backlog_sink_until_it_is_interrupted(
+def test_demo_on_a_terminal_shows_the_shrinking_backlog_until_interrupted(
     folder: Path, backends: dict[str, str], temporary: Path
 ) -> None:
     ours, theirs = pty.openpty()

@@ -1,3 +1,5 @@
+"""Dry runs and plans."""
+
 from __future__ import annotations
 
 import json
@@ -15,9 +17,7 @@ pytestmark = pytest.mark.slow
 
 #: The outbox delivers to handlers, and the command line's process has imported none.
 @pytest.mark.parametrize("name", [name for name in WORKERS if name != "housekeeping.outbox"])
-def test_a_dry_run_writes_nothing_at_all_and_counts_what_the_run_then_settles(
-    installation: Installation, name: str
-) -> None:
+def test_dry_run_writes_nothing_and_counts_what_the_run_changes(installation: Installation, name: str) -> None:
     # Some of it may turn out to be settled another way: a damaged build is doomed, which only the attempt shows.
     progress_counts = configured_sweeps(Settings())[name].progress_counts
     call = [name, *filter(None, [WORKERS[name]])]
@@ -35,7 +35,7 @@ def test_a_dry_run_writes_nothing_at_all_and_counts_what_the_run_then_settles(
     assert sum(counts[0][each] for each in progress_counts) == sum(counts[1][each] for each in progress_counts) > 0
 
 
-def test_a_plan_before_init_writes_nothing_either(installation: Installation) -> None:
+def test_plan_before_init_writes_nothing(installation: Installation) -> None:
     name = "user_status_cleanup.batch"
     with installation.admin.cursor() as cursor:
         cursor.execute(f"DROP SCHEMA {installation.settings.schema_name} CASCADE")

@@ -1,4 +1,4 @@
-"""``housekeeping enqueue``: to the queue, and no further."""
+"""The command ``housekeeping enqueue``."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_disabled_worker_is_enqueued_with_a_warning(command: Command, made: None
 
 
 @pytest.mark.slow
-def test_argument_belongs_to_the_work(command: Command, made: None) -> None:
+def test_argument_is_part_of_the_deduplication_key(command: Command, made: None) -> None:
     sent = [json.loads(command("enqueue", CLEANUP, project, "--json").stdout) for project in ("1", "2", "1")]
 
     assert [each["enqueued"] for each in sent] == [True, True, False]

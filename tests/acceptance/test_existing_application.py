@@ -1,4 +1,4 @@
-"""The middleware alone, on an application that was there before (docs/howto/existing-application.md)."""
+"""Middleware alone, on an existing application (docs/howto/existing-application.md)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def invoices(request: pytest.FixtureRequest, client: redis.Redis, redis_url: str
     return Application("invoices.actors", "invoices", environment, client)
 
 
-def test_an_applications_actors_are_deduplicated_idempotent_and_leased_beside_its_own_middleware(
+def test_library_middleware_works_beside_an_applications_own(
     invoices: Application, client: redis.Redis, tmp_path: Path
 ) -> None:
     invoices.run(ASKED, tmp_path / "web.log")

@@ -1,4 +1,4 @@
-"""The middleware on the database of a Django or SQLAlchemy application (docs/howto/existing-application-*.md)."""
+"""Middleware on the database of Django and SQLAlchemy applications (docs/howto/existing-application-*.md)."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def sent(reminding: Application, admin: Connection) -> list[tuple[str, bool]]:
     return found
 
 
-def test_an_actor_commits_by_its_applications_own_connection_under_its_lease(
+def test_leased_actor_commits_on_its_applications_connection(
     reminding: Application, admin: Connection, tmp_path: Path
 ) -> None:
     reminding.run(SENDING.format(reminding.module.partition(".")[0]), tmp_path / "web.log")
@@ -106,7 +106,7 @@ def test_an_actor_commits_by_its_applications_own_connection_under_its_lease(
     assert [lease.key for lease in Lease.select()] == ["reminders"]
 
 
-def test_an_actor_whose_lease_has_passed_on_commits_nothing_by_its_applications_own_connection(
+def test_actor_whose_lease_passed_on_cannot_commit_on_its_connection(
     reminding: Application, admin: Connection, tmp_path: Path
 ) -> None:
     reminding.run(LATE.format(reminding.module.partition(".")[0]), tmp_path / "late.log")
@@ -114,9 +114,7 @@ def test_an_actor_whose_lease_has_passed_on_commits_nothing_by_its_applications_
     assert sent(reminding, admin) == [("due", False), ("later", False)]
 
 
-def test_the_command_line_takes_the_url_that_djangos_settings_make(
-    redis_url: str, settings: Settings, tmp_path: Path
-) -> None:
+def test_command_line_accepts_the_url_from_djangos_settings(redis_url: str, settings: Settings, tmp_path: Path) -> None:
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     ours = {"HOUSEKEEPING_SCHEMA": settings.schema_name, "PYTHONPATH": str(EXAMPLES), "PATH": path}
     environment = without_settings(os.environ, **djangos(settings), REMINDERS_REDIS_URL=redis_url, **ours)

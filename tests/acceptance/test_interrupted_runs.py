@@ -124,7 +124,7 @@ def waiting_for_lock(admin: Connection) -> bool:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_run_ends_though_its_statement_would_go_on(
+def test_run_ends_during_a_long_statement(
     running: Started,
     command: Command,
     add: Callable[[int], None],
@@ -165,7 +165,7 @@ def test_run_ends_though_its_statement_would_go_on(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("waits_by", ["sleep", "ask_object_store"])
-def test_run_ends_though_an_outside_call_would_go_on(
+def test_run_ends_during_a_long_external_call(
     running: Started,
     parcels: None,
     silent_server: str,
@@ -213,7 +213,7 @@ def test_second_signal_ends_the_process_at_once(
 
 
 @pytest.mark.slow
-def test_dry_run_ends_though_its_statement_would_go_on(
+def test_dry_run_ends_during_a_long_statement(
     running: Started, add: Callable[[int], None], admin: Connection, settings: Settings
 ) -> None:
     add(1)

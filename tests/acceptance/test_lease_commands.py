@@ -1,4 +1,4 @@
-"""``housekeeping leases list`` and ``release``, as an operator types them."""
+"""The commands ``housekeeping leases list`` and ``release``."""
 
 from __future__ import annotations
 

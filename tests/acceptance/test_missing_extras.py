@@ -1,3 +1,5 @@
+"""Processes that need an optional dependency that is not installed."""
+
 from __future__ import annotations
 
 from dataclasses import replace

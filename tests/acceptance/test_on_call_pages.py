@@ -1,3 +1,5 @@
+"""Pages of docs/on-call: their commands and outputs, run as written."""
+
 from __future__ import annotations
 
 import re
@@ -138,9 +140,7 @@ class _Reader:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_tells_to_do_works_and_shows_what_the_page_shows(
-    history: Installation, tmp_path: Path, page: str
-) -> None:
+def test_commands_of_an_on_call_page_work_as_shown(history: Installation, tmp_path: Path, page: str) -> None:
     blocks = _blocks(page)
     if any("curl" in text for _, text in blocks) and shutil.which("curl") is None:
         pytest.skip("curl is not installed")
@@ -152,13 +152,13 @@ def test_what_a_page_tells_to_do_works_and_shows_what_the_page_shows(
     assert "sh" in {kind for kind, _ in blocks}
 
 
-def test_every_question_of_a_person_on_call_has_a_page_that_the_index_names() -> None:
+def test_every_on_call_question_has_a_page_in_the_index() -> None:
     index = (HOWTO.parent / "index.md").read_text(encoding="utf-8")
 
     assert [page for page in PAGES if f"howto/{page}\n" not in index] == []
 
 
-def test_every_reason_of_a_tick_that_did_not_run_is_on_its_page() -> None:
+def test_every_reason_of_a_tick_is_on_its_page() -> None:
     page = (HOWTO / "why-did-it-not-run.md").read_text(encoding="utf-8")
 
     named = ("paused", "disabled", "lease_held", "deduplicated", "already_done", "tick_already_sent", "retry_waits")

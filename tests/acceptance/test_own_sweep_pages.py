@@ -1,4 +1,4 @@
-"""The pages about sweeps of one's own, docs/howto/own-sweep*.md, done by somebody who reads them in an empty folder."""
+"""Pages docs/howto/own-sweep*.md, followed step by step in an empty folder."""
 
 from __future__ import annotations
 
@@ -140,14 +140,14 @@ def reader(
     return Reader(installation, tmp_path / "reader", warehouse)
 
 
-def test_the_page_of_expired_sessions_does_what_it_says(reader: Reader) -> None:
+def test_page_of_expired_sessions_works_as_written(reader: Reader) -> None:
     reader.read("own-sweep")
 
     assert reader.rows("SELECT count(*) FROM user_session WHERE expires_at <= now()") == [(0,)]
     assert reader.rows("SELECT count(*) FROM user_session") == [(2,)]
 
 
-def test_the_page_of_stuck_orders_does_what_it_says(reader: Reader, warehouse: Warehouse) -> None:
+def test_page_of_stuck_orders_works_as_written(reader: Reader, warehouse: Warehouse) -> None:
     reader.read("own-sweep-side-effect")
 
     assert sorted(warehouse.told) == [f"PUT /cancellations/{id}" for id in (3, 4, 5)]
@@ -155,14 +155,14 @@ def test_the_page_of_stuck_orders_does_what_it_says(reader: Reader, warehouse: W
     assert found == [(1, "pending"), (2, "pending"), (3, "cancelled"), (4, "pending"), (5, "cancelled")]
 
 
-def test_the_page_of_the_archive_does_what_it_says(reader: Reader) -> None:
+def test_page_of_the_archive_works_as_written(reader: Reader) -> None:
     reader.read("own-sweep-archive")
 
     assert reader.rows("SELECT id FROM audit_log ORDER BY id") == [(1,), (2,), (3,)]
     assert archived(reader) == [4, 5, 6, 7, 8, 9, 10]
 
 
-def test_the_page_of_carts_with_items_does_what_it_says(reader: Reader) -> None:
+def test_page_of_carts_with_items_works_as_written(reader: Reader) -> None:
     reader.read("own-sweep-dependents")
 
     assert reader.rows("SELECT id FROM cart ORDER BY id") == [(1,), (2,)]
@@ -200,7 +200,7 @@ def test_page_of_examples_deletes_by_tenant_uuid_and_nullable_time(reader: Reade
     assert reader.rows("SELECT id FROM device ORDER BY id") == [(1,), (4,)]
 
 
-def test_no_entry_is_lost_or_left_wherever_the_archiving_process_is_killed(
+def test_archiving_process_killed_anywhere_loses_and_leaves_no_row(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for block in blocks(HOWTO / "own-sweep-archive.md")[:2]:

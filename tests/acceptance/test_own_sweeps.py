@@ -1,4 +1,4 @@
-"""One's own sweeps by the programs themselves: found from the current folder, refused in one line."""
+"""Sweeps of an application, loaded by the library's processes from the current folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shop(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_module_that_is_not_there_ends_a_command_with_one_line(command: Command, shop: Path) -> None:
+def test_missing_module_ends_a_command_with_one_line(command: Command, shop: Path) -> None:
     finished = command("status", SWEEPS="shop.nowhere")
 
     assert (finished.returncode, finished.stdout, finished.stderr.count("\n")) == (2, "", 1)
@@ -53,9 +53,7 @@ def test_a_module_that_is_not_there_ends_a_command_with_one_line(command: Comman
 
 
 @pytest.mark.slow
-def test_a_module_that_is_not_there_ends_a_worker_of_dramatiq_with_one_line(
-    environment: dict[str, str], shop: Path
-) -> None:
+def test_missing_module_ends_a_dramatiq_worker_with_one_line(environment: dict[str, str], shop: Path) -> None:
     command = [sys.executable, "-m", "dramatiq", "housekeeping.app", "-p", "1", "-t", "1"]
 
     finished = subprocess.run(
@@ -73,7 +71,7 @@ def test_a_module_that_is_not_there_ends_a_worker_of_dramatiq_with_one_line(
     assert "Traceback" not in finished.stderr
 
 
-def test_the_program_finds_a_module_from_the_current_folder(environment: dict[str, str], shop: Path) -> None:
+def test_command_finds_a_module_in_the_current_folder(environment: dict[str, str], shop: Path) -> None:
     listed = subprocess.run(
         [PROGRAM, "list", "--json"],
         env={**environment, "HOUSEKEEPING_SWEEPS": "shop.sweeps"},
@@ -87,7 +85,9 @@ def test_the_program_finds_a_module_from_the_current_folder(environment: dict[st
 
 
 @pytest.mark.slow
-def test_tables_of_ones_own_are_made_for_a_trial(environment: dict[str, str], postgres: Database, shop: Path) -> None:
+def test_init_creates_the_tables_of_an_applications_sweeps(
+    environment: dict[str, str], postgres: Database, shop: Path
+) -> None:
     made = subprocess.run(
         [PROGRAM, "init", "--with-tables"],
         env={**environment, "HOUSEKEEPING_SWEEPS": "shop.sweeps"},
@@ -102,7 +102,7 @@ def test_tables_of_ones_own_are_made_for_a_trial(environment: dict[str, str], po
 
 
 @pytest.mark.slow
-def test_a_worker_runs_what_an_application_sends(
+def test_worker_runs_what_an_application_sends(
     environment: dict[str, str], postgres: Database, shop: Path, tmp_path: Path
 ) -> None:
     postgres.execute_sql("CREATE TABLE user_session (token text PRIMARY KEY, expires_at timestamptz)")

@@ -1,4 +1,4 @@
-"""What is uploaded to an index: built, installed where nothing else is, and used."""
+"""Distribution as it is uploaded: built, installed into an empty environment and used."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_distribution_has_its_own_name_and_the_command_stays(built: Built, insta
     assert [name for name in names if "housekeeping" in name] == [f"dramatiq-housekeeping=={housekeeping.__version__}"]
 
 
-def test_the_wheel_has_every_file_of_the_package_and_no_other(built: Built) -> None:
+def test_wheel_has_every_file_of_the_package_and_no_other(built: Built) -> None:
     in_wheel = {name for name in built.files() if ".dist-info/" not in name}
 
     git = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "housekeeping"]
@@ -105,34 +105,34 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(built: Built) -> N
     assert in_wheel == {name for name in known if (ROOT / name).exists()}
 
 
-def test_the_source_distribution_has_what_it_says_of_itself(built: Built) -> None:
+def test_source_distribution_has_the_files_it_refers_to(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         names = {PurePosixPath(*PurePosixPath(name).parts[1:]).as_posix() for name in archive.getnames()}
 
     assert {*_SOURCES, "housekeeping/py.typed"} <= names
 
 
-def test_the_command_line_answers_without_any_extra(installed: Environment) -> None:
+def test_command_line_works_without_any_extra(installed: Environment) -> None:
     done = installed.run("housekeeping", "--help")
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "doctor" in done.stdout
 
 
-def test_the_workers_are_listed_before_anything_is_set_up(installed: Environment) -> None:
+def test_workers_are_listed_without_any_setup(installed: Environment) -> None:
     done = installed.run("housekeeping", "list")
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "user_status_cleanup.batch" in done.stdout
 
 
-def test_importing_the_package_warns_of_nothing(installed: Environment) -> None:
+def test_package_import_emits_no_warning(installed: Environment) -> None:
     done = installed.run("python", "-W", "error", "-c", "import housekeeping; housekeeping.Sweep; housekeeping.install")
 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_process_of_messages_says_in_one_line_what_is_not_set(installed: Environment) -> None:
+def test_worker_process_names_a_missing_setting_in_one_line(installed: Environment) -> None:
     done = installed.run("dramatiq", "housekeeping.app", "-p", "1")
 
     assert [line for line in done.stderr.splitlines() if line.startswith("housekeeping:")] == [
@@ -149,7 +149,7 @@ def test_the_process_of_messages_says_in_one_line_what_is_not_set(installed: Env
         (("web",), "pip install '.[web]'"),
     ],
 )
-def test_what_is_missing_is_one_line_with_the_way_out(
+def test_missing_extra_is_one_line_with_its_install_command(
     installed: Environment, command: tuple[str, ...], way_out: str
 ) -> None:
     done = installed.run("housekeeping", *command)

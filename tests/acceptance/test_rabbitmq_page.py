@@ -1,4 +1,4 @@
-"""The page that tells how to run on RabbitMQ, done as it says."""
+"""Page docs/howto/rabbitmq.md, followed as written."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def reader(fresh: Node, environment: dict[str, str], tmp_path: Path) -> dict[str
     return {**environment, **own, "PATH": os.pathsep.join(path)}
 
 
-def test_the_page_leads_from_a_fresh_rabbitmq_to_workers_on_it(
+def test_page_leads_from_a_fresh_rabbitmq_to_running_workers(
     fresh: Node, reader: dict[str, str], postgres: Database, settings: Settings, tmp_path: Path
 ) -> None:
     made, pointed, programs, looked = (block.text for block in blocks(PAGE) if block.kind == "sh")

@@ -1,4 +1,4 @@
-"""The ready-made application's processes with RabbitMQ as the broker."""
+"""Ready-made application's processes with RabbitMQ as the broker."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def trial(tmp_path: Path, environment: dict[str, str], broker: Any) -> list[str]
     return [*WORKER, "trial", "-p", "1", "-t", "1", "--path", str(tmp_path)]
 
 
-def test_a_due_status_is_gone_at_the_next_tick(  # S2, B1
+def test_due_status_is_cleared_at_the_next_tick(  # S2, B1
     environment: dict[str, str], postgres: Database, broker: Any, tmp_path: Path
 ) -> None:
     postgres.create_tables([UserStatus])
@@ -103,7 +103,7 @@ def test_a_due_status_is_gone_at_the_next_tick(  # S2, B1
     assert (run.trigger, run.counts["deleted_rows"]) == ("schedule", 1)
 
 
-def test_what_a_killed_worker_had_in_hand_runs_again_at_once(  # B1
+def test_messages_of_a_killed_worker_run_again_at_once(  # B1
     trial: list[str], environment: dict[str, str], redis_client: redis.Redis, settings: Settings, tmp_path: Path
 ) -> None:
     began = f"{settings.namespace}:began:it"
@@ -115,7 +115,7 @@ def test_what_a_killed_worker_had_in_hand_runs_again_at_once(  # B1
         eventually(lambda: redis_client.llen(began) == 2, second)
 
 
-def test_the_command_line_shows_what_waits_in_rabbitmq(made: None, trial: list[str], command: Command) -> None:
+def test_status_shows_queue_lengths_of_rabbitmq(made: None, trial: list[str], command: Command) -> None:
     said = command("status", "--json")
 
     assert json.loads(said.stdout)["queues"]["cronjob"] == {"waiting": 0, "delayed": 0, "dead": 0}
@@ -135,7 +135,7 @@ def test_the_command_line_shows_what_waits_in_rabbitmq(made: None, trial: list[s
         ("BROKER_URL", "amqp:/me:hunter2@host", "HOUSEKEEPING_BROKER_URL is "),
     ],
 )
-def test_a_wrong_url_ends_the_worker_command_with_one_line(
+def test_invalid_url_ends_the_worker_command_with_one_line(
     made: None, command: Command, name: str, value: str, line: str
 ) -> None:
     ended = command("worker", **{name: value})

@@ -1,3 +1,5 @@
+"""The command ``housekeeping run``."""
+
 from __future__ import annotations
 
 import json
@@ -21,7 +23,7 @@ def _logged(finished: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in finished.stderr.splitlines()]
 
 
-def test_run_prints_the_result_object_alone_and_logs_on_stderr(command: Command, add: Callable[[int], None]) -> None:
+def test_stdout_has_only_the_result_object_and_logs_are_on_stderr(command: Command, add: Callable[[int], None]) -> None:
     add(101)
 
     finished = command("run", WORKER, "--json")
@@ -39,7 +41,7 @@ def test_run_prints_the_result_object_alone_and_logs_on_stderr(command: Command,
     assert ended.items() >= {"level": "info", "worker": WORKER, "deleted_rows": 101, "outcome": "done"}.items()
 
 
-def test_a_dry_run_is_the_same_object_and_changes_nothing(command: Command, add: Callable[[int], None]) -> None:
+def test_dry_run_prints_the_same_object_and_changes_nothing(command: Command, add: Callable[[int], None]) -> None:
     add(101)
 
     dry = json.loads(command("run", WORKER, "--json", "--dry-run").stdout)
@@ -49,7 +51,7 @@ def test_a_dry_run_is_the_same_object_and_changes_nothing(command: Command, add:
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])
-def test_a_run_without_a_server_is_a_failed_result(command: Command, options: list[str]) -> None:
+def test_run_without_a_server_is_a_failed_result(command: Command, options: list[str]) -> None:
     finished = command("run", WORKER, "--json", *options, DATABASE_URL="postgresql://me:hunter2@localhost:1/db")
 
     result = json.loads(finished.stdout)
@@ -60,9 +62,7 @@ def test_a_run_without_a_server_is_a_failed_result(command: Command, options: li
 
 
 @pytest.mark.parametrize(("prepared", "way_out"), [(False, "run: housekeeping init"), (True, "init --with-tables")])
-def test_a_run_without_its_tables_is_a_failed_result_that_names_the_way_out(
-    command: Command, prepared: bool, way_out: str
-) -> None:
+def test_run_without_its_ledger_fails_and_names_the_remedy(command: Command, prepared: bool, way_out: str) -> None:
     if prepared:
         command("init")
 
@@ -72,7 +72,7 @@ def test_a_run_without_its_tables_is_a_failed_result_that_names_the_way_out(
     assert finished.stderr.splitlines()[-1].endswith(way_out)
 
 
-def test_a_run_without_its_table_is_skipped_and_says_what_is_missing(command: Command) -> None:
+def test_run_without_its_table_is_skipped_and_names_it(command: Command) -> None:
     command("init")
 
     finished = command("run", WORKER, "--json")
@@ -82,7 +82,7 @@ def test_a_run_without_its_table_is_skipped_and_says_what_is_missing(command: Co
     assert "table user_statuses is not in this database" in finished.stderr
 
 
-def test_a_disabled_worker_is_skipped_unless_forced(command: Command, made: None) -> None:
+def test_disabled_worker_is_skipped_unless_forced(command: Command, made: None) -> None:
     off = f'{{"{WORKER}": {{"enabled": false}}}}'
 
     skipped, forced = (command("run", WORKER, "--json", *force, WORKERS=off) for force in ([], ["--force"]))
@@ -91,7 +91,7 @@ def test_a_disabled_worker_is_skipped_unless_forced(command: Command, made: None
     assert (skipped.returncode, json.loads(skipped.stdout)["reason"]) == (0, "disabled")
 
 
-def test_progress_is_shown_on_a_terminal_and_the_result_stays_alone(
+def test_progress_is_shown_on_a_terminal_beside_the_result(
     environment: dict[str, str], tmp_path: Path, add: Callable[[int], None]
 ) -> None:
     add(5_000)

@@ -1,4 +1,4 @@
-"""What ``housekeeping runs`` and ``housekeeping why NAME RUN_ID`` show, as an operator calls them."""
+"""The commands ``housekeeping runs`` and ``housekeeping why NAME RUN_ID``."""
 
 from __future__ import annotations
 

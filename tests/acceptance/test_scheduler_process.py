@@ -1,3 +1,5 @@
+"""Scheduler processes."""
+
 from __future__ import annotations
 
 import json
@@ -60,7 +62,7 @@ def test_two_schedulers_started_without_redis_fire_the_next_tick_once(  # S1, S2
 
 
 @pytest.mark.parametrize("program", [SCHEDULER, [*WORKER, "-p", "2"]], ids=["periodiq", "dramatiq"])
-def test_a_wrong_setting_ends_the_process_with_one_line(  # design.md, Settings
+def test_invalid_setting_ends_the_process_with_one_line(  # design.md, Settings
     program: list[str], environment: dict[str, str]
 ) -> None:
     environment["HOUSEKEEPING_CATCH_UP"] = "all"
@@ -74,7 +76,7 @@ def test_a_wrong_setting_ends_the_process_with_one_line(  # design.md, Settings
     assert ended.returncode == 2
 
 
-def test_a_wrong_setting_is_an_exception_for_whoever_imports(environment: dict[str, str]) -> None:
+def test_invalid_setting_raises_at_import(environment: dict[str, str]) -> None:
     environment["HOUSEKEEPING_CATCH_UP"] = "all"
 
     ended = subprocess.run(
@@ -85,7 +87,7 @@ def test_a_wrong_setting_is_an_exception_for_whoever_imports(environment: dict[s
     assert ended.returncode == 1
 
 
-def test_a_scheduler_catches_up_after_an_outage(  # S4, S5
+def test_scheduler_catches_up_after_an_outage(  # S4, S5
     environment: dict[str, str], postgres: Database, queues: Queues, tmp_path: Path
 ) -> None:
     environment["HOUSEKEEPING_WORKERS"] = OTHERS_OFF
@@ -128,14 +130,14 @@ setattr(owner, step, die)
 
 
 @pytest.mark.slow
-def test_the_tick_of_a_scheduler_killed_before_it_is_sent_is_made_up(  # S1, S5
+def test_tick_of_a_scheduler_killed_before_sending_is_caught_up(  # S1, S5
     environment: dict[str, str], postgres: Database, redis_client: redis.Redis, queues: Queues, tmp_path: Path
 ) -> None:
     _kill_a_scheduler_and_go_on(environment, postgres, redis_client, queues, tmp_path, enqueued=False)
 
 
 @pytest.mark.slow
-def test_the_tick_of_a_scheduler_killed_when_it_is_sent_runs_once(  # S1, S5
+def test_tick_of_a_scheduler_killed_while_sending_runs_once(  # S1, S5
     environment: dict[str, str], postgres: Database, redis_client: redis.Redis, queues: Queues, tmp_path: Path
 ) -> None:
     _kill_a_scheduler_and_go_on(environment, postgres, redis_client, queues, tmp_path, enqueued=True)

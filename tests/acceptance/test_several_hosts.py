@@ -96,7 +96,7 @@ class Queue:
         return sum(int(self._client.hlen(name)) for name in names)
 
 
-def test_when_a_host_is_cut_off_others_take_over_and_nothing_is_lost_or_done_twice(  # B1, L1, L3
+def test_hosts_take_over_from_a_disconnected_one_without_repeats(  # B1, L1, L3
     lan: Network,
     commits: Callable[[], list[tuple[int, int]]],
     environment: dict[str, str],

@@ -1,4 +1,4 @@
-"""A worker told to stop while the Redis of its keys is away, and what it has in hand (semantics.md, D8, R5)."""
+"""Worker that is stopped while the Redis of its keys is unavailable (D8, R5)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
     remove(broker)
 
 
-def test_a_worker_that_cannot_give_back_a_key_stops_in_time_and_its_message_is_delivered_again(
+def test_worker_that_cannot_release_a_key_stops_and_is_redelivered(
     broker: Any, environment: dict[str, str], tmp_path: Path
 ) -> None:
     began, may_end = tmp_path / "began", tmp_path / "may_end"

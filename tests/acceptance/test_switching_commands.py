@@ -1,3 +1,5 @@
+"""The commands ``pause``, ``resume``, ``narrow`` and ``why``."""
+
 from __future__ import annotations
 
 import json
@@ -37,7 +39,7 @@ def test_paused_worker_skips_runs_until_it_is_resumed(add: Callable[[int], None]
 
 
 @pytest.mark.slow
-def test_all_workers_are_paused_and_resumed_at_once(made: None, command: Command) -> None:
+def test_all_workers_are_paused_and_resumed_together(made: None, command: Command) -> None:
     workers = json.loads(command("status", "--json").stdout)["workers"]
     names = [each["worker"] for each in workers]
 
@@ -77,7 +79,7 @@ def test_narrowed_limits_are_shown(made: None, command: Command) -> None:
     assert (switch["reason"], switch["until"]) == ("peak", None) and "@" in switch["said_by"]
 
 
-def test_why_answers_for_the_latest_tick_in_words_and_for_programs(made: None, command: Command) -> None:
+def test_why_explains_the_latest_tick_in_text_and_json(made: None, command: Command) -> None:
     Run.create(
         worker="housekeeping.old_runs",
         tick=AT,
@@ -99,7 +101,7 @@ def test_why_answers_for_the_latest_tick_in_words_and_for_programs(made: None, c
     assert (facts["outcome"], facts["attempts"][0]["reason"]) == ("skipped", "paused")
 
 
-def test_why_tells_a_tick_that_was_sent_from_one_that_was_not(
+def test_why_distinguishes_sent_from_unsent_ticks(
     made: None, command: Command, settings: Settings, redis_client: redis.Redis
 ) -> None:
     tick = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=5)

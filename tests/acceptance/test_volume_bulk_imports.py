@@ -1,4 +1,4 @@
-"""A million entities, a hundred thousand of them stale, with what hangs on them."""
+"""A million imported entities, a hundred thousand of them stale, with their dependent rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SELECT n, 'members', 3 FROM generate_series(1, 100000) AS n
 """
 
 
-def test_a_hundred_thousand_of_a_million_entities_are_timed_out_in_flat_memory(
+def test_hundred_thousand_stale_entities_time_out_in_constant_memory(
     postgres: Database, admin: Connection, run_measured: RunMeasured
 ) -> None:
     postgres.create_tables(list(MODELS.values()))

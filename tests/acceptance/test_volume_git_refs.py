@@ -33,7 +33,7 @@ def fill(postgres: Database, admin: Connection, project: str, ref: str = "n") ->
         cursor.execute("ANALYZE batched_git_ref_updates_deletions")
 
 
-def test_twenty_thousand_projects_are_enqueued_in_flat_memory(
+def test_twenty_thousand_projects_are_enqueued_in_constant_memory(
     postgres: Database, admin: Connection, run_measured: RunMeasured, settings: Settings, redis_client: redis.Redis
 ) -> None:
     fill(postgres, admin, "n / 50")
@@ -49,7 +49,7 @@ def test_twenty_thousand_projects_are_enqueued_in_flat_memory(
     assert max(first.resident_mb, second.resident_mb) < 200
 
 
-def test_a_hundred_thousand_rows_of_one_project_go_in_flat_memory(
+def test_hundred_thousand_rows_of_a_project_end_in_constant_memory(
     postgres: Database, admin: Connection, run_measured: RunMeasured, tmp_path: Path
 ) -> None:
     # Twenty rows a ref: a thousand rows cost git fifty refs, so that it is not git's speed that is measured.

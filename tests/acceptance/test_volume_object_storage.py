@@ -1,4 +1,4 @@
-"""A million pending uploads, a hundred thousand of them stale, every tenth of which has an object."""
+"""A million pending uploads, a hundred thousand of them stale, a tenth of those with an object."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def own_redis() -> Iterator[str]:
         yield servers.redis_url
 
 
-def test_a_hundred_thousand_of_a_million_uploads_go_in_flat_memory(
+def test_hundred_thousand_stale_uploads_are_removed_in_constant_memory(
     postgres: Database, own_redis: str, tmp_path: Path, run_measured: RunMeasured
 ) -> None:
     for folder in range(STALE // PER_FOLDER):

@@ -14,7 +14,7 @@ from tests.acceptance.conftest import RunMeasured
 pytestmark = pytest.mark.slow
 
 
-def test_a_hundred_thousand_of_a_million_statuses_go_in_flat_memory(
+def test_hundred_thousand_stale_statuses_clear_in_constant_memory(
     postgres: Database, admin: Connection, run_measured: RunMeasured
 ) -> None:
     postgres.create_tables([UserStatus])

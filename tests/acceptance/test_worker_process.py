@@ -1,3 +1,5 @@
+"""Worker processes that are killed or stopped."""
+
 from __future__ import annotations
 
 import json
@@ -72,7 +74,7 @@ def trial(tmp_path: Path, environment: dict[str, str], redis_client: redis.Redis
     return Trial(tmp_path, environment, redis_client, queues)
 
 
-def test_what_a_killed_worker_had_in_hand_runs_again_soon(trial: Trial, tmp_path: Path) -> None:  # B1
+def test_messages_of_a_killed_worker_run_again_soon(trial: Trial, tmp_path: Path) -> None:  # B1
     for name in ("one", "other"):
         trial.send(name)
     with started(trial.command, trial.environment, tmp_path / "first") as first:
@@ -83,7 +85,7 @@ def test_what_a_killed_worker_had_in_hand_runs_again_soon(trial: Trial, tmp_path
         eventually(lambda: (trial.runs("one"), trial.runs("other")) == (2, 2), second)
 
 
-def test_an_actor_that_outlasts_the_grace_is_put_back(trial: Trial, tmp_path: Path) -> None:  # R5, B1
+def test_actor_that_outlasts_the_grace_is_requeued(trial: Trial, tmp_path: Path) -> None:  # R5, B1
     trial.send("slow")
     with started(trial.command, trial.environment, tmp_path / "first") as first:
         eventually(lambda: trial.runs("slow"), first)
@@ -97,7 +99,7 @@ def test_an_actor_that_outlasts_the_grace_is_put_back(trial: Trial, tmp_path: Pa
     assert trial.messages() == []
 
 
-def test_of_several_queues_that_are_named_each_is_served(
+def test_each_of_several_named_queues_is_consumed(
     environment: dict[str, str], made: None, queues: Queues, tmp_path: Path
 ) -> None:
     queues.put("cronjob", STATUS_CLEANUP)
@@ -107,7 +109,7 @@ def test_of_several_queues_that_are_named_each_is_served(
         eventually(lambda: Run.select().where(Run.outcome == "done").exists(), worker, patience_s=15)
 
 
-def test_a_sweep_told_to_stop_goes_on_where_it_stopped(  # R5
+def test_stopped_sweep_resumes_from_its_cursor(  # R5
     environment: dict[str, str], postgres: Database, queues: Queues, tmp_path: Path
 ) -> None:
     postgres.create_tables([UserStatus])
@@ -144,7 +146,7 @@ def test_a_sweep_told_to_stop_goes_on_where_it_stopped(  # R5
     assert any(line.get("resumed") is True for line in second.lines())
 
 
-def test_stuck_jobs_enqueues_its_children_while_postgres_is_away(
+def test_stuck_jobs_enqueues_its_children_while_postgres_is_down(
     environment: dict[str, str], queues: Queues, tmp_path: Path
 ) -> None:
     environment["HOUSEKEEPING_DATABASE_URL"] = "postgresql://nobody@127.0.0.1:1/nothing"

@@ -1,4 +1,4 @@
-"""Commands on a machine whose clock is two days from the database's: processes with shifted clocks."""
+"""Commands on a machine whose clock differs by two days from the database's."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def statuses(add: Callable[[int], None], admin: Connection, settings: Settings) 
 
 
 @pytest.mark.parametrize("ahead_s", [2 * DAY_S, -2 * DAY_S])
-def test_run_on_a_machine_with_a_wrong_clock_exits_with_1_and_one_line(
-    statuses: None, shifted: Shifted, ahead_s: int
-) -> None:
+def test_run_with_a_wrong_clock_exits_with_1_and_one_line(statuses: None, shifted: Shifted, ahead_s: int) -> None:
     finished = shifted(ahead_s, "run", WORKER)
 
     line = finished.stderr.splitlines()[-1]
@@ -58,14 +56,14 @@ def test_run_on_a_machine_with_a_wrong_clock_exits_with_1_and_one_line(
     assert [(run.outcome, run.reason) for run in Run.select()] == [("failed", "clock")]
 
 
-def test_forced_run_with_a_clock_ahead_leaves_what_is_due_tomorrow(statuses: None, shifted: Shifted) -> None:
+def test_forced_run_with_a_fast_clock_keeps_rows_due_tomorrow(statuses: None, shifted: Shifted) -> None:
     finished = shifted(2 * DAY_S, "run", WORKER, "--force", "--json")
 
     assert json.loads(finished.stdout)["counts"]["deleted_rows"] == 3
     assert UserStatus.select().count() == 2
 
 
-def test_plan_status_and_doctor_work_and_show_the_difference(statuses: None, shifted: Shifted) -> None:
+def test_plan_status_and_doctor_work_and_show_the_clock_difference(statuses: None, shifted: Shifted) -> None:
     planned, status = (shifted(2 * DAY_S, *words, "--json") for words in (("plan", WORKER), ("status",)))
     shown = [shifted(2 * DAY_S, *words).stdout for words in (("plan", WORKER), ("status",))]
     doctor = json.loads(shifted(2 * DAY_S, "doctor", "--json").stdout)
@@ -80,7 +78,7 @@ def test_plan_status_and_doctor_work_and_show_the_difference(statuses: None, shi
     assert clocks == {("postgres", "error"), ("redis", "warning")}
 
 
-def test_pause_with_a_length_lasts_as_long_by_the_databases_clock(statuses: None, shifted: Shifted) -> None:
+def test_pause_with_a_length_uses_the_databases_clock(statuses: None, shifted: Shifted) -> None:
     paused = shifted(-2 * DAY_S, "pause", WORKER, "--until", "2h")
     run = shifted(0, "run", WORKER, "--json")
 

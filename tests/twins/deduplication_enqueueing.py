@@ -106,7 +106,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "D6",
         "sends_many_to_rabbitmq_without_a_transaction",
-        "tests/integration/brokers/rabbitmq/test_bulk_sending.py::test_a_bulk_whose_connection_breaks_half_way_leaves_no_message",
+        "tests/integration/brokers/rabbitmq/test_bulk_sending.py::test_bulk_whose_connection_breaks_half_way_leaves_no_message",
         _publishes_without_a_transaction,
     ),
     Twin(

@@ -259,7 +259,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "F7",
         "settles_a_tick_before_it_is_sent_by_a_process",
-        "tests/acceptance/test_scheduler_process.py::test_the_tick_of_a_scheduler_killed_before_it_is_sent_is_made_up",
+        "tests/acceptance/test_scheduler_process.py::test_tick_of_a_scheduler_killed_before_sending_is_caught_up",
         _settles_before_it_sends,
         in_processes=True,
         slow=True,

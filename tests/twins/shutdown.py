@@ -111,7 +111,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "R5",
         "does_not_tell_a_sweep_to_stop",
-        "tests/acceptance/test_worker_process.py::test_a_sweep_told_to_stop_goes_on_where_it_stopped",
+        "tests/acceptance/test_worker_process.py::test_stopped_sweep_resumes_from_its_cursor",
         instead(RunLog, "before_worker_shutdown", lambda self, broker, worker: None),
         in_processes=True,
         slow=True,
@@ -120,7 +120,7 @@ TWINS: Final[list[Twin]] = [
         "R5",
         "gives_up_when_it_is_told_to_stop",
         "tests/acceptance/test_shutdown_without_redis.py"
-        "::test_a_worker_that_cannot_give_back_a_key_stops_in_time_and_its_message_is_delivered_again",
+        "::test_worker_that_cannot_release_a_key_stops_and_is_redelivered",
         give_up_after_three_tries,
         in_processes=True,
     ),

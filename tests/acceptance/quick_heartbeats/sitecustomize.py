@@ -1,4 +1,4 @@
-"""Shortens the heartbeats of a process, which Python imports this module into, and what is expected of them."""
+"""Shorter heartbeats and heartbeat timeouts for a process that imports this module at start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shifts the clocks of a process, which Python imports this module into, as a machine's wrong clock would."""
+"""Shifted clocks for a process that imports this module at start."""
 
 from __future__ import annotations
 

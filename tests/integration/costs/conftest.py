@@ -1,4 +1,4 @@
-"""Servers of their own for the tests of costs: what is counted there is nobody else's."""
+"""Dedicated servers for the cost tests, so that no other test's work is counted."""
 
 from __future__ import annotations
 

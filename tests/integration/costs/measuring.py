@@ -1,4 +1,4 @@
-"""What a run costs in things that can be counted, and so do not depend on the machine's mood."""
+"""Countable costs of a run, which do not depend on the machine's speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `doctor` and `init` say of tables that lack columns, or are partitions of others."""
+"""Diagnostics of `doctor` and `init` for missing columns and for partitions."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_column_of_an_unsuitable_type_is_a_finding(
 
 
 @pytest.mark.parametrize(("sweep", "missing"), [(expired, ["expires_at"]), (called, ["expires_at", "uses"])])
-def test_missing_column_of_a_users_own_sweep_is_an_error(
+def test_missing_column_of_an_applications_sweep_is_an_error(
     postgres: Database, complete: Settings, sweep: Sweep, missing: list[str]
 ) -> None:
     postgres.execute_sql("CREATE TABLE coupon (id bigserial PRIMARY KEY)")

@@ -1,3 +1,5 @@
+"""Diagnostics of the `doctor` command."""
+
 from __future__ import annotations
 
 import sys

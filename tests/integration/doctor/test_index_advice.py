@@ -1,4 +1,4 @@
-"""Which index `doctor` advises: the one that the run iterates over."""
+"""Index that `doctor` advises for the query of a run."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Database rights of the built-in workers."""
+
 from __future__ import annotations
 
 import subprocess

@@ -1,4 +1,4 @@
-"""A metrics page as Prometheus reads it, and the processes that serve one."""
+"""Metrics page as Prometheus reads it, and the processes that serve one."""
 
 from __future__ import annotations
 

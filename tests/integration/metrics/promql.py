@@ -1,4 +1,4 @@
-"""As much of PromQL as it takes to see which metrics and labels an expression needs."""
+"""Parser for the part of PromQL that names metrics and labels."""
 
 from __future__ import annotations
 

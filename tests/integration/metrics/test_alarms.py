@@ -1,4 +1,4 @@
-"""The alarms as metrics: which send_alerts after a run, and which are silent again."""
+"""Alert metrics after runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_failed_runs_alert_is_active_from_its_limit_until_a_success(
     assert exported("housekeeping_runs_total", worker=sweep.name, outcome="failed") == 2
 
 
-def test_an_oldest_record_has_its_age_and_none_when_nothing_waits(
+def test_oldest_row_metric_has_its_age_or_no_sample(
     add_statuses: AddStatuses, exported: Exported, redis_client: redis.Redis
 ) -> None:
     add_statuses(2, "now() - n * interval '1 hour'")

@@ -1,4 +1,4 @@
-"""What a tracker is told: Sentry, by its own client and a server in its place."""
+"""Error reports to Sentry, by its own client and a local server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Prometheus reads from real processes, in numbers."""
+"""Metrics that Prometheus reads from real processes."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _address_of_this_machine() -> str:
 
 
 @pytest.mark.parametrize(("command", "setting"), [("worker", "METRICS_PORT"), ("scheduler", "SCHEDULER_METRICS_PORT")])
-def test_a_port_that_is_taken_ends_the_command_with_one_line(
+def test_port_in_use_ends_the_command_with_one_line(
     command: str, setting: str, environment: dict[str, str], postgres: Database
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -183,7 +183,7 @@ def test_scheduler_page_shows_sent_and_missed_ticks(
     assert (page.value("housekeeping_last_tick_timestamp_seconds", worker=STATUSES) or 0) >= this_minute.timestamp()
 
 
-def test_a_process_that_exports_nothing_imports_nothing_for_it(environment: dict[str, str]) -> None:
+def test_process_without_exporters_does_not_import_them(environment: dict[str, str]) -> None:
     # Whoever imports prometheus-client first decides how values are kept, and it costs 20 ms.
     program = (
         "import sys, housekeeping.app\n"

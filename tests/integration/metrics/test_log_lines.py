@@ -1,4 +1,4 @@
-"""The lines of real runs, field by field."""
+"""Fields of the log lines of real runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OF_RUNS: Final = ("Run started", "Run ended", "Alert", "Lease is held elsewhere"
 END: Final = {"outcome", "duration_s", "db_s", "redis_s", "data_consistency_used", "worker", "message_id"}
 
 
-def test_every_field_of_the_lines_of_runs_is_documented(
+def test_every_field_of_run_log_lines_is_documented(
     environment: dict[str, str], queues: Queues, redis_client: redis.Redis, tmp_path: Path, postgres: Database
 ) -> None:
     due_statuses(postgres, 20)
@@ -119,7 +119,7 @@ def test_nested_waits_count_once_for_the_outer_server() -> None:
     assert wait_times().since(before).database_s > 0
 
 
-def test_an_interrupted_wait_is_counted_and_leaves_the_thread_ready() -> None:
+def test_interrupted_wait_is_counted_and_leaves_the_thread_usable() -> None:
     before = wait_times()
     with pytest.raises(KeyboardInterrupt), waiting_for("redis"):
         raise KeyboardInterrupt
@@ -132,11 +132,11 @@ def test_an_interrupted_wait_is_counted_and_leaves_the_thread_ready() -> None:
     assert wait_times().since(between).database_s > 0
 
 
-def test_times_are_shown_in_milliseconds_of_a_second() -> None:
+def test_times_are_logged_in_seconds_with_three_decimals() -> None:
     assert WaitTimes(0.12345, 0.0004).as_fields() == {"db_s": 0.123, "redis_s": 0.0}
 
 
-def test_a_run_that_is_interrupted_has_its_end_line_too(
+def test_interrupted_run_has_its_end_line(
     add_statuses: AddStatuses, caplog: pytest.LogCaptureFixture, redis_client: redis.Redis
 ) -> None:
     caplog.set_level("INFO")

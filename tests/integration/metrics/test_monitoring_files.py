@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules, held against what real processes export."""
+"""Dashboard and alert rules compared with the metrics that real processes export."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_dashboard_and_alerts_use_only_exported_metrics(
         ("sum by (actor) (housekeeping_runs_total)", "nothing in 'sum by (actor) (housekeeping_runs_total)' has"),
     ],
 )
-def test_an_expression_that_asks_for_what_is_not_there_is_found(expression: str, fault: str) -> None:
+def test_expression_with_an_unknown_metric_is_found(expression: str, fault: str) -> None:
     page = Page({("housekeeping_runs_total", frozenset({("worker", "w"), ("outcome", "done")})): 1})
 
     [found] = faults(expression, page, {})
@@ -89,7 +89,7 @@ def test_an_expression_that_asks_for_what_is_not_there_is_found(expression: str,
     assert found.startswith(fault)
 
 
-def test_each_alarm_of_the_page_of_alarms_has_a_rule() -> None:
+def test_each_documented_alert_has_a_rule() -> None:
     text = (ROOT / "docs/howto/alerts.md").read_text(encoding="utf-8")
     documented = {
         name for row in re.findall(r"^\| (`.+?) \|", text, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
@@ -101,7 +101,7 @@ def test_each_alarm_of_the_page_of_alarms_has_a_rule() -> None:
     assert 'alarm=~"most_.+"' in everything
 
 
-def test_the_limits_that_rules_compare_with_are_those_of_the_documents(exported: Any) -> None:
+def test_limits_in_the_rules_match_the_documents(exported: Any) -> None:
     for family in BUILT_IN:
         for sweep in family.SWEEPS:
             run_metrics.awaits(sweep, Cron(sweep.schedule) if sweep.schedule else None)

@@ -1,4 +1,4 @@
-"""Spans, by OpenTelemetry's own exporter for tests."""
+"""Spans, read with OpenTelemetry's in-memory exporter."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_failed_run_has_an_error_span_and_its_retry_the_same_trace(broker: Redis
     assert retry.attributes["housekeeping.retries"] == 1
 
 
-def test_a_skipped_message_ends_its_span_and_leaves_none_for_the_next(broker: RedisBroker, spans: Spans) -> None:
+def test_skipped_message_ends_its_span(broker: RedisBroker, spans: Spans) -> None:
     class Refuses(dramatiq.Middleware):
         def before_process_message(self, broker: Any, message: Any) -> None:
             raise Skip("not today")
@@ -157,7 +157,7 @@ def test_process_without_tracing_sends_no_trace_context(
     assert [record.message for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
 
 
-def test_the_trace_of_a_message_is_no_part_of_its_key(broker: RedisBroker, spans: Spans) -> None:
+def test_trace_context_is_not_part_of_the_deduplication_key(broker: RedisBroker, spans: Spans) -> None:
     @dramatiq.actor(broker=broker, idempotent=True)
     def work() -> None: ...
 

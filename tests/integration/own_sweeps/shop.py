@@ -1,4 +1,4 @@
-"""An application's module of sweeps: one table, what is old expires after an effect outside, what is used goes."""
+"""Sweeps of an example application on one table: expiry after an external effect, and deletion."""
 
 from __future__ import annotations
 

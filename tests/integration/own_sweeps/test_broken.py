@@ -1,4 +1,4 @@
-"""A sweep of one's own that is broken has its own line of error; the others are shown whole."""
+"""Broken sweeps of an application, which affect no other sweep's output."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_status_of_a_broken_sweep_is_its_own_error(baskets: None, broken: Sweep,
 
 
 @EACH
-def test_run_of_a_broken_sweep_fails_and_says_why(baskets: None, broken: Sweep, said: str) -> None:
+def test_run_of_a_broken_sweep_fails_with_its_reason(baskets: None, broken: Sweep, said: str) -> None:
     result = run_sweep(broken)
 
     assert (result.outcome, Basket.select().count()) == ("failed", 1)

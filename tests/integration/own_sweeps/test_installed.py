@@ -1,4 +1,4 @@
-"""One's own sweeps on a broker: sent, run, recorded, seen."""
+"""Sweeps of an application on a broker: sent, run, recorded and displayed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def with_module(settings: Settings, **workers: Any) -> Settings:
     return Settings.load(**given, sweeps=MODULE, workers=json.dumps(workers))
 
 
-def test_a_sweep_runs_as_an_actor_of_an_applications_own_broker(broker: Any, settings: Settings, coupons: None) -> None:
+def test_sweep_runs_as_an_actor_of_an_applications_own_broker(broker: Any, settings: Settings, coupons: None) -> None:
     actors = housekeeping.install(broker, settings, workers=False, sweeps=[old_coupons])
 
     with working(broker):
@@ -72,7 +72,7 @@ def test_a_sweep_runs_as_an_actor_of_an_applications_own_broker(broker: Any, set
     assert Coupon.select().where(Coupon.state == "expired").count() == 3
 
 
-def test_the_sweeps_of_the_setting_are_installed_with_the_built_in_workers(broker: Broker, settings: Settings) -> None:
+def test_configured_sweeps_are_installed_with_the_built_in_workers(broker: Broker, settings: Settings) -> None:
     actors = housekeeping.install(
         broker, with_module(settings, **{used_coupons.name: {"schedule": "7 3 * * *"}}), sweeps=[used_coupons]
     )
@@ -89,7 +89,7 @@ def test_sweeps_need_the_database(broker: Broker, settings: Settings) -> None:
         housekeeping.install(broker, without, workers=False, sweeps=[old_coupons])
 
 
-def test_two_sweeps_of_one_name_are_refused_and_leave_the_broker_as_it_was(broker: Broker, settings: Settings) -> None:
+def test_duplicate_sweep_names_are_refused_before_any_registration(broker: Broker, settings: Settings) -> None:
     before, same_name = list(broker.middleware), dataclasses.replace(old_coupons, batch_size=7)
 
     with pytest.raises(DeclarationError, match="there is a sweep shop.old_coupons already"):
@@ -98,7 +98,7 @@ def test_two_sweeps_of_one_name_are_refused_and_leave_the_broker_as_it_was(broke
     assert broker.middleware == before
 
 
-def test_it_is_seen_like_a_built_in_one(broker: Broker, settings: Settings, coupons: None) -> None:
+def test_application_sweep_is_displayed_like_a_built_in_one(broker: Broker, settings: Settings, coupons: None) -> None:
     told = with_module(settings)
     sweep = configured_sweeps(told)[old_coupons.name]
     housekeeping.install(broker, told)
@@ -120,13 +120,13 @@ def found(settings: Settings, broker: Broker) -> Callable[[str], list[Finding]]:
     return lambda worker: [each for each in examine(told, configured_sweeps(told)) if each.area == worker]
 
 
-def test_doctor_names_a_table_that_is_not_there(found: Callable[[str], list[Finding]]) -> None:
+def test_doctor_names_a_missing_table(found: Callable[[str], list[Finding]]) -> None:
     findings = found(old_coupons.name)
 
     assert [(each.level, each.subject) for each in findings][:1] == [("error", "table coupon")]
 
 
-def test_doctor_says_which_index_a_walk_is_missing(
+def test_doctor_names_the_missing_index_of_a_query(
     found: Callable[[str], list[Finding]], coupons: None, postgres: Database, settings: Settings
 ) -> None:
     [before] = [each for each in found(old_coupons.name) if each.subject == "indexes"]

@@ -1,4 +1,4 @@
-"""A role with the rights that the doctor prints runs one's own sweeps, and with one fewer does not."""
+"""Rights that `doctor` prints: sufficient for an application's sweeps, and all of them needed."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def role(postgres: Database, settings: Settings, admin: Connection, rights: tupl
         cursor.execute(f"DROP ROLE {name}")
 
 
-def test_the_rights_of_a_table_are_those_of_all_its_sweeps(rights: tuple[str, ...]) -> None:
+def test_rights_of_a_table_are_those_of_all_its_sweeps(rights: tuple[str, ...]) -> None:
     assert rights == ("SELECT", "UPDATE (state, ended_at)", "DELETE", "UPDATE (id)")
 
 
-def test_the_sweeps_do_their_work_with_exactly_these_rights(role: str) -> None:
+def test_sweeps_run_with_exactly_these_rights(role: str) -> None:
     results = [run_sweep(old_coupons), run_sweep(used_coupons)]
 
     assert [(result.outcome, result.reason) for result in results] == [("done", None)] * 2
     assert [results[0].counts["expired"], results[1].counts["deleted_rows"]] == [1, 1]
 
 
-def test_a_right_that_was_taken_away_is_missing_and_missed(
+def test_revoked_right_is_reported_and_makes_the_run_fail(
     role: str, rights: tuple[str, ...], admin: Connection
 ) -> None:
     with admin.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""A whole installation, for tests that look into all of its corners."""
+"""Complete installation with data in every table and queue."""
 
 from __future__ import annotations
 

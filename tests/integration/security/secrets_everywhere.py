@@ -1,4 +1,4 @@
-"""Settings each of whose secrets holds one word, and a look for that word wherever something can be read."""
+"""Settings whose secrets all contain one word, and a search for that word in every output."""
 
 from __future__ import annotations
 

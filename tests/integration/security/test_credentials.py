@@ -1,3 +1,5 @@
+"""Secrets in outputs of commands, processes and pages."""
+
 from __future__ import annotations
 
 import json
@@ -59,7 +61,7 @@ def test_no_command_shows_a_secret(installation: Installation, line: str) -> Non
 
 
 @pytest.mark.parametrize("line", COMMANDS_AWAY)
-def test_no_command_shows_a_secret_of_servers_that_are_away(
+def test_no_command_shows_a_secret_while_servers_are_unavailable(
     environment: dict[str, str], tmp_path: Path, line: str
 ) -> None:
     said = _said(line, environment | of_nowhere(), tmp_path)
@@ -70,7 +72,9 @@ def test_no_command_shows_a_secret_of_servers_that_are_away(
 
 @pytest.mark.parametrize("url", [f"amqp://me:{IN_A_URL}@{_AWAY}/x", f"redis://me:{IN_A_URL}@{_AWAY}/0"])
 @pytest.mark.parametrize("line", ["status", "--debug worker"])
-def test_no_command_shows_a_secret_of_a_broker_that_is_away(installation: Installation, url: str, line: str) -> None:
+def test_no_command_shows_a_secret_while_the_broker_is_unavailable(
+    installation: Installation, url: str, line: str
+) -> None:
     environment = installation.environment | of(installation) | {f"{PREFIX}BROKER_URL": url}
 
     said = _said(line, environment, installation.folder)
@@ -92,7 +96,7 @@ def test_no_command_shows_a_secret_of_a_broker_that_is_away(installation: Instal
         ("OBJECT_STORES", json.dumps({"a": {"url": "s3://b", "options": {"no_such_token": WORD}}})),
     ],
 )
-def test_a_wrong_setting_is_named_without_its_secret(
+def test_invalid_setting_is_named_without_its_secret(
     environment: dict[str, str], tmp_path: Path, name: str, value: str
 ) -> None:
     said = _said("--debug list", environment | {f"{PREFIX}{name}": value}, tmp_path)
@@ -101,9 +105,7 @@ def test_a_wrong_setting_is_named_without_its_secret(
     assert WORD not in said
 
 
-def test_an_error_that_quotes_a_password_reaches_neither_log_nor_ledger_nor_a_command_or_page(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_error_that_quotes_a_password_is_masked_in_every_output(installation: Installation, tmp_path: Path) -> None:
     with installation.admin.cursor() as cursor:
         cursor.execute(f"SET search_path TO {installation.settings.namespace}")
         cursor.execute(

@@ -1,3 +1,5 @@
+"""Terminal escape sequences and markup in names from the database."""
+
 from __future__ import annotations
 
 import json
@@ -52,7 +54,7 @@ def hostile(installation: Installation) -> Installation:
     "line",
     [f"plan {CLEANUP} {PROJECT}", f"run {CLEANUP} {PROJECT}", f"run {UPLOADS}", "status", "leases list", "dedup list"],
 )
-def test_a_terminal_is_shown_hostile_names_and_obeys_none(hostile: Installation, line: str) -> None:
+def test_terminal_output_escapes_hostile_names(hostile: Installation, line: str) -> None:
     ended = hostile.command(*line.split(), LOG_FORMAT="console")
 
     shown = ended.stdout + ended.stderr
@@ -61,7 +63,7 @@ def test_a_terminal_is_shown_hostile_names_and_obeys_none(hostile: Installation,
     assert (_control_characters(shown), _forged(shown)) == (set(), [])
 
 
-def test_an_error_that_quotes_a_hostile_name_is_shown_and_not_obeyed(hostile: Installation) -> None:
+def test_error_that_quotes_a_hostile_name_is_escaped(hostile: Installation) -> None:
     with hostile.admin.cursor() as cursor:
         cursor.execute(f"SET search_path TO {hostile.settings.namespace}")
         cursor.execute(
@@ -77,7 +79,7 @@ def test_an_error_that_quotes_a_hostile_name_is_shown_and_not_obeyed(hostile: In
     assert [(_control_characters(text), _forged(text)) for text in shown] == [(set(), [])] * 2
 
 
-def test_programs_get_hostile_names_whole(hostile: Installation) -> None:
+def test_json_output_has_unmodified_hostile_names(hostile: Installation) -> None:
     planned = json.loads(hostile.command("plan", CLEANUP, PROJECT, "--json").stdout)
 
     assert [row["ref"] for row in planned["passes"][0]["samples"][:2]] == list(NAMES)
@@ -104,7 +106,7 @@ def root_as_before() -> Iterator[None]:
     logging.captureWarnings(False)
 
 
-def test_readable_log_lines_show_what_json_escapes(root_as_before: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_readable_log_lines_escape_what_json_escapes(root_as_before: None, capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("INFO", "console")
 
     logs.logger("a").info(f"event {HOSTILE}", ref=HOSTILE, record={"ref": HOSTILE}, refs=[HOSTILE])

@@ -1,4 +1,4 @@
-"""The built-in sweeps pass the assertions of the test support (semantics.md, I4; issue 4, F3)."""
+"""Built-in sweeps pass the assertions of the test support (I4, F3)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.integration.workers.ci_stuck_builds.tables import AddBuilds
 _DUE = "timestamptz '2026-01-01 00:00:00+00' + interval '1 minute' * (n - 3)"
 
 
-def test_user_statuses(add_statuses: AddStatuses, clock: ManualClock) -> None:
+def test_user_statuses_are_idempotent_and_survive_kills(add_statuses: AddStatuses, clock: ManualClock) -> None:
     # I4, F3
     add_statuses(5, _DUE)
     sweep = dataclasses.replace(user_statuses, batch_size=2)
@@ -33,7 +33,7 @@ def test_user_statuses(add_statuses: AddStatuses, clock: ManualClock) -> None:
 
 
 @pytest.mark.slow
-def test_imports_with_their_entities_and_trackers(tables: Tables, clock: ManualClock) -> None:
+def test_imports_are_idempotent_and_survive_kills(tables: Tables, clock: ManualClock) -> None:
     # I4, F3
     tables.add_imports(3)
     tables.add_entities(3)
@@ -45,7 +45,7 @@ def test_imports_with_their_entities_and_trackers(tables: Tables, clock: ManualC
 
 
 @pytest.mark.slow
-def test_builds_under_a_lease(
+def test_builds_under_a_lease_are_idempotent_and_survive_kills(
     builds: type[Build], add_builds: AddBuilds, redis_client: redis.Redis, clock: ManualClock
 ) -> None:
     # I4, F3

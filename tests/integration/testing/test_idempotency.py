@@ -60,7 +60,7 @@ def test_failed_rows_are_distinguished_from_no_rows(sessions: type[Session]) -> 
         assert_idempotent(sweep(), now=NOW)
 
 
-def test_a_run_that_fails_says_why(sessions: type[Session]) -> None:
+def test_failed_run_is_reported_with_its_reason(sessions: type[Session]) -> None:
     def fail(session: Session) -> None:
         raise ConnectionRefusedError("the archive is closed")
 
@@ -68,13 +68,13 @@ def test_a_run_that_fails_says_why(sessions: type[Session]) -> None:
         assert_idempotent(archived(fail), now=NOW)
 
 
-def test_effects_outside_of_the_database_are_compared(sessions: type[Session], tmp_path: Path) -> None:
+def test_external_effects_are_compared(sessions: type[Session], tmp_path: Path) -> None:
     assert_idempotent(archived(replaced_in(tmp_path)), now=NOW, outside=lambda: contents(tmp_path))
 
     assert contents(tmp_path) == {"1.txt": "1\n", "2.txt": "2\n", "3.txt": "3\n"}
 
 
-def test_repeated_outside_effect_fails(sessions: type[Session], tmp_path: Path) -> None:
+def test_repeated_external_effect_fails(sessions: type[Session], tmp_path: Path) -> None:
     file = tmp_path / "archive"
     write = appended_to(file)
 

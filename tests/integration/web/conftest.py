@@ -1,3 +1,5 @@
+"""Fixtures of the dashboard tests."""
+
 from __future__ import annotations
 
 import re

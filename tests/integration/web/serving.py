@@ -1,4 +1,4 @@
-"""A dashboard on a real socket within this process, for tests and for the pictures in the documentation."""
+"""Dashboard on a real socket within this process, for tests and for the pictures in the documentation."""
 
 from __future__ import annotations
 

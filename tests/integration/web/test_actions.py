@@ -1,4 +1,4 @@
-"""Pausing, narrowing, and asking for a plan."""
+"""Pause, narrow and plan forms."""
 
 from __future__ import annotations
 

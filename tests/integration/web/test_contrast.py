@@ -1,3 +1,5 @@
+"""Contrast and colors of the dashboard."""
+
 from __future__ import annotations
 
 import re

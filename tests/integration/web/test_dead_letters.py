@@ -1,4 +1,4 @@
-"""Dead letters on the page: listed, shown whole, sent once more."""
+"""Dead letters on the dashboard: list, details and requeue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases on the page: who holds what, and how one is taken from its holder."""
+"""Leases on the dashboard: holders and forced release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard on a real socket: what a client sees of the server before any page is asked."""
+"""HTTP server of the dashboard, on a real socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of dead letters: a Redis broker, and messages that die at once."""
+"""Fixtures of the dead-letter tests: a Redis broker, and messages that fail at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead letters as they are listed and found."""
+"""Listing and lookup of dead letters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bury(broker: RedisBroker, body: bytes, redis_id: str = "5-5", queue: str = "
         (_MayNot("no"), {"throws": _MayNot, "max_retries": 3}, "_MayNot: no"),
     ],
 )
-def test_a_dead_letter_says_what_it_died_of(  # R6
+def test_dead_letter_names_its_error(  # R6
     doomed: Doomed, hands: Hands, store: RedisDeadLetters, error: Exception, options: dict[str, Any], said: str
 ) -> None:
     doomed(error, **options).send()
@@ -49,7 +49,7 @@ def test_a_dead_letter_says_what_it_died_of(  # R6
     assert letter.retries == 0
 
 
-def test_it_says_what_its_last_attempt_died_of_and_how_many_retries_there_were(  # R6
+def test_dead_letter_names_its_last_error_and_number_of_retries(  # R6
     broker: RedisBroker, hands: Hands, store: RedisDeadLetters
 ) -> None:
     errors = iter(["the first", "the second", "the last"])
@@ -68,7 +68,7 @@ def test_it_says_what_its_last_attempt_died_of_and_how_many_retries_there_were( 
     assert (letter.error, letter.retries) == ("ValueError: the last", 2)
 
 
-def test_a_message_of_an_actor_that_nobody_knows_says_so(  # R6
+def test_message_of_an_unknown_actor_is_marked_as_such(  # R6
     broker: RedisBroker, doomed: Doomed, store: RedisDeadLetters
 ) -> None:
     message = doomed().send()
@@ -82,7 +82,7 @@ def test_a_message_of_an_actor_that_nobody_knows_says_so(  # R6
     assert letter.error is not None and letter.error.endswith("ActorNotFound: doomed")
 
 
-def test_the_newest_of_all_queues_come_first_and_no_more_than_wanted(  # R6
+def test_newest_letters_of_all_queues_come_first_up_to_the_limit(  # R6
     doomed: Doomed, broker: RedisBroker, store: RedisDeadLetters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_redis, "_PAGE", 2)
@@ -101,7 +101,7 @@ def test_the_newest_of_all_queues_come_first_and_no_more_than_wanted(  # R6
     assert store.counts() == {"default": 3, "other": 3}
 
 
-def test_letters_are_found_by_message_id_and_by_the_id_of_the_broker(  # R6
+def test_letters_are_found_by_message_id_and_by_broker_id(  # R6
     doomed: Doomed, hands: Hands, store: RedisDeadLetters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_redis, "_PAGE", 2)
@@ -136,7 +136,7 @@ def test_letters_are_found_by_message_id_and_by_the_id_of_the_broker(  # R6
         (b"[" * 100_000, ""),
     ],
 )
-def test_what_nothing_can_read_is_listed_by_the_brokers_id_with_the_reason(  # R6, B3
+def test_unreadable_letter_is_listed_by_broker_id_with_the_reason(  # R6, B3
     broker: RedisBroker, store: RedisDeadLetters, body: bytes, why: str
 ) -> None:
     bury(broker, body)
@@ -148,7 +148,7 @@ def test_what_nothing_can_read_is_listed_by_the_brokers_id_with_the_reason(  # R
     assert letter.error == letter.unreadable
 
 
-def test_what_cannot_be_read_shows_no_secret_of_its_arguments(  # R6
+def test_unreadable_letter_shows_no_secret_of_its_arguments(  # R6
     broker: RedisBroker, store: RedisDeadLetters
 ) -> None:
     arguments = ["redis://:hunter2@host/0", {"password": "hunter2"}]
@@ -163,7 +163,7 @@ def test_what_cannot_be_read_shows_no_secret_of_its_arguments(  # R6
 
 
 @pytest.mark.parametrize("traceback", ["", "\n"])
-def test_a_letter_with_nothing_in_its_traceback_is_listed_beside_the_others(  # R6
+def test_letter_with_an_empty_traceback_is_listed_with_the_others(  # R6
     broker: RedisBroker, store: RedisDeadLetters, traceback: str
 ) -> None:
     bury(broker, Message("default", "a", (), {}, {"traceback": traceback}, message_id="empty").encode())
@@ -171,13 +171,13 @@ def test_a_letter_with_nothing_in_its_traceback_is_listed_beside_the_others(  # 
     assert [(letter.id, letter.error) for letter in store.newest(10)] == [("empty", None)]
 
 
-def test_the_dead_letters_of_another_kind_of_broker_are_refused_in_words() -> None:
+def test_unsupported_broker_is_refused_with_an_explanation() -> None:
     with pytest.raises(Refused, match="of a StubBroker cannot be listed"):
         dead_letters_of(StubBroker())
 
 
 @pytest.mark.parametrize("message_id", ['with "quotes"', "größer", "back\\slash"])
-def test_an_id_of_any_form_is_found(broker: RedisBroker, store: RedisDeadLetters, message_id: str) -> None:  # R6
+def test_id_of_any_format_is_found(broker: RedisBroker, store: RedisDeadLetters, message_id: str) -> None:  # R6
     body = Message("default", "someone", (), {}, {}, message_id=message_id).encode()
     bury(broker, body, "1-1")
 
@@ -185,7 +185,7 @@ def test_an_id_of_any_form_is_found(broker: RedisBroker, store: RedisDeadLetters
     assert list(store.find({"1-1"})) == ["1-1"]
 
 
-def test_of_several_with_one_id_the_newest_is_found(broker: RedisBroker, store: RedisDeadLetters) -> None:  # R6
+def test_newest_of_several_letters_with_one_id_is_found(broker: RedisBroker, store: RedisDeadLetters) -> None:  # R6
     body = Message("default", "someone", (), {}, {}, message_id="twice").encode()
     for place, (redis_id, queue) in enumerate([("1", "a"), ("2", "b"), ("3", "b"), ("4", "a")]):
         bury(broker, body, redis_id, queue)

@@ -1,4 +1,4 @@
-"""Dead letters that are sent once more."""
+"""Requeueing of dead letters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.integration.middleware.hands import Hands
 PATIENCE_S = 20
 
 
-def test_a_requeued_message_begins_a_new_life_as_the_same_message(  # R6
+def test_requeued_message_keeps_its_id(  # R6
     doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters
 ) -> None:
     actor = doomed(idempotent=True)
@@ -40,7 +40,9 @@ def test_a_requeued_message_begins_a_new_life_as_the_same_message(  # R6
     assert store.newest(10) == []
 
 
-def test_its_retries_begin_again(doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters) -> None:
+def test_requeued_message_starts_with_zero_retries(
+    doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters
+) -> None:
     sent = doomed(max_retries=1).send()
     hands.run()
     hands.come_due()
@@ -53,7 +55,9 @@ def test_its_retries_begin_again(doomed: Doomed, broker: RedisBroker, hands: Han
     assert retry.options["retries"] == 1
 
 
-def test_age_does_not_end_it_at_once(broker: RedisBroker, hands: Hands, store: RedisDeadLetters) -> None:  # R6
+def test_requeued_message_is_not_dropped_for_its_age(
+    broker: RedisBroker, hands: Hands, store: RedisDeadLetters
+) -> None:  # R6
     runs: list[int] = []
     dramatiq.actor(broker=broker, actor_name="young", max_age=60_000)(lambda: runs.append(1))
     old = broker.actors["young"].message().copy()
@@ -67,7 +71,7 @@ def test_age_does_not_end_it_at_once(broker: RedisBroker, hands: Hands, store: R
     assert runs == [1]
 
 
-def test_it_goes_where_its_actor_is_now(
+def test_requeued_message_goes_to_its_actors_current_queue(
     doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters
 ) -> None:
     sent = doomed().send()
@@ -80,7 +84,7 @@ def test_it_goes_where_its_actor_is_now(
     assert [message.queue_name for message in queued(broker, "elsewhere")] == ["elsewhere"]
 
 
-def test_a_duplicate_of_a_live_message_stays_a_dead_letter(  # R6, D1
+def test_duplicate_of_a_live_message_stays_a_dead_letter(  # R6, D1
     doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters
 ) -> None:
     actor = doomed(idempotent=True, **executed())
@@ -95,7 +99,7 @@ def test_a_duplicate_of_a_live_message_stays_a_dead_letter(  # R6, D1
     assert [message.message_id for message in queued(broker)] == [live.message_id]
 
 
-def test_a_requeued_message_holds_its_key_until_it_ends(  # R6, D1, D4
+def test_requeued_message_holds_its_key_until_it_ends(  # R6, D1, D4
     doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters, settings: Settings
 ) -> None:
     actor = doomed(idempotent=True, **executed())
@@ -114,7 +118,7 @@ def test_a_requeued_message_holds_its_key_until_it_ends(  # R6, D1, D4
 
 
 @pytest.mark.parametrize("wrong", ["nobody", "5-5"])
-def test_with_one_wrong_id_nothing_is_done_to_any(  # R6
+def test_one_wrong_id_leaves_all_letters_untouched(  # R6
     doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters, wrong: str
 ) -> None:
     sent = doomed().send()
@@ -129,7 +133,7 @@ def test_with_one_wrong_id_nothing_is_done_to_any(  # R6
 
 
 @pytest.mark.parametrize(("answered", "left", "moved"), [("never", 1, 0), ("lost", 0, 1)])
-def test_wherever_redis_breaks_off_the_message_is_in_one_place(  # R6
+def test_redis_failure_anywhere_leaves_the_message_in_one_place(  # R6
     doomed: Doomed,
     broker: RedisBroker,
     hands: Hands,
@@ -159,7 +163,7 @@ def test_wherever_redis_breaks_off_the_message_is_in_one_place(  # R6
     assert broker.client.hlen(f"{broker.namespace}:default.msgs") == moved
 
 
-def test_an_answer_that_was_lost_once_doubles_nothing(  # R6
+def test_lost_answer_duplicates_no_message(  # R6
     doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = doomed().send()
@@ -179,7 +183,7 @@ def test_an_answer_that_was_lost_once_doubles_nothing(  # R6
     assert broker.client.llen(f"{broker.namespace}:default") == 1
 
 
-def test_of_two_operators_at_once_one_requeues(  # R6
+def test_of_two_concurrent_operators_one_requeues(  # R6
     doomed: Doomed, broker: RedisBroker, hands: Hands, settings: Settings
 ) -> None:
     actor = doomed(idempotent=True, **executed())
@@ -208,7 +212,7 @@ def test_of_two_operators_at_once_one_requeues(  # R6
     assert all(broker.client.pttl(key) > 60_000 for key in keys(broker.client, settings))
 
 
-def test_arguments_that_fit_no_longer_are_refused_one_by_one(  # R6
+def test_letters_with_outdated_arguments_are_refused_singly(  # R6
     doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters
 ) -> None:
     sent = doomed(idempotent=True).send(1, 2)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that are about RabbitMQ as the broker, whatever ``--broker`` says."""
+"""Fixtures of the RabbitMQ tests, which run with any ``--broker``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many messages into a queue of RabbitMQ at once (semantics.md, D6 and D10, as far as they are the broker's)."""
+"""Bulk sends into a RabbitMQ queue (D6 and D10, for the broker)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_rabbitmq_takes_a_thousand_messages_in_as_many_round_trips_as_one(broker
     assert len(queued(broker)) == BATCH_SIZE + 2
 
 
-def test_a_bulk_whose_connection_was_lost_since_the_last_one_is_made_again(broker: Any) -> None:
+def test_bulk_over_a_lost_connection_is_repeated(broker: Any) -> None:
     work = actor(broker)
     enqueue_many(work, [1])
 
@@ -64,9 +64,7 @@ def test_a_bulk_whose_connection_was_lost_since_the_last_one_is_made_again(broke
     assert numbers(broker) == [1, 2, 3]
 
 
-def test_a_bulk_whose_connection_breaks_half_way_leaves_no_message(
-    broker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bulk_whose_connection_breaks_half_way_leaves_no_message(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # D6
     work = actor(broker)
     enqueue_many(work, [0])
@@ -88,7 +86,7 @@ def test_a_bulk_whose_connection_breaks_half_way_leaves_no_message(
     assert numbers(broker) == [0]
 
 
-def test_a_bulk_for_a_queue_that_somebody_deleted_makes_it_again(broker: Any) -> None:
+def test_bulk_recreates_a_deleted_queue(broker: Any) -> None:
     # B2
     work = actor(broker)
     enqueue_many(work, [1])
@@ -113,7 +111,7 @@ def test_priorities_of_messages_are_kept(broker: Any, monkeypatch: pytest.Monkey
     assert priorities == [3]
 
 
-def test_a_broker_with_an_enqueue_of_its_own_gets_each_message(broker: Any) -> None:
+def test_broker_with_custom_enqueue_gets_each_message(broker: Any) -> None:
     seen: list[Any] = []
 
     class Own(ReliableRabbitmqBroker):

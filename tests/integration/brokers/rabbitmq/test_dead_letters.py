@@ -1,3 +1,5 @@
+"""Dead letters in RabbitMQ."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -48,7 +50,7 @@ def test_dead_letters_are_read_without_being_moved(broker: Any, store: DeadLette
     assert bodies(broker, "default.XQ") == before
 
 
-def test_a_requeued_letter_is_in_its_queue_and_no_longer_dead(broker: Any, store: DeadLetterStore) -> None:  # R6
+def test_requeued_letter_is_in_its_queue_and_no_longer_dead(broker: Any, store: DeadLetterStore) -> None:  # R6
     letter = store.newest(3)[1]
 
     [result] = requeue(store, [letter.id])
@@ -61,7 +63,7 @@ def test_a_requeued_letter_is_in_its_queue_and_no_longer_dead(broker: Any, store
     assert store.requeue(letter).outcome == "gone"
 
 
-def test_a_letter_is_requeued_into_a_queue_that_somebody_deleted_with_its_priority(broker: Any) -> None:  # R6
+def test_requeue_recreates_a_deleted_queue_and_keeps_the_priority(broker: Any) -> None:  # R6
     message: Message[Any] = Message("default", "nobody", (), {}, {"broker_priority": 7})
     broker.declare_queue("default", ensure=True)
     broker.bury("default", message.encode())
@@ -73,14 +75,14 @@ def test_a_letter_is_requeued_into_a_queue_that_somebody_deleted_with_its_priori
     assert (Message.decode(body).message_id, properties.priority) == (message.message_id, 7)
 
 
-def test_dead_letters_whose_queue_somebody_deleted_hide_no_others(broker: Any, store: DeadLetterStore) -> None:  # R6
+def test_deleted_dead_letter_queue_hides_no_other(broker: Any, store: DeadLetterStore) -> None:  # R6
     broker.declare_queue("other", ensure=True)
     broker.channel.queue_delete(broker.physical("other.XQ"))
 
     assert len(store.newest(10)) == 3
 
 
-def test_dead_letters_are_read_over_a_new_connection_where_the_last_one_was_lost(  # R6
+def test_dead_letters_are_read_over_a_new_connection_after_a_loss(  # R6
     broker: Any, store: DeadLetterStore
 ) -> None:
     cut(broker.connection)
@@ -88,7 +90,7 @@ def test_dead_letters_are_read_over_a_new_connection_where_the_last_one_was_lost
     assert len(store.newest(10)) == 3
 
 
-def test_an_error_of_pika_s_own_says_that_rabbitmq_did_not_answer(  # R6
+def test_pika_error_is_reported_as_unavailable_rabbitmq(  # R6
     broker: Any, store: DeadLetterStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def half_closed(*_: object) -> None:
@@ -100,7 +102,7 @@ def test_an_error_of_pika_s_own_says_that_rabbitmq_did_not_answer(  # R6
         store.newest(10)
 
 
-def test_a_rabbitmq_that_is_away_is_named_once_and_without_its_password(settings: Settings) -> None:
+def test_unavailable_rabbitmq_is_named_once_without_its_password(settings: Settings) -> None:
     [port] = free_ports(1)
     away = settings.model_copy(update={"broker_url": f"amqp://who:hunter2@127.0.0.1:{port}/"})
 
@@ -111,7 +113,7 @@ def test_a_rabbitmq_that_is_away_is_named_once_and_without_its_password(settings
     assert "refused" in str(told.value) and "hunter2" not in str(told.value)
 
 
-def test_a_requeue_that_dies_half_way_leaves_the_letter_where_it_was(  # R6
+def test_requeue_that_fails_half_way_leaves_the_letter_in_place(  # R6
     broker: Any, store: DeadLetterStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(*_: object, **__: object) -> None:
@@ -126,7 +128,7 @@ def test_a_requeue_that_dies_half_way_leaves_the_letter_where_it_was(  # R6
     assert store.counts() == {"default": 3}
 
 
-def test_a_letter_that_cannot_be_read_is_known_by_its_brokers_id(broker: Any, store: DeadLetterStore) -> None:  # B3
+def test_unreadable_letter_has_its_broker_id(broker: Any, store: DeadLetterStore) -> None:  # B3
     broker.bury("default", b"\x80")
 
     [unreadable] = [letter for letter in store.newest(10) if letter.message is None]

@@ -1,3 +1,5 @@
+"""Delivery of messages by RabbitMQ."""
+
 from __future__ import annotations
 
 import logging
@@ -35,20 +37,20 @@ def of_queue(queue: str, **fields: object) -> bytes:
         b"[]",
     ],
 )
-def test_an_unreadable_message_costs_itself_only(  # B3
+def test_unreadable_message_affects_no_other(  # B3
     broker: Any, body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     costs_itself_only(broker, body, caplog)
 
 
 @pytest.mark.parametrize(("name", "part"), [("options", []), ("actor_name", ["good"]), ("message_id", {})])
-def test_a_message_that_decodes_and_cannot_be_taken_costs_itself_only(  # B3
+def test_decodable_but_invalid_message_affects_no_other(  # B3
     broker: Any, name: str, part: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     costs_itself_only(broker, of_queue("default", **{name: part}), caplog)
 
 
-def test_a_message_of_another_queue_costs_itself_only(broker: Any, caplog: pytest.LogCaptureFixture) -> None:  # B3
+def test_message_of_another_queue_affects_no_other(broker: Any, caplog: pytest.LogCaptureFixture) -> None:  # B3
     costs_itself_only(broker, of_queue("elsewhere"), caplog)
 
 
@@ -70,7 +72,7 @@ def costs_itself_only(broker: Any, body: bytes, caplog: pytest.LogCaptureFixture
     assert not [record for record in caplog.records if record.levelno == logging.CRITICAL]
 
 
-def test_a_message_of_a_lost_connection_acknowledges_no_other(broker: Any) -> None:  # B1
+def test_message_of_a_lost_connection_acknowledges_no_other(broker: Any) -> None:  # B1
     work = dramatiq.actor(broker=broker, actor_name="work")(lambda number: None)
     work.send(1)
     before = broker.consume("default", prefetch=5, timeout=5000)
@@ -88,7 +90,7 @@ def test_a_message_of_a_lost_connection_acknowledges_no_other(broker: Any) -> No
     assert sorted(message.args for message in queued(broker)) == [(1,), (2,)]
 
 
-def test_a_message_at_work_whose_connection_is_lost_has_one_effect(broker: Any, quick: None) -> None:  # I2
+def test_running_message_whose_connection_is_lost_has_one_effect(broker: Any, quick: None) -> None:  # I2
     effects: list[int] = []
     began, may_end = threading.Event(), threading.Event()
 
@@ -111,7 +113,7 @@ def test_a_message_at_work_whose_connection_is_lost_has_one_effect(broker: Any, 
     assert effects == [1]
 
 
-def test_a_worker_holds_no_message_that_is_not_due_for_long(broker: Any, settings: Settings) -> None:
+def test_worker_does_not_hold_delayed_messages_for_long(broker: Any, settings: Settings) -> None:
     # RabbitMQ cuts off a consumer that holds a message for half an hour.
     work = dramatiq.actor(broker=broker, actor_name="work")(lambda: None)
     far = of_queue("default.DQ", actor_name="work", options={"eta": int(time.time() * 1000) + HOURS_MS})
@@ -127,7 +129,7 @@ def test_a_worker_holds_no_message_that_is_not_due_for_long(broker: Any, setting
     assert queue_lengths(settings, ["default"])["default"].delayed == 2
 
 
-def test_a_far_message_does_not_keep_a_near_one_waiting(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_far_message_does_not_delay_a_near_one(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dramatiq.worker.DELAY_QUEUE_PREFETCH", 1)
     ran = threading.Event()
 
@@ -142,7 +144,7 @@ def test_a_far_message_does_not_keep_a_near_one_waiting(broker: Any, monkeypatch
         assert ran.wait(PATIENCE_S)
 
 
-def test_a_message_goes_from_level_to_level_until_it_is_due(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_moves_from_level_to_level_until_it_is_due(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delay_queues, "LEVELS", (Level(1),))
     at: list[float] = []
 
@@ -163,7 +165,7 @@ def test_a_message_goes_from_level_to_level_until_it_is_due(broker: Any, monkeyp
     ("left_s", "level_s"),
     [(0, None), (60, None), (61, 60), (240, 60), (241, 240), (345_600, 245_760), (10**7, 245_760)],
 )
-def test_a_level_ends_before_its_messages_are_due(left_s: int, level_s: int | None) -> None:
+def test_level_ends_before_its_messages_are_due(left_s: int, level_s: int | None) -> None:
     eta = int(time.time() * 1000) + left_s * 1000 + 500 * (left_s % 60 == 1)
     message: Message[Any] = Message("default.DQ", "work", (), {}, {"eta": eta})
 
@@ -173,13 +175,13 @@ def test_a_level_ends_before_its_messages_are_due(left_s: int, level_s: int | No
 
 
 @pytest.mark.parametrize("eta", [10**400, float("inf")], ids=["huge", "infinite"])
-def test_a_message_that_is_never_due_waits_in_the_longest_level(eta: float) -> None:  # B3
+def test_message_that_is_never_due_waits_in_the_longest_level(eta: float) -> None:  # B3
     message: Message[Any] = Message("default.DQ", "work", (), {}, {"eta": eta})
 
     assert delay_queues.level_for(message) == LEVELS[-1]
 
 
-def test_a_dead_letter_says_what_it_died_of(broker: Any) -> None:  # R6
+def test_dead_letter_names_its_error(broker: Any) -> None:  # R6
     @dramatiq.actor(broker=broker, max_retries=0)
     def failing() -> None:
         raise ValueError("disk full")

@@ -1,3 +1,5 @@
+"""Sends to RabbitMQ over connections that break."""
+
 from __future__ import annotations
 
 import subprocess
@@ -103,7 +105,7 @@ def actor(broker: Any) -> dramatiq.Actor[..., Any]:
     return dramatiq.actor(broker=broker, actor_name="work")(lambda *arguments: None)
 
 
-def test_a_send_whose_connection_was_lost_since_the_last_one_is_made_again(broker: Any) -> None:
+def test_send_over_a_lost_connection_is_repeated(broker: Any) -> None:
     work = actor(broker)
     work.send(1)
 
@@ -113,7 +115,7 @@ def test_a_send_whose_connection_was_lost_since_the_last_one_is_made_again(broke
     assert [message.args for message in queued(broker)] == [(1,), (2,)]
 
 
-def test_the_hooks_see_a_message_once_however_often_it_is_tried(broker: Any) -> None:
+def test_hooks_see_a_message_once_however_often_it_is_sent(broker: Any) -> None:
     work = actor(broker)
     work.send()
     counting = Counting(lambda: cut(broker.connection))
@@ -125,7 +127,7 @@ def test_the_hooks_see_a_message_once_however_often_it_is_tried(broker: Any) -> 
     assert len(queued(broker)) == 2
 
 
-def test_a_queue_that_somebody_deleted_is_made_again_and_the_message_is_in_it(broker: Any) -> None:
+def test_deleted_queue_is_recreated_with_the_message_in_it(broker: Any) -> None:
     work = actor(broker)
     work.send(1)
 
@@ -135,7 +137,7 @@ def test_a_queue_that_somebody_deleted_is_made_again_and_the_message_is_in_it(br
     assert [message.args for message in queued(broker)] == [(2,)]
 
 
-def test_nothing_is_reserved_for_a_message_while_rabbitmq_is_away(settings: Settings) -> None:
+def test_no_key_is_reserved_while_rabbitmq_is_unavailable(settings: Settings) -> None:
     [port] = free_ports(1)
     broker = message_broker(settings.model_copy(update={"broker_url": f"amqp://who:secret@127.0.0.1:{port}/"}))
     counting = Counting()
@@ -149,14 +151,14 @@ def test_nothing_is_reserved_for_a_message_while_rabbitmq_is_away(settings: Sett
     assert "secret" not in str(refused.value)
 
 
-def test_a_queue_that_is_there_with_other_arguments_is_named(broker: Any) -> None:
+def test_queue_with_conflicting_arguments_is_named(broker: Any) -> None:
     broker.channel.queue_declare(broker.physical("default.XQ"), durable=True, arguments={"x-message-ttl": 5})
 
     with pytest.raises(QueueDeclaredOtherwise, match="other arguments: .*x-message-ttl.*HOUSEKEEPING_NAMESPACE"):
         actor(broker).send()
 
 
-def test_applications_of_two_namespaces_do_not_meet(broker: Any, settings: Settings) -> None:
+def test_namespaces_of_two_applications_are_separate(broker: Any, settings: Settings) -> None:
     other = message_broker(settings.model_copy(update={"namespace": f"{settings.namespace}-other"}))
     actor(broker).send("ours")
     actor(other).send("theirs")
@@ -165,7 +167,7 @@ def test_applications_of_two_namespaces_do_not_meet(broker: Any, settings: Setti
     remove(other)
 
 
-def test_threads_that_have_ended_leave_no_connection(broker: Any) -> None:
+def test_ended_threads_leave_no_connection(broker: Any) -> None:
     work = actor(broker)
     for _ in range(5):
         in_threads(work.send)
@@ -174,9 +176,7 @@ def test_threads_that_have_ended_leave_no_connection(broker: Any) -> None:
     assert len(broker.connections) == 1, "this thread's own"
 
 
-def test_of_two_threads_that_find_the_connection_of_an_ended_one_one_closes_it(
-    broker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connection_of_an_ended_thread_is_closed_once(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     work, closed = actor(broker), list[Any]()
     in_threads(lambda: work.send("ended"))
     [left] = broker.connections
@@ -194,7 +194,7 @@ def test_of_two_threads_that_find_the_connection_of_an_ended_one_one_closes_it(
     assert [message.args for message in queued(broker)] == [("ended",), ("alive",), ("alive",)]
 
 
-def test_a_forked_child_sends_on_a_connection_of_its_own(broker: Any, environment: dict[str, str]) -> None:
+def test_forked_child_sends_on_its_own_connection(broker: Any, environment: dict[str, str]) -> None:
     actor(broker)
 
     ended = subprocess.run([sys.executable, "-c", FORKING], env=environment, capture_output=True, text=True, timeout=60)
@@ -203,7 +203,7 @@ def test_a_forked_child_sends_on_a_connection_of_its_own(broker: Any, environmen
     assert [message.args[0] for message in queued(broker)] == ["parent, before", "child", "parent, after"]
 
 
-def test_an_applications_own_broker_is_hardened_where_it_stands(amqp_url: str, settings: Settings) -> None:
+def test_applications_own_broker_is_upgraded_in_place(amqp_url: str, settings: Settings) -> None:
     own = RabbitmqBroker(url=amqp_url, middleware=[])
     queue = f"{settings.namespace}_own"
     work = dramatiq.actor(broker=own, actor_name="work", queue_name=queue)(lambda: None)
@@ -219,7 +219,7 @@ def test_an_applications_own_broker_is_hardened_where_it_stands(amqp_url: str, s
     remove(hardened)
 
 
-def test_dead_letters_of_an_applications_own_broker_are_kept_for_as_long_as_it_has_said(
+def test_applications_own_broker_keeps_its_dead_letter_ttl(
     amqp_url: str, settings: Settings, environment: dict[str, str]
 ) -> None:
     program = [sys.executable, "-c", HARDENING, amqp_url, f"{settings.namespace}_own"]
@@ -240,7 +240,7 @@ def own(amqp_url: str, settings: Settings, redis_client: redis.Redis) -> Iterato
     shared_redis.get().close()
 
 
-def test_the_hooks_of_an_installed_broker_of_ones_own_see_a_message_once_too(own: Any, settings: Settings) -> None:
+def test_hooks_of_an_upgraded_broker_see_a_message_once(own: Any, settings: Settings) -> None:
     queue = f"{settings.namespace}_own"
     work = dramatiq.actor(broker=own, actor_name="work", queue_name=queue)(lambda: None)
     work.send()
@@ -253,7 +253,7 @@ def test_the_hooks_of_an_installed_broker_of_ones_own_see_a_message_once_too(own
     assert len(queued(own, queue)) == 2
 
 
-def test_a_far_message_of_an_installed_broker_of_ones_own_waits_in_rabbitmq(own: Any, settings: Settings) -> None:
+def test_far_message_of_an_upgraded_broker_waits_in_rabbitmq(own: Any, settings: Settings) -> None:
     queue = f"{settings.namespace}_own"
     work = dramatiq.actor(broker=own, actor_name="work", queue_name=queue)(lambda: None)
 
@@ -263,7 +263,7 @@ def test_a_far_message_of_an_installed_broker_of_ones_own_waits_in_rabbitmq(own:
     assert len(queued(own, f"{queue}.DQ")) == 1, "in a queue of its length of time"
 
 
-def test_lengths_are_those_of_the_queues_and_none_of_a_queue_that_is_not_there(broker: Any, settings: Settings) -> None:
+def test_queue_lengths_omit_missing_queues(broker: Any, settings: Settings) -> None:
     work = actor(broker)
     work.send()
     for delay in (30_000, 3_600_000, 400_000_000):
@@ -276,7 +276,7 @@ def test_lengths_are_those_of_the_queues_and_none_of_a_queue_that_is_not_there(b
     assert lengths["unheard_of"].as_json() == {"waiting": 0, "delayed": 0, "dead": 0}
 
 
-def test_what_the_url_says_of_the_connection_wins(settings: Settings) -> None:
+def test_connection_options_of_the_url_win(settings: Settings) -> None:
     urls = "amqp://host/?heartbeat=7;amqp://other/"
     broker: Any = message_broker(settings.model_copy(update={"broker_url": urls}))
 
@@ -286,7 +286,7 @@ def test_what_the_url_says_of_the_connection_wins(settings: Settings) -> None:
     assert ours.blocked_connection_timeout == 30
 
 
-def test_of_several_nodes_one_that_answers_is_enough(settings: Settings, amqp_url: str) -> None:
+def test_one_reachable_node_of_several_is_enough(settings: Settings, amqp_url: str) -> None:
     [port] = free_ports(1)
     urls = f"amqp://who:secret@127.0.0.1:{port}/;{amqp_url}"
     broker: Any = message_broker(settings.model_copy(update={"broker_url": urls}))

@@ -1,4 +1,4 @@
-"""The Redis broker itself, and what is in its queues."""
+"""Fixtures of the Redis broker and helpers that read its queues."""
 
 from __future__ import annotations
 

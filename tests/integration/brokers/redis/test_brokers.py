@@ -1,3 +1,5 @@
+"""Unreadable messages, prefetch and heartbeats of the Redis broker."""
+
 from __future__ import annotations
 
 import json
@@ -45,13 +47,13 @@ def with_part(name: str, part: object) -> bytes:
         with_part("kwargs", []),
     ],
 )
-def test_an_unreadable_message_costs_itself_only(  # B3
+def test_unreadable_message_affects_no_other(  # B3
     broker: RedisBroker, body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     costs_itself_only(broker, body, caplog)
 
 
-def test_a_message_of_another_queue_costs_itself_only(  # B3
+def test_message_of_another_queue_affects_no_other(  # B3
     broker: RedisBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     costs_itself_only(broker, of_queue("elsewhere", redis_message_id="poison"), caplog)
@@ -78,7 +80,7 @@ def costs_itself_only(broker: RedisBroker, body: bytes, caplog: pytest.LogCaptur
     assert not [record for record in caplog.records if record.levelno == logging.CRITICAL]
 
 
-def test_an_unreadable_message_costs_itself_only_on_an_applications_own_broker(  # B3
+def test_unreadable_message_affects_no_other_on_an_applications_broker(  # B3
     settings: Settings, redis_client: redis.Redis
 ) -> None:
     own = RedisBroker(client=redis_client, namespace=f"{settings.namespace}:own", middleware=[])
@@ -102,7 +104,7 @@ def test_an_unreadable_message_costs_itself_only_on_an_applications_own_broker( 
     assert own.maintenance_chance == MAINTENANCE_SCALE
 
 
-def test_a_message_behind_a_long_one_is_left_to_another_process(  # B2
+def test_message_behind_a_long_one_is_left_to_another_process(  # B2
     broker: RedisBroker, settings: Settings
 ) -> None:
     other = installed(settings.model_copy(update={"database_url": None}))
@@ -132,7 +134,7 @@ def test_a_message_behind_a_long_one_is_left_to_another_process(  # B2
     assert ran == ["long", "short"]
 
 
-def test_a_process_whose_hands_are_full_is_not_taken_for_dead(broker: RedisBroker) -> None:  # B1
+def test_busy_process_is_not_considered_dead(broker: RedisBroker) -> None:  # B1
     work = dramatiq.actor(broker=broker, actor_name="work")(lambda: None)
     work.send()
     consumer = broker.consume("default", prefetch=1, timeout=1)
@@ -144,7 +146,7 @@ def test_a_process_whose_hands_are_full_is_not_taken_for_dead(broker: RedisBroke
     assert broker.client.zscore(f"{broker.namespace}:__heartbeats__", broker.broker_id) is not None
 
 
-def test_several_unreadable_messages_alike_are_all_moved(broker: RedisBroker) -> None:  # B3
+def test_identical_unreadable_messages_are_all_moved(broker: RedisBroker) -> None:  # B3
     @dramatiq.actor(broker=broker)
     def good() -> None: ...
 

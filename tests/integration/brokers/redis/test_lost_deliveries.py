@@ -1,4 +1,4 @@
-"""What a lost connection to Redis leaves behind is not lost: messages in memory, and deliveries on their way."""
+"""Recovery of messages after a lost connection to Redis: those in memory and those in transit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def taken(broker: RedisBroker, queue: str) -> int:
     return int(broker.client.scard(f"{broker.namespace}:__acks__.{broker.broker_id}.{queue}"))
 
 
-def test_a_delayed_message_in_memory_outlives_a_lost_connection(broker: RedisBroker, cut: set[str]) -> None:  # R4
+def test_delayed_message_in_memory_outlives_a_lost_connection(broker: RedisBroker, cut: set[str]) -> None:  # R4
     ran = threading.Event()
 
     @dramatiq.actor(broker=broker)
@@ -57,7 +57,7 @@ def test_a_delayed_message_in_memory_outlives_a_lost_connection(broker: RedisBro
     assert not cut
 
 
-def test_delayed_messages_outlive_a_redis_that_is_away_when_they_come_due(  # R4
+def test_delayed_messages_due_during_a_redis_outage_are_kept(  # R4
     broker: RedisBroker, cut: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[int] = []
@@ -87,7 +87,7 @@ def test_delayed_messages_outlive_a_redis_that_is_away_when_they_come_due(  # R4
     assert (sorted(ran), failures) == ([1, 3], {"enqueue": 0, "requeue": 0})
 
 
-def test_a_delivery_that_was_lost_on_the_way_is_made_again(broker: RedisBroker, cut: set[str]) -> None:  # B1
+def test_delivery_lost_in_transit_is_repeated(broker: RedisBroker, cut: set[str]) -> None:  # B1
     ran = threading.Event()
 
     @dramatiq.actor(broker=broker)
@@ -102,7 +102,7 @@ def test_a_delivery_that_was_lost_on_the_way_is_made_again(broker: RedisBroker, 
     assert not cut
 
 
-def test_a_delivery_that_redis_makes_after_its_asker_has_given_up_is_made_again(  # B1
+def test_delivery_after_the_client_gave_up_is_repeated(  # B1
     broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late: list[Any] = []
@@ -128,7 +128,7 @@ def test_a_delivery_that_redis_makes_after_its_asker_has_given_up_is_made_again(
     assert (len(late), taken(broker, "default")) == (1, 0)
 
 
-def test_what_is_at_work_is_not_taken_for_left_behind(broker: RedisBroker, cut: set[str]) -> None:  # B1
+def test_running_message_is_not_considered_lost(broker: RedisBroker, cut: set[str]) -> None:  # B1
     runs: list[str] = []
     may_end = threading.Event()
 
