@@ -17,12 +17,12 @@ from selenium.webdriver.chromium.webdriver import ChromiumDriver
 
 @contextmanager
 def chromium(profile: Path) -> Iterator[ChromiumDriver]:
-    """Chromium, looking at nothing but what it is told to."""
+    """Yield headless Chromium without background network traffic."""
     options = Options()
     options.binary_location = shutil.which("chromium") or ""
     for argument in (
         "--headless=new",
-        "--no-sandbox",  # of no use as root, and refused
+        "--no-sandbox",  # useless as root, and refused
         "--disable-gpu",
         "--disable-dev-shm-usage",
         "--no-first-run",
@@ -42,7 +42,7 @@ def chromium(profile: Path) -> Iterator[ChromiumDriver]:
 
 
 def looks(driver: ChromiumDriver, width: int, height: int, *, dark: bool = False, phone: bool = False) -> None:
-    """From now on the page is seen in this light, on a screen of this size, in px."""
+    """Emulate this color scheme and this screen size in px."""
     scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
     screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone}
@@ -50,7 +50,7 @@ def looks(driver: ChromiumDriver, width: int, height: int, *, dark: bool = False
 
 
 def require_chromium() -> None:
-    """Skip the test where there is no browser; fail it where one is required."""
+    """Skip the test without a browser, or fail it where a browser is required."""
     if shutil.which("chromium") and shutil.which("chromedriver"):
         return
     if os.getenv("HOUSEKEEPING_TEST_REQUIRE_CHROMIUM"):

@@ -21,14 +21,14 @@ from tests.acceptance.queues import queues as queues
 
 @dataclass(frozen=True)
 class Measured:
-    """What a finished ``housekeeping run NAME --json`` said and took."""
+    """Result and costs of a finished ``housekeeping run NAME --json``."""
 
     result: dict[str, Any]
     resident_mb: float
 
 
 RunMeasured = Callable[..., Measured]
-#: Runs the command line to its end.
+#: Runs the command line until it ends.
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -50,7 +50,7 @@ main()
 
 @pytest.fixture
 def run_measured(environment: dict[str, str], tmp_path: Path) -> RunMeasured:
-    """Run a worker by the command line in a process of its own and measure its peak of resident memory."""
+    """Run a worker in a process and measure its peak of resident memory."""
     if not Path("/proc/self/status").exists():
         pytest.skip("no /proc on this system")
 
@@ -70,7 +70,7 @@ def run_measured(environment: dict[str, str], tmp_path: Path) -> RunMeasured:
 
 @pytest.fixture
 def command(environment: dict[str, str], tmp_path: Path) -> Command:
-    """``housekeeping`` with these arguments, in an empty folder; settings by name come on top of this test's own."""
+    """Run ``housekeeping`` in an empty folder; keyword arguments are settings on top of the test's own."""
 
     def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
         own = {f"HOUSEKEEPING_{name}": value for name, value in settings.items()}
@@ -89,13 +89,13 @@ def command(environment: dict[str, str], tmp_path: Path) -> Command:
 
 @pytest.fixture
 def made(postgres: Database) -> None:
-    """The library's own tables and the application's, as ``init --with-tables`` makes them, only faster."""
+    """Create the tables of ``init --with-tables``, only faster."""
     postgres.create_tables([UserStatus])
 
 
 @pytest.fixture
 def add(made: None, admin: Connection, settings: Settings) -> Callable[[int], None]:
-    """Adds this many due statuses."""
+    """Return a function that adds this many due statuses."""
 
     def insert(count: int) -> None:
         with admin.cursor() as cursor:

@@ -21,7 +21,7 @@ EXAMPLES: Final = Path(__file__).parents[2] / "docs/examples"
 
 @dataclass(frozen=True)
 class Application:
-    """One of them, on a Redis of its own.
+    """Example application on a dedicated Redis.
 
     Attributes:
       namespace: That of the application's own broker.
@@ -34,31 +34,31 @@ class Application:
 
     @contextmanager
     def at_work(self, log: Path) -> Iterator[Process]:
-        """Its worker, as a process of its own."""
+        """Run the application's worker in a process."""
         command = [*WORKER, self.module, "--processes", "1", "--threads", "2", "--path", str(EXAMPLES)]
         with started(command, self.environment, log) as process:
             yield process
 
     def run(self, code: str, log: Path) -> None:
-        """Another process of it, to its end."""
+        """Run another process of the application until it ends."""
         text = f"import sys; sys.path.insert(0, {str(EXAMPLES)!r})\n{code}"
         with started([sys.executable, "-W", "error", "-c", text], self.environment, log) as process:
             assert process.running.wait(60) == 0, process.text()
 
     def wait_until_done(self, process: Process) -> None:
-        """Return when every message of the queue has been dealt with."""
+        """Wait until every message of the queue is processed."""
         eventually(lambda: not self.client.hlen(f"{self.namespace}:default.msgs"), process)
 
 
 def without_settings(environment: Mapping[str, str], **ours: Any) -> dict[str, str]:
-    """The environment without a setting of the library, but these."""
+    """Return the environment without the library's settings, except these."""
     kept = {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
     return kept | {name: str(value) for name, value in ours.items()}
 
 
 @pytest.fixture(scope="module")
 def redis_url() -> Iterator[str]:
-    """A server of their own: the applications' keys are not under a prefix of a test's."""
+    """Return a dedicated server: the applications' keys have no test prefix."""
     with embedded.start(postgres=False) as servers:
         yield servers.redis_url
 
@@ -66,6 +66,6 @@ def redis_url() -> Iterator[str]:
 @pytest.fixture
 def client(redis_url: str) -> Iterator[redis.Redis]:
     client = redis.Redis.from_url(redis_url, decode_responses=True)
-    client.flushall()  # it is nobody else's
+    client.flushall()  # no other test uses it
     yield client
     client.close()

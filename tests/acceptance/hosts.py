@@ -30,7 +30,7 @@ _END_S: Final = 60
 
 @dataclass(frozen=True)
 class Host:
-    """A namespace with one cable to the bridge.
+    """Network namespace with one cable to the bridge.
 
     Attributes:
       plug: The bridge's end of the cable.
@@ -40,11 +40,11 @@ class Host:
     plug: str
 
     def command(self, *arguments: str) -> list[str]:
-        """What runs a program on this host."""
+        """Return the command that runs a program on this host."""
         return ["ip", "netns", "exec", self.name, *arguments]
 
     def cut_off(self) -> None:
-        """Pull the cable: nothing arrives any more, and nobody is told."""
+        """Disconnect the host: no packet arrives, and neither side is notified."""
         _ip("link", "set", self.plug, "down")
 
     def plug_in(self) -> None:
@@ -53,7 +53,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Network:
-    """A bridge and the hosts on it.
+    """Bridge and its hosts.
 
     Attributes:
       address: The bridge's, where the servers are.
@@ -65,9 +65,9 @@ class Network:
 
 @contextmanager
 def network(hosts: int) -> Iterator[Network]:
-    """A bridge and hosts on it; all of it is removed when the block ends, however it ends."""
+    """Create a bridge and hosts, and remove them after the block."""
     number = os.getpid()
-    # Another run of the tests on this machine has another process id, so most likely other addresses.
+    # Another run of the tests has another process id, so most likely other addresses.
     net = f"10.{200 + number % 50}.{number // 50 % 250}"
     bridge = f"hk{number}"
     with ExitStack() as stack:
@@ -102,7 +102,7 @@ def _ip(*arguments: str) -> None:
 
 @contextmanager
 def servers(address: str) -> Iterator[Urls]:
-    """PostgreSQL and Redis that listen on the address, for whoever can reach it."""
+    """Yield PostgreSQL and Redis that listen on the bridge's address."""
     folder = Path(tempfile.mkdtemp(prefix="housekeeping-hosts-", dir="/tmp"))
     account = unprivileged_account()
     data_folder(folder).parent.mkdir()
@@ -111,7 +111,7 @@ def servers(address: str) -> Iterator[Urls]:
             os.chown(each, account.uid, account.gid)
     log, data, postgres, redis_server = folder / "log", data_folder(folder), find_postgres().path, find_redis().path
     if account is not None:
-        # They may lie where that account cannot go: in somebody's home, or a folder of CI's.
+        # That account may not be able to read their folder, for example in a home directory.
         postgres = runnable_postgres(postgres, account, folder)
         redis_server = runnable_program(redis_server, account, folder)
 

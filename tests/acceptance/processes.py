@@ -19,7 +19,7 @@ WORKER: Final = [sys.executable, "-m", "dramatiq"]
 
 
 class Process:
-    """A running program and what it has written to stderr."""
+    """Running program and what it has written to stderr."""
 
     def __init__(self, running: subprocess.Popen[bytes], log: Path) -> None:
         self.running = running
@@ -29,26 +29,26 @@ class Process:
         return self._log.read_text()
 
     def lines(self) -> list[dict[str, Any]]:
-        """Its JSON log lines so far."""
+        """Return its JSON log lines so far."""
         return [json.loads(line) for line in self.text().splitlines() if line.startswith("{") and line.endswith("}")]
 
     def said(self, event: str) -> bool:
         return any(line["event"].startswith(event) for line in self.lines())
 
     def terminate(self) -> int:
-        """SIGTERM to the program itself, not to its children, as service managers should; its exit status."""
+        """Send SIGTERM to the program only, like a service manager; return its exit status."""
         self.running.terminate()
         return self.running.wait(PATIENCE_S)
 
     def kill(self) -> None:
-        """SIGKILL to the program and its children."""
+        """Send SIGKILL to the program and its children."""
         os.killpg(self.running.pid, signal.SIGKILL)
         self.running.wait(PATIENCE_S)
 
 
 @contextmanager
 def started(arguments: list[str], environment: Mapping[str, str], log: Path) -> Iterator[Process]:
-    """A program in a session of its own, killed on leaving the block if it still runs."""
+    """Run a program in a session of its own; kill it at the end of the block if it still runs."""
     with log.open("wb") as stream:
         running = subprocess.Popen(
             arguments,
@@ -70,7 +70,7 @@ def started(arguments: list[str], environment: Mapping[str, str], log: Path) -> 
 
 
 def eventually(holds: Callable[[], object], *processes: Process, patience_s: float = PATIENCE_S) -> None:
-    """Return as soon as it holds; fail with the processes' logs when it does not in time."""
+    """Wait until the condition holds; after the time limit fail with the processes' logs."""
     deadline = time.monotonic() + patience_s
     while not holds():
         logs = "\n".join(process.text() for process in processes)

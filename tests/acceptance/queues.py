@@ -15,25 +15,25 @@ from tests.integration.middleware.hands import close
 
 
 class Queues:
-    """A broker without any middleware, on the queues of a test's processes."""
+    """Queues of a test's processes, through a broker without middleware."""
 
     def __init__(self, broker: Any) -> None:
         self._broker = broker
 
     def put(self, queue: str, actor: str, *arguments: object, times: int = 1) -> None:
-        """Enqueue a message, or several alike, past all middleware."""
+        """Enqueue one or several equal messages without middleware."""
         self._broker.declare_queue(queue)
         for _ in range(times):
             self._broker.enqueue(Message(queue, actor, arguments, {}, {}))
 
     def messages(self, queue: str) -> list[Message[Any]]:
-        """Those that wait, the oldest first; with Redis those at work in a process, too."""
+        """Return waiting messages, oldest first; with Redis, running ones too."""
         return queued(self._broker, queue)
 
 
 @pytest.fixture
 def queues(settings: Settings) -> Iterator[Queues]:
-    """The queues of this test's settings; in RabbitMQ those it has filled are gone with it."""
+    """Return the queues of this test's settings; delete those in RabbitMQ after the test."""
     broker = message_broker(settings)
     yield Queues(broker)
     close(broker)

@@ -15,7 +15,7 @@ WORKER = "user_status_cleanup.batch"
 
 @pytest.fixture
 def history(made: None) -> None:
-    """Ten runs that had nothing to do."""
+    """Record ten runs without rows."""
     for _ in range(10):
         Run.create(worker=WORKER, trigger="cli", started_at=NOW, heartbeat_at=NOW, finished_at=NOW, outcome="done")
 

@@ -16,7 +16,7 @@ from sqlalchemy.engine import URL
 from housekeeping.core.settings import Settings
 from tests.acceptance.examples import EXAMPLES
 
-#: Every sign that means something in a URL, in a connection string or in a shell.
+#: Every character with a meaning in a URL, a connection string or a shell.
 PASSWORD: Final = "p@s/s:w#o%r+d &?='\"\\ü"
 CASES: Final[dict[str, dict[str, str]]] = {
     "a plain one": {"dbname": "shop", "user": "app", "password": "secret", "host": "db", "port": "5433"},
@@ -37,13 +37,13 @@ def on_the_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def understood(url: str) -> dict[str, str]:
-    """What libpq makes of what the library makes of the URL."""
+    """Return libpq's connection options for the library's connection string of the URL."""
     parameters: dict[str, str] = parse_dsn(Settings.load(database_url=url).require_database_url())
     return parameters
 
 
 def of_django(given: dict[str, str], **more: Any) -> dict[str, Any]:
-    """An entry of Django's ``DATABASES``."""
+    """Return an entry of Django's ``DATABASES``."""
     names = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
     known = {names[parameter]: value for parameter, value in given.items() if parameter in names}
     options = {parameter: value for parameter, value in given.items() if parameter not in names}

@@ -47,7 +47,7 @@ def one_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChromiumDr
 
 @pytest.fixture
 def browser(one_browser: ChromiumDriver) -> ChromiumDriver:
-    """The one browser, as it was when it was new."""
+    """Return the shared browser in its initial state."""
     one_browser.get("about:blank")
     one_browser.execute_cdp_cmd("Network.clearBrowserCookies", {})
     looks(one_browser, 1200, 900)
@@ -62,7 +62,7 @@ def wait(browser: ChromiumDriver) -> WebDriverWait[ChromiumDriver]:
 
 @contextmanager
 def serving(environment: dict[str, str], port: int = 0) -> Iterator[str]:
-    """The address of a real dashboard process."""
+    """Yield the address of a real dashboard process."""
     process = subprocess.Popen(
         [sys.executable, "-m", "housekeeping", "web", "--port", str(port)],
         env=environment | {"HOUSEKEEPING_WEB_TOKEN": TOKEN},
@@ -84,7 +84,7 @@ def serving(environment: dict[str, str], port: int = 0) -> Iterator[str]:
 
 @pytest.fixture
 def dashboard(made: None, settings: Settings, redis_client: redis.Redis) -> Iterator[str]:
-    """The address of a dashboard in this process, which is there sooner; `process` is one of its own."""
+    """Yield the address of a dashboard in this process, which starts faster than `process`."""
     only = {WORKER: configured_sweeps(settings)[WORKER]}
     with serving_in_a_thread(create_app(settings, only, TOKEN, open_to_read=True)) as port:
         yield f"http://127.0.0.1:{port}"
@@ -92,14 +92,14 @@ def dashboard(made: None, settings: Settings, redis_client: redis.Redis) -> Iter
 
 @pytest.fixture
 def process(made: None, environment: dict[str, str]) -> Iterator[str]:
-    """The address of a dashboard as an operator starts it."""
+    """Yield the address of a dashboard process started like an operator's."""
     with serving(environment) as address:
         yield address
 
 
 @pytest.fixture
 def logged_in(dashboard: str, browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver]) -> str:
-    """The dashboard, to which the browser has given the token; its worker's page is shown."""
+    """Log in and open the worker's page."""
     browser.get(f"{dashboard}/login?next=/workers/{WORKER}")
     browser.find_element(By.NAME, "token").send_keys(TOKEN, Keys.ENTER)
     wait.until(until.presence_of_element_located((By.ID, "pause")))
@@ -122,7 +122,7 @@ def test_failing_worker_is_paused_and_resumed_by_keyboard(
     admin: Connection,
     settings: Settings,
 ) -> None:
-    command("run", WORKER)  # Its table was there, so its absence is an error.
+    command("run", WORKER)  # Its table existed before, so its absence is an error.
     with admin.cursor() as cursor:
         cursor.execute(f"ALTER TABLE {settings.namespace}.user_statuses RENAME TO elsewhere")
     command("run", WORKER)
@@ -217,7 +217,7 @@ def test_server_outage_and_return_are_shown(
 
 @pytest.fixture
 def held(made: None, redis_client: redis.Redis) -> ExclusiveLease:
-    """A lease, held by this process."""
+    """Hold a lease in this process."""
     lease = ExclusiveLease("reports/<b>nightly</b>", timedelta(minutes=10), worker="reports")
     assert lease.try_obtain() is not None
     return lease

@@ -17,16 +17,16 @@ from tests.acceptance.conftest import Command
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.hands import Hands, installed
 
-#: Many processes.
+#: Starts many processes.
 pytestmark = pytest.mark.slow
 
-#: By its name, so that the traceback has it only where it says what it says.
+#: By its name, so that the traceback contains the value only in the error's text.
 SAID: Final = "no answer from amqp://me:hunter2@host/ \x1b[31mred"
 
 
 @pytest.fixture
 def broker_url() -> None:
-    """Redis, whatever carries the other tests' messages."""
+    """Return a Redis broker's URL, with any ``--broker``."""
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def charge(broker: RedisBroker) -> Actor[..., Any]:
 
 @pytest.fixture
 def dead(broker: RedisBroker, charge: Actor[..., Any]) -> Message[Any]:
-    """A message that has died, with a secret and control characters in it."""
+    """Return a dead message with a secret and control characters in it."""
     message = charge.send_with_options(
         args=("order\x1b[2J", "x" * 200), kwargs={"password": "hunter2"}, idempotency_key="order-7"
     )

@@ -45,7 +45,7 @@ Status = Callable[[], dict[str, Any]]
 
 @pytest.fixture
 def quick(environment: dict[str, str], tmp_path: Path) -> None:
-    """Heartbeats twice a second, and death after four seconds, in every process of the test."""
+    """Shorten heartbeats to half a second and their timeout to four, in every process of the test."""
     folders = [str(Path(__file__).with_name("quick_heartbeats")), str(tmp_path), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
 
@@ -119,7 +119,7 @@ def test_killed_scheduler_is_missed_by_status_and_why(
         before = alerts(status, "no_scheduler")
         scheduler.kill()
     eventually(lambda: alerts(status, "no_scheduler"))
-    # As if its minute had come after the kill.
+    # As if its minute came after the kill.
     for key in redis_client.scan_iter(match=f"{namespace}:tick*"):
         redis_client.delete(key)
     why = command("why", STATUSES).stdout

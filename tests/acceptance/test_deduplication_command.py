@@ -16,7 +16,7 @@ from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, keys
 from tests.integration.middleware.hands import Hands, installed
 
-#: Many processes.
+#: Starts many processes.
 pytestmark = pytest.mark.slow
 
 
@@ -110,7 +110,7 @@ def test_unavailable_redis_is_one_error_line(command: Command) -> None:
 def test_message_with_a_released_key_does_not_release_its_successors(
     command: Command, broker: RedisBroker, redis_client: redis.Redis, settings: Settings
 ) -> None:
-    # D5, D7: freed while it runs, and another has taken it
+    # D5, D7: released while it runs, and taken by another message
     runs: list[Any] = []
 
     def release_and_send() -> None:

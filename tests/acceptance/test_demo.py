@@ -23,7 +23,7 @@ import pytest
 
 from housekeeping.core.settings import PREFIX
 
-#: Many processes.
+#: Starts many processes.
 pytestmark = pytest.mark.slow
 
 _PATIENCE_S: Final = 60
@@ -32,7 +32,7 @@ _FOOTER: Final = "Ctrl-C ends the demo; dashboard: http://127.0.0.1:"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the demo is called, with settings for real work, which are not for it."""
+    """Return the folder where the demo starts, with settings for real work that it must ignore."""
     (tmp_path / ".env").write_text(
         "HOUSEKEEPING_DATABASE_URL=postgresql://localhost:1/real\n"
         "HOUSEKEEPING_NAMESPACE=real\n"
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """The demo's temporary folder; a short path, as sockets need."""
+    """Return the demo's temporary folder; its path is short, as sockets need."""
     with tempfile.TemporaryDirectory(prefix="demo-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -56,13 +56,13 @@ def backends(temporary: Path) -> dict[str, str]:
     return kept | embedded | {"TMPDIR": str(temporary), f"{PREFIX}REDIS_URL": "redis://localhost:1/0"}
 
 
-def _begotten(demo: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """The demo's processes: servers, their keeper, worker, scheduler, and what these have started."""
+def _processes(demo: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Return the demo's processes: servers, supervisor, worker, scheduler and their children."""
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
         children: list[psutil.Process] = psutil.Process(demo.pid).children(recursive=True)
         commands = [_command(each) for each in children]
-        # The worker twice: it has started a process of its own.
+        # The worker twice: it has started a child process.
         if "housekeeping scheduler" in commands and commands.count("housekeeping worker") > 1:
             return children
         time.sleep(0.02)
@@ -79,7 +79,7 @@ def _command(process: psutil.Process) -> str:
 
 def _assert_gone(processes: list[psutil.Process], temporary: Path) -> None:
     _, alive = psutil.wait_procs(processes, timeout=_PATIENCE_S)
-    # In a container whose first process collects none, those that ended stay listed.
+    # In a container whose first process reaps no zombies, ended processes stay listed.
     assert [_command(each) for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
     deadline = time.monotonic() + _PATIENCE_S
     while list(temporary.iterdir()) and time.monotonic() < deadline:
@@ -102,7 +102,7 @@ def test_finished_demo_shows_its_changes_and_removes_everything(
     assert (finished.returncode, finished.stderr) == (0, "")
     (due,) = [line for line in finished.stdout.splitlines() if line.startswith("  due (")]
     before, after = (int(number.replace(",", "")) for number in due.split()[-2:])
-    # What is left is locked by another session, or came due in the meantime.
+    # The remaining rows are locked by another session, or became due in the meantime.
     assert before >= 40_000 and 250 <= after < 1_000
     assert list(temporary.iterdir()) == []
 
@@ -130,7 +130,7 @@ def test_killed_demo_leaves_nothing_behind(folder: Path, backends: dict[str, str
     demo = subprocess.Popen(
         [sys.executable, "-m", "housekeeping", "demo"], env=backends, cwd=folder, stdout=subprocess.DEVNULL
     )
-    begotten = _begotten(demo)
+    begotten = _processes(demo)
 
     demo.kill()
     demo.wait(_PATIENCE_S)
@@ -153,7 +153,7 @@ def test_demo_on_a_terminal_shows_the_shrinking_backlog_until_interrupted(
     shown = b""
     while b"deleted_rows" not in shown:
         shown += os.read(ours, 4096)
-    begotten = _begotten(demo)
+    begotten = _processes(demo)
 
     demo.send_signal(signal.SIGINT)
     while (more := _read(ours)) != b"":
@@ -167,7 +167,7 @@ def test_demo_on_a_terminal_shows_the_shrinking_backlog_until_interrupted(
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 4096)
-    except OSError:  # Linux's way to say that the other end is closed
+    except OSError:  # Linux reports a closed terminal in this way
         return b""
 
 
@@ -189,11 +189,11 @@ def test_demo_fits_its_terminal_and_restores_it(
     screen = pyte.Screen(columns, lines)
     stream = pyte.ByteStream(screen)
     shown = b""
-    # A run that has ended, and a picture drawn whole.
+    # An ended run, and a completely drawn screen.
     while not ("done" in "".join(_below("LAST RUNS OF", screen)) and _FOOTER in screen.display[-1]):
         shown += (piece := os.read(ours, 4096))
         stream.feed(piece)
-    begotten = _begotten(demo)
+    begotten = _processes(demo)
 
     drawn = list(screen.display)
     with urllib.request.urlopen(drawn[-1].split("dashboard: ")[1].strip(), timeout=_PATIENCE_S) as page:

@@ -19,15 +19,15 @@ from tests.installation import installation as installation
 from tests.installation import redis_of_installations as redis_of_installations
 from tests.unit.docs.blocks import PAGES, RUN, Block, blocks, name_of, run_elsewhere
 
-#: What stands for a reader's own servers.
+#: Placeholders for a reader's own servers.
 _DATABASE: Final = re.compile(r"postgresql://user:password@host:5432/\w+")
 _REDIS: Final = re.compile(r"redis://host:6379/\d")
-#: Installing, the demo and the suites are run by .ci/run and tests/acceptance/test_demo.py, from an empty folder.
+#: .ci/run and tests/acceptance/test_demo.py run the installation, the demo and the suites from an empty folder.
 _DONE_ELSEWHERE: Final = re.compile(
     r"^(?:python3 -m venv|\S*pip (?:install|wheel)|\S*housekeeping demo|pytest|HOUSEKEEPING_TEST_)(?:.*\\\n)*.*$",
     re.MULTILINE,
 )
-#: A program that goes on until it is told to stop: told so as soon as it is at work.
+#: Programs that run until they are stopped: stopped as soon as they work.
 _GOES_ON: Final = re.compile(r"^((?:housekeeping (?:worker|scheduler|web)|dramatiq|periodiq)\b)", re.MULTILINE)
 #: It may warn of the small servers of the tests.
 _DOCTOR: Final = re.compile(r"^(housekeeping doctor)$", re.MULTILINE)
@@ -49,7 +49,7 @@ def _own(page: Path) -> list[Block]:
     return [
         block
         for block in blocks(page)
-        # The files of docs/examples are run as applications, by tests of their own.
+        # Tests of their own run the files of docs/examples as applications.
         if block.kind in (*RUN, "text") and not block.mark.startswith(("<!-- command", "<!-- file"))
     ]
 
@@ -65,7 +65,7 @@ def _cases() -> list[Any]:
 
 
 class _Reader:
-    """Does what a page says, in one shell's backends."""
+    """Reader who follows a page in one shell."""
 
     def __init__(self, installation: Installation, folder: Path) -> None:
         self._installation = installation
@@ -92,14 +92,14 @@ class _Reader:
         if "--with-sample-data" in text:
             empty_tables()
         kept = self._folder / "environment"
-        # What is exported holds for the blocks that follow; every setting must be one.
+        # Exported variables hold for the next blocks; every setting must exist.
         check = f"{sys.executable} -c 'from housekeeping.core.settings import Settings; Settings.load()'"
         ended = self._run(["bash", "-euo", "pipefail", "-c", f"{_SERVE}{text}\n{check}\nenv -0 > {kept}"], block)
         self._environment = dict(one.split("=", 1) for one in kept.read_text().split("\0") if "=" in one)
         self._said = ended.stdout
 
     def _execute(self, block: Block) -> None:
-        # What an earlier block of the page has imported and made is there.
+        # Imports and variables of earlier blocks on the page are available.
         self._python += f"{self._with_own_servers(block.text)}\n"
         self._run([sys.executable, "-W", "error", "-c", self._python], block)
 
@@ -128,14 +128,14 @@ class _Reader:
         assert _shape(json.loads(self._said)) == _shape(json.loads(block.text)), self._said
 
     def _show(self, block: Block) -> None:
-        """Every line of it was printed by the command right before it; what follows no command is a picture."""
+        """Assert that the command right before printed every line; a block after no command is a picture."""
         if self._last == "sh":
             came = [_form(line) for line in self._said.splitlines()]
             assert [line for line in map(_form, block.text.splitlines()) if line not in came] == [], self._said
 
 
 def empty_tables() -> None:
-    """Empty the application's tables, as they are where a page makes them for a trial."""
+    """Empty the application's tables, if a page creates them for a trial."""
     for family in BUILT_IN:
         for model in family.MODELS.values():
             model.truncate_table(cascade=True)
@@ -146,12 +146,12 @@ def _shape(value: Any) -> Any:
         return {key: _shape(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_shape(each) for each in value[:1]]
-    # Null, or something: a reason may be either.
+    # `None` or a value: a reason may be either.
     return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
 
 
 def _form(line: str) -> str:
-    """A line without what is different each time: numbers, units of time, widths of columns."""
+    """Return a line without its variable parts: numbers, units of time, widths of columns."""
     line = re.sub(r"\d[\d,.:]*", "0", line)
     return re.sub(r"\s+", " ", re.sub(r"\b0 (ms|s|min|h|d)\b", "0 s", line)).strip()
 
@@ -161,7 +161,7 @@ def test_every_block_of_a_page_does_what_the_page_says(installation: Installatio
     reader = _Reader(installation, tmp_path / "reader")
     admin = installation.admin
     with admin.cursor() as cursor:
-        # As a reader's session would find the tables; what a page's statements did is taken back.
+        # Each page starts with the same tables; a page's own changes are rolled back.
         cursor.execute(
             sql.SQL("BEGIN; SET LOCAL search_path TO {}").format(sql.Identifier(installation.settings.namespace))
         )

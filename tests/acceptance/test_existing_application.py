@@ -19,7 +19,7 @@ from tests.acceptance.processes import SCHEDULER, eventually, started
 
 pytestmark = pytest.mark.slow
 
-#: What the people of an invoicing application do, by its web page.
+#: Actions of an invoicing application's users on its web page.
 ASKED = """
 from invoices.web import application
 

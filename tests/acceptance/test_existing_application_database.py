@@ -46,14 +46,14 @@ raise SystemExit("it was let through")
 
 
 def djangos(settings: Settings) -> dict[str, str]:
-    """What the example's settings read."""
+    """Return the variables that Django's example settings read."""
     given = parse_dsn(settings.require_database_url())
     names = {name: "DATABASE" if name == "dbname" else name.upper() for name in given}
     return {"DJANGO_SETTINGS_MODULE": "on_django.settings", **{f"PG{names[name]}": given[name] for name in given}}
 
 
 def sqlalchemys(settings: Settings, driver: str) -> dict[str, str]:
-    """The same for SQLAlchemy's."""
+    """Return the variables that the SQLAlchemy example reads."""
     given = parse_dsn(settings.require_database_url())
     names = {"username": given.pop("user"), "password": given.pop("password", None), "database": given.pop("dbname")}
     url = URL.create(f"postgresql+{driver}", **names, query=given)
@@ -69,7 +69,7 @@ def reminding(
     postgres: Database,
     admin: Connection,
 ) -> Application:
-    """One with a reminder that is due, and one that is not."""
+    """Create an application with one reminder that is due and one that is not."""
     name, _, driver = request.param.partition(" on ")
     own = djangos(settings) if name == "django" else sqlalchemys(settings, driver)
     ours = {"REMINDERS_REDIS_URL": redis_url, "HOUSEKEEPING_SCHEMA": settings.schema_name, **own}
@@ -87,7 +87,7 @@ def _table(name: str) -> str:
 
 
 def sent(reminding: Application, admin: Connection) -> list[tuple[str, bool]]:
-    """The text of each reminder, and whether it was sent."""
+    """Return each reminder's text and whether it was sent."""
     with admin.cursor() as cursor:
         cursor.execute(f"SELECT text, sent_at IS NOT NULL FROM {_table(reminding.module)} ORDER BY text")
         found: list[tuple[str, bool]] = cursor.fetchall()

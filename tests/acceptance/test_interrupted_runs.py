@@ -28,7 +28,7 @@ CLEANUP: Final = "batched_git_ref_updates.project_cleanup"
 PARCELS: Final = "shop.parcels"
 SIGNALS: Final = [signal.SIGINT, signal.SIGTERM]
 
-#: Two batches are written; then the function under test is called for the fifth row.
+#: Writes two batches, and calls the tested function for the fifth row.
 MODULE: Final = """
 import os, pathlib, signal, time
 from peewee import IntegerField
@@ -68,7 +68,7 @@ Started = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def running(environment: dict[str, str], tmp_path: Path) -> Iterator[Started]:
-    """Starts ``housekeeping run NAME --json``, killed with the test."""
+    """Starts ``housekeeping run NAME --json``, which is killed with the test."""
     begun: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
@@ -99,13 +99,13 @@ def parcels(postgres: Database, tmp_path: Path, environment: dict[str, str]) -> 
 
 @pytest.fixture
 def silent_server() -> Iterator[str]:
-    """The address of a server that takes connections and never answers."""
+    """Yield the address of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
-    """Return the result object and the last line on stderr of a process that was told to stop."""
+    """Return the result object and the last stderr line of a process that received a signal."""
     said, logged = process.communicate(timeout=30)
     assert "Traceback" not in logged
     return json.loads(said), logged.splitlines()[-1]
@@ -134,7 +134,7 @@ def test_run_ends_during_a_long_statement(
 ) -> None:
     add(300)
     with admin.cursor() as cursor:
-        # The second batch waits for a lock that nobody gives back.
+        # The second batch waits for a lock that is never released.
         cursor.execute(
             f"CREATE FUNCTION {settings.namespace}.wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
             f"IF (SELECT count(*) FROM {settings.namespace}.user_statuses) < 300 THEN "

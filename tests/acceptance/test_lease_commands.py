@@ -13,7 +13,7 @@ from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.ledger.models import Lease
 from tests.acceptance.conftest import Command
 
-#: Many processes.
+#: Starts many processes.
 pytestmark = pytest.mark.slow
 
 TTL = timedelta(minutes=10)
@@ -23,7 +23,7 @@ REDIS_AWAY = {"REDIS_URL": "unix:///nowhere/redis.sock"}
 
 @pytest.fixture
 def held(postgres: Database, redis_client: redis.Redis) -> ExclusiveLease:
-    """A lease, held by this process."""
+    """Hold a lease in this process."""
     lease = ExclusiveLease(KEY, TTL, worker="reports")
     assert lease.try_obtain() is not None
     return lease

@@ -24,7 +24,7 @@ from tests.installation import redis_of_installations as redis_of_installations
 pytestmark = pytest.mark.slow
 
 HOWTO: Final = Path(__file__).parents[2] / "docs/howto"
-#: A page for each question that a person on call asks.
+#: A page for each question of a person on call.
 PAGES: Final = (
     "what-runs-when",
     "last-nights-run",
@@ -38,7 +38,7 @@ PAGES: Final = (
 _BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SERVES: Final = "housekeeping web\n"
 _ADDRESS: Final = "http://127.0.0.1:9292/"
-#: What `doctor` ends with when it only warns.
+#: Last line of `doctor` when it only warns.
 _WELL: Final = {"housekeeping doctor\n": (0, 3)}
 
 
@@ -47,7 +47,7 @@ def _blocks(page: str) -> list[tuple[str, str]]:
 
 
 def _form(line: str) -> str:
-    """A line without what is different each time: numbers, units of time, widths of columns."""
+    """Return a line without its variable parts: numbers, units of time, widths of columns."""
     line = re.sub(r"\d[\d,.:]*", "0", line)
     return re.sub(r"\s+", " ", re.sub(r"\b0 (ms|s|min|h|d)\b", "0 s", line)).strip()
 
@@ -75,7 +75,7 @@ def _ran(worker: str, tick: datetime, outcome: str, seconds: float, reason: str 
 
 @pytest.fixture
 def history(installation: Installation) -> Installation:
-    """An installation with a past: runs of last night, and one that took long."""
+    """Create an installation with last night's runs, one of which took long."""
     _ran("bulk_imports.stale_import", _last(4), "lost", 20, "taken_over", timed_out_imports=100, batches=1)
     _ran("bulk_imports.stale_import", _last(4), "done", 2, timed_out_imports=20, timed_out_entities=90, batches=2)
     _ran("object_storage.delete_stale_direct_uploads", _last(3), "skipped", 0, "lease_held")
@@ -85,7 +85,7 @@ def history(installation: Installation) -> Installation:
 
 
 class _Reader:
-    """Does what a page says, block by block, in one shell's backends."""
+    """Reader who follows a page block by block in one shell."""
 
     def __init__(self, installation: Installation, folder: Path) -> None:
         self._installation = installation

@@ -40,7 +40,7 @@ _DJANGOS_NAMES: Final[dict[str, str]] = {
     "user": "USER",
     "password": "PASSWORD",
 }
-#: How the page for Django names a reader's own server.
+#: Placeholder of the Django page for a reader's own server.
 _DJANGOS_DATABASE: Final = "".join(
     f'        "{name}": "{value}",\n'
     for name, value in {"HOST": "host", "NAME": "application", "USER": "user", "PASSWORD": "password"}.items()
@@ -48,7 +48,7 @@ _DJANGOS_DATABASE: Final = "".join(
 
 
 class Warehouse:
-    """A service outside: what it was told, by method and path."""
+    """External service that records method and path of each request."""
 
     def __init__(self) -> None:
         told = self.told = list[str]()
@@ -60,7 +60,7 @@ class Warehouse:
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever)
@@ -77,7 +77,7 @@ class Warehouse:
 
 
 class Reader(_Reader):
-    """Writes the modules of a page into the folder, does the rest, and looks into the database."""
+    """Reader who writes a page's modules into a folder, follows the rest and queries the database."""
 
     def __init__(self, installation: Installation, folder: Path, warehouse: Warehouse) -> None:
         super().__init__(installation, folder)
@@ -87,7 +87,7 @@ class Reader(_Reader):
 
     def read(self, page: str) -> None:
         for block in blocks(HOWTO / f"{page}.md"):
-            if path_of(block.mark) is None:  # else a file of docs/examples, which is where the page says
+            if path_of(block.mark) is None:  # otherwise a file of docs/examples, at the path that the page gives
                 self.do(block)
 
     def _with_own_servers(self, text: str) -> str:
@@ -218,6 +218,6 @@ def test_archiving_process_killed_anywhere_loses_and_leaves_no_row(
 
 
 def archived(reader: Reader) -> list[int]:
-    """The entries in the archive, each once, as its page says one reads it."""
+    """Return the distinct entries in the archive, read as its page describes."""
     files = (reader.folder / "archive").glob("*.jsonl")
     return sorted({json.loads(line)["id"] for file in files for line in file.read_text().splitlines()})

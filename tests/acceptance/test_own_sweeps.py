@@ -15,7 +15,7 @@ from housekeeping.sweeps.ledger.models import Run
 from tests.acceptance.conftest import Command
 from tests.acceptance.processes import eventually, started
 
-#: Many processes.
+#: Starts many processes.
 pytestmark = pytest.mark.slow
 
 PROGRAM: Final = str(Path(sys.executable).with_name("housekeeping"))
@@ -39,7 +39,7 @@ expired_sessions = Sweep(
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
-    """An application's folder."""
+    """Create an application's folder."""
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop/sweeps.py").write_text(MODULE)
     return tmp_path

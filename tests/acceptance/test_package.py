@@ -22,31 +22,31 @@ pytestmark = pytest.mark.slow
 
 ROOT: Final = Path(__file__).parents[2]
 _SOURCES: Final = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg")
-_PATIENCE_S: Final = 600  # an index may be slow
+_PATIENCE_S: Final = 600  # a package index may be slow
 
 
 @dataclass(frozen=True)
 class Built:
-    """A source distribution, and the wheel that was built from it."""
+    """Source distribution, and the wheel built from it."""
 
     sdist: Path
     wheel: Path
 
     def files(self) -> set[str]:
-        """What the wheel installs, by path."""
+        """Return the wheel's files by path."""
         with zipfile.ZipFile(self.wheel) as archive:
             return {name for name in archive.namelist() if not name.endswith("/")}
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Python with the wheel installed without extras, and an empty folder to be in."""
+    """Python with the wheel installed without extras, and an empty working folder."""
 
     python: Path
     folder: Path
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment with no settings at all."""
+        """Run a program of the environment without any settings."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "PYTHON"))}
         program = self.python.with_name(command[0])
         return subprocess.run(
@@ -66,7 +66,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     for name in _SOURCES:
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "housekeeping", source / "housekeeping", ignore=shutil.ignore_patterns("__pycache__"))
-    # What an editor or a crash leaves behind must not go out with it.
+    # Files that an editor or a crash leaves behind must not be distributed.
     (source / "housekeeping/web/.secrets.env").write_text("TOKEN=x")
     (source / "housekeeping/cli/main.py.orig").write_text("")
     command = [sys.executable, "-W", "ignore", "-m", "build", "--outdir", str(made), str(source)]

@@ -23,7 +23,7 @@ PROGRAMS: Final = ("housekeeping worker", "housekeeping scheduler")
 
 @pytest.fixture
 def fresh(amqp_url: str) -> Iterator[Node]:
-    """A node as it is when it was installed; where there is RabbitMQ at all."""
+    """Start a freshly installed node, if RabbitMQ is available."""
     if "HOUSEKEEPING_TEST_AMQP_URL" in os.environ:
         pytest.skip("the page is about a RabbitMQ of one's own")
     with node() as running:
@@ -32,7 +32,7 @@ def fresh(amqp_url: str) -> Iterator[Node]:
 
 @pytest.fixture
 def reader(fresh: Node, environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """What the reader's shell has: the programs of both, by their names."""
+    """Return the reader's shell with the programs of both packages in its path."""
     programs = tmp_path / "programs"
     programs.mkdir()
     control = programs / "rabbitmqctl"
@@ -72,7 +72,7 @@ def is_up(scheduler: Process) -> bool:
 
 
 def said(text: str, environment: dict[str, str], folder: Path) -> str:
-    """What a shell that is given this text writes."""
+    """Run this text in a shell and return its output."""
     ended = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
         env=environment,

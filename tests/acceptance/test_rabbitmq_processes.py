@@ -28,7 +28,7 @@ OTHERS_OFF = json.dumps(
     {sweep.name: {"enabled": False} for family in BUILT_IN for sweep in family.SWEEPS if sweep.name != STATUSES}
 )
 
-#: An application's own module, with an actor that hangs until it is begun for the second time.
+#: An application's own module, whose actor hangs in its first run.
 TRIAL = """
 import time
 
@@ -68,7 +68,7 @@ def broker_url(amqp_url: str) -> str:
 
 @pytest.fixture
 def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
-    """For a look at the queues, and to take them away."""
+    """Return a broker that reads the queues, and delete them after the test."""
     broker: Any = message_broker(settings)
     for queue in ("default", *{sweep.queue for family in BUILT_IN for sweep in family.SWEEPS}):
         broker.declare_queue(queue, ensure=True)
@@ -78,7 +78,7 @@ def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
 
 @pytest.fixture
 def trial(tmp_path: Path, environment: dict[str, str], broker: Any) -> list[str]:
-    """The command of the module above, whose actor has a message."""
+    """Return the command of the module above, with one message for its actor."""
     environment["HOUSEKEEPING_GRACE_S"] = "1"
     (tmp_path / "trial.py").write_text(TRIAL)
     subprocess.run([sys.executable, "trial.py"], cwd=tmp_path, env=environment, check=True, timeout=60)

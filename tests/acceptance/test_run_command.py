@@ -116,5 +116,5 @@ def test_progress_is_shown_on_a_terminal_beside_the_result(
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 4096)
-    except OSError:  # Linux's way to say that the other end is closed
+    except OSError:  # Linux reports a closed terminal in this way
         return b""

@@ -24,7 +24,7 @@ from tests.acceptance.queues import Queues
 
 APP = "housekeeping.app"
 STATUSES = "user_status_cleanup.batch"
-#: The one worker these tests look at is the only one with a schedule.
+#: Only this worker has a schedule in these tests.
 OTHERS_OFF = json.dumps(
     {sweep.name: {"enabled": False} for family in BUILT_IN for sweep in family.SWEEPS if sweep.name != STATUSES}
 )
@@ -52,7 +52,7 @@ def test_two_schedulers_started_without_redis_fire_the_next_tick_once(  # S1, S2
                 eventually(lambda: UserStatus.select().count() == 1, one, other, worker, patience_s=90)
                 eventually(lambda: Run.select().where(Run.outcome == "done").exists(), worker)
 
-    # On a busy machine a tick may have been missed before Redis was there, and another one may have run since.
+    # A slow start may miss a tick before Redis answers, and another one may have run since.
     rows = list(Run.select().order_by(Run.id))
     assert len({each.tick for each in rows}) == len(rows)
     run = next(each for each in rows if each.outcome != "missed")
@@ -62,7 +62,7 @@ def test_two_schedulers_started_without_redis_fire_the_next_tick_once(  # S1, S2
 
 
 @pytest.mark.parametrize("program", [SCHEDULER, [*WORKER, "-p", "2"]], ids=["periodiq", "dramatiq"])
-def test_invalid_setting_ends_the_process_with_one_line(  # design.md, Settings
+def test_invalid_setting_ends_the_process_with_one_line(
     program: list[str], environment: dict[str, str]
 ) -> None:
     environment["HOUSEKEEPING_CATCH_UP"] = "all"
@@ -110,7 +110,7 @@ def test_scheduler_catches_up_after_an_outage(  # S4, S5
     assert len(queues.messages("cronjob")) == 1
 
 
-#: periodiq's app, whose process is killed around the enqueueing.
+#: periodiq's app, whose process is killed around the enqueue.
 DYING = """
 import os, signal
 from housekeeping.app import broker
@@ -133,17 +133,17 @@ setattr(owner, step, die)
 def test_tick_of_a_scheduler_killed_before_sending_is_caught_up(  # S1, S5
     environment: dict[str, str], postgres: Database, redis_client: redis.Redis, queues: Queues, tmp_path: Path
 ) -> None:
-    _kill_a_scheduler_and_go_on(environment, postgres, redis_client, queues, tmp_path, enqueued=False)
+    _kill_and_restart_a_scheduler(environment, postgres, redis_client, queues, tmp_path, enqueued=False)
 
 
 @pytest.mark.slow
 def test_tick_of_a_scheduler_killed_while_sending_runs_once(  # S1, S5
     environment: dict[str, str], postgres: Database, redis_client: redis.Redis, queues: Queues, tmp_path: Path
 ) -> None:
-    _kill_a_scheduler_and_go_on(environment, postgres, redis_client, queues, tmp_path, enqueued=True)
+    _kill_and_restart_a_scheduler(environment, postgres, redis_client, queues, tmp_path, enqueued=True)
 
 
-def _kill_a_scheduler_and_go_on(
+def _kill_and_restart_a_scheduler(
     environment: dict[str, str],
     postgres: Database,
     redis_client: redis.Redis,

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 DROP_CANCELING: Final = "ci.stuck_builds.drop_canceling"
 BUILDS: Final = 400
-#: Ample: a silent worker's messages come back after a minute, a retry waits for up to half of one.
+#: Ample: messages of a silent worker return after a minute, and a retry waits for half a minute at most.
 PATIENCE_S: Final = 240.0
 WORKER: Final = [sys.executable, "-m", "housekeeping", "worker", "--processes", "1", "--threads", "2"]
 
@@ -42,7 +42,7 @@ def urls(lan: Network) -> Iterator[Urls]:
 
 @pytest.fixture
 def commits(postgres: Database, admin: Connection) -> Callable[[], list[tuple[int, int]]]:
-    """The run and the epoch of each commit that counted builds, in order. A build takes 10 ms, so that a run is met."""
+    """Return the run and epoch of each commit that counted builds, in order. A build takes 10 ms, so runs last."""
     postgres.create_tables([Build])
     with admin.cursor() as cursor:
         cursor.execute(
@@ -62,7 +62,7 @@ def commits(postgres: Database, admin: Connection) -> Callable[[], list[tuple[in
             "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS "
             "$$ BEGIN INSERT INTO commits (run_id, epoch) VALUES (NEW.id, NEW.epoch); RETURN NEW; END $$"
         )
-        # Where the triggers' tables are is not known to a worker's session otherwise.
+        # A worker's session does not know the schema of the trigger's tables otherwise.
         for function in ("drop_slowly", "note"):
             cursor.execute(f"ALTER FUNCTION {function} SET search_path FROM CURRENT")
         cursor.execute(
@@ -79,7 +79,7 @@ def commits(postgres: Database, admin: Connection) -> Callable[[], list[tuple[in
 
 
 class Queue:
-    """The queue of the worker, seen from outside."""
+    """The worker's queue, read from outside."""
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
         self._client = client
@@ -91,7 +91,7 @@ class Queue:
         self._client.rpush(self._name, name)
 
     def left(self) -> int:
-        """Messages that wait, are delayed, at work, or dead."""
+        """Return the number of waiting, delayed, running and dead messages."""
         names = [f"{self._name}{kind}" for kind in (".msgs", ".DQ.msgs", ".XQ.msgs")]
         return sum(int(self._client.hlen(name)) for name in names)
 
@@ -130,10 +130,10 @@ def test_hosts_take_over_from_a_disconnected_one_without_repeats(  # B1, L1, L3
         )
         eventually(lambda: not Run.select().where(Run.outcome.is_null()).exists(), *rest, patience_s=PATIENCE_S)
 
-        # Alone, so that the host that was cut off runs the new message.
+        # Alone, so that the disconnected host runs the new message.
         assert [process.terminate() for process in rest] == [0, 0]
         first.plug_in()
-        # At once: the retry of the first message, which another host completed, keeps no key.
+        # At once: the retry of the first message, which another host completed, holds no key.
         queue.send("after")
         eventually(lambda: Run.select().count() == 3 and queue.left() == 0, cut_off, patience_s=PATIENCE_S)
         ended = [line for line in cut_off.lines() if line["event"] == "Run ended"]

@@ -17,7 +17,7 @@ from housekeeping.core.settings import Settings
 from tests.acceptance.processes import WORKER, eventually, started
 from tests.rabbitmq_look import remove
 
-#: An application's own module, with an actor that goes on until it is told to end.
+#: An application's own module, whose actor runs until it is told to end.
 TRIAL: Final = """
 import time
 from pathlib import Path
@@ -60,7 +60,7 @@ def broker_url(amqp_url: str) -> str:
 
 @pytest.fixture
 def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
-    """To take the queues away."""
+    """Return a broker that deletes the queues after the test."""
     broker: Any = message_broker(settings)
     broker.declare_queue("default", ensure=True)
     yield broker

@@ -14,7 +14,7 @@ from housekeeping.middleware.schedule.tick_store import TickStore
 from housekeeping.sweeps.ledger.models import Run
 from tests.acceptance.conftest import Command
 
-#: Many processes.
+#: Starts many processes.
 pytestmark = pytest.mark.slow
 
 WORKER = "user_status_cleanup.batch"

@@ -11,7 +11,7 @@ from tests.acceptance.conftest import RunMeasured
 
 pytestmark = pytest.mark.slow
 
-#: So many are stale; the others were changed after that, one a minute, but none of them becomes stale for a day.
+#: Number of stale rows. The others change afterward, one a minute, and none becomes stale within a day.
 _AGE = (
     "now() - interval '24 hours' + interval '1 minute' * (n - {0}) "
     "+ CASE WHEN n > {0} THEN interval '1 day' ELSE '0' END"
@@ -35,7 +35,7 @@ def test_hundred_thousand_stale_entities_time_out_in_constant_memory(
 ) -> None:
     postgres.create_tables(list(MODELS.values()))
     with admin.cursor() as cursor:
-        cursor.execute("SET session_replication_role = replica")  # without looking up each foreign key
+        cursor.execute("SET session_replication_role = replica")  # skips the foreign key checks
         for statement in (_IMPORTS, _ENTITIES, _TRACKERS):
             cursor.execute(statement)
         cursor.execute("ANALYZE bulk_imports; ANALYZE bulk_import_entities; ANALYZE bulk_import_trackers")

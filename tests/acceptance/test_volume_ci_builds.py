@@ -15,7 +15,7 @@ from tests.acceptance.conftest import RunMeasured
 
 pytestmark = pytest.mark.slow
 
-#: The others have ended, as most have, or are at work.
+#: The other builds have ended, as most do, or run.
 _BUILDS = """
 INSERT INTO ci_builds (type, status, created_at, updated_at, project_id, runner_id, name, stage, commit_id)
 SELECT 'Ci::Build',
@@ -29,7 +29,7 @@ FROM generate_series(1, 1000000) AS n
 
 @pytest.fixture
 def builds(postgres: Database) -> Iterator[None]:
-    """Indexed when it is full, which is quicker."""
+    """Create builds; the indexes follow, which is faster."""
     table: Any = Build
     table._schema.create_table()
     postgres.execute_sql(_BUILDS.replace("%", "%%"))

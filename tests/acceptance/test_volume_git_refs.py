@@ -22,7 +22,7 @@ CLEANUP = "batched_git_ref_updates.project_cleanup"
 
 
 def fill(postgres: Database, admin: Connection, project: str, ref: str = "n") -> None:
-    """900,000 processed rows and 100,000 pending ones; what project and ref a row has, an SQL expression says."""
+    """Insert 900,000 processed and 100,000 pending rows; SQL expressions give each row's project and ref."""
     postgres.create_tables([Deletion])
     with admin.cursor() as cursor:
         cursor.execute(
@@ -52,7 +52,7 @@ def test_twenty_thousand_projects_are_enqueued_in_constant_memory(
 def test_hundred_thousand_rows_of_a_project_end_in_constant_memory(
     postgres: Database, admin: Connection, run_measured: RunMeasured, tmp_path: Path
 ) -> None:
-    # Twenty rows a ref: a thousand rows cost git fifty refs, so that it is not git's speed that is measured.
+    # Twenty rows for each ref: a thousand rows cost git fifty refs, so git's speed is not measured.
     fill(postgres, admin, "1", ref="n / 200")
     bare = made(tmp_path, 1)
     bare.add_many((f"refs/heads/{number}" for number in range(4_001, 6_001)), packed=False)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 TOTAL = 1_000_000
 STALE = 100_000
 PER_FOLDER = 1_000
-#: Entries as `prepare` writes them, made within the server.
+#: Entries as `prepare` writes them, created in the server.
 PREPARE = """
 for n = tonumber(ARGV[1]), ARGV[1] + ARGV[2] - 1 do
   local folder = math.floor(n / ARGV[3])
@@ -33,7 +33,7 @@ end
 
 @pytest.fixture
 def own_redis() -> Iterator[str]:
-    """A server of this test's own: a real process uses the hash by its real name."""
+    """Return a dedicated server: a real process uses the hash by its real name."""
     with embedded.start(postgres=False) as servers:
         yield servers.redis_url
 

@@ -19,7 +19,7 @@ from tests.acceptance.queues import Queues
 
 STATUS_CLEANUP = "user_status_cleanup.batch"
 
-#: An application's own module: a broker that soon takes a silent worker for dead, and an actor that hangs once.
+#: An application's own module: a broker with a short heartbeat timeout, and an actor that hangs once.
 TRIAL = """
 import time
 
@@ -49,7 +49,7 @@ def hang_once(name):
 
 
 class Trial:
-    """The module above, seen from outside."""
+    """Processes of the module above, observed from outside."""
 
     def __init__(self, folder: Path, environment: dict[str, str], client: redis.Redis, queues: Queues) -> None:
         (folder / "trial.py").write_text(TRIAL)
@@ -117,7 +117,7 @@ def test_stopped_sweep_resumes_from_its_cursor(  # R5
         "INSERT INTO user_statuses (user_id, clear_status_at) "
         "SELECT n, now() - n * interval '1 minute' FROM generate_series(1, 300) AS n"
     )
-    # Slow enough to be met at work: 10 ms a row, a row a batch.
+    # Slow enough to be interrupted: 10 ms a row, one row a batch.
     postgres.execute_sql(
         "CREATE FUNCTION be_slow() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN PERFORM pg_sleep(0.01); RETURN OLD; END $$"

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 WORKER = "user_status_cleanup.batch"
 DAY_S = 86_400
-#: Runs the command line on a machine whose clock is so many seconds ahead.
+#: Runs the command line on a machine whose clock is this many seconds ahead.
 Shifted = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -35,7 +35,7 @@ def shifted(environment: dict[str, str], command: Command) -> Shifted:
 
 @pytest.fixture
 def statuses(add: Callable[[int], None], admin: Connection, settings: Settings) -> None:
-    """Three due statuses, and two that are due tomorrow."""
+    """Create three due statuses, and two that are due tomorrow."""
     add(3)
     with admin.cursor() as cursor:
         cursor.execute(

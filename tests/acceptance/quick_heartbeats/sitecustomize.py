@@ -15,5 +15,5 @@ _SHORT = (
     (alerts, "_PERIODS", 0),
 )
 for module, name, value in _SHORT:
-    getattr(module, name)  # a name that is no longer there would shorten nothing
+    getattr(module, name)  # a name that no longer exists would shorten nothing
     setattr(module, name, value)

@@ -17,7 +17,7 @@ from tests.integration.costs.measuring import CountedCursor
 
 @pytest.fixture(scope="session")
 def urls() -> Iterator[Urls]:
-    """Always servers of the tests' own, whatever the environment names.
+    """Return dedicated servers, whatever the environment names.
 
     They write no full-page images, whose number depends on when the last checkpoint was.
     """
@@ -27,14 +27,14 @@ def urls() -> Iterator[Urls]:
 
 @pytest.fixture
 def counted(postgres: Database, admin: Connection) -> Database:
-    """The library's database handle, whose statements are counted, on a server that does nothing by itself."""
+    """Yield a database handle that counts its statements, on a server with no other load."""
     postgres.close()
     parameters: Any = postgres.connect_params
     parameters["cursor_factory"] = CountedCursor
     with admin.cursor() as cursor:
         cursor.execute("SHOW full_page_writes")
         assert cursor.fetchone() == ("off",)
-        # A vacuum in the middle would write, and take a transaction.
+        # A vacuum would write, and use a transaction.
         cursor.execute("ALTER SYSTEM SET autovacuum = off")
         cursor.execute("SELECT pg_reload_conf()")
     return postgres
@@ -42,7 +42,7 @@ def counted(postgres: Database, admin: Connection) -> Database:
 
 @pytest.fixture
 def meter_client(redis_client: redis.Redis, urls: Urls) -> Iterator[redis.Redis]:
-    """A connection that is there before anything is counted, and the emptied server of the one measured."""
+    """Return a connection made before the count starts, to the emptied server that is measured."""
     client = redis.Redis.from_url(urls.redis)
     client.flushall()
     redis_client.ping()

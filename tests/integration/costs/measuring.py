@@ -12,17 +12,17 @@ import redis
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 
-#: By how much a cost may differ from what is written down, either way: less than any change that matters, more than
-#: what differs between PostgreSQL's versions (a hundredth of the bytes).
+#: Permitted difference from the recorded cost in either direction: less than any change that matters, more than
+#: the difference between PostgreSQL's versions (a hundredth of the bytes).
 MARGIN: Final = 0.1
-#: What runs cost, by the case's name; rewritten by the tests themselves when the environment says so.
+#: Recorded costs by the case's name; the tests rewrite them when the environment says so.
 WRITTEN: Final = Path(__file__).with_name("written.json")
 REWRITE: Final = "HOUSEKEEPING_TEST_WRITE_COSTS"
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of one run.
+    """Costs of one run.
 
     Attributes:
       statements: What was sent to PostgreSQL, BEGIN and COMMIT included; several in one string are one.
@@ -37,7 +37,7 @@ class Costs:
     redis_commands: int
 
     def unlike(self, written: Costs) -> dict[str, tuple[int, int]]:
-        """Name -> what it is and what is written down, of those that differ by more than the margin."""
+        """Return name -> (measured, recorded) for costs that differ by more than the margin."""
         return {
             field.name: (is_now, was)
             for field, is_now, was in zip(fields(self), astuple(self), astuple(written), strict=True)
@@ -45,8 +45,8 @@ class Costs:
         }
 
 
-def unlike_what_is_written(case: str, costs: Costs) -> dict[str, tuple[int, int]]:
-    """Name -> what it is and what is written down, of the costs of a case that differ by more than the margin."""
+def deviations(case: str, costs: Costs) -> dict[str, tuple[int, int]]:
+    """Return name -> (measured, recorded) for the costs of a case that differ by more than the margin."""
     written = json.loads(WRITTEN.read_text())
     if os.environ.get(REWRITE):
         if case not in written or costs.unlike(Costs(**written[case])):
@@ -56,7 +56,7 @@ def unlike_what_is_written(case: str, costs: Costs) -> dict[str, tuple[int, int]
 
 
 class CountedCursor(Cursor):
-    """The driver's cursor, which counts what is sent through all of its kind."""
+    """psycopg cursor that counts all statements sent with cursors of its class."""
 
     sent = 0
 
@@ -66,7 +66,7 @@ class CountedCursor(Cursor):
 
 
 class Meter:
-    """Reads the costs so far.
+    """Reader of the costs so far.
 
     Parameters:
       admin: A connection of another session to a server that is nobody else's.
@@ -80,15 +80,15 @@ class Meter:
         self._before = self._read()
 
     def costs(self) -> Costs:
-        """What was added since the meter was made."""
+        """Return the costs since the meter was created."""
         now = self._read()
         return Costs(*(after - before for after, before in zip(astuple(now), astuple(self._before), strict=True)))
 
     def _read(self) -> Costs:
         commands = self._client.info("stats")["total_commands_processed"] - self._own
-        self._own += 1  # this very question
+        self._own += 1  # this query itself
         with self._admin.cursor() as cursor:
-            # The number of the next transaction that writes: unlike its own it can be asked for without taking one.
+            # The next transaction id: unlike the current one, it can be read without assigning one.
             cursor.execute(
                 "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, "
                 "pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint"

@@ -34,15 +34,15 @@ from housekeeping.workers.batched_git_ref_updates.backends import backends
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.object_storage import stores
-from tests.integration.costs.measuring import Costs, Meter, unlike_what_is_written
+from tests.integration.costs.measuring import Costs, Meter, deviations
 from tests.integration.middleware.hands import close
 
-#: Runs a worker, after this many stale records of a comparison were made; returns how it ended, and what it cost.
+#: Runs a worker on this many stale rows of a comparison; returns its result and its cost.
 Run = Callable[..., tuple[RunResult, Costs]]
 
 
 class _NoGit:
-    """Repositories and their refs, as far as they cost anything here: not at all."""
+    """Repositories whose refs cost nothing."""
 
     def locate(self, project_id: int) -> PurePath:
         return PurePath("/nowhere")
@@ -52,7 +52,7 @@ class _NoGit:
 
 @pytest.fixture
 def sweeps(counted: Database, settings: Settings, meter_client: redis.Redis, tmp_path: Path) -> Iterator[Any]:
-    """All workers, by name and settings; what they write to is this test's own."""
+    """Return all workers by name and settings, with this test's own targets."""
     brokers = []
 
     def composed(worker: str, **setting: Any) -> Sweep:
@@ -87,7 +87,7 @@ def run(sweeps: Any, admin: Connection, settings: Settings, meter_client: redis.
     def perform_and_count(worker: str, argument: Any = None, **setting: Any) -> tuple[RunResult, Costs]:
         sweep = sweeps(worker, **setting)
         meter = Meter(admin, meter_client)
-        # A clock that stands still: what is done every so many seconds is done once.
+        # A stopped clock: work that is done at intervals is done once.
         result = run_sweep(sweep, argument, clock=ManualClock(datetime.now(UTC)))
         return result, meter.costs()
 
@@ -96,7 +96,7 @@ def run(sweeps: Any, admin: Connection, settings: Settings, meter_client: redis.
 
 @pytest.fixture
 def fill(counted: Database, admin: Connection, settings: Settings, tmp_path: Path) -> Callable[[str, int, int], None]:
-    """Make the tables and stale records of a comparison, and nothing else but what lies among them."""
+    """Create only the tables and stale rows of a comparison."""
 
     def made(name: str, rows: int, among: int) -> None:
         comparison = COMPARISONS[name]
@@ -107,7 +107,7 @@ def fill(counted: Database, admin: Connection, settings: Settings, tmp_path: Pat
     return made
 
 
-#: Name -> the comparison whose records are taken, stale ones, all, worker, its settings.
+#: Name -> (comparison with the rows, stale rows, all rows, worker, its settings).
 CASES: Final[dict[str, tuple[str, int, int, str, dict[str, Any]]]] = {
     "statuses by 100": ("statuses-100", 10_000, 10_000, "user_status_cleanup.batch", {}),
     "statuses by 1,000": ("statuses-1000", 10_000, 10_000, "user_status_cleanup.batch", {"batch_size": 1000}),
@@ -127,7 +127,7 @@ def test_run_costs_what_is_recorded(fill: Callable[[str, int, int], None], run: 
     result, costs = run(worker, **setting)
 
     assert result.outcome == "done"
-    assert unlike_what_is_written(case, costs) == {}
+    assert deviations(case, costs) == {}
 
 
 def test_project_cleanup_costs_what_is_recorded(counted: Database, admin: Connection, run: Run) -> None:
@@ -142,7 +142,7 @@ def test_project_cleanup_costs_what_is_recorded(counted: Database, admin: Connec
     result, costs = run("batched_git_ref_updates.project_cleanup", 1)
 
     assert result.counts["total_deletes"] == 5_000
-    assert unlike_what_is_written("project cleanup", costs) == {}
+    assert deviations("project cleanup", costs) == {}
 
 
 def test_run_without_work_costs_what_is_recorded(counted: Database, run: Run) -> None:
@@ -151,4 +151,4 @@ def test_run_without_work_costs_what_is_recorded(counted: Database, run: Run) ->
     result, costs = run("ci.stuck_builds.drop_canceling")
 
     assert result.outcome == "done"
-    assert unlike_what_is_written("nothing stale", costs) == {}
+    assert deviations("nothing stale", costs) == {}

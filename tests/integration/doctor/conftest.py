@@ -14,13 +14,13 @@ from housekeeping.doctor import examine
 from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.workers import BUILT_IN, configured_sweeps
 
-#: What the doctor finds of these levels.
+#: Returns the doctor's findings of these levels.
 Found = Callable[..., list[Finding]]
 
 
 @pytest.fixture
 def complete(settings: Settings, tmp_path: Path) -> Settings:
-    """Settings with all that the workers need, and every family named: one that does not fit is an error."""
+    """Return settings with all that the workers need, and with every family named, so that a misfit is an error."""
     (tmp_path / "repositories" / "@hashed").mkdir(parents=True)
     (tmp_path / "uploads").mkdir()
     given = settings.model_dump(exclude={"object_stores", "repositories_root", "built_in"})
@@ -34,7 +34,7 @@ def complete(settings: Settings, tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def tables(postgres: Database, redis_client: redis.Redis, complete: Settings) -> Iterator[None]:
-    """Every table of the built-in workers, empty, with its indexes."""
+    """Create all tables of the built-in workers, empty, with their indexes."""
     configured_sweeps(complete)
     postgres.create_tables([model for family in BUILT_IN for model in family.MODELS.values()])
     yield

@@ -141,7 +141,7 @@ def test_missing_column_of_an_applications_sweep_is_an_error(
 
 @pytest.fixture
 def partition(tables: None, postgres: Database, admin: Connection, settings: Settings) -> None:
-    """A `ci_builds` that is the first partition of `p_ci_builds`."""
+    """Create `ci_builds` as the first partition of `p_ci_builds`."""
     postgres.execute_sql("DROP TABLE ci_builds")
     with admin.cursor() as cursor:
         cursor.execute(f"SET search_path TO {settings.namespace}")

@@ -23,7 +23,7 @@ from tests.integration.doctor.conftest import Found
 
 
 def said(found: Found, *levels: str) -> list[tuple[str, str]]:
-    """What was found of these levels, but for what the shared test servers are like."""
+    """Return the findings of these levels, except those about the shared test servers."""
     return [(each.area, each.subject) for each in found(*levels) if (each.area, each.subject) not in SERVERS]
 
 

@@ -29,7 +29,7 @@ LONG_AGO = datetime.now(UTC) - timedelta(days=30)
 
 @pytest.fixture
 def role(tables: None, postgres: Database, settings: Settings, admin: Connection) -> Iterator[str]:
-    """A role with exactly the rights that are documented; the connection's from now on."""
+    """Connect with a role that has exactly the documented rights."""
     name = f"role_{uuid.uuid4().hex[:12]}"
     own, theirs = settings.schema_name, settings.namespace
     with admin.cursor() as cursor:
@@ -60,7 +60,11 @@ def test_workers_run_with_exactly_the_documented_rights(
     results = {
         name: run_sweep(sweep, 1 if sweep.argument_name else None)
         for name, sweep in sweeps.items()
-        if name not in ("ci.stuck_jobs", "batched_git_ref_updates.cleanup_scheduler")  # they enqueue: no table of ours
+        if name
+        not in (
+            "ci.stuck_jobs",
+            "batched_git_ref_updates.cleanup_scheduler",
+        )  # they enqueue only, and use none of the workers' tables
     }
 
     assert {name: (result.outcome, result.reason) for name, result in results.items()} == dict.fromkeys(
@@ -90,7 +94,7 @@ def test_revoked_right_is_reported_as_missing(role: str, settings: Settings, adm
 
 @pytest.fixture
 def elsewhere(complete: Settings) -> Iterator[Settings]:
-    """One worker's table is in a schema that is named in the settings."""
+    """Configure another schema for one worker's table."""
     given = complete.model_dump(exclude={"workers"})
     table = f"{complete.namespace}.user_statuses"
     yield Settings.load(**given, workers={"user_status_cleanup.batch": {"table": table}})

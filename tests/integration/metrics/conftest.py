@@ -10,13 +10,13 @@ import pytest
 from housekeeping.core.telemetry import metrics
 from tests.acceptance.queues import queues as queues
 
-#: The value of a sample by its name and labels; null: there is none.
+#: Returns the value of a sample by its name and labels, or `None` if there is no such sample.
 Exported = Callable[..., float | None]
 
 
 @pytest.fixture
 def exported(monkeypatch: pytest.MonkeyPatch) -> Exported:
-    """What this process exports from now on."""
+    """Export this process's metrics from now on."""
     registry = prometheus_client.CollectorRegistry()
     monkeypatch.setattr(metrics, "_exporter", metrics._Exporter({"registry": registry}))
     return lambda name, **labels: registry.get_sample_value(name, labels)

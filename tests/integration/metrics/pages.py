@@ -15,7 +15,7 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.processes import WORKER, Process, eventually, started
 
 STATUSES: Final = "user_status_cleanup.batch"
-#: An application on the ready-made broker, with actors that do what metrics count.
+#: An application on the ready-made broker whose actors change the metrics.
 _APPLICATION: Final = """
 import os
 import time
@@ -61,7 +61,7 @@ def meet_a_held_lease(): ...
 
 @dataclass(frozen=True)
 class Page:
-    """What a page says: the value of each sample, by its name and labels."""
+    """Samples of a metrics page by name and labels."""
 
     samples: dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -79,7 +79,7 @@ class Page:
 
 
 def read(port: int) -> Page:
-    """The page at this port of this machine; raises `OSError` where there is none."""
+    """Return the page at this local port; raise `OSError` if there is none."""
     from prometheus_client.parser import text_string_to_metric_families
 
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as page:
@@ -90,7 +90,7 @@ def read(port: int) -> Page:
 
 
 def shows(port: int, name: str, value: float, **labels: str) -> Callable[[], bool]:
-    """Whether the page at this port shows this value by now."""
+    """Return whether the page at this port shows this value."""
 
     def look() -> bool:
         try:
@@ -110,7 +110,7 @@ def free_port() -> int:
 
 @contextmanager
 def metered(environment: dict[str, str], folder: Path) -> Iterator[tuple[Process, int]]:
-    """Two worker processes of the application above, with a thread each, and the port of their page."""
+    """Start two worker processes of the application above with a thread each; yield the port of their page."""
     (folder / "metered_application.py").write_text(_APPLICATION)
     (folder / "shared").mkdir()
     port = free_port()
@@ -122,7 +122,7 @@ def metered(environment: dict[str, str], folder: Path) -> Iterator[tuple[Process
 
 
 def due_statuses(postgres: Database, count: int) -> None:
-    """Statuses that are due for one minute, two minutes, ..."""
+    """Insert statuses that are due for one minute, two minutes, ..."""
     postgres.create_tables([UserStatus])
     postgres.execute_sql(
         "INSERT INTO user_statuses (user_id, clear_status_at) "

@@ -12,13 +12,13 @@ _SELECTOR: Final = re.compile(r"\b((?:housekeeping|dramatiq|up)[a-z_:]*)(?:\{([^
 _MATCHER: Final = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
 _GROUPED: Final = re.compile(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)")
 _REPLACED: Final = re.compile(r'label_replace\([^"]*"(\w+)"')
-#: What Prometheus adds to each sample it scrapes, and its own metric.
+#: What Prometheus adds to each scraped sample, and its own metric.
 _PROMETHEUS: Final = {"instance", "job"}
 _OWN: Final = {"up"}
 
 
 def faults(expression: str, page: Page, recorded: dict[str, str]) -> Iterator[str]:
-    """What the expression needs and the page does not have.
+    """Return the metrics and labels of the expression that the page lacks.
 
     Parameters:
       recorded: The expressions that rules record, by the name they are recorded as.
@@ -52,7 +52,7 @@ def _unmatched(name: str, label: str, operator: str, value: str, page: Page, rec
 
 
 def _labels(name: str, page: Page, recorded: dict[str, str]) -> set[str]:
-    """The labels of a metric; of a recorded one, those of what it is made from."""
+    """Return a metric's labels; a recorded one has those of its expression."""
     if name in recorded:
         return {label for made_of, _ in _SELECTOR.findall(recorded[name]) for label in page.labels(made_of)}
     return page.labels(name)

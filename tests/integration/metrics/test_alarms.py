@@ -23,37 +23,37 @@ Rings = Callable[[str], float | None]
 
 
 @pytest.fixture
-def rings(exported: Exported, redis_client: redis.Redis) -> Rings:
+def is_active(exported: Exported, redis_client: redis.Redis) -> Rings:
     return lambda alarm: exported("housekeeping_alarm", worker=sweep.name, alarm=alarm)
 
 
 def test_alert_is_active_one_beyond_its_limit_and_not_at_it(
-    add_statuses: AddStatuses, rings: Rings, exported: Exported
+    add_statuses: AddStatuses, is_active: Rings, exported: Exported
 ) -> None:
     add_statuses(7, "now() - interval '1 hour'")
-    run_sweep(WAITING)  # progress_counts one, six wait
-    beyond = [rings("backlog"), exported("housekeeping_backlog_rows", worker=sweep.name)]
+    run_sweep(WAITING)  # one is processed, six wait
+    beyond = [is_active("backlog"), exported("housekeeping_backlog_rows", worker=sweep.name)]
 
     run_sweep(WAITING)
 
     assert beyond == [1, 6]
-    assert [rings("backlog"), exported("housekeeping_backlog_rows", worker=sweep.name)] == [0, 5]
+    assert [is_active("backlog"), exported("housekeeping_backlog_rows", worker=sweep.name)] == [0, 5]
 
 
 def test_failed_runs_alert_is_active_from_its_limit_until_a_success(
-    postgres: Database, admin: Connection, rings: Rings, exported: Exported
+    postgres: Database, admin: Connection, is_active: Rings, exported: Exported
 ) -> None:
     after_each = []
     for _ in range(2):
-        run_sweep(WAITING)  # its table is not there
-        after_each.append((rings("last_run"), rings("failed_runs"), rings("unseen")))
+        run_sweep(WAITING)  # its table is missing
+        after_each.append((is_active("last_run"), is_active("failed_runs"), is_active("unseen")))
     with admin.cursor() as cursor:
         cursor.execute("CREATE TABLE user_statuses (user_id bigint PRIMARY KEY, clear_status_at timestamptz)")
 
     run_sweep(WAITING)
 
     assert after_each == [(1, 0, 1), (1, 1, 1)]
-    assert (rings("last_run"), rings("failed_runs"), rings("unseen")) == (0, 0, 0)
+    assert (is_active("last_run"), is_active("failed_runs"), is_active("unseen")) == (0, 0, 0)
     assert exported("housekeeping_runs_total", worker=sweep.name, outcome="failed") == 2
 
 
@@ -70,10 +70,10 @@ def test_oldest_row_metric_has_its_age_or_no_sample(
     assert exported("housekeeping_oldest_stale_age_seconds", worker=sweep.name) == 0
 
 
-def test_skipped_run_updates_only_the_last_attempt(statuses: object, rings: Rings, exported: Exported) -> None:
+def test_skipped_run_updates_only_the_last_attempt(statuses: object, is_active: Rings, exported: Exported) -> None:
     run_sweep(replace(sweep, enabled=False))
 
     assert exported("housekeeping_runs_total", worker=sweep.name, outcome="skipped") == 1
     assert exported("housekeeping_last_attempt_timestamp_seconds", worker=sweep.name) is not None
     assert exported("housekeeping_last_run_timestamp_seconds", worker=sweep.name) is None
-    assert rings("last_run") is None
+    assert is_active("last_run") is None

@@ -20,7 +20,7 @@ from tests.integration.metrics.pages import STATUSES
 
 
 class Sentry:
-    """Takes envelopes as Sentry does."""
+    """Server that receives Sentry's envelopes."""
 
     def __init__(self) -> None:
         self.envelopes: list[str] = []
@@ -43,7 +43,7 @@ class Sentry:
         self.dsn = f"http://key@127.0.0.1:{self._server.server_port}/1"
 
     def errors(self) -> list[dict[str, Any]]:
-        """The events that carry an exception."""
+        """Return the events with an exception."""
         items = [json.loads(line) for each in self.envelopes for line in each.splitlines() if line.startswith("{")]
         return [item for item in items if "exception" in item]
 
@@ -69,7 +69,7 @@ def test_failure_is_reported_to_sentry_once_without_a_password(
     tmp_path: Path,
     sentry: Sentry,
 ) -> None:
-    # A cancelled statement fails the run, an exception of a trigger the record.
+    # A canceled statement fails the run; an exception in a trigger fails the row.
     environment["HOUSEKEEPING_SENTRY_DSN"] = sentry.dsn
     postgres.execute_sql("CREATE TABLE user_statuses (user_id bigint PRIMARY KEY, clear_status_at timestamptz)")
     postgres.execute_sql("INSERT INTO user_statuses VALUES (1, now())")
@@ -85,7 +85,7 @@ def test_failure_is_reported_to_sentry_once_without_a_password(
         eventually(sentry.errors, worker)
         assert worker.terminate() == 0
 
-    [error] = sentry.errors()  # and not once more by what Dramatiq's integration sees
+    [error] = sentry.errors()  # and not again from Dramatiq's integration
     assert error["contexts"]["housekeeping"]["worker"] == STATUSES
     assert "not from" in json.dumps(error)
     assert "hunter2" not in "".join(sentry.envelopes)

@@ -31,7 +31,7 @@ from tests.integration.metrics.pages import (
     shows,
 )
 
-#: Many processes.
+#: Starts many processes.
 pytestmark = pytest.mark.slow
 
 HOUSEKEEPING = [sys.executable, "-m", "housekeeping"]
@@ -100,13 +100,13 @@ def test_metrics_page_shows_counts_and_backlog_of_a_run(
     assert 150 * 60 <= oldest < 150 * 60 + 60  # the first 100 were the oldest
     assert began <= ended <= datetime.now(UTC).timestamp()
     assert (page.value("housekeeping_database_seconds_total", worker=STATUSES) or 0) > 0
-    assert (page.value("housekeeping_redis_seconds_total", worker=STATUSES) or 0) == 0  # it needs no lease
+    assert (page.value("housekeeping_redis_seconds_total", worker=STATUSES) or 0) == 0  # it has no lease
 
 
 def test_failed_run_is_counted_and_raises_an_alert(
     environment: dict[str, str], queues: Queues, tmp_path: Path, postgres: Database
 ) -> None:
-    environment["HOUSEKEEPING_BUILT_IN"] = "all"  # without its table
+    environment["HOUSEKEEPING_BUILT_IN"] = "all"  # its table is missing
     with metered(environment, tmp_path) as (process, port):
         queues.put("cronjob", STATUSES)
         eventually(shows(port, "housekeeping_alarm", 1, worker=STATUSES, alarm="last_run"), process)
@@ -145,7 +145,7 @@ def _listens(host: str, port: int) -> bool:
 
 
 def _address_of_this_machine() -> str:
-    # Every address of 127.0.0.0/8 is this machine's, but only one of them is the one that was named.
+    # Every address in 127.0.0.0/8 is local, but the page listens on the named one only.
     return "127.0.0.2"
 
 
@@ -166,7 +166,7 @@ def test_scheduler_page_shows_sent_and_missed_ticks(
 ) -> None:
     others = [sweep.name for family in BUILT_IN for sweep in family.SWEEPS if sweep.name != STATUSES]
     environment["HOUSEKEEPING_WORKERS"] = json.dumps({name: {"enabled": False} for name in others})
-    environment["HOUSEKEEPING_BUILT_IN"] = "all"  # without their tables
+    environment["HOUSEKEEPING_BUILT_IN"] = "all"  # their tables are missing
     this_minute = datetime.now(UTC).replace(second=0, microsecond=0)
     earlier: dict[str, Any] = {"tick": this_minute - timedelta(minutes=10), "trigger": "schedule", "message_id": None}
     runs.record(STATUSES, "skipped", "paused", **earlier)
@@ -184,7 +184,7 @@ def test_scheduler_page_shows_sent_and_missed_ticks(
 
 
 def test_process_without_exporters_does_not_import_them(environment: dict[str, str]) -> None:
-    # Whoever imports prometheus-client first decides how values are kept, and it costs 20 ms.
+    # The first import of prometheus-client decides how values are stored, and costs 20 ms.
     program = (
         "import sys, housekeeping.app\n"
         "assert not {'prometheus_client', 'dramatiq.middleware.prometheus'} & set(sys.modules)"

@@ -62,7 +62,7 @@ def test_run_reports_its_wait_times_and_its_reads(
 ) -> None:
     caplog.set_level("INFO")
     add_statuses(1, "now()")
-    # The only statement that takes long, and by how much the server says.
+    # The only slow statement; the server reports its duration.
     postgres.execute_sql(
         "CREATE FUNCTION be_slow() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN PERFORM pg_sleep(0.3); RETURN OLD; END $$"

@@ -22,12 +22,12 @@ from tests.acceptance.queues import Queues
 from tests.integration.metrics.pages import STATUSES, Page, due_statuses, metered, read, shows
 from tests.integration.metrics.promql import faults
 
-#: Many processes.
+#: Starts many processes.
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 MONITORING = ROOT / "monitoring"
-#: Said by a scheduler, whose own test scrapes it.
+#: Exported by a scheduler; another test scrapes it.
 SCHEDULERS = {metrics.LAST_TICK.name, metrics.TICKS_SENT.name, metrics.TICKS_MISSED.name}
 
 
@@ -53,7 +53,7 @@ def with_a_schedulers(page: Page) -> Page:
     ticks = {(name, frozenset({("worker", STATUSES)})): 0.0 for name in SCHEDULERS}
     labels = {"kind": "scheduler", "process": "a:1", "queues": "", "version": "1"}
     heartbeat = {(metrics.PROCESS_HEARTBEAT.name, frozenset(labels.items())): 0.0}
-    # Only a user's own sweep waits for its first run's confirmation.
+    # Only an application's sweep waits for the confirmation of its first run.
     unconfirmed = {(metrics.ALARM.name, frozenset({"worker": "own", "alarm": "unconfirmed"}.items())): 0.0}
     return Page(page.samples | ticks | heartbeat | unconfirmed)
 

@@ -32,10 +32,10 @@ Spans = Callable[[], list[ReadableSpan]]
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
-    """The spans that ended so far, in a process that has set up tracing."""
+    """Return the ended spans of a process with tracing."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    # Not as its provider for ever: OpenTelemetry takes one for the life of the process.
+    # Not as the global provider: OpenTelemetry accepts only one for the life of the process.
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     yield lambda: list(exporter.get_finished_spans())
     provider.shutdown()

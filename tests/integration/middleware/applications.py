@@ -30,7 +30,7 @@ _opened: list[Any] = []
 
 
 def installed(settings: Settings) -> RedisBroker:
-    """The ready-made broker without the built-in workers."""
+    """Yield the ready-made broker without the built-in workers."""
     broker: Any = message_broker(settings)
     install(broker, settings, workers=False)
     assert shared_redis.client is not None
@@ -43,7 +43,7 @@ def installed(settings: Settings) -> RedisBroker:
 
 
 def close_all() -> None:
-    """Close what `installed` has opened."""
+    """Close everything that `installed` opened."""
     while _opened:
         opened = _opened.pop()
         opened.close() if isinstance(opened, redis.Redis) else close(opened)
@@ -52,7 +52,7 @@ def close_all() -> None:
 
 
 def scheduler(settings: Settings, schedule: str = "0 * * * *", **options: Any) -> RedisBroker:
-    """A scheduler's process: a broker of its own with one scheduled actor, ``swept``."""
+    """Return a scheduler's broker with one scheduled actor, ``swept``."""
     broker = installed(settings)
 
     @dramatiq.actor(broker=broker, actor_name="swept", schedule=schedule, **options)
@@ -62,18 +62,18 @@ def scheduler(settings: Settings, schedule: str = "0 * * * *", **options: Any) -
 
 
 def at(hour: int, minute: int = 0, second: int = 0) -> datetime:
-    """A time of the day on which the tests of the schedule play."""
+    """Return a time on the day that the schedule tests use."""
     return datetime(2026, 3, 2, hour, minute, second, tzinfo=UTC)
 
 
 def ticks(broker: RedisBroker) -> list[str]:
-    """The ticks of the messages in the queue, as hour and minute, in order."""
+    """Return the ticks of the queued messages as (hour, minute), in order."""
     return sorted(datetime.fromisoformat(m.options["tick"]).strftime("%H:%M") for m in queued(broker))
 
 
 @contextmanager
 def working(broker: RedisBroker, threads: int = 1) -> Iterator[Worker]:
-    """A worker in threads of this process, stopped on leaving the block."""
+    """Run a worker in threads of this process until the block ends."""
     worker = Worker(broker, worker_timeout=20, worker_threads=threads)
     broker.emit_after("process_boot")
     worker.start()
@@ -84,22 +84,22 @@ def working(broker: RedisBroker, threads: int = 1) -> Iterator[Worker]:
 
 
 def due(broker: RedisBroker, at: datetime) -> list[Actor[..., Any]]:
-    """The actors for which periodiq would send at this time."""
+    """Return the actors for which periodiq would send at this time."""
     return [a for a in broker.actors.values() if "periodic" in a.options and a.options["periodic"].validate(at)]
 
 
 def wake_up(broker: RedisBroker, at: datetime) -> None:
-    """What periodiq does once a minute."""
+    """Send like periodiq does once a minute."""
     now = pendulum.instance(at)
     periodiq.Scheduler(list(broker.actors.values())).send_actors(due(broker, now), now)
 
 
 def queued(broker: RedisBroker, queue: str = "default") -> list[Message[Any]]:
-    """The messages of a queue, those at work too, the oldest first; ``default.DQ``: the delayed, ``.XQ``: the dead."""
+    """Return a queue's messages, running ones included, oldest first; ``default.DQ`` is delayed, ``.XQ`` is dead."""
     if on_rabbitmq(broker):
         return rabbitmq_look.messages(broker, queue)
     bodies: Any = broker.client.hvals(f"{broker.namespace}:{queue}.msgs")
-    # Of one millisecond, by their place in the queue: a hash has no order.
+    # Messages of the same millisecond are sorted by their place in the queue: a hash has no order.
     read = broker.client.zrange if queue.endswith(".XQ") else broker.client.lrange
     waiting: Any = read(f"{broker.namespace}:{queue}", 0, -1)
     places = {redis_id.decode(): place for place, redis_id in enumerate(waiting)}
@@ -110,14 +110,14 @@ def queued(broker: RedisBroker, queue: str = "default") -> list[Message[Any]]:
 
 
 def rows(worker: str) -> list[tuple[str, str | None, datetime | None, dict[str, Any]]]:
-    """Outcome, reason, tick and counts of a worker's rows in the ledger, in order."""
+    """Return outcome, reason, tick and counts of a worker's ledger rows, in order."""
     query = Run.select(Run.outcome, Run.reason, Run.tick, Run.counts).where(Run.worker == worker).order_by(Run.id)
     found: list[Any] = list(query.tuples())
     return found
 
 
 def eventually(holds: Callable[[], object]) -> None:
-    """Return as soon as it holds."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline, "it did not come true in time"

@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
-    """A broker with the library's middleware and no database."""
+    """Yield a broker with the library's middleware and no database."""
     with installed(settings) as broker:
         yield broker
 
@@ -41,5 +41,5 @@ def hands(broker: Any) -> Hands:
 
 @pytest.fixture
 def runs() -> list[Any]:
-    """What the actors of a test did."""
+    """Return the list in which a test's actors record their runs."""
     return []

@@ -17,7 +17,7 @@ ONCE: Final = executed(if_deduplicated="reschedule_once")
 
 
 def run_all(hands: Hands) -> int:
-    """Run what waits, until nothing does; how many."""
+    """Run waiting messages until none is left; return their number."""
     for number in range(10):
         message = hands.fetch()
         if message is None:
@@ -27,11 +27,11 @@ def run_all(hands: Hands) -> int:
 
 
 class EndingBadly:
-    """A worker whose first run is met by a duplicate; then its exchange of this number with Redis goes wrong."""
+    """Worker whose first run meets a duplicate and then fails at the exchange with this number."""
 
     def __init__(self, broker: RedisBroker, hands: Hands) -> None:
         self.reads: list[str] = []
-        self.completed = False  # what a sweep finds in its ledger when its message is delivered again
+        self.completed = False  # what a redelivered sweep reads in its ledger
         self.in_hand: bytes = b""
         self._broker = broker
         self._hands = hands
@@ -51,7 +51,7 @@ class EndingBadly:
             end()
 
     def end(self, number: int, where: Where, fault: Callable[[], None], times: int = 1) -> MessageProxy:
-        """Run a message to such an end."""
+        """Run a message until it fails in this way."""
         self.work.send()
         message = self._hands.fetch()
         assert message is not None
@@ -61,7 +61,7 @@ class EndingBadly:
 
             def arrange() -> None:
                 for more in range(times):
-                    made.at(made.made + number + more, where, fault)
+                    made.at(made.total + number + more, where, fault)
 
             self._end = arrange
             self._hands.run(message)

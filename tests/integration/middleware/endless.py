@@ -11,7 +11,7 @@ LONG_ENOUGH_S: Final = 8  # several of the shortest ttl
 
 
 class Endless:
-    """A run that goes on until it is interrupted."""
+    """Run that continues until it is interrupted."""
 
     def __init__(self) -> None:
         self.interrupted = False

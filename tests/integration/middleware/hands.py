@@ -24,13 +24,13 @@ _pulling: list[Pulling] = []
 
 @contextmanager
 def installed(settings: Settings) -> Iterator[Any]:
-    """The broker of the settings with the library's middleware and no database; gone with the block."""
+    """Yield the configured broker with the library's middleware and no database; remove it after the block."""
     without = settings.model_copy(update={"database_url": None})
     broker: Any = message_broker(without)
     install(broker, without, workers=False)
     ours = shared_redis.get()
     if on_rabbitmq(broker):
-        broker.client = ours  # where the keys are
+        broker.client = ours  # the client of the keys
         watched(broker)
     try:
         yield broker
@@ -40,7 +40,7 @@ def installed(settings: Settings) -> Iterator[Any]:
 
 
 def close(broker: Any) -> None:
-    """Close what the broker has opened; in RabbitMQ its queues go with it."""
+    """Close the broker's connections; on RabbitMQ delete its queues as well."""
     while _pulling:
         _pulling.pop().close()
     if on_rabbitmq(broker):
@@ -50,7 +50,7 @@ def close(broker: Any) -> None:
 
 
 class Hands:
-    """Takes messages from a queue and processes them, one by one, when the test says so."""
+    """Worker that takes and processes messages one by one, when the test calls it."""
 
     def __init__(self, broker: Any, queue: str = "default") -> None:
         self._broker = broker
@@ -63,11 +63,11 @@ class Hands:
         )
 
     def fetch(self) -> MessageProxy | None:
-        """The next message that waits to start."""
+        """Return the next message that waits to start."""
         return _next(self._now)
 
     def run(self, message: MessageProxy | None = None) -> MessageProxy:
-        """Process the next message, or this one, up to its acknowledgement."""
+        """Process this message or the next one, including its acknowledgement."""
         message = message or self.fetch()
         assert message is not None, "no message waits to start"
         self._work.put(0)
@@ -88,7 +88,7 @@ class Hands:
             broker=self._broker, queue_name=queue, prefetch=100, work_queue=self._work, worker_timeout=20
         )
         if on_rabbitmq(self._broker):
-            # RabbitMQ hands out at once what comes into a queue; a test wants to look at it there.
+            # RabbitMQ pushes messages at once; a test reads the queue when it wants to.
             _pulling.append(Pulling(self._broker, queue))
             thread.consumer = _pulling[-1]
         else:
@@ -102,13 +102,13 @@ def _next(thread: ConsumerThread) -> MessageProxy | None:
 
 
 def delivered_again(message: MessageProxy) -> MessageProxy:
-    """The message as the broker delivers it a second time."""
+    """Return the message as the broker delivers it a second time."""
     return MessageProxy(Message.decode(message.encode()))
 
 
 @contextmanager
 def counting(monkeypatch: pytest.MonkeyPatch, part: str) -> Iterator[list[str]]:
-    """The commands sent to Redis meanwhile for keys that contain `part`."""
+    """Count the commands sent to Redis in the block for keys that contain `part`."""
     commands: list[str] = []
     execute = redis.Redis.execute_command
 

@@ -10,7 +10,7 @@ _GONE = "Redis loses its data, but RabbitMQ still has its messages"
 _RETRY = "RabbitMQ accepts a retry while Redis does not answer"
 _OTHER_FAULT = "it breaks a command of the Redis broker"
 
-#: By file and name, with a parameter's id where it is only that one.
+#: By file and name, with a parameter's id if only that case needs Redis.
 REASONS: Final = {
     "deduplication/test_enqueueing.py::test_sender_killed_anywhere_leaves_message_and_key_or_neither": _ONE_SCRIPT,
     "deduplication/test_enqueueing.py::test_send_with_lost_answer_enqueues_once": _ONE_SCRIPT,

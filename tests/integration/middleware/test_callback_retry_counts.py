@@ -15,20 +15,20 @@ from housekeeping.core.settings import Settings
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.hands import Hands, delivered_again
 
-#: What a callback saw: its name, and the number of retries in the message it was given.
+#: Name of a callback and the number of retries in the message that it received.
 Seen = list[tuple[str, int | None]]
 
 
 @pytest.fixture
 def bare(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:
-    """A broker as Dramatiq makes it."""
+    """Return a broker without the library's middleware."""
     broker = RedisBroker(url=settings.redis_url, namespace=f"{settings.namespace}:bare")
     yield broker
     broker.client.connection_pool.disconnect()
 
 
 def seen_by_callbacks(broker: Broker, error: type[Exception], **options: Any) -> Seen:
-    """What the callbacks of an actor that always fails see, until its message is a dead letter."""
+    """Return the messages that an always failing actor's callbacks receive until the dead letter."""
     seen: Seen = []
 
     def callback(name: str) -> Callable[..., None]:

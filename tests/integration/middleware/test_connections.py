@@ -25,7 +25,7 @@ def broker(settings: Settings, postgres: Database, redis_client: redis.Redis) ->
 
 
 def run_in_one_thread(broker: RedisBroker, *bodies: Any) -> None:
-    """Each body as a message, one after the other, in the same worker thread."""
+    """Run each function as a message, one after the other, in the same worker thread."""
     position = iter(bodies)
 
     @dramatiq.actor(broker=broker, max_retries=0)

@@ -18,7 +18,7 @@ from tests.integration.middleware.applications import close_all, eventually, ins
 
 
 class Refusing(Middleware):
-    """Refuses whatever has this option."""
+    """Middleware that refuses messages with this option."""
 
     def before_enqueue(self, broker: Broker, message: Message[object], delay: int | None) -> None:
         if message.options.get("refuse"):

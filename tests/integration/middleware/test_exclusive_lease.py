@@ -28,7 +28,7 @@ PATIENCE_S = 10
 
 @pytest.fixture
 def held(broker: RedisBroker) -> ExclusiveLease:
-    """The lease, held by somebody else."""
+    """Hold the lease in the test."""
     lease = ExclusiveLease(KEY, TTL)
     assert lease.try_obtain() is not None
     return lease
@@ -60,7 +60,7 @@ def test_message_is_skipped_while_another_holds_the_lease(
     said = vars(line)
     assert (line.levelname, said["lease"], said["reason"]) == ("INFO", KEY, "lease_held")
     assert 0 <= said["held_for_s"] < 60
-    # The run that was turned away must not give back what it never had.
+    # The skipped run must not release a lease that it never held.
     assert held.renew()
 
 
@@ -75,7 +75,7 @@ def test_on_conflict_retry_delays_the_message_until_the_lease_expires(
     left_ms: int | None,
     least_ms: int,
 ) -> None:
-    # L4: at the latest after a ttl
+    # L4: after a ttl at the latest
     if left_ms is not None:
         redis_client.pexpire(f"{settings.namespace}:lease:{KEY}", left_ms)
     declared(broker, runs, lease={"if_held": "retry"}, max_retries=0).send()
@@ -215,7 +215,7 @@ def test_without_redis_the_message_fails_is_retried_and_does_not_run(
 def test_unexpected_error_does_not_run_the_message_unprotected(
     broker: RedisBroker, hands: Hands, runs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # L5, L6: Dramatiq would log it and run the actor all the same
+    # L5, L6: Dramatiq would log the error and run the actor
     declared(broker, runs, max_retries=0).send()
     monkeypatch.setattr(RedisLeaseStore, "obtain", lambda *_: fail())
 

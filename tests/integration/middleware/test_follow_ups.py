@@ -32,14 +32,14 @@ pytestmark = pytest.mark.redis_broker_only(reason="Redis is what goes away and c
 
 @pytest.fixture
 def closing() -> Iterator[None]:
-    """Closes what a test has opened by itself."""
+    """Close the brokers that the test opened."""
     yield
     applications.close_all()
 
 
 @contextmanager
 def counting_by(client: redis.Redis, settings: Settings) -> Iterator[RedisBroker]:
-    """An application's broker with Dramatiq's callbacks of groups, which are counted by this client."""
+    """Return an application's broker whose group callbacks count with this client."""
     without = settings.model_copy(update={"database_url": None})
     broker = redis_broker(without)
     broker.add_middleware(GroupCallbacks(RedisBackend(client=client), barrier_ttl=60_000))
@@ -59,7 +59,7 @@ def grouped(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBrok
 
 @pytest.fixture
 def refused(settings: Settings) -> Iterator[RedisBroker]:
-    """As `grouped`, counted by a user of Redis who may not run scripts."""
+    """Return a broker as in `grouped`, with a Redis user that may not run scripts."""
     with embedded.start(postgres=False) as servers, redis.Redis.from_url(servers.redis_url) as allowed:
         allowed.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "+@all", "-@scripting")
         with (
@@ -71,7 +71,7 @@ def refused(settings: Settings) -> Iterator[RedisBroker]:
 
 @pytest.fixture
 def never_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails a test that waits for the broker to come back."""
+    """Fail the test if it waits for the broker."""
     monkeypatch.setattr(reliable_enqueue, "_wait", lambda not_yet, reason: pytest.fail(f"{not_yet}: {reason}"))
 
 
@@ -268,7 +268,7 @@ def test_group_keys_are_in_one_cluster_slot(grouped: RedisBroker, monkeypatch: p
 
 def test_custom_callbacks_middleware_keeps_its_class(settings: Settings, redis_client: redis.Redis) -> None:  # R4
     class Own(Callbacks):
-        """With parameters of its own."""
+        """Subclass with parameters of its own."""
 
     broker = redis_broker(settings)
     own = Own()

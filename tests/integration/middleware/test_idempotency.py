@@ -108,7 +108,7 @@ def test_second_delivery_waits_and_finds_the_work_done(broker: RedisBroker, hand
 
 
 def test_second_delivery_that_comes_due_holds_no_key(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
-    # D1, I2: it will find its work done, so what is sent after the first one's start must wait on its own
+    # D1, I2: it will find its work completed, so a message sent after the first one's start waits separately
     sent: list[Message[Any]] = []
     work = declared(broker, runs, lambda: second(), deduplicate="until_executing")
 
@@ -134,7 +134,7 @@ def test_second_delivery_that_comes_due_holds_no_key(broker: RedisBroker, hands:
 def test_message_of_a_killed_worker_runs_again(
     broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
-    # I2, B1: the mark of being at work goes with the process, sooner than the broker delivers again
+    # I2, B1: the mark of a running message expires with its process, before the broker redelivers
     seen: list[int] = []
     work = declared(broker, runs, lambda: seen.extend(map(redis_client.pttl, marks(redis_client, settings, "running"))))
 
@@ -185,7 +185,7 @@ def test_two_concurrent_messages_with_one_key_have_one_effect(
         with ThreadPoolExecutor(1) as another:
             another.submit(hands.run).result(PATIENCE_S)
         assert [message.args for message in queued(broker, "default.DQ")] == [(2,)]
-        # Put back before it ever started, it is not live until it is due.
+        # It was requeued before it started, so it holds no key until it is due.
         assert "duplicate_of" not in work.send_with_options(args=(2,), idempotency_key="order-8").options
 
     work.send_with_options(args=(1,), idempotency_key="order-7")
@@ -213,7 +213,7 @@ def test_without_redis_nothing_runs_twice(
     settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # L5: the mark was made but the answer got lost; the message fails, and takes its mark away
+    # L5: the mark was made but the answer was lost; the message fails and removes its mark
     work = declared(broker, runs)
     work.send()
     (middleware,) = [each for each in broker.middleware if type(each).__name__ == "Idempotency"]
@@ -250,7 +250,7 @@ def test_actor_without_idempotency_leaves_no_key(
 def test_client_that_decodes_responses_works(
     settings: Settings, redis_client: redis.Redis, runs: list[Any], broker: RedisBroker, hands: Hands
 ) -> None:
-    # I1: an application's own client may decode
+    # I1: an application's own client may decode responses
     work = declared(broker, runs)
     client = redis.Redis.from_url(settings.require_redis_url(), decode_responses=True)
     broker.middleware[:] = [

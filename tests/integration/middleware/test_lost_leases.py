@@ -72,7 +72,7 @@ def test_actor_that_lost_its_lease_is_interrupted_and_retried(
 def test_actor_is_interrupted_before_expiry_though_redis_does_not_answer(
     broker: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # L2: the thread that asks for the renewal hangs, too
+    # L2: the renewal thread hangs, too
     endless, answered, asked_after = Endless(), threading.Event(), []
 
     def silent(*_: object) -> bool:
@@ -114,7 +114,7 @@ def test_actor_that_lost_its_lease_before_it_began_does_not_begin(broker: Any, h
 def test_lease_lost_in_the_hooks_after_the_actor_interrupts_nothing(
     broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # L2: only inside of the actor's own function; a hook half done could lose the message
+    # L2: only inside the actor's own function; an interrupted hook could lose the message
     told: list[bool] = []
 
     class SlowHook(Middleware):
@@ -135,7 +135,7 @@ def test_lease_lost_in_the_hooks_after_the_actor_interrupts_nothing(
 
 
 def test_message_blocked_by_its_dead_attempts_lease_is_retried(broker: Any, hands: Hands) -> None:
-    # L4, B1: to be skipped for it would lose its work
+    # L4, B1: a skip would lose its work
     runs: list[int] = []
     message = declared(broker, lambda: runs.append(1)).send()
     dead = current_message.set(MessageContext(message.message_id, worker="work"))
@@ -155,7 +155,7 @@ def test_message_blocked_by_its_dead_attempts_lease_is_retried(broker: Any, hand
 
 
 def test_dead_holders_lease_is_taken_over_within_two_ttls(broker: Any, hands: Hands) -> None:
-    # L4, F3: by a message that comes back until it is free
+    # L4, F3: by a message that is retried until the lease is free
     runs: list[int] = []
     declared(broker, lambda: runs.append(1), ttl=SHORT, if_held="retry").send()
     dead = ExclusiveLease(KEY, SHORT)
@@ -175,7 +175,7 @@ def test_dead_holders_lease_is_taken_over_within_two_ttls(broker: Any, hands: Ha
 
 @pytest.fixture
 def written(broker: Any, postgres: Database) -> Iterator[Callable[[], list[Any]]]:
-    """A table that actors write into, and its rows."""
+    """Return a table that actors write to, and its rows."""
     postgres.execute_sql("CREATE TABLE written (epoch bigint)")
     yield lambda: [epoch for (epoch,) in postgres.execute_sql("SELECT epoch FROM written ORDER BY epoch")]
 
@@ -236,7 +236,7 @@ def test_actor_that_slept_cannot_commit_once_another_began(
 def test_actor_that_needs_no_database_runs_during_its_outage(
     broker: Any, hands: Hands, postgres: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # L3, L5: its lease protects it all the same; only what asks for the fence is refused
+    # L3, L5: its lease protects it; only the fence is refused
     runs: list[str] = []
 
     def work() -> None:

@@ -17,7 +17,7 @@ from tests.integration.middleware.hands import Hands, installed
 
 
 def newer(broker: Any, runs: list[Any], fails: bool = False, **options: Any) -> Actor[..., Any]:
-    """The actor ``work`` of the newer release, which takes one argument more."""
+    """Return the newer release's actor ``work``, which takes one more argument."""
 
     def work(project_id: int = 0, thoroughly: bool = True) -> None:
         runs.append((project_id, thoroughly))

@@ -29,7 +29,7 @@ def broker(settings: Settings, postgres: Database, redis_client: redis.Redis) ->
 
 @pytest.fixture
 def closing() -> Iterator[None]:
-    """Closes what a test has opened by itself."""
+    """Close the brokers that the test opened."""
     yield
     close_all()
 
@@ -43,7 +43,7 @@ def failing(broker: RedisBroker, error: Exception | None = None, **options: Any)
 
 
 def delay_of_the_retry(broker: RedisBroker, send: Callable[[], Any]) -> timedelta:
-    """How long the retry waits after the one run of what is sent."""
+    """Send, run once, and return the delay of the retry."""
     began = time.time()
     with working(broker):
         send()

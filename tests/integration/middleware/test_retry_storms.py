@@ -20,7 +20,7 @@ _as_it_stands_in_redis: Final = pytest.mark.redis_broker_only(reason="the messag
 
 
 class Flaky:
-    """Fails until it is told that the trouble is over; then has its one effect."""
+    """Work that fails until the test restores it, and then has one effect."""
 
     def __init__(self) -> None:
         self.over = False
@@ -148,7 +148,7 @@ def test_copy_made_by_a_kill_disappears_with_the_next_attempt(  # F10
     message = fetched(hands)
     again = delivered_again(message)
     hands.run(message)
-    # Its process died after its retry was in the queue, before it could say so.
+    # Its process died after its retry was enqueued and before the acknowledgement.
     redis_client.delete(*redis_client.scan_iter(match=f"{settings.namespace}:retried:*", count=1000))
     hands.run(again)
     copies = live(broker)

@@ -28,7 +28,7 @@ def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroke
 
 
 class Meddling(Middleware):
-    """Does what the message says, in the hooks of whatever stands around the run."""
+    """Middleware that does what the message says, in the hooks around the run."""
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         if message.options.get("meddle") == "skip":
@@ -138,7 +138,7 @@ def test_run_lines_of_actors_without_library_options_are_debug(
 def test_options_lists_every_actor_option_of_the_library(broker: RedisBroker) -> None:
     dramatiqs = {name for kind in default_middleware for name in kind().actor_options}
 
-    # The broker has two of its own.
+    # The broker has two options of its own.
     assert broker.actor_options - dramatiqs - {"queue_name", "priority"} == OPTIONS
 
 

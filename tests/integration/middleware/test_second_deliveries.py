@@ -24,7 +24,7 @@ PATIENCE_S = 20
 def test_sleeping_delivery_is_interrupted_when_another_one_runs(
     broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # I2: its mark ran out while its process stood still; the next renewal tells it
+    # I2: its mark expired while its process was stopped; the next renewal finds that out
     monkeypatch.setattr("housekeeping.middleware.idempotency._RUNNING_TTL", SHORT)
     endless, second_may_end, runs = Endless(), threading.Event(), list[int]()
 
@@ -92,7 +92,7 @@ def test_mark_lost_by_redis_is_restored_during_the_run(
 
 
 def test_unretried_tick_beside_a_waiting_retry_runs_when_redelivered(broker: Any, hands: Hands) -> None:
-    # I1, S5: its process may have been killed before it could say what became of the tick
+    # I1, S5: its process may have been killed before it recorded the tick's outcome
     runs: list[str] = []
 
     def work() -> None:
@@ -116,7 +116,7 @@ def test_unretried_tick_beside_a_waiting_retry_runs_when_redelivered(broker: Any
 
 
 class WatchedLock:
-    """Tells when it is asked for after a renewal has begun."""
+    """Lock that reports when it is requested after the start of a renewal."""
 
     def __init__(self, begun: threading.Event, asked: threading.Event) -> None:
         self._lock = threading.Lock()
@@ -135,7 +135,7 @@ class WatchedLock:
 def test_renewal_during_the_end_of_a_message_leaves_no_mark(
     broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # I2: else the retry of a failed message would wait for a run that is over
+    # I2: otherwise the retry of a failed message would wait for an ended run
     monkeypatch.setattr("housekeeping.middleware.idempotency._RUNNING_TTL", SHORT)
     begun, ending, renewed, runs = threading.Event(), threading.Event(), threading.Event(), list[str]()
     make, renew = idempotency._Delivery, idempotency._Delivery.renew
@@ -185,7 +185,7 @@ def test_renewal_during_the_end_of_a_message_leaves_no_mark(
 def test_retry_of_message_completed_elsewhere_keeps_no_key(
     broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings
 ) -> None:
-    # D4: its process was cut off, and another one has done its work meanwhile
+    # D4: its process was disconnected, and another one has completed the work
     runs: list[int] = []
 
     def work() -> None:

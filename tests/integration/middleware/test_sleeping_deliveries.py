@@ -25,11 +25,11 @@ from tests.integration.middleware.deduplication.deduplicated import declared, ex
 from tests.integration.middleware.hands import Hands, delivered_again
 
 PATIENCE_S = 20
-ASLEEP_S = 60.0  # longer than the mark of a message at work lives
+ASLEEP_S = 60.0  # longer than the mark of a running message lasts
 
 
 class Asleep:
-    """What happens while a process is stopped: its clock goes on, its marks expire, the message goes to others."""
+    """Stopped process: its clock goes on, its marks expire, and its message runs elsewhere."""
 
     def __init__(self, client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         self._client = client
@@ -45,7 +45,7 @@ class Asleep:
 
 
 class _BeforeTheActor(Middleware):
-    """Does something once, when all of the library's hooks have run, and before the actor begins."""
+    """Middleware that calls a function once, after the library's hooks and before the actor."""
 
     def __init__(self, what: Callable[[], None]) -> None:
         self._left = [what]

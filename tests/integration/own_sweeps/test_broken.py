@@ -49,7 +49,7 @@ def mistyped(now: datetime) -> Any:
 
 
 WHOLE: Final = sweep("shop.whole", lambda now: Basket.touched_at < now)
-#: Broken sweeps, and what their lines say.
+#: Broken sweeps with their error texts.
 BROKEN: Final = [
     (
         sweep("shop.mistyped", mistyped),
@@ -100,7 +100,7 @@ def test_doctor_examines_the_sweeps_beside_a_broken_one(
     found = [finding for part in PARTS for finding in part.examine(settings, sweeps)]
 
     texts = [finding.text for finding in found if finding.area == broken.name]
-    assert any(said in text for text in texts) or broken.name == "shop.divides"  # only its run can tell
+    assert any(said in text for text in texts) or broken.name == "shop.divides"  # fails only in its run
     assert any(finding.area == WHOLE.name and finding.subject == "indexes" for finding in found)
 
 

@@ -36,7 +36,7 @@ MODULE = shop.__name__
 
 @pytest.fixture
 def broker(settings: Settings, redis_client: redis.Redis, postgres: Database) -> Iterator[Broker]:
-    """An application's own."""
+    """Return an application's own broker."""
     broker = message_broker(settings)
     yield broker
     close(broker)
@@ -115,7 +115,7 @@ def test_application_sweep_is_displayed_like_a_built_in_one(broker: Broker, sett
 
 @pytest.fixture
 def found(settings: Settings, broker: Broker) -> Callable[[str], list[Finding]]:
-    """What the doctor finds of one worker."""
+    """Return the doctor's findings for one worker."""
     told = with_module(settings)
     return lambda worker: [each for each in examine(told, configured_sweeps(told)) if each.area == worker]
 

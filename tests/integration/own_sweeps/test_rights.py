@@ -30,7 +30,7 @@ def rights(settings: Settings) -> tuple[str, ...]:
 
 @pytest.fixture
 def role(postgres: Database, settings: Settings, admin: Connection, rights: tuple[str, ...]) -> Iterator[str]:
-    """A role with exactly these rights; the connection's from now on."""
+    """Connect with a role that has exactly these rights."""
     postgres.create_tables([Coupon])
     Coupon.create(state="open", expires_at=datetime.now(UTC) - timedelta(hours=1))
     Coupon.create(state="used", expires_at=datetime.now(UTC))

@@ -19,13 +19,13 @@ import pytest
 from tests.acceptance.processes import Process, eventually, started
 from tests.installation import Installation
 
-#: Of every secret, as it is and as a URL writes it.
+#: Word in every secret, plain and as a URL writes it.
 WORD: Final = "xylophone"
 PASSWORD: Final = f"zebra@{WORD}"
 IN_A_URL: Final = f"zebra%40{WORD}"
 _MOST_PAGES: Final = 80
 
-#: The commands that end by themselves, where all they ask for is there.
+#: Commands that end without input once the servers answer.
 COMMANDS: Final = (
     "list",
     "plan user_status_cleanup.batch",
@@ -44,7 +44,7 @@ COMMANDS: Final = (
     "doctor",
     "--debug init",
 )
-#: And those that say most when something is away.
+#: Commands with the longest output while a server is unavailable.
 COMMANDS_AWAY: Final = (
     "--debug run user_status_cleanup.batch",
     "run object_storage.delete_stale_direct_uploads --dry-run",
@@ -58,7 +58,7 @@ COMMANDS_AWAY: Final = (
 
 
 def of_nowhere() -> dict[str, str]:
-    """Settings of servers that are away."""
+    """Return settings of unavailable servers."""
     return {
         "HOUSEKEEPING_DATABASE_URL": f"postgresql://me:{IN_A_URL}@127.0.0.1:1/db",
         "HOUSEKEEPING_REDIS_URL": f"redis://me:{IN_A_URL}@127.0.0.1:1/0",
@@ -67,11 +67,11 @@ def of_nowhere() -> dict[str, str]:
 
 
 def of(installation: Installation) -> dict[str, str]:
-    """Settings of servers that are there and let in who has the word."""
+    """Return settings of running servers that require the password."""
     url = installation.settings.require_database_url()
     if urlsplit(url).password or "password=" in url:
         pytest.skip("this server wants a password of its own")
-    # A server that trusts who comes does not mind one.
+    # A server that requires no password ignores one.
     database = f"{url}&password={IN_A_URL}"
     installation.client.acl_setuser(
         "me", enabled=True, reset=True, passwords=[f"+{PASSWORD}"], keys=["*"], channels=["*"], categories=["+@all"]
@@ -97,13 +97,13 @@ def _besides() -> dict[str, str]:
 
 
 def command_lines(pid: int) -> list[str]:
-    """What everybody on the machine sees of a process and its children."""
+    """Return the command lines of a process and its children, which every local user can read."""
     first = psutil.Process(pid)
     return [" ".join(each.cmdline()) for each in (first, *first.children(recursive=True))]
 
 
 def pages(front: str, **headers: str) -> dict[str, str]:
-    """Every page that a link leads to, from the first one on, by address; with the headers it came with."""
+    """Return every linked page by address, starting at the first one, with its headers."""
     waiting, seen = [front], dict[str, str]()
     while waiting and len(seen) < _MOST_PAGES:
         address = waiting.pop()
@@ -120,7 +120,7 @@ def pages(front: str, **headers: str) -> dict[str, str]:
 
 @contextmanager
 def dashboard(environment: dict[str, str], log: Path) -> Iterator[tuple[str, Process]]:
-    """A real dashboard: its address, and the process."""
+    """Yield the address and the process of a real dashboard."""
     command = [sys.executable, "-m", "housekeeping", "web", "--port", "0"]
     with started(command, environment, log) as process:
         eventually(lambda: re.search(r"http://\S+/", process.text()), process)

@@ -31,8 +31,8 @@ _HOUSEKEEPING = [sys.executable, "-m", "housekeeping"]
 _AWAY = "127.0.0.1:1"
 
 
-def _said(arguments: str, environment: dict[str, str], folder: Path) -> str:
-    """Everything a command prints."""
+def _output(arguments: str, environment: dict[str, str], folder: Path) -> str:
+    """Return a command's complete output."""
     ended = subprocess.run(
         [*_HOUSEKEEPING, *arguments.split()],
         env=environment,
@@ -54,7 +54,7 @@ def _ledger(installation: Installation) -> str:
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_no_command_shows_a_secret(installation: Installation, line: str) -> None:
-    said = _said(line, installation.environment | of(installation), installation.folder)
+    said = _output(line, installation.environment | of(installation), installation.folder)
 
     assert said and WORD not in said
     assert WORD not in _ledger(installation)
@@ -64,7 +64,7 @@ def test_no_command_shows_a_secret(installation: Installation, line: str) -> Non
 def test_no_command_shows_a_secret_while_servers_are_unavailable(
     environment: dict[str, str], tmp_path: Path, line: str
 ) -> None:
-    said = _said(line, environment | of_nowhere(), tmp_path)
+    said = _output(line, environment | of_nowhere(), tmp_path)
 
     assert "Connection refused" in said
     assert WORD not in said
@@ -77,7 +77,7 @@ def test_no_command_shows_a_secret_while_the_broker_is_unavailable(
 ) -> None:
     environment = installation.environment | of(installation) | {f"{PREFIX}BROKER_URL": url}
 
-    said = _said(line, environment, installation.folder)
+    said = _output(line, environment, installation.folder)
 
     assert "did not answer" in said
     assert WORD not in said
@@ -99,7 +99,7 @@ def test_no_command_shows_a_secret_while_the_broker_is_unavailable(
 def test_invalid_setting_is_named_without_its_secret(
     environment: dict[str, str], tmp_path: Path, name: str, value: str
 ) -> None:
-    said = _said("--debug list", environment | {f"{PREFIX}{name}": value}, tmp_path)
+    said = _output("--debug list", environment | {f"{PREFIX}{name}": value}, tmp_path)
 
     assert f"{PREFIX}{name}" in said
     assert WORD not in said

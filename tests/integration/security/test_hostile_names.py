@@ -16,8 +16,8 @@ from housekeeping.workers.object_storage import pending_entry
 from tests.installation import PROJECT, Installation
 from tests.integration.security.secrets_everywhere import dashboard, pages
 
-#: What a terminal obeys, or a reader takes for something else: colours, the title, a forged line, text that runs
-#: backwards; what a program takes for an option; and more than a line.
+#: Terminal escapes and look-alikes: colors, the window title, a forged line, text in reversed order;
+#: also a name that looks like a command-line option, and one with line breaks.
 HOSTILE = "\x1b[31m\x1b]0;owned\x07\r\nALARM forged: all is lost\u202e<script>alert(1)</script>"
 NAMES = (f"--force {HOSTILE}", f"{HOSTILE}{'x' * 800}")
 CLEANUP = "batched_git_ref_updates.project_cleanup"
@@ -35,7 +35,7 @@ def _forged(text: str) -> list[str]:
 
 @pytest.fixture
 def hostile(installation: Installation) -> Installation:
-    """Refs and object paths that nobody has chosen kindly, first in order, and a lease by such a name."""
+    """Create refs and object paths with hostile names, in order, and a lease with such a name."""
     table = f"{installation.settings.namespace}.batched_git_ref_updates_deletions"
     with installation.admin.cursor() as cursor:
         cursor.execute(f"UPDATE {table} SET id = id + 1000")

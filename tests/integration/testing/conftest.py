@@ -23,7 +23,7 @@ RunPytest = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def sessions(housekeeping_database: Database) -> Iterator[type[Session]]:
-    """Three sessions that have expired, and two that have not."""
+    """Create three expired sessions and two others."""
     housekeeping_database.create_tables([Session, Note])
     fill()
     yield Session
@@ -32,7 +32,7 @@ def sessions(housekeeping_database: Database) -> Iterator[type[Session]]:
 @pytest.fixture
 def run_pytest(tmp_path: Path, housekeeping_postgres_url: str, housekeeping_redis_url: str) -> RunPytest:
     folder, site = tmp_path / "empty", tmp_path / "site"
-    # As an installation would have it, also where this tree is not the one that is installed.
+    # As in an installation, also where another tree is installed.
     declared = ConfigParser()
     declared.read(_TOP / "setup.cfg")
     about = site / "kit-0.dist-info"

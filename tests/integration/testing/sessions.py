@@ -31,14 +31,14 @@ class Note(BaseModel):
     session = ForeignKeyField(Session, on_delete="CASCADE")
 
 
-#: Sessions with notes are not deleted any more.
+#: Sessions with notes are not deleted.
 NO_CASCADE: Final = (
     "ALTER TABLE note DROP CONSTRAINT note_session_id_fkey, ADD FOREIGN KEY (session_id) REFERENCES session (id)"
 )
 
 
 def fill(stale: int = 3, kept: int = 2) -> None:
-    """Sessions that have expired, and some that expire later; each with a note."""
+    """Create expired sessions, and some that expire later, each with a note."""
     for n in range(stale + kept):
         session = Session.create(expires_at=NOW + timedelta(hours=n - stale, seconds=1))
         Note.create(session=session)
@@ -70,7 +70,7 @@ class EarlyPass(TableStage):
     def prepare(self, batch: Batch) -> None:
         ids: Any = [row.id for row in self.rows(batch).select(Session.id)]
         Session.update(seen=Session.seen + 1).where(Session.id.in_(ids)).execute()
-        # Of the row that comes next, too, which the batch does not delete.
+        # Also changes the next row, which the batch does not delete.
         Session.update(seen=Session.seen + 1).where(Session.expires_at > batch.now).execute()
 
 

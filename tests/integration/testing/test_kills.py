@@ -34,7 +34,7 @@ from tests.integration.testing.sessions import (
     sweep,
 )
 
-#: Many processes.
+#: Starts many processes.
 pytestmark = pytest.mark.slow
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.testing.conftest import RunPytest
 
-#: Many processes.
+#: Starts many processes.
 pytestmark = pytest.mark.slow
 
 _TOP: Final = Path(__file__).parents[3]
@@ -20,7 +20,7 @@ _BLOCKS: Final = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.
 
 @pytest.fixture(scope="module")
 def blocks() -> dict[str, str]:
-    """The code blocks of the page by purpose."""
+    """Return the code blocks of the page by purpose."""
     found = [text for _, text in _BLOCKS.findall((_TOP / "docs/howto/testing.md").read_text(encoding="utf-8"))]
     return dict(zip(("sweep", "tests", "counted", "failure", "outside", "broker"), found, strict=True))
 

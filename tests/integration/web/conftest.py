@@ -25,7 +25,7 @@ LogIn = Callable[[FlaskClient], TestResponse]
 
 
 def form_token(page: TestResponse) -> str:
-    """The word that the page's form would send."""
+    """Return the form token of a page."""
     found = re.search(r'name="form_token" value="([^"]+)"', page.get_data(as_text=True))
     assert found is not None
     return found[1]
@@ -40,7 +40,7 @@ def make_app(settings: Settings, postgres: Database, redis_client: redis.Redis) 
 
 @pytest.fixture
 def client(make_app: Callable[[bool], Flask]) -> FlaskClient:
-    """A browser on the machine of a dashboard at its loopback address."""
+    """Return a browser on the machine of a loopback dashboard."""
     return make_app(True).test_client()
 
 

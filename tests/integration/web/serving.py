@@ -16,7 +16,7 @@ _PATIENCE_S = 30.0
 
 @contextmanager
 def serving_in_a_thread(app: Flask) -> Iterator[int]:
-    """The port that it listens at; at the end nothing of it is left."""
+    """Yield the port of a dashboard that runs in a thread until the block ends."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     served = server(app, listener)
@@ -26,9 +26,9 @@ def serving_in_a_thread(app: Flask) -> Iterator[int]:
     woken = threading.Event()
 
     def end() -> None:
-        # The server may be awake already: it must not close what is being written to in order to wake it.
+        # The server may be awake already: it must not close the pipe that wakes it during a write.
         woken.wait(_PATIENCE_S)
-        # Browsers keep connections open, and it would go on for them.
+        # Browsers keep connections open, and the server would wait for them.
         for channel in [*served.active_channels.values()]:
             channel.handle_close()
         served.close()

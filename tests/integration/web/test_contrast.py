@@ -13,9 +13,9 @@ import housekeeping.web
 CSS: Final = (Path(housekeeping.web.__file__).parent / "static/style.css").read_text(encoding="utf-8")
 LIGHT, DARK = re.findall(r":root \{(.*?)\}", CSS, flags=re.DOTALL)
 LEAST: Final = 4.5  # WCAG 2, AA, for text of any size
-LEAST_OF_BORDERS: Final = 3.0  # the same, for what shows where a field is
+LEAST_OF_BORDERS: Final = 3.0  # the same, for the borders of fields
 
-#: Every colour of a text, with each background it stands on.
+#: Every text color with each of its backgrounds.
 TEXTS: Final = [
     *((text, ground) for text in ("ink", "faint", "good", "bad", "warn", "link") for ground in ("paper", "raised")),
     ("ink", "alert"),
@@ -25,7 +25,7 @@ TEXTS: Final = [
 ]
 
 
-def colours(block: str) -> dict[str, str]:
+def colors(block: str) -> dict[str, str]:
     return dict(re.findall(r"--(\w+): #([0-9a-f]{6})", block))
 
 
@@ -48,14 +48,14 @@ def test_contrast_is_computed_as_defined() -> None:
 @pytest.mark.parametrize("scheme", [LIGHT, DARK], ids=["light", "dark"])
 @pytest.mark.parametrize(("text", "ground"), TEXTS)
 def test_text_contrast_is_sufficient_on_every_background(scheme: str, text: str, ground: str) -> None:
-    known = colours(scheme)
+    known = colors(scheme)
 
     assert contrast(known[text], known[ground]) >= LEAST
 
 
 @pytest.mark.parametrize("scheme", [LIGHT, DARK], ids=["light", "dark"])
 def test_fields_and_focus_have_sufficient_contrast(scheme: str) -> None:
-    known = colours(scheme)
+    known = colors(scheme)
 
     assert min(contrast(known[line], known["paper"]) for line in ("faint", "link")) >= LEAST_OF_BORDERS
 
@@ -63,7 +63,7 @@ def test_fields_and_focus_have_sufficient_contrast(scheme: str) -> None:
 def test_both_color_schemes_define_the_same_colors() -> None:
     rules = CSS.replace(LIGHT, "").replace(DARK, "")
 
-    assert colours(LIGHT).keys() == colours(DARK).keys()
+    assert colors(LIGHT).keys() == colors(DARK).keys()
     assert re.findall(r"#[0-9a-f]{3,8}\b|rgba?\(", rules) == []
 
 

@@ -23,7 +23,7 @@ HOSTILE = "<script>alert('x')</script>\u202e"
 
 @pytest.fixture
 def broker_url() -> None:
-    """Redis, whatever carries the other tests' messages."""
+    """Return a Redis broker's URL, with any ``--broker``."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def broker(settings: Settings, make_app: Callable[[bool], Flask]) -> Iterator[Re
 
 @pytest.fixture
 def dead(broker: RedisBroker) -> Message[Any]:
-    """A message that has died, hostile in whatever its sender chooses, with secrets."""
+    """Return a dead message with secrets and markup in every part that its sender chooses."""
 
     @dramatiq.actor(broker=broker, max_retries=0, queue_name=QUEUE)
     def charge(*args: Any, **kwargs: Any) -> None:

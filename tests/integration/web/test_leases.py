@@ -17,14 +17,14 @@ from housekeeping.web import actions
 from tests.integration.web.conftest import LogIn, form_token
 
 TTL = timedelta(minutes=10)
-#: Quoted in an address, escaped on a page, and made visible where a character would turn the text around.
+#: Quoted in a URL, escaped on a page, and made visible where a character would reverse the text.
 HOSTILE = "a/b?c&d=\"'<script>alert(1)</script>\u202e%2e 報告"
 ADDRESS = f"/leases/release?key={quote(HOSTILE, safe='')}"
 
 
 @pytest.fixture
 def held(client: FlaskClient, redis_client: redis.Redis) -> ExclusiveLease:
-    """A lease of a hostile key, held by this process."""
+    """Hold a lease with a hostile key in this process."""
     lease = ExclusiveLease(HOSTILE, TTL, worker="reports")
     assert lease.try_obtain() is not None
     return lease

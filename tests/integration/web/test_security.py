@@ -37,7 +37,7 @@ def test_changes_require_the_token_on_loopback(client: FlaskClient) -> None:
 
 
 def addresses_that_change() -> list[str]:
-    """Of every endpoint there is that takes a POST, so that a new one is not forgotten."""
+    """Return the paths of all endpoints that accept POST, so that a new one is not forgotten."""
     nowhere = Settings.load(database_url="postgresql:///nowhere", redis_url="redis://nowhere")
     rules = create_app(nowhere, {}, TOKEN, open_to_read=True).url_map.iter_rules()
     changing = [rule for rule in rules if not {"GET", "HEAD", "OPTIONS"} >= (rule.methods or set())]

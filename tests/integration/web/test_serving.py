@@ -17,7 +17,7 @@ Ask = Callable[..., http.client.HTTPResponse]
 
 @pytest.fixture
 def ask(make_app: Callable[[bool], Flask]) -> Iterator[Ask]:
-    """Sends one request and returns its answer, of which the body is read."""
+    """Sends one request and returns its answer with the body read."""
     with serving_in_a_thread(make_app(True)) as port:
 
         def send(method: str, path: str, body: bytes = b"", **headers: str) -> http.client.HTTPResponse:

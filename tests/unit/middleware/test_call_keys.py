@@ -55,14 +55,14 @@ def test_different_calls_have_different_keys(args: tuple[Any, ...], kwargs: dict
 
 
 def test_mapping_has_the_same_key_on_both_sides_of_the_queue() -> None:
-    # D3: JSON makes its keys text, which sorts otherwise
+    # D3: JSON turns its keys into text, which is ordered differently
     sent = digest(actor_of(work), (7, {10: "a", 9: "b"}), {})
 
     assert sent == digest(actor_of(work), (7, {"9": "b", "10": "a"}), {})
 
 
 def test_format_of_keys_has_not_changed() -> None:
-    # D3: a change is a deliberate act, with a new KEY_VERSION
+    # D3: a change needs a new KEY_VERSION
     assert digest(actor_of(work), (7,), {}) == "c7acda2e462a4945a10eb8ace56a6a84"
 
 

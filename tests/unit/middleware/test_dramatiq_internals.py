@@ -29,11 +29,11 @@ class OverridesTheLastStep(RedisBroker):
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
-    """The arguments of every call of the broker's dispatch script; nothing reaches a server."""
+    """Record the arguments of each call of the broker's dispatch script; none reaches a server."""
     seen: list[list[Any]] = []
     monkeypatch.setattr(
         RedisBroker, "_max_unpack_size_val", 4000
-    )  # otherwise the first command of a process asks the server
+    )  # otherwise a process's first command queries the server
     return seen
 
 

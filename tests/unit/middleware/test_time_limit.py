@@ -68,7 +68,7 @@ def test_interval_set_by_the_application_is_kept() -> None:
 
 
 def test_installed_limits_are_left_unchanged() -> None:
-    # An application whose broker is put together twice, or that shares its middleware between two.
+    # For example an application that installs twice, or two brokers that share their middleware.
     limits = within_actors(TimeLimit())
     manager = limits.manager
 

@@ -21,7 +21,7 @@ Doomed = Callable[..., Actor[..., Any]]
 
 @pytest.fixture
 def broker_url() -> None:
-    """Redis, whatever carries the other tests' messages."""
+    """Return a Redis broker's URL, with any ``--broker``."""
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ from tests.integration.middleware.hands import Hands
 
 
 class _MayNot(Exception):
-    """An error that an actor declares as one not to be tried again."""
+    """Error for which the actor declares no retry."""
 
 
 def bury(broker: RedisBroker, body: bytes, redis_id: str = "5-5", queue: str = "default") -> None:
-    """Put this among the dead letters, as they stand in Redis."""
+    """Add these to the dead letters, in the form that Redis stores."""
     broker.client.zadd(f"{broker.namespace}:{queue}.XQ", {redis_id: current_millis()})
     broker.client.hset(f"{broker.namespace}:{queue}.XQ.msgs", redis_id, body)
 

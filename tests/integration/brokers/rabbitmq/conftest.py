@@ -22,7 +22,7 @@ def broker_url(amqp_url: str) -> str:
 
 @pytest.fixture
 def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
-    """The ready-made broker on RabbitMQ, with the library's middleware and no database."""
+    """Return the ready-made broker on RabbitMQ, with the library's middleware and no database."""
     broker: Any = installed(settings.model_copy(update={"database_url": None}))
     yield broker
     close_all()
@@ -30,16 +30,16 @@ def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Consumers come back at once after a lost connection."""
+    """Restart consumers at once after a lost connection."""
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.05)
 
 
 def cut(connection: Any) -> None:
-    """Break a connection as a failing network does: neither side is told by the other."""
+    """Break a connection like a failing network: neither side is notified."""
     with suppress(AMQPError, OSError):
         connection._impl._transport._sock.shutdown(2)
 
 
 def running(broker: Watched, queue: str) -> list[Any]:
-    """What a worker of this process has in hand of a queue."""
+    """Return the messages of a queue that a worker of this process holds."""
     return [message for name, message in broker.held.values() if name == queue]

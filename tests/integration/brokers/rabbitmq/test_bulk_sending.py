@@ -19,7 +19,7 @@ from tests.integration.middleware.applications import queued
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """One element for each answer of RabbitMQ that a channel waited for."""
+    """Record each answer of RabbitMQ that a channel waited for."""
     waited: list[str] = []
     flush = BlockingChannel._flush_output
 
@@ -120,7 +120,7 @@ def test_broker_with_custom_enqueue_gets_each_message(broker: Any) -> None:
             return super().enqueue(message, delay=delay)
 
     broker.__class__ = Own
-    del broker.enqueue  # the library's, around the one that the class had
+    del broker.enqueue  # the library's method, which wraps the class's
     enqueue_many(actor(broker), [1, 2])
 
     assert seen == numbers(broker) == [1, 2]

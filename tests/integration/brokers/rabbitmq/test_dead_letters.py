@@ -20,12 +20,12 @@ from tests.rabbitmq_server import free_ports
 
 
 class Crash(BaseException):
-    """The end of the operator's process."""
+    """Simulated end of the operator's process."""
 
 
 @pytest.fixture
 def store(broker: Any) -> DeadLetterStore:
-    """Three dead letters of one actor."""
+    """Return a store with three dead letters of one actor."""
 
     @dramatiq.actor(broker=broker, max_retries=0, idempotent=True)
     def failing(number: int) -> None:

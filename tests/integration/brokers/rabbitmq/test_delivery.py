@@ -40,21 +40,21 @@ def of_queue(queue: str, **fields: object) -> bytes:
 def test_unreadable_message_affects_no_other(  # B3
     broker: Any, body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    costs_itself_only(broker, body, caplog)
+    assert_affects_no_other(broker, body, caplog)
 
 
 @pytest.mark.parametrize(("name", "part"), [("options", []), ("actor_name", ["good"]), ("message_id", {})])
 def test_decodable_but_invalid_message_affects_no_other(  # B3
     broker: Any, name: str, part: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    costs_itself_only(broker, of_queue("default", **{name: part}), caplog)
+    assert_affects_no_other(broker, of_queue("default", **{name: part}), caplog)
 
 
 def test_message_of_another_queue_affects_no_other(broker: Any, caplog: pytest.LogCaptureFixture) -> None:  # B3
-    costs_itself_only(broker, of_queue("elsewhere"), caplog)
+    assert_affects_no_other(broker, of_queue("elsewhere"), caplog)
 
 
-def costs_itself_only(broker: Any, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def assert_affects_no_other(broker: Any, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
     ran: list[int] = []
 
     @dramatiq.actor(broker=broker)
@@ -105,7 +105,7 @@ def test_running_message_whose_connection_is_lost_has_one_effect(broker: Any, qu
         assert began.wait(PATIENCE_S)
         consumer: Any = worker.consumers["default"].consumer
         cut(consumer.connection)
-        # Delivered once more, it waits its turn among the delayed.
+        # Its second delivery waits among the delayed messages.
         eventually(lambda: running(broker, "default.DQ"))
         may_end.set()
         eventually(lambda: not queued(broker) and not queued(broker, "default.DQ"))
@@ -114,7 +114,7 @@ def test_running_message_whose_connection_is_lost_has_one_effect(broker: Any, qu
 
 
 def test_worker_does_not_hold_delayed_messages_for_long(broker: Any, settings: Settings) -> None:
-    # RabbitMQ cuts off a consumer that holds a message for half an hour.
+    # RabbitMQ closes the channel of a consumer that holds a message for half an hour.
     work = dramatiq.actor(broker=broker, actor_name="work")(lambda: None)
     far = of_queue("default.DQ", actor_name="work", options={"eta": int(time.time() * 1000) + HOURS_MS})
     broker.declare_queue("default", ensure=True)

@@ -65,7 +65,7 @@ remove(broker)
 
 
 class Counting(Middleware):
-    """Sees each message on its way, and what the test wants to happen then."""
+    """Middleware that counts messages and calls the test's function."""
 
     def __init__(self, meanwhile: Any = None) -> None:
         self.before: list[str] = []
@@ -82,7 +82,7 @@ class Counting(Middleware):
 
 
 class Ended(threading.Thread):
-    """A thread that has ended; two learn it at the same time."""
+    """Ended thread that two others detect at the same time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ def test_applications_own_broker_keeps_its_dead_letter_ttl(
 
 @pytest.fixture
 def own(amqp_url: str, settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
-    """An application's own broker with the library on it."""
+    """Return an application's own broker with the library installed."""
     own: Any = RabbitmqBroker(url=amqp_url, middleware=[])
     install(own, settings.model_copy(update={"database_url": None}), workers=False)
     yield own

@@ -14,7 +14,7 @@ from tests.integration.middleware.applications import close_all, installed
 
 @pytest.fixture
 def broker_url() -> None:
-    """Redis, whatever carries the other tests' messages: `tests/integration/brokers/rabbitmq` has RabbitMQ's."""
+    """Return a Redis broker's URL, with any ``--broker``; tests/integration/brokers/rabbitmq covers RabbitMQ."""
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def of_queue(queue: str, **options: object) -> bytes:
 
 
 def with_part(name: str, part: object) -> bytes:
-    """A message all right but for this part."""
+    """Return a message that is valid except for this part."""
     good = json.loads(of_queue("default", redis_message_id="poison"))
     return json.dumps({**good, name: part}).encode()
 
@@ -50,16 +50,16 @@ def with_part(name: str, part: object) -> bytes:
 def test_unreadable_message_affects_no_other(  # B3
     broker: RedisBroker, body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    costs_itself_only(broker, body, caplog)
+    assert_affects_no_other(broker, body, caplog)
 
 
 def test_message_of_another_queue_affects_no_other(  # B3
     broker: RedisBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    costs_itself_only(broker, of_queue("elsewhere", redis_message_id="poison"), caplog)
+    assert_affects_no_other(broker, of_queue("elsewhere", redis_message_id="poison"), caplog)
 
 
-def costs_itself_only(broker: RedisBroker, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def assert_affects_no_other(broker: RedisBroker, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
     ran = []
 
     @dramatiq.actor(broker=broker)

@@ -18,7 +18,7 @@ from tests.integration.middleware.applications import PATIENCE_S, eventually, wo
 
 @pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Queues whose connection is lost at the next look for messages, once; after that look, with ``+``."""
+    """Return names of queues whose connection breaks once before the next fetch or, with ``+``, after it."""
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.05)
     queues: set[str] = set()
     fetch = ReliableRedisBroker.do_fetch
@@ -146,7 +146,7 @@ def test_running_message_is_not_considered_lost(broker: RedisBroker, cut: set[st
         eventually(lambda: runs)
         cut.add("default")
         eventually(lambda: not cut)
-        # Once this one has run, the consumer is back and has looked for what was left behind.
+        # Once this one has run, the consumer has reconnected and searched for lost deliveries.
         other.send()
         eventually(lambda: "other" in runs)
         may_end.set()

@@ -15,7 +15,7 @@ TTL = timedelta(minutes=10)
 
 
 def declared(broker: Broker, runs: list[Any], function: Any = None, **options: Any) -> Actor[..., Any]:
-    """An idempotent actor that notes its argument, then does what the test says."""
+    """Declare an idempotent actor that records its argument, then calls the test's function."""
 
     def work(project_id: int = 0) -> None:
         runs.append(project_id)

@@ -14,36 +14,36 @@ import redis
 from redis.connection import AbstractConnection
 
 PATIENCE_S: Final = 10
-#: Before the command is sent, or when it has had its effect and its answer has come, but not to us.
+#: Before the command is sent, or after its answer was read but before the client returns it.
 Where = Literal["before", "after"]
 
 
 class Crash(BaseException):
-    """Stands for the end of a process: whatever its code does then, nothing more of it reaches Redis."""
+    """Simulated end of a process: no later command of it reaches Redis."""
 
 
 class Exchanges:
-    """The exchanges of this thread with Redis, counted from 1.
+    """Exchanges of this thread with Redis, counted from 1.
 
     Attributes:
-      made: How many there were.
+      total: How many there were.
     """
 
     def __init__(self) -> None:
-        self.made = 0
+        self.total = 0
         self._faults: dict[tuple[int, Where], Callable[[], None]] = {}
         self._thread = threading.get_ident()
         self._dead = False
 
     def at(self, number: int, where: Where, fault: Callable[[], None]) -> None:
-        """Let this happen at the exchange of this number."""
+        """Raise this fault at the exchange with this number."""
         self._faults[number, where] = fault
 
-    def pass_by(self, where: Where) -> None:
-        """Count, and do what was asked for."""
+    def count(self, where: Where) -> None:
+        """Count the exchange and raise its fault, if any."""
         if threading.get_ident() == self._thread:
-            self.made += where == "before"
-            fault = self._faults.pop((self.made, where), None)
+            self.total += where == "before"
+            fault = self._faults.pop((self.total, where), None)
             if self._dead:
                 raise Crash
             if fault is not None:
@@ -53,7 +53,7 @@ class Exchanges:
 
 @contextmanager
 def exchanges() -> Iterator[Exchanges]:
-    """Count what this thread exchanges with Redis during the block."""
+    """Count the exchanges of this thread with Redis during the block."""
     counted = Exchanges()
     send, read = AbstractConnection.send_packed_command, AbstractConnection.read_response
 
@@ -62,7 +62,7 @@ def exchanges() -> Iterator[Exchanges]:
             send(self, command, check_health)
             return
         try:
-            counted.pass_by("before")
+            counted.count("before")
         except BaseException:
             self.disconnect()
             raise
@@ -73,7 +73,7 @@ def exchanges() -> Iterator[Exchanges]:
             return read(self, *args, **options)
         finally:
             try:
-                counted.pass_by("after")
+                counted.count("after")
             except BaseException:
                 self.disconnect()
                 raise
@@ -97,7 +97,7 @@ def kill_myself() -> None:
 
 
 def elsewhere(action: Callable[[], object]) -> Callable[[], None]:
-    """The action as another process would do it meanwhile."""
+    """Return a function that runs the action in another thread, like another process would."""
 
     def do() -> None:
         thread = threading.Thread(target=action)

@@ -82,7 +82,7 @@ def test_key_is_released_however_its_message_ends(
 
 
 def test_failed_message_without_retry_releases_its_key(broker: RedisBroker, hands: Hands) -> None:
-    # D4: Retries may let a message go that neither failed for good nor was enqueued again
+    # D4: Retries may drop a message without failing or requeueing it
     work: Actor[..., Any] = declared(broker, [], fail, **executed())
     work.send()
 
@@ -148,7 +148,7 @@ def test_second_delivery_keeps_the_key_of_the_running_first(broker: RedisBroker,
     first = work.send()
     message = hands.fetch()
     assert message is not None
-    # Too old by now: what skips it comes before anything that knows of the other delivery.
+    # Too old by now: it is skipped before any middleware learns of the other delivery.
     second = delivered_again(message.copy(message_timestamp=1, options={"max_age": 1}))
     hands.run(message)
 
@@ -168,7 +168,7 @@ def test_enqueued_message_holds_its_key_for_the_whole_ttl(
 def test_requeued_dead_letter_claims_its_key_again(
     broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings
 ) -> None:
-    # D1: its key was freed when it died
+    # D1: its key was released when it failed for good
     work: Actor[..., Any] = declared(broker, [], fail, max_retries=0, **executed())
     work.send()
     hands.run()

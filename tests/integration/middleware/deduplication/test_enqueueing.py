@@ -36,13 +36,13 @@ from tests.integration.middleware.hands import Hands, installed
 
 pytestmark = pytest.mark.redis_broker_only(reason="with RabbitMQ a key is reserved for seconds before")
 
-EXCHANGES: Final = 4  # more than a send makes
+EXCHANGES: Final = 4  # more than a send has
 PATIENCE_S: Final = 30
 TOP: Final = Path(__file__).parents[4]
 
 
-def send_and_crash(work: Actor[..., Any], project_id: int, number: int, where: Where) -> bool:
-    """Whether the sender got as far as to crash."""
+def send_crashes(work: Actor[..., Any], project_id: int, number: int, where: Where) -> bool:
+    """Send, and return whether the sender crashed."""
     with exchanges() as made:
         made.at(number, where, crash)
         try:
@@ -55,16 +55,16 @@ def send_and_crash(work: Actor[..., Any], project_id: int, number: int, where: W
 def test_sender_killed_anywhere_leaves_message_and_key_or_neither(
     broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
-    # D6, F5: and what is sent next is live, once
+    # D6, F5: and the next message that is sent holds the key once
     work: Actor[..., Any] = declared(broker, runs, **executed())
-    work.send(), hands.run()  # connected, scripts known
+    work.send(), hands.run()  # connect and load the scripts
     crashed: list[bool] = []
     project_id = 0
 
     for number in range(1, EXCHANGES):
         for where in ("before", "after"):
             project_id += 1
-            crashed.append(send_and_crash(work, project_id, number, where))
+            crashed.append(send_crashes(work, project_id, number, where))
             found = keys(redis_client, settings)
             assert len(found) == len(queued(broker)) == (where == "after" or not crashed[-1])
             assert all(redis_client.pttl(key) > 590_000 for key in found)
@@ -91,7 +91,7 @@ def test_send_with_lost_answer_enqueues_once(broker: RedisBroker) -> None:
 
 
 def test_message_without_key_and_lost_answer_is_enqueued_once(broker: RedisBroker) -> None:
-    # D6: others wait for it, so it goes beside the one that holds the key
+    # D6: it has dependents, so it runs beside the holder of the key
     work: Actor[..., Any] = declared(broker, [], **executed())
     work.send(1)
 
@@ -121,7 +121,7 @@ def test_send_repeated_after_lost_answer_enqueues_once(broker: RedisBroker) -> N
 def test_message_reenqueued_after_lost_answer_is_queued_once(
     broker: RedisBroker, hands: Hands, runs: list[Any]
 ) -> None:
-    # D6: the very same message, by an application or a hook that has patience
+    # D6: the same message again, by an application or by a hook that retries
     work: Actor[..., Any] = declared(broker, runs, **executed())
     message = work.message(1)
     with exchanges() as made:
@@ -142,7 +142,7 @@ def test_message_reenqueued_after_lost_answer_is_queued_once(
 def test_tick_resent_after_lost_answer_runs_once(
     successor: RedisBroker, monkeypatch: pytest.MonkeyPatch, runs: list[Any]
 ) -> None:
-    # D6: its second message takes the place of the first one, whose claim to the tick is over
+    # D6: its second message replaces the first one, whose claim to the tick has expired
     enqueue = RedisQueues._execute
 
     def enqueue_in_vain(*args: Any) -> None:
@@ -163,7 +163,7 @@ def test_tick_resent_after_lost_answer_runs_once(
 
 
 def test_dead_letter_may_be_enqueued_again(broker: RedisBroker, hands: Hands) -> None:
-    # D6: the key of one that could not be started stays for a while, and is its own
+    # D6: the key stays for a while and still belongs to the message that could not be started
     work: Actor[..., Any] = declared(broker, [], **executed())
     message = work.message(1)
     broker.enqueue(message)
@@ -179,7 +179,7 @@ def test_dead_letter_may_be_enqueued_again(broker: RedisBroker, hands: Hands) ->
 def test_custom_broker_whose_client_repeats_commands_enqueues_once(
     settings: Settings, redis_client: redis.Redis
 ) -> None:
-    # D6: redis-py's own default is to send a command again when its answer is lost
+    # D6: redis-py by default repeats a command after a lost answer
     client = redis.Redis.from_url(settings.require_redis_url())
     broker = RedisBroker(client=client, namespace=f"{settings.namespace}:own")
     install(broker, settings.model_copy(update={"database_url": None}), workers=False)
@@ -191,7 +191,7 @@ def test_custom_broker_whose_client_repeats_commands_enqueues_once(
         made.at(1, "after", lose_connection)
         work.send(1)
 
-    assert made.made > 1, "it was sent again"
+    assert made.total > 1, "it was sent again"
     assert [message.args for message in queued(broker)] == [(), (0,), (1,)]
     client.close()
     shared_redis.get().close()
@@ -215,7 +215,7 @@ def test_key_on_other_redis_expires_soon_without_its_message(
     assert 0 < redis_client.pttl(key) <= 5_000
 
 
-#: A scheduler that is killed before or after its exchange of this number about a deduplication key.
+#: A scheduler killed before or after its exchange with this number about a deduplication key.
 _KILLED: Final = """
 import sys
 from redis.connection import AbstractConnection
@@ -250,7 +250,7 @@ wake_up(scheduler(Settings.load(), idempotent=True, deduplicate="until_executed"
 
 @pytest.fixture
 def successor(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:
-    """The scheduler that takes the place of a killed one; it has sent a tick before."""
+    """Return the scheduler that replaces a killed one; it has sent a tick before."""
     own = settings.model_copy(update={"database_url": None})
     broker = scheduler(own, idempotent=True, deduplicate="until_executed")
     wake_up(broker, at(11))
@@ -260,7 +260,7 @@ def successor(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBr
 
 
 def kill_a_scheduler(environment: dict[str, str], where: Where) -> None:
-    """Let a process send the tick of noon, and die before or after its first exchange about a key."""
+    """Send the tick of noon in a process that is killed around its first exchange about a key."""
     without = {name: value for name, value in environment.items() if name != "HOUSEKEEPING_DATABASE_URL"}
     killed = subprocess.run(
         [sys.executable, "-c", _KILLED, "1", where],
@@ -287,7 +287,7 @@ def test_scheduler_killed_before_sending_does_not_block_the_next_tick(
 def test_scheduler_killed_after_sending_leaves_only_the_message(
     successor: RedisBroker, environment: dict[str, str], redis_client: redis.Redis, settings: Settings
 ) -> None:
-    # F5: that one runs, and the next tick is its duplicate; never two of them are live
+    # F5: the sent tick runs, and the next one is its duplicate; two of them are never live
     kill_a_scheduler(environment, "after")
     assert len(queued(successor)) == 1
     assert [redis_client.pttl(key) > 3_500_000 for key in keys(redis_client, settings)] == [True]

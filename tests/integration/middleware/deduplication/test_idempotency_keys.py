@@ -57,7 +57,7 @@ def test_bulk_enqueue_respects_the_idempotency_key(broker: RedisBroker, runs: li
 
 
 def test_rerun_keeps_the_idempotency_key(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
-    # I3: the duplicate that arrived has the key of what is done by then.
+    # I3: the duplicate has the key of a message that is completed by then.
     def duplicate() -> None:
         work.send_with_options(args=(7,), idempotency_key="order-1")
 
@@ -74,7 +74,7 @@ def test_rerun_keeps_the_idempotency_key(broker: RedisBroker, hands: Hands, runs
 def test_failed_message_with_an_idempotency_key_is_retried_beside_another_retry(
     broker: RedisBroker, hands: Hands
 ) -> None:
-    # R2 is about a schedule's own messages: an application's key stands for an effect of its own.
+    # R2 covers a schedule's own messages only: an application's key stands for an effect of its own.
     def fail() -> None:
         raise RuntimeError("disk full")
 

@@ -96,7 +96,7 @@ def test_retained_message_keeps_its_key_and_takes_no_other(keys: DeduplicationKe
 def test_late_confirmation_changes_nothing(
     keys: DeduplicationKeys, redis_client: redis.Redis, settings: Settings
 ) -> None:
-    # D6: the worker was quicker than the sender
+    # D6: the worker started before the sender confirmed
     name = f"{settings.namespace}:dedup:v1:{KEY}"
     step = deduplication_keys.claim(KEY, "a", TTL, fresh=True)
     keys.take(step)
@@ -124,7 +124,7 @@ def test_rerun_is_owed_only_for_a_duplicate_during_the_run(keys: DeduplicationKe
 
 
 def test_redelivered_and_requeued_runs_still_owe_the_rerun(keys: DeduplicationKeys) -> None:
-    # D8: they may go on where the first one stopped, or find that it had ended
+    # D8: these runs resume, or find that the first one has completed
     keys.start(KEY, "a", "killed", TTL)
     claim(keys, "b", again=True)
     keys.start(KEY, "a", "put back", TTL)
@@ -135,7 +135,7 @@ def test_redelivered_and_requeued_runs_still_owe_the_rerun(keys: DeduplicationKe
 
 
 def test_rerun_is_owed_until_its_message_holds_the_key(keys: DeduplicationKeys) -> None:
-    # D8: whatever answers are lost, the same questions may be asked again
+    # D8: after lost answers the same calls are repeated
     keys.start(KEY, "a", "run", TTL)
     claim(keys, "b", again=True)
 
@@ -163,7 +163,7 @@ def test_key_that_is_released_at_once_owes_no_rerun(keys: DeduplicationKeys) -> 
 
 
 def test_run_that_lost_its_key_learns_it(keys: DeduplicationKeys) -> None:
-    # D8: nobody can tell then whether one more run was wanted
+    # D8: whether a rerun was requested is unknown then
     keys.start(KEY, "a", "run", TTL)
     keys.start(KEY, "a", "another delivery", TTL)
     assert release(keys, "a", "run") == "free", "the other delivery answers for it"

@@ -28,7 +28,7 @@ ALL: Any = {"ttl": TTL, "including_scheduled": True, "if_deduplicated": "resched
 
 @pytest.fixture
 def known_scripts(broker: RedisBroker, hands: Hands) -> None:
-    """Redis has seen every script, as it has in a process that is not new."""
+    """Load every script, as in a process that is not new."""
     warm = dramatiq.actor(broker=broker, actor_name="warm", idempotent=True, deduplicate="until_executed")(fail)
     warm.send_with_options(max_retries=1)
     hands.run()
@@ -68,7 +68,7 @@ def test_message_costs_no_more_round_trips_than_its_steps(
     with counting(monkeypatch, ":dedup:") as commands:
         sent(work, hands)
 
-    # The enqueueing, which is one of them, the start and the end; four where it cannot be one of them.
+    # Enqueue (one of them), start and end; four where the enqueue takes two.
     reserved = broker_url is not None
     assert len(commands) == (3 if strategy == "until_executed" else 2) + reserved
     assert queued(broker) == []
@@ -77,14 +77,14 @@ def test_message_costs_no_more_round_trips_than_its_steps(
 def test_message_with_key_on_other_redis_costs_four_round_trips_at_most(
     settings: Settings, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # D10: reserving, confirming, start and end
+    # D10: reserve, confirm, start and end
     with (
         embedded.start(postgres=False) as servers,
         installed(settings.model_copy(update={"broker_url": servers.redis_url})) as broker,
     ):
         hands = Hands(broker)
         work = dramatiq.actor(broker=broker, idempotent=True, deduplicate="until_executed")(lambda: None)
-        send(work, hands)  # the scripts are known from now on
+        send(work, hands)  # loads the scripts
 
         with counting(monkeypatch, ":dedup:") as commands:
             send(work, hands)
@@ -148,7 +148,7 @@ def test_without_redis_no_message_is_sent_unprotected(broker: RedisBroker, monke
 def test_without_redis_no_message_runs_and_the_retry_keeps_the_key(
     broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # L5, D1: the answer to the start is lost, though it took effect
+    # L5, D1: the answer to the start is lost, but the start took effect
     runs: list[int] = []
     work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate="until_executed")(
         lambda: runs.append(1)
@@ -175,7 +175,7 @@ def test_without_redis_no_message_runs_and_the_retry_keeps_the_key(
 def test_message_already_in_the_broker_survives_the_loss_of_its_key(
     broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # R4: an error of ours where a delayed message comes due would leave it behind
+    # R4: an error where a delayed message comes due would leave it behind
     work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda: None)
     delayed = work.send_with_options(delay=60_000)
 
@@ -221,7 +221,7 @@ def test_release_is_repeated_after_a_short_redis_outage(
 def test_message_given_up_after_an_unanswered_start_blocks_no_other(
     broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    # D4: its key was not freed by the start, so the end has to free it
+    # D4: the start did not release its key, so the end has to
     once: Any = {"idempotent": True, "deduplicate": strategy, "max_retries": 0}
     work = dramatiq.actor(broker=broker, actor_name="work", **once)(lambda: None)
     work.send()

@@ -16,7 +16,7 @@ from tests.integration.middleware.hands import counting
 
 @pytest.fixture
 def namespace(settings: Settings, redis_client: redis.Redis) -> str:
-    """Forty keys under a name space with signs that patterns are made of."""
+    """Return a namespace with glob characters that has forty keys."""
     name = f"{settings.namespace}:[a]*"
     keys = DeduplicationKeys(redis_client, name)
     for number in range(40):

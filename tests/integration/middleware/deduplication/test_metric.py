@@ -49,7 +49,7 @@ def early(): ...
 
 
 class Counting:
-    """In place of prometheus-client: how many duplicates it was told of."""
+    """Replacement for prometheus-client that counts the duplicates."""
 
     def __init__(self) -> None:
         self.counted: dict[str, int] = {}
@@ -72,7 +72,7 @@ class Counting:
 
 @pytest.fixture
 def exported(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """What a process that exports metrics has counted."""
+    """Return the counts of a process that exports metrics."""
     counting: Any = Counting()
     monkeypatch.setitem(sys.modules, "prometheus_client", counting)
     monkeypatch.setattr(metrics, "_exporter", metrics._Exporter())
@@ -83,7 +83,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_each_dropped_duplicate_is_counted_once_wherever_it_is_dropped(
     broker: RedisBroker, hands: Hands, exported: dict[str, int], settings: Any, redis_client: Any
 ) -> None:
-    # D2: by `send`, `send_with_options`, groups, bulk; when due; and one that yields when it starts
+    # D2: from `send`, `send_with_options`, groups and bulk; at the due time; and at the start
     work = declared(broker, [], **executed())
     other = dramatiq.actor(broker=broker, actor_name="other", idempotent=True, deduplicate="until_executed")(fail_first)
     work.send(0), work.send(0), work.send_with_options(args=(0,))
@@ -147,7 +147,7 @@ def application(folder: Path, more: str = "") -> Path:
 def test_plain_sender_exports_its_dropped_duplicates(
     environment: dict[str, str], tmp_path: Path, redis_client: Any
 ) -> None:
-    # D2: such as a web application that has its own metrics page
+    # D2: such as a web application with its own metrics page
     module = application(tmp_path, "import prometheus_client\nwork.send(1), work.send(1), work.send(1)\n")
     environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
 
@@ -164,7 +164,7 @@ def test_plain_sender_exports_its_dropped_duplicates(
 def test_dramatiqs_metrics_page_shows_drops_of_all_worker_processes(
     environment: dict[str, str], tmp_path: Path, broker: RedisBroker
 ) -> None:
-    # D2: dropped before the process had booted, when Dramatiq had not yet prepared the values, and after
+    # D2: dropped before the process had booted, when Dramatiq had not prepared the values, and after
     application(
         tmp_path,
         "early.send()\nfor _ in range(5): early.send()\nassert 'prometheus_client' not in __import__('sys').modules\n",

@@ -27,15 +27,15 @@ from tests.integration.middleware.hands import Hands
 
 
 def exchanges_of_a_run(hands: Hands) -> int:
-    """How many a worker has, from a message's start to its end; RabbitMQ takes the acknowledgement elsewhere."""
+    """Return a worker's exchanges with Redis in one run; RabbitMQ takes the acknowledgement elsewhere."""
     message = hands.fetch()
     with exchanges() as made:
         hands.run(message)
-    return made.made
+    return made.total
 
 
 def test_run_starts_after_every_duplicate_whenever_it_arrives(broker: RedisBroker, hands: Hands) -> None:
-    # F6, D8: at every exchange of the worker with Redis, its last batch among them
+    # F6, D8: at every exchange of the worker with Redis, including its last batch
     sent: list[Message[Any]] = []
     arrived_before_reading: list[int] = []
     work: Actor[..., Any] = declared(broker, [], lambda: arrived_before_reading.append(len(sent)), **ONCE)
@@ -56,7 +56,7 @@ def test_run_starts_after_every_duplicate_whenever_it_arrives(broker: RedisBroke
     assert len(sent) == usual >= 3, "at each of them one arrived"
 
 
-#: Of a run's end: the release of its key, the enqueueing of the message that comes after it, the completion.
+#: At the end of a run: release of its key, enqueue of the rerun, completion.
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_rerun_is_enqueued_once_whichever_answer_is_lost(
@@ -73,7 +73,7 @@ def test_rerun_is_enqueued_once_whichever_answer_is_lost(
 
 
 def test_rerun_is_enqueued_however_long_redis_is_unavailable(broker: RedisBroker, hands: Hands) -> None:
-    # D8: many times as long as a key that nobody waits for is given up
+    # D8: much longer than an unconfirmed key is kept
     worker = EndingBadly(broker, hands)
 
     worker.end(1, "before", lose_connection, times=50)
@@ -85,7 +85,7 @@ def test_rerun_is_enqueued_however_long_redis_is_unavailable(broker: RedisBroker
 def test_rerun_is_enqueued_although_redis_came_back_empty(
     broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings
 ) -> None:
-    # D8: a run that lost its key cannot know whether it was wanted
+    # D8: a run that lost its key cannot know whether a rerun was requested
     worker = EndingBadly(broker, hands)
 
     def empty() -> None:
@@ -103,14 +103,14 @@ def test_rerun_is_enqueued_although_redis_came_back_empty(
 def test_rerun_is_enqueued_wherever_the_worker_is_killed_after_its_work(
     broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings, number: int, where: Where
 ) -> None:
-    # D8, F6: its message is delivered again, and finds nothing left to do
+    # D8, F6: its message is redelivered and finds the work completed
     worker = EndingBadly(broker, hands)
     with pytest.raises(Crash):
         worker.end(number, where, crash)
 
     worker.completed = True
     for mark in redis_client.scan_iter(match=f"{settings.namespace}:running:*"):
-        redis_client.delete(mark)  # it lives for seconds only
+        redis_client.delete(mark)  # it lasts for seconds only
     Hands(broker).run(MessageProxy(Message.decode(worker.in_hand)))
     worker.completed = False
     run_all(hands)
@@ -120,7 +120,7 @@ def test_rerun_is_enqueued_wherever_the_worker_is_killed_after_its_work(
 
 
 def test_requeued_run_owes_the_rerun_afterwards(broker: RedisBroker, hands: Hands) -> None:
-    # D8: a sweep that was stopped goes on at its cursor, and does not read again what is behind it
+    # D8: a stopped sweep resumes from its cursor and does not read earlier rows again
     runs: list[str] = []
 
     def stopped_once() -> None:

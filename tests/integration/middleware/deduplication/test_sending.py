@@ -121,7 +121,7 @@ def test_waiting_until_executed_retry_holds_its_key(
 
     assert work.send().options["duplicate_of"] == first.message_id
     (key,) = keys(redis_client, settings)
-    # Half the longest backoff at least, by Dramatiq's jitter, and the ttl after it.
+    # Half of the longest backoff at least, because of Dramatiq's jitter, and the ttl on top.
     assert redis_client.pttl(key) > 1_800_000 + 500_000
     hands.come_due()
     assert work.send().options["duplicate_of"] == first.message_id
@@ -172,7 +172,7 @@ def test_message_with_dependents_is_never_dropped(
     assert len(queued(broker)) == 2
     message, behind = hands.fetch(), hands.fetch()
     assert message is not None and message.message_id == holder.message_id and behind is not None
-    behind.options.update(dict.fromkeys(waiting))  # its followers are not this test's business
+    behind.options.update(dict.fromkeys(waiting))  # its followers are not part of this test
     behind.options["never_dropped"] = True
     hands.run(behind)
     assert work.send().options["duplicate_of"] == holder.message_id, "it frees no key but its own"

@@ -23,7 +23,7 @@ HOUR_MS: Final = 3_600_000
 
 
 class Storage:
-    """The work of an actor whose storage is away until a test says otherwise."""
+    """Work of an actor whose storage is unavailable until the test restores it."""
 
     def __init__(self) -> None:
         self.away = True
@@ -37,7 +37,7 @@ class Storage:
 
 @pytest.fixture(params=["keys_with_queue", "keys_elsewhere"])
 def broker(request: pytest.FixtureRequest, settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
-    """A broker whose queues are on the Redis of the keys, and one whose queues are on another."""
+    """Return a broker whose queues share the Redis of the keys, and one whose queues do not."""
     if request.param == "keys_with_queue":
         with installed(settings) as broker:
             yield broker
@@ -56,20 +56,20 @@ def storage() -> Storage:
 
 @pytest.fixture
 def actor(broker: Any, runs: list[Any], storage: Storage) -> Actor[..., Any]:
-    """An actor whose retries wait for an hour or longer."""
+    """Return an actor whose retries wait for an hour or longer."""
     delays = {"min_backoff": 2 * HOUR_MS, "max_backoff": 3 * HOUR_MS}
     return declared(broker, runs, storage, rediscovered=True, **delays, **executed())
 
 
 def failed(actor: Actor[..., Any], hands: Hands, **sent: Any) -> Message[Any]:
-    """A message that waits for its retry."""
+    """Return a message that waits for its retry."""
     message: Message[Any] = actor.send_with_options(**{"args": (7,), **sent})
     hands.run()
     return message
 
 
 def live(broker: Any) -> tuple[int, int]:
-    """How many messages wait to start, and how many are delayed."""
+    """Return how many messages wait to start, and how many are delayed."""
     return len(queued(broker)), len(queued(broker, "default.DQ"))
 
 
@@ -213,7 +213,7 @@ def test_message_that_is_not_waiting_for_a_retry_is_not_superseded(  # D1
 
 
 def end_the_delay(hands: Hands, client: redis.Redis, settings: Settings) -> None:
-    """Let the time of the delay go by, for the key as well."""
+    """End the delay, and expire the key by as much."""
     [key] = keys(client, settings)
     client.pexpire(key, TTL)
     hands.come_due()
@@ -311,7 +311,7 @@ def test_superseded_retry_is_remembered_for_a_ttl_after_it_is_due(
 def test_superseding_costs_no_further_round_trip(  # D10
     hands: Hands, actor: Actor[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for _ in range(2):  # the scripts are known from now on
+    for _ in range(2):  # loads the scripts
         failed(actor, hands)
     with counting(monkeypatch, ":dedup:") as plain:
         actor.send(10)

@@ -28,7 +28,7 @@ def terms(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def sent_twice(broker: Any) -> None:
-    """The scheduler could not say that it sent the tick, so the next minute sends it again."""
+    """Enqueue a tick twice: the scheduler could not record that it sent it, so the next minute repeats it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TickStore, "settle", lose)
         wake_up(broker, at(10))
@@ -42,7 +42,7 @@ def fetched(hands: Hands) -> MessageProxy:
 
 
 def another_copy(message: MessageProxy) -> Message[Any]:
-    """As a scheduler enqueues it that claimed the tick as well."""
+    """Return the copy that a scheduler enqueues that claimed the tick as well."""
     options = {name: value for name, value in message.options.items() if name != DEDUP_STATE}
     return dataclasses.replace(Message.decode(message.encode()), options={**options, "claim": "another"})
 
@@ -67,7 +67,7 @@ def test_refused_copy_of_a_tick_leaves_the_key_to_the_waiting_one(
 def test_no_copy_of_a_tick_leaves_its_key_behind(
     broker: Any, hands: Hands, runs: list[Any], terms: dict[str, Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
-    # D4: nor one that came into the queue when the other had ended
+    # D4: nor does one that was enqueued when the other had ended
     declared(broker, runs, schedule="0 * * * *", **terms)
     sent_twice(broker)
     hands.run()

@@ -78,7 +78,7 @@ def test_message_that_lost_its_key_waits_for_a_reservation_to_expire(
 def test_message_that_lost_its_key_waits_for_the_running_one(
     broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
-    # D7: put back, come due while the other still runs, put back again, then it runs; no retry is used up
+    # D7: requeued twice while the other one runs, then it runs; no retry is used
     work: Actor[..., Any] = declared(broker, runs, lambda: meanwhile(), **executed())
     first = work.send(1)
     redis_client.delete(*keys(redis_client, settings))

@@ -23,7 +23,7 @@ from tests.integration.middleware.hands import Hands, installed
 
 @pytest.fixture
 def apart(settings: Settings) -> Iterator[tuple[RedisBroker, Hands]]:
-    """A broker whose queues and keys are on servers of their own, and a worker."""
+    """Yield a broker with queues and keys on separate servers, and a worker."""
     with (
         embedded.start(postgres=False) as servers,
         installed(settings.model_copy(update={"broker_url": servers.redis_url})) as broker,
@@ -48,7 +48,7 @@ def test_rerun_is_enqueued_where_keys_and_queue_are_on_different_servers(
 def test_rerun_is_owed_until_its_message_is_on_the_other_server(
     apart: tuple[RedisBroker, Hands], redis_client: redis.Redis, settings: Settings
 ) -> None:
-    # D8: its worker is killed just before it sends that, and what it had in hand finds nothing left to do
+    # D8: its worker is killed just before it sends the rerun, and the redelivery finds the work completed
     broker, hands = apart
     worker = EndingBadly(broker, hands)
     with pytest.raises(Crash):
@@ -56,7 +56,7 @@ def test_rerun_is_owed_until_its_message_is_on_the_other_server(
 
     worker.completed = True
     for mark in redis_client.scan_iter(match=f"{settings.namespace}:running:*"):
-        redis_client.delete(mark)  # it lives for seconds only
+        redis_client.delete(mark)  # it lasts for seconds only
     Hands(broker).run(MessageProxy(Message.decode(worker.in_hand)))
     worker.completed = False
     run_all(hands)
@@ -68,7 +68,7 @@ def test_rerun_is_owed_until_its_message_is_on_the_other_server(
 def test_message_that_could_not_be_sent_is_sent_as_new_the_next_time(
     redis_client: redis.Redis, settings: Settings
 ) -> None:
-    # D1: with a broker that hands the hooks the very message, whose marks of a failed try are not true of the next
+    # D1: this broker passes the message itself to the hooks; marks of a failed attempt do not apply to the next
     broker = StubBroker(middleware=[])
     install(broker, settings.model_copy(update={"database_url": None}), workers=False)
     work: Actor[..., Any] = declared(broker, [], **executed())

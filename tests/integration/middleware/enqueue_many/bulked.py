@@ -19,6 +19,6 @@ def actor_of(broker: Broker, **options: Any) -> dramatiq.Actor[..., None]:
 
 
 def keys(broker: RedisBroker, settings: Settings) -> dict[bytes, int]:
-    """The deduplication keys and the milliseconds each has left."""
+    """Return the deduplication keys with their remaining milliseconds."""
     found = broker.client.scan_iter(match=f"{settings.namespace}:dedup:*")
     return {key: broker.client.pttl(key) for key in found}

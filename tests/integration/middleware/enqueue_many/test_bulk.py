@@ -23,7 +23,7 @@ from tests.rabbitmq_look import on_rabbitmq
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The size of everything that is sent to Redis, one element a round trip."""
+    """Record the size of each round trip to Redis."""
     sent: list[int] = []
     send = AbstractConnection.send_packed_command
 
@@ -188,7 +188,7 @@ def test_bulk_duplicate_of_a_running_message_requests_a_rerun(broker: RedisBroke
 
 def test_thousand_messages_cost_as_many_round_trips_as_two(
     broker: RedisBroker, commands: list[int]
-) -> None:  # D10: a constant number a batch
+) -> None:  # D10: a constant number for each batch
     work = actor_of(broker)
     enqueue_many(work, ["scripts are loaded"])
     commands.clear()

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.redis_broker_only(reason="it is about messages and keys
 
 @contextmanager
 def answers_lost_by(fault: Callable[[], None]) -> Iterator[None]:
-    """What a pipeline is for is done during the block, and its answer does not arrive."""
+    """Lose the answer of each pipeline in the block after its effect."""
     execute = Pipeline.execute
 
     def execute_in_vain(self: Pipeline, *args: Any, **options: Any) -> Any:
@@ -47,7 +47,7 @@ def test_bulk_sender_killed_anywhere_leaves_all_messages_and_keys_or_none(
     enqueue_many(work, [0])
     with exchanges() as made:
         enqueue_many(work, [1])
-    exchanged = made.made
+    exchanged = made.total
 
     for number in range(1, exchanged + 1):
         with exchanges() as made, pytest.raises(Crash):

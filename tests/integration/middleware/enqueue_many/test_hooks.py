@@ -18,7 +18,7 @@ from tests.integration.middleware.enqueue_many.bulked import actor_of, keys
 
 
 class Watching(Middleware):
-    """Notes what its hooks are told, and does to a message what its argument says."""
+    """Middleware that records its hooks and treats each message as its argument says."""
 
     def __init__(self) -> None:
         self.before: list[tuple[Any, int | None]] = []

@@ -20,13 +20,13 @@ pytestmark = pytest.mark.redis_broker_only(reason="it is about messages and keys
 
 
 def held(broker: RedisBroker, settings: Settings) -> list[dict[bytes, bytes]]:
-    """What the deduplication keys say."""
+    """Return the values of the deduplication keys."""
     client: Any = broker.client
     return [client.hgetall(key) for key in keys(broker, settings)]
 
 
 def carried_out_twice(between: Callable[[], object]) -> Callable[..., Any]:
-    """A pipeline's `execute` as a client does it that repeats what it got no answer to."""
+    """Return a pipeline's `execute` like that of a client that repeats unanswered commands."""
     execute = Pipeline.execute
 
     def execute_twice(self: Pipeline, *args: Any, **options: Any) -> Any:

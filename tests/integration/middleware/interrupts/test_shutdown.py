@@ -26,7 +26,7 @@ def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroke
 
 
 class Endless:
-    """An actor that runs until it is interrupted or let go."""
+    """Actor that runs until it is interrupted or released."""
 
     def __init__(self, broker: RedisBroker, first: Callable[[], object] = lambda: None, **options: Any) -> None:
         self.began, self.may_end, self.interrupted = threading.Event(), threading.Event(), threading.Event()

@@ -25,7 +25,7 @@ from tests.integration.middleware.applications import close_all, eventually, ins
 
 pytestmark = pytest.mark.redis_broker_only(reason="it is about the database, whatever carries the messages")
 
-#: Longer than any test waits; ended by the fixture should nobody else do so. No SELECT, which is repeated.
+#: Longer than any test waits; the fixture ends it. It is no SELECT, because those are repeated.
 _LONG = "DO 'BEGIN PERFORM pg_sleep(100); END'"
 
 
@@ -37,7 +37,7 @@ def broker(settings: Settings, postgres: Database, redis_client: redis.Redis) ->
 
 @pytest.fixture
 def active(admin: Connection, settings: Settings, postgres: Database) -> Iterator[Callable[[str], list[int]]]:
-    """The backends of this test that run such a statement now."""
+    """Wait for the number of this test's backends that run such a statement."""
     mine = postgres.connect_params["options"]
     assert settings.namespace in mine
 
@@ -223,7 +223,7 @@ def test_server_that_refuses_the_cancel_connection_is_logged(  # R5
 
 
 class _Elsewhere:
-    """A connection whose server lets nobody else in."""
+    """Connection whose server accepts no other one."""
 
     closed = 0
 

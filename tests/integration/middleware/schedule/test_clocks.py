@@ -27,7 +27,7 @@ def own(settings: Settings, postgres: Database, redis_client: redis.Redis) -> It
 
 
 def _run(machine: Machine, account: Account, until: datetime) -> None:
-    """One scheduler's life, in periodiq's own loop, and a worker after it."""
+    """Run a scheduler in periodiq's own loop, and then a worker."""
     machine.run_scheduler(*account.process().actors.values(), until=until)
     account.work_off()
 
@@ -76,7 +76,7 @@ def test_clock_step_of_an_hour_leaves_each_tick_one_outcome(
 def test_clock_step_forward_and_back_leaves_each_tick_one_outcome(
     own: Settings, monkeypatch: pytest.MonkeyPatch, schedule: str, restarted: bool
 ) -> None:
-    # What was counted as missed while the clock was ahead, fires when its time comes after all, and is missed no more.
+    # A tick that was missed while the clock was ahead fires at its time, and is no longer missed.
     account, machine = Account(own, schedule), Machine(monkeypatch, at(9, 59, 30))
     machine.step_clock(at(10, 20, 10), HOUR)
     machine.step_clock(at(11, 25, 10), -HOUR)
@@ -108,10 +108,10 @@ SPRING, AUTUMN = "2026-03-29", "2026-10-25"
 @pytest.mark.parametrize(
     ("schedule", "day", "fired"),
     [
-        # 2 o'clock is 3 o'clock: what the gap swallowed comes at its end.
+        # 2 o'clock is 3 o'clock: ticks in the gap fire at its end.
         ("30 2 * * *", SPRING, ["03:00+02:00"]),
         ("15,45 2 * * *", SPRING, ["03:00+02:00"]),
-        # 3 o'clock is 2 o'clock: it comes the first time round.
+        # 3 o'clock is 2 o'clock: the tick fires the first time.
         ("30 2 * * *", AUTUMN, ["02:30+02:00"]),
         ("0 1-3 * * *", AUTUMN, ["01:00+02:00", "02:00+02:00", "03:00+01:00"]),
     ],
@@ -148,7 +148,7 @@ def test_hourly_ticks_fire_once_each_on_daylight_saving_days(
 
 
 def _night(own: Settings, monkeypatch: pytest.MonkeyPatch, schedule: str, day: str) -> Account:
-    """A scheduler in Berlin from half a minute before midnight until ten past four."""
+    """Run a scheduler in Berlin from half a minute before midnight until ten past four."""
     berlin = own.model_copy(update={"timezone": ZoneInfo("Europe/Berlin")})
     midnight = datetime.fromisoformat(day).replace(tzinfo=berlin.timezone)
     account = Account(berlin, schedule)
@@ -164,7 +164,7 @@ def _night(own: Settings, monkeypatch: pytest.MonkeyPatch, schedule: str, day: s
         ("*/6 * * * *", "2026-03-05T10:02:20", "2026-03-05T10:00"),
         ("30 2 * * *", "2026-03-05T10:02:20", "2026-03-05T02:30"),
         ("0 0 1 * *", "2026-04-03T10:02:20", "2026-04-01T00:00"),
-        # The minute of the start is itself a tick: that one is it, in either case.
+        # The minute of the start is itself a tick, and it is the latest in either case.
         ("0 10 * * *", "2026-03-05T10:00:20", "2026-03-05T10:00"),
         ("* * * * *", "2026-03-05T10:02:20", "2026-03-05T10:02"),
     ],

@@ -35,7 +35,7 @@ def own(settings: Settings, postgres: Database, redis_client: redis.Redis) -> It
 
 
 def test_unwritten_outcome_is_written_by_the_next_scheduler(own: Settings) -> None:
-    # The worker that ran it may be gone by then.
+    # The worker that ran the tick may be gone by then.
     account = Account(own, "0 * * * *")
     wake_up(account.process(), at(10))
     with pytest.MonkeyPatch.context() as patch:
@@ -105,7 +105,7 @@ def test_outcome_without_database_and_redis_is_written_with_the_next_message(
 def test_tick_whose_reason_the_database_refuses_has_its_outcome(
     own: Settings, text: str, kind: type[Exception], outcome: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Dramatiq logs the text as it is; what runs tests in parallel cannot send that on.
+    # Dramatiq logs the text unescaped; pytest-xdist cannot transfer that.
     caplog.set_level(logging.CRITICAL, "dramatiq")
     account = Account(own, "0 * * * *", max_retries=0)
     account.failures = iter([kind(text)])
@@ -146,7 +146,7 @@ def test_unwritable_note_affects_no_other_note(
 
 
 def test_failed_sweep_with_its_own_row_has_one_row(own: Settings) -> None:
-    # Its table is not there.
+    # Its table does not exist.
     broker = installed(own)
     register(broker, sweep)
     wake_up(broker, at(10))

@@ -16,9 +16,9 @@ from housekeeping.middleware.schedule.middleware import Schedule
 from housekeeping.middleware.schedule.tick_store import TickStore
 from housekeeping.sweeps.ledger import runs
 from tests.integration.middleware.applications import at, close_all, queued, rows, wake_up
-from tests.integration.middleware.schedule.ticking import Account, Killed, let_claims_end
+from tests.integration.middleware.schedule.ticking import Account, Killed, expire_claims
 
-#: Plants where a scheduler dies.
+#: Installs the point at which a scheduler dies.
 Dies = Callable[[pytest.MonkeyPatch, RedisBroker], None]
 
 
@@ -68,13 +68,13 @@ def _killed(account: Account, dies: Dies, now: Any) -> None:
         dies(patch, broker)
         with pytest.raises(Killed):
             wake_up(broker, now)
-    let_claims_end(account.settings.namespace)
+    expire_claims(account.settings.namespace)
 
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("quick", [True, False], ids=["worker_at_once", "worker_later"])
 def test_scheduler_killed_anywhere_leaves_each_tick_one_outcome(own: Settings, point: str, quick: bool) -> None:
-    # The outage before it makes a gap, whose row has to outlive the kill as well.
+    # The outage before it makes a gap, whose row must survive the kill as well.
     account = Account(own, "0 * * * *")
     wake_up(account.process(), at(6))
 
@@ -94,7 +94,7 @@ def test_scheduler_killed_anywhere_leaves_each_tick_one_outcome(own: Settings, p
 def test_scheduler_killed_anywhere_for_good_leaves_each_tick_one_outcome(
     own: Settings, point: str, quick: bool
 ) -> None:
-    # Nobody comes to make it up before the next tick is due.
+    # No scheduler catches up before the next tick is due.
     account = Account(own, "* * * * *")
     wake_up(account.process(), at(10))
 

@@ -25,7 +25,7 @@ def own(settings: Settings, postgres: Database, redis_client: redis.Redis) -> It
 
 
 def _lose(patch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool) -> None:
-    """The connection breaks before Redis hears of this step, or after it took it and before it could say so."""
+    """Break the connection before Redis receives this step, or after its effect and before the answer."""
     step = getattr(owner, name)
 
     def lose(*args: Any, **kwargs: Any) -> None:
@@ -63,7 +63,7 @@ def test_scheduler_that_loses_redis_anywhere_leaves_each_tick_one_outcome(
 def test_ticks_of_a_new_actor_are_recorded_though_redis_is_down_at_start(
     own: Settings,
 ) -> None:
-    # S5: neither Redis nor the ledger has ever heard of it
+    # S5: neither Redis nor the ledger knows the actor yet
     account = Account(own, "* * * * *")
     broker = account.process()
 
@@ -79,7 +79,7 @@ def test_ticks_of_a_new_actor_are_recorded_though_redis_is_down_at_start(
 
 
 def test_tick_queued_twice_runs_once(own: Settings) -> None:
-    # The answer to the enqueueing was lost, so the next minute sends it again; the actor is not idempotent.
+    # The answer to the enqueue was lost, so the next minute repeats it; the actor is not idempotent.
     account = Account(own, "0 * * * *")
     broker = account.process()
     with pytest.MonkeyPatch.context() as patch:
@@ -95,7 +95,7 @@ def test_tick_queued_twice_runs_once(own: Settings) -> None:
 
 
 def test_queued_tick_is_not_dropped_for_its_own_message(own: Settings) -> None:
-    # Deduplication sees that the message is there: that is no reason to say that the tick was skipped.
+    # Deduplication finds the message in the queue. That does not mean that the tick was skipped.
     account = Account(own, "0 * * * *", idempotent=True, deduplicate="until_executed")
     broker = account.process()
     with pytest.MonkeyPatch.context() as patch:

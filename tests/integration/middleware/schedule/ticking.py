@@ -20,23 +20,23 @@ from tests.integration.middleware.hands import Hands
 
 
 class Killed(BaseException):
-    """What a process is to itself when it is killed: nothing of it goes on."""
+    """Simulated kill of a process: none of its code runs afterward."""
 
 
 class Account:
-    """The schedulers and workers of one plain actor, ``swept``, and the books of its ticks."""
+    """Schedulers and workers of one plain actor, ``swept``, with the ticks that ran and were recorded."""
 
     def __init__(self, settings: Settings, schedule: str, **options: Any) -> None:
         self.settings = settings
         self.schedule = schedule
         self._options = options
         self.runs: Counter[datetime] = Counter()
-        #: What the coming runs raise; none: they end well.
+        #: Exceptions of the next runs; `None` is a run that succeeds.
         self.failures: Iterator[Exception | None] = iter(())
         self._in_hand = ""
 
     def process(self) -> RedisBroker:
-        """A process that has just started: a broker of its own, with nothing in its memory."""
+        """Return the broker of a process that has just started, with nothing in memory."""
         broker = installed(self.settings)
 
         @dramatiq.actor(broker=broker, actor_name="swept", schedule=self.schedule, **self._options)
@@ -48,17 +48,17 @@ class Account:
         return broker
 
     def work_off(self) -> None:
-        """A worker that runs all there is in the queue."""
+        """Run every waiting message in a worker."""
         hands = Hands(self.process())
         while (message := hands.fetch()) is not None:
             self._run(hands, message)
 
     def run(self, message: MessageProxy) -> None:
-        """A worker that runs a message it was given."""
+        """Run the given message in a worker."""
         self._run(Hands(self.process()), message)
 
     def come_due(self) -> None:
-        """Retries come due and run, until none is left."""
+        """Run retries at their due time until none is left."""
         hands = Hands(self.process())
         hands.come_due()
         while (message := hands.fetch()) is not None:
@@ -70,7 +70,7 @@ class Account:
         hands.run(message)
 
     def nominal(self, after: datetime, until: datetime) -> set[datetime]:
-        """The ticks later than one moment and not later than another."""
+        """Return the ticks after one time, up to and including another."""
         return set(Cron(self.schedule, self.settings.timezone).ticks(after, until))
 
     @property
@@ -80,7 +80,7 @@ class Account:
 
     @property
     def recorded(self) -> set[datetime]:
-        """The ticks that have an outcome of their own."""
+        """Return the ticks that have an outcome of their own."""
         own: Any = Run.select(Run.tick).where(Run.outcome != "missed").tuples()
         ticks = [tick for (tick,) in own]
         assert len(ticks) == len(set(ticks)), "a tick has two outcomes"
@@ -88,13 +88,13 @@ class Account:
 
     @property
     def missed(self) -> int:
-        """How many ticks the ledger says were missed."""
+        """Return the number of ticks that the ledger records as missed."""
         gaps: Any = Run.select(Run.counts).where(Run.outcome == "missed").tuples()
         return sum(counts["missed"] for (counts,) in gaps)
 
 
-def let_claims_end(namespace: str) -> None:
-    """The seconds for which a dead scheduler's claims hold are over."""
+def expire_claims(namespace: str) -> None:
+    """Expire the claims of a dead scheduler."""
     client = shared_redis.get()
     for key in list(client.scan_iter(match=f"{namespace}:tick_claim:*")):
         assert 0 < client.pttl(key) <= 10_000, "a claim that would block for longer than seconds"
@@ -102,6 +102,6 @@ def let_claims_end(namespace: str) -> None:
 
 
 def utc(text: str) -> datetime:
-    """A moment from its ISO form; UTC unless it says otherwise."""
+    """Parse an ISO time, as UTC unless it has an offset."""
     at = datetime.fromisoformat(text)
     return at if at.tzinfo else at.replace(tzinfo=UTC)

@@ -34,7 +34,7 @@ def refuse_deletion_of(admin: Connection, statuses: type[UserStatus]) -> Callabl
     return refuse
 
 
-def test_one_poison_row_costs_itself_only(
+def test_one_poison_row_affects_no_other_row(
     add_statuses: AddStatuses, refuse_deletion_of: Callable[[str], None], reported: list[dict[str, Any]]
 ) -> None:
     add_statuses(10_000, DUE)
