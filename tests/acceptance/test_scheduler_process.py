@@ -62,9 +62,7 @@ def test_two_schedulers_started_without_redis_fire_the_next_tick_once(  # S1, S2
 
 
 @pytest.mark.parametrize("program", [SCHEDULER, [*WORKER, "-p", "2"]], ids=["periodiq", "dramatiq"])
-def test_invalid_setting_ends_the_process_with_one_line(
-    program: list[str], environment: dict[str, str]
-) -> None:
+def test_invalid_setting_ends_the_process_with_one_line(program: list[str], environment: dict[str, str]) -> None:
     environment["HOUSEKEEPING_CATCH_UP"] = "all"
 
     ended = subprocess.run([*program, APP], env=environment, capture_output=True, text=True, timeout=60)

@@ -28,7 +28,7 @@ Cursor = dict[str, Any]
 
 #: Maximum interval between heartbeats; each batch is one.
 HEARTBEAT: Final = timedelta(seconds=20)
-#: After three missed heartbeats a run is considered dead (design.md, State in PostgreSQL).
+#: After three missed heartbeats a run is considered dead (docs/reference/ledger.md).
 SILENCE: Final = 3 * HEARTBEAT
 #: Number of past runs that make up a worker's history.
 HISTORY: Final = 50

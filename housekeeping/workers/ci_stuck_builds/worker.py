@@ -19,7 +19,7 @@ BATCH_SIZE: Final = 100  # rows a statement; document 6, テーブル別操作�
 STALE_AFTER: Final = timedelta(hours=1)  # document 6, 備考
 PENDING_FOR: Final = timedelta(days=1)  # docs/workers/ci_stuck_builds.md
 LEASE_TTL: Final = timedelta(minutes=30)  # document 6, 排他制御
-MAX_RUNTIME: Final = timedelta(minutes=25)  # well before the lease ends; design.md, Settings
+MAX_RUNTIME: Final = timedelta(minutes=25)  # well before the lease ends
 LONGEST_RUN: Final = timedelta(minutes=30)  # document 6, 監視・アラート
 MOST_DROPPED: Final = 1000  # builds per run, ten full batches; document 6, 監視・アラート gives no number
 MOST_DOOMED: Final = 10  # builds per run; each is damaged data that a person has to look into

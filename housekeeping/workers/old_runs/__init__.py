@@ -1,7 +1,7 @@
 """Removes old rows from the library's own tables: runs, unused leases, rejections and stopped processes.
 
 ============  =====================================================================
-Source        design.md, State in PostgreSQL: 30 days
+Source        docs/reference/ledger.md: 30 days
 Runs          Every day at 03:20
 Touches       ``housekeeping.runs`` (delete), ``housekeeping.leases`` (delete; after 30 days unused),
               ``housekeeping.rejections`` and their reports (delete; after 30 days and a day),

@@ -14,7 +14,7 @@ from housekeeping.sweeps.stages.actions import Delete
 from housekeeping.sweeps.stages.table_stage import TableStage
 
 SCHEDULE: Final = "20 3 * * *"  # once a day, at a quiet hour and not on the hour
-KEPT_FOR: Final = timedelta(days=30)  # design.md, State in PostgreSQL
+KEPT_FOR: Final = timedelta(days=30)  # docs/reference/ledger.md
 #: Not configurable: deleting the row of a lease fences off its holder, so the lease must be out of use for certain.
 LEASES_KEPT_FOR: Final = timedelta(days=30)
 #: A rejection that no run has seen for this long belongs to records or arguments that no longer exist.

@@ -1,4 +1,4 @@
-"""Epochs and the fence (semantics.md, L3), on a real PostgreSQL and Redis."""
+"""Fencing tokens and the fence (L3), on a real PostgreSQL and Redis."""
 
 from __future__ import annotations
 

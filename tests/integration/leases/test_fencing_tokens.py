@@ -1,4 +1,4 @@
-"""Epochs never go down, whoever takes, forgets and upgrades (semantics.md, L3), on a real PostgreSQL."""
+"""Fencing tokens never decrease, even after an upgrade or lost rows (L3), on a real PostgreSQL."""
 
 from __future__ import annotations
 

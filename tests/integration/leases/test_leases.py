@@ -1,4 +1,4 @@
-"""What a lease promises (semantics.md, L1, L5, L6), by the stand-in and by Redis alike: the stub is not kinder."""
+"""Promises of leases (L1, L5, L6), with the in-memory stub and Redis alike."""
 
 from __future__ import annotations
 

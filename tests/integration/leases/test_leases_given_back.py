@@ -1,4 +1,4 @@
-"""What becomes of a lease whose holder gives it back while Redis does not answer (semantics.md, L1)."""
+"""Release of leases while Redis does not answer (L1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Renewal in the background (semantics.md, L2), in real threads and processes."""
+"""Background renewal of leases (L2), in real threads and processes."""
 
 from __future__ import annotations
 

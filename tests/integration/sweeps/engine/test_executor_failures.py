@@ -82,7 +82,7 @@ def _raise_after(batches: int) -> Callable[[Counts], None]:
 def test_a_zombie_commits_nothing_once_another_run_took_over(
     add_statuses: AddStatuses, admin: Connection, settings: Settings
 ) -> None:
-    # design.md, State in PostgreSQL: a run that was only asleep ends without a row of its own.
+    # A run that only slept and was marked as lost adds no second row.
     add_statuses(50, DUE)
     others: list[RunResult] = []
 

@@ -1,4 +1,4 @@
-"""A message that is delivered again while its first delivery sleeps in the beginning of its run (semantics.md, I1)."""
+"""Redelivered messages whose first delivery sleeps at the start of its run (I1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that sleep, hang, lose their lease or the answer to a COMMIT (semantics.md, L2 and L3; scenarios F1, F2, F4)."""
+"""Runs that sleep, hang, or lose their lease or the answer to a COMMIT (L2, L3; scenarios F1, F2, F4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases as an operator sees them, and released by hand (semantics.md, L3; design.md, Command line)."""
+"""List and forced release of leases (L3)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Projects enqueued by a run of the scheduler, and where the next one resumes (document 58; workers.md, 58): each test
-names what it keeps."""
+"""Projects enqueued by a run of the scheduler, and where the next run resumes (document 58)."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ def test_a_run_ends_at_its_limit_of_projects(
 def test_next_run_resumes_and_ends_where_it_began(
     broker: RedisBroker, add_deletions: AddDeletions, settings: Settings
 ) -> None:
-    # workers.md, 58: high ids do not starve.
+    # document 58: high ids do not starve.
     add_deletions(25, project="n")
     rounds = []
     for _ in range(4):

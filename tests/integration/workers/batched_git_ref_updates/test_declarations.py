@@ -36,7 +36,7 @@ def test_schedule_limits_and_labels_match_the_document(broker: RedisBroker) -> N
 
 
 def test_limits_and_labels_match_the_document() -> None:
-    # 備考; workers.md, 58
+    # document 58, 備考
     assert project_cleanup.options == {"page_size": 1000, "git_batch_size": 100, "max_deletes": 10_000}
     assert (project_cleanup.queue, project_cleanup.schedule) == ("git_refs", None)
     assert (project_cleanup.feature_category, project_cleanup.data_consistency) == ("gitaly", "delayed")

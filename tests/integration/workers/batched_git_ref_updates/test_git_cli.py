@@ -1,4 +1,4 @@
-"""The default ref deletion, on real repositories (workers.md, 58)."""
+"""Default ref deletion, on real repositories (document 58)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cleanup of one project (document 58, its follow-up; workers.md, 58): each test names its section."""
+"""Cleanup of one project (document 58, its follow-up)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_other_projects_and_processed_rows_are_left_alone(
 def test_all_refs_are_deleted(
     watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, pending: Pending, count: int
 ) -> None:
-    # workers.md: pages, and batches of refs within them.
+    # Pages, and batches of refs within them.
     bare = repository(*(f"refs/heads/{number}" for number in range(1, count + 1)))
     add_deletions(count)
 
@@ -78,7 +78,7 @@ def test_all_refs_are_deleted(
 def test_a_run_ends_at_its_limit_of_rows(
     root: Path, add_deletions: AddDeletions, pending: Pending, count: int, outcome: tuple[str, str], deletes: int
 ) -> None:
-    # workers.md: until 10,000 rows or none; here 30. The next run does the rest.
+    # Up to 10,000 rows a run; here 30. The next run continues.
     add_deletions(count)
 
     result = run_sweep(SMALL, 1)
@@ -105,7 +105,7 @@ def test_invalid_and_refused_rows_count_towards_the_limit(
 def test_duplicate_requests_delete_the_ref_once(
     watched: Watched, repository: MakeRepository, add_refs: AddRefs, pending: Pending
 ) -> None:
-    # workers.md: the refs, each once; a duplicate in a batch would make git refuse it.
+    # Each ref once: git refuses a batch with a duplicate.
     bare = repository("refs/heads/a", "refs/heads/b")
     add_refs("refs/heads/a", "refs/heads/b", "refs/heads/a", "refs/heads/a")
 
@@ -147,7 +147,7 @@ def test_run_stops_at_its_time_limit_and_the_next_resumes(
 def test_slow_batches_are_committed_in_time_for_the_heartbeat(
     watched: Watched, add_deletions: AddDeletions, monkeypatch: pytest.MonkeyPatch, pending: Pending
 ) -> None:
-    # design.md, State in PostgreSQL: a run whose heartbeat is older than a minute is taken for lost.
+    # A run whose heartbeat is older than a minute counts as lost.
     monkeypatch.setattr(cleanup, "HEARTBEAT", timedelta())
     left: list[int] = []
     watched.before = lambda number, refs: left.append(len(pending()))

@@ -1,4 +1,4 @@
-"""Missing repositories, and locked, odd or invalid refs (workers.md, 58): results for their rows."""
+"""Results of rows with missing repositories and with locked, odd or invalid refs (document 58)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.workers.batched_git_ref_updates.repositories import MakeR
 
 
 def test_repository_path_is_the_hash_of_the_project() -> None:
-    # workers.md, 58
+    # document 58
     digest = "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b"
 
     assert str(hashed_path(1)) == f"@hashed/6b/86/{digest}.git"
@@ -126,7 +126,7 @@ def test_ref_that_is_a_folder_of_refs_does_not_exist(
 def test_invalid_ref_is_logged_counted_and_processed(
     watched: Watched, repository: MakeRepository, add_refs: AddRefs, pending: Pending, lines: Lines, name: str
 ) -> None:
-    # workers.md: it never reaches git, and would come back for ever were it left pending.
+    # It never reaches git, and a pending row would be retried forever.
     bare = repository("refs/heads/a", "refs/heads/kept")
     add_refs(name, "refs/heads/a")
 

@@ -1,4 +1,4 @@
-"""Validation of ref names compared with git for thousands of names (workers.md, 58: a ref name is data)."""
+"""Validation of ref names, compared with git for thousands of names (document 58)."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_partitioned_tables_are_cleaned_in_any_time_zone(
     times: DatabaseTimes,
     redis_client: redis.Redis,
 ) -> None:
-    # workers.md, 58: prefix p_, partitioned by partition_id; the same id may be in two partitions.
+    # document 58: prefix p_, partitioned by partition_id; the same id may be in two partitions.
     table = Deletion._meta.table_name
     bare = repository(*(f"refs/heads/{name}" for name in ("a", "b", "locked", "kept")))
     bare.lock("refs/heads/locked")
@@ -144,7 +144,7 @@ def test_single_record_has_the_databases_time_of_its_change(deletions: type[Dele
 
 
 def test_a_ref_of_1024_characters_fits_and_a_longer_one_does_not(deletions: type[Deletion]) -> None:
-    # workers.md, 58
+    # document 58
     Deletion.create(project_id=1, ref="refs/" + "x" * 1019)
 
     with pytest.raises(peewee.DataError):

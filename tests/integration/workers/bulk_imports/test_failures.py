@@ -73,7 +73,7 @@ def test_poison_row_is_tried_once_per_run_and_raises_an_alert(tables: Tables, cl
 
 
 def test_unchangeable_rows_do_not_use_up_every_run(tables: Tables) -> None:
-    # workers.md, 65: a poison row does not come first again for ever. Each run has time for three pages.
+    # document 65: a poison row is not the first one in every run. Each run has time for three pages.
     tables.add_imports(60, f"{STALE} + interval '1 second' * n")
     tables.add_entities(1)
     tables.refuse("bulk_imports", "OLD.id <= 50")

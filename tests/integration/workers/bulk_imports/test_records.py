@@ -1,4 +1,4 @@
-"""Single records: every event of workers.md as a method, for applications."""
+"""Events of single records as methods, for applications (docs/workers/bulk_imports.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from housekeeping.workers.bulk_imports.states import ImportStatus, TrackerStatus
 from tests.integration.conftest import Locked
 from tests.integration.workers.bulk_imports.conftest import NOW, STALE, Tables
 
-#: Event -> (states it may come from, state it leads to), by the numbers of workers.md, 65.
+#: Event -> (states it may come from, state it leads to), by the numbers in document 65.
 IMPORTS: dict[str, tuple[tuple[int, ...], int]] = {
     "start": ((0,), 1),
     "finish": ((1,), 2),

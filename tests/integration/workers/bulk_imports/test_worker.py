@@ -78,7 +78,7 @@ def test_a_stale_tracker_of_a_fresh_entity_stays(tables: Tables, clock: ManualCl
 
 
 def test_stale_import_and_fresh_entity_are_independent(tables: Tables, clock: ManualClock) -> None:
-    # workers.md, 65: each on its own row.
+    # document 65: each on its own row.
     tables.add_imports(1, STALE, first_id=1)
     tables.add_entities(1, FRESH, of=1)
     tables.add_imports(1, FRESH, first_id=2)
@@ -92,7 +92,7 @@ def test_stale_import_and_fresh_entity_are_independent(tables: Tables, clock: Ma
 def test_every_change_sets_updated_at_and_nothing_else(
     tables: Tables, clock: ManualClock, times: DatabaseTimes
 ) -> None:
-    # 出力仕様: the status column; workers.md, 65: every change sets updated_at.
+    # document 65, 出力仕様: the status column. Every change sets updated_at.
     tables.add_imports(1)
     tables.add_entities(1)
     tables.add_trackers(1, "1, 2")

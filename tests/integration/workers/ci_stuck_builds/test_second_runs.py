@@ -1,4 +1,4 @@
-"""The workers of the stuck builds are idempotent without middleware and messages (semantics.md, I4)."""
+"""Workers of the stuck builds are idempotent without middleware and messages (I4)."""
 
 from __future__ import annotations
 

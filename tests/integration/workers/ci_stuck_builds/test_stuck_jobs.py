@@ -62,7 +62,7 @@ def test_a_second_run_within_the_hour_does_not_double_the_children(
 def test_children_are_enqueued_despite_a_failing_run(
     broker: RedisBroker, delayed: Delayed, clock: ManualClock, admin: Connection
 ) -> None:
-    # workers.md: whatever else happens.
+    # The children are enqueued even if the sweep fails.
     with admin.cursor() as cursor:
         cursor.execute("ALTER TABLE ci_builds RENAME TO elsewhere")
 
