@@ -16,7 +16,7 @@ from housekeeping.database.catalog import (
     table_of,
     table_version,
 )
-from housekeeping.database.connection import database
+from housekeeping.database.connection import BaseModel, database
 
 _COMPOSITE_KEY_NAME: Final = "__composite_key__"
 _INTEGERS: Final = ("smallint", "integer", "bigint")
@@ -97,6 +97,14 @@ def declared_key_columns(model: type[Model]) -> tuple[str, ...]:
     if isinstance(declared, CompositeKey):
         return tuple(meta.fields[name].column_name for name in declared.field_names)
     return (declared.column_name,)
+
+
+def is_implicit_key(model: type[Model]) -> bool:
+    """Return whether the key is the column ``id`` that peewee adds to a model without a declared key."""
+    meta: Any = model._meta
+    inherited: Any = BaseModel._meta
+    # The key of the base class is copied, with the number that peewee gives each new field.
+    return bool(getattr(meta.primary_key, "_order", None) == inherited.primary_key._order)
 
 
 def _use(model: type[Model], columns: tuple[str, ...], table: Table) -> None:

@@ -51,4 +51,4 @@ def _of_stage(sweep: Sweep, stage: TableStage) -> Iterator[Finding]:
     elif not table.is_unique(declared_key_columns(model)) and sweep.stages is None:
         used = ", ".join(column.column_name for column in stage.key)
         text = f"{model.__name__} declares the key ({declared}), which is not unique; runs use ({used})"
-        yield Finding("warning", sweep.name, subject, text, f"write {key_in_model(model, table)}")
+        yield Finding("warning", sweep.name, subject, text, key_in_model(model, table))

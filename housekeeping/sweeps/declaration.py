@@ -228,9 +228,12 @@ class Sweep:
             object.__setattr__(self, "_unchecked", True)
 
     def _refuse_predicates(self) -> None:
-        walks = [each.stale for each in self.declared_stages() if isinstance(each, TableStage)]
-        for stale in walks if self.stale is None else [self.stale]:
-            refuse_predicate(self.name, stale, always_stale=self.always_stale)
+        for each in self.declared_stages():
+            if isinstance(each, TableStage):
+                # A stage of your own may join other tables.
+                model = each.model if type(each) in (TableStage, CallStage) else None
+                stale = each.stale if self.stale is None else self.stale
+                refuse_predicate(self.name, stale, model=model, always_stale=self.always_stale)
 
     def _check_now(self) -> None:
         """Check the predicates that could not be checked before."""

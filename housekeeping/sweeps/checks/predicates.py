@@ -15,17 +15,23 @@ from typing import Any, Final
 from peewee import (
     OP,
     ColumnBase,
+    Context,
     Expression,
     Field,
     FieldAccessor,
+    FieldAlias,
     ForeignKeyAccessor,
+    Model,
     Node,
     ObjectIdAccessor,
     PostgresqlDatabase,
+    Query,
     WrappedNode,
 )
 
 from housekeeping.core.errors import DeclarationError
+from housekeeping.sweeps.table_models.naming import EXAMPLE as ROW_EXAMPLE
+from housekeeping.sweeps.table_models.naming import RowPredicate
 
 #: Two times that differ in every part, also in the day of the week.
 _TIMES: Final = (datetime(2024, 2, 12, 3, 14, 15, 926535, UTC), datetime(2026, 11, 25, 16, 47, 38, 1, UTC))
@@ -61,10 +67,13 @@ _ACCESSORS: Final[dict[Any, Any]] = {
 }
 
 
-def refuse_predicate(name: str, stale: Callable[[datetime], Any], *, always_stale: bool) -> None:
+def refuse_predicate(
+    name: str, stale: Callable[[datetime], Any], *, model: type[Model] | None, always_stale: bool
+) -> None:
     """Reject a predicate that may match more rows than its author means; needs no database.
 
     Parameters:
+      model: The table whose columns it may use outside of subqueries; None: any.
       always_stale: Whether the predicate need not depend on the time, nor keep the columns it uses.
 
     Raises:
@@ -72,6 +81,7 @@ def refuse_predicate(name: str, stale: Callable[[datetime], Any], *, always_stal
       Exception: The predicate itself fails, so that nothing is known of it.
     """
     _refuse_signature(name, stale)
+    example = ROW_EXAMPLE if isinstance(stale, RowPredicate) else _EXAMPLE
     with _watched() as usage:
         conditions = [stale(at) for at in (*_TIMES, _TIMES[0])]
     if usage.truth_tested:
@@ -81,24 +91,28 @@ def refuse_predicate(name: str, stale: Callable[[datetime], Any], *, always_stal
         )
     for condition in conditions:
         if not isinstance(condition, Node):
-            raise DeclarationError(f"{name}: stale returns {condition!r}; write a condition on columns: {_EXAMPLE}")
+            raise DeclarationError(
+                f"{name}: stale returns {_shown(condition)}; write a condition on columns: {example}"
+            )
     for value in _plain_operands(conditions[0]):
         raise DeclarationError(
-            f"{name}: stale joins a condition with the value {value!r}; put each comparison in parentheses: (A) & (B), "
+            f"{name}: stale joins a condition with {_shown(value)}; put each comparison in parentheses: (A) & (B), "
             "(A) | (B), ~(A)"
         )
+    if model is not None:
+        _refuse_foreign_columns(name, model, conditions[0])
     if always_stale:
         return
     first, second, first_again = (_offline.get_sql_context().sql(condition).query() for condition in conditions)
     if first != first_again:
         raise DeclarationError(
             f"{name}: stale reads the clock itself, such as datetime.now(), so stale_after does not apply; write a "
-            f"comparison with the time it is given: {_EXAMPLE}; or always_stale=True, if this is meant"
+            f"comparison with the time it is given: {example}; or always_stale=True, if this is meant"
         )
     if first == second:
         raise DeclarationError(
             f"{name}: stale does not depend on the time it is given, so rows of any age are stale; write a comparison "
-            f"with it: {_EXAMPLE}; or always_stale=True, if the age does not matter"
+            f"with it: {example}; or always_stale=True, if the age does not matter"
         )
     sql = f"{first[0]} {second[0]}"
     for used in usage.fields:
@@ -119,6 +133,41 @@ def _plain_operands(condition: Any) -> Iterator[Any]:
         if condition.op in (OP.AND, OP.OR) and not isinstance(operand, Node):
             yield operand
         yield from _plain_operands(operand)
+
+
+def _shown(value: object) -> str:
+    """Return a value of the predicate as text. Others than plain ones are not written out: a query would be sent."""
+    plain = value is None or isinstance(value, bool | int | float | str) or value == ()
+    return repr(value) if plain else f"an object of type {type(value).__name__}"
+
+
+class _OwnColumns(Context):
+    """Renders a condition without its subqueries, and notes the columns."""
+
+    def __init__(self) -> None:
+        super().__init__(**_offline.get_context_options())
+        self.columns: list[Field | FieldAlias] = []
+
+    def sql(self, obj: Any) -> Any:
+        if isinstance(obj, Query):
+            return self
+        if isinstance(obj, Field | FieldAlias):
+            self.columns.append(obj)
+        return super().sql(obj)
+
+
+def _refuse_foreign_columns(name: str, model: type[Model], condition: Node) -> None:
+    context = _OwnColumns()
+    context.sql(condition)
+    for column in context.columns:
+        if isinstance(column, FieldAlias) or column.model is not model:
+            field = column.field if isinstance(column, FieldAlias) else column
+            owner = field.model.__name__
+            what = f"an alias of {owner}" if isinstance(column, FieldAlias) else owner
+            raise DeclarationError(
+                f"{name}: stale uses {field.name} of {what}, but the sweep goes through the table of {model.__name__}; "
+                f"put columns of other tables into a subquery: column.in_({owner}.select(...).where(...))"
+            )
 
 
 def _refuse_signature(name: str, stale: Callable[[datetime], Any]) -> None:

@@ -14,6 +14,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.stages.stage import Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
+from housekeeping.sweeps.table_models.columns import is_built
 
 _NO_KEY: Final = "has no primary key and no unique index over NOT NULL columns, so its rows cannot be told apart"
 
@@ -51,31 +52,35 @@ def wrong_key(stage: TableStage) -> tuple[str, str] | None:
     return (
         f"{model.__name__} declares the key ({declared}) and order is {order}, "
         f"but rows of {name} are identified by {keys}",
-        f"write {_as_written(stage, table)}",
+        _as_written(stage, table),
     )
 
 
 def key_in_model(model: type[Model], table: Table) -> str:
-    """Return how a model declares the key of the table."""
+    """Return how to declare the key of the table."""
     meta: Any = model._meta
+    if is_built(model):
+        return f"declare the primary key {_in_brackets(table.keys[0])} in {model.__name__}"
     key = [_field_name(model, column) for column in table.keys[0]]
     if len(key) == 1:
-        written = f"{key[0]} = ...Field(primary_key=True) in {model.__name__}"
+        written = f"write {key[0]} = ...Field(primary_key=True) in {model.__name__}"
     else:
-        written = (
-            f"primary_key = CompositeKey({', '.join(repr(name) for name in key)}) in class Meta of {model.__name__}"
-        )
+        names = ", ".join(map(repr, key))
+        written = f"write primary_key = CompositeKey({names}) in class Meta of {model.__name__}"
     missing = [column for column in table.keys[0] if column not in meta.columns]
     return f"{written}, with a field for {' and '.join(missing)}" if missing else written
 
 
 def _as_written(stage: TableStage, table: Table) -> str:
     model, key = stage.model, table.keys[0]
+    if is_built(model):
+        return key_in_model(model, table)  # `Sweep.on` appends the key to the order
     declared = declared_key_columns(model)
     before = [column.column_name for column in stage.order if column.column_name not in (*key, *declared)]
     columns = [*before, *(column for column in (*declared, *key) if column in table.columns)]
     order = [f"{model.__name__}.{_field_name(model, column)}" for column in dict.fromkeys(columns)]
-    return f"order=({', '.join(order)}{',' if len(order) == 1 else ''}) and {key_in_model(model, table)}"
+    written = f"write order=({', '.join(order)}{',' if len(order) == 1 else ''})"
+    return f"{written} and {key_in_model(model, table).removeprefix('write ')}"
 
 
 def _in_brackets(columns: Sequence[str]) -> str:

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from blinker import NamedSignal
-from peewee import Field, Ordering
+from peewee import Field, Model, Ordering
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.database.connection import database
-from housekeeping.database.primary_key import key_of
+from housekeeping.database.primary_key import is_implicit_key, key_of
 from housekeeping.sweeps.stages.call import Call, CallStage
 from housekeeping.sweeps.stages.table_stage import TableStage
 
 _FORMS: Final = {
-    "stale": "lambda now: Session.ends <= now",
-    "order": "(Session.ends, Session.id)",
+    "stale": "lambda now: Session.expires_at <= now",
+    "order": "(Session.expires_at, Session.id)",
     "action": "Delete()",
 }
 
@@ -50,9 +50,9 @@ def refuse_order(name: str, order: tuple[Any, ...]) -> None:
 def refuse_form(name: str, stale: Any, order: Any, action: Any) -> None:
     """Refuse what is easily written, and would fail far from here."""
     if stale is not None and not callable(stale):
-        raise DeclarationError(f"{name}: stale should be a function of the time: lambda now: Session.ends <= now")
+        raise DeclarationError(f"{name}: stale should be a function of the time: {_FORMS['stale']}")
     if not isinstance(order, tuple):
-        raise DeclarationError(f"{name}: order should be a tuple of columns, such as (Session.ends, Session.id)")
+        raise DeclarationError(f"{name}: order should be a tuple of columns, such as {_FORMS['order']}")
     refuse_order(name, order)
     if isinstance(action, type):
         raise DeclarationError(f"{name}: action should be {action.__name__}(), with brackets")
@@ -84,10 +84,26 @@ def refuse_walk(name: str, table: TableStage) -> None:
     meta: Any = kind._meta
     if meta.database is not database:
         raise DeclarationError(f"{name}: {kind.__name__} should be derived from housekeeping.BaseModel")
-    key = tuple(column.column_name for column in key_of(kind))
-    if not key or {column.column_name for column in table.order[-len(key) :]} != set(key):
+    key = key_of(kind)
+    if not key:
+        raise DeclarationError(f"{name}: {kind.__name__} has no primary key; declare that of its table")
+    if {column.name for column in table.order[-len(key) :]} != {column.name for column in key}:
         raise DeclarationError(
-            f"{name}: order must end with the primary key ({', '.join(key)}), or rows could be missed"
+            f"{name}: order must end with the primary key ({', '.join(column.column_name for column in key)}), or rows "
+            f"could be missed; {_right_order(kind, table.order, key)}"
         )
     if isinstance(table.action, Call) and not isinstance(table, CallStage):
         raise DeclarationError(f"{name}: a Call needs a CallStage, or nothing would be called")
+
+
+def _right_order(kind: type[Model], order: tuple[Any, ...], key: tuple[Any, ...]) -> str:
+    """Return what to write as the order, or that the model declares no key."""
+    meta: Any = kind._meta
+    if is_implicit_key(kind):
+        return (
+            f"{kind.__name__} declares no primary key, so peewee assumes a column id; declare the key of the table "
+            f"{meta.table_name}, such as token = TextField(primary_key=True)"
+        )
+    columns = [*(column for column in order if all(column is not each for each in key)), *key]
+    names = ", ".join(f"{kind.__name__}.{column.name}" for column in columns)
+    return f"write order=({names}{',' if len(columns) == 1 else ''})"

@@ -72,12 +72,17 @@ def build_model(table: TableDescription) -> type[Model]:
             null=column.null,
             primary_key=column.column_name == single,
         )
-    meta: dict[str, Any] = {"schema": table.schema, "table_name": table.name}
+    meta: dict[str, Any] = {"schema": table.schema, "table_name": table.name, "is_built": True}
     if single is None:
         meta["primary_key"] = CompositeKey(*(names[column] for column in table.key))
     namespace["Meta"] = type("Meta", (), meta)
     model: Any = ModelBase(table.label, (BaseModel,), namespace)
     return cast(type[Model], model)
+
+
+def is_built(model: type[Model]) -> bool:
+    """Return whether `build_model` made the model, so that its columns are declared elsewhere."""
+    return bool(getattr(model._meta, "is_built", False))
 
 
 def _free(name: str, namespace: Mapping[str, Any]) -> str:

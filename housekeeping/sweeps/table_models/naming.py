@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from peewee import Expression, Field, Model
 
@@ -28,13 +30,19 @@ class Columns(Protocol):
     def __getattr__(self, name: str, /) -> AnyColumn: ...
 
 
-def column_named(sweep: str, model: type[Model], name: str) -> Field:
+#: Predicate of `Sweep.on` in error texts.
+EXAMPLE: Final = "lambda row, now: row.expires_at <= now"
+
+
+def column_named(sweep: str, model: type[Model], name: object) -> Field:
     """Return the column with this name, in the model or in the database.
 
     Raises:
-      DeclarationError: When there is none; it lists those that there are.
+      DeclarationError: When there is none, listing the columns; or when the name is not a text.
     """
     meta: Any = model._meta
+    if not isinstance(name, str):
+        raise DeclarationError(f"{sweep}: {_described(name)} is no name of a column; write it as text{_as_text(name)}")
     if name not in meta.combined:
         raise DeclarationError(f"{sweep}: {_without(model, name)}")
     column: Field = meta.combined[name]
@@ -48,28 +56,51 @@ def keyset_order(sweep: str, model: type[Model], names: str | Sequence[str]) -> 
       DeclarationError: When there is no such column.
     """
     meta: Any = model._meta
-    named = [column_named(sweep, model, name) for name in ([names] if isinstance(names, str) else names)]
+    given = names if isinstance(names, list | tuple) else [names]
+    named = [column_named(sweep, model, name) for name in given]
     return (*named, *(column for column in meta.get_primary_keys() if not any(column is each for each in named)))
 
 
-def predicate_on(
-    sweep: str, model: type[Model], stale: Callable[[Columns, datetime], Expression]
-) -> Callable[[datetime], Expression]:
+@dataclass(frozen=True, slots=True)
+class RowPredicate:
+    """Predicate of `Sweep.on` as a function of the time alone."""
+
+    sweep: str
+    model: type[Model]
+    stale: Callable[[Columns, datetime], Expression]
+
+    def __call__(self, now: datetime) -> Expression:
+        """Return the condition.
+
+        Raises:
+          DeclarationError: When it names a column that the table does not have.
+        """
+        columns: Any = self.model
+        try:
+            return self.stale(columns, now)
+        except AttributeError as error:
+            if error.obj is not self.model:
+                raise
+            raise DeclarationError(f"{self.sweep}: stale: {_without(self.model, str(error.name))}") from error
+
+
+def predicate_on(sweep: str, model: type[Model], stale: Callable[[Columns, datetime], Expression]) -> RowPredicate:
     """Return the predicate as a function of the time alone.
 
-    It raises `DeclarationError` when `stale` names a column that the table does not have.
+    Raises:
+      DeclarationError: When `stale` is no function of a row and the time.
     """
-    columns: Any = model
-
-    def predicate(now: datetime) -> Expression:
-        try:
-            return stale(columns, now)
-        except AttributeError as error:
-            if error.obj is not model:
-                raise
-            raise DeclarationError(f"{sweep}: stale: {_without(model, str(error.name))}") from error
-
-    return predicate
+    if not callable(stale):
+        raise DeclarationError(f"{sweep}: stale should be a function of a row and the time: {EXAMPLE}")
+    try:
+        signature = inspect.signature(stale)
+    except ValueError:  # some functions written in C have none
+        return RowPredicate(sweep, model, stale)
+    try:
+        signature.bind(model, None)
+    except TypeError as error:
+        raise DeclarationError(f"{sweep}: stale is called with a row and the time ({error}); write {EXAMPLE}") from None
+    return RowPredicate(sweep, model, stale)
 
 
 def event_columns_of(sweep: str, model: type[Model], names: Mapping[str, str]) -> dict[str, Field]:
@@ -79,6 +110,26 @@ def event_columns_of(sweep: str, model: type[Model], names: Mapping[str, str]) -
       DeclarationError: When there is no such column.
     """
     return {key: column_named(sweep, model, name) for key, name in names.items()}
+
+
+def _described(column: object) -> str:
+    owner = getattr(getattr(column, "class_", None) or getattr(column, "model", None), "__name__", None)
+    name = _name_of(column)
+    if name is None:
+        return f"an object of type {type(column).__name__}"
+    return name if owner is None else f"{owner}.{name}"
+
+
+def _as_text(column: object) -> str:
+    name = _name_of(column)
+    return "" if name is None else f': "{name}"'
+
+
+def _name_of(column: object) -> str | None:
+    """Return the name of a column of SQLAlchemy, Django or peewee."""
+    field = getattr(column, "field", None)  # of Django
+    found = (getattr(field, "attname", None), getattr(column, "key", None), getattr(column, "name", None))
+    return next((name for name in found if isinstance(name, str)), None)
 
 
 def _without(model: type[Model], name: str) -> str:

@@ -75,13 +75,13 @@ def sweep(**given: Any) -> Sweep:
         ({"action": "delete"}, "action is 'delete'; write Delete(), Transition(machine, event) or Call(function, "),
         ({"parse_argument": "int"}, "parse_argument is 'int'; write a function"),
         ({"queue": None}, 'queue is None; write a text, such as "shop.expired"'),
-        ({"order": ()}, "give stale, order and action, or stages; missing: order=(Session.ends, Session.id)"),
+        ({"order": ()}, "give stale, order and action, or stages; missing: order=(Session.expires_at, Session.id)"),
         ({"order": (Ticket.ends.desc(), Ticket.id)}, "order is always oldest first; write ends without .asc() and .de"),
         ({"order": (-Ticket.ends, Ticket.id)}, "order is always oldest first; write ends without .asc() and .desc()"),
-        ({"order": ("ends", "id")}, "order has 'ends'; write columns: (Session.ends, Session.id)"),
+        ({"order": ("ends", "id")}, "order has 'ends'; write columns: (Session.expires_at, Session.id)"),
         (
             {"order": (Ticket.ends, Other.id)},
-            "order has Other.id, but begins with a column of Ticket; write columns of one model: (Session.ends, ",
+            "order has Other.id, but begins with a column of Ticket; write columns of one model: (Session.expires_at, ",
         ),
         (
             {"event": events.event("shop.ticket_ended"), "event_columns": {"id": "id"}},
@@ -137,6 +137,35 @@ def test_wrong_option_of_a_part_is_rejected_with_what_to_write(declare: Callable
         declare()
 
     assert str(refused.value).startswith(said)
+
+
+class Keyless(BaseModel):
+    ends = UtcDateTimeField()
+
+
+class Token(BaseModel):
+    ends = UtcDateTimeField()
+    token = TextField(primary_key=True)
+
+
+@pytest.mark.parametrize(
+    ("order", "text"),
+    [
+        ((Ticket.ends,), "key (id), or rows could be missed; write order=(Ticket.ends, Ticket.id)"),
+        ((Ticket.id, Ticket.ends), "key (id), or rows could be missed; write order=(Ticket.ends, Ticket.id)"),
+        ((Token.ends,), "key (token), or rows could be missed; write order=(Token.ends, Token.token)"),
+        (
+            (Keyless.ends,),
+            "key (id), or rows could be missed; Keyless declares no primary key, so peewee assumes a column id; "
+            "declare the key of the table keyless, such as token = TextField(primary_key=True)",
+        ),
+    ],
+)
+def test_order_without_the_primary_key_is_rejected_with_what_to_write(order: tuple[Any, ...], text: str) -> None:
+    with pytest.raises(DeclarationError) as rejected:
+        sweep(order=order)
+
+    assert str(rejected.value) == f"shop.tickets: order must end with the primary {text}"
 
 
 def test_order_of_a_stage_is_checked_as_well() -> None:

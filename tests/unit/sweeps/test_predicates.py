@@ -253,6 +253,42 @@ def test_predicate_that_joins_a_plain_value_is_rejected(stale: Callable[[Any], A
     assert "put each comparison in parentheses" in refusal(stale)
 
 
+class Query:
+    """Stands for a QuerySet, which sends its query when it is written out."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("the query was sent")
+
+
+def test_query_as_a_predicate_is_rejected_without_sending_it() -> None:
+    assert "stale returns an object of type Query; write a condition on columns" in refusal(lambda now: Query())
+    assert "joins a condition with an object of type Query" in refusal(lambda now: older(now) & Query())
+
+
+@pytest.mark.parametrize("always_stale", [False, True])
+def test_column_of_another_model_is_rejected_with_both_models(always_stale: bool) -> None:
+    message = refusal(lambda now: older(now) & (Shop.closed_at < now), always_stale=always_stale)
+
+    assert message == (
+        "shop.drafts: stale uses closed_at of Shop, but the sweep goes through the table of Draft; put columns of "
+        "other tables into a subquery: column.in_(Shop.select(...).where(...))"
+    )
+
+
+def test_column_of_another_model_in_a_subquery_is_accepted() -> None:
+    closed = Shop.select(Shop.id).where(Shop.closed_at < datetime(2026, 1, 1, tzinfo=UTC))
+    alias = Shop.alias()
+    linked = fn.EXISTS(alias.select().where(alias.id == Draft.shop))
+
+    declared(lambda now: older(now) & Draft.shop.in_(closed) & linked)
+
+
+def test_alias_of_the_model_outside_of_a_subquery_is_rejected() -> None:
+    other = Draft.alias()
+
+    assert "stale uses touched_at of an alias of Draft" in refusal(lambda now: older(now) & (other.touched_at < now))
+
+
 @pytest.mark.parametrize("length", [timedelta(), timedelta(days=-14)])
 def test_age_that_is_not_positive_is_rejected(length: timedelta) -> None:
     assert "how old a row must be" in refusal(older, stale_after=length)

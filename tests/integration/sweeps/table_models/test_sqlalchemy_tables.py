@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from peewee import Field, JSONField, TextField, UUIDField
 from psycopg2.extensions import parse_dsn
-from sqlalchemy import Column, Engine, MetaData, Table, create_engine, insert, join, select
+from sqlalchemy import BigInteger, Column, DateTime, Engine, MetaData, Table, create_engine, insert, join, select
 from sqlalchemy.engine import URL
 from sqlalchemy.orm import DeclarativeBase, registry
 from sqlalchemy.orm import Session as OrmSession
@@ -20,6 +20,7 @@ from housekeeping.core.errors import DeclarationError
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.sweeps import NaiveUtcDateTimeField, model_of, run_sweep
+from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.table_models.field_types import EnumField, SqlField
 from tests.integration.sweeps.table_models import sqlalchemy_shop as shop
 
@@ -141,6 +142,17 @@ def test_transition_changes_an_enumeration_stored_by_name(engine: Engine) -> Non
     with OrmSession(engine) as session:
         assert set(session.scalars(select(Session.mood))) == {shop.Mood.GLAD}
     assert result.counts["moved_rows"] == 1
+
+
+def test_wrong_key_of_a_mapped_class_is_rejected_with_what_to_declare(postgres: Database) -> None:
+    wrong = Table("sa_reading", MetaData(), Column("id", BigInteger, primary_key=True), Column("at", DateTime(True)))
+    postgres.execute_sql("CREATE TABLE sa_reading (id bigint, at timestamptz, PRIMARY KEY (id, at))")
+    sweep = Sweep.on(wrong, name="a", stale=lambda row, now: row.at < now, action=Delete())
+
+    with pytest.raises(DeclarationError) as rejected:
+        plan(sweep)
+
+    assert str(rejected.value).endswith("are identified by (id, at); declare the primary key (id, at) in sa_reading")
 
 
 def test_model_has_the_schema_of_the_metadata() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from datetime import datetime
 from typing import Any
 
 import pytest
 from blinker import NamedSignal
 from peewee import BigAutoField, CompositeKey, Field, IntegerField
+from sqlalchemy import DateTime
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
 from housekeeping.core.errors import DeclarationError
@@ -91,6 +94,42 @@ def test_options_are_passed_to_the_sweep() -> None:
     )
 
     assert (sweep.batch_size, sweep.event_columns) == (7, columns)
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Visit(Base):
+    __tablename__ = "visit"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+
+
+ROW_EXAMPLE = "lambda row, now: row.expires_at <= now"
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"order": Visit.at}, 'a: Visit.at is no name of a column; write it as text: "at"'),
+        ({"order": (Visit.at,)}, 'a: Visit.at is no name of a column; write it as text: "at"'),
+        ({"order": Session.ends_at}, 'a: Session.ends_at is no name of a column; write it as text: "ends_at"'),
+        ({"order": 5}, "a: an object of type int is no name of a column; write it as text"),
+        ({"event_columns": {"at": Visit.at}}, 'a: Visit.at is no name of a column; write it as text: "at"'),
+        ({"stale": lambda now: now}, "a: stale is called with a row and the time (too many positional arguments); "),
+        ({"stale": "at"}, f"a: stale should be a function of a row and the time: {ROW_EXAMPLE}"),
+        ({"stale": lambda row, now: row.id > 3}, f"comparison with it: {ROW_EXAMPLE}; or always_stale=True"),
+        ({"stale": lambda row, now: None}, f"write a condition on columns: {ROW_EXAMPLE}"),
+    ],
+)
+def test_wrong_option_is_rejected_with_what_to_write(given: dict[str, Any], text: str) -> None:
+    options: dict[str, Any] = {"stale": lambda row, now: row.at < now, "action": Delete(), **given}
+
+    with pytest.raises(DeclarationError) as rejected:
+        Sweep.on(Visit, name="a", **options)
+
+    assert text in str(rejected.value)
 
 
 def test_django_and_sqlalchemy_are_not_imported_by_default() -> None:
