@@ -9,11 +9,12 @@ from typing import Any, Final
 
 from peewee import ProgrammingError
 
-from housekeeping.core.errors import SchemaMissing, UnknownWorker, WrongArgument
+from housekeeping.core.errors import DeclarationError, SchemaMissing, UnknownWorker, WrongArgument
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import PREFIX
 from housekeeping.database.connection import sqlstate, translate_postgres_errors
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.workers import is_built_in
 
 _UNDEFINED_TABLE: Final = "42P01"  # SQLSTATE
 
@@ -55,12 +56,16 @@ def translate_table_errors(sweep: Sweep) -> Iterator[None]:
 
     Raises:
       DatabaseUnavailable: PostgreSQL does not answer.
-      SchemaMissing: A table does not exist.
+      SchemaMissing: A table does not exist, or the family of a built-in worker is not set up.
     """
     try:
         with translate_postgres_errors():
             yield
-    except ProgrammingError as error:
+    except (ProgrammingError, DeclarationError) as error:
+        with translate_postgres_errors():
+            problem = sweep.lacks()
+        if problem is not None:
+            raise SchemaMissing(f"{sweep.name}: not set up: {problem.text}; {_remedy(sweep)}") from error
         missing = missing_table_error(sweep, error)
         if missing is None:
             raise
@@ -71,7 +76,11 @@ def missing_table_error(sweep: Sweep, error: BaseException | None) -> SchemaMiss
     """Return an error that names the remedy if the given one is a missing table, else `None`."""
     if not isinstance(error, ProgrammingError) or sqlstate(error) != _UNDEFINED_TABLE:
         return None
-    return SchemaMissing(
-        f'{sweep.name}: {error_line(error)}; name your table in {PREFIX}WORKERS["{sweep.name}"]["tables"], '
-        "or for a trial: housekeeping init --with-tables"
-    )
+    return SchemaMissing(f"{sweep.name}: {error_line(error)}; {_remedy(sweep)}")
+
+
+def _remedy(sweep: Sweep) -> str:
+    setting = f'{PREFIX}WORKERS["{sweep.name}"]'
+    if not is_built_in(sweep.name):
+        return f'create the table, or name yours in {setting}["tables"]'
+    return f'name your table in {setting}["tables"], or for a trial: housekeeping init --with-tables'

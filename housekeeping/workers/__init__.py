@@ -119,6 +119,11 @@ def only(settings: Settings, own: Sequence[Sweep]) -> dict[str, Sweep]:
     return {name: sweep for family in found for name, sweep in _configured(family, settings).items()}
 
 
+def is_built_in(worker: str) -> bool:
+    """Return whether a worker is one of the built-in ones."""
+    return any(sweep.name == worker for family in BUILT_IN for sweep in family.SWEEPS)
+
+
 def _have_events(sweeps: Sequence[Sweep]) -> bool:
     tables = [each for sweep in sweeps for each in sweep.declared_stages() if isinstance(each, TableStage)]
     return any(table.event is not None for table in tables)

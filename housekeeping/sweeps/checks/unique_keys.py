@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
-from peewee import Model
+from peewee import Field, Model
 
 from housekeeping.core.errors import DeclarationError
-from housekeeping.database.catalog import Table, forget_table, table_of
+from housekeeping.database.catalog import Table, forget_table, read_table, table_of
 from housekeeping.database.primary_key import declared_key_columns, vouches_for_key
+from housekeeping.sweeps.checks.needed_columns import fields_used
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.stages.stage import Stage
@@ -18,22 +20,56 @@ from housekeeping.sweeps.table_models.columns import is_built
 
 _NO_KEY: Final = "has no primary key and no unique index over NOT NULL columns, so its rows cannot be told apart"
 
+_SYSTEM_COLUMNS: Final = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
+
 
 def stages_of(sweep: Sweep) -> tuple[Stage, ...]:
     """Return the stages of a run.
 
     Raises:
-      DeclarationError: When a stage names its rows by columns that are not unique in its table.
+      DeclarationError: When a stage names its rows by columns that are not unique in its table, or uses a column that
+        its table does not have.
       peewee.PeeweeException: When the database cannot be asked.
     """
     stages = sweep.stages_for_run()
     for stage in stages:
+        if isinstance(stage, TableStage) and (missing := missing_column(stage)) is not None:
+            raise DeclarationError(f"{sweep.name}: {missing}")
         if isinstance(stage, TableStage) and wrong_key(stage) is not None:
             forget_table(stage.model)  # it may have been given a key since it was looked at
             if (mismatch := wrong_key(stage)) is not None:
                 forget_table(stage.model)
                 raise DeclarationError(f"{sweep.name}: {'; '.join(mismatch)}")
     return stages
+
+
+def missing_column(stage: TableStage) -> str | None:
+    """Return which column of a stage its table lacks, and what to do; None when it has all of them."""
+    model = stage.model
+    if not _absent_columns(model, table_of(model)):
+        return None
+    table = read_table(model)  # the known one may be outdated
+    absent = _absent_columns(model, table)
+    # Other sweeps may use further columns of the model.
+    fields = fields_used(stage, datetime.now(UTC))
+    used = sorted((each for each in fields if each.model is model and each.column_name in absent), key=_name_of)
+    if not used:
+        return None
+    return (
+        f"table {table_name(model)} has no column {used[0].column_name}, which {model.__name__}.{used[0].name} "
+        f"declares; its columns are {', '.join(sorted(table.columns))}"
+    )
+
+
+def _absent_columns(model: type[Model], table: Table) -> set[str]:
+    if not table.exists:
+        return set()  # the first statement on the table reports it
+    meta: Any = model._meta
+    return {name for name in meta.columns if name not in table.columns} - _SYSTEM_COLUMNS
+
+
+def _name_of(field: Field) -> str:
+    return str(field.name)
 
 
 def wrong_key(stage: TableStage) -> tuple[str, str] | None:

@@ -14,14 +14,18 @@ from peewee import BigAutoField, DateTimeField, fn
 from rich.console import Console
 
 from housekeeping.cli.commands.status import workers_table
+from housekeeping.core.errors import DeclarationError, SchemaMissing
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, database
 from housekeeping.doctor import columns, indexes, references, unique_keys
 from housekeeping.doctor.grants import tables_of, users_of
+from housekeeping.presentation.workers import translate_table_errors
 from housekeeping.sweeps import BaseModel, Delete, Sweep, UtcDateTimeField, run_sweep
+from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.registry import declared_by
 from housekeeping.web.application import create_app
+from housekeeping.workers import configured_sweeps
 from tests.integration.conftest import Locked
 
 
@@ -46,6 +50,15 @@ def raises(now: datetime) -> Any:
 def mistyped(now: datetime) -> Any:
     model: Any = Basket
     return model.toched_at < now
+
+
+class Misspelled(BaseModel):
+    id = BigAutoField()
+    tuched_at = UtcDateTimeField()
+    touched_at = UtcDateTimeField()
+
+    class Meta:
+        table_name = "basket"
 
 
 WHOLE: Final = sweep("shop.whole", lambda now: Basket.touched_at < now)
@@ -155,3 +168,47 @@ def test_table_is_blamed_on_the_sweeps_that_use_it() -> None:
 
     assert users_of(Nowhere, sweeps) == ["shop.nowhere"]
     assert "shop.nowhere" not in users_of(Basket, sweeps)
+
+
+def test_missing_column_is_named_with_its_table_and_the_columns_that_exist(baskets: None) -> None:
+    misspelled = sweep("shop.misspelled", lambda now: Misspelled.tuched_at < now, Misspelled)
+    text = (
+        'shop.misspelled: table "basket" has no column tuched_at, which Misspelled.tuched_at declares; its columns are '
+        "id, touched_at"
+    )
+
+    result = run_sweep(misspelled)
+    with pytest.raises(DeclarationError) as rejected:
+        plan(misspelled)
+
+    assert (result.outcome, result.reason, str(rejected.value)) == ("failed", text, text)
+
+
+def test_missing_column_that_the_sweep_does_not_use_is_no_error(baskets: None) -> None:
+    other = sweep("shop.other", lambda now: Misspelled.touched_at < now, Misspelled)
+
+    assert run_sweep(other).outcome == "done"
+
+
+def test_missing_table_of_an_own_sweep_is_not_made_by_init(baskets: None) -> None:
+    nowhere = sweep("shop.nowhere", lambda now: Nowhere.touched_at < now, Nowhere)
+
+    with pytest.raises(SchemaMissing) as missing, translate_table_errors(nowhere):
+        plan(nowhere)
+
+    assert str(missing.value) == (
+        'shop.nowhere: relation "nowhere" does not exist; create the table, or name yours in '
+        'HOUSEKEEPING_WORKERS["shop.nowhere"]["tables"]'
+    )
+
+
+def test_plan_of_a_family_that_is_not_set_up_says_so(postgres: Database) -> None:
+    postgres.execute_sql("CREATE TABLE user_statuses (id bigint PRIMARY KEY)")
+    status = configured_sweeps(Settings.load())["user_status_cleanup.batch"]
+
+    with pytest.raises(SchemaMissing) as missing, translate_table_errors(status):
+        plan(status)
+
+    assert str(missing.value).startswith(
+        "user_status_cleanup.batch: not set up: table user_statuses has no column clear_status_at"
+    )
