@@ -8,7 +8,7 @@ from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database
-from housekeeping.sweeps.checks.references import counted
+from housekeeping.sweeps.checks.references import sampled_references
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.error_mapping import is_unavailable
 from housekeeping.sweeps.insight.diagnostics import Finding
@@ -20,7 +20,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     for sweep in sweeps.values():
         try:
             with database.atomic():
-                found = counted(sweep.stages_for_run(), now)
+                found = sampled_references(sweep.stages_for_run(), now)
         except Exception as error:  # another check reports missing tables and columns, and failing predicates
             if is_unavailable(error):
                 raise

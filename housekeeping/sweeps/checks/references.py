@@ -131,8 +131,13 @@ class Reference:
         if not self.restricts:
             return f"its rows are changed as well, and not counted{scan}"
         if self.referenced_rows is not None:
-            number = f"{self.referenced_rows} of the first {self.sampled_rows} stale rows"
-            return f"{number} are referenced and cannot be deleted"
+            if not self.sampled_rows:
+                return "no row is stale now"
+            sample = "the only stale row" if self.sampled_rows == 1 else f"the first {self.sampled_rows} stale rows"
+            if self.referenced_rows == 0:
+                return f"none of {sample} is referenced"
+            verb = "is" if self.referenced_rows == 1 else "are"
+            return f"{self.referenced_rows} of {sample} {verb} referenced and cannot be deleted"
         unknown = "it has no index" if not self.indexed else "this role cannot read it" if not self.readable else ""
         return f"referenced rows cannot be deleted{f' (not counted, {unknown})' if unknown else ''}{scan}"
 
@@ -169,7 +174,7 @@ def references(stages: Sequence[Stage]) -> list[Reference]:
     return found
 
 
-def counted(stages: Sequence[Stage], now: datetime) -> list[Reference]:
+def sampled_references(stages: Sequence[Stage], now: datetime) -> list[Reference]:
     """Return the same with the number of referenced rows among the first stale ones, where an index finds them.
 
     Raises:
@@ -185,7 +190,10 @@ def counted(stages: Sequence[Stage], now: datetime) -> list[Reference]:
 def warn_of_references(stages: Sequence[Stage]) -> None:
     """Log each foreign key that references the rows of the stages that delete."""
     for each in references(stages):
-        logger.warning("Deleted rows are referenced", text=each.text, way_out=each.way_out)
+        if each.way_out is None:
+            logger.info("Deleted rows are referenced", text=each.text)
+        else:
+            logger.warning("Deleted rows are referenced", text=each.text, way_out=each.way_out)
 
 
 def _delete_of(stage: Stage) -> Delete | None:

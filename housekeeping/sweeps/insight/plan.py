@@ -15,7 +15,7 @@ from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import error_line
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
 from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.sweeps.checks.references import Reference, counted
+from housekeeping.sweeps.checks.references import Reference, sampled_references
 from housekeeping.sweeps.checks.unique_keys import stages_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.counts import initial_counts
@@ -124,7 +124,7 @@ def plan(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None, limi
         now = clock.now() if clock else skew.server_at
         stages = stages_of(sweep)
         found = [(each.plan(now, limit, argument), each.batch_size) for each in stages]
-        referenced = counted(stages, now)
+        referenced = sampled_references(stages, now)
     passes = [(planned, -(-planned.stale.rows // size)) for planned, size in found]
     if sweep.before_lease is not None:
         passes.insert(0, (sweep.before_lease.plan(), 0))

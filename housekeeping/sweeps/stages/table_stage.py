@@ -282,8 +282,9 @@ class TableStage:
         if changed > allowed:
             key = ", ".join(column.column_name for column in self.key)
             raise DeclarationError(
-                f"{self.model.__name__} is identified by ({key}), which is not unique: {allowed} rows of a batch are "
-                f"{changed} in the table; nothing was changed. Declare the table's real key"
+                f"{self.name}: the action would change {changed} rows for a batch of {allowed}; nothing was changed. "
+                f"Either the key ({key}) of {self.model.__name__} is not unique, then declare the table's real key; or "
+                "the action changes rows outside of its batch, then compare all columns of the key"
             )
 
     def _counted(self, numbers: Sequence[int]) -> dict[str, int]:

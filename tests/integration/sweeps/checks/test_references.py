@@ -108,6 +108,8 @@ def test_first_run_logs_one_line_for_each_foreign_key(do: Do, caplog: pytest.Log
     do(ITEMS.format(on_delete=""))
     do("CREATE TABLE note (cart_id bigint REFERENCES cart (id) ON DELETE CASCADE); CREATE INDEX ON note (cart_id)")
 
+    caplog.set_level("INFO")
+
     def logged() -> list[Any]:
         return [vars(each)["text"] for each in caplog.records if each.message == "Deleted rows are referenced"]
 
@@ -128,7 +130,28 @@ def test_restricting_key_without_referenced_rows_is_fine(do: Do) -> None:
 
     (finding,) = found(carts)
 
-    assert (finding.level, "0 of the first 12" in finding.text) == ("fine", True)
+    assert (finding.level, "none of the first 12 stale rows is referenced" in finding.text) == ("fine", True)
+
+
+def test_single_referenced_row_is_named_in_the_singular(do: Do) -> None:
+    do(ITEMS.format(on_delete=""))
+    do("CREATE INDEX ON item (cart_id)")
+    do("INSERT INTO item VALUES (1, 1)")
+
+    (finding,) = found(carts)
+
+    assert finding.text.endswith(": 1 of the first 12 stale rows is referenced and cannot be deleted")
+
+
+def test_harmless_foreign_key_is_logged_at_level_info(do: Do, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    do(ITEMS.format(on_delete="ON DELETE CASCADE"))
+    do("CREATE INDEX ON item (cart_id)")
+
+    run_sweep(carts)
+
+    [line] = [each for each in caplog.records if each.message == "Deleted rows are referenced"]
+    assert (line.levelname, hasattr(line, "way_out")) == ("INFO", False)
 
 
 def test_action_that_deletes_dependents_is_only_told_of_a_missing_index(do: Do) -> None:

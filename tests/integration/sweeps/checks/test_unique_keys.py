@@ -271,4 +271,4 @@ def test_key_that_is_not_unique_after_all_costs_no_row(events: None, do: Do, act
         result = run_sweep(vouched)
 
     assert (result.outcome, do("SELECT count(*) FROM event"), heard) == ("failed", 50, [])
-    assert "Vouched is identified by (id), which is not unique" in str(result.reason)
+    assert "Either the key (id) of Vouched is not unique, then declare" in str(result.reason)
