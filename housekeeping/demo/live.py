@@ -16,13 +16,13 @@ from rich.text import Text
 from housekeeping.brokers import redis_broker
 from housekeeping.cli.commands.status import workers_table
 from housekeeping.cli.formatting import out, table
+from housekeeping.core.durations import format_duration
 from housekeeping.database.clock_skew import database_now
 from housekeeping.demo.once import actors_without_argument
 from housekeeping.demo.runs import runs_table
 from housekeeping.demo.scenes import Counted, compared, compared_beside, counted
 from housekeeping.demo.stage import Stage
 from housekeeping.installation import install
-from housekeeping.presentation.formatting import format_duration
 from housekeeping.sweeps.insight.status import WorkerStatus, worker_status
 from housekeeping.sweeps.ledger.models import Run
 

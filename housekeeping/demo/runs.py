@@ -9,7 +9,8 @@ from typing import Any, Final
 from rich.table import Table
 
 from housekeeping.cli.formatting import table
-from housekeeping.presentation.formatting import format_counts, format_duration
+from housekeeping.core.durations import format_duration
+from housekeeping.presentation.formatting import format_counts
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.counts import in_order
 from housekeeping.sweeps.ledger.models import Run

@@ -18,6 +18,7 @@ from housekeeping.doctor import (
     outbox,
     partitions,
     postgres,
+    processes,
     redis_server,
     references,
     tables,
@@ -52,6 +53,8 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         yield Finding("error", "redis", "connection", "HOUSEKEEPING_REDIS_URL is not set", "set it: redis://...")
     else:
         checks += [("redis", redis_server.examine), ("broker", brokers.examine)]
+        if settings.database_url is not None:
+            checks.append(("broker", processes.examine))
     checks += [("outside", external.examine), ("dashboard", web_token.examine)]
     for problem, workers in by_problem(problems).items():
         yield Finding("fine", "workers", problem.family, f"not set up: {problem.text}; off: {', '.join(workers)}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from housekeeping.brokers.dead_letters import Requeued
+from housekeeping.core.durations import format_duration
 from housekeeping.core.plural import counted
 from housekeeping.core.sanitize import in_one_line
-from housekeeping.presentation.formatting import format_duration, format_time
+from housekeeping.presentation.formatting import format_time
 from housekeeping.sweeps.ledger.overrides import Override
 
 _DETAIL_WIDTH: Final = 200  # characters

@@ -25,6 +25,7 @@ from housekeeping.sweeps.insight.alerts import Alert
 from housekeeping.sweeps.insight.run_state import HEARTBEAT_AGE_S
 from housekeeping.sweeps.insight.status import WorkerStatus, worker_status
 from housekeeping.sweeps.insight.throughput import Ended, last_ended
+from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
 from housekeeping.sweeps.ledger.models import Run, SwitchChange
 from housekeeping.sweeps.processes.alerts import process_alerts
@@ -164,8 +165,7 @@ class SnapshotCache:
             {name: lengths.waiting for name, lengths in snapshot.queues.items()},
             snapshot.at,
             self.settings.timezone,
-            # Without the ledger, assume that processes ran before.
-            ever_ran=not snapshot.statuses or any(each.last_run for each in snapshot.statuses.values()),
+            ever_ran=_have_processes_run(),
         )
         return replace(snapshot, processes=processes, alerts=alerts)
 
@@ -213,3 +213,12 @@ def last_changes(worker: str, number: int = 10) -> list[Any]:
         SwitchChange.select().where(SwitchChange.worker == worker).order_by(SwitchChange.id.desc()).limit(number)
     )
     return list(rows)
+
+
+def _have_processes_run() -> bool:
+    """Return whether the ledger has a run of a worker process; assumed if it cannot be read."""
+    try:
+        with translate_postgres_errors():
+            return runs.any_by_a_worker_process()
+    except (HousekeepingError, PeeweeException):
+        return True

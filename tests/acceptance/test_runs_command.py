@@ -83,7 +83,7 @@ def test_runs_are_filtered_by_outcome_and_time(command: Command, record: Record)
     found = json.loads(command("runs", "--outcome", "failed", "--since", "2h", "--json").stdout)["runs"]
 
     assert [each["run_id"] for each in found] == [failed]
-    assert command("runs", "--outcome", "lost").stdout == "no run matches\n"
+    assert command("runs", "--outcome", "lost").stdout == "no runs match\n"
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_run_details_show_all_ledger_columns(command: Command, record: Record) -
     assert f"the schedule sent it; it took over from lost run {first}" in shown
     assert "result: it failed: boom" in shown and "next: its message is retried" in shown
     assert {"trigger schedule", "message id m-1", "lease epoch 7", "counts deleted_rows 5, batches 1"} <= set(lines)
-    assert {"cursor in user_statuses, after 2026-01-01, 9", "backlog at its end at least 12", "error boom"} <= set(
+    assert {"cursor in user_statuses, after 2026-01-01, 9", "backlog at the end at least 12", "error boom"} <= set(
         lines
     )
     assert any(line.startswith("heartbeat ") and line.endswith(" ago") for line in lines)
@@ -121,11 +121,11 @@ def test_run_details_show_all_ledger_columns(command: Command, record: Record) -
     ("arguments", "said"),
     [
         (["runs", "4711"], "there is no run 4711"),
-        (["runs", "4711", "--since", "2h"], "run 4711 is one run"),
+        (["runs", "4711", "--since", "2h"], "run 4711 is a single run"),
         (["runs", "user_status_cleanup.bach"], f"did you mean {WORKER}?"),
         (["runs", "--since", "soon"], "'soon' is not a time; it should be such as 2h, 3d"),
         (["runs", "--outcome", "good"], "'good' is not one of"),
-        (["why", UPLOADS, "1"], f"run 1 is one of {WORKER}: housekeeping why {WORKER} 1"),
+        (["why", UPLOADS, "1"], f"run 1 belongs to {WORKER}: housekeeping why {WORKER} 1"),
     ],
 )
 @pytest.mark.slow
@@ -150,3 +150,33 @@ def test_why_names_a_manual_run_after_the_last_tick(command: Command, add: Calla
     assert f"run {run_id}, " in since and "trigger cli: done; it did its work" in since
     assert explained.startswith(f"{WORKER}, run {run_id}: done\nstarted: it was started by hand: housekeeping run\n")
     assert "next: the next tick is " in explained
+
+
+def test_why_explains_a_run_by_its_id_alone(command: Command, record: Record) -> None:
+    run_id = record(outcome="done", counts={"failed": 2})
+
+    answer = command("why", str(run_id))
+
+    assert answer.returncode == 0
+    assert f"{WORKER}, run {run_id}: done" in answer.stdout
+    assert "it did its work to the end; 2 rows failed, housekeeping status shows why (REJECTED)" in answer.stdout
+
+
+def test_why_of_an_unknown_run_names_the_run(command: Command, record: Record) -> None:
+    answer = command("why", "4711")
+
+    assert (answer.returncode, "there is no run 4711" in answer.stderr) == (2, True)
+
+
+def test_failed_run_without_counts_shows_a_dash_in_status(command: Command, record: Record) -> None:
+    record(outcome="failed", reason="it broke", error="it broke")
+
+    shown = command("status")
+
+    assert "nothing to do" not in shown.stdout
+
+
+def test_long_alert_is_shown_whole_in_status(command: Command, record: Record) -> None:
+    record(outcome="failed", reason="x" * 500, error=f"{'x' * 500} the end")
+
+    assert f"{'x' * 500}" in command("status").stdout

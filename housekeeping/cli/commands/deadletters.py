@@ -12,10 +12,10 @@ from housekeeping.brokers.dead_letters import DeadLetter, DeadLetterStore, dead_
 from housekeeping.brokers.dead_letters.formatting import arguments, body, bounded
 from housekeeping.cli.context import load_settings
 from housekeeping.cli.formatting import out, print_table, progress, table
+from housekeeping.core.durations import format_duration
 from housekeeping.core.sanitize import in_one_line, printable
 from housekeeping.installation import broker_without_database
 from housekeeping.presentation.descriptions import describe_requeue
-from housekeeping.presentation.formatting import format_duration
 from housekeeping.workers import configured_sweeps
 
 _ARGUMENTS_WIDTH: Final = 60  # characters of a line in the list

@@ -10,12 +10,12 @@ import redis
 
 from housekeeping.cli.context import load_settings
 from housekeeping.cli.formatting import out, print_table, table
+from housekeeping.core.durations import format_duration
 from housekeeping.core.errors import Refused
 from housekeeping.core.redis_client import redis_client
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.middleware.deduplication.keys import key_prefix
 from housekeeping.middleware.deduplication.listing import HeldKey, held_key, held_keys, release_key
-from housekeeping.presentation.formatting import format_duration
 
 _KEY_WIDTH: Final = 1000  # characters; --json has the whole of it
 #: State of a key -> what releasing it means.

@@ -46,7 +46,7 @@ def doctor(as_json: bool, role: str | None) -> None:
                 CREATE INDEX CONCURRENTLY
     Redis       eviction, persistence, other users
     others      dead letters, object stores, repositories, git, clocks,
-                the dashboard's token
+                the dashboard's token, processes
 
     Exit status: 0 all fine; 3 warnings; 1 errors; 2 wrong settings.
     """

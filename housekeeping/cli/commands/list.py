@@ -13,8 +13,9 @@ from peewee import PeeweeException
 
 from housekeeping.cli.context import load_settings
 from housekeeping.cli.formatting import out, print_table, progress, table
+from housekeeping.core.durations import format_duration
 from housekeeping.installation import use_database
-from housekeeping.presentation.formatting import format_duration, format_time
+from housekeeping.presentation.formatting import format_time
 from housekeeping.sweeps.declaration import SetupProblem
 from housekeeping.sweeps.family_setup import by_problem, problems_of
 from housekeeping.sweeps.insight.status import next_tick, state_of

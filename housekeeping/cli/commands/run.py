@@ -15,11 +15,12 @@ from housekeeping.cli.context import load_workers
 from housekeeping.cli.foreground import Abandoned, Foreground
 from housekeeping.cli.formatting import print_table, progress, table
 from housekeeping.cli.stopping import close_run, end_process
+from housekeeping.core.durations import format_duration
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import error_line, printable
 from housekeeping.core.telemetry import error_reporting
 from housekeeping.core.thread_interrupt import run_interruptibly
-from housekeeping.presentation.formatting import format_counts, format_duration
+from housekeeping.presentation.formatting import format_counts, format_run_counts
 from housekeeping.presentation.workers import find_worker, missing_table_error, parse_argument
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.results import RunResult
@@ -146,7 +147,7 @@ def _print(result: RunResult) -> None:
         result.worker,
         f"{outcome} (dry run)" if result.dry_run else outcome,
         format_duration(result.duration_s),
-        "-" if result.exit_code and not any(result.counts.values()) else format_counts(result.counts),
+        format_run_counts(result.outcome, result.counts),
     )
     print_table(rows)
 
@@ -154,5 +155,6 @@ def _print(result: RunResult) -> None:
 def _exit_with_error(result: RunResult, sweep: Sweep) -> None:
     error = missing_table_error(sweep, result.error) or result.error
     line = result.reason if error is None else error_line(error)
-    click.echo(f"housekeeping: {result.worker} {result.outcome}: {printable(line or '')}", err=True)
+    text = printable(line or "").removeprefix(f"{result.worker}: ")
+    click.echo(f"housekeeping: {result.worker} {result.outcome}: {text}", err=True)
     sys.exit(error.exit_code if isinstance(error, HousekeepingError) else result.exit_code)

@@ -13,12 +13,13 @@ from rich.table import Table
 
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.formatting import fit_name, out, print_table, progress, table
+from housekeeping.core.durations import format_duration
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import translate_postgres_errors
-from housekeeping.presentation.formatting import format_counts, format_duration, format_time
+from housekeeping.presentation.formatting import format_counts, format_run_counts, format_time
 from housekeeping.presentation.time_parsing import parse_since
 from housekeeping.presentation.workers import find_worker
 from housekeeping.sweeps.declaration import Sweep
@@ -206,6 +207,6 @@ def attempts_table(answer: Explanation, sweep: Sweep | None) -> Table:
             f"{each}{reason}",
             format_time(each.started_at),
             format_duration(duration_s),
-            format_counts(each.counts if sweep is None else in_order(sweep, each.counts)),
+            format_run_counts(each.outcome, each.counts if sweep is None else in_order(sweep, each.counts)),
         )
     return attempts

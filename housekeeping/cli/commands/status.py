@@ -14,24 +14,27 @@ from housekeeping.brokers.queues import QueueLengths, queue_lengths
 from housekeeping.cli.commands.list import print_not_set_up
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.formatting import out, print_table, progress, table
+from housekeeping.core.durations import format_duration
 from housekeeping.core.errors import BrokerUnavailable, RedisUnavailable
 from housekeeping.core.plural import counted
 from housekeeping.core.redis_client import redis_client
-from housekeeping.core.sanitize import in_one_line
+from housekeeping.core.sanitize import in_one_line, printable, shortened
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
 from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.presentation.descriptions import describe_override
-from housekeeping.presentation.formatting import format_counts, format_duration, format_time
+from housekeeping.presentation.formatting import format_run_counts, format_time
 from housekeeping.sweeps.engine.rejection_store import Standing
 from housekeeping.sweeps.insight.run_state import outcome_in_words
 from housekeeping.sweeps.insight.status import WorkerStatus, worker_status
+from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
 from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.sweeps.processes.alerts import process_alerts
 from housekeeping.sweeps.processes.liveness import Processes, read_processes
 
 _WIDTH: Final = 200  # characters of a reason
+_ALERT_WIDTH: Final = 2_000  # characters; only the error of another program is longer
 
 
 @click.command(short_help="Show the status of every worker.")
@@ -41,7 +44,7 @@ def status(as_json: bool) -> None:
 
     BACKLOG is the number of stale rows, counted up to a limit. ARRIVED/H and PROCESSED/H are rows per hour over the
     last runs. LAST SUCCESS is the last run that ended as done or partial. Each alert ends with its name;
-    docs/howto/alerts.md says what to do about it. Long reasons are cut; --json has all of them.
+    docs/howto/alerts.md says what to do about it. Long reasons of runs are cut; --json has all of them.
 
     Processes are the live workers and schedulers, and those that died within a day without being stopped.
 
@@ -55,6 +58,7 @@ def status(as_json: bool) -> None:
             clock = read_database_clock()
             now = clock.server_at
             statuses = [worker_status(sweep, now, settings.timezone) for sweep in sweeps.values()]
+            ever_ran = runs.any_by_a_worker_process()
             problems = {each.worker: each.problem for each in statuses if each.problem is not None}
         queues, leases, unreachable = _redis(settings, sorted({sweep.queue for sweep in sweeps.values()}))
         client = None if settings.redis_url is None else redis_client(settings.redis_url)
@@ -65,7 +69,7 @@ def status(as_json: bool) -> None:
         {name: lengths.waiting for name, lengths in queues.items()},
         now,
         settings.timezone,
-        ever_ran=any(each.last_run for each in statuses),
+        ever_ran=ever_ran,
     )
     if as_json:
         document = {
@@ -110,8 +114,7 @@ def status(as_json: bool) -> None:
             out.print(Text.assemble(("REJECTED", "yellow"), f" {each_status.worker}: {more}"), soft_wrap=True)
     for each_status in statuses:
         for alert in each_status.alarms:
-            text = f"{each_status.worker}: {in_one_line(str(alert), _WIDTH)}"
-            out.print(_alert_line(text, alert.name), soft_wrap=True)
+            out.print(_alert_line(f"{each_status.worker}: {alert}", alert.name), soft_wrap=True)
 
 
 def clock_line(clock: ClockSkew) -> Text:
@@ -120,7 +123,9 @@ def clock_line(clock: ClockSkew) -> Text:
 
 
 def _alert_line(text: str, name: str) -> Text:
-    return Text.assemble(("ALERT", "bold red"), f" {in_one_line(text, 2 * _WIDTH)} ({name})")
+    # The commands to type are at the end.
+    whole = shortened(printable(text).replace("\n", "\\n"), _ALERT_WIDTH)
+    return Text.assemble(("ALERT", "bold red"), f" {whole} ({name})")
 
 
 def workers_table(statuses: list[WorkerStatus], now: datetime) -> Table:
@@ -189,7 +194,7 @@ def _last_runs_table(statuses: list[WorkerStatus], now: datetime) -> Table:
             f"{format_duration(ago)} ago",
             format_duration(last["duration_s"]),
             _ago(each.last_success, now),
-            format_counts(last["counts"]),
+            format_run_counts(last["outcome"], last["counts"]),
         )
     return rows
 

@@ -11,13 +11,14 @@ import click
 from housekeeping.cli.commands.runs import attempts_table, print_explanation, run_with
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.formatting import out, print_table, progress
+from housekeeping.core.durations import format_duration
 from housekeeping.core.errors import RedisUnavailable, WrongArgument
 from housekeeping.core.redis_client import redis_client, translate_redis_errors
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.middleware.schedule.tick_store import TickStore
-from housekeeping.presentation.formatting import format_duration, format_time
+from housekeeping.presentation.formatting import format_time
 from housekeeping.presentation.time_parsing import parse_past_time
 from housekeeping.presentation.workers import find_worker
 from housekeeping.sweeps.declaration import Sweep
@@ -32,7 +33,7 @@ _REMEMBERED: Final = timedelta(hours=24)
 
 
 @click.command(short_help="Explain the outcome of a tick or a run.")
-@click.argument("name")
+@click.argument("name", metavar="NAME|RUN_ID")
 @click.argument("tick", metavar="[TICK|RUN_ID]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def why(name: str, tick: str | None, as_json: bool) -> None:
@@ -41,19 +42,24 @@ def why(name: str, tick: str | None, as_json: bool) -> None:
     TICK is a time such as 2026-11-20T03:00 (UTC unless it names another zone), or 03:00 for the latest such time. For a
     worker without a schedule, the last run is explained. A later run that the schedule did not start is named as well.
 
-    A number is a run's id. The answer says what started the run, whether it took over from a lost run, how it ended and
-    what follows.
+    A number is a run's id and needs no NAME. The answer says what started the run, whether it took over from a lost
+    run, how it ended and what follows.
 
     \b
     housekeeping why user_status_cleanup.batch
     housekeeping why bulk_imports.stale_import 2026-11-20T04:00
-    housekeeping why bulk_imports.stale_import 4711
+    housekeeping why 4711
     """
     settings, sweeps = load_workers()
-    sweep = find_worker(sweeps, name)
+    is_run_alone = name.isdecimal() and tick is None
+    sweep = None if is_run_alone else find_worker(sweeps, name)
     with progress("reading the ledger"), translate_postgres_errors():
         now = database_now()
-        if tick is not None and tick.isdecimal():
+        if sweep is None:
+            record = run_with(int(name))
+            sweep = sweeps.get(record.worker)  # the ledger also has runs of workers that are no longer declared
+            answer = explain_run(record, sweep, now, settings.timezone)
+        elif tick is not None and tick.isdecimal():
             answer = explain_run(_run_of(name, int(tick)), sweep, now, settings.timezone)
         else:
             time = None if tick is None else parse_past_time(tick, now)
@@ -90,7 +96,7 @@ def _was_sent(settings: Settings, name: str, now: datetime) -> WasSent:
     return was_sent
 
 
-def _print(answer: Explanation, sweep: Sweep, now: datetime) -> None:
+def _print(answer: Explanation, sweep: Sweep | None, now: datetime) -> None:
     subject = "" if answer.tick is None else f", tick {format_time(answer.tick, '%Y-%m-%d %H:%M')} UTC"
     subject = subject if answer.run_id is None else f", run {answer.run_id}"
     out.print(f"{answer.worker}{subject}: {answer.outcome}", soft_wrap=True, style="bold")

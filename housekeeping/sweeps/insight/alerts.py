@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from housekeeping.core.clock import Clock
+from housekeeping.core.durations import format_duration
 from housekeeping.core.plural import counted
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry.logs import logger as named_logger
@@ -124,7 +125,7 @@ def breaker_alerts(sweep: Sweep, counts: Mapping[str, Any]) -> Iterator[Alert]:
 def of_the_first_run(reason: str | None, counts: Mapping[str, Any]) -> Iterator[Alert]:
     """That the worker's runs wait for a confirmation: the numbers, and the commands to type."""
     if reason == UNCONFIRMED and (said := counts.get(UNCONFIRMED)) is not None:
-        yield Alert(UNCONFIRMED, in_words(said), AT_LEAST, said["stale"])
+        yield Alert(UNCONFIRMED, in_words(said), said.get("limit", AT_LEAST), said["stale"])
 
 
 def recent_runs_alerts(sweep: Sweep) -> Iterator[Alert]:
@@ -177,7 +178,7 @@ def overdue_alerts(sweep: Sweep, last_at: datetime | None, now: datetime, period
         return
     silent_s = (now - last_at).total_seconds()
     if silent_s > most * period_s:
-        text = f"it has not run for {silent_s:,.0f} s, over {most} of its periods; is the scheduler alive?"
+        text = f"it has not run for {format_duration(silent_s)}, over {most} of its periods; is the scheduler alive?"
         yield Alert("overdue", text, most * period_s, silent_s)
 
 

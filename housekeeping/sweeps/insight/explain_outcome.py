@@ -10,6 +10,7 @@ from typing import Any, Final
 from peewee import fn
 
 from housekeeping.core.cron import Cron
+from housekeeping.core.plural import counted
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.run_state import HEARTBEAT_AGE_S, is_lost, outcome_in_words
 from housekeeping.sweeps.ledger.models import Run
@@ -171,7 +172,7 @@ def _without_a_row(
         )
     if no_scheduler:
         # Without Redis, a scheduler may have sent it before it died.
-        return "unknown" if sent is None else "not_sent", f"{no_scheduler}; {_MADE_UP}"
+        return "unknown" if sent is None else "not_sent", f"{no_scheduler}. {_MADE_UP}"
     if now - tick < _SOON:
         return "waiting", "it is being sent, or waits in the queue; look again in a minute"
     if sent is not None:
@@ -238,7 +239,9 @@ def meaning_of(worker: str, attempt: Attempt) -> str:
     if attempt.outcome == "silent":
         return f"{attempt}: its process was killed or hangs; the next attempt takes over"
     if attempt.outcome == "done":
-        return "it did its work to the end"
+        failed = attempt.counts.get("failed")
+        rows = f"; {counted(failed, 'row')} failed, housekeeping status shows why (REJECTED)" if failed else ""
+        return f"it did its work to the end{rows}"
     if (attempt.trigger, attempt.reason) == ("cli", "shutdown"):
         return "it was interrupted, by Ctrl-C or SIGTERM; the next run resumes where it stopped"
     if attempt.reason == UNCONFIRMED and UNCONFIRMED in attempt.counts:

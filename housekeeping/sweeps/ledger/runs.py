@@ -156,6 +156,11 @@ def has_worked(worker: str) -> bool:
     return bool(Run.select(Run.id).where((Run.worker == worker) & (_ended_well() | confirmed)).exists())
 
 
+def any_by_a_worker_process() -> bool:
+    """Return whether the ledger has a run that a worker process carried out, not the command ``run``."""
+    return bool(Run.select(Run.id).where(Run.trigger != "cli").exists())
+
+
 def _ended_well() -> Expression:
     done: Expression = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason != "shutdown"))
     return done

@@ -35,13 +35,15 @@ class Unconfirmed:
 
     Attributes:
       worker: The worker, with its argument, as the command line takes it.
-      stale: The stale rows, counted no further than needed; None: the count took too long or failed.
+      stale: The stale rows, as far as they could be counted; None: the count took too long or failed.
+      limit: How many stale rows need no confirmation.
       rows: About how many rows the table has, or at least; None: the count took too long or failed.
     """
 
     worker: str
     table: str
     stale: Backlog | None
+    limit: int
     rows: int | None
 
     def as_count(self) -> Counts:
@@ -51,6 +53,7 @@ class Unconfirmed:
             "table": self.table,
             "stale": None if self.stale is None else self.stale.rows,
             "exact": self.stale is not None and self.stale.exact,
+            "limit": self.limit,
             "rows": self.rows,
         }
 
@@ -65,7 +68,8 @@ def in_words(count: Mapping[str, Any]) -> str:
         found = f"the stale rows of {count['table']} could not be counted in time"
     else:
         size = "" if rows is None else f" of about {rows:,}"
-        found = f"{'' if count['exact'] else 'more than '}{stale:,}{size} rows of {count['table']} are stale"
+        over = f", over the first run's limit of {count['limit']:,}" if "limit" in count else ""  # old runs have none
+        found = f"{'' if count['exact'] else 'at least '}{stale:,}{size} rows of {count['table']} are stale{over}"
     return (
         f"{found}, and no run of this worker has ended yet: its runs are skipped until one is confirmed. Look: "
         f"housekeeping plan {worker}; then: housekeeping run {worker} --confirm"
@@ -77,7 +81,7 @@ def check_first_run(
 ) -> Unconfirmed | None:
     """Return why the run needs a confirmation; None when it does not.
 
-    Counts each table's stale rows no further than needed, and its rows up to 100,000.
+    Counts the rows and the stale rows of each table up to 100,000.
 
     Raises:
       peewee.PeeweeException: The database does not answer, or the library's own tables are missing.
@@ -94,8 +98,11 @@ def check_first_run(
         rows = _rows_of(sweep, table)
         limit = max(AT_LEAST - 1, (rows or 0) // ONE_IN)
         stale = _stale(sweep, walks, now, limit, argument)
-        if stale is None or not stale.exact or stale.rows > limit:
-            return Unconfirmed(with_argument(sweep.name, argument), table, stale, rows)
+        if stale is not None and not stale.exact:
+            # The limit was found to be exceeded; the operator needs to know by how much.
+            stale = _stale(sweep, walks, now, _COUNTED, argument) or Backlog(stale.rows + 1, exact=False)
+        if stale is None or stale.rows > limit:
+            return Unconfirmed(with_argument(sweep.name, argument), table, stale, limit, rows)
     return None
 
 

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, tzinfo
 from typing import Final
 
 from housekeeping.core.cron import Cron
+from housekeeping.core.durations import format_duration
 from housekeeping.core.plural import counted
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.alerts import Alert
@@ -17,7 +18,6 @@ NO_SCHEDULER: Final = "no_scheduler"
 #: A scheduler is missed after this time at the earliest: a restart takes less.
 GRACE: Final = timedelta(minutes=2)
 _PERIODS: Final = 2  # of the shortest schedule without a scheduler
-_START_BOTH: Final = "start `housekeeping worker` and `housekeeping scheduler`"
 
 
 def process_alerts(
@@ -34,7 +34,7 @@ def process_alerts(
     Parameters:
       sweeps: The workers that are set up.
       waiting: Messages that wait, by queue; empty when that is unknown.
-      ever_ran: Whether the ledger has a run of any worker.
+      ever_ran: Whether the ledger has a run that a worker process carried out.
     """
     if not processes.known:
         return []
@@ -43,8 +43,12 @@ def process_alerts(
     if not needed:
         return []
     if not processes.every:
-        text = "no worker or scheduler has sent a heartbeat for a day" if ever_ran else "no worker has run yet"
-        return [Alert(NO_WORKER, f"{text}: {_START_BOTH}")]
+        since = "for a day" if ever_ran else "yet"
+        found = [Alert(NO_WORKER, f"no worker has sent a heartbeat {since}: start `housekeeping worker`")]
+        if scheduled:
+            text = f"no scheduler has sent a heartbeat {since}: start `housekeeping scheduler`"
+            found.append(Alert(NO_SCHEDULER, text))
+        return found
     alerts = [alert for queue in sorted(needed) for alert in _no_worker(processes, queue, waiting.get(queue, 0))]
     if scheduled:
         alerts += _no_scheduler(processes, _shortest_period(scheduled, now, zone))
@@ -73,7 +77,7 @@ def no_living_worker(processes: Processes, queue: str) -> str | None:
 
 def _since(last: Process) -> str:
     how = "stopped" if last.said.stopped else "last heartbeat"
-    return f"since {last.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC ({how} of {last.name}, {last.age_s:,.0f} s ago)"
+    return f"since {last.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC ({how} of {last.name}, {format_duration(last.age_s)} ago)"
 
 
 def _no_worker(processes: Processes, queue: str, waiting: int) -> Iterator[Alert]:

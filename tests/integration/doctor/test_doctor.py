@@ -27,13 +27,28 @@ def said(found: Found, *levels: str) -> list[tuple[str, str]]:
     return [(each.area, each.subject) for each in found(*levels) if (each.area, each.subject) not in SERVERS]
 
 
-#: Other tests use the servers at the same time.
-SERVERS = [("redis", "persistence"), ("redis", "company"), ("postgres", "long transactions")]
+#: Other tests use the servers at the same time, and no process is alive.
+SERVERS = [
+    ("processes", "worker"),
+    ("processes", "scheduler"),
+    ("redis", "persistence"),
+    ("redis", "company"),
+    ("postgres", "long transactions"),
+]
 
 
 def test_complete_installation_has_no_problems(found: Found) -> None:
     assert said(found, "warning", "error") == []
     assert len(said(found, "fine")) > 20
+
+
+def test_missing_worker_and_scheduler_are_warnings(found: Found) -> None:
+    texts = {each.subject: each.text for each in found("warning") if each.area == "processes"}
+
+    assert texts == {
+        "worker": "no worker has sent a heartbeat yet: start `housekeeping worker`",
+        "scheduler": "no scheduler has sent a heartbeat yet: start `housekeeping scheduler`",
+    }
 
 
 INDEXES = [

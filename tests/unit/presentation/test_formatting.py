@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from housekeeping.presentation.formatting import format_counts, format_duration
+from housekeeping.core.durations import format_duration
+from housekeeping.presentation.formatting import format_counts, format_run_counts
 
 
 @pytest.mark.parametrize(
@@ -36,3 +39,17 @@ def test_counts_are_formatted_without_zeros() -> None:
 
 def test_non_numeric_count_is_formatted_unchanged() -> None:
     assert format_counts({"last": "2026-11", "rate": 1234.5, "of": ["a"]}) == "last 2026-11, rate 1,234.5, of ['a']"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "counts", "text"),
+    [
+        ("done", {"deleted_rows": 0}, "nothing to do"),
+        ("failed", {"deleted_rows": 0}, "-"),
+        ("failed", {"deleted_rows": 3}, "deleted_rows 3"),
+        ("skipped", {}, "-"),
+        (None, {}, "-"),
+    ],
+)
+def test_only_a_run_that_ended_well_had_nothing_to_do(outcome: str | None, counts: dict[str, Any], text: str) -> None:
+    assert format_run_counts(outcome, counts) == text

@@ -77,16 +77,20 @@ def test_nothing_is_said_when_no_store_could_be_read() -> None:
     assert process_alerts([sweep()], UNKNOWN, {"cronjob": 5}, NOW, UTC, ever_ran=True) == []
 
 
-@pytest.mark.parametrize(
-    ("ever_ran", "text"),
-    [(False, "no worker has run yet"), (True, "no worker or scheduler has sent a heartbeat for a day")],
-)
-def test_installation_without_any_process_says_so_once(ever_ran: bool, text: str) -> None:
+@pytest.mark.parametrize(("ever_ran", "since"), [(False, "yet"), (True, "for a day")])
+def test_installation_without_any_process_misses_worker_and_scheduler(ever_ran: bool, since: str) -> None:
     sweeps = [sweep(), sweep(queue="git_refs")]
 
-    [alert] = process_alerts(sweeps, Processes(), {"mails": 3}, NOW, UTC, ever_ran=ever_ran)
+    found = process_alerts(sweeps, Processes(), {"mails": 3}, NOW, UTC, ever_ran=ever_ran)
 
-    assert (alert.name, str(alert).partition(":")[0]) == ("no_worker", text)
+    assert [(alert.name, alert.text) for alert in found] == [
+        ("no_worker", f"no worker has sent a heartbeat {since}: start `housekeeping worker`"),
+        ("no_scheduler", f"no scheduler has sent a heartbeat {since}: start `housekeeping scheduler`"),
+    ]
+
+
+def test_dead_scheduler_is_missed_although_workers_are_dead_too() -> None:
+    assert alerts(process("worker", 5_000), process("scheduler", 5_000)) == ["no_worker", "no_scheduler"]
 
 
 def test_process_killed_again_and_again_does_not_fill_the_list() -> None:

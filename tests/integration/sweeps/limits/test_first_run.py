@@ -101,9 +101,9 @@ def test_first_run_is_skipped_whatever_the_breaker_does(
 def test_skipped_first_run_says_what_to_type(visits: Callable[[int, int], None], clock: ManualClock) -> None:
     visits(2000, 10)
     text = (
-        'more than 999 of about 2,010 rows of "visit" are stale, and no run of this worker has ended yet: its runs '
-        f"are skipped until one is confirmed. Look: housekeeping plan {NAME}; then: housekeeping run {NAME} "
-        "--confirm"
+        '2,000 of about 2,010 rows of "visit" are stale, over the first run\'s limit of 999, and no run of this worker '
+        f"has ended yet: its runs are skipped until one is confirmed. Look: housekeeping plan {NAME}; "
+        f"then: housekeeping run {NAME} --confirm"
     )
 
     planned = plan(OLD, clock=clock)
