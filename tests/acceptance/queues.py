@@ -11,7 +11,7 @@ from dramatiq import Message
 from housekeeping.brokers import message_broker
 from housekeeping.core.settings import Settings
 from tests.integration.middleware.applications import queued
-from tests.integration.middleware.hands import close
+from tests.integration.middleware.step_worker import close
 
 
 class Queues:

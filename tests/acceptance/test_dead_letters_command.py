@@ -15,7 +15,7 @@ from dramatiq.common import current_millis
 from housekeeping.core.settings import Settings
 from tests.acceptance.conftest import Command
 from tests.integration.middleware.applications import queued
-from tests.integration.middleware.hands import Hands, installed
+from tests.integration.middleware.step_worker import StepWorker, installed
 
 #: Starts many processes.
 pytestmark = pytest.mark.slow
@@ -50,7 +50,7 @@ def dead(broker: RedisBroker, charge: Actor[..., Any]) -> Message[Any]:
     message = charge.send_with_options(
         args=("order\x1b[2J", "x" * 200), kwargs={"password": "hunter2"}, idempotency_key="order-7"
     )
-    Hands(broker).run()
+    StepWorker(broker).run()
     return message
 
 
@@ -96,7 +96,7 @@ def test_requeue_reports_the_result_of_each_message(
     command: Command, broker: RedisBroker, charge: Actor[..., Any], dead: Message[Any]
 ) -> None:
     other = charge.send(2)
-    Hands(broker).run()
+    StepWorker(broker).run()
 
     finished = command("deadletters", "requeue", dead.message_id, other.message_id)
 

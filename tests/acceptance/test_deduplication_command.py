@@ -14,7 +14,7 @@ from housekeeping.core.settings import Settings
 from tests.acceptance.conftest import Command
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, keys
-from tests.integration.middleware.hands import Hands, installed
+from tests.integration.middleware.step_worker import StepWorker, installed
 
 #: Starts many processes.
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def test_keys_are_listed_with_message_state_and_expiry(command: Command, broker:
 
     work = declared(broker, [], look, **executed(if_deduplicated="reschedule_once"))
     running, waiting = work.send(1), work.send(2)
-    Hands(broker).run()
+    StepWorker(broker).run()
 
     by_message = {each["message_id"]: each for each in seen}
     assert set(by_message) == {running.message_id, waiting.message_id}
@@ -120,12 +120,12 @@ def test_message_with_a_released_key_does_not_release_its_successors(
             assert "duplicate_of" not in work.send().options
 
     work = declared(broker, runs, release_and_send, **executed())
-    hands = Hands(broker)
+    step_worker = StepWorker(broker)
     work.send()
-    hands.run()
+    step_worker.run()
 
     assert len(queued(broker)) == 1
     assert "duplicate_of" in work.send().options, "the first one's end freed nothing of the second one's"
-    hands.run()
+    step_worker.run()
     assert runs == [0, 0]
     assert keys(redis_client, settings) == []

@@ -222,14 +222,14 @@ def a_key_is_free_when_its_message_has_ended(stage: Stage) -> Iterator[str]:
     """D4: a key is free at once if the process lives and Redis answers one of three tries."""
     # A second delivery acknowledges a message that still runs in a paused process.
     stopped = {event[1] for event in stage.of("fault") if event[3].startswith("pause")}
-    hands: dict[str, set[str]] = {}
+    step_worker: dict[str, set[str]] = {}
     unanswered: Counter[str] = Counter()
     for when, where, what, *details in stage.events("queued", "delivered", "connection lost", "key outlives"):
         if what == "connection lost" and details[0] == "redis":
             unanswered[details[1].removeprefix("script ").partition(" ")[0]] += 1
         elif what in ("queued", "delivered"):
-            hands.setdefault(details[1], set()).add(where)
-        elif what == "key outlives" and unanswered[details[0]] < 3 and not hands[details[1]] & stopped:
+            step_worker.setdefault(details[1], set()).add(where)
+        elif what == "key outlives" and unanswered[details[0]] < 3 and not step_worker[details[1]] & stopped:
             yield f"{details[0]} was held by {details[1]} at {when}, after {where} had acknowledged it"
 
 

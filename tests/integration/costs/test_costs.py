@@ -35,7 +35,7 @@ from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.object_storage import stores
 from tests.integration.costs.measuring import Costs, Meter, deviations
-from tests.integration.middleware.hands import close
+from tests.integration.middleware.step_worker import close
 
 #: Runs a worker on this many stale rows of a comparison; returns its result and its cost.
 Run = Callable[..., tuple[RunResult, Costs]]

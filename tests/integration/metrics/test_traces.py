@@ -25,7 +25,7 @@ from housekeeping.sweeps.registration import register
 from housekeeping.workers.user_status_cleanup.worker import SWEEPS
 from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import close_all, installed, queued
-from tests.integration.middleware.hands import Hands
+from tests.integration.middleware.step_worker import StepWorker
 
 Spans = Callable[[], list[ReadableSpan]]
 
@@ -57,7 +57,7 @@ def test_span_of_a_run_is_a_child_of_its_senders(broker: RedisBroker, spans: Spa
 
     with trace.get_tracer_provider().get_tracer("application").start_as_current_span("request") as request:
         message = work.send()
-    Hands(broker).run()
+    StepWorker(broker).run()
 
     sender, run = spans()
     assert run.context is not None and sender.context is not None
@@ -77,8 +77,8 @@ def test_span_of_a_sent_message_is_a_child_of_its_run(broker: RedisBroker, spans
         child.send()
 
     work.send()
-    hands = Hands(broker)
-    hands.run(), hands.run()
+    step_worker = StepWorker(broker)
+    step_worker.run(), step_worker.run()
 
     first, second = spans()
     assert first.context is not None
@@ -92,10 +92,10 @@ def test_failed_run_has_an_error_span_and_its_retry_the_same_trace(broker: Redis
 
     with trace.get_tracer_provider().get_tracer("application").start_as_current_span("request"):
         work.send()
-    hands = Hands(broker)
-    hands.run()
-    hands.come_due()
-    hands.run()
+    step_worker = StepWorker(broker)
+    step_worker.run()
+    step_worker.come_due()
+    step_worker.run()
 
     sender, first, retry = spans()
     assert first.context is not None and retry.context is not None and retry.attributes is not None
@@ -117,7 +117,7 @@ def test_skipped_message_ends_its_span(broker: RedisBroker, spans: Spans) -> Non
     def work() -> None: ...
 
     work.send()
-    Hands(broker).run()
+    StepWorker(broker).run()
 
     [skipped] = spans()
     assert skipped.attributes is not None
@@ -131,7 +131,7 @@ def test_each_batch_of_a_sweep_has_a_span_below_its_run(
     add_statuses(150, "now() - interval '1 hour'")
     broker = installed(settings)
     register(broker, SWEEPS[0]).send()
-    Hands(broker, "cronjob").run()
+    StepWorker(broker, "cronjob").run()
     close_all()
 
     *batches, run = spans()
@@ -150,7 +150,7 @@ def test_process_without_tracing_sends_no_trace_context(
 
     work.send()
     [message] = queued(broker)
-    Hands(broker).run()
+    StepWorker(broker).run()
 
     assert OPTION not in message.options
     assert queued(broker) == []

@@ -22,7 +22,7 @@ from housekeeping.database.connection import database
 from housekeeping.installation import install
 from housekeeping.sweeps.ledger.models import Run
 from tests import rabbitmq_look
-from tests.integration.middleware.hands import close
+from tests.integration.middleware.step_worker import close
 from tests.rabbitmq_look import on_rabbitmq, watched
 
 PATIENCE_S = 20.0

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from housekeeping.core.settings import Settings
-from tests.integration.middleware.hands import Hands, installed
 from tests.integration.middleware.redis_broker_only import REASONS
+from tests.integration.middleware.step_worker import StepWorker, installed
 
 _HERE: Final = Path(__file__).parent
 
@@ -35,8 +35,8 @@ def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
 
 
 @pytest.fixture
-def hands(broker: Any) -> Hands:
-    return Hands(broker)
+def step_worker(broker: Any) -> StepWorker:
+    return StepWorker(broker)
 
 
 @pytest.fixture

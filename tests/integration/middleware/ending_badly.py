@@ -11,34 +11,34 @@ from dramatiq.brokers.redis import RedisBroker
 
 from tests.integration.middleware.deduplication.deduplicated import declared, executed
 from tests.integration.middleware.deduplication.deduplicated_faults import Where, elsewhere, exchanges
-from tests.integration.middleware.hands import Hands
+from tests.integration.middleware.step_worker import StepWorker
 
 ONCE: Final = executed(if_deduplicated="reschedule_once")
 
 
-def run_all(hands: Hands) -> int:
+def run_all(step_worker: StepWorker) -> int:
     """Run waiting messages until none is left; return their number."""
     for number in range(10):
-        message = hands.fetch()
+        message = step_worker.fetch()
         if message is None:
             return number
-        hands.run(message)
+        step_worker.run(message)
     raise AssertionError("there is no end to it")
 
 
 class EndingBadly:
     """Worker whose first run meets a duplicate and then fails at the exchange with this number."""
 
-    def __init__(self, broker: RedisBroker, hands: Hands) -> None:
+    def __init__(self, broker: RedisBroker, step_worker: StepWorker) -> None:
         self.reads: list[str] = []
         self.completed = False  # what a redelivered sweep reads in its ledger
         self.in_hand: bytes = b""
         self._broker = broker
-        self._hands = hands
+        self._hands = step_worker
         self._end: Callable[[], None] | None = None
         self.work: Actor[..., Any] = declared(broker, [], self._function, **ONCE)
         self.work.send()
-        run_all(hands)
+        run_all(step_worker)
 
     def _function(self) -> None:
         if self.completed:

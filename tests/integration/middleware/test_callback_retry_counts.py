@@ -13,7 +13,7 @@ from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.core.settings import Settings
 from tests.integration.middleware.applications import queued
-from tests.integration.middleware.hands import Hands, delivered_again
+from tests.integration.middleware.step_worker import StepWorker, delivered_again
 
 #: Name of a callback and the number of retries in the message that it received.
 Seen = list[tuple[str, int | None]]
@@ -44,12 +44,12 @@ def seen_by_callbacks(broker: Broker, error: type[Exception], **options: Any) ->
     def fails() -> None:
         raise error
 
-    hands = Hands(broker)
+    step_worker = StepWorker(broker)
     fails.send()
     for _ in range(8):
-        while message := hands.fetch():
-            hands.run(message)
-        hands.come_due()
+        while message := step_worker.fetch():
+            step_worker.run(message)
+        step_worker.come_due()
     return seen
 
 
@@ -68,7 +68,7 @@ def test_callbacks_see_the_retries_that_bare_dramatiq_counts(
 
 
 def test_failed_tick_beside_a_waiting_retry_counts_and_may_be_redelivered(
-    broker: Any, hands: Hands, runs: list[Any]
+    broker: Any, step_worker: StepWorker, runs: list[Any]
 ) -> None:
     seen: list[int] = []
     dramatiq.actor(broker=broker, actor_name="failed")(lambda message, _: seen.append(message["options"]["retries"]))
@@ -79,15 +79,15 @@ def test_failed_tick_beside_a_waiting_retry_counts_and_may_be_redelivered(
         raise ValueError
 
     tick.send()
-    hands.run()
-    hands.run()
+    step_worker.run()
+    step_worker.run()
     tick.send()
-    beside = hands.fetch()
+    beside = step_worker.fetch()
     assert beside is not None
     again = delivered_again(beside)
-    hands.run(beside)
-    hands.run(again)
-    while message := hands.fetch():
-        hands.run(message)
+    step_worker.run(beside)
+    step_worker.run(again)
+    while message := step_worker.fetch():
+        step_worker.run(message)
 
     assert (len(runs), seen) == (3, [1, 1, 1]), "no retry of it is in the queue, so its redelivery runs"

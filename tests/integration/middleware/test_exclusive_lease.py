@@ -19,7 +19,7 @@ from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.settings import Settings
 from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore
 from tests.integration.middleware.applications import queued
-from tests.integration.middleware.hands import Hands
+from tests.integration.middleware.step_worker import StepWorker
 
 TTL = timedelta(minutes=10)
 KEY = "報告/夜"
@@ -46,13 +46,17 @@ def declared(
 
 
 def test_message_is_skipped_while_another_holds_the_lease(
-    broker: RedisBroker, hands: Hands, runs: list[Any], held: ExclusiveLease, caplog: pytest.LogCaptureFixture
+    broker: RedisBroker,
+    step_worker: StepWorker,
+    runs: list[Any],
+    held: ExclusiveLease,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     # L1, L4
     caplog.set_level(logging.INFO)
     declared(broker, runs).send()
 
-    message = hands.run()
+    message = step_worker.run()
 
     assert runs == [] and not message.failed
     assert queued(broker) == queued(broker, "default.DQ") == []
@@ -67,7 +71,7 @@ def test_message_is_skipped_while_another_holds_the_lease(
 @pytest.mark.parametrize(("left_ms", "least_ms"), [(60_000, 55_000), (None, 595_000)])
 def test_on_conflict_retry_delays_the_message_until_the_lease_expires(
     broker: RedisBroker,
-    hands: Hands,
+    step_worker: StepWorker,
     runs: list[Any],
     held: ExclusiveLease,
     redis_client: redis.Redis,
@@ -80,14 +84,14 @@ def test_on_conflict_retry_delays_the_message_until_the_lease_expires(
         redis_client.pexpire(f"{settings.namespace}:lease:{KEY}", left_ms)
     declared(broker, runs, lease={"if_held": "retry"}, max_retries=0).send()
 
-    put_back_at = hands.run().message_timestamp
+    put_back_at = step_worker.run().message_timestamp
 
     (waiting,) = queued(broker, "default.DQ")
     assert least_ms < waiting.options["eta"] - put_back_at < min((left_ms or 600_000) + 5_000, 605_000)
     assert "retries" not in waiting.options
     held.cancel()
-    hands.come_due()
-    hands.run()
+    step_worker.come_due()
+    step_worker.run()
     assert runs == [0]
 
 
@@ -97,7 +101,7 @@ def fail() -> None:
 
 @pytest.mark.parametrize("function", [lambda: None, fail])
 def test_lease_is_held_during_the_run_and_released_however_it_ends(
-    broker: RedisBroker, hands: Hands, runs: list[Any], function: Callable[[], object]
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], function: Callable[[], object]
 ) -> None:
     # L1
     lease = ExclusiveLease(KEY, TTL)
@@ -107,13 +111,15 @@ def test_lease_is_held_during_the_run_and_released_however_it_ends(
         function()
 
     declared(broker, [], work, max_retries=0).send()
-    hands.run()
+    step_worker.run()
 
     assert runs == [None]
     assert lease.try_obtain() is not None
 
 
-def test_lease_is_released_when_a_later_middleware_drops_the_message(broker: RedisBroker, hands: Hands) -> None:
+def test_lease_is_released_when_a_later_middleware_drops_the_message(
+    broker: RedisBroker, step_worker: StepWorker
+) -> None:
     # L1
     class DropEverything(Middleware):
         def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
@@ -121,22 +127,22 @@ def test_lease_is_released_when_a_later_middleware_drops_the_message(broker: Red
 
     broker.middleware.append(DropEverything())
     declared(broker, []).send()
-    hands.run()
+    step_worker.run()
 
     assert not ExclusiveLease(KEY, TTL).exists()
 
 
 def test_thread_forgets_its_lease_after_the_run(
-    broker: RedisBroker, hands: Hands, caplog: pytest.LogCaptureFixture
+    broker: RedisBroker, step_worker: StepWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     dramatiq.actor(broker=broker, actor_name="plain")(lambda: None)
     declared(broker, []).send()
-    hands.run()
+    step_worker.run()
     held = ExclusiveLease(KEY, TTL)
     held.try_obtain()
 
     broker.actors["plain"].send()
-    hands.run()
+    step_worker.run()
 
     assert held.renew()
     assert "lost" not in caplog.text
@@ -144,7 +150,7 @@ def test_thread_forgets_its_lease_after_the_run(
 
 def test_lost_lease_is_reported_and_the_successors_is_kept(
     broker: RedisBroker,
-    hands: Hands,
+    step_worker: StepWorker,
     redis_client: redis.Redis,
     settings: Settings,
     caplog: pytest.LogCaptureFixture,
@@ -157,14 +163,14 @@ def test_lost_lease_is_reported_and_the_successors_is_kept(
         successor.try_obtain()
 
     declared(broker, [], work).send()
-    hands.run()
+    step_worker.run()
 
     assert successor.renew()
     assert "lost_lease" in [vars(record).get("reason") for record in caplog.records]
 
 
 def test_lease_key_from_arguments_ignores_how_they_are_passed(
-    broker: RedisBroker, hands: Hands, runs: list[Any]
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
 ) -> None:
     # L1
     ExclusiveLease("project/1", TTL).try_obtain()
@@ -175,26 +181,26 @@ def test_lease_key_from_arguments_ignores_how_they_are_passed(
     work.send(2)
     work.send()
     for _ in range(4):
-        hands.run()
+        step_worker.run()
 
     assert runs == [2, 0]
 
 
 @pytest.mark.parametrize("key", [lambda number: 1 // number, lambda number: None, lambda number: ""])
 def test_message_whose_lease_key_fails_does_not_run(
-    broker: RedisBroker, hands: Hands, runs: list[Any], key: Callable[..., object]
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], key: Callable[..., object]
 ) -> None:
     # L5
     declared(broker, runs, lease={"key": key}, max_retries=0).send()
 
-    assert hands.run().failed
+    assert step_worker.run().failed
     assert runs == []
 
 
 @pytest.mark.parametrize("unanswered", ["obtain", "remaining", "owner"])
 def test_without_redis_the_message_fails_is_retried_and_does_not_run(
     broker: RedisBroker,
-    hands: Hands,
+    step_worker: StepWorker,
     runs: list[Any],
     held: ExclusiveLease,
     monkeypatch: pytest.MonkeyPatch,
@@ -206,30 +212,30 @@ def test_without_redis_the_message_fails_is_retried_and_does_not_run(
 
     declared(broker, runs).send()
     monkeypatch.setattr(RedisLeaseStore, unanswered, away)
-    hands.run()
+    step_worker.run()
 
     assert runs == []
     assert [message.options.get("retries") for message in queued(broker, "default.DQ")] == [1]
 
 
 def test_unexpected_error_does_not_run_the_message_unprotected(
-    broker: RedisBroker, hands: Hands, runs: list[Any], monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # L5, L6: Dramatiq would log the error and run the actor
     declared(broker, runs, max_retries=0).send()
     monkeypatch.setattr(RedisLeaseStore, "obtain", lambda *_: fail())
 
-    assert hands.run().failed
+    assert step_worker.run().failed
     assert runs == []
 
 
 def test_actor_without_a_lease_calls_no_redis(
-    broker: RedisBroker, hands: Hands, runs: list[Any], monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RedisLeaseStore, "obtain", lambda *_: fail())
     dramatiq.actor(broker=broker, actor_name="plain")(lambda: runs.append(1)).send()
 
-    hands.run()
+    step_worker.run()
 
     assert runs == [1]
 
@@ -241,13 +247,13 @@ def test_of_many_concurrent_messages_one_runs(broker: RedisBroker, runs: list[An
             return
         with ThreadPoolExecutor(4) as threads:
             for message in messages[1:]:
-                threads.submit(Hands(broker).run, message).result(PATIENCE_S)
+                threads.submit(StepWorker(broker).run, message).result(PATIENCE_S)
 
     work = declared(broker, runs, others)
     for number in range(4):
         work.send(number)
-    hands = Hands(broker)
-    messages = [message for _ in range(4) if (message := hands.fetch()) is not None]
-    hands.run(messages[0])
+    step_worker = StepWorker(broker)
+    messages = [message for _ in range(4) if (message := step_worker.fetch()) is not None]
+    step_worker.run(messages[0])
 
     assert runs == [0]

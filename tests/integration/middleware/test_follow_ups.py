@@ -25,7 +25,7 @@ from housekeeping.installation import install
 from housekeeping.middleware import reliable_enqueue
 from tests.integration.middleware import applications
 from tests.integration.middleware.applications import eventually, queued, working
-from tests.integration.middleware.hands import Hands, delivered_again
+from tests.integration.middleware.step_worker import StepWorker, delivered_again
 
 pytestmark = pytest.mark.redis_broker_only(reason="Redis is what goes away and comes back")
 
@@ -129,7 +129,7 @@ def _answers(broker: RedisBroker) -> bool:
 def test_group_whose_count_gets_no_answer_completes_once(  # R4
     grouped: RedisBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hands = Hands(grouped)
+    step_worker = StepWorker(grouped)
     ended: list[int] = []
     member = dramatiq.actor(broker=grouped, actor_name="member")(lambda: None)
     over = dramatiq.actor(broker=grouped, actor_name="over")(lambda: ended.append(1))
@@ -148,34 +148,34 @@ def test_group_whose_count_gets_no_answer_completes_once(  # R4
         return answer
 
     monkeypatch.setattr(counting, "_count", answer_lost_at_first)
-    hands.run()
+    step_worker.run()
     after_one = [message.actor_name for message in queued(grouped)]
-    hands.run()
+    step_worker.run()
 
     assert asked == [0, 0, 1, 1]
     assert after_one == ["member"]
     assert [message.actor_name for message in queued(grouped)] == ["over"]
-    hands.run()
+    step_worker.run()
     assert ended == [1]
 
 
 def test_group_member_delivered_twice_counts_once(grouped: RedisBroker) -> None:  # R4, F10
-    hands = Hands(grouped)
+    step_worker = StepWorker(grouped)
     member = dramatiq.actor(broker=grouped, actor_name="member")(lambda: None)
     over = dramatiq.actor(broker=grouped, actor_name="over")(lambda: None)
     group = dramatiq.group([member.message(), member.message()], broker=grouped)
     group.add_completion_callback(over.message())
     group.run()
 
-    first = hands.run()
-    hands.run(delivered_again(first))
+    first = step_worker.run()
+    step_worker.run(delivered_again(first))
 
     assert [message.actor_name for message in queued(grouped)] == ["member"]
 
 
 @pytest.mark.parametrize("error", [Requeue("not now", timedelta(minutes=5)), dramatiq.middleware.Shutdown()])
 def test_requeued_message_sends_no_callback_yet(  # R5, L4
-    broker: RedisBroker, hands: Hands, error: BaseException
+    broker: RedisBroker, step_worker: StepWorker, error: BaseException
 ) -> None:
     def raises() -> None:
         raise error
@@ -184,19 +184,19 @@ def test_requeued_message_sends_no_callback_yet(  # R5, L4
     dramatiq.actor(broker=broker, actor_name="told")(lambda message, error: None)
     actor.send()
 
-    hands.run()
+    step_worker.run()
 
     assert {message.actor_name for message in queued(broker) + queued(broker, "default.DQ")} == {"raises"}
 
 
 def test_unserializable_result_makes_a_dead_letter_not_a_lost_pipeline(  # R4
-    broker: RedisBroker, hands: Hands
+    broker: RedisBroker, step_worker: StepWorker
 ) -> None:
     first = dramatiq.actor(broker=broker, actor_name="first")(lambda: object())
     then = dramatiq.actor(broker=broker, actor_name="then")(lambda result: None)
     piped(first, then)
 
-    hands.run()
+    step_worker.run()
 
     assert queued(broker) == []
     [dead] = queued(broker, "default.XQ")
@@ -213,7 +213,7 @@ def test_unsendable_group_callback_makes_a_dead_letter(  # R4
     group.add_completion_callback(over.message_with_options(idempotency_key="of an actor that is not idempotent"))
     group.run()
 
-    Hands(grouped).run()
+    StepWorker(grouped).run()
 
     [dead] = queued(grouped, "default.XQ")
     assert dead.actor_name == "member"
@@ -228,7 +228,7 @@ def test_group_count_refused_by_redis_makes_a_dead_letter(  # R4
     group.add_completion_callback(member.message())
     group.run()
 
-    Hands(refused).run()
+    StepWorker(refused).run()
 
     [dead] = queued(refused, "default.XQ")
     assert "NoPermissionError" in dead.options["traceback"]
@@ -241,7 +241,7 @@ def test_invalid_group_id_makes_a_dead_letter(  # R4
     callbacks = [member.message().asdict()]
     member.send_with_options(group_completion_uuid={"no": "text"}, group_completion_callbacks=callbacks)
 
-    Hands(grouped).run()
+    StepWorker(grouped).run()
 
     [dead] = queued(grouped, "default.XQ")
     assert "DataError" in dead.options["traceback"]
@@ -261,7 +261,7 @@ def test_group_keys_are_in_one_cluster_slot(grouped: RedisBroker, monkeypatch: p
         return count(keys=keys, args=args)
 
     monkeypatch.setattr(counting, "_count", noted)
-    Hands(grouped).run()
+    StepWorker(grouped).run()
 
     assert len(slots) == 2 and len(set(slots)) == 1
 

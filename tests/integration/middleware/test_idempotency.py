@@ -17,7 +17,7 @@ from housekeeping.core.middleware_errors import InvalidOption
 from housekeeping.core.settings import Settings
 from housekeeping.middleware.idempotency import Idempotency
 from tests.integration.middleware.applications import queued
-from tests.integration.middleware.hands import Hands, delivered_again
+from tests.integration.middleware.step_worker import StepWorker, delivered_again
 
 PATIENCE_S = 10
 
@@ -42,13 +42,13 @@ def marks(client: redis.Redis, settings: Settings, kind: str) -> list[bytes]:
     return list(client.scan_iter(match=f"{settings.namespace}:{kind}:*", count=1000))
 
 
-def test_completed_message_is_not_executed_again(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+def test_completed_message_is_not_executed_again(broker: RedisBroker, step_worker: StepWorker, runs: list[Any]) -> None:
     # I1
     work = declared(broker, runs)
     work.send()
 
-    message = hands.run()
-    hands.run(delivered_again(message))
+    message = step_worker.run()
+    step_worker.run(delivered_again(message))
 
     assert runs == [0]
     assert queued(broker) == queued(broker, "default.DQ") == queued(broker, "default.XQ") == []
@@ -56,11 +56,16 @@ def test_completed_message_is_not_executed_again(broker: RedisBroker, hands: Han
 
 @pytest.mark.parametrize(("option", "lives_s"), [({}, 24 * 3600), ({"idempotency": {"ttl": timedelta(hours=1)}}, 3600)])
 def test_completion_is_remembered_for_its_ttl(
-    broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings, option: Any, lives_s: int
+    broker: RedisBroker,
+    step_worker: StepWorker,
+    redis_client: redis.Redis,
+    settings: Settings,
+    option: Any,
+    lives_s: int,
 ) -> None:
     # I1
     declared(broker, [], **option).send()
-    hands.run()
+    step_worker.run()
 
     (completion,) = marks(redis_client, settings, "done")
     assert lives_s - 60 < redis_client.ttl(completion) <= lives_s
@@ -68,22 +73,24 @@ def test_completion_is_remembered_for_its_ttl(
 
 
 def test_failed_message_is_not_completed(
-    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     # I1
     work = declared(broker, runs, fail, max_retries=1)
     work.send()
 
-    hands.run()
+    step_worker.run()
     assert marks(redis_client, settings, "running") == marks(redis_client, settings, "done") == []
-    hands.come_due()
-    hands.run()
+    step_worker.come_due()
+    step_worker.run()
 
     assert runs == [0, 0]
     assert marks(redis_client, settings, "done") == []
 
 
-def test_second_delivery_waits_and_finds_the_work_done(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+def test_second_delivery_waits_and_finds_the_work_done(
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
+) -> None:
     # I2
     work = declared(broker, runs, lambda: second())
 
@@ -91,23 +98,25 @@ def test_second_delivery_waits_and_finds_the_work_done(broker: RedisBroker, hand
         if len(runs) > 1:
             return
         with ThreadPoolExecutor(1) as another:
-            another.submit(hands.run, delivered_again(message)).result(PATIENCE_S)
+            another.submit(step_worker.run, delivered_again(message)).result(PATIENCE_S)
         (waiting,) = queued(broker, "default.DQ")
         assert (waiting.message_id, waiting.options.get("retries")) == (message.message_id, None)
 
     work.send()
-    fetched = hands.fetch()
+    fetched = step_worker.fetch()
     assert fetched is not None
     message = fetched
-    hands.run(message)
-    hands.come_due()
-    hands.run()
+    step_worker.run(message)
+    step_worker.come_due()
+    step_worker.run()
 
     assert runs == [0]
     assert queued(broker) == queued(broker, "default.DQ") == queued(broker, "default.XQ") == []
 
 
-def test_second_delivery_that_comes_due_holds_no_key(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+def test_second_delivery_that_comes_due_holds_no_key(
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
+) -> None:
     # D1, I2: it will find its work completed, so a message sent after the first one's start waits separately
     sent: list[Message[Any]] = []
     work = declared(broker, runs, lambda: second(), deduplicate="until_executing")
@@ -116,37 +125,37 @@ def test_second_delivery_that_comes_due_holds_no_key(broker: RedisBroker, hands:
         if len(runs) > 1:
             return
         with ThreadPoolExecutor(1) as another:
-            another.submit(hands.run, delivered_again(message)).result(PATIENCE_S)
-            another.submit(hands.come_due).result(PATIENCE_S)
+            another.submit(step_worker.run, delivered_again(message)).result(PATIENCE_S)
+            another.submit(step_worker.come_due).result(PATIENCE_S)
         sent.append(work.send())
 
     work.send()
-    fetched = hands.fetch()
+    fetched = step_worker.fetch()
     assert fetched is not None
     message = fetched
-    hands.run(message)
+    step_worker.run(message)
 
     assert "duplicate_of" not in sent[0].options
-    hands.run(), hands.run()
+    step_worker.run(), step_worker.run()
     assert runs == [0, 0]
 
 
 def test_message_of_a_killed_worker_runs_again(
-    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     # I2, B1: the mark of a running message expires with its process, before the broker redelivers
     seen: list[int] = []
     work = declared(broker, runs, lambda: seen.extend(map(redis_client.pttl, marks(redis_client, settings, "running"))))
 
     work.send()
-    hands.run()
+    step_worker.run()
 
     assert len(seen) == 1
     assert 0 < seen[0] <= 30_000
 
 
 def test_two_messages_with_an_applications_key_have_one_effect(
-    broker: RedisBroker, hands: Hands, runs: list[Any]
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
 ) -> None:
     # I3
     work = declared(broker, runs)
@@ -157,23 +166,23 @@ def test_two_messages_with_an_applications_key_have_one_effect(
         work.send_with_options(args=(number,), idempotency_key=0)
 
     for _ in range(5):
-        hands.run()
+        step_worker.run()
 
     assert runs == [1, 3, 4]
 
 
-def test_applications_key_is_scoped_to_its_actor(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+def test_applications_key_is_scoped_to_its_actor(broker: RedisBroker, step_worker: StepWorker, runs: list[Any]) -> None:
     # I3
     declared(broker, runs, actor_name="a").send_with_options(args=(1,), idempotency_key="b:c")
     declared(broker, runs, actor_name="a:b").send_with_options(args=(2,), idempotency_key="c")
 
-    hands.run(), hands.run()
+    step_worker.run(), step_worker.run()
 
     assert runs == [1, 2]
 
 
 def test_two_concurrent_messages_with_one_key_have_one_effect(
-    broker: RedisBroker, hands: Hands, runs: list[Any]
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
 ) -> None:
     # I2, I3
     work = declared(broker, runs, lambda: another_one(), deduplicate="until_executing")
@@ -183,17 +192,17 @@ def test_two_concurrent_messages_with_one_key_have_one_effect(
             return
         work.send_with_options(args=(2,), idempotency_key="order-7")
         with ThreadPoolExecutor(1) as another:
-            another.submit(hands.run).result(PATIENCE_S)
+            another.submit(step_worker.run).result(PATIENCE_S)
         assert [message.args for message in queued(broker, "default.DQ")] == [(2,)]
         # It was requeued before it started, so it holds no key until it is due.
         assert "duplicate_of" not in work.send_with_options(args=(2,), idempotency_key="order-8").options
 
     work.send_with_options(args=(1,), idempotency_key="order-7")
-    hands.run()
-    hands.come_due()
+    step_worker.run()
+    step_worker.come_due()
 
     assert runs == [1]
-    hands.run(), hands.run()
+    step_worker.run(), step_worker.run()
     assert (runs, queued(broker)) == ([1, 2], [])
 
 
@@ -207,7 +216,7 @@ def test_key_for_an_actor_without_idempotency_is_refused(broker: RedisBroker) ->
 
 def test_without_redis_nothing_runs_twice(
     broker: RedisBroker,
-    hands: Hands,
+    step_worker: StepWorker,
     runs: list[Any],
     redis_client: redis.Redis,
     settings: Settings,
@@ -225,30 +234,30 @@ def test_without_redis_nothing_runs_twice(
 
     with monkeypatch.context() as patch:
         patch.setattr(middleware, "_begin", answer_lost)
-        hands.run()
+        step_worker.run()
 
     assert runs == []
     assert marks(redis_client, settings, "running") == []
-    hands.come_due()
-    hands.run()
+    step_worker.come_due()
+    step_worker.run()
     assert runs == [0]
 
 
 def test_actor_without_idempotency_leaves_no_key(
-    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     work = declared(broker, runs, idempotent=False)
     work.send()
 
-    message = hands.run()
-    hands.run(delivered_again(message))
+    message = step_worker.run()
+    step_worker.run(delivered_again(message))
 
     assert runs == [0, 0]
     assert marks(redis_client, settings, "done") == []
 
 
 def test_client_that_decodes_responses_works(
-    settings: Settings, redis_client: redis.Redis, runs: list[Any], broker: RedisBroker, hands: Hands
+    settings: Settings, redis_client: redis.Redis, runs: list[Any], broker: RedisBroker, step_worker: StepWorker
 ) -> None:
     # I1: an application's own client may decode responses
     work = declared(broker, runs)
@@ -258,8 +267,8 @@ def test_client_that_decodes_responses_works(
     ]
     work.send()
 
-    message = hands.run()
-    hands.run(delivered_again(message))
+    message = step_worker.run()
+    step_worker.run(delivered_again(message))
     client.close()
 
     assert runs == [0]

@@ -22,7 +22,7 @@ from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore, current_l
 from housekeeping.sweeps.ledger.models import Lease, Run
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.endless import Endless
-from tests.integration.middleware.hands import Hands
+from tests.integration.middleware.step_worker import StepWorker
 
 KEY = "報告/夜"
 TTL = timedelta(minutes=10)
@@ -49,7 +49,11 @@ def ends(caplog: pytest.LogCaptureFixture) -> list[Any]:
 
 
 def test_actor_that_lost_its_lease_is_interrupted_and_retried(
-    broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, caplog: pytest.LogCaptureFixture
+    broker: Any,
+    step_worker: StepWorker,
+    redis_client: redis.Redis,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     # L2
     caplog.set_level("INFO")
@@ -61,7 +65,7 @@ def test_actor_that_lost_its_lease_is_interrupted_and_retried(
         endless()
 
     declared(broker, work, ttl=SHORT).send()
-    hands.run()
+    step_worker.run()
 
     assert endless.interrupted
     assert ends(caplog) == ["lost_lease"]
@@ -70,7 +74,7 @@ def test_actor_that_lost_its_lease_is_interrupted_and_retried(
 
 
 def test_actor_is_interrupted_before_expiry_though_redis_does_not_answer(
-    broker: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch
+    broker: Any, step_worker: StepWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # L2: the renewal thread hangs, too
     endless, answered, asked_after = Endless(), threading.Event(), []
@@ -88,13 +92,13 @@ def test_actor_is_interrupted_before_expiry_though_redis_does_not_answer(
 
     monkeypatch.setattr(RedisLeaseStore, "renew", silent)
     declared(broker, work, ttl=SHORT).send()
-    hands.run()
+    step_worker.run()
 
     assert endless.interrupted
     assert asked_after == [False]
 
 
-def test_actor_that_lost_its_lease_before_it_began_does_not_begin(broker: Any, hands: Hands) -> None:
+def test_actor_that_lost_its_lease_before_it_began_does_not_begin(broker: Any, step_worker: StepWorker) -> None:
     # L2
     class LosesIt(Middleware):
         def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
@@ -105,14 +109,18 @@ def test_actor_that_lost_its_lease_before_it_began_does_not_begin(broker: Any, h
     runs: list[int] = []
     broker.middleware.append(LosesIt())
     declared(broker, lambda: runs.append(1)).send()
-    hands.run()
+    step_worker.run()
 
     assert runs == []
     assert [message.options.get("retries") for message in queued(broker, "default.DQ")] == [1]
 
 
 def test_lease_lost_in_the_hooks_after_the_actor_interrupts_nothing(
-    broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, caplog: pytest.LogCaptureFixture
+    broker: Any,
+    step_worker: StepWorker,
+    redis_client: redis.Redis,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     # L2: only inside the actor's own function; an interrupted hook could lose the message
     told: list[bool] = []
@@ -127,14 +135,14 @@ def test_lease_lost_in_the_hooks_after_the_actor_interrupts_nothing(
 
     broker.add_middleware(SlowHook())
     declared(broker, lambda: None).send()
-    hands.run()
+    step_worker.run()
 
     assert told == [True]
     assert queued(broker) == queued(broker, "default.DQ") == []
     assert "Lease was lost before its run ended" in caplog.text
 
 
-def test_message_blocked_by_its_dead_attempts_lease_is_retried(broker: Any, hands: Hands) -> None:
+def test_message_blocked_by_its_dead_attempts_lease_is_retried(broker: Any, step_worker: StepWorker) -> None:
     # L4, B1: a skip would lose its work
     runs: list[int] = []
     message = declared(broker, lambda: runs.append(1)).send()
@@ -143,18 +151,18 @@ def test_message_blocked_by_its_dead_attempts_lease_is_retried(broker: Any, hand
     lease.try_obtain()
     current_message.reset(dead)
 
-    hands.run()
+    step_worker.run()
 
     assert runs == []
     (waiting,) = queued(broker, "default.DQ")
     assert "retries" not in waiting.options
     lease.cancel()
-    hands.come_due()
-    hands.run()
+    step_worker.come_due()
+    step_worker.run()
     assert runs == [1]
 
 
-def test_dead_holders_lease_is_taken_over_within_two_ttls(broker: Any, hands: Hands) -> None:
+def test_dead_holders_lease_is_taken_over_within_two_ttls(broker: Any, step_worker: StepWorker) -> None:
     # L4, F3: by a message that is retried until the lease is free
     runs: list[int] = []
     declared(broker, lambda: runs.append(1), ttl=SHORT, if_held="retry").send()
@@ -163,12 +171,12 @@ def test_dead_holders_lease_is_taken_over_within_two_ttls(broker: Any, hands: Ha
     waits_ms: list[int] = []
 
     while not runs:
-        put_back = hands.run()
+        put_back = step_worker.run()
         for waiting in queued(broker, "default.DQ"):
             waits_ms.append(waiting.options["eta"] - put_back.message_timestamp)
             lease_ends = threading.Event()
             lease_ends.wait((dead.remaining() or timedelta()).total_seconds())
-            hands.come_due()
+            step_worker.come_due()
 
     assert 0 < sum(waits_ms) <= 2 * SHORT.total_seconds() * 1000
 
@@ -189,13 +197,13 @@ def write() -> None:
 
 
 def test_each_run_of_an_actor_has_a_higher_epoch_and_may_commit(
-    broker: Any, hands: Hands, written: Callable[[], list[Any]]
+    broker: Any, step_worker: StepWorker, written: Callable[[], list[Any]]
 ) -> None:
     # L3
     work = declared(broker, write)
     for _ in range(3):
         work.send()
-        hands.run()
+        step_worker.run()
 
     assert written() == [1, 2, 3]
     assert [(lease.key, lease.epoch) for lease in Lease.select()] == [(KEY, 3)]
@@ -203,7 +211,7 @@ def test_each_run_of_an_actor_has_a_higher_epoch_and_may_commit(
 
 def test_actor_that_slept_cannot_commit_once_another_began(
     broker: Any,
-    hands: Hands,
+    step_worker: StepWorker,
     redis_client: redis.Redis,
     settings: Settings,
     written: Callable[[], list[Any]],
@@ -217,16 +225,16 @@ def test_actor_that_slept_cannot_commit_once_another_began(
         if not inside:
             inside.append(second)
             lose(redis_client, settings)
-            thread = threading.Thread(target=hands.run)
+            thread = threading.Thread(target=step_worker.run)
             thread.start()
             thread.join(PATIENCE_S)
         write()
 
     actor = declared(broker, work)
     actor.send()
-    fetched = hands.fetch()
+    fetched = step_worker.fetch()
     second = actor.send()
-    hands.run(fetched)
+    step_worker.run(fetched)
 
     assert written() == [2]
     assert sorted(ends(caplog)) == ["done", "lost_lease"]
@@ -234,7 +242,7 @@ def test_actor_that_slept_cannot_commit_once_another_began(
 
 
 def test_actor_that_needs_no_database_runs_during_its_outage(
-    broker: Any, hands: Hands, postgres: Database, caplog: pytest.LogCaptureFixture
+    broker: Any, step_worker: StepWorker, postgres: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     # L3, L5: its lease protects it; only the fence is refused
     runs: list[str] = []
@@ -250,7 +258,7 @@ def test_actor_that_needs_no_database_runs_during_its_outage(
     there = database.obj
     database.initialize(connect_to("postgresql://postgres@/postgres?host=/nowhere"))
     try:
-        hands.run()
+        step_worker.run()
     finally:
         database.initialize(there)
 
@@ -258,7 +266,7 @@ def test_actor_that_needs_no_database_runs_during_its_outage(
 
 
 def test_tick_of_a_run_that_lost_its_lease_records_it(
-    broker: Any, hands: Hands, postgres: Database, redis_client: redis.Redis, settings: Settings
+    broker: Any, step_worker: StepWorker, postgres: Database, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # L2, S5
     def work() -> None:
@@ -266,6 +274,6 @@ def test_tick_of_a_run_that_lost_its_lease_records_it(
         raise LostLease
 
     declared(broker, work, schedule="* * * * *").send_with_options(tick="2026-01-01T10:00:00+00:00", max_retries=0)
-    hands.run()
+    step_worker.run()
 
     assert [(run.outcome, run.reason) for run in Run.select()] == [("lost_lease", "lease_lost")]

@@ -13,7 +13,7 @@ from dramatiq import Actor
 from housekeeping.core.settings import Settings
 from housekeeping.middleware.deduplication.options import KEY, as_new
 from tests.integration.middleware.deduplication.deduplicated import executed, executing, fail, keys
-from tests.integration.middleware.hands import Hands, installed
+from tests.integration.middleware.step_worker import StepWorker, installed
 
 
 def newer(broker: Any, runs: list[Any], fails: bool = False, **options: Any) -> Actor[..., Any]:
@@ -44,7 +44,7 @@ def test_key_taken_by_an_older_release_is_released_with_its_message(  # D4
         taken = keys(redis_client, settings)
 
         newer(broker, runs, fails, max_retries=0, **strategy())
-        Hands(broker).run()
+        StepWorker(broker).run()
 
     assert (len(taken), runs, keys(redis_client, settings)) == (1, [(7, True)], [])
 
@@ -58,11 +58,11 @@ def test_retry_keeps_the_key_taken_by_an_older_release(  # D1, D4
         taken = keys(redis_client, settings)
 
         newer(broker, runs, True, max_retries=1, **executed())
-        hands = Hands(broker)
-        hands.run()
+        step_worker = StepWorker(broker)
+        step_worker.run()
         assert keys(redis_client, settings) == taken
-        hands.come_due()
-        hands.run()
+        step_worker.come_due()
+        step_worker.run()
 
     assert (len(runs), keys(redis_client, settings)) == (2, [])
 
@@ -73,7 +73,7 @@ def test_message_sent_anew_has_the_key_of_the_sending_release(  # D3
     with installed(settings) as broker:
         message = older(broker, **executed()).message(7)
         broker.enqueue(message)
-        Hands(broker).run()
+        StepWorker(broker).run()
 
     with installed(settings) as broker:
         actor = newer(broker, [], **executed())

@@ -14,7 +14,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.middleware.deduplication.options import as_new
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, executing, fail, keys
-from tests.integration.middleware.hands import Hands, delivered_again
+from tests.integration.middleware.step_worker import StepWorker, delivered_again
 
 _as_it_stands_in_redis: Final = pytest.mark.redis_broker_only(reason="the message is put into Redis by hand")
 
@@ -32,8 +32,8 @@ class Flaky:
         self.effects += 1
 
 
-def fetched(hands: Hands) -> MessageProxy:
-    message = hands.fetch()
+def fetched(step_worker: StepWorker) -> MessageProxy:
+    message = step_worker.fetch()
     assert message is not None
     return message
 
@@ -43,7 +43,7 @@ def live(broker: RedisBroker) -> int:
 
 
 def test_retry_storm_of_one_key_keeps_one_message_and_has_one_effect(  # F10, D1
-    broker: RedisBroker, hands: Hands, runs: list[Any]
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
 ) -> None:
     flaky = Flaky()
     actor = declared(broker, runs, flaky, **executed())
@@ -52,34 +52,34 @@ def test_retry_storm_of_one_key_keeps_one_message_and_has_one_effect(  # F10, D1
     for _ in range(40):
         actor.send(7)
         actor.send(project_id=7)
-        if message := hands.fetch():
-            hands.run(message)
+        if message := step_worker.fetch():
+            step_worker.run(message)
         most = max(most, live(broker))
-        hands.come_due()
+        step_worker.come_due()
     flaky.over = True
-    while message := hands.fetch():
-        hands.run(message)
-        hands.run(delivered_again(message))
+    while message := step_worker.fetch():
+        step_worker.run(message)
+        step_worker.run(delivered_again(message))
 
     assert most == 1
     assert (flaky.effects, live(broker)) == (1, 0)
 
 
 def test_redelivered_failed_attempt_and_its_retry_have_one_effect(  # F10, I1, D7
-    broker: RedisBroker, hands: Hands, runs: list[Any]
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
 ) -> None:
     flaky = Flaky()
     declared(broker, runs, flaky, **executed()).send(7)
-    message = fetched(hands)
+    message = fetched(step_worker)
     again = delivered_again(message)  # as it was before its run, which counts its retries
-    hands.run(message)
-    hands.run(again)
+    step_worker.run(message)
+    step_worker.run(again)
     copies = live(broker)
     flaky.over = True
 
-    hands.come_due()
-    while due := hands.fetch():
-        hands.run(due)
+    step_worker.come_due()
+    while due := step_worker.fetch():
+        step_worker.run(due)
 
     assert copies == 1, "the redelivery yields to the retry"
     assert (flaky.effects, live(broker)) == (1, 0)
@@ -87,7 +87,7 @@ def test_redelivered_failed_attempt_and_its_retry_have_one_effect(  # F10, I1, D
 
 @pytest.mark.parametrize("terms", [executed(), executing(), {"deduplicate": None}, {"schedule": "* * * * *"}])
 def test_redelivered_failed_attempts_leave_one_copy_with_its_key(  # F10, D1, D5, R2
-    broker: RedisBroker, hands: Hands, runs: list[Any], terms: dict[str, Any]
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], terms: dict[str, Any]
 ) -> None:
     flaky = Flaky()
     actor = declared(broker, runs, flaky, **terms)
@@ -95,101 +95,103 @@ def test_redelivered_failed_attempts_leave_one_copy_with_its_key(  # F10, D1, D5
     delivered = []
 
     for _ in range(12):
-        message = fetched(hands)
+        message = fetched(step_worker)
         delivered.append(delivered_again(message))
-        hands.run(message)
+        step_worker.run(message)
         for attempt in delivered:
-            hands.run(delivered_again(attempt))
+            step_worker.run(delivered_again(attempt))
         assert live(broker) == 1
-        hands.come_due()
+        step_worker.come_due()
     flaky.over = True
-    hands.run()
+    step_worker.run()
     for attempt in delivered:
-        hands.run(delivered_again(attempt))
+        step_worker.run(delivered_again(attempt))
 
     assert len(runs) == 13
     assert (flaky.effects, live(broker)) == (1, 0)
 
 
 def test_redelivery_leaves_the_key_to_the_waiting_retry(  # F10, D5
-    broker: RedisBroker, hands: Hands, runs: list[Any]
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
 ) -> None:
     actor = declared(broker, runs, fail, **executed())
     sent = actor.send(7)
-    message = fetched(hands)
+    message = fetched(step_worker)
     again = delivered_again(message)
-    hands.run(message)
-    hands.run(again)
+    step_worker.run(message)
+    step_worker.run(again)
 
     assert actor.send(7).options["duplicate_of"] == sent.message_id
 
 
-def test_redelivery_keeps_the_mark_of_a_schedules_retry(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+def test_redelivery_keeps_the_mark_of_a_schedules_retry(
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
+) -> None:
     # F10, R2
     actor = declared(broker, runs, fail, schedule="* * * * *", deduplicate=None)
     actor.send()
-    hands.run()
-    hands.come_due()
-    first_retry = fetched(hands)
+    step_worker.run()
+    step_worker.come_due()
+    first_retry = fetched(step_worker)
     again = delivered_again(first_retry)
-    hands.run(first_retry)
-    hands.run(again)
+    step_worker.run(first_retry)
+    step_worker.run(again)
 
     actor.send()
-    hands.run()
+    step_worker.run()
 
     assert live(broker) == 1, "one retry waits; the tick that failed beside it is not tried again"
 
 
 def test_copy_made_by_a_kill_disappears_with_the_next_attempt(  # F10
-    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     declared(broker, runs, fail, **executed()).send(7)
-    message = fetched(hands)
+    message = fetched(step_worker)
     again = delivered_again(message)
-    hands.run(message)
+    step_worker.run(message)
     # Its process died after its retry was enqueued and before the acknowledgement.
     redis_client.delete(*redis_client.scan_iter(match=f"{settings.namespace}:retried:*", count=1000))
-    hands.run(again)
+    step_worker.run(again)
     copies = live(broker)
 
-    hands.come_due()
-    while due := hands.fetch():
-        hands.run(due)
+    step_worker.come_due()
+    while due := step_worker.fetch():
+        step_worker.run(due)
 
     assert copies == 2
     assert (len(runs), live(broker)) == (3, 1)
 
 
 def test_requeued_dead_letter_does_not_count_as_an_earlier_attempt(  # F10, R6
-    broker: RedisBroker, hands: Hands, runs: list[Any]
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
 ) -> None:
     message = declared(broker, runs, fail, max_retries=1, **executed()).send(7)
     for _ in range(2):
-        hands.run()
-        hands.come_due()
+        step_worker.run()
+        step_worker.come_due()
 
     broker.enqueue(as_new(message))
-    hands.run()
+    step_worker.run()
 
     assert len(runs) == 3
 
 
 def test_until_executing_retries_that_come_due_together_make_one_run(  # F10, D1
-    broker: RedisBroker, hands: Hands, runs: list[Any]
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
 ) -> None:
     flaky = Flaky()
     actor = declared(broker, runs, flaky, **executing())
     for _ in range(30):
         actor.send(7)
-        hands.run()
+        step_worker.run()
     waiting_for_their_time = len(queued(broker, "default.DQ"))
     flaky.over = True
 
-    hands.come_due()
+    step_worker.come_due()
     waiting_to_start = len(queued(broker))
-    while message := hands.fetch():
-        hands.run(message)
+    while message := step_worker.fetch():
+        step_worker.run(message)
 
     assert waiting_for_their_time == 30
     assert waiting_to_start == 1
@@ -197,26 +199,26 @@ def test_until_executing_retries_that_come_due_together_make_one_run(  # F10, D1
 
 
 def test_failing_schedule_with_many_wake_ups_keeps_one_retry(  # F10, R2
-    broker: RedisBroker, hands: Hands, runs: list[Any]
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
 ) -> None:
     actor = declared(broker, runs, fail, schedule="* * * * *")
 
     for _ in range(30):
         actor.send()
-        if message := hands.fetch():
-            hands.run(message)
+        if message := step_worker.fetch():
+            step_worker.run(message)
 
     assert live(broker) == 1
 
 
 def test_redeliveries_of_a_completed_message_have_no_effect(  # F10, I1
-    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     declared(broker, runs, **executed()).send(7)
-    message = hands.run()
+    message = step_worker.run()
 
     for _ in range(20):
-        hands.run(delivered_again(message))
+        step_worker.run(delivered_again(message))
 
     assert runs == [7]
     assert (live(broker), keys(redis_client, settings)) == (0, [])
@@ -233,7 +235,7 @@ def test_redeliveries_of_a_completed_message_have_no_effect(  # F10, I1
 )
 def test_message_of_another_release_runs_once_and_leaves_no_key(  # F10, D3
     broker: RedisBroker,
-    hands: Hands,
+    step_worker: StepWorker,
     runs: list[Any],
     redis_client: redis.Redis,
     settings: Settings,
@@ -245,8 +247,8 @@ def test_message_of_another_release_runs_once_and_leaves_no_key(  # F10, D3
     broker.client.hset(f"{broker.namespace}:default.msgs", "1", body)
     broker.client.rpush(f"{broker.namespace}:default", "1")
 
-    delivered = hands.run()
-    hands.run(delivered_again(delivered))
+    delivered = step_worker.run()
+    step_worker.run(delivered_again(delivered))
 
     assert runs == [7]
     assert (live(broker), keys(redis_client, settings)) == (0, [])
@@ -254,45 +256,47 @@ def test_message_of_another_release_runs_once_and_leaves_no_key(  # F10, D3
 
 @_as_it_stands_in_redis
 def test_message_with_arguments_the_actor_refuses_is_a_dead_letter(  # F10
-    broker: RedisBroker, hands: Hands, runs: list[Any]
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
 ) -> None:
     message = declared(broker, runs, **executed()).message(7)
     body = dataclasses.replace(message, args=(1, 2, 3), options={"redis_message_id": "1", "max_retries": 1}).encode()
     broker.client.hset(f"{broker.namespace}:default.msgs", "1", body)
     broker.client.rpush(f"{broker.namespace}:default", "1")
 
-    hands.run()
-    hands.come_due()
-    hands.run()
+    step_worker.run()
+    step_worker.come_due()
+    step_worker.run()
 
     assert runs == []
     assert (live(broker), len(queued(broker, "default.XQ"))) == (0, 1)
 
 
 def test_older_format_of_key_blocks_no_message_and_expires(  # F10, D3
-    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     older = f"{settings.namespace}:dedup:v0:work:what-it-was"
     redis_client.set(older, "another-form", px=60_000)
     actor = declared(broker, runs, **executed())
 
     sent = [actor.send(7) for _ in range(3)]
-    hands.run()
+    step_worker.run()
 
     assert ["duplicate_of" in message.options for message in sent] == [False, True, True]
     assert runs == [7]
     assert keys(redis_client, settings) == [older.encode()]
 
 
-def test_retry_storm_ends_with_its_retries(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:  # F10
+def test_retry_storm_ends_with_its_retries(
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
+) -> None:  # F10
     actor = declared(broker, runs, fail, max_retries=2, **executed())
     for number in range(20):
         actor.send(number)
 
     for _ in range(3):
-        while message := hands.fetch():
-            hands.run(message)
-        hands.come_due()
+        while message := step_worker.fetch():
+            step_worker.run(message)
+        step_worker.come_due()
 
     assert len(runs) == 60
     assert (live(broker), len(queued(broker, "default.XQ"))) == (0, 20)

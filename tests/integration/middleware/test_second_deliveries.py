@@ -15,14 +15,14 @@ from housekeeping.core.settings import Settings
 from housekeeping.middleware import idempotency
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.endless import LONG_ENOUGH_S, Endless
-from tests.integration.middleware.hands import Hands, delivered_again
+from tests.integration.middleware.step_worker import StepWorker, delivered_again
 
 SHORT = timedelta(seconds=3)
 PATIENCE_S = 20
 
 
 def test_sleeping_delivery_is_interrupted_when_another_one_runs(
-    broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    broker: Any, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # I2: its mark expired while its process was stopped; the next renewal finds that out
     monkeypatch.setattr("housekeeping.middleware.idempotency._RUNNING_TTL", SHORT)
@@ -45,23 +45,23 @@ def test_sleeping_delivery_is_interrupted_when_another_one_runs(
 
     second_began = threading.Event()
     dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate=None)(work).send()
-    first = hands.fetch()
+    first = step_worker.fetch()
     assert first is not None
-    second = threading.Thread(target=Hands(broker).run, args=[delivered_again(first)])
-    hands.run(first)
+    second = threading.Thread(target=StepWorker(broker).run, args=[delivered_again(first)])
+    step_worker.run(first)
     second.join(PATIENCE_S)
 
     assert endless.interrupted
     assert runs == [0, 1]
     for _ in range(3):
-        hands.come_due()
-        while (message := hands.fetch()) is not None:
-            hands.run(message)
+        step_worker.come_due()
+        while (message := step_worker.fetch()) is not None:
+            step_worker.run(message)
     assert runs == [0, 1], "and its retry finds the work done"
 
 
 def test_mark_lost_by_redis_is_restored_during_the_run(
-    broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    broker: Any, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # I2
     monkeypatch.setattr("housekeeping.middleware.idempotency._RUNNING_TTL", SHORT)
@@ -77,21 +77,21 @@ def test_mark_lost_by_redis_is_restored_during_the_run(
             if redis_client.exists(mark):
                 break
             never.wait(0.01)
-        second = threading.Thread(target=Hands(broker).run, args=[delivered_again(first)])
+        second = threading.Thread(target=StepWorker(broker).run, args=[delivered_again(first)])
         second.start()
         second.join(PATIENCE_S)
         runs.append("ended")
 
     dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate=None)(work).send()
-    fetched = hands.fetch()
+    fetched = step_worker.fetch()
     assert fetched is not None
     first = fetched
-    hands.run(first)
+    step_worker.run(first)
 
     assert runs == ["began", "ended"]
 
 
-def test_unretried_tick_beside_a_waiting_retry_runs_when_redelivered(broker: Any, hands: Hands) -> None:
+def test_unretried_tick_beside_a_waiting_retry_runs_when_redelivered(broker: Any, step_worker: StepWorker) -> None:
     # I1, S5: its process may have been killed before it recorded the tick's outcome
     runs: list[str] = []
 
@@ -102,14 +102,14 @@ def test_unretried_tick_beside_a_waiting_retry_runs_when_redelivered(broker: Any
     once: Any = {"schedule": "* * * * *", "idempotent": True, "deduplicate": None}
     actor = dramatiq.actor(broker=broker, actor_name="work", **once)(work)
     actor.send()
-    hands.run()
+    step_worker.run()
     actor.send()
-    fetched = hands.fetch()
+    fetched = step_worker.fetch()
     assert fetched is not None
     again = delivered_again(fetched)  # as it was before its run, which counts its retries
 
-    hands.run(fetched)
-    hands.run(again)
+    step_worker.run(fetched)
+    step_worker.run(again)
 
     assert runs == ["run", "run", "run"]
     assert len(queued(broker, "default.DQ")) == 1
@@ -133,7 +133,7 @@ class WatchedLock:
 
 
 def test_renewal_during_the_end_of_a_message_leaves_no_mark(
-    broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    broker: Any, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # I2: otherwise the retry of a failed message would wait for an ended run
     monkeypatch.setattr("housekeeping.middleware.idempotency._RUNNING_TTL", SHORT)
@@ -173,17 +173,17 @@ def test_renewal_during_the_end_of_a_message_leaves_no_mark(
         patch.setattr(make, "renew", renew_late)
         patch.setattr(ours, "_end", end_and_tell)
         patch.setattr(idempotency, "_Delivery", watched)
-        hands.run()
+        step_worker.run()
         assert renewed.wait(PATIENCE_S)
 
     assert list(redis_client.scan_iter(match=f"{settings.namespace}:running:*", count=1000)) == []
-    hands.come_due()
-    hands.run()
+    step_worker.come_due()
+    step_worker.run()
     assert runs == ["run", "run"]
 
 
 def test_retry_of_message_completed_elsewhere_keeps_no_key(
-    broker: Any, hands: Hands, redis_client: redis.Redis, settings: Settings
+    broker: Any, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D4: its process was disconnected, and another one has completed the work
     runs: list[int] = []
@@ -194,22 +194,22 @@ def test_retry_of_message_completed_elsewhere_keeps_no_key(
             for kind in ("running", "dedup"):
                 redis_client.delete(*redis_client.scan_iter(match=f"{settings.namespace}:{kind}:*", count=1000))
             assert first is not None
-            second = threading.Thread(target=Hands(broker).run, args=[delivered_again(first)])
+            second = threading.Thread(target=StepWorker(broker).run, args=[delivered_again(first)])
             second.start()
             second.join(PATIENCE_S)
             raise RuntimeError("cut off")
 
     actor = dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate="until_executed")(work)
     actor.send()
-    first = hands.fetch()
-    hands.run(first)
+    first = step_worker.fetch()
+    step_worker.run(first)
     assert runs == [0, 1]
 
     new = actor.send()
     assert "duplicate_of" not in new.options
-    hands.run()
+    step_worker.run()
     assert runs == [0, 1, 2]
-    hands.come_due()
-    while (message := hands.fetch()) is not None:
-        hands.run(message)
+    step_worker.come_due()
+    while (message := step_worker.fetch()) is not None:
+        step_worker.run(message)
     assert runs == [0, 1, 2]

@@ -22,7 +22,7 @@ from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import close_all, installed, queued
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, keys
-from tests.integration.middleware.hands import Hands, delivered_again
+from tests.integration.middleware.step_worker import StepWorker, delivered_again
 
 PATIENCE_S = 20
 ASLEEP_S = 60.0  # longer than the mark of a running message lasts
@@ -61,7 +61,7 @@ def asleep(redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.Mo
 
 
 def test_delivery_that_slept_before_its_actor_does_not_repeat_the_work(  # I1
-    broker: Any, hands: Hands, asleep: Asleep
+    broker: Any, step_worker: StepWorker, asleep: Asleep
 ) -> None:
     runs: list[str] = []
 
@@ -73,23 +73,23 @@ def test_delivery_that_slept_before_its_actor_does_not_repeat_the_work(  # I1
         second.join(PATIENCE_S)
 
     dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate=None)(work).send()
-    message = hands.fetch()
+    message = step_worker.fetch()
     assert message is not None
-    second = threading.Thread(target=Hands(broker).run, args=[delivered_again(message)])
+    second = threading.Thread(target=StepWorker(broker).run, args=[delivered_again(message)])
     broker.add_middleware(_BeforeTheActor(lambda: asleep(delivered_to_another)))
 
-    hands.run(message)
+    step_worker.run(message)
 
     assert runs == ["run"]
-    hands.come_due()
-    while again := hands.fetch():
-        hands.run(again)
+    step_worker.come_due()
+    while again := step_worker.fetch():
+        step_worker.run(again)
     assert (runs, queued(broker), queued(broker, "default.DQ")) == (["run"], [], [])
 
 
 def test_delivery_that_slept_before_its_key_leaves_it_to_the_running_one(  # D5, I2
     broker: Any,
-    hands: Hands,
+    step_worker: StepWorker,
     asleep: Asleep,
     runs: list[Any],
     redis_client: redis.Redis,
@@ -113,12 +113,12 @@ def test_delivery_that_slept_before_its_key_leaves_it_to_the_running_one(  # D5,
         return start(self, *args)
 
     declared(broker, runs, at_work, **executed()).send(7)
-    first = hands.fetch()
+    first = step_worker.fetch()
     assert first is not None
-    second = threading.Thread(target=Hands(broker).run, args=[delivered_again(first)])
+    second = threading.Thread(target=StepWorker(broker).run, args=[delivered_again(first)])
     with monkeypatch.context() as patch:
         patch.setattr(DeduplicationKeys, "start", start_late)
-        hands.run(first)
+        step_worker.run(first)
 
     (key,) = keys(redis_client, settings)
     held: Any = redis_client.hget(key, "run")
@@ -160,12 +160,12 @@ def test_run_that_was_taken_over_leaves_the_completion_to_its_successor(  # I1, 
         return record_batch(executor, *args)
 
     def sleeping() -> None:
-        Hands(broker, sweep.queue).run(delivered_again(message))
+        StepWorker(broker, sweep.queue).run(delivered_again(message))
         database.close()
 
     add_statuses(5, "now() - interval '1 hour'")
     register(broker, dataclasses.replace(sweep, schedule=None, lease=None)).send()
-    fetched = Hands(broker, sweep.queue).fetch()
+    fetched = StepWorker(broker, sweep.queue).fetch()
     assert fetched is not None
     message, first = fetched, threading.Thread(target=sleeping)
     monkeypatch.setattr(Executor, "record_batch", ordered)
@@ -173,7 +173,7 @@ def test_run_that_was_taken_over_leaves_the_completion_to_its_successor(  # I1, 
     assert asleep.wait(PATIENCE_S)
     for mark in redis_client.scan_iter(match=f"{settings.namespace}:running:*", count=1000):
         redis_client.delete(mark)
-    Hands(broker, sweep.queue).run(delivered_again(message))
+    StepWorker(broker, sweep.queue).run(delivered_again(message))
     completed()
 
     assert [len(there) for there in completions] == [0, 1]

@@ -27,7 +27,7 @@ from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.web.application import create_app
 from housekeeping.workers import BUILT_IN, configured_sweeps
 from tests.integration.middleware.applications import close_all, eventually, rows, working
-from tests.integration.middleware.hands import close
+from tests.integration.middleware.step_worker import close
 from tests.integration.own_sweeps import shop
 from tests.integration.own_sweeps.shop import Coupon, old_coupons, used_coupons
 

@@ -14,7 +14,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from housekeeping.core.settings import Settings
-from tests.integration.middleware.hands import Hands, installed
+from tests.integration.middleware.step_worker import StepWorker, installed
 from tests.integration.web.conftest import LogIn, form_token
 
 QUEUE = "cronjob"  # of the built-in workers, which the first page counts
@@ -41,7 +41,7 @@ def dead(broker: RedisBroker) -> Message[Any]:
         raise ConnectionError(f"no answer from amqp://me:hunter2@host/ {HOSTILE}")
 
     message = charge.send_with_options(args=(HOSTILE,), kwargs={"password": "hunter2"}, note=HOSTILE)
-    Hands(broker, QUEUE).run()
+    StepWorker(broker, QUEUE).run()
     return message
 
 
@@ -77,7 +77,7 @@ def test_dead_letter_is_requeued(client: FlaskClient, log_in: LogIn, dead: Messa
     assert (done.status_code, done.location) == (303, "/dead-letters")
     after = client.get("/dead-letters").get_data(as_text=True)
     assert f"{dead.message_id}: requeued" in after and "no dead letters" in after
-    assert Hands(broker, QUEUE).run().message_id == dead.message_id
+    assert StepWorker(broker, QUEUE).run().message_id == dead.message_id
 
 
 def test_unreadable_message_is_shown_and_cannot_be_requeued(

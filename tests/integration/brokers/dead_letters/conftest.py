@@ -13,7 +13,7 @@ from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers.dead_letters import RedisDeadLetters
 from housekeeping.core.settings import Settings
-from tests.integration.middleware.hands import Hands, installed
+from tests.integration.middleware.step_worker import StepWorker, installed
 
 #: Declares an actor that fails for good.
 Doomed = Callable[..., Actor[..., Any]]
@@ -31,8 +31,8 @@ def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroke
 
 
 @pytest.fixture
-def hands(broker: RedisBroker) -> Hands:
-    return Hands(broker)
+def step_worker(broker: RedisBroker) -> StepWorker:
+    return StepWorker(broker)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from housekeeping.brokers.dead_letters import RedisDeadLetters, dead_letters_of,
 from housekeeping.core.errors import Refused
 from tests.integration.brokers.dead_letters.conftest import Doomed
 from tests.integration.middleware.applications import eventually, working
-from tests.integration.middleware.hands import Hands
+from tests.integration.middleware.step_worker import StepWorker
 
 
 class _MayNot(Exception):
@@ -38,11 +38,16 @@ def bury(broker: RedisBroker, body: bytes, redis_id: str = "5-5", queue: str = "
     ],
 )
 def test_dead_letter_names_its_error(  # R6
-    doomed: Doomed, hands: Hands, store: RedisDeadLetters, error: Exception, options: dict[str, Any], said: str
+    doomed: Doomed,
+    step_worker: StepWorker,
+    store: RedisDeadLetters,
+    error: Exception,
+    options: dict[str, Any],
+    said: str,
 ) -> None:
     doomed(error, **options).send()
 
-    hands.run()
+    step_worker.run()
 
     [letter] = store.newest(10)
     assert letter.error is not None and letter.error.endswith(said)
@@ -50,7 +55,7 @@ def test_dead_letter_names_its_error(  # R6
 
 
 def test_dead_letter_names_its_last_error_and_number_of_retries(  # R6
-    broker: RedisBroker, hands: Hands, store: RedisDeadLetters
+    broker: RedisBroker, step_worker: StepWorker, store: RedisDeadLetters
 ) -> None:
     errors = iter(["the first", "the second", "the last"])
 
@@ -60,9 +65,9 @@ def test_dead_letter_names_its_last_error_and_number_of_retries(  # R6
 
     fails.send()
     for _ in range(2):
-        hands.run()
-        hands.come_due()
-    hands.run()
+        step_worker.run()
+        step_worker.come_due()
+    step_worker.run()
 
     [letter] = store.newest(10)
     assert (letter.error, letter.retries) == ("ValueError: the last", 2)
@@ -87,11 +92,11 @@ def test_newest_letters_of_all_queues_come_first_up_to_the_limit(  # R6
 ) -> None:
     monkeypatch.setattr(on_redis, "_PAGE", 2)
     actors = [doomed(name="here"), doomed(name="there", queue_name="other")]
-    hands = [Hands(broker), Hands(broker, "other")]
+    step_worker = [StepWorker(broker), StepWorker(broker, "other")]
     an_hour_ago = current_millis() - 3_600_000
     for number in range(6):
         actors[number % 2].send(number)
-        hands[number % 2].run()
+        step_worker[number % 2].run()
         broker.client.zadd(
             f"{broker.namespace}:{('default', 'other')[number % 2]}.XQ",
             {letter.broker_id: an_hour_ago + number for letter in store.newest(1)},
@@ -102,13 +107,13 @@ def test_newest_letters_of_all_queues_come_first_up_to_the_limit(  # R6
 
 
 def test_letters_are_found_by_message_id_and_by_broker_id(  # R6
-    doomed: Doomed, hands: Hands, store: RedisDeadLetters, monkeypatch: pytest.MonkeyPatch
+    doomed: Doomed, step_worker: StepWorker, store: RedisDeadLetters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_redis, "_PAGE", 2)
     actor = doomed()
     sent = [actor.send(number) for number in range(5)]
     for _ in sent:
-        hands.run()
+        step_worker.run()
     [newest] = store.newest(1)
 
     found = store.find({sent[0].message_id, newest.broker_id, "nobody"})

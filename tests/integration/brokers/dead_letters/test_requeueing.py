@@ -18,17 +18,17 @@ from tests.integration.brokers.dead_letters.conftest import Doomed
 from tests.integration.brokers.dead_letters.test_looking import bury
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import executed, keys
-from tests.integration.middleware.hands import Hands
+from tests.integration.middleware.step_worker import StepWorker
 
 PATIENCE_S = 20
 
 
 def test_requeued_message_keeps_its_id(  # R6
-    doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters
+    doomed: Doomed, broker: RedisBroker, step_worker: StepWorker, store: RedisDeadLetters
 ) -> None:
     actor = doomed(idempotent=True)
     sent = actor.send_with_options(args=(7,), idempotency_key="order-7", tick="2026-03-02T10:00:00+00:00", claim="x")
-    hands.run()
+    step_worker.run()
 
     requeue(store, [sent.message_id])
 
@@ -41,41 +41,41 @@ def test_requeued_message_keeps_its_id(  # R6
 
 
 def test_requeued_message_starts_with_zero_retries(
-    doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters
+    doomed: Doomed, broker: RedisBroker, step_worker: StepWorker, store: RedisDeadLetters
 ) -> None:
     sent = doomed(max_retries=1).send()
-    hands.run()
-    hands.come_due()
-    hands.run()
+    step_worker.run()
+    step_worker.come_due()
+    step_worker.run()
 
     requeue(store, [sent.message_id])
-    hands.run()
+    step_worker.run()
 
     [retry] = queued(broker, "default.DQ")
     assert retry.options["retries"] == 1
 
 
 def test_requeued_message_is_not_dropped_for_its_age(
-    broker: RedisBroker, hands: Hands, store: RedisDeadLetters
+    broker: RedisBroker, step_worker: StepWorker, store: RedisDeadLetters
 ) -> None:  # R6
     runs: list[int] = []
     dramatiq.actor(broker=broker, actor_name="young", max_age=60_000)(lambda: runs.append(1))
     old = broker.actors["young"].message().copy()
     object.__setattr__(old, "message_timestamp", old.message_timestamp - 100_000)
     broker.enqueue(old)
-    hands.run()
+    step_worker.run()
 
     requeue(store, [old.message_id])
-    hands.run()
+    step_worker.run()
 
     assert runs == [1]
 
 
 def test_requeued_message_goes_to_its_actors_current_queue(
-    doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters
+    doomed: Doomed, broker: RedisBroker, step_worker: StepWorker, store: RedisDeadLetters
 ) -> None:
     sent = doomed().send()
-    hands.run()
+    step_worker.run()
     del broker.actors["doomed"]
     doomed(queue_name="elsewhere")
 
@@ -85,11 +85,11 @@ def test_requeued_message_goes_to_its_actors_current_queue(
 
 
 def test_duplicate_of_a_live_message_stays_a_dead_letter(  # R6, D1
-    doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters
+    doomed: Doomed, broker: RedisBroker, step_worker: StepWorker, store: RedisDeadLetters
 ) -> None:
     actor = doomed(idempotent=True, **executed())
     dead = actor.send()
-    hands.run()
+    step_worker.run()
     live = actor.send()
 
     results = requeue(store, [dead.message_id])
@@ -100,17 +100,17 @@ def test_duplicate_of_a_live_message_stays_a_dead_letter(  # R6, D1
 
 
 def test_requeued_message_holds_its_key_until_it_ends(  # R6, D1, D4
-    doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters, settings: Settings
+    doomed: Doomed, broker: RedisBroker, step_worker: StepWorker, store: RedisDeadLetters, settings: Settings
 ) -> None:
     actor = doomed(idempotent=True, **executed())
     dead = actor.send()
-    hands.run()
+    step_worker.run()
 
     requeue(store, [dead.message_id])
     duplicate = actor.send()
     [key] = keys(broker.client, settings)
     waits_for_ms: Any = broker.client.pttl(key)
-    hands.run()
+    step_worker.run()
 
     assert duplicate.options["duplicate_of"] == dead.message_id
     assert waits_for_ms > timedelta(minutes=5).total_seconds() * 1000
@@ -119,10 +119,10 @@ def test_requeued_message_holds_its_key_until_it_ends(  # R6, D1, D4
 
 @pytest.mark.parametrize("wrong", ["nobody", "5-5"])
 def test_one_wrong_id_leaves_all_letters_untouched(  # R6
-    doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters, wrong: str
+    doomed: Doomed, broker: RedisBroker, step_worker: StepWorker, store: RedisDeadLetters, wrong: str
 ) -> None:
     sent = doomed().send()
-    hands.run()
+    step_worker.run()
     bury(broker, b"unreadable")
 
     with pytest.raises(DeadLetterRefused, match=wrong):
@@ -136,7 +136,7 @@ def test_one_wrong_id_leaves_all_letters_untouched(  # R6
 def test_redis_failure_anywhere_leaves_the_message_in_one_place(  # R6
     doomed: Doomed,
     broker: RedisBroker,
-    hands: Hands,
+    step_worker: StepWorker,
     store: RedisDeadLetters,
     monkeypatch: pytest.MonkeyPatch,
     answered: str,
@@ -144,7 +144,7 @@ def test_redis_failure_anywhere_leaves_the_message_in_one_place(  # R6
     moved: int,
 ) -> None:
     sent = doomed().send()
-    hands.run()
+    step_worker.run()
     move = store._move
 
     def breaks(**given: Any) -> None:
@@ -164,10 +164,14 @@ def test_redis_failure_anywhere_leaves_the_message_in_one_place(  # R6
 
 
 def test_lost_answer_duplicates_no_message(  # R6
-    doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters, monkeypatch: pytest.MonkeyPatch
+    doomed: Doomed,
+    broker: RedisBroker,
+    step_worker: StepWorker,
+    store: RedisDeadLetters,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent = doomed().send()
-    hands.run()
+    step_worker.run()
     move, lost = store._move, iter([True])
 
     def loses_an_answer(**given: Any) -> Any:
@@ -184,12 +188,12 @@ def test_lost_answer_duplicates_no_message(  # R6
 
 
 def test_of_two_concurrent_operators_one_requeues(  # R6
-    doomed: Doomed, broker: RedisBroker, hands: Hands, settings: Settings
+    doomed: Doomed, broker: RedisBroker, step_worker: StepWorker, settings: Settings
 ) -> None:
     actor = doomed(idempotent=True, **executed())
     sent = [actor.send(number) for number in range(8)]
     for _ in sent:
-        hands.run()
+        step_worker.run()
     ids = [message.message_id for message in sent]
     letters = list(RedisDeadLetters(broker).find(ids).values())
     outcomes: list[str] = []
@@ -213,10 +217,10 @@ def test_of_two_concurrent_operators_one_requeues(  # R6
 
 
 def test_letters_with_outdated_arguments_are_refused_singly(  # R6
-    doomed: Doomed, broker: RedisBroker, hands: Hands, store: RedisDeadLetters
+    doomed: Doomed, broker: RedisBroker, step_worker: StepWorker, store: RedisDeadLetters
 ) -> None:
     sent = doomed(idempotent=True).send(1, 2)
-    hands.run()
+    step_worker.run()
     del broker.actors["doomed"]
 
     @dramatiq.actor(broker=broker, actor_name="doomed", idempotent=True)

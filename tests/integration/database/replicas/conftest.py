@@ -24,7 +24,7 @@ from housekeeping.installation import install
 from housekeeping.middleware.data_consistency import DataConsistency
 from tests.conftest import Urls
 from tests.integration.database.replicas.standby import Standby
-from tests.integration.middleware.hands import Hands, close
+from tests.integration.middleware.step_worker import StepWorker, close
 from tests.rabbitmq_look import on_rabbitmq, watched
 
 
@@ -75,7 +75,7 @@ class Application:
     """
 
     broker: Any
-    hands: Hands
+    step_worker: StepWorker
     primary: Any
     caplog: pytest.LogCaptureFixture
 
@@ -84,7 +84,7 @@ class Application:
 
     def run(self, message: MessageProxy | None = None) -> str:
         """Process the next message, and say where it read."""
-        self.hands.run(message)
+        self.step_worker.run(message)
         used: str = self.lines("Run ended")[-1]["data_consistency_used"]
         return used
 
@@ -129,7 +129,7 @@ def make_application(
                 broker.client = redis_client  # where the keys are
                 watched(broker)
             stack.callback(database.close)
-            application = Application(broker, Hands(broker), primary, caplog)
+            application = Application(broker, StepWorker(broker), primary, caplog)
             consistency = application.consistency
             stack.callback(consistency._positions.close)
             for replica in consistency._replicas._all:

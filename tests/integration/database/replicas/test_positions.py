@@ -119,12 +119,12 @@ def test_requeued_message_keeps_its_position(make_application: MakeApplication, 
         raise ValueError
 
     fail_once.send()
-    sent = application.hands.fetch()
+    sent = application.step_worker.fetch()
     application.write("since")
     assert sent is not None
-    application.hands.run(sent)
-    application.hands.come_due()
-    retried = application.hands.fetch()
+    application.step_worker.run(sent)
+    application.step_worker.come_due()
+    retried = application.step_worker.fetch()
 
     assert retried is not None and retried.options["retries"] == 1
     assert retried.options["database_position"] == sent.options["database_position"]

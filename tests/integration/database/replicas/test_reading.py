@@ -82,10 +82,10 @@ def test_delayed_message_is_requeued_once_and_then_reads_from_the_primary(
     application.write("before it was sent")
     look.send()
 
-    application.hands.run()
-    assert (application.hands.fetch(), seen) == (None, []), "put back before anything is done"
-    application.hands.come_due()
-    message = application.hands.fetch()
+    application.step_worker.run()
+    assert (application.step_worker.fetch(), seen) == (None, []), "put back before anything is done"
+    application.step_worker.come_due()
+    message = application.step_worker.fetch()
 
     assert message is not None and "retries" not in message.options
     assert (application.run(message), seen) == ("primary", [["before it was sent"]])
@@ -99,10 +99,10 @@ def test_a_delayed_message_reads_from_a_replica_that_caught_up_while_it_waited(
     standby.hold_up()
     application.write("before it was sent")
     look.send()
-    application.hands.run()
+    application.step_worker.run()
 
     standby.catch_up(application.primary)
-    application.hands.come_due()
+    application.step_worker.come_due()
 
     assert (application.run(), seen) == ("replica", [["before it was sent"]])
 

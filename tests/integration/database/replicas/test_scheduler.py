@@ -11,7 +11,7 @@ from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
 from tests.integration.database.replicas.conftest import Application, MakeApplication
 from tests.integration.database.replicas.standby import Standby
-from tests.integration.middleware.hands import Hands
+from tests.integration.middleware.step_worker import StepWorker
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def application(make_application: MakeApplication, standby: Standby, postgres: D
 
 def ended(application: Application) -> tuple[Any, ...]:
     """How the scheduler's run ended, once the next message is processed: where it read, and what it enqueued."""
-    Hands(application.broker, cleanup_scheduler.queue).run()
+    StepWorker(application.broker, cleanup_scheduler.queue).run()
     [end] = application.lines("Run ended")
     return end["outcome"], end["data_consistency_used"], end["enqueued"]
 

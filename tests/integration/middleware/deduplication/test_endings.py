@@ -16,7 +16,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.middleware.deduplication.options import as_new
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, executing, fail, keys
-from tests.integration.middleware.hands import Hands, delivered_again
+from tests.integration.middleware.step_worker import StepWorker, delivered_again
 
 PATIENCE_S = 10
 
@@ -60,7 +60,7 @@ def skipping_late(broker: RedisBroker) -> None:
 )
 def test_key_is_released_however_its_message_ends(
     broker: RedisBroker,
-    hands: Hands,
+    step_worker: StepWorker,
     redis_client: redis.Redis,
     settings: Settings,
     strategy: str,
@@ -75,51 +75,51 @@ def test_key_is_released_however_its_message_ends(
 
     broker.enqueue(work.message().copy(message_timestamp=1))
     assert len(keys(redis_client, settings)) == 1
-    hands.run()
+    step_worker.run()
 
     assert keys(redis_client, settings) == []
     assert "duplicate_of" not in work.send().options
 
 
-def test_failed_message_without_retry_releases_its_key(broker: RedisBroker, hands: Hands) -> None:
+def test_failed_message_without_retry_releases_its_key(broker: RedisBroker, step_worker: StepWorker) -> None:
     # D4: Retries may drop a message without failing or requeueing it
     work: Actor[..., Any] = declared(broker, [], fail, **executed())
     work.send()
 
     broker.middleware[:] = [each for each in broker.middleware if type(each).__name__ != "Retries"]
-    hands.run()
+    step_worker.run()
 
     assert "duplicate_of" not in work.send().options
 
 
-def test_retry_that_never_started_keeps_its_key(broker: RedisBroker, hands: Hands) -> None:
+def test_retry_that_never_started_keeps_its_key(broker: RedisBroker, step_worker: StepWorker) -> None:
     # D1: its callback is enqueued after it, in the same hooks
     work: Actor[..., Any] = declared(broker, [], **executed())
     dramatiq.actor(broker=broker, actor_name="tell", idempotent=True)(lambda message, error: None)
     refusing(broker)
 
     first = work.send_with_options(on_failure="tell")
-    hands.run()
+    step_worker.run()
 
     assert work.send().options["duplicate_of"] == first.message_id
 
 
-def test_until_executing_retry_that_never_started_holds_no_key(broker: RedisBroker, hands: Hands) -> None:
+def test_until_executing_retry_that_never_started_holds_no_key(broker: RedisBroker, step_worker: StepWorker) -> None:
     # D1
     work: Actor[..., Any] = declared(broker, [], **executing())
     refusing(broker)
 
     first = work.send()
-    hands.run()
+    step_worker.run()
     second = work.send()
-    hands.come_due()
+    step_worker.come_due()
 
     assert "duplicate_of" not in second.options
     assert [message.message_id for message in queued(broker)] == [second.message_id] != [first.message_id]
 
 
 def test_key_of_killed_run_expires(
-    broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings
+    broker: RedisBroker, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D4
     work: Actor[..., Any] = declared(
@@ -129,28 +129,28 @@ def test_key_of_killed_run_expires(
 
     work.send()
     seen.extend(map(redis_client.pttl, keys(redis_client, settings)))
-    hands.run()
+    step_worker.run()
 
     assert len(seen) == 2
     assert all(500_000 < left <= 600_000 for left in seen)
 
 
-def test_second_delivery_keeps_the_key_of_the_running_first(broker: RedisBroker, hands: Hands) -> None:
+def test_second_delivery_keeps_the_key_of_the_running_first(broker: RedisBroker, step_worker: StepWorker) -> None:
     # D5
     work: Actor[..., Any] = declared(broker, [], lambda: twice(), **executed())
     dropped: list[Message[Any]] = []
 
     def twice() -> None:
         with ThreadPoolExecutor(1) as another:
-            another.submit(Hands(broker).run, second).result(PATIENCE_S)
+            another.submit(StepWorker(broker).run, second).result(PATIENCE_S)
         dropped.append(work.send())
 
     first = work.send()
-    message = hands.fetch()
+    message = step_worker.fetch()
     assert message is not None
     # Too old by now: it is skipped before any middleware learns of the other delivery.
     second = delivered_again(message.copy(message_timestamp=1, options={"max_age": 1}))
-    hands.run(message)
+    step_worker.run(message)
 
     assert dropped[0].options.get("duplicate_of") == first.message_id
 
@@ -166,12 +166,12 @@ def test_enqueued_message_holds_its_key_for_the_whole_ttl(
 
 
 def test_requeued_dead_letter_claims_its_key_again(
-    broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings
+    broker: RedisBroker, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D1: its key was released when it failed for good
     work: Actor[..., Any] = declared(broker, [], fail, max_retries=0, **executed())
     work.send()
-    hands.run()
+    step_worker.run()
     (dead,) = queued(broker, "default.XQ")
 
     broker.enqueue(as_new(dead))

@@ -32,7 +32,7 @@ from tests.integration.middleware.deduplication.deduplicated_faults import (
     exchanges,
     lose_connection,
 )
-from tests.integration.middleware.hands import Hands, installed
+from tests.integration.middleware.step_worker import StepWorker, installed
 
 pytestmark = pytest.mark.redis_broker_only(reason="with RabbitMQ a key is reserved for seconds before")
 
@@ -53,11 +53,11 @@ def send_crashes(work: Actor[..., Any], project_id: int, number: int, where: Whe
 
 
 def test_sender_killed_anywhere_leaves_message_and_key_or_neither(
-    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D6, F5: and the next message that is sent holds the key once
     work: Actor[..., Any] = declared(broker, runs, **executed())
-    work.send(), hands.run()  # connect and load the scripts
+    work.send(), step_worker.run()  # connect and load the scripts
     crashed: list[bool] = []
     project_id = 0
 
@@ -72,7 +72,7 @@ def test_sender_killed_anywhere_leaves_message_and_key_or_neither(
             work.send(project_id)
 
             assert len(queued(broker)) == 1
-            hands.run()
+            step_worker.run()
             assert runs[1:] == list(range(1, project_id + 1))
     assert crashed[:3] == [True, True, False], "one exchange does it all"
 
@@ -119,7 +119,7 @@ def test_send_repeated_after_lost_answer_enqueues_once(broker: RedisBroker) -> N
 
 
 def test_message_reenqueued_after_lost_answer_is_queued_once(
-    broker: RedisBroker, hands: Hands, runs: list[Any]
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
 ) -> None:
     # D6: the same message again, by an application or by a hook that retries
     work: Actor[..., Any] = declared(broker, runs, **executed())
@@ -135,7 +135,7 @@ def test_message_reenqueued_after_lost_answer_is_queued_once(
 
     assert "duplicate_of" not in sent.options
     assert len(queued(broker)) == 2
-    hands.run(), hands.run()
+    step_worker.run(), step_worker.run()
     assert runs == [0, 1]
 
 
@@ -154,20 +154,20 @@ def test_tick_resent_after_lost_answer_runs_once(
         wake_up(successor, at(12))
     wake_up(successor, at(12, 0, 30))
     monkeypatch.setattr(successor.actors["swept"], "fn", lambda: runs.append("ran"))
-    hands = Hands(successor)
-    while (message := hands.fetch()) is not None:
-        hands.run(message)
+    step_worker = StepWorker(successor)
+    while (message := step_worker.fetch()) is not None:
+        step_worker.run(message)
 
     assert runs == ["ran"]
     assert queued(successor) == []
 
 
-def test_dead_letter_may_be_enqueued_again(broker: RedisBroker, hands: Hands) -> None:
+def test_dead_letter_may_be_enqueued_again(broker: RedisBroker, step_worker: StepWorker) -> None:
     # D6: the key stays for a while and still belongs to the message that could not be started
     work: Actor[..., Any] = declared(broker, [], **executed())
     message = work.message(1)
     broker.enqueue(message)
-    fetched = hands.fetch()
+    fetched = step_worker.fetch()
     assert fetched is not None
     broker.do_nack("default", fetched.options["redis_message_id"])
 
@@ -254,7 +254,7 @@ def successor(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBr
     own = settings.model_copy(update={"database_url": None})
     broker = scheduler(own, idempotent=True, deduplicate="until_executed")
     wake_up(broker, at(11))
-    Hands(broker).run()
+    StepWorker(broker).run()
     yield broker
     applications.close_all()
 
@@ -295,5 +295,5 @@ def test_scheduler_killed_after_sending_leaves_only_the_message(
     wake_up(successor, at(13))
 
     assert [message.options["tick"] for message in queued(successor)] == [at(12).isoformat()]
-    Hands(successor).run()
+    StepWorker(successor).run()
     assert (queued(successor), keys(redis_client, settings)) == ([], [])

@@ -13,24 +13,29 @@ import housekeeping
 from housekeeping.core.settings import Settings
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, executing, keys
-from tests.integration.middleware.hands import Hands
+from tests.integration.middleware.step_worker import StepWorker
 
 STRATEGIES = [executed(), executing(), executed(key=["project_id"]), executed(including_scheduled=True)]
 
 
 @pytest.mark.parametrize("options", STRATEGIES)
 def test_different_idempotency_keys_both_have_an_effect(
-    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings, options: Any
+    broker: RedisBroker,
+    step_worker: StepWorker,
+    runs: list[Any],
+    redis_client: redis.Redis,
+    settings: Settings,
+    options: Any,
 ) -> None:
     work = declared(broker, runs, **options)
     work.send_with_options(args=(7,), idempotency_key="order-1")
-    hands.run()
+    step_worker.run()
     for key in ("order-1", "order-2", None):
         given: dict[str, Any] = {} if key is None else {"idempotency_key": key}
         assert "duplicate_of" not in work.send_with_options(args=(7,), **given).options
 
     for _ in range(3):
-        hands.run()
+        step_worker.run()
 
     assert runs == [7, 7, 7]  # order-1 once, order-2, and the message without a key
     assert keys(redis_client, settings) == []
@@ -56,7 +61,7 @@ def test_bulk_enqueue_respects_the_idempotency_key(broker: RedisBroker, runs: li
     assert ["duplicate_of" in message.options for message in sent] == [False, True]
 
 
-def test_rerun_keeps_the_idempotency_key(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+def test_rerun_keeps_the_idempotency_key(broker: RedisBroker, step_worker: StepWorker, runs: list[Any]) -> None:
     # I3: the duplicate has the key of a message that is completed by then.
     def duplicate() -> None:
         work.send_with_options(args=(7,), idempotency_key="order-1")
@@ -64,15 +69,15 @@ def test_rerun_keeps_the_idempotency_key(broker: RedisBroker, hands: Hands, runs
     work = declared(broker, runs, duplicate, **executed(if_deduplicated="reschedule_once"))
     work.send_with_options(args=(7,), idempotency_key="order-1")
 
-    hands.run()
-    hands.run()
+    step_worker.run()
+    step_worker.run()
 
     assert runs == [7]
     assert queued(broker) == []
 
 
 def test_failed_message_with_an_idempotency_key_is_retried_beside_another_retry(
-    broker: RedisBroker, hands: Hands
+    broker: RedisBroker, step_worker: StepWorker
 ) -> None:
     # R2 covers a schedule's own messages only: an application's key stands for an effect of its own.
     def fail() -> None:
@@ -82,8 +87,8 @@ def test_failed_message_with_an_idempotency_key_is_retried_beside_another_retry(
     actor.send_with_options(idempotency_key="order-1")
     actor.send_with_options(idempotency_key="order-2")
 
-    hands.run()
-    hands.run()
+    step_worker.run()
+    step_worker.run()
 
     waiting = [message.options["idempotency_key"] for message in queued(broker, "default.DQ")]
     assert sorted(waiting) == ["order-1", "order-2"]

@@ -20,31 +20,31 @@ from housekeeping.middleware.deduplication.keys import DeduplicationKeys
 from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import fail
-from tests.integration.middleware.hands import Hands, counting, installed
+from tests.integration.middleware.step_worker import StepWorker, counting, installed
 
 TTL = timedelta(minutes=10)
 ALL: Any = {"ttl": TTL, "including_scheduled": True, "if_deduplicated": "reschedule_once"}
 
 
 @pytest.fixture
-def known_scripts(broker: RedisBroker, hands: Hands) -> None:
+def known_scripts(broker: RedisBroker, step_worker: StepWorker) -> None:
     """Load every script, as in a process that is not new."""
     warm = dramatiq.actor(broker=broker, actor_name="warm", idempotent=True, deduplicate="until_executed")(fail)
     warm.send_with_options(max_retries=1)
-    hands.run()
-    hands.come_due()
-    hands.run()
+    step_worker.run()
+    step_worker.come_due()
+    step_worker.run()
 
 
-def send(actor: Actor[..., Any], hands: Hands) -> None:
+def send(actor: Actor[..., Any], step_worker: StepWorker) -> None:
     actor.send()
-    hands.run()
+    step_worker.run()
 
 
-def send_delayed(actor: Actor[..., Any], hands: Hands) -> None:
+def send_delayed(actor: Actor[..., Any], step_worker: StepWorker) -> None:
     actor.send_with_options(delay=60_000)
-    hands.come_due()
-    hands.run()
+    step_worker.come_due()
+    step_worker.run()
 
 
 @pytest.mark.usefixtures("known_scripts")
@@ -53,9 +53,9 @@ def send_delayed(actor: Actor[..., Any], hands: Hands) -> None:
 @pytest.mark.parametrize("sent", [send, send_delayed])
 def test_message_costs_no_more_round_trips_than_its_steps(
     broker: RedisBroker,
-    hands: Hands,
+    step_worker: StepWorker,
     monkeypatch: pytest.MonkeyPatch,
-    sent: Callable[[Actor[..., Any], Hands], None],
+    sent: Callable[[Actor[..., Any], StepWorker], None],
     strategy: str,
     deduplication: dict[str, Any],
     broker_url: str | None,
@@ -66,7 +66,7 @@ def test_message_costs_no_more_round_trips_than_its_steps(
     )
 
     with counting(monkeypatch, ":dedup:") as commands:
-        sent(work, hands)
+        sent(work, step_worker)
 
     # Enqueue (one of them), start and end; four where the enqueue takes two.
     reserved = broker_url is not None
@@ -82,19 +82,19 @@ def test_message_with_key_on_other_redis_costs_four_round_trips_at_most(
         embedded.start(postgres=False) as servers,
         installed(settings.model_copy(update={"broker_url": servers.redis_url})) as broker,
     ):
-        hands = Hands(broker)
+        step_worker = StepWorker(broker)
         work = dramatiq.actor(broker=broker, idempotent=True, deduplicate="until_executed")(lambda: None)
-        send(work, hands)  # loads the scripts
+        send(work, step_worker)  # loads the scripts
 
         with counting(monkeypatch, ":dedup:") as commands:
-            send(work, hands)
+            send(work, step_worker)
 
     assert len(commands) == 4
 
 
 @pytest.mark.usefixtures("known_scripts")
 def test_retry_costs_three_round_trips_at_most(
-    broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, step_worker: StepWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # D10
     def work() -> None:
@@ -102,18 +102,18 @@ def test_retry_costs_three_round_trips_at_most(
 
     actor = dramatiq.actor(broker=broker, idempotent=True, deduplicate="until_executed", max_retries=1)(work)
     actor.send()
-    hands.run()
+    step_worker.run()
 
     with counting(monkeypatch, ":dedup:") as commands:
-        hands.come_due()
-        hands.run()
+        step_worker.come_due()
+        step_worker.run()
 
     assert len(commands) <= 3
 
 
 @pytest.mark.parametrize("strategy", ["until_executed", "until_executing"])
 def test_each_live_message_has_one_key_that_expires(
-    broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings, strategy: str
+    broker: RedisBroker, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings, strategy: str
 ) -> None:
     # D10
     work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate=strategy)(lambda number: None)
@@ -123,7 +123,7 @@ def test_each_live_message_has_one_key_that_expires(
         work.send(number)
     lives = [redis_client.pttl(key) for key in redis_client.scan_iter(match=pattern, count=1000)]
     for _ in range(3):
-        hands.run()
+        step_worker.run()
 
     assert len(lives) == 3
     assert all(0 < life <= 3_600_000 for life in lives)
@@ -146,7 +146,7 @@ def test_without_redis_no_message_is_sent_unprotected(broker: RedisBroker, monke
 
 
 def test_without_redis_no_message_runs_and_the_retry_keeps_the_key(
-    broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, step_worker: StepWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # L5, D1: the answer to the start is lost, but the start took effect
     runs: list[int] = []
@@ -162,18 +162,18 @@ def test_without_redis_no_message_runs_and_the_retry_keeps_the_key(
 
     with monkeypatch.context() as patch:
         patch.setattr(DeduplicationKeys, "start", answer_lost)
-        hands.run()
+        step_worker.run()
 
     assert runs == []
     assert work.send().options["duplicate_of"] == first.message_id
-    hands.come_due()
-    hands.run()
+    step_worker.come_due()
+    step_worker.run()
     assert runs == [1]
     assert "duplicate_of" not in work.send().options
 
 
 def test_message_already_in_the_broker_survives_the_loss_of_its_key(
-    broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, step_worker: StepWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # R4: an error where a delayed message comes due would leave it behind
     work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda: None)
@@ -181,7 +181,7 @@ def test_message_already_in_the_broker_survives_the_loss_of_its_key(
 
     with monkeypatch.context() as patch:
         patch.setattr("housekeeping.middleware.deduplication.middleware.key_of", no_redis)
-        hands.come_due()
+        step_worker.come_due()
 
     assert [message.message_id for message in queued(broker)] == [delayed.message_id]
 
@@ -198,7 +198,7 @@ def test_unserializable_arguments_are_refused_at_send(broker: RedisBroker) -> No
 
 
 def test_release_is_repeated_after_a_short_redis_outage(
-    broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, step_worker: StepWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # D4
     work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate="until_executed")(lambda: None)
@@ -212,14 +212,14 @@ def test_release_is_repeated_after_a_short_redis_outage(
     monkeypatch.setattr("housekeeping.core.redis_client.time.sleep", lambda _: None)
     monkeypatch.setattr(DeduplicationKeys, "release", once_away)
     work.send()
-    hands.run()
+    step_worker.run()
 
     assert "duplicate_of" not in work.send().options
 
 
 @pytest.mark.parametrize("strategy", ["until_executed", "until_executing"])
 def test_message_given_up_after_an_unanswered_start_blocks_no_other(
-    broker: RedisBroker, hands: Hands, monkeypatch: pytest.MonkeyPatch, strategy: str
+    broker: RedisBroker, step_worker: StepWorker, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     # D4: the start did not release its key, so the end has to
     once: Any = {"idempotent": True, "deduplicate": strategy, "max_retries": 0}
@@ -228,6 +228,6 @@ def test_message_given_up_after_an_unanswered_start_blocks_no_other(
 
     with monkeypatch.context() as patch:
         patch.setattr(DeduplicationKeys, "start", no_redis)
-        hands.run()
+        step_worker.run()
 
     assert "duplicate_of" not in work.send().options

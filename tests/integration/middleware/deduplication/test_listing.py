@@ -11,7 +11,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.middleware.deduplication import listing
 from housekeeping.middleware.deduplication.keys import DeduplicationKeys, claim
 from housekeeping.middleware.deduplication.listing import held_keys, release_key
-from tests.integration.middleware.hands import counting
+from tests.integration.middleware.step_worker import counting
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from housekeeping.middleware.enqueueing.many import enqueue_many
 from tests.acceptance.processes import WORKER, eventually, started
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, keys
-from tests.integration.middleware.hands import Hands
+from tests.integration.middleware.step_worker import StepWorker
 
 PATIENCE_S: Final = 30
 _APPLICATION: Final = """
@@ -81,7 +81,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def test_each_dropped_duplicate_is_counted_once_wherever_it_is_dropped(
-    broker: RedisBroker, hands: Hands, exported: dict[str, int], settings: Any, redis_client: Any
+    broker: RedisBroker, step_worker: StepWorker, exported: dict[str, int], settings: Any, redis_client: Any
 ) -> None:
     # D2: from `send`, `send_with_options`, groups and bulk; at the due time; and at the start
     work = declared(broker, [], **executed())
@@ -92,12 +92,12 @@ def test_each_dropped_duplicate_is_counted_once_wherever_it_is_dropped(
     assert exported == {"work": 5}
 
     delayed = work.send_with_options(args=(0,), delay=60_000)
-    hands.come_due()
+    step_worker.come_due()
     assert exported == {"work": 6} and delayed.message_id not in [each.message_id for each in queued(broker)]
 
     redis_client.delete(*keys(redis_client, settings))
     other.send(), work.send(0)
-    hands.run()
+    step_worker.run()
     assert exported == {"work": 7}
 
 

@@ -23,34 +23,34 @@ from tests.integration.middleware.deduplication.deduplicated_faults import (
     lose_connection,
 )
 from tests.integration.middleware.ending_badly import ONCE, EndingBadly, run_all
-from tests.integration.middleware.hands import Hands
+from tests.integration.middleware.step_worker import StepWorker
 
 
-def exchanges_of_a_run(hands: Hands) -> int:
+def exchanges_of_a_run(step_worker: StepWorker) -> int:
     """Return a worker's exchanges with Redis in one run; RabbitMQ takes the acknowledgement elsewhere."""
-    message = hands.fetch()
+    message = step_worker.fetch()
     with exchanges() as made:
-        hands.run(message)
+        step_worker.run(message)
     return made.total
 
 
-def test_run_starts_after_every_duplicate_whenever_it_arrives(broker: RedisBroker, hands: Hands) -> None:
+def test_run_starts_after_every_duplicate_whenever_it_arrives(broker: RedisBroker, step_worker: StepWorker) -> None:
     # F6, D8: at every exchange of the worker with Redis, including its last batch
     sent: list[Message[Any]] = []
     arrived_before_reading: list[int] = []
     work: Actor[..., Any] = declared(broker, [], lambda: arrived_before_reading.append(len(sent)), **ONCE)
     work.send()
-    run_all(hands)
+    run_all(step_worker)
     work.send()
-    usual = exchanges_of_a_run(hands)
+    usual = exchanges_of_a_run(step_worker)
 
     for number in range(1, usual + 1):
         work.send()
-        message = hands.fetch()
+        message = step_worker.fetch()
         with exchanges() as made:
             made.at(number, "before", elsewhere(lambda: sent.append(work.send())))
-            hands.run(message)
-        run_all(hands)
+            step_worker.run(message)
+        run_all(step_worker)
 
         assert arrived_before_reading[-1] == len(sent), f"no run began after the duplicate at exchange {number}"
     assert len(sent) == usual >= 3, "at each of them one arrived"
@@ -60,39 +60,44 @@ def test_run_starts_after_every_duplicate_whenever_it_arrives(broker: RedisBroke
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_rerun_is_enqueued_once_whichever_answer_is_lost(
-    broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings, number: int, where: Where
+    broker: RedisBroker,
+    step_worker: StepWorker,
+    redis_client: redis.Redis,
+    settings: Settings,
+    number: int,
+    where: Where,
 ) -> None:
     # D8
-    worker = EndingBadly(broker, hands)
+    worker = EndingBadly(broker, step_worker)
 
     worker.end(number, where, lose_connection)
-    run_all(hands)
+    run_all(step_worker)
 
     assert worker.reads == ["read"]
     assert keys(redis_client, settings) == []
 
 
-def test_rerun_is_enqueued_however_long_redis_is_unavailable(broker: RedisBroker, hands: Hands) -> None:
+def test_rerun_is_enqueued_however_long_redis_is_unavailable(broker: RedisBroker, step_worker: StepWorker) -> None:
     # D8: much longer than an unconfirmed key is kept
-    worker = EndingBadly(broker, hands)
+    worker = EndingBadly(broker, step_worker)
 
     worker.end(1, "before", lose_connection, times=50)
-    run_all(hands)
+    run_all(step_worker)
 
     assert worker.reads == ["read"]
 
 
 def test_rerun_is_enqueued_although_redis_came_back_empty(
-    broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings
+    broker: RedisBroker, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D8: a run that lost its key cannot know whether a rerun was requested
-    worker = EndingBadly(broker, hands)
+    worker = EndingBadly(broker, step_worker)
 
     def empty() -> None:
         redis_client.delete(*keys(redis_client, settings))
 
     worker.end(1, "before", elsewhere(empty))
-    run_all(hands)
+    run_all(step_worker)
 
     assert worker.reads == ["read"]
 
@@ -101,25 +106,30 @@ def test_rerun_is_enqueued_although_redis_came_back_empty(
     ("number", "where"), [(n, where) for n in (1, 2, 3) for where in ("before", "after")] + [(4, "before")]
 )
 def test_rerun_is_enqueued_wherever_the_worker_is_killed_after_its_work(
-    broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings, number: int, where: Where
+    broker: RedisBroker,
+    step_worker: StepWorker,
+    redis_client: redis.Redis,
+    settings: Settings,
+    number: int,
+    where: Where,
 ) -> None:
     # D8, F6: its message is redelivered and finds the work completed
-    worker = EndingBadly(broker, hands)
+    worker = EndingBadly(broker, step_worker)
     with pytest.raises(Crash):
         worker.end(number, where, crash)
 
     worker.completed = True
     for mark in redis_client.scan_iter(match=f"{settings.namespace}:running:*"):
         redis_client.delete(mark)  # it lasts for seconds only
-    Hands(broker).run(MessageProxy(Message.decode(worker.in_hand)))
+    StepWorker(broker).run(MessageProxy(Message.decode(worker.in_hand)))
     worker.completed = False
-    run_all(hands)
+    run_all(step_worker)
 
     assert worker.reads == ["read"]
     assert keys(redis_client, settings) == []
 
 
-def test_requeued_run_owes_the_rerun_afterwards(broker: RedisBroker, hands: Hands) -> None:
+def test_requeued_run_owes_the_rerun_afterwards(broker: RedisBroker, step_worker: StepWorker) -> None:
     # D8: a stopped sweep resumes from its cursor and does not read earlier rows again
     runs: list[str] = []
 
@@ -131,14 +141,14 @@ def test_requeued_run_owes_the_rerun_afterwards(broker: RedisBroker, hands: Hand
 
     work: Actor[..., Any] = declared(broker, [], stopped_once, **ONCE)
     work.send()
-    run_all(hands)
+    run_all(step_worker)
 
     assert runs == ["run"] * 3
 
 
 @pytest.mark.parametrize("error", [SkipEnqueue("not_wanted"), MiddlewareError("not this one")])
 def test_key_is_released_when_another_middleware_refuses_the_rerun(
-    broker: RedisBroker, hands: Hands, redis_client: redis.Redis, settings: Settings, error: MiddlewareError
+    broker: RedisBroker, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings, error: MiddlewareError
 ) -> None:
     # D4, D8
     class Refusing(Middleware):
@@ -157,7 +167,7 @@ def test_key_is_released_when_another_middleware_refuses_the_rerun(
 
     work: Actor[..., Any] = declared(broker, [], duplicate, **ONCE)
     work.send()
-    hands.run()
+    step_worker.run()
 
     assert keys(redis_client, settings) == []
     assert queued(broker) == []

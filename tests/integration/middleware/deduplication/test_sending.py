@@ -16,7 +16,7 @@ from dramatiq.brokers.redis import RedisBroker
 from housekeeping.core.settings import Settings
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import TTL, declared, executed, executing, fail, keys
-from tests.integration.middleware.hands import Hands
+from tests.integration.middleware.step_worker import StepWorker
 
 PATIENCE_S = 10
 
@@ -35,25 +35,25 @@ def test_duplicate_is_returned_marked_and_not_enqueued(broker: RedisBroker, capl
     assert [getattr(record, "job_status", None) for record in caplog.records].count("deduplicated") == 1
 
 
-def test_until_executed_holds_its_key_until_the_run_ends(broker: RedisBroker, hands: Hands) -> None:
+def test_until_executed_holds_its_key_until_the_run_ends(broker: RedisBroker, step_worker: StepWorker) -> None:
     # D1, D4
     meanwhile: list[Message[Any]] = []
     work: Actor[..., Any] = declared(broker, [], lambda: meanwhile.append(work.send()), **executed())
 
     first = work.send()
-    hands.run()
+    step_worker.run()
 
     assert meanwhile[0].options["duplicate_of"] == first.message_id
     assert "duplicate_of" not in work.send().options
 
 
-def test_until_executing_releases_its_key_when_it_starts(broker: RedisBroker, hands: Hands) -> None:
+def test_until_executing_releases_its_key_when_it_starts(broker: RedisBroker, step_worker: StepWorker) -> None:
     # D1
     meanwhile: list[Message[Any]] = []
     work: Actor[..., Any] = declared(broker, [], lambda: meanwhile.extend([work.send(), work.send()]), **executing())
 
     work.send()
-    hands.run()
+    step_worker.run()
 
     assert "duplicate_of" not in meanwhile[0].options
     assert meanwhile[1].options["duplicate_of"] == meanwhile[0].message_id
@@ -61,36 +61,43 @@ def test_until_executing_releases_its_key_when_it_starts(broker: RedisBroker, ha
 
 @pytest.mark.parametrize("options", [executed(), executing()])
 def test_delayed_message_holds_no_key_before_it_is_due(
-    broker: RedisBroker, hands: Hands, runs: list[Any], options: dict[str, Any]
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], options: dict[str, Any]
 ) -> None:
     # D1, D9
     work: Actor[..., Any] = declared(broker, runs, **options)
 
     delayed = work.send_with_options(delay=60_000)
     now = work.send()
-    hands.come_due()
+    step_worker.come_due()
 
     assert "duplicate_of" not in delayed.options and "duplicate_of" not in now.options
     assert [message.message_id for message in queued(broker)] == [now.message_id]
     assert queued(broker, "default.DQ") == []
 
 
-def test_delayed_message_takes_the_key_when_it_is_due(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+def test_delayed_message_takes_the_key_when_it_is_due(
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
+) -> None:
     # D1
     work: Actor[..., Any] = declared(broker, runs, **executed())
 
     delayed = work.send_with_options(delay=60_000)
-    hands.come_due()
+    step_worker.come_due()
 
     assert work.send().options["duplicate_of"] == delayed.message_id
-    hands.run()
+    step_worker.run()
     assert runs == [0]
     assert "duplicate_of" not in work.send().options
 
 
 @pytest.mark.parametrize("strategy", ["until_executed", "until_executing"])
 def test_delayed_message_with_including_scheduled_holds_its_key_at_once(
-    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings, strategy: str
+    broker: RedisBroker,
+    step_worker: StepWorker,
+    runs: list[Any],
+    redis_client: redis.Redis,
+    settings: Settings,
+    strategy: str,
 ) -> None:
     # D9
     work: Actor[..., Any] = declared(
@@ -103,41 +110,43 @@ def test_delayed_message_with_including_scheduled_holds_its_key_at_once(
     assert work.send_with_options(delay=5).options["duplicate_of"] == delayed.message_id
     (key,) = keys(redis_client, settings)
     assert 4_190_000 < redis_client.pttl(key) <= 4_200_000
-    hands.come_due()
+    step_worker.come_due()
     assert work.send().options["duplicate_of"] == delayed.message_id
-    hands.run()
+    step_worker.run()
     assert runs == [0]
     assert keys(redis_client, settings) == []
 
 
 def test_waiting_until_executed_retry_holds_its_key(
-    broker: RedisBroker, hands: Hands, runs: list[Any], redis_client: redis.Redis, settings: Settings
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D1, D7
     work: Actor[..., Any] = declared(broker, runs, fail, min_backoff=3_600_000, max_backoff=3_600_000, **executed())
 
     first = work.send()
-    hands.run()
+    step_worker.run()
 
     assert work.send().options["duplicate_of"] == first.message_id
     (key,) = keys(redis_client, settings)
     # Half of the longest backoff at least, because of Dramatiq's jitter, and the ttl on top.
     assert redis_client.pttl(key) > 1_800_000 + 500_000
-    hands.come_due()
+    step_worker.come_due()
     assert work.send().options["duplicate_of"] == first.message_id
-    hands.run()
+    step_worker.run()
     assert runs == [0, 0]
 
 
-def test_until_executing_retry_takes_the_key_when_it_is_due(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+def test_until_executing_retry_takes_the_key_when_it_is_due(
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
+) -> None:
     # D1, R4
     work: Actor[..., Any] = declared(broker, runs, fail, **executing())
 
     first = work.send(1)
     work.send(2)
-    hands.run(), hands.run()
+    step_worker.run(), step_worker.run()
     waiting = work.send(1)
-    hands.come_due()
+    step_worker.come_due()
 
     assert "duplicate_of" not in waiting.options
     assert sorted(message.args for message in queued(broker)) == [(1,), (2,)]
@@ -160,7 +169,7 @@ def test_groups_and_pipelines_drop_duplicates_without_dependents(broker: RedisBr
     "waiting", [{"pipe_target": {"x": 1}}, {"group_completion_uuid": "g"}, {"on_success": "w"}, {"on_failure": "w"}]
 )
 def test_message_with_dependents_is_never_dropped(
-    broker: RedisBroker, hands: Hands, runs: list[Any], waiting: dict[str, Any]
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], waiting: dict[str, Any]
 ) -> None:
     # D2
     work: Actor[..., Any] = declared(broker, runs, **executed())
@@ -170,13 +179,13 @@ def test_message_with_dependents_is_never_dropped(
 
     assert "duplicate_of" not in awaited.options
     assert len(queued(broker)) == 2
-    message, behind = hands.fetch(), hands.fetch()
+    message, behind = step_worker.fetch(), step_worker.fetch()
     assert message is not None and message.message_id == holder.message_id and behind is not None
     behind.options.update(dict.fromkeys(waiting))  # its followers are not part of this test
     behind.options["never_dropped"] = True
-    hands.run(behind)
+    step_worker.run(behind)
     assert work.send().options["duplicate_of"] == holder.message_id, "it frees no key but its own"
-    hands.run(message)
+    step_worker.run(message)
     assert runs == [0, 0]
 
 
@@ -189,18 +198,18 @@ def test_message_with_dependents_takes_a_free_key(broker: RedisBroker) -> None:
     assert work.send().options["duplicate_of"] == awaited.message_id
 
 
-def test_pipe_target_is_never_dropped(broker: RedisBroker, hands: Hands, runs: list[Any]) -> None:
+def test_pipe_target_is_never_dropped(broker: RedisBroker, step_worker: StepWorker, runs: list[Any]) -> None:
     # D2
     work: Actor[..., Any] = declared(broker, runs)
     holder = work.send(5)
     source = dramatiq.actor(broker=broker, actor_name="source", queue_name="sources")(lambda: 5)
 
     pipe = dramatiq.pipeline([source.message(), work.message()], broker=broker).run()
-    Hands(broker, "sources").run()
+    StepWorker(broker, "sources").run()
 
     target = pipe.messages[1].message_id
     assert [message.message_id for message in queued(broker)] == [holder.message_id, target]
-    hands.run(), hands.run()
+    step_worker.run(), step_worker.run()
     assert runs == [5, 5]
 
 

@@ -17,7 +17,7 @@ from housekeeping.core.settings import Settings
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import TTL, declared, executed, keys
 from tests.integration.middleware.deduplication.deduplicated_faults import Crash, crash, elsewhere, exchanges
-from tests.integration.middleware.hands import Hands, counting, delivered_again, installed
+from tests.integration.middleware.step_worker import StepWorker, counting, delivered_again, installed
 
 HOUR_MS: Final = 3_600_000
 
@@ -61,10 +61,10 @@ def actor(broker: Any, runs: list[Any], storage: Storage) -> Actor[..., Any]:
     return declared(broker, runs, storage, rediscovered=True, **delays, **executed())
 
 
-def failed(actor: Actor[..., Any], hands: Hands, **sent: Any) -> Message[Any]:
+def failed(actor: Actor[..., Any], step_worker: StepWorker, **sent: Any) -> Message[Any]:
     """Return a message that waits for its retry."""
     message: Message[Any] = actor.send_with_options(**{"args": (7,), **sent})
-    hands.run()
+    step_worker.run()
     return message
 
 
@@ -80,7 +80,7 @@ def marks(client: redis.Redis, settings: Settings) -> list[bytes]:
 @pytest.mark.parametrize("bulk", [False, True])
 def test_new_message_supersedes_waiting_retry_and_both_make_one_run(  # D1, D7
     broker: Any,
-    hands: Hands,
+    step_worker: StepWorker,
     actor: Actor[..., Any],
     runs: list[Any],
     storage: Storage,
@@ -90,13 +90,13 @@ def test_new_message_supersedes_waiting_retry_and_both_make_one_run(  # D1, D7
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    failed(actor, hands, retries=20)
+    failed(actor, step_worker, retries=20)
     storage.away = False
 
     new, again = housekeeping.enqueue_many(actor, [7, 7]) if bulk else [actor.send(7), actor.send(7)]
-    hands.run()
-    hands.come_due()
-    hands.run()
+    step_worker.run()
+    step_worker.come_due()
+    step_worker.run()
 
     assert "duplicate_of" not in new.options
     assert again.options["duplicate_of"] == new.message_id
@@ -107,11 +107,13 @@ def test_new_message_supersedes_waiting_retry_and_both_make_one_run(  # D1, D7
     assert (dropped.job_status, dropped.duplicate_of) == ("deduplicated", new.message_id)  # type: ignore[attr-defined]
 
 
-def test_superseding_message_starts_with_zero_retries(broker: Any, hands: Hands, actor: Actor[..., Any]) -> None:
-    failed(actor, hands, retries=20)
+def test_superseding_message_starts_with_zero_retries(
+    broker: Any, step_worker: StepWorker, actor: Actor[..., Any]
+) -> None:
+    failed(actor, step_worker, retries=20)
     new = actor.send(7)
 
-    hands.run()
+    step_worker.run()
 
     assert {message.message_id: message.options["retries"] for message in queued(broker, "default.DQ")}[
         new.message_id
@@ -120,69 +122,69 @@ def test_superseding_message_starts_with_zero_retries(broker: Any, hands: Hands,
 
 @pytest.mark.parametrize("due", ["while_it_waits", "while_it_runs", "while_its_retry_waits"])
 def test_superseded_retry_is_dropped_whenever_it_comes_due(  # D7
-    broker: Any, hands: Hands, actor: Actor[..., Any], runs: list[Any], storage: Storage, due: str
+    broker: Any, step_worker: StepWorker, actor: Actor[..., Any], runs: list[Any], storage: Storage, due: str
 ) -> None:
-    old = failed(actor, hands)
+    old = failed(actor, step_worker)
     actor.send(7)
     storage.away = due == "while_its_retry_waits"
-    new = hands.fetch()
+    new = step_worker.fetch()
     if due == "while_it_waits":
-        hands.come_due()
-        hands.run()
-        hands.run(new)
+        step_worker.come_due()
+        step_worker.run()
+        step_worker.run(new)
     elif due == "while_it_runs":
         function = actor.fn
 
         def come_due_meanwhile(project_id: int) -> None:
-            hands.come_due()
-            elsewhere(lambda: hands.run(None))()
+            step_worker.come_due()
+            elsewhere(lambda: step_worker.run(None))()
             function(project_id)
 
         actor.fn = come_due_meanwhile
-        hands.run(new)
+        step_worker.run(new)
     else:
-        hands.run(new)
-        hands.come_due()
-        while message := hands.fetch():
+        step_worker.run(new)
+        step_worker.come_due()
+        while message := step_worker.fetch():
             storage.away = message.message_id == old.message_id
-            hands.run(message)
+            step_worker.run(message)
 
     assert (len(runs), storage.effects) == (3 if due == "while_its_retry_waits" else 2, 1)
     assert live(broker) == (0, 0)
 
 
 def test_redelivered_superseded_retry_is_dropped_again(  # D7, B1
-    broker: Any, hands: Hands, actor: Actor[..., Any], runs: list[Any], storage: Storage
+    broker: Any, step_worker: StepWorker, actor: Actor[..., Any], runs: list[Any], storage: Storage
 ) -> None:
-    failed(actor, hands)
+    failed(actor, step_worker)
     actor.send(7)
     storage.away = False
-    hands.run()
-    hands.come_due()
-    old = hands.run()
+    step_worker.run()
+    step_worker.come_due()
+    old = step_worker.run()
 
-    hands.run(delivered_again(old))
+    step_worker.run(delivered_again(old))
 
     assert (len(runs), live(broker)) == (2, (0, 0))
 
 
 def test_redelivered_attempt_of_superseded_message_is_dropped(  # F10: its worker died before the acknowledgement
     broker: Any,
-    hands: Hands,
+    step_worker: StepWorker,
     actor: Actor[..., Any],
     runs: list[Any],
     redis_client: redis.Redis,
     settings: Settings,
 ) -> None:
     actor.send(7)
-    attempt = hands.fetch()
+    attempt = step_worker.fetch()
     assert attempt is not None
     again = delivered_again(attempt)
-    hands.run(attempt)
+    step_worker.run(attempt)
     redis_client.delete(*redis_client.scan_iter(match=f"{settings.namespace}:retried:*", count=1000))
     new = actor.send(7)
 
-    hands.run(again)
+    step_worker.run(again)
 
     assert runs == [7]
     assert [message.message_id for message in queued(broker)] == [new.message_id]
@@ -190,7 +192,7 @@ def test_redelivered_attempt_of_superseded_message_is_dropped(  # F10: its worke
 
 @pytest.mark.parametrize("state", ["waits_to_start", "runs", "due_and_waits_to_start"])
 def test_message_that_is_not_waiting_for_a_retry_is_not_superseded(  # D1
-    hands: Hands, actor: Actor[..., Any], state: str, redis_client: redis.Redis, settings: Settings
+    step_worker: StepWorker, actor: Actor[..., Any], state: str, redis_client: redis.Redis, settings: Settings
 ) -> None:
     new: list[Message[Any]] = []
     if state == "runs":
@@ -203,44 +205,46 @@ def test_message_that_is_not_waiting_for_a_retry_is_not_superseded(  # D1
         actor.fn = send_meanwhile
     old = actor.send(7)
     if state != "waits_to_start":
-        hands.run()
+        step_worker.run()
     if state == "due_and_waits_to_start":
-        end_the_delay(hands, redis_client, settings)
+        end_the_delay(step_worker, redis_client, settings)
     if state != "runs":
         new.append(actor.send(7))
 
     assert new[0].options["duplicate_of"] == old.message_id
 
 
-def end_the_delay(hands: Hands, client: redis.Redis, settings: Settings) -> None:
+def end_the_delay(step_worker: StepWorker, client: redis.Redis, settings: Settings) -> None:
     """End the delay, and expire the key by as much."""
     [key] = keys(client, settings)
     client.pexpire(key, TTL)
-    hands.come_due()
+    step_worker.come_due()
 
 
 def test_retry_due_within_a_minute_is_not_superseded(
-    broker: Any, hands: Hands, runs: list[Any], storage: Storage
+    broker: Any, step_worker: StepWorker, runs: list[Any], storage: Storage
 ) -> None:
     actor = declared(broker, runs, storage, rediscovered=True, **executed())
-    soon = failed(actor, hands)
+    soon = failed(actor, step_worker)
 
     assert actor.send(7).options["duplicate_of"] == soon.message_id
 
 
 def test_retry_is_not_superseded_unless_its_work_is_rediscovered(  # D1
-    broker: Any, hands: Hands, runs: list[Any], storage: Storage
+    broker: Any, step_worker: StepWorker, runs: list[Any], storage: Storage
 ) -> None:
-    old = failed(declared(broker, runs, storage, **executed()), hands, retries=20)
+    old = failed(declared(broker, runs, storage, **executed()), step_worker, retries=20)
 
     assert broker.get_actor("work").send(7).options["duplicate_of"] == old.message_id
 
 
-def test_delayed_message_does_not_supersede_a_retry(broker: Any, hands: Hands, runs: list[Any]) -> None:  # D9
+def test_delayed_message_does_not_supersede_a_retry(
+    broker: Any, step_worker: StepWorker, runs: list[Any]
+) -> None:  # D9
     storage = Storage()
     terms = executed(including_scheduled=True)
     actor = declared(broker, runs, storage, rediscovered=True, min_backoff=HOUR_MS, **terms)
-    old = failed(actor, hands)
+    old = failed(actor, step_worker)
 
     later = actor.send_with_options(args=(7,), delay=HOUR_MS)
 
@@ -249,23 +253,23 @@ def test_delayed_message_does_not_supersede_a_retry(broker: Any, hands: Hands, r
 
 @pytest.mark.parametrize("waits", ["pipe_target", "on_failure"])
 def test_retry_with_dependents_is_not_superseded(  # D2
-    broker: Any, hands: Hands, actor: Actor[..., Any], storage: Storage, waits: str
+    broker: Any, step_worker: StepWorker, actor: Actor[..., Any], storage: Storage, waits: str
 ) -> None:
     after: list[int] = []
     follower = dramatiq.actor(broker=broker, actor_name="follower")(lambda *_: after.append(1))
     if waits == "pipe_target":
         pipeline([actor.message(7), follower.message()], broker=broker).run()
-        hands.run()
+        step_worker.run()
     else:
-        failed(actor, hands, on_success="follower", on_failure="follower")
-        hands.run()
+        failed(actor, step_worker, on_success="follower", on_failure="follower")
+        step_worker.run()
         after.clear()
 
     new = actor.send(7)
     storage.away = False
-    hands.come_due()
-    while message := hands.fetch():
-        hands.run(message)
+    step_worker.come_due()
+    while message := step_worker.fetch():
+        step_worker.run(message)
 
     assert "duplicate_of" in new.options
     assert after == [1]
@@ -273,7 +277,7 @@ def test_retry_with_dependents_is_not_superseded(  # D2
 
 def test_repeatedly_superseded_retries_do_not_pile_up(  # D10
     broker: Any,
-    hands: Hands,
+    step_worker: StepWorker,
     actor: Actor[..., Any],
     runs: list[Any],
     storage: Storage,
@@ -281,12 +285,12 @@ def test_repeatedly_superseded_retries_do_not_pile_up(  # D10
     settings: Settings,
 ) -> None:
     for _ in range(5):
-        failed(actor, hands)
+        failed(actor, step_worker)
     waiting = live(broker)
     storage.away = False
-    hands.come_due()
-    while message := hands.fetch():
-        hands.run(message)
+    step_worker.come_due()
+    while message := step_worker.fetch():
+        step_worker.run(message)
     left = [redis_client.pttl(mark) for mark in marks(redis_client, settings)]
 
     assert waiting == (0, 5)
@@ -296,9 +300,9 @@ def test_repeatedly_superseded_retries_do_not_pile_up(  # D10
 
 
 def test_superseded_retry_is_remembered_for_a_ttl_after_it_is_due(
-    hands: Hands, actor: Actor[..., Any], redis_client: redis.Redis, settings: Settings
+    step_worker: StepWorker, actor: Actor[..., Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
-    failed(actor, hands)
+    failed(actor, step_worker)
     [key] = keys(redis_client, settings)
     left = redis_client.pttl(key)
 
@@ -309,17 +313,17 @@ def test_superseded_retry_is_remembered_for_a_ttl_after_it_is_due(
 
 
 def test_superseding_costs_no_further_round_trip(  # D10
-    hands: Hands, actor: Actor[..., Any], monkeypatch: pytest.MonkeyPatch
+    step_worker: StepWorker, actor: Actor[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):  # loads the scripts
-        failed(actor, hands)
+        failed(actor, step_worker)
     with counting(monkeypatch, ":dedup:") as plain:
         actor.send(10)
-        hands.run()
+        step_worker.run()
 
     with counting(monkeypatch, ":dedup:") as superseding:
         actor.send(10)
-        hands.run()
+        step_worker.run()
 
     assert len(superseding) == len(plain) <= 4
 
@@ -327,9 +331,9 @@ def test_superseding_costs_no_further_round_trip(  # D10
 @pytest.mark.parametrize("at", [1, 2, 3])
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_sender_killed_anywhere_leaves_the_work_one_run(  # D6, R4
-    broker: Any, hands: Hands, actor: Actor[..., Any], runs: list[Any], storage: Storage, at: int, where: Any
+    broker: Any, step_worker: StepWorker, actor: Actor[..., Any], runs: list[Any], storage: Storage, at: int, where: Any
 ) -> None:
-    failed(actor, hands)
+    failed(actor, step_worker)
     storage.away = False
     with exchanges() as made:
         made.at(at, where, crash)
@@ -338,19 +342,19 @@ def test_sender_killed_anywhere_leaves_the_work_one_run(  # D6, R4
         except Crash:
             pass
 
-    while message := hands.fetch():
-        hands.run(message)
-    hands.come_due()
-    while message := hands.fetch():
-        hands.run(message)
+    while message := step_worker.fetch():
+        step_worker.run(message)
+    step_worker.come_due()
+    while message := step_worker.fetch():
+        step_worker.run(message)
 
     assert (len(runs), storage.effects, live(broker)) == (2, 1, (0, 0))
 
 
 def test_two_concurrent_senders_supersede_a_retry_once(  # D1
-    broker: Any, hands: Hands, actor: Actor[..., Any]
+    broker: Any, step_worker: StepWorker, actor: Actor[..., Any]
 ) -> None:
-    failed(actor, hands)
+    failed(actor, step_worker)
     other: list[Message[Any]] = []
     with exchanges() as made:
         made.at(2, "before", elsewhere(lambda: other.append(actor.send(7))))
@@ -363,7 +367,7 @@ def test_two_concurrent_senders_supersede_a_retry_once(  # D1
 
 
 def test_superseding_message_may_start_before_its_sender_confirms_it(
-    hands: Hands,
+    step_worker: StepWorker,
     actor: Actor[..., Any],
     runs: list[Any],
     storage: Storage,
@@ -371,21 +375,21 @@ def test_superseding_message_may_start_before_its_sender_confirms_it(
     settings: Settings,
     broker: Any,
 ) -> None:
-    failed(actor, hands)
+    failed(actor, step_worker)
     storage.away = False
     fetched: list[MessageProxy | None] = []
 
     def run_at_once() -> None:
-        fetched.append(hands.fetch())
-        hands.run(fetched[0])
+        fetched.append(step_worker.fetch())
+        step_worker.run(fetched[0])
 
     with exchanges() as made:
         made.at(3, "before", elsewhere(run_at_once))
         actor.send(7)
     if not fetched:
-        hands.run()
-    hands.come_due()
-    hands.run()
+        step_worker.run()
+    step_worker.come_due()
+    step_worker.run()
 
     assert (len(runs), storage.effects, live(broker)) == (2, 1, (0, 0))
     assert keys(redis_client, settings) == []

@@ -14,7 +14,7 @@ from housekeeping.middleware.deduplication.options import DEDUP_STATE
 from housekeeping.middleware.schedule.tick_store import TickStore
 from tests.integration.middleware.applications import at, queued, wake_up
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, executing, fail, keys
-from tests.integration.middleware.hands import Hands
+from tests.integration.middleware.step_worker import StepWorker
 
 
 def lose(self: TickStore, *given: Any, **more: Any) -> None:
@@ -35,8 +35,8 @@ def sent_twice(broker: Any) -> None:
     wake_up(broker, at(10, 1))
 
 
-def fetched(hands: Hands) -> MessageProxy:
-    message = hands.fetch()
+def fetched(step_worker: StepWorker) -> MessageProxy:
+    message = step_worker.fetch()
     assert message is not None
     return message
 
@@ -48,49 +48,56 @@ def another_copy(message: MessageProxy) -> Message[Any]:
 
 
 def test_refused_copy_of_a_tick_leaves_the_key_to_the_waiting_one(
-    broker: Any, hands: Hands, runs: list[Any], terms: dict[str, Any]
+    broker: Any, step_worker: StepWorker, runs: list[Any], terms: dict[str, Any]
 ) -> None:
     # D1, D5
     actor: Actor[..., Any] = declared(broker, runs, schedule="0 * * * *", **terms)
     sent_twice(broker)
     copies = len(queued(broker))
 
-    refused = hands.run()
+    refused = step_worker.run()
     duplicate = actor.send()
 
     assert (copies, runs) == (2, [])
     assert duplicate.options.get("duplicate_of") == refused.message_id
-    hands.run()
+    step_worker.run()
     assert runs == [0]
 
 
 def test_no_copy_of_a_tick_leaves_its_key_behind(
-    broker: Any, hands: Hands, runs: list[Any], terms: dict[str, Any], redis_client: redis.Redis, settings: Settings
+    broker: Any,
+    step_worker: StepWorker,
+    runs: list[Any],
+    terms: dict[str, Any],
+    redis_client: redis.Redis,
+    settings: Settings,
 ) -> None:
     # D4: nor does one that was enqueued when the other had ended
     declared(broker, runs, schedule="0 * * * *", **terms)
     sent_twice(broker)
-    hands.run()
-    winner = fetched(hands)
+    step_worker.run()
+    winner = fetched(step_worker)
     late = another_copy(winner)
-    hands.run(winner)
+    step_worker.run(winner)
     broker.enqueue(late)
 
-    hands.run()
+    step_worker.run()
 
     assert runs == [0]
     assert keys(redis_client, settings) == []
 
 
-def test_refused_copy_of_a_tick_leaves_the_key_to_a_waiting_retry(broker: Any, hands: Hands, runs: list[Any]) -> None:
+def test_refused_copy_of_a_tick_leaves_the_key_to_a_waiting_retry(
+    broker: Any, step_worker: StepWorker, runs: list[Any]
+) -> None:
     # D1, D5
     actor: Actor[..., Any] = declared(broker, runs, fail, schedule="0 * * * *", **executed())
     wake_up(broker, at(10))
-    winner = fetched(hands)
+    winner = fetched(step_worker)
     broker.enqueue(another_copy(winner))
-    hands.run(winner)
+    step_worker.run(winner)
 
-    hands.run()
+    step_worker.run()
 
     assert runs == [0]
     assert actor.send().options.get("duplicate_of") == winner.message_id

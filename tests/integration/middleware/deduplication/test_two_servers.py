@@ -18,48 +18,48 @@ from housekeeping.installation import install
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, fail, keys
 from tests.integration.middleware.deduplication.deduplicated_faults import Crash, crash, exchanges, lose_connection
 from tests.integration.middleware.ending_badly import EndingBadly, run_all
-from tests.integration.middleware.hands import Hands, installed
+from tests.integration.middleware.step_worker import StepWorker, installed
 
 
 @pytest.fixture
-def apart(settings: Settings) -> Iterator[tuple[RedisBroker, Hands]]:
+def apart(settings: Settings) -> Iterator[tuple[RedisBroker, StepWorker]]:
     """Yield a broker with queues and keys on separate servers, and a worker."""
     with (
         embedded.start(postgres=False) as servers,
         installed(settings.model_copy(update={"broker_url": servers.redis_url})) as broker,
     ):
-        yield broker, Hands(broker)
+        yield broker, StepWorker(broker)
 
 
 def test_rerun_is_enqueued_where_keys_and_queue_are_on_different_servers(
-    apart: tuple[RedisBroker, Hands],
+    apart: tuple[RedisBroker, StepWorker],
 ) -> None:
     # D8: its message reaches the broker only at the second attempt
-    broker, hands = apart
-    worker = EndingBadly(broker, hands)
+    broker, step_worker = apart
+    worker = EndingBadly(broker, step_worker)
 
     worker.end(2, "before", lose_connection)
-    run_all(hands)
+    run_all(step_worker)
 
     assert worker.reads == ["read"]
     assert "duplicate_of" not in worker.work.send().options
 
 
 def test_rerun_is_owed_until_its_message_is_on_the_other_server(
-    apart: tuple[RedisBroker, Hands], redis_client: redis.Redis, settings: Settings
+    apart: tuple[RedisBroker, StepWorker], redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D8: its worker is killed just before it sends the rerun, and the redelivery finds the work completed
-    broker, hands = apart
-    worker = EndingBadly(broker, hands)
+    broker, step_worker = apart
+    worker = EndingBadly(broker, step_worker)
     with pytest.raises(Crash):
         worker.end(2, "after", crash)
 
     worker.completed = True
     for mark in redis_client.scan_iter(match=f"{settings.namespace}:running:*"):
         redis_client.delete(mark)  # it lasts for seconds only
-    Hands(broker).run(MessageProxy(Message.decode(worker.in_hand)))
+    StepWorker(broker).run(MessageProxy(Message.decode(worker.in_hand)))
     worker.completed = False
-    run_all(hands)
+    run_all(step_worker)
 
     assert worker.reads == ["read"]
     assert keys(redis_client, settings) == []
@@ -84,28 +84,28 @@ def test_message_that_could_not_be_sent_is_sent_as_new_the_next_time(
 
 
 def test_retry_outlives_a_sender_that_died_before_superseding_it(  # D6, R4
-    apart: tuple[RedisBroker, Hands],
+    apart: tuple[RedisBroker, StepWorker],
 ) -> None:
-    broker, hands = apart
+    broker, step_worker = apart
     runs: list[Any] = []
     work = declared(
         broker, runs, lambda: fail() if len(runs) == 1 else None, rediscovered=True, min_backoff=3_600_000, **executed()
     )
     work.send()
-    hands.run()
+    step_worker.run()
     with exchanges() as made:
         made.at(1, "after", crash)
         with pytest.raises(Crash):
             work.send()
 
-    hands.come_due()
-    hands.run()
+    step_worker.come_due()
+    step_worker.run()
 
     assert runs == [0, 0]
 
 
 def test_key_on_other_server_is_free_at_once_when_its_message_is_refused(
-    apart: tuple[RedisBroker, Hands], redis_client: redis.Redis, settings: Settings
+    apart: tuple[RedisBroker, StepWorker], redis_client: redis.Redis, settings: Settings
 ) -> None:
     # D4
     broker, _ = apart

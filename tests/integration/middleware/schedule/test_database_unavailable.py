@@ -24,8 +24,8 @@ from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.registration import register
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.middleware.applications import at, close_all, installed, rows, scheduler, wake_up
-from tests.integration.middleware.hands import Hands
 from tests.integration.middleware.schedule.ticking import Account
+from tests.integration.middleware.step_worker import StepWorker
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_tick_of_a_sweep_without_a_row_failed_once_the_database_returns(own: Set
     ours = database.obj
 
     database.initialize(connect_to("postgresql://nobody@127.0.0.1:1/nothing"))
-    Hands(broker, sweep.queue).run()
+    StepWorker(broker, sweep.queue).run()
     database.initialize(ours)
     wake_up(broker, at(10, 1))
 
@@ -67,14 +67,14 @@ def test_skipped_tick_without_a_record_is_retried(own: Settings) -> None:
     broker = installed(own)
     register(broker, dataclasses.replace(sweep, lease=LeaseConfig("statuses", timedelta(minutes=10))))
     wake_up(broker, at(10))
-    hands = Hands(broker, sweep.queue)
+    step_worker = StepWorker(broker, sweep.queue)
     assert ExclusiveLease("statuses", timedelta(minutes=10)).try_obtain() is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "record", _database_away)
-        hands.run()
+        step_worker.run()
 
-    hands.come_due()
-    hands.run()
+    step_worker.come_due()
+    step_worker.run()
 
     assert rows(sweep.name) == [("skipped", "lease_held", at(10), {})]
 
@@ -85,16 +85,16 @@ def test_outcome_without_database_and_redis_is_written_with_the_next_message(
     worker = scheduler(own)
     other = dramatiq.actor(broker=worker, actor_name="other")(lambda: None)
     wake_up(scheduler(own), at(10))
-    hands = Hands(worker)
+    step_worker = StepWorker(worker)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "record", _database_away)
         patch.setattr(TickStore, "note", _redis_away)
-        hands.run()
+        step_worker.run()
         other.send()
-        hands.run()
+        step_worker.run()
 
     other.send()
-    hands.run()
+    step_worker.run()
     wake_up(scheduler(own), at(10, 1))
 
     assert rows("swept") == [("done", None, at(10), {})]
@@ -151,7 +151,7 @@ def test_failed_sweep_with_its_own_row_has_one_row(own: Settings) -> None:
     register(broker, sweep)
     wake_up(broker, at(10))
 
-    Hands(broker, sweep.queue).run()
+    StepWorker(broker, sweep.queue).run()
 
     assert [(row[0], row[2]) for row in rows(sweep.name)] == [("failed", at(10))]
 

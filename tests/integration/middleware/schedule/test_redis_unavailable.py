@@ -14,8 +14,8 @@ from housekeeping.database.connection import Database
 from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
 from housekeeping.middleware.schedule.tick_store import TickStore
 from tests.integration.middleware.applications import at, close_all, queued, rows, wake_up
-from tests.integration.middleware.hands import Hands, delivered_again
 from tests.integration.middleware.schedule.ticking import Account
+from tests.integration.middleware.step_worker import StepWorker, delivered_again
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_worker_killed_during_a_tick_leaves_it_to_the_next_delivery(own: Setting
     account = Account(own, "0 * * * *")
     broker = account.process()
     wake_up(broker, at(10))
-    message = Hands(broker).fetch()
+    message = StepWorker(broker).fetch()
     assert message is not None
     broker.emit_before("process_message", message)
 

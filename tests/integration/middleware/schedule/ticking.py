@@ -16,7 +16,7 @@ from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.sweeps.ledger.models import Run
 from tests.integration.middleware.applications import installed
-from tests.integration.middleware.hands import Hands
+from tests.integration.middleware.step_worker import StepWorker
 
 
 class Killed(BaseException):
@@ -49,25 +49,25 @@ class Account:
 
     def work_off(self) -> None:
         """Run every waiting message in a worker."""
-        hands = Hands(self.process())
-        while (message := hands.fetch()) is not None:
-            self._run(hands, message)
+        step_worker = StepWorker(self.process())
+        while (message := step_worker.fetch()) is not None:
+            self._run(step_worker, message)
 
     def run(self, message: MessageProxy) -> None:
         """Run the given message in a worker."""
-        self._run(Hands(self.process()), message)
+        self._run(StepWorker(self.process()), message)
 
     def come_due(self) -> None:
         """Run retries at their due time until none is left."""
-        hands = Hands(self.process())
-        hands.come_due()
-        while (message := hands.fetch()) is not None:
-            self._run(hands, message)
-            hands.come_due()
+        step_worker = StepWorker(self.process())
+        step_worker.come_due()
+        while (message := step_worker.fetch()) is not None:
+            self._run(step_worker, message)
+            step_worker.come_due()
 
-    def _run(self, hands: Hands, message: MessageProxy) -> None:
+    def _run(self, step_worker: StepWorker, message: MessageProxy) -> None:
         self._in_hand = message.options["tick"]
-        hands.run(message)
+        step_worker.run(message)
 
     def nominal(self, after: datetime, until: datetime) -> set[datetime]:
         """Return the ticks after one time, up to and including another."""

@@ -18,7 +18,7 @@ from housekeeping.sweeps.registration import register
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import close_all, installed
-from tests.integration.middleware.hands import Hands
+from tests.integration.middleware.step_worker import StepWorker
 from tests.integration.sweeps.engine.sizing import DUE
 
 _PACKAGE = str(Path(housekeeping.__file__).parent)
@@ -56,8 +56,8 @@ def test_batch_statement_is_at_most_12_frames_below_its_actor(
     monkeypatch.setattr(Database, "execute_sql", recording)
 
     register(working_on_statuses, dataclasses.replace(sweep, schedule=None)).send()
-    hands = Hands(working_on_statuses, sweep.queue)
-    hands.run(hands.fetch())
+    step_worker = StepWorker(working_on_statuses, sweep.queue)
+    step_worker.run(step_worker.fetch())
     database.close()
 
     assert stacks and stacks[0][0] == "without_argument"

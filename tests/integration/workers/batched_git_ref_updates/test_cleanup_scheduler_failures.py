@@ -23,7 +23,7 @@ from housekeeping.workers.batched_git_ref_updates.backends import backends
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
-from tests.integration.middleware.hands import Hands
+from tests.integration.middleware.step_worker import StepWorker
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, Pending
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
 from tests.integration.workers.batched_git_ref_updates.scheduled import NONE, drain, enqueued, sized
@@ -80,10 +80,10 @@ def test_project_resumes_with_the_first_run_after_an_outage(
         result = run_sweep(cleanup_scheduler)
         eventually(lambda: not queued(broker, "git_refs"))
 
-    hands = Hands(broker, "git_refs")
+    step_worker = StepWorker(broker, "git_refs")
     [waiting] = queued(broker, "git_refs.DQ")
-    hands.come_due()
-    hands.run()
+    step_worker.come_due()
+    step_worker.run()
     assert result.counts == {"total_projects": 1, "enqueued": 1, "deduplicated": 0}
     assert waiting.message_id == old.message_id
     assert (bare.refs(), pending(), queued(broker, "git_refs.DQ")) == ([], [], [])

@@ -28,7 +28,7 @@ from housekeeping.sweeps.limits.throttle import ThrottleLimits
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds import fan_out
 from housekeeping.workers.ci_stuck_builds.worker import DELAYS, drop_canceling, stuck_jobs
-from tests.integration.middleware.hands import Hands
+from tests.integration.middleware.step_worker import StepWorker
 from tests.integration.sweeps.engine.sizing import Impatient, Told
 from tests.integration.workers.ci_stuck_builds.tables import NOW, STALE, AddBuilds, Delayed, by_status
 
@@ -41,8 +41,8 @@ LastRun = Callable[[], Run]
 
 
 @pytest.fixture
-def hands(broker: RedisBroker) -> Hands:
-    return Hands(broker, "cronjob")
+def step_worker(broker: RedisBroker) -> StepWorker:
+    return StepWorker(broker, "cronjob")
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def test_throttled_run_still_enqueues_the_children(
 
 
 def test_unreachable_database_still_enqueues_the_children(
-    broker: RedisBroker, delayed: Delayed, hands: Hands, clock: ManualClock
+    broker: RedisBroker, delayed: Delayed, step_worker: StepWorker, clock: ManualClock
 ) -> None:
     with unreachable_database():
         result = run_sweep(stuck_jobs, clock=clock)
@@ -230,54 +230,56 @@ def test_disabled_child_is_enqueued_and_skips_its_run(
     assert (result.outcome, result.reason) == ("skipped", "disabled")
 
 
-def run_children(hands: Hands) -> list[tuple[str, str | None]]:
+def run_children(step_worker: StepWorker) -> list[tuple[str, str | None]]:
     """Make delayed messages due and process all; return trigger and outcome of the children's runs."""
-    hands.come_due()
-    while (message := hands.fetch()) is not None:
-        hands.run(message)
+    step_worker.come_due()
+    while (message := step_worker.fetch()) is not None:
+        step_worker.run(message)
     return [(row.trigger, row.outcome) for row in Run.select().where(Run.worker.in_(list(DELAYS)))]
 
 
-def test_children_run_in_the_hour_after_a_manual_run_of_the_parent(delayed: Delayed, hands: Hands) -> None:
+def test_children_run_in_the_hour_after_a_manual_run_of_the_parent(delayed: Delayed, step_worker: StepWorker) -> None:
     clock = ManualClock(datetime(2026, 3, 2, 10, 0, tzinfo=UTC))
     run_sweep(stuck_jobs, clock=clock)
-    first = run_children(hands)
+    first = run_children(step_worker)
     clock.advance(timedelta(minutes=50))
     manual = run_sweep(stuck_jobs, clock=clock)
     clock.advance(timedelta(minutes=10))
     hourly = run_sweep(stuck_jobs, clock=clock)
 
-    both = run_children(hands)
+    both = run_children(step_worker)
 
     assert (manual.counts["enqueued"], hourly.counts["enqueued"]) == (3, 0)
     assert (first, both) == ([("parent", "done")] * 3, [("parent", "done")] * 6)
 
 
 def test_child_that_waits_for_its_retry_is_not_duplicated(
-    delayed: Delayed, hands: Hands, clock: ManualClock, admin: Connection
+    delayed: Delayed, step_worker: StepWorker, clock: ManualClock, admin: Connection
 ) -> None:
     run_sweep(stuck_jobs, clock=clock)
     with admin.cursor() as cursor:
         cursor.execute("ALTER TABLE ci_builds RENAME TO elsewhere")
-        failed = run_children(hands)
+        failed = run_children(step_worker)
         cursor.execute("ALTER TABLE elsewhere RENAME TO ci_builds")
 
     again = run_sweep(stuck_jobs, clock=clock)
 
     assert failed == [("parent", "failed")] * 3
     assert (again.counts["enqueued"], len(delayed())) == (0, 3)
-    assert sorted(str(outcome) for _, outcome in run_children(hands)) == ["done"] * 3 + ["failed"] * 3
+    assert sorted(str(outcome) for _, outcome in run_children(step_worker)) == ["done"] * 3 + ["failed"] * 3
 
 
-def test_child_waits_at_most_10_minutes_for_a_retry(delayed: Delayed, hands: Hands, clock: ManualClock) -> None:
+def test_child_waits_at_most_10_minutes_for_a_retry(
+    delayed: Delayed, step_worker: StepWorker, clock: ManualClock
+) -> None:
     # Otherwise the children of the hours after a long outage would be duplicates of one that waits for days.
     run_sweep(stuck_jobs, clock=clock)
     database.close()
-    hands.come_due()
-    for message in iter(hands.fetch, None):
+    step_worker.come_due()
+    for message in iter(step_worker.fetch, None):
         message.options["retries"] = 24
         with unreachable_database():
-            hands.run(message)
+            step_worker.run(message)
 
     waits = [message.options["eta"] - time.time() * 1000 for message in delayed()]
     assert len(waits) == 3
@@ -285,7 +287,7 @@ def test_child_waits_at_most_10_minutes_for_a_retry(delayed: Delayed, hands: Han
 
 
 def test_child_that_runs_when_its_parent_comes_again_runs_once_more(
-    delayed: Delayed, hands: Hands, clock: ManualClock, add_builds: AddBuilds
+    delayed: Delayed, step_worker: StepWorker, clock: ManualClock, add_builds: AddBuilds
 ) -> None:
     add_builds(1, "canceling", STALE, STALE)
 
@@ -294,10 +296,10 @@ def test_child_that_runs_when_its_parent_comes_again_runs_once_more(
             run_sweep(stuck_jobs, clock=clock)
 
     run_sweep(stuck_jobs, clock=clock)
-    hands.come_due()
+    step_worker.come_due()
     with events.build_dropped.connected_to(parent_comes_again):
-        for message in iter(hands.fetch, None):
-            hands.run(message)
+        for message in iter(step_worker.fetch, None):
+            step_worker.run(message)
 
     runs = [row.outcome for row in Run.select().where(Run.worker == CANCELING)]
     assert runs == ["done", "done"]

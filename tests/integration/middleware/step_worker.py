@@ -49,7 +49,7 @@ def close(broker: Any) -> None:
         broker.client.connection_pool.disconnect()
 
 
-class Hands:
+class StepWorker:
     """Worker that takes and processes messages one by one, when the test calls it."""
 
     def __init__(self, broker: Any, queue: str = "default") -> None:
