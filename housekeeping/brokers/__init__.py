@@ -43,11 +43,12 @@ def require_pika() -> None:
 
 
 def harden(broker: Broker) -> None:
-    """Make an application's broker reliable if it is of Dramatiq's own class.
+    """Make an application's broker reliable if it has Dramatiq's own class.
 
-    Its parameters stay, except for maintenance on Redis and confirmed sends on RabbitMQ.
+    A Redis broker now does maintenance with each command. A RabbitMQ broker now confirms its sends. Other parameters
+    stay.
 
-    Note: A subclass only gets the maintenance, because it may override what would be replaced.
+    Note: A subclass of a Redis broker only gets the maintenance. It may override the methods that would be replaced.
     """
     ReliableRedisBroker.adopt(broker)
     if importlib.util.find_spec("pika") is not None:

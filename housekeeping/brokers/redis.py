@@ -24,19 +24,22 @@ from housekeeping.middleware.dramatiq_internals import RedisConsumer, change_cla
 
 logger = named_logger(__name__)
 
-HEARTBEAT_TIMEOUT_MS: Final = 60_000  # promise B1: a killed worker's messages run again after this
+#: Time without a heartbeat after which a worker counts as killed and its messages run again. It is Dramatiq's default,
+#: set explicitly because promise B1 (A killed worker loses no message) states this time.
+HEARTBEAT_TIMEOUT_MS: Final = 60_000
 DEAD_MESSAGE_TTL_MS: Final = 7 * 24 * 3600 * 1000  # Dramatiq's default: dead letters are kept for a week
 
 
 class ReliableRedisBroker(RedisBroker):
     """Dramatiq's Redis broker, which loses no message to a lost connection or an unreadable message.
 
-    After a lost connection, Dramatiq's own forgets the delayed messages in its memory, including retries, and those
-    whose delivery was lost. They stay assigned to the process until it ends. Here they go back to the queue when the
-    connection is restored, and once a minute, because Redis may execute a command after its sender has timed out.
+    After a lost connection, Dramatiq's class forgets delayed messages in its memory, including retries, and messages
+    whose delivery was lost. They stay assigned to the process until it ends. This class requeues them when the
+    connection is restored. It also does so once a minute, because Redis may execute a command after its sender has
+    timed out.
 
-    An unreadable message goes to the dead letters as it is, with an error line. Its id there is its id in Redis.
-    Dramatiq's own consumer stops at it and loses what it fetched together with it.
+    An unreadable message is logged and becomes a dead letter, unchanged, with the id it has in Redis. Dramatiq's
+    consumer stops at such a message and loses those that it fetched together with it.
     """
 
     def __init__(self, **parameters: Any) -> None:
@@ -48,7 +51,7 @@ class ReliableRedisBroker(RedisBroker):
     def adopt(broker: Broker) -> None:
         """Turn a Redis broker of Dramatiq's own class into a `ReliableRedisBroker` with the same parameters.
 
-        A subclass only gets the maintenance. Any other broker stays as it is.
+        A subclass only does maintenance with each command. Any other broker stays as it is.
         """
         if isinstance(broker, RedisBroker) and broker.maintenance_chance == DEFAULT_MAINTENANCE_CHANCE:
             broker.maintenance_chance = MAINTENANCE_SCALE
@@ -71,7 +74,7 @@ class ReliableRedisBroker(RedisBroker):
     def requeue_lost_deliveries(self, queue_name: str) -> None:
         """Requeue messages that Redis has assigned to this process but that never arrived.
 
-        Only the thread that fetches from this queue may call it, while it has handed out all that it fetched.
+        Only the thread that fetches from this queue may call it, and only after it has passed on all fetched messages.
         """
         # Read before `in_hand`: Redis does not requeue what is acknowledged in between.
         assigned: Any = self.client.smembers(self._assigned(queue_name))
@@ -150,10 +153,10 @@ class _Consumer(RedisConsumer):
             self._forget(message)
 
     def _wait_for_a_thread(self) -> None:
-        """Wait until a message is done, at most for the timeout.
+        """Wait until a thread finishes its message, at most for the timeout.
 
-        Dramatiq's own sleeps longer each time and sends Redis no heartbeat meanwhile. A process that is busy with long
-        runs then counts as dead, and its messages are given to others.
+        Dramatiq's consumer sleeps longer each time and sends no heartbeats meanwhile. A process with long runs would
+        then count as killed, and other processes would run its messages.
         """
         self._thread_freed.clear()
         if self.outstanding_message_count >= self.prefetch:
@@ -166,7 +169,7 @@ class _Consumer(RedisConsumer):
 
 
 def _time_of_next_check() -> float:
-    """Return when to check for lost deliveries again; they wait no longer than a killed worker's messages."""
+    """Return when to check for lost deliveries again: after the heartbeat timeout."""
     return time.monotonic() + HEARTBEAT_TIMEOUT_MS / 1000
 
 

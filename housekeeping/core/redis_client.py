@@ -67,12 +67,12 @@ def translate_redis_errors() -> Iterator[None]:
 
 
 def retry_redis(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0) -> T:
-    """Run a repeatable step, and retry it after a pause while Redis does not answer.
+    """Call a function that is safe to repeat, and retry it after a pause while Redis is down.
 
-    Meant for what a process writes when its work is done: without it, others would wait until a ttl expires.
+    Use it to release keys when work is done. A key that is not released blocks others until its TTL expires.
 
     Raises:
-      RedisUnavailable: If the last try got no answer either.
+      RedisUnavailable: The last attempt failed as well.
     """
     for _ in range(tries - 1):
         try:
@@ -85,14 +85,14 @@ def retry_redis(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0) -> 
 
 
 def text(value: bytes | str | int | None) -> str:
-    """Return an answer of Redis as text, whether the client decodes answers or not; anything else is empty."""
+    """Return an answer of Redis as text, decoded or not; an answer that is no text is an empty string."""
     return (
         value.decode(errors="backslashreplace") if isinstance(value, bytes) else value if isinstance(value, str) else ""
     )
 
 
 def milliseconds(length: timedelta) -> int:
-    """Return a length of time in whole milliseconds, as Redis takes it."""
+    """Return a duration in whole milliseconds, the unit of Redis."""
     return int(length.total_seconds() * 1000)
 
 
@@ -105,7 +105,7 @@ class SharedRedis:
 
     @property
     def namespace(self) -> str:
-        """The prefix of every key; read from the environment unless `use` was called.
+        """Prefix of every key; read from the environment unless `use` was called.
 
         Raises:
           SettingsError: If the environment is read and a setting is wrong.
@@ -115,7 +115,7 @@ class SharedRedis:
         return self._namespace
 
     def use(self, client: redis.Redis, namespace: str) -> None:
-        """Make this the shared client; called once, when the application is composed."""
+        """Set the shared client and prefix; called once, when the application starts."""
         self.client, self._namespace = client, namespace
 
     def get(self) -> redis.Redis:

@@ -18,11 +18,11 @@ REFUSED: Final = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class ClockSkew:
-    """A server's time and the difference of this machine's clock to it.
+    """Difference between this machine's clock and a server's.
 
     Attributes:
       server_at: The server's time.
-      ahead: Minimum by which this machine is ahead of the server; negative if it is behind.
+      ahead: How far this machine is ahead of the server, at least; negative if it is behind.
     """
 
     server_at: datetime
@@ -30,9 +30,9 @@ class ClockSkew:
 
     @classmethod
     def between(cls, before: datetime, server_at: datetime, after: datetime) -> ClockSkew:
-        """Compare the server's time with this machine's times before and after the answer.
+        """Return the difference, given this machine's times before and after the server answered.
 
-        A server's time within that interval counts as no difference, so that a slow answer raises no alert.
+        It is zero if the server's time is between the two, so that a slow answer raises no alert.
         """
         # Sorted, because this machine's clock may have been set back in between.
         earliest, latest = sorted((before, after))
@@ -40,7 +40,7 @@ class ClockSkew:
 
     @property
     def seconds(self) -> float:
-        """`ahead` in seconds."""
+        """Seconds that this machine is ahead of the server; negative if it is behind."""
         return round(self.ahead.total_seconds(), 3)
 
     @property

@@ -1,4 +1,4 @@
-"""Server processes: start them as a suitable account, and find those that were left behind."""
+"""Server processes: how they are started without root's rights, and how abandoned ones are found."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Account that the servers run as if this process runs as root."""
+    """Unprivileged account of the servers, used if this process runs as root."""
 
     name: str
     uid: int

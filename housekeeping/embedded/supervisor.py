@@ -1,8 +1,8 @@
-"""Supervisor process: it owns the servers and stops them when the process that requested them ends.
+"""Supervisor process, which starts the servers for its client process and stops them when the client ends.
 
-Each line of its input is a JSON object, answered by one line. The first says which servers to start, the others are
-commands (``{"do": "restart", "server": "redis"}``). When the input closes, the supervisor stops the servers and
-removes the folder. It imports little, so that it starts fast.
+It reads JSON objects from stdin, one per line, and answers each with one line. The first object says which servers to
+start. The others are commands (``{"do": "restart", "server": "redis"}``). When stdin closes, the supervisor stops the
+servers and removes their folder. It imports little, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _POLL_SECONDS: Final = 0.01
 
 
 class Ended(Exception):
-    """End of the supervisor: its pipe was closed, or a signal arrived."""
+    """The client closed its pipe, or a signal arrived, so the supervisor ends."""
 
 
 class Pipe:
-    """Pipe to the process that requested the servers; a signal counts as its end."""
+    """Pipe to the client process. A signal counts as the end of the client."""
 
     def __init__(self) -> None:
         # Unbuffered, so that no request waits where select does not see it.
@@ -52,7 +52,7 @@ class Pipe:
         """Return the next request.
 
         Raises:
-          Ended: When there is none.
+          Ended: The client has ended.
         """
         if self._signals in select.select(self._inputs, [], [])[0]:
             raise Ended
@@ -65,7 +65,7 @@ class Pipe:
         """Answer the last request.
 
         Raises:
-          Ended: When the other process is gone.
+          Ended: The client has ended.
         """
         try:
             self._answers.write(json.dumps(values).encode() + b"\n")
@@ -73,10 +73,10 @@ class Pipe:
             raise Ended from None
 
     def wait(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait as `server.wait` does, but only as long as the other process exists.
+        """Wait until the condition is True, at most `seconds`; return whether it is.
 
         Raises:
-          Ended: When the other process is gone.
+          Ended: The client has ended.
         """
         deadline = time.monotonic() + seconds
         while not condition():
@@ -89,7 +89,7 @@ class Pipe:
 
 
 def main() -> None:
-    """Run the servers that the first line requests until the pipe closes or a signal arrives."""
+    """Start the requested servers and execute commands until stdin closes or a signal arrives."""
     with contextlib.suppress(Ended):
         _supervise(Pipe())
 

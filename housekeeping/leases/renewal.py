@@ -1,4 +1,4 @@
-"""Background renewal of what expires in Redis: leases, deduplication keys, marks of running messages."""
+"""Background renewal of keys that expire in Redis: leases, deduplication keys, marks of running messages."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ read_clock: Callable[[], float] = functools.partial(
 
 
 def elapsed() -> float:
-    """Return seconds of the clock that leases are measured with."""
+    """Return the current reading, in seconds, of the monotonic clock that measures leases."""
     return read_clock()
 
 
 def safe_until(since: float, ttl_s: float) -> float:
-    """Return until when a key that was requested at `since` is safely held, both by `elapsed`."""
+    """Return the time until which a key requested at `since` is surely held; both times are readings of `elapsed`."""
     return since + ttl_s * (1 - _MARGIN)
 
 
 class Renewal:
-    """One key that is renewed, from `Renewals.start` until `stop`.
+    """Renewal of one key, from `Renewals.start` until `stop`.
 
     Parameters:
       name: What is renewed, for log lines.

@@ -1,4 +1,4 @@
-"""Keys of calls, computed from the arguments however they are spelled."""
+"""Keys of calls. Equal arguments give equal keys, whether passed by position or by name."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 class UnusableArguments(MiddlewareError):
-    """Arguments that form no key, so that calls cannot be compared; the text has the reason."""
+    """No key can be computed from a call's arguments; the message says why."""
 
 
 def bind_call(actor: Actor[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Return the call as the worker gets it, with defaults: ``send(1)`` and ``send(project_id=1)`` are the same.
+    """Return the bound arguments that a worker gets, with defaults: ``send(1)`` equals ``send(project_id=1)``.
 
     Raises:
-      UnusableArguments: When the arguments cannot be sent, or do not fit the actor's parameters.
+      UnusableArguments: The arguments cannot be sent, or do not fit the actor's parameters.
     """
     signature, names = _signature(actor.fn)
     given = tuple(args)
@@ -53,10 +53,10 @@ def bind_call(actor: Actor[..., Any], args: Iterable[Any], kwargs: Mapping[str, 
 
 
 def key_value(actor: Actor[..., Any], call: inspect.BoundArguments, key: Callable[..., object]) -> object:
-    """Return what the application's key callable returns for the call.
+    """Return the value of the application's key callable for the call.
 
     Raises:
-      UnusableArguments: When the callable fails, or returns None or an empty text.
+      UnusableArguments: The callable fails, or returns None or an empty string.
     """
     try:
         value = key(*call.args, **call.kwargs)
@@ -68,10 +68,10 @@ def key_value(actor: Actor[..., Any], call: inspect.BoundArguments, key: Callabl
 
 
 def digest(actor: Actor[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any], key: KeyOption = None) -> str:
-    """Return a digest of the call; equal for equal arguments, whatever their order.
+    """Return a digest of the call's arguments, or of the part that `key` selects. The order of names does not matter.
 
     Raises:
-      UnusableArguments: When the key cannot be computed, or has no JSON form.
+      UnusableArguments: The key cannot be computed or written as JSON.
     """
     call = bind_call(actor, args, kwargs)
     basis: object = call.arguments
@@ -89,10 +89,10 @@ def digest(actor: Actor[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any
 def message_digest(actor: Actor[..., Any], message: Message[Any] | MessageProxy, key: KeyOption = None) -> str:
     """Return the digest of a message's call and idempotency key, if it has one.
 
-    Messages with different idempotency keys each have an effect, so they are no duplicates.
+    Messages with different idempotency keys are never duplicates of each other, because each must have its effect.
 
     Raises:
-      UnusableArguments: As `digest`.
+      UnusableArguments: See `digest`.
     """
     about, given = digest(actor, message.args, message.kwargs, key), message.options.get("idempotency_key")
     return about if given is None else hashlib.sha256(f"{about}:{given}".encode()).hexdigest()[:32]
@@ -146,7 +146,7 @@ def _fits(key: Callable[..., object], parameters: Mapping[str, inspect.Parameter
 
 @functools.lru_cache(maxsize=1024)
 def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, tuple[str, ...] | None]:
-    """Return a function's signature, and its parameters' names if any call with as many positional arguments fits."""
+    """Return a function's signature, and its parameters' names; None for the names if some are not positional."""
     signature = inspect.signature(function)
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     plain = all(each.kind in by_place for each in signature.parameters.values())

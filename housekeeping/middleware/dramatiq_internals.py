@@ -1,4 +1,4 @@
-"""Uses of Dramatiq's and periodiq's internals, for which neither has an extension point.
+"""Uses of internals of Dramatiq and periodiq, where neither has an extension point.
 
 Each function says why the public interface is not enough. ``tests/unit/middleware/test_dramatiq_internals.py`` fails
 when a release of Dramatiq or periodiq changes what is used here.
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def enqueues_by_dispatch(broker: RedisBroker) -> bool:
-    """Return whether the broker enqueues as Dramatiq's own does; False for a class or object that overrides it."""
+    """Return whether the broker enqueues by Dramatiq's own method; False for a subclass or object that overrides it."""
     overridden = hasattr(type(broker), "do_enqueue") or "do_enqueue" in vars(broker)
     return not overridden and getattr(broker.enqueue, "__func__", None) is RedisBroker.enqueue
 
@@ -42,7 +42,7 @@ def enqueues_by_dispatch(broker: RedisBroker) -> bool:
 def dispatch_script(broker: RedisBroker) -> Any:
     """Return the registered Lua script that carries out every command of the broker.
 
-    A deduplication key must be taken in the same script that enqueues its message, so ours contains Dramatiq's.
+    One script must take the deduplication key and enqueue the message, so the library's script contains this one.
     """
     scripts: dict[str, Any] = broker.scripts
     return scripts["dispatch"]
@@ -70,31 +70,31 @@ def dispatch_arguments(broker: RedisBroker, message: Message[Any], *, maintenanc
 
 
 def fetch(broker: RedisBroker, queue_name: str, count: int) -> list[bytes | None]:
-    """Fetch messages as `RedisBroker.do_fetch` does; for a subclass that defines `do_fetch` itself."""
+    """Fetch messages like `RedisBroker.do_fetch`, for subclasses that replace `do_fetch`."""
     internals: Any = broker
     fetched: list[bytes | None] = internals._dispatch("fetch")(queue_name, count)
     return fetched
 
 
 def change_class(broker: Broker, kind: type[Broker]) -> None:
-    """Make a broker an object of one of its class's subclasses.
+    """Change the class of a broker to a subclass.
 
-    An application's actors, and modules of its own, hold the broker that it made. A new one would not reach them.
+    An application's actors and modules hold references to the broker that it made. A new broker would not reach them.
     """
     broker.__class__ = kind
 
 
 def exception_of(message: MessageProxy) -> BaseException | None:
-    """Return the exception that failed a message; Dramatiq hands it to no hook of a message that dies."""
+    """Return the exception that failed a message; Dramatiq does not pass it to the hooks of a dead letter."""
     exception: BaseException | None = message._exception
     return exception
 
 
 def replace_manager(limits: TimeLimit, make_manager: Callable[[float], Any]) -> None:
-    """Replace the part of `TimeLimit` that keeps deadlines and interrupts threads; gevent needs no other.
+    """Replace the object that keeps the deadlines of `TimeLimit` and interrupts threads. With gevent, keep it.
 
     Parameters:
-      make_manager: Takes the interval in seconds at which deadlines are checked.
+      make_manager: Returns the new object, given the interval in seconds at which it checks deadlines.
     """
     internals: Any = limits
     if isinstance(internals.manager, Thread):
@@ -109,7 +109,7 @@ def metrics_handler() -> Any:
 
 
 def called_by_periodiq() -> bool:
-    """Return whether periodiq's program is running in this thread; periodiq has no hook for its start."""
+    """Return whether this thread runs periodiq's command, which has no hook for its start."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back

@@ -38,15 +38,15 @@ class _ThreadState(threading.local):
 
 
 class ExclusiveLeases(Middleware):
-    """Middleware that lets at most one run with a key proceed at a time.
+    """Middleware that allows one run per key at a time.
 
     An actor opts in with the key and the TTL, which is how long the lease outlives a killed process::
 
         @dramatiq.actor(exclusive_lease={"key": "reports/nightly", "ttl": timedelta(minutes=10)})
         def publish() -> None: ...
 
-    A message that finds the lease held is dropped. With ``"if_held": "retry"``, or if its own killed attempt holds the
-    lease, it is requeued until the lease should have ended, without using up retries. The key may be a callable of the
+    If the lease is held, the message is dropped. With ``"if_held": "retry"``, or if its own killed attempt holds the
+    lease, it is requeued until the lease expires, and no retry is used up. The key may be a callable that takes the
     call's arguments. The lease is renewed while the run is alive.
 
     A run that loses its lease is ended by `LostLease`, which is raised only inside the actor. The message is retried
@@ -135,7 +135,7 @@ class ExclusiveLeases(Middleware):
         return run
 
     def _run_holding(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the actor's function unless the lease was lost before the function could be interrupted."""
+        """Run the actor's function, unless the lease was lost before the function started."""
         if self._thread.lease is not None and self._thread.lease.lost:
             raise LostLease
         return function(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Group callbacks: each message of a group counts once, and no callback is lost."""
+"""Group callbacks that count each message of a group once and are never lost."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dramatiq.rate_limits.backends import RedisBackend
 
 from housekeeping.middleware.reliable_enqueue import retry_until_available, waiting_for_broker
 
-#: KEYS: the number of messages left, as Dramatiq's barrier keeps it; the answer for each counted message.
-#: ARGV: the message id, the TTL in ms. Returns whether the message is the last one. Repeated, it returns the same.
+#: Count a message and return 1 if it is the last one of its group, else 0. A repeated call returns the same.
+#: KEYS: the number of messages left, as Dramatiq's barrier stores it; the results of the counted messages.
+#: ARGV: the message id, the TTL in ms.
 _COUNT: Final = """
 local answered = redis.call("hget", KEYS[2], ARGV[1])
 if answered then return tonumber(answered) end
@@ -25,7 +26,7 @@ return last
 
 
 def reliable_groups(given: dramatiq.middleware.GroupCallbacks) -> dramatiq.middleware.GroupCallbacks:
-    """Return the application's group callbacks, which lose nothing, and on Redis count no message twice."""
+    """Make the application's group callbacks lose nothing, and on Redis count no message twice."""
     backend = given.rate_limiter_backend
     if type(given) is dramatiq.middleware.GroupCallbacks and isinstance(backend, RedisBackend):
         given = GroupCallbacks(given, backend)
@@ -33,13 +34,14 @@ def reliable_groups(given: dramatiq.middleware.GroupCallbacks) -> dramatiq.middl
 
 
 class GroupCallbacks(dramatiq.middleware.GroupCallbacks):
-    """Dramatiq's group callbacks with a count in Redis that is safe to repeat.
+    """Group callbacks that count each message of a group exactly once.
 
-    Dramatiq's own does not count a message that ends while Redis does not answer, so its group never ends. It counts a
-    message twice that is delivered twice, so its group ends too early.
+    Dramatiq's class skips a message that ends while Redis is down. The group then never ends. It also counts a
+    redelivered message twice. The group then ends too early.
 
     Parameters:
-      given: The application's own, whose backend and TTL are kept.
+      given: The application's middleware, whose TTL is kept.
+      backend: Its Redis backend.
     """
 
     def __init__(self, given: dramatiq.middleware.GroupCallbacks, backend: RedisBackend) -> None:

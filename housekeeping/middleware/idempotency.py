@@ -57,14 +57,14 @@ if redis.call("get", KEYS[2]) == ARGV[1] then redis.call("del", KEYS[2]) end
 
 @dataclass(slots=True)
 class _Delivery:
-    """The delivery that this thread runs.
+    """Delivery of a message that this thread runs.
 
     Attributes:
-      keys: KEYS of the scripts.
-      retry: The number of this retry; 0 for the first attempt.
-      enqueued_as: The number of the retry under which its message was enqueued again; 0 if it was not.
-      sure_until: When its mark may expire, by `elapsed`.
-      renewal: The renewal of its mark.
+      keys: Redis keys that the Lua scripts use.
+      retry: Number of this retry; 0 for the first attempt.
+      enqueued_as: Number of the retry that was enqueued after this delivery; 0 if there is none.
+      sure_until: Reading of `elapsed` until which its running mark surely exists.
+      renewal: Renewal of its running mark.
     """
 
     name: str
@@ -78,12 +78,12 @@ class _Delivery:
     renewing: threading.Lock = field(default_factory=threading.Lock)
 
     def renew(self, step: Callable[[], bool]) -> bool:
-        """Run a step of the renewal unless the delivery has ended; `end` waits for a running step."""
+        """Call the function unless the delivery has ended. `end` waits while it runs."""
         with self.renewing:
             return self.ended or step()
 
     def end(self) -> None:
-        """Prevent further renewal, which would write the mark again after it is deleted."""
+        """Stop the renewal, so that it does not write the running mark again after its deletion."""
         with self.renewing:
             self.ended = True
 
@@ -96,7 +96,7 @@ class _ThreadState(threading.local):
 class Idempotency(Middleware):
     """Middleware that executes a message once, however often the broker delivers it.
 
-    An actor opts in. An application may give a key to what must happen once::
+    An actor opts in. Messages with the same ``idempotency_key`` are executed once as well::
 
         @dramatiq.actor(idempotent=True, idempotency={"ttl": timedelta(days=7)})
         def charge(order_id: int) -> None: ...
@@ -104,8 +104,8 @@ class Idempotency(Middleware):
         charge.send_with_options(args=(7,), idempotency_key="order-7")
 
     The completion is written after the actor has returned. If the process is killed in between, the message is executed
-    once more. The same is true if a process is stopped for longer than its mark lives (30 s). When it wakes and another
-    delivery is running, its own run is ended by `LostLease`, or does not start.
+    once more. The same happens if a process is suspended for longer than its running mark lives (30 s). If another
+    delivery is running when it wakes, `LostLease` ends its own run, or keeps it from starting.
     """
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
@@ -232,9 +232,9 @@ class Idempotency(Middleware):
         return elapsed() <= delivery.sure_until and not (delivery.renewal is not None and delivery.renewal.lost)
 
     def _renew_mark(self, delivery: _Delivery) -> bool:
-        """Renew the mark; returns whether this delivery may continue.
+        """Renew the running mark; return whether this delivery may continue.
 
-        If the mark may have expired, another delivery may even have completed the message.
+        After the mark has expired, another delivery may have started or completed the message.
         """
         began_at = elapsed()
         if self._mark_is_valid(delivery):

@@ -25,7 +25,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Middleware)
 
 _PAUSE_S: Final = 1.0  # between two tries while the broker is away
-#: What it looks like when Redis or RabbitMQ is away; the last one is a name that cannot be looked up.
+#: Errors raised while Redis or RabbitMQ is down. OSError: the host name cannot be resolved.
 _AWAY: Final = (redis.RedisError, BrokerConnectionError, StoreUnavailable, RedisUnavailable, OSError)
 #: Errors of Redis that waiting does not resolve.
 _REFUSED: Final = (redis.DataError, NoPermissionError, ClusterCrossSlotError)
@@ -59,7 +59,7 @@ def retry_until_available(step: Callable[[], T], event: str) -> T:
 
 def enqueue_reliably(broker: Broker, message: Message[Any] | MessageProxy, delay: int | None = None) -> None:
     """Enqueue a message, trying again until the broker answers."""
-    # The same message each time: another would be a duplicate of the one that the first attempt has reserved.
+    # The same message each time: a new one would count as a duplicate of the first attempt's.
     retry_until_available(lambda: broker.enqueue(message, delay=delay), "Message cannot be enqueued yet, tried again")  # type: ignore[arg-type]
 
 
@@ -88,7 +88,7 @@ class ReliableBroker:
         return getattr(self._broker, name)
 
     def get_actor(self, name: str) -> _ReliableActor:
-        """Return the actor, whose `send` waits for the broker, too."""
+        """Return a stand-in for the actor; its ``send`` waits for the broker as well."""
         return _ReliableActor(self._broker, self._broker.get_actor(name))
 
     def enqueue(self, message: Message[Any] | MessageProxy, *, delay: int | None = None) -> None:
@@ -111,10 +111,11 @@ class _ReliableActor:
 
 
 def waiting_for_broker(middleware: M) -> M:
-    """Make a middleware, Dramatiq's or an application's own, lose nothing that it sends after a message.
+    """Make a middleware wait for the broker when it sends messages at the end of another message.
 
-    A message that goes back to the queue has not ended, so it has no callback yet. A message whose follower cannot be
-    sent, because its result cannot be encoded, becomes a dead letter.
+    Works for Dramatiq's middleware and an application's own. The hook is not called for a message that goes back to the
+    queue, because it has not ended. If the hook fails, for example because a result cannot be encoded, the message
+    becomes a dead letter.
     """
     hook: Callable[..., None] = middleware.after_process_message
 

@@ -38,13 +38,13 @@ def delay_before(retry: int, chance: Callable[[int, int], int] = random.randint)
     """Return the delay before a retry, numbered from 0: about 18 s, 24 s, 50 s, 2 min, ... 4 days.
 
     Parameters:
-      chance: Draws a number between two, so that messages that failed together are not retried together.
+      chance: Random number between two limits, so that messages that failed together are not retried together.
     """
     return timedelta(seconds=retry**4 + 15 + chance(0, 9) * (retry + 1))  # promise R1
 
 
 class Retries(dramatiq.middleware.Retries):
-    """Dramatiq's retries with other delays, none of which is lost.
+    """Dramatiq's retries with other delays. No retry is lost.
 
     Dramatiq's own options keep their meaning and win: ``max_retries``, ``min_backoff``, ``max_backoff``,
     ``retry_when``, ``throws``, ``on_retry_exhausted``, ``raise dramatiq.Retry(delay=...)``.
@@ -58,7 +58,7 @@ class Retries(dramatiq.middleware.Retries):
         def clean_up(project_id: int) -> None: ...  # sent every minute for each project that has something to clean
 
     Parameters:
-      given: The application's own, whose parameters win if they are not Dramatiq's defaults.
+      given: The application's retry middleware; its parameters win unless they are Dramatiq's defaults.
     """
 
     def __init__(self, client: redis.Redis, namespace: str, given: dramatiq.middleware.Retries | None = None) -> None:
@@ -90,7 +90,7 @@ class Retries(dramatiq.middleware.Retries):
             self.clear_waiting_mark(broker, message)
 
     def clear_waiting_mark(self, broker: Broker, message: Message[Any] | MessageProxy) -> None:
-        """Allow another retry to wait, because this one has started or was dropped as a duplicate."""
+        """Remove the mark of a waiting retry that has started or was dropped, so that another retry may wait."""
         if "retries" in message.options and self._period(broker, message) is not None:
             try:
                 self._waiting.release(self._mark(broker, message), message.message_id)
@@ -146,7 +146,7 @@ class Retries(dramatiq.middleware.Retries):
 
     @staticmethod
     def _mark(broker: Broker, message: Message[Any] | MessageProxy) -> str:
-        """Return the name of the retry's mark. It contains the arguments, because ticks send none."""
+        """Return the name of the mark of a waiting retry, made of actor and arguments. Ticks share one mark."""
         return f"{message.actor_name}:{message_digest(broker.get_actor(message.actor_name), message)}"
 
     @staticmethod

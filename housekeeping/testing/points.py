@@ -1,4 +1,7 @@
-"""Forked process that runs a sweep once and kills itself at the n-th point: an action that others can see."""
+"""Forked process that runs a function and kills itself at its n-th point.
+
+A point is an action with an effect outside of the process: a SQL statement, a Redis command, a file change.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from housekeeping.database.connection import database
 
 #: Time limit for a run over a test's few rows.
 PATIENCE_S: Final = 60
-#: Audit events of Python for actions that others can see: files, programs, connections, requests.
+#: Python audit events of actions with outside effects: files, programs, connections, requests.
 _OUTSIDE: Final = (
     *(f"os.{name}" for name in ("remove", "rename", "rmdir", "mkdir", "link", "symlink", "truncate")),
     *("subprocess.Popen", "socket.connect", "http.client.send"),
@@ -37,12 +40,12 @@ _LONGEST: Final = 120  # characters of a point's description
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Result of a process.
+    """Result of a forked process.
 
     Attributes:
-      points: Its points in order. A killed process did not execute the last one.
-      killed: Whether it reached the point at which it was to be killed.
-      returned: The return value of the function.
+      points: Descriptions of its points in order. A killed process did not execute the last one.
+      killed: Whether it was killed at the requested point; False if it ran to its end.
+      returned: The return value of the function; None if it was killed.
     """
 
     points: list[str]
@@ -54,11 +57,11 @@ def run_in_process(function: Callable[[], Any], kill_at: int | None, alive: int)
     """Call the function in a forked process with its own connections, and wait for its end.
 
     Parameters:
-      kill_at: The index of the point before which it kills itself by SIGKILL; None to run to the end.
-      alive: The number of an advisory lock that each of its sessions shares until the server closes the session.
+      kill_at: Index of the point before which the process kills itself by SIGKILL; None to run to the end.
+      alive: Number of a PostgreSQL advisory lock that all of its sessions hold, shared, until the server closes them.
 
     Raises:
-      HousekeepingError: When it fails other than by a failed run, or hangs.
+      HousekeepingError: The function raised, or the process hung or died at another point.
     """
     database.close()  # two processes must not share its connection
     reading, writing = os.pipe()
@@ -121,7 +124,7 @@ def _run_child(function: Callable[[], Any], kill_at: int | None, alive: int, wri
 
 
 class _Recorder:
-    """Recorder that reports each point to the parent, and kills the process at one of them."""
+    """Recorder that sends each point to the parent process and kills this one at the requested point."""
 
     def __init__(self, writing: int, kill_at: int | None) -> None:
         self._writing = writing
@@ -150,7 +153,7 @@ class _Recorder:
 
 
 def _record_everything(recorder: _Recorder, alive: int) -> None:
-    """Make each statement, command and effect a point; the process must not be used for anything else."""
+    """Make each SQL statement, Redis command and outside effect a point. Patches libraries for the whole process."""
     connect, command, pipeline = psycopg2.connect, redis.Redis.execute_command, redis.client.Pipeline.execute
 
     class Cursor(psycopg2.extensions.cursor):

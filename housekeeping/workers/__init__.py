@@ -80,7 +80,7 @@ def _named(built_in: Sequence[str] | None) -> Sequence[str] | None:
 
 
 def _has_tables_named(family: Family, settings: Settings) -> bool:
-    """Return whether the settings name one of the family's tables; a named table must exist."""
+    """Return whether the settings rename a table of the family. Its tables must then exist."""
     given = [settings.workers[sweep.name] for sweep in family.sweeps if sweep.name in settings.workers]
     return any(each.table is not None or each.tables for each in given)
 

@@ -1,4 +1,4 @@
-"""Dead letters in RabbitMQ, which keeps them in one queue per queue."""
+"""Dead letters in RabbitMQ, where each queue has a dead-letter queue of its own."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from housekeeping.core.sanitize import error_line
 
 
 class RabbitmqDeadLetters:
-    """The dead letters of a RabbitMQ broker that the library has made or hardened, for the queues it has declared.
+    """Dead letters of the queues that a `ReliableRabbitmqBroker` has declared.
 
-    RabbitMQ delivers a queue from its head only. To read dead letters, all are fetched. They return to their places
+    RabbitMQ delivers a queue only from its head, so every read fetches all dead letters. They return to their places
     when the channel is closed or the process ends. Meanwhile another reader finds none.
 
     Every method raises `BrokerUnavailable` when RabbitMQ does not answer.

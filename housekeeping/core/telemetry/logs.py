@@ -78,7 +78,7 @@ def _trailing_fields(record: logging.LogRecord) -> EventDict:
 
 
 class _LineFormatter(logging.Formatter):
-    """Formats a record as a line: its event, the context, its own fields, its logger and timestamp."""
+    """Formatter that writes a record as one line: event, context, fields, logger, timestamp."""
 
     def __init__(self, render: Callable[[dict[str, Any]], str]) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def _rename_reserved(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 
 class _LowerSkippedMessages(logging.Filter):
-    """Lowers the level of Dramatiq's line for a skipped message, which is no error: the lease may be held."""
+    """Filter that lowers Dramatiq's line for a skipped message to INFO. A skip, as for a held lease, is no problem."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.msg != "Message %s was skipped.":

@@ -16,8 +16,8 @@ from housekeeping.middleware.deduplication.options import POSITION_REMEMBERED
 
 #: Part of every key. Raised when the format of keys changes, so that releases do not misread each other's keys.
 KEY_VERSION: Final = "v1"
-#: Maximum time that a key blocks others when its message never reached the queue, because the process died in between.
-#: Where keys and queue share a Redis there is no in between.
+#: Maximum time that a key blocks others if the process dies after taking the key and before enqueueing the message. If
+#: keys and queue share a Redis, one script does both and this cannot happen.
 RESERVED_FOR: Final = timedelta(seconds=5)
 
 #: Only a retry that is due later than this is superseded. A retry that is due before the next run of a scheduler that
@@ -36,13 +36,13 @@ Released = Literal["free", "again", "lost"]
 
 @dataclass(frozen=True, slots=True)
 class KeyStep:
-    """What happens to a key when its message is enqueued; made by `claim`, `retain` and `release`.
+    """Change of a key in Redis when a message is enqueued or ends; made by `claim`, `retain` or `release`.
 
     Attributes:
-      more: Arguments of the script after message id, TTL and state.
-      fresh: Whether the message is sent for the first time.
-      once: Whether one waiting copy of the message in the queue is enough.
-      after: Message id and run whose key this message takes over.
+      more: Further arguments of the kind's Lua script, after message id, TTL and state.
+      fresh: Whether the message is new, neither a retry nor a requeue.
+      once: Whether the message is not enqueued if a copy of it waits in the queue.
+      after: Message id and run token of the holder whose key this rerun takes over; empty if it is no rerun.
     """
 
     kind: Kind
@@ -55,16 +55,16 @@ class KeyStep:
     after: tuple[str, str] = ("", "")
 
     def arguments(self, *, reserved: bool = False) -> list[str | int]:
-        """Return the arguments of the step's script.
+        """Return the arguments of the step's Lua script.
 
         Parameters:
-          reserved: Whether the message is enqueued later, and may never arrive.
+          reserved: Hold the key only briefly until `confirm`, because the message is not yet in the queue.
         """
         ttl, state = (RESERVED_FOR, "reserved") if reserved else (self.ttl, "waiting")
         return [self.message_id, milliseconds(ttl), state, *self.more]
 
     def shared_arguments(self) -> tuple[object, ...] | None:
-        """Return what is equal for claims that one script can take together; None if this is no claim."""
+        """Return the arguments by which claims are grouped into one script call; None if this is no claim."""
         return (self.once, self.ttl, self.more) if self.kind == "claim" else None
 
 
@@ -85,10 +85,10 @@ def claim(
     """Return the step that takes the key unless another message holds it.
 
     Parameters:
-      again: Ask for a rerun if the holder is running.
-      never_drop: Enqueue the message in any case, without the key if need be.
-      after: Message id and run that ended, whose key this rerun takes over.
-      tick: The claim under which the scheduler sent the message; empty for messages of no tick.
+      again: Request a rerun after the holder, if it is running.
+      never_drop: Enqueue the message even if another one holds the key.
+      after: Message id and token of the ended run whose key this rerun takes over.
+      tick: Token with which the scheduler claimed the message's tick; empty if no scheduler sent it.
       supersede: Take the key from a message that waits for a retry, unless the retry is due soon.
       position: The message's database position, kept for the holder if this message is dropped; None if it has none.
     """
@@ -109,11 +109,11 @@ def retain(
     ttl_after_due: timedelta | None = None,
     completion: str = "",
 ) -> KeyStep:
-    """Return the step that keeps the key for a message that goes back to the queue, unless another message has it.
+    """Return the step that keeps the key for a message that is requeued, unless another message holds it.
 
     Parameters:
       run: The token of the run; empty when the message did not run.
-      still_again: Whether a wanted rerun is still wanted after the next run.
+      still_again: Whether a requested rerun is kept until after the next run.
       tick: As for `claim`.
       ttl_after_due: The part of `ttl` after the retry's due time, if a new message may supersede the retry.
       completion: The Redis key of the message's completion. A retry of a completed message takes no key.
@@ -123,21 +123,21 @@ def retain(
 
 
 def release(key: str, message_id: str, run: str, ttl: timedelta, *, at_once: bool = False, tick: str = "") -> KeyStep:
-    """Return the step that frees what this delivery of the message holds.
+    """Return the step that releases the key if this delivery of the message holds it.
 
     Parameters:
-      ttl: How long the key stays held when a rerun is wanted.
-      at_once: Free the key even then.
-      tick: As for `claim`. A copy that did not run frees nothing of another copy with another claim.
+      ttl: How long the key stays held for a requested rerun.
+      at_once: Release the key even if a rerun was requested.
+      tick: As for `claim`. A copy that did not run does not release the key of a copy with another claim.
     """
     return KeyStep("release", key, message_id, ttl, (run, int(at_once), "" if run else tick))
 
 
 class DeduplicationKeys:
-    """The deduplication keys of an application. Every method may raise `RedisUnavailable` and may then be repeated.
+    """The deduplication keys of an application. Any method may raise `RedisUnavailable`; all are safe to repeat.
 
-    A message holds a key, and while it runs one delivery of it does: a second delivery of the same message cannot free
-    what the first one uses.
+    A waiting message holds a key by its id. A running one holds it by the token of its run, so that a second delivery
+    of the same message cannot release the key.
     """
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
@@ -154,7 +154,7 @@ class DeduplicationKeys:
         self._renew = register(scripts.RENEW)
 
     def take(self, step: KeyStep) -> str:
-        """Take a step without enqueueing; returns who holds the key instead, or an empty text.
+        """Execute a step without enqueueing; return the id of the message that prevents it, or an empty string.
 
         A claim for a message that is sent for the first time reserves the key until `confirm`.
         """
@@ -162,7 +162,7 @@ class DeduplicationKeys:
             return text(self._run(step, None))
 
     def take_many(self, steps: Sequence[KeyStep | None]) -> list[str]:
-        """Take steps as `take` does, in one round trip; None stands for a message without a key."""
+        """Execute steps as `take` does, in one round trip; None stands for a message without a key."""
         with translate_redis_errors(), self.client.pipeline(transaction=False) as pipeline:
             for step in steps:
                 if step is not None:
@@ -171,13 +171,13 @@ class DeduplicationKeys:
         return ["" if step is None else text(next(holders)) for step in steps]
 
     def confirm(self, step: KeyStep, pipeline: Pipeline | None = None) -> None:
-        """Record that the message of a reserving step is in the queue."""
+        """Turn a reserved key into a held one, because its message is now in the queue."""
         with translate_redis_errors():
             arguments = [step.message_id, milliseconds(step.ttl), *step.after]
             self._confirm(keys=[self.prefix + step.key], args=arguments, client=pipeline)
 
     def confirm_many(self, steps: Sequence[KeyStep | None]) -> None:
-        """Confirm steps in one round trip."""
+        """Call `confirm` for several steps, in one round trip."""
         with translate_redis_errors(), self.client.pipeline(transaction=False) as pipeline:
             for step in steps:
                 if step is not None:
@@ -187,12 +187,12 @@ class DeduplicationKeys:
     def start(
         self, key: str, message_id: str, run: str, ttl: timedelta | None, running_mark: tuple[str, str] | None = None
     ) -> str:
-        """Begin a run unless another message holds the key; returns ``ours``, or the state of the other message.
+        """Mark the key as used by this run; return ``ours``, or the state of another message that holds it.
 
         Returns ``superseded:`` and the id of the new message for a message whose retry was superseded.
 
         Parameters:
-          ttl: None frees the key, because it stands for waiting only.
+          ttl: None releases the key, for actors that deduplicate waiting messages only.
           running_mark: Another Redis key, and what it contains while no other delivery of the message runs. If one
             runs, ``elsewhere`` is returned.
         """
@@ -203,12 +203,12 @@ class DeduplicationKeys:
             return text(self._start(keys=[self.prefix + key, *([mark_key] if mark_key else [])], args=arguments))
 
     def renew(self, key: str, run: str, ttl: timedelta) -> bool:
-        """Set the key's TTL anew; returns False when the run no longer holds it."""
+        """Extend the key's TTL; return False if the run no longer holds it."""
         with translate_redis_errors():
             return bool(self._renew(keys=[self.prefix + key], args=[run, milliseconds(ttl)]))
 
     def release(self, step: KeyStep) -> Released:
-        """Take a step of `release`; returns what it found."""
+        """Execute a step made by `release`; return the state of the key."""
         with translate_redis_errors():
             answers: tuple[Released, ...] = ("free", "again", "lost")
             return answers[int(self._run(step, None))]

@@ -14,7 +14,7 @@ from housekeeping.core.errors import Refused
 from housekeeping.core.redis_client import text, translate_redis_errors
 from housekeeping.middleware.deduplication.keys import key_prefix
 
-_PAGE: Final = 1000  # keys that Redis scans in one step, during which it serves nobody else
+_PAGE: Final = 1000  # keys that Redis scans in one step, during which other clients wait
 _FIELDS: Final = ["id", "state", "again"]
 
 #: Free the key and return what it contained; nothing when there is none.

@@ -1,4 +1,4 @@
-"""Deduplication middleware: duplicates are dropped where they are sent."""
+"""Deduplication middleware, which drops duplicates when they are sent."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _KEY_IN_USE_DELAY: Final = timedelta(seconds=5)  # of a message whose key is in 
 
 
 class Deduplication(Middleware):
-    """Middleware that keeps at most one message of a key alive.
+    """Middleware that allows at most one live message per key.
 
     An idempotent actor opts in to more than the default, ``until_executing``::
 
@@ -63,16 +63,17 @@ class Deduplication(Middleware):
     ``until_executing``: at most one waits to start. ``until_executed``: at most one waits, runs, or waits for a
     retry. A dropped message is returned to its sender marked with ``options["duplicate_of"]``. With
     ``"if_deduplicated": "reschedule_once"`` a duplicate that arrives while the holder runs causes one rerun.
-    A key belongs to a message. No other message frees or renews it.
+    A key belongs to a message. No other message releases or renews it.
 
-    With ``rediscovered=True`` a new message takes the key of ``until_executed`` from one that waits for a retry. The
-    old message is dropped when it comes due.
+    With ``rediscovered=True`` and ``until_executed``, a new message takes the key from a message that waits for a
+    retry. The old message is dropped when its retry is due.
 
-    The enqueue path collects the steps of keys from the hooks and takes them itself. On a broker that keeps its own
-    ``enqueue``, the hooks reserve each key before and confirm it after.
+    The hooks hand their `KeyStep` to `EnqueuePath`, which writes key and message together. On a broker that keeps its
+    own ``enqueue``, the hooks reserve each key before and confirm it after.
 
     Parameters:
-      running_mark, completion_key: Of the idempotency middleware, for the delivery in this thread.
+      running_mark: Returns the Redis key and content that mark this thread's delivery as running, if any.
+      completion_key: Returns the Redis key that records the completion of this thread's message; empty without one.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Deduplication(Middleware):
 
     @contextmanager
     def collecting_steps(self) -> Iterator[dict[str, KeyStep]]:
-        """Let the hooks of this thread collect steps instead of taking them; yields the steps by `copy_id`."""
+        """Let the hooks of this thread collect their steps without executing them; yield the steps by `copy_id`."""
         before, steps = (self._thread.steps, self._thread.reserved), dict[str, KeyStep]()
         self._thread.steps, self._thread.reserved = steps, None
         try:
@@ -106,7 +107,7 @@ class Deduplication(Middleware):
 
     @contextmanager
     def reserving(self) -> Iterator[None]:
-        """Let the hooks of this thread reserve the key; frees it if a middleware then rejects the message."""
+        """Let the hooks of this thread reserve the key, and release it if a middleware rejects the message."""
         before = self._thread.steps, self._thread.reserved
         self._thread.steps, self._thread.reserved = None, None
         try:
@@ -195,7 +196,7 @@ class Deduplication(Middleware):
         raise Skip("deduplicated")
 
     def _start(self, delivery: Delivery, config: DeduplicationConfig) -> str:
-        """Start a delivery; returns what `DeduplicationKeys.start` does."""
+        """Start a delivery; return the result of `DeduplicationKeys.start`."""
         since = elapsed()
         if config.until_executed:
             # Remembered before Redis is asked: should the answer get lost, the message's retry keeps the key.
@@ -217,7 +218,7 @@ class Deduplication(Middleware):
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        """Free the key however the message ended, unless it was enqueued again and keeps the key."""
+        """Release the key, unless the message was enqueued again and keeps it."""
         delivery = self._thread.delivery_of(message)
         self._thread.end_delivery()
         requeued = message.message_id in self._thread.requeued
@@ -245,9 +246,9 @@ class Deduplication(Middleware):
         config: DeduplicationConfig,
         delivery: Delivery,
     ) -> None:
-        """Free the key, and enqueue the rerun if one is wanted.
+        """Release the key, and enqueue a rerun if one was requested.
 
-        The message is not acknowledged yet, nor recorded as completed. If the process dies here it runs once more.
+        The message is not yet acknowledged or recorded as completed. If the process dies here, it runs again.
         """
         rerun: Message[Any] | None = None
         sent = False
@@ -283,7 +284,7 @@ class Deduplication(Middleware):
                 logger.warning("Key could not be released, tried again", key=delivery.key, error=str(error))
 
     def _rerun_wanted(self, message: MessageProxy, config: DeduplicationConfig, delivery: Delivery) -> bool:
-        """Free the key; returns whether a rerun is wanted, for which the key stays held."""
+        """Release the key, or keep it for a requested rerun; return whether one was requested."""
         tick = claim_of(message)
         left = self.keys.release(release(delivery.key, delivery.message_id, delivery.token, config.ttl, tick=tick))
         if delivery.token and not delivery.answered:

@@ -60,14 +60,14 @@ def has_dependents(message: Message[Any] | MessageProxy) -> bool:
 
 
 def never_drop(message: Message[Any]) -> None:
-    """Mark a message that others depend on although none of its own options shows it."""
+    """Mark a message as one that others depend on. Its own options do not show that."""
     message.options[_NEVER_DROPPED] = True
 
 
 def as_new(message: Message[Any]) -> Message[Any]:
-    """Return a dead letter's message as if it had not been sent before, so that it asks for its key again.
+    """Return a dead letter's message without the options of its earlier attempts, so that it claims its key again.
 
-    Otherwise it would count as a message that has its key, and its next attempt as one whose retry is waiting.
+    With them, it would count as the holder of the key, and its next attempt as a waiting retry.
     """
     options = {name: value for name, value in message.options.items() if name not in (DEDUP_STATE, KEY)}
     return dataclasses.replace(message, options={**options, LIFE: uuid4().hex})
@@ -81,7 +81,7 @@ def followers_of(message: MessageProxy) -> frozenset[str]:
 
 
 def config_of(actor: Actor[..., Any]) -> DeduplicationConfig | None:
-    """Return the actor's deduplication; None when its messages are not deduplicated."""
+    """Return the actor's deduplication options; None if its messages are not deduplicated."""
     options = actor.options
     if not options.get("idempotent"):
         return None

@@ -1,13 +1,13 @@
-"""Lua scripts for deduplication keys: one script for each step, atomic, one round trip.
+"""Lua scripts of deduplication keys. Each change of a key is one script, so it is atomic and takes one round trip.
 
 A key is a hash with these fields:
 
 - ``id``: the message that holds the key.
 - ``state``: ``reserved`` (its sender has not enqueued it yet), ``waiting`` or ``running``.
 - ``run``: the token of the delivery that runs.
-- ``again``: set when one more run is wanted after this one.
+- ``again``: set if a rerun after this run is requested.
 - ``queued``: the id in Redis of the waiting copy, where the queue is on the same Redis.
-- ``tick``: the claim of the waiting copy, for a message of a tick. Such a message may be in the queue twice.
+- ``tick``: token of the waiting copy's claim, for a message of a tick. Such a message may be in the queue twice.
 - ``retry``: set when the message waits for a retry that a new message may supersede: the TTL in ms that the key has
   left when the retry is due.
 - ``next``, ``next_left``: the superseding message while its sender enqueues it on another server, and the TTL of the
@@ -93,14 +93,14 @@ end
 return ""
 """
 )
-#: Keep the key for a message that goes back to the queue. Returns "", or the message's own id when another delivery
-#: has completed it meanwhile: then there is nothing left to retry.
+#: Keep the key for a message that goes back to the queue. Returns "", or the message's own id if another delivery has
+#: completed it and the retry has nothing to do.
 RETAIN: Final = """
 local message_id, ttl, state = ARGV[1], ARGV[2], ARGV[3]
 -- The token of the run; "": it did not run.
 local run = ARGV[4]
--- Whether a wanted rerun is still wanted after the next run: a failed run starts over and serves it, a requeued run
--- resumes where it stopped and does not.
+-- Whether a requested rerun is kept until after the next run. A failed run starts over, so it needs no
+-- rerun. A requeued run resumes where it stopped and still needs it.
 local still_wanted = ARGV[5] == "1"
 -- The claim of the message's tick; "": none.
 local tick = ARGV[6]
@@ -290,11 +290,11 @@ return holders
 
 
 def with_enqueueing(step: str, dispatch: str) -> str:
-    """Return a step's script and the broker's own for enqueueing as one script."""
+    """Return one script that changes a key and enqueues a message by the broker's own script."""
     return WITH_ENQUEUEING % {"step": step, "dispatch": dispatch}
 
 
 def with_enqueueing_many(dispatch: str) -> str:
-    """Return the script for the claims of many messages; keys that are not free go through the script for one."""
+    """Return the script that claims keys for many messages; it runs the script for one message for held keys."""
     one = with_enqueueing(CLAIM, "collect(ARGV[9], ARGV[10])")
     return WITH_ENQUEUEING_MANY % {"one": one, "dispatch": dispatch}

@@ -1,4 +1,4 @@
-"""Choice of the step for a message's key when the message is enqueued: sent, delayed, due, retried or requeued."""
+"""Choice of the `KeyStep` for a message that is enqueued: sent, delayed, due, retried or requeued."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Delivery:
     """A delivery of a message to a thread of this process.
 
     Attributes:
-      token: Distinguishes it from other deliveries of its message; empty when it ended before it asked for its key.
+      token: Random token that distinguishes the deliveries of a message; empty if it ended before it claimed its key.
       retries: How many retries the message had used up when the delivery began.
-      answered: Whether the result of its start is known.
-      renewal: The renewal of its key.
+      answered: Whether Redis answered the start of the delivery.
+      renewal: Renewal of its key.
     """
 
     message_id: str
@@ -53,7 +53,7 @@ class Delivery:
 
 
 class ThreadState(threading.local):
-    """State of a thread between the hooks of one message."""
+    """State that a thread keeps between the hooks of one message."""
 
     def __init__(self) -> None:
         self.delivery: Delivery | None = None
@@ -65,7 +65,7 @@ class ThreadState(threading.local):
         self.rerun: tuple[str, Delivery] | None = None  # id of the rerun's message, and the delivery before it
 
     def run_before(self, message: Message[Any]) -> tuple[str, str]:
-        """Return message id and run whose key this message takes over as their rerun; empty texts if it is none."""
+        """Return the message id and run whose key this rerun takes over; empty strings if the message is no rerun."""
         if self.rerun is None or self.rerun[0] != message.message_id:
             return ("", "")
         return (self.rerun[1].message_id, self.rerun[1].token)
@@ -77,43 +77,43 @@ class ThreadState(threading.local):
             renewals.stop(delivery.renewal)
 
     def delivery_of(self, message: Message[Any] | MessageProxy) -> Delivery | None:
-        """Return the delivery if it is this message's."""
+        """Return this thread's delivery if it is one of this message."""
         mine = self.delivery is not None and self.delivery.message_id == message.message_id
         return self.delivery if mine else None
 
 
 def duplicate_of(step: KeyStep, holder: str) -> SkipEnqueue | None:
-    """Return why a message is not enqueued when another message holds its key; None if it is in the queue."""
+    """Return the error for a message whose key another message holds; None if it holds the key itself."""
     return SkipEnqueue("deduplicated", duplicate_of=holder) if holder and holder != step.message_id else None
 
 
 def key_of(actor: Actor[..., Any], message: Message[Any] | MessageProxy, config: DeduplicationConfig) -> str:
-    """Return the name of the message's key: the one it carries, else one made of its actor and arguments.
+    """Return the name of the message's key, from the message or else computed from actor and arguments.
 
-    Another release, whose actor has other parameters, would compute another name.
+    The name in the message wins, because a release whose actor has other parameters would compute another one.
     """
     given = message.options.get(KEY)
     return given if isinstance(given, str) else name_key(actor, message, config)
 
 
 def name_key(actor: Actor[..., Any], message: Message[Any] | MessageProxy, config: DeduplicationConfig) -> str:
-    """Store the name of its key in the message, and return it."""
+    """Compute the name of the message's key, store it in the message, and return it."""
     message.options[KEY] = key = f"{actor.actor_name}:{message_digest(actor, message, config.key)}"
     return key
 
 
 def idempotency_option(message: Message[Any] | MessageProxy) -> dict[str, Any]:
-    """Return the message's idempotency key as an option for another message with the same key."""
+    """Return the message's idempotency key as options for another message."""
     return {name: message.options[name] for name in ("idempotency_key",) if name in message.options}
 
 
 def copy_id(message: Message[Any]) -> str:
-    """Return the id of a message's copy in its queue: the one in Redis, or the message's id on other brokers."""
+    """Return the id of a message's copy in its queue: its id in Redis, or on other brokers the message id."""
     return str(message.options.get("redis_message_id", message.message_id))
 
 
 def claim_of(message: Message[Any] | MessageProxy) -> str:
-    """Return the claim under which the scheduler sent a tick's message; empty for any other message."""
+    """Return the token with which the scheduler claimed a message's tick; empty if no scheduler sent it."""
     claim = message.options.get("claim")
     return claim if isinstance(claim, str) else ""
 
@@ -127,7 +127,7 @@ def step_of_known_message(
     ttl: timedelta,
     completion: str = "",
 ) -> KeyStep | None:
-    """Return the step for a message that the broker has had before: requeued, retried, or due.
+    """Return the step for a message that was enqueued before and is now requeued, retried or due.
 
     Parameters:
       completion: The Redis key of the message's completion.
@@ -168,10 +168,10 @@ def claim_step(
     *,
     fresh: bool = False,
 ) -> KeyStep:
-    """Return the step that claims the key for a message that waits to start from now on.
+    """Return the step that claims the key for a new or due message.
 
     Parameters:
-      after: Message id and run that ended, whose key this message takes over.
+      after: Message id and token of the ended run whose key this rerun takes over.
       fresh: Whether the message is sent for the first time.
     """
     message.options[DEDUP_STATE] = CLAIMED
@@ -194,9 +194,9 @@ def claim_step(
 
 @contextmanager
 def enqueue_without_key_on_error(message: Message[Any]) -> Iterator[None]:
-    """Enqueue a message that the broker has had before even if its key cannot be taken; its start asks again.
+    """Let a known message be enqueued without its key if Redis is down; the key is claimed again at its start.
 
-    Dramatiq acknowledges a message whose retry it could not enqueue, so an error here would lose the message.
+    Dramatiq acknowledges a message whose retry it could not enqueue. So an error here would lose the message.
     """
     try:
         yield

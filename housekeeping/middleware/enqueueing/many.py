@@ -12,20 +12,20 @@ from housekeeping.middleware.enqueueing.path import EnqueuePath
 
 R = TypeVar("R")
 
-#: Messages per round trip. Limits the memory used, and how long Redis serves nobody else (about 10 ms).
+#: Messages per round trip. Limits the memory used, and how long other clients of Redis wait (about 10 ms).
 BATCH_SIZE: Final = 1000
 
 
 def enqueue_many(actor: Actor[..., R], calls: Iterable[Any], **options: Any) -> list[Message[R]]:
-    """Send an actor one message for each call, deduplicated as `send` would, in a few round trips for each thousand.
+    """Send one message per call, deduplicated like `send`, in a few round trips for each thousand.
 
     ::
 
         housekeeping.enqueue_many(clean_up, [1, 2, 3])
         housekeeping.enqueue_many(copy, [("a", "b"), ("c", "d")])
 
-    Every middleware's ``before_enqueue`` sees every message, as with `send`. ``after_enqueue`` sees those that were
-    enqueued. A message and its key are written together, as with `send`. The same call twice is enqueued once.
+    As with `send`, every middleware's ``before_enqueue`` sees every message, ``after_enqueue`` sees the enqueued ones,
+    and a message and its key are written together. A call that is given twice is enqueued once.
 
     Parameters:
       calls: A tuple or list holds the arguments of a call. Anything else is the call's only argument.

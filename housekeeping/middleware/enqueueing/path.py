@@ -1,4 +1,4 @@
-"""The enqueue path: what happens between `send` and the queue."""
+"""Path of a message from `send` to the queue: hooks, deduplication key, message, hooks."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ Sent = Message[Any] | SkipEnqueue
 
 
 def replace_enqueue(broker: Broker) -> None:
-    """Make `EnqueuePath` the broker's ``enqueue``; called once, when all middleware is in place."""
+    """Replace the broker's ``enqueue`` by `EnqueuePath`; called once, after all middleware is added."""
     broker.enqueue = EnqueuePath(broker)  # type: ignore[method-assign]
 
 
 class EnqueuePath:
-    """A broker's ``enqueue``, which returns a dropped message to its sender as if it had been sent.
+    """Replacement for a broker's ``enqueue`` that writes message and key together and returns dropped messages marked.
 
-    Every message passes here: ``send``, `enqueue_many`, groups, pipelines, periodiq, retries, and delayed messages that
-    come due. A dropped message comes back marked with ``options["duplicate_of"]``.
+    All messages pass here: from ``send``, `enqueue_many`, groups, pipelines, periodiq and retries, and delayed ones
+    that are due. A dropped message raises no error; it is returned with ``options["duplicate_of"]``.
 
-    The steps are the same for one message and for a thousand. The hooks before may drop messages and name the steps of
-    their keys. Then messages and keys are written: by one script where they share a Redis, else the keys are reserved
-    before and confirmed after. The hooks after see what was enqueued.
+    First the ``before_enqueue`` hooks may drop messages, and choose the changes of keys. Then messages and keys are
+    written: by one script if they share a Redis, else keys are reserved before and confirmed after. Last, the
+    ``after_enqueue`` hooks see the enqueued messages.
 
     A broker with its own ``enqueue`` keeps it and runs the hooks itself. `Deduplication` then reserves each key in its
     hook before and confirms it in its hook after.
@@ -121,7 +121,7 @@ class EnqueuePath:
             return skip
 
     def _pass(self, messages: Sequence[Message[Any]], delay: int | None) -> list[Sent]:
-        """Run the hooks before, write messages and keys, run the hooks after."""
+        """Run the ``before_enqueue`` hooks, write messages and keys, and run the ``after_enqueue`` hooks."""
         sent: list[Sent] = list(messages)
         before = _hooks(self._broker, "before_enqueue", delay)
         no_steps: AbstractContextManager[dict[str, KeyStep]] = nullcontext({})
@@ -148,7 +148,7 @@ class EnqueuePath:
         return sent
 
     def _write(self, messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> Sequence[str]:
-        """Write messages and keys; returns for each message who holds its key instead, or an empty text."""
+        """Write messages and keys; return for each message the holder's id if its key is held, else an empty string."""
         if self._redis is not None and (self._redis.has_keys or not any(steps)):
             return self._redis.put(messages, steps)
         if self._deduplication is None or not any(steps):
@@ -183,7 +183,7 @@ class EnqueuePath:
 
 
 def returned_to_sender(message: Message[Any], skip: SkipEnqueue) -> Message[Any]:
-    """Return a dropped message as its sender gets it back; writes the one log line and counts the drop once."""
+    """Log and count a dropped message, and return it marked, for its sender."""
     logger.info(
         "Message not enqueued",
         job_status=skip.reason,
@@ -199,9 +199,9 @@ def returned_to_sender(message: Message[Any], skip: SkipEnqueue) -> Message[Any]
 def _hooks(
     broker: Broker, name: Literal["before_enqueue", "after_enqueue"], delay: int | None
 ) -> Callable[[Message[Any]], None]:
-    """Return a function that does what Dramatiq's `emit_before` and `emit_after` do.
+    """Return a function that calls a hook of every middleware, like Dramatiq's `emit_before` and `emit_after`.
 
-    The hooks are looked up once for all messages, because most middleware has none of its own.
+    It looks the hooks up once for all messages, because most middleware does not define them.
     """
     before = name == "before_enqueue"
     inherited = getattr(Middleware, name)
@@ -221,7 +221,7 @@ def _hooks(
 
 
 def _put_many(broker: Any) -> Callable[[Sequence[Message[Any]]], None] | None:
-    """Return the broker's way to take many messages at once; None when it has none, or its own ``enqueue``."""
+    """Return the broker's method that enqueues many messages; None if it has none, or has its own ``enqueue``."""
     owner = next((kind for kind in type(broker).__mro__ if "put_many" in vars(kind)), None)
     if owner is None or type(broker).enqueue is not vars(owner).get("enqueue"):
         return None

@@ -1,4 +1,4 @@
-"""Queues of a Redis broker: a message and its key are written by one script, so no crash comes between them."""
+"""Queues of a Redis broker. One script writes a message and its key, so that no crash separates them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Command = list[tuple[Message[Any], KeyStep | None]]
 
 
 class RedisQueues:
-    """The queues of a Redis broker, filled by the broker's own script as part of ours.
+    """The queues of a Redis broker, filled by a script that contains the broker's own.
 
     Parameters:
       keys: The deduplication keys if they are in the same Redis, else None.
@@ -46,10 +46,11 @@ class RedisQueues:
         self._many: Any = broker.client.register_script(scripts.with_enqueueing_many(lua))
 
     def put(self, messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> list[str]:
-        """Enqueue messages and take their keys, all or none.
+        """Enqueue messages and claim their keys, all or none.
 
         Returns:
-          For each message who holds its key instead (its own id: it is in the queue already), or an empty text.
+          For each message the id of the holder of its key if that prevented the enqueue, else an empty string. Its own
+          id means that it is already in the queue.
 
         Raises:
           StoreUnavailable: When Redis does not answer and new messages have keys. It may have done it all the same.
@@ -98,7 +99,7 @@ class RedisQueues:
 
 
 def _commands(messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> Iterator[_Command]:
-    """Yield the messages of each script, in order: claims that differ in key and message id only, else one message."""
+    """Yield groups of messages, in order, that one script can enqueue: equal claims except for key and message id."""
 
     def group(each: tuple[Message[Any], KeyStep | None]) -> object:
         message, step = each
@@ -116,7 +117,7 @@ def share_redis(queues: redis.Redis, keys: redis.Redis) -> bool:
 
 
 def _address(client: redis.Redis) -> tuple[object, ...] | None:
-    """Return the address and database of a client; None when its settings do not tell, as with sentinels."""
+    """Return the address and database of a client; None if its settings do not contain them, as with Sentinel."""
     pool = client.connection_pool
     if not isinstance(pool, ConnectionPool) or type(pool).__name__.startswith("Sentinel"):
         return None

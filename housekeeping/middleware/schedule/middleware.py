@@ -1,4 +1,4 @@
-"""Schedule middleware: each tick of an actor gets at most one message and exactly one outcome."""
+"""Middleware of schedules: each tick of an actor runs at most one message and has exactly one outcome."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ class Schedule(Middleware):
         @dramatiq.actor(schedule="*/6 * * * *")
         def sweep() -> None: ...
 
-    ``periodiq module`` sends the messages. Any number of schedulers may run. A tick is claimed in Redis for some
-    seconds while its message is enqueued, and settled when the message is in the queue. If a scheduler dies in between,
-    the next wake-up sends the tick. If the message was enqueued twice, one runs. Of the ticks that were missed while no
-    scheduler ran or Redis did not answer, the latest is made up once. All others are recorded as missed.
+    The command ``periodiq module`` sends the messages; any number of these schedulers may run. A scheduler claims a
+    tick in Redis for some seconds, enqueues its message, and then settles the tick. If it dies in between, the next
+    wake-up sends the tick. If the message was enqueued twice, one copy runs. Ticks are missed while no scheduler runs
+    or Redis is down. The latest missed tick is then sent. The others are recorded as missed.
 
     Parameters:
-      client: The Redis in which ticks are claimed.
+      client: Client of the Redis in which ticks are claimed.
       zone: The time zone of the schedules.
-      catch_up: ``latest`` or ``none``: whether the latest missed tick is made up.
+      catch_up: ``latest`` sends the latest missed tick, ``none`` sends no missed tick.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Schedule(Middleware):
         metrics.TICKS_MISSED.add(actor.actor_name, number=0)
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        """Skip a second message of a tick, and one whose tick was counted as missed meanwhile."""
+        """Skip a message whose tick another message has, or whose tick was recorded as missed."""
         tick, token = tick_of(message), message.options.get("claim")
         cron = self._schedules.get(message.actor_name)
         if tick is None or not isinstance(token, str) or cron is None:
@@ -203,14 +203,14 @@ class Schedule(Middleware):
         return False
 
     def claim(self, broker: Broker, message: Message[Any]) -> Message[Any]:
-        """Claim the tick of periodiq's message and return the message with its tick; any other message as it is.
+        """Claim the tick of a message from periodiq and return the message with its tick; return others unchanged.
 
-        The message id is derived from the tick. If the tick is sent again after all, because Redis lost its data within
-        the minute, an idempotent actor still executes it once.
+        The message id is derived from the tick. If Redis loses its data within the minute and the tick is sent again,
+        an idempotent actor still executes it once.
 
         Raises:
-          SkipEnqueue: When the tick was sent before, or is being sent.
-          StoreUnavailable: When Redis does not answer. A claim that it made all the same expires.
+          SkipEnqueue: The tick was sent before, or is being sent.
+          StoreUnavailable: Redis does not answer. It may have made the claim, which then expires.
         """
         # Another service or release may have actors that are unknown here.
         actor = broker.actors.get(message.actor_name)
@@ -233,13 +233,16 @@ class Schedule(Middleware):
         )
 
     def sent(self, claimed: Message[Any]) -> None:
-        """Settle the tick of a claimed message that is in the queue. Never raises; an unsettled tick is sent again."""
+        """Record that the message of a claimed tick is in the queue; never raises.
+
+        If the record cannot be written, the tick is sent again.
+        """
         self._settle_sent(claimed, claimed.options["claim"])
         metrics.TICKS_SENT.add(claimed.actor_name)
         metrics.LAST_TICK.set(time.time(), claimed.actor_name)
 
     def dropped(self, claimed: Message[Any], skip: SkipEnqueue) -> None:
-        """Settle the tick of a claimed message that was not enqueued. Never raises."""
+        """Record that the message of a claimed tick was dropped before it was enqueued. Never raises."""
         if skip.duplicate_of == claimed.message_id:
             # It is in the queue already, from a claim that was not confirmed.
             self._settle_sent(claimed, ANY_TOKEN)
@@ -247,7 +250,7 @@ class Schedule(Middleware):
             self._settle_sent(claimed, claimed.options["claim"], skip.reason)
 
     def tick_skipped(self, message: Message[Any] | MessageProxy, reason: str) -> None:
-        """Record the outcome of a tick whose message was dropped, for instance as a duplicate."""
+        """Record the outcome ``skipped`` for a tick whose message was dropped, such as a duplicate."""
         tick = tick_of(message)
         if tick is not None and reason not in (_SETTLED, RETRY_WAITS) and not is_completed(message.message_id):
             self._recorder.record(message.actor_name, "skipped", reason, tick, message.message_id)
@@ -281,11 +284,11 @@ class Schedule(Middleware):
 
 
 def _last_before(cron: Cron, now: datetime) -> datetime:
-    """Return the last tick that is over; a tick is over when its minute is."""
+    """Return the last tick whose minute has passed."""
     tick = cron.latest(now)
     return cron.latest(tick - _MINUTE) if now - tick < _MINUTE else tick
 
 
 def sent_by_scheduler(message: Message[Any]) -> bool:
-    """Return whether periodiq made this message; retries of it do not count."""
+    """Return whether this message comes directly from periodiq and is no retry."""
     return "scheduled_at" in message.options and "tick" not in message.options

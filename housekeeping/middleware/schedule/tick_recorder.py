@@ -1,4 +1,4 @@
-"""Outcomes of ticks in the run ledger. Sweeps write rows for their own runs; this module writes the other rows."""
+"""Ledger rows for ticks that start no run, such as skipped and missed ticks. Runs of sweeps write their own rows."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _MAX_UNWRITTEN: Final = (
 )
 _MAX_COUNTED: Final = 600_000  # missed ticks of one gap: more than a year of minutes, counted within a second
 _MINUTE: Final = timedelta(minutes=1)
-_UNLESS_ANY: Final = "unless_any"  # in a note: write the row only if its message has none
-#: Errors of a single note. Any other error is the database's, and all notes wait.
+_UNLESS_ANY: Final = "unless_any"  # in a note: write the row only if the ledger has none of this message
+#: Errors that one note causes. Any other error comes from the database and stops the writing of all notes.
 _UNWRITABLE: Final = (DataError, IntegrityError, ValueError, TypeError, KeyError, AttributeError)
 
 
 def tick_of(message: Message[Any] | MessageProxy) -> datetime | None:
-    """Return the tick of a message; None when no schedule sent it."""
+    """Return the tick of a message; None if no schedule sent it."""
     tick = message.options.get("tick")
     try:
         return datetime.fromisoformat(tick) if isinstance(tick, str) else None
@@ -49,10 +49,10 @@ def records_its_runs(actor: Actor[..., Any]) -> bool:
 
 
 class TickRecorder:
-    """Writer of rows for ticks without a run of a sweep; without a database it writes nothing.
+    """Writer of ledger rows for ticks that start no run. Without a database it writes nothing.
 
-    While the database does not answer, a row is noted in Redis, and the next scheduler that wakes up writes it. While
-    Redis does not answer either, the row stays in memory until the end of the process's next message.
+    While PostgreSQL is down, a row is kept as a note in Redis. The next scheduler that wakes up writes it to the
+    ledger. While Redis is down too, the row stays in memory until this process finishes its next message.
     """
 
     def __init__(self, store: TickStore) -> None:
@@ -76,7 +76,7 @@ class TickRecorder:
             self._keep(worker, tick, row, error)
 
     def record_failure_once(self, worker: str, reason: str, tick: datetime, message_id: str) -> None:
-        """Record that a sweep failed, unless its message has a row, which then has the outcome."""
+        """Record that a sweep's message failed, unless the ledger has a row of this message."""
         if not self.has_ledger:
             return
         row = outcome_row("failed", reason, message_id)
@@ -86,7 +86,7 @@ class TickRecorder:
             self._keep(worker, tick, {**row, _UNLESS_ANY: True}, error)
 
     def note_unwritten(self) -> None:
-        """Note the rows in memory in Redis, if it answers; free when there are none."""
+        """Move the rows from memory to Redis if it answers. Costs nothing if there are none."""
         with suppress(redis.RedisError):
             self._note_unwritten()
 
@@ -103,10 +103,10 @@ class TickRecorder:
                 raise
 
     def flush(self, schedules: dict[str, Cron]) -> None:
-        """Write the noted rows, and those still in memory, to the ledger.
+        """Write the rows that wait in Redis or in memory to the ledger.
 
         Raises:
-          redis.RedisError: When Redis does not answer; nothing is lost.
+          redis.RedisError: Redis does not answer; the rows are kept.
         """
         self._note_unwritten()
         for note in self._store.notes():
@@ -128,7 +128,7 @@ class TickRecorder:
         if not self.has_ledger:
             self._store.remove(note)
         elif note.kind == "fired":
-            # Removed first: written twice it would hide a missed tick.
+            # Removed first: if the ledger subtracted this tick twice, it would hide a missed one.
             if self._store.remove(note):
                 try:
                     _no_longer_missed(note.worker, note.tick)
@@ -157,12 +157,12 @@ def log_tick(worker: str, outcome: Outcome, reason: str | None, tick: datetime, 
 
 
 def outcome_row(outcome: Outcome, reason: str | None, message_id: str | None) -> dict[str, Any]:
-    """Return a row for the ledger, as a note contains it."""
+    """Return the fields of a ledger row, in the form that a note stores."""
     return {"outcome": outcome, "reason": reason, "message_id": message_id}
 
 
 def _write_missed(worker: str, cron: Cron, after: datetime, last: datetime) -> None:
-    """Record the ticks of a gap once, even if another scheduler does the same; one transaction."""
+    """Record the missed ticks of a gap, without those that another scheduler has recorded; one transaction."""
     with database.atomic():
         _lock_ticks(worker)
         # Ticks in the ledger are counted already, by a scheduler that died after it recorded this gap or a part of it.
@@ -184,7 +184,7 @@ def _write_missed(worker: str, cron: Cron, after: datetime, last: datetime) -> N
 
 
 def _no_longer_missed(worker: str, tick: datetime) -> None:
-    """Remove a tick from the gap that it was counted in; one transaction."""
+    """Subtract a tick from the missed ticks it was counted among; one transaction."""
     with database.atomic():
         _lock_ticks(worker)
         gap: Any = (
@@ -206,7 +206,7 @@ def _no_longer_missed(worker: str, tick: datetime) -> None:
 
 
 def _write_once(worker: str, tick: datetime, row: dict[str, Any], *, unless_any: bool) -> None:
-    """Record an outcome unless it is recorded already, or, with `unless_any`, if its message has any row."""
+    """Record an outcome once. With `unless_any`, record it only if its message has no row for this tick."""
     with database.atomic():
         _lock_ticks(worker)
         there = (Run.worker == worker) & (Run.tick == tick) & (Run.message_id == row["message_id"])

@@ -1,4 +1,4 @@
-"""Settled ticks in Redis: each tick belongs to one message that may run, or was missed."""
+"""Ticks in Redis. A settled tick was missed, or belongs to the one message that may run."""
 
 from __future__ import annotations
 
@@ -127,9 +127,9 @@ class TickState:
     """State of a tick.
 
     Attributes:
-      settled: Whether its message was sent, or it will not be sent.
+      settled: Whether it was sent or missed.
       being_sent: Whether another process has claimed it.
-      actor_known: Whether any tick of its actor is remembered.
+      actor_known: Whether any tick of its actor is stored.
     """
 
     settled: bool
@@ -139,13 +139,13 @@ class TickState:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note for the ledger, kept in Redis until it is written.
+    """Pending entry for the run ledger, kept in Redis until it is written there.
 
     Attributes:
-      kind: ``gap``: ticks up to this one were missed. ``fired``: the tick was counted in a gap and fired after all.
-        ``row``: an outcome to be recorded.
-      value: The settled tick before the gap, or the row as JSON.
-      field: The note's field in the hash in Redis.
+      kind: ``gap``: ticks up to this one were missed. ``fired``: a tick that was counted as missed has run. ``row``: a
+        row to write.
+      value: For a gap, the last settled tick before it. For a row, the row as JSON.
+      field: Field of the Redis hash that contains the note.
     """
 
     kind: str
@@ -156,11 +156,11 @@ class Note:
 
 
 class TickStore:
-    """The settled ticks of every actor.
+    """Store of the settled ticks of every actor.
 
     A tick is claimed for some seconds while its message is enqueued. It is settled when the message is in the queue or
-    starts to run, whichever is first. If a lost answer put the message there twice, each copy has its own token. One of
-    them has settled the tick, and the other does not run.
+    starts to run, whichever is first. If an answer of Redis was lost, the message may be enqueued twice, each copy with
+    its own token. Only the copy whose token settled the tick runs.
     """
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
@@ -185,11 +185,11 @@ class TickStore:
         return TickState(bool(settled), being_sent, bool(known))
 
     def remember(self, actor: str, tick: datetime) -> None:
-        """Begin the memory of a new actor with a settled tick."""
+        """Record the first tick of a new actor as settled."""
         self.settle(actor, tick, "", "missed", last_missed=tick, noting=False)
 
     def claim(self, actor: str, tick: datetime, token: str, previous: datetime) -> bool:
-        """Claim the tick for some seconds; returns False when it is settled or another process is sending it."""
+        """Claim the tick for some seconds; return False if it is settled or another process has claimed it."""
         own, self._own[actor] = self._own.get(actor, ""), token
         return bool(
             self._claim(
@@ -217,13 +217,13 @@ class TickStore:
         noting: bool,
         row: dict[str, Any] | None = None,
     ) -> tuple[bool, bool]:
-        """Settle the tick for good; returns whether it is this token's, and whether a note was written.
+        """Settle the tick for this token; return whether the token has it, and whether a note was written.
 
-        Repeating it with the same token changes nothing.
+        A repeated call with the same token changes nothing.
 
         Parameters:
           last_missed: The last missed tick if there is a gap before this one.
-          noting: Whether to note a gap, and the row, for the ledger.
+          noting: Whether to write notes of a gap and of the row.
         """
         ours, noted = self._settle(
             keys=[self._prefix + actor, self._claims + actor, self._notes],
@@ -242,7 +242,7 @@ class TickStore:
         return bool(ours), bool(noted)
 
     def notes(self) -> list[Note]:
-        """Return the notes for the ledger, gaps first; fields in another format are skipped."""
+        """Return the notes, gaps first; skip fields in an unknown format."""
         found: Any = self._client.hgetall(self._notes)
         notes = []
         for field, value in found.items():
@@ -252,13 +252,13 @@ class TickStore:
         return sorted(notes, key=lambda note: (note.kind != "gap", note.tick))
 
     def note(self, worker: str, tick: datetime, row: dict[str, Any]) -> None:
-        """Note a row for the ledger, because the database does not answer."""
+        """Write a note with a ledger row."""
         number: Any = self._client.hlen(self._notes)
         if number < _MAX_NOTES:
             self._write(f"row.{uuid4().hex}:{_seconds(tick)}:{worker}", json.dumps(row))
 
     def remove(self, note: Note) -> bool:
-        """Remove a note; returns whether it was there."""
+        """Remove a note; return whether it existed."""
         return bool(self._client.hdel(self._notes, note.field))
 
     def restore(self, note: Note) -> None:
@@ -273,7 +273,7 @@ class TickStore:
 
 
 def from_seconds(seconds: str | int) -> datetime:
-    """Return the time of these seconds since 1970."""
+    """Return the time that is this many seconds after 1970."""
     return datetime.fromtimestamp(int(seconds), UTC)
 
 

@@ -1,4 +1,4 @@
-"""Replaceable backends of the cleanup: where repositories are, and how refs are deleted.
+"""Backends of the cleanup, which an application can replace: they locate repositories and delete refs.
 
 ::
 
@@ -18,7 +18,7 @@ from housekeeping.workers.batched_git_ref_updates.repositories import HashedRepo
 
 
 class Backends:
-    """Backends in use: those of the application, or the defaults."""
+    """Backends that the cleanup uses: the application's, or the defaults."""
 
     def __init__(self) -> None:
         self._root: Path | None = None
@@ -35,12 +35,12 @@ class Backends:
 
     @property
     def repositories(self) -> Repositories:
-        """Repositories below ``HOUSEKEEPING_REPOSITORIES_ROOT`` unless replaced."""
+        """Backend that locates repositories, by default below ``HOUSEKEEPING_REPOSITORIES_ROOT``."""
         return self._repositories or HashedRepositories(self._root)
 
     @property
     def deletion(self) -> RefDeletion:
-        """Deletion by the git program unless replaced."""
+        """Backend that deletes refs, by default the git program."""
         return self._deletion or GitCli()
 
 

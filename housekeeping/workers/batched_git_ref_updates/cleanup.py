@@ -1,4 +1,4 @@
-"""Stage of the cleanup: delete the refs of a project's pending rows page by page, then mark the rows."""
+"""Stage of the cleanup: deletes the refs of a project's pending rows page by page and marks the rows as processed."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ Row = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """Results of deleting the refs of some rows.
+    """Results of deleting the refs of a page of rows.
 
     Attributes:
-      deleted: Rows whose ref does not exist any more, as git has confirmed.
-      invalid: Rows whose text is not a ref name, or not rows_of_project that the repository can hold.
-      refused: Rows whose ref git refuses to delete.
-      last: The id of the last of these rows; None if there are none.
-      left: Whether pending rows follow.
+      deleted: Rows whose ref no longer exists, confirmed by git.
+      invalid: Rows whose text is not a valid ref name, or is too long for the repository.
+      refused: Rows whose ref git refuses to delete, with the reason.
+      last: The id of the page's last handled row; without one, that of the previous page.
+      left: Whether the project has further pending rows.
     """
 
     deleted: Sequence[Row]
@@ -68,7 +68,7 @@ class _Page:
         return len(self.deleted) + len(self.invalid) + len(self.refused)
 
     def only(self, rows: Sequence[Position]) -> _Page:
-        """Return the page with only these rows."""
+        """Return a copy with only these rows."""
         some = set(rows)
         return replace(
             self,
@@ -80,20 +80,22 @@ class _Page:
 
 @dataclass(frozen=True, slots=True)
 class _Marked(BatchResult):
-    """Batch result with the rows that were marked without a ref to delete."""
+    """Batch result that also has the rows marked because their ref name is invalid."""
 
     invalid: Sequence[dict[str, Any]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PendingDeletions:
-    """Stage that deletes the refs of a project's pending rows in order of id and marks the rows whose refs are gone.
+    """Stage that deletes the refs of a project's pending rows, then marks the rows as processed.
+
+    It reads the rows in order of id. Rows whose ref name is invalid are marked too.
 
     Attributes:
       backends: Repositories and ref deletion in use.
       page_size: Rows per page, and so per transaction.
       git_batch_size: Refs per git transaction.
-      max_deletes: Rows per run, whatever their results.
+      max_deletes: Rows per run, whether or not their refs could be deleted.
     """
 
     backends: Backends
@@ -110,11 +112,11 @@ class PendingDeletions:
         return replace(self, page_size=batch_size)
 
     def prepare(self, batch: Batch) -> _Page:
-        """Delete the refs of a page's rows. A repetition finds them gone.
+        """Delete the refs of the next page of rows. It is safe to repeat.
 
         Raises:
-          SettingsError: When no folder of repositories is set.
-          RefDeletionFailed: When no ref could be deleted for a reason that is not a ref's.
+          SettingsError: No folder of repositories is set.
+          RefDeletionFailed: No ref was deleted, for a reason that concerns the whole repository.
         """
         project_id = int(batch.argument)
         repository = self.backends.repositories.locate(project_id)
@@ -132,7 +134,7 @@ class PendingDeletions:
             except RefDeletionFailed:
                 if not results:
                     raise
-                # Mark the rows of deleted refs first. The next batch meets the same failure.
+                # Mark the rows of deleted refs first. The next batch raises the error if it persists.
                 break
             # A page of slow batches must not delay the heartbeat.
             if batch.time_is_up() or time.monotonic() - began > HEARTBEAT.total_seconds():
@@ -152,7 +154,7 @@ class PendingDeletions:
         )
 
     def apply(self, batch: Batch, page: _Page) -> BatchResult:
-        """Mark the rows that are still pending and unchanged. Locked rows are left for the next run."""
+        """Mark the rows that are still pending and unchanged as processed. Leave locked rows to the next run."""
         project_id = int(batch.argument)
         page = page if batch.only is None else page.only(batch.only)
         pending = pending_among(project_id, [row for row, _ in page.refused])
@@ -179,7 +181,7 @@ class PendingDeletions:
         return BatchResult({}, (page.last, handled), not page.left, stop="limit" if full else None)
 
     def fallback(self, batch: Batch, error: BaseException) -> None:
-        """Return None: a row can only be marked in rows_of_project way."""
+        """Return None: there is no other way to mark a row."""
 
     def describe(self, position: Position) -> dict[str, Any]:
         return {"id": position[0], "ref": position[1]}
@@ -200,7 +202,7 @@ class PendingDeletions:
         return Backlog(min(rows, limit), rows <= limit)
 
     def oldest(self, now: datetime, argument: Any = None) -> Any:
-        """Return when the project's first pending row was written; None for all projects, because no index has it."""
+        """Return the creation time of the project's first pending row; None for all projects, which lack an index."""
         if argument is None:
             return None
         first = _in_order(int(argument)).select(Deletion.created_at).limit(1).first()
@@ -223,7 +225,7 @@ class PendingDeletions:
 
 
 def pending_rows(project_id: int, after: int | None, limit: int) -> list[Row]:
-    """Return a project's pending rows after the id `after`, in order of id."""
+    """Return up to `limit` of a project's pending rows with ids above `after`, in order of id."""
     query: Any = _in_order(project_id, after).limit(limit)
     return list(query.tuples())
 
@@ -234,7 +236,7 @@ def pending_among(project_id: int, rows: Sequence[Row]) -> set[Row]:
 
 
 def mark_processed(project_id: int, rows: Sequence[Row]) -> list[Row]:
-    """Mark the rows that are still pending and not locked, in one statement; return them."""
+    """Mark the rows that are still pending and not locked as processed, and return them; one statement."""
     locked = _unchanged(project_id, rows).for_update(skip_locked=True).cte("locked", materialized=True)
     query: Any = (
         Deletion.update(
@@ -265,10 +267,10 @@ def count_pending_rows(project_id: int | None, limit: int) -> int:
 def _in_order(project_id: int, after: int | None = None) -> Any:
     # A range with one project instead of an equality: with an equality, PostgreSQL may scan the primary key in order
     # of id, past all rows of other projects and all processed rows.
-    rows_of_project = Deletion.project_id.between(project_id, project_id) & (Deletion.status == DeletionStatus.pending)
+    pending = Deletion.project_id.between(project_id, project_id) & (Deletion.status == DeletionStatus.pending)
     if after is not None:
-        rows_of_project &= Tuple(Deletion.project_id, Deletion.id) > Tuple(project_id, after)
-    return Deletion.select(Deletion.id, Deletion.ref).where(rows_of_project).order_by(Deletion.project_id, Deletion.id)
+        pending &= Tuple(Deletion.project_id, Deletion.id) > Tuple(project_id, after)
+    return Deletion.select(Deletion.id, Deletion.ref).where(pending).order_by(Deletion.project_id, Deletion.id)
 
 
 def _pending_of(project_id: int) -> Any:

@@ -1,4 +1,4 @@
-"""Stage of the scheduler: enqueue a cleanup for every project with pending deletions."""
+"""Stage of the scheduling worker: enqueues one cleanup for every project with pending deletions."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _AFTER, _UNTIL, _LIMIT = (Value(place, converter=False, unpack=False) for place 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Cursor of a run that goes through all project ids once, wrapping around at the end.
+    """Cursor of a run that visits all project ids once and wraps around at the highest one.
 
     Attributes:
-      run_id: The run. A cursor of another run is the start of this one.
-      last: The last enqueued project; None at the front.
-      began_after: The project after which the run began, and with which it ends; None at the front.
-      wrapped: Whether the run has passed the last project and continued at the front.
+      run_id: The run that saved the cursor. The next run starts where this cursor ended.
+      last: The last enqueued project; None before the lowest id.
+      began_after: The project after which the run began, and with which it ends; None for the lowest id.
+      wrapped: Whether the run has passed the highest id and continued with the lowest.
       projects: Number of enqueued projects.
     """
 
@@ -57,7 +57,7 @@ class _Round:
 
     @property
     def until(self) -> int | None:
-        """The last project of this part of the round; None for no limit."""
+        """The project at which this part of the round ends; None for the highest id."""
         return self.began_after if self.wrapped else None
 
     def as_position(self) -> Position:
@@ -76,12 +76,12 @@ class _Enqueued:
 class PendingProjects:
     """Stage that enqueues the cleanup of every project with pending deletions, in batches, up to a limit.
 
-    A run begins after the last project of a run that was cut short, wraps around, and ends where it began, so that no
-    project is enqueued twice in a run. A deferred project (its last cleanup rejected every row) is left out until its
-    delay has passed, unless it has new pending rows.
+    If the previous run was cut short, a run begins after its last project, wraps around, and ends where it began. So no
+    run enqueues a project twice. A project is deferred if its last cleanup rejected every row. It is skipped until its
+    delay has passed or it has new pending rows.
 
     Attributes:
-      children: Returns the actor to enqueue; called when there is something to enqueue.
+      children: Returns the actor that cleans up one project; called only if there is a project to enqueue.
       batch_size: Projects per batch.
       max_projects: Projects per run.
     """
@@ -94,10 +94,10 @@ class PendingProjects:
     search: _Search = field(default_factory=lambda: _Search(), init=False, repr=False, compare=False)
 
     def prepare(self, batch: Batch) -> _Enqueued:
-        """Enqueue a batch. A repetition finds its messages in the queue and adds none.
+        """Enqueue the cleanups of a batch of projects. Repeating it adds no second message.
 
         Raises:
-          RedisUnavailable: When the queue cannot be reached.
+          RedisUnavailable: The queue cannot be reached.
         """
         position = _Round.of(batch)
         size = min(self.batch_size, self.max_projects - position.projects)
@@ -128,14 +128,14 @@ class PendingProjects:
         return BatchResult(counts, enqueued.after.as_position(), not enqueued.left, stop="limit" if full else None)
 
     def after_commit(self, batch: Batch, result: BatchResult) -> None:
-        """Do nothing."""
+        """Do nothing: the messages are sent in `prepare`."""
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
         found = count_pending_projects(limit + 1)
         return Backlog(min(found, limit), found <= limit)
 
     def oldest(self, now: datetime, argument: Any = None) -> Any:
-        """Return None: no index has the oldest row."""
+        """Return None: no index could find the oldest row."""
         return None
 
     def explain_queries(self, now: datetime) -> list[ExplainQuery]:
@@ -151,7 +151,7 @@ class PendingProjects:
 
 
 class _Deferral:
-    """Filter for deferred projects; queries once per run whether there are any."""
+    """Filter that drops deferred projects. It queries once per run whether there are any."""
 
     def __init__(self) -> None:
         self._any: bool | None = None
@@ -166,7 +166,7 @@ class _Deferral:
 
 
 def pending_projects(after: int | None, until: int | None, limit: int) -> list[int]:
-    """Return the ids of projects with pending deletions, in order, with one index probe per project.
+    """Return the ids of projects with pending deletions in ascending order, with one index probe per project.
 
     Parameters:
       after: Only projects after this one.
@@ -176,7 +176,7 @@ def pending_projects(after: int | None, until: int | None, limit: int) -> list[i
 
 
 class _Search:
-    """Search for projects with statements that are compiled once, which takes longer than executing them."""
+    """Query for projects with pending deletions. Its SQL is cached, because compiling takes longer than executing."""
 
     def __init__(self) -> None:
         self._compiled: dict[tuple[bool, bool], tuple[str, list[Any]]] = {}
@@ -204,7 +204,7 @@ def count_pending_projects(limit: int) -> int:
 
 
 def _each_project(after: Any, until: Any) -> Any:
-    """Select the projects by a loose index scan: one probe from each project to the next."""
+    """Select the projects by a loose index scan, which needs one index probe per project."""
     first = _next_project(Deletion.alias("first"), None if after is None else lambda project: project > after, until)
     # In a subquery, because a part of a UNION may have no LIMIT.
     pending = Select((first.alias("front"),), (SQL("front.project_id"),)).cte(

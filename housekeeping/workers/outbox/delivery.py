@@ -26,7 +26,7 @@ _COUNTED: Final = 10_000
 
 @dataclass(slots=True)
 class _Claim:
-    """The rows of one claim, by result."""
+    """Outbox rows that one batch has claimed, grouped by the result of their delivery."""
 
     no_handler: int = 0
     delivered: list[Stored] = field(default_factory=list)
