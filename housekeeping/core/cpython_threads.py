@@ -1,8 +1,8 @@
-"""Exceptions raised in another thread, by internals of CPython; the only module that uses these internals.
+"""Internals of CPython with which one thread raises an exception in another; no other module uses them.
 
-`sys._current_frames` tells where a thread is. An exception must not be raised where the thread would leave a lock of
-the whole process locked. ``PyThreadState_SetAsyncExc``, which dramatiq's ``raise_thread_exception`` uses as well,
-raises the exception, or replaces one that has not arrived yet.
+An exception in the wrong place would leave a lock of the whole process locked, so `sys._current_frames` shows first
+what the thread is executing. ``PyThreadState_SetAsyncExc`` raises the exception, or replaces one that has not arrived
+yet. Dramatiq's ``raise_thread_exception`` uses it as well.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ _ITERATIONS: Final = 1000
 
 
 def at_safe_point(thread_id: int, outside: Mapping[str, Any]) -> bool:
-    """Return whether an exception raised in the thread now leaves no lock behind that others wait for.
+    """Return whether an exception can be raised in the thread now without leaving a shared lock locked.
 
-    True for a thread that has ended. The answer is valid until the caller lets another thread run, so the caller must
-    act on it at once.
+    True for a thread that has ended. The answer is valid only until another thread runs, so act on it at once.
 
     Parameters:
-      outside: Globals of a module. Frames are checked up to the first one of this module.
+      outside: Globals of the module that called the interruptible function. Its frame and those below are not checked.
     """
     frame = sys._current_frames().get(thread_id)
     if frame is None or frame.f_globals is outside:

@@ -73,9 +73,9 @@ def fault_of(plan: dict[str, Any]) -> str | None:
 
 
 def declared_indexes(explained: ExplainQuery) -> Iterator[str]:
-    """Yield the statements that create the model's indexes for this query.
+    """Yield the statements that create the indexes that the model declares for the query's order of rows.
 
-    Single-field indexes, such as those that peewee adds for foreign keys, serve other purposes.
+    Without a known order, yield all. Indexes of single fields, such as foreign keys, are left out.
     """
     model, columns = explained.model, _ordered_by(explained)
     manager = model._schema

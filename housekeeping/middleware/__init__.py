@@ -58,11 +58,11 @@ _FIRST: Final = ("Prometheus", "SentryMiddleware")
 
 
 def standard_middleware(client: redis.Redis, settings: Settings, given: Sequence[Middleware] = ()) -> list[Middleware]:
-    """Return all middleware in THE order. ``before_`` hooks run down the list, ``after_`` hooks run up.
+    """Return all middleware in its fixed order. ``before_`` hooks run in this order, ``after_`` hooks in reverse.
 
     Parameters:
-      given: The application's middleware. Dramatiq's own keeps its parameters and gets its place here. Any other stays
-        before or after Dramatiq's, as it was.
+      given: The application's middleware. Dramatiq's classes keep their parameters and get their place in the order.
+        Other middleware stays before or after them.
     """
     namespace = settings.namespace
     retries = _own(given, dramatiq.middleware.Retries)
@@ -78,12 +78,12 @@ def standard_middleware(client: redis.Redis, settings: Settings, given: Sequence
         RunLog(),
         # Early, because the hooks of the others belong to the message's span.
         Traces(),
-        # Drops old messages before anything is taken for them.
+        # Drops old messages before a key or lease is acquired for them.
         _own(given, AgeLimit) or AgeLimit(),
         Schedule(client, namespace, settings.timezone, settings.catch_up),
         # Any place would do, because it sees no message.
         Prefetch(),
-        # Before all that may take long, because a thread that waits for a lease or Redis is busy, too.
+        # Before all middleware that may wait, because a thread that waits for a lease or Redis is busy as well.
         Heartbeats(client, namespace),
         Metrics(),
         # After Schedule, so its after hook runs first: outcomes are written on a clean connection, not in a
@@ -95,7 +95,7 @@ def standard_middleware(client: redis.Redis, settings: Settings, given: Sequence
         # position is kept for the holder.
         DataConsistency(client, namespace, WalPositionReader(settings.database_url), Replicas(settings.replica_urls)),
         Deduplication(client, namespace, idempotency.running_mark, idempotency.completion_key),
-        # After both: a message that is dropped anyway must not take the lease from others.
+        # After both: a message that they drop must not acquire the lease.
         ExclusiveLeases(client, namespace),
         # Their after hooks run before those above: followers of a message are sent before its key and lease are free.
         waiting_for_broker(_own(given, Callbacks) or Callbacks()),
@@ -118,7 +118,7 @@ def _own(given: Sequence[Middleware], kind: type[M]) -> M | None:
 
 
 def _around(given: Sequence[Middleware]) -> tuple[list[Middleware], list[Middleware]]:
-    """Return what the application added before and after Dramatiq's own middleware.
+    """Return the middleware that the application added before Dramatiq's, and the middleware it added after.
 
     periodiq's middleware is left out, because it drops retries and late messages of scheduled actors.
     """

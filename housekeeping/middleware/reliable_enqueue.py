@@ -111,7 +111,7 @@ class _ReliableActor:
 
 
 def waiting_for_broker(middleware: M) -> M:
-    """Make a middleware wait for the broker when it sends messages at the end of another message.
+    """Make the ``after_process_message`` hook of a middleware wait for the broker when it sends messages.
 
     Works for Dramatiq's middleware and an application's own. The hook is not called for a message that goes back to the
     queue, because it has not ended. If the hook fails, for example because a result cannot be encoded, the message

@@ -1,4 +1,4 @@
-"""Metrics of a worker's processes, exported by Dramatiq's own exposition."""
+"""Metrics of a worker's processes, served by Dramatiq's own metrics page."""
 
 from __future__ import annotations
 
