@@ -50,10 +50,10 @@ class Application:
         eventually(lambda: not self.client.hlen(f"{self.namespace}:default.msgs"), process)
 
 
-def without_settings(environment: Mapping[str, str], **ours: Any) -> dict[str, str]:
+def without_settings(environment: Mapping[str, str], **own_settings: Any) -> dict[str, str]:
     """Return the environment without the library's settings, except these."""
     kept = {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
-    return kept | {name: str(value) for name, value in ours.items()}
+    return kept | {name: str(value) for name, value in own_settings.items()}
 
 
 @pytest.fixture(scope="module")

@@ -88,9 +88,11 @@ def test_sqlalchemy_engine_options_reach_the_server(driver: str, given: dict[str
 
 def test_sqlalchemy_driver_options_reach_the_server() -> None:
     recipe = importlib.import_module("on_sqlalchemy.database")
-    told = {"connect_timeout": 3, "options": "-c search_path=app"}
+    driver_options = {"connect_timeout": 3, "options": "-c search_path=app"}
 
-    url = recipe.database_url(create_engine("postgresql+psycopg2://app@db/shop", connect_args=told), **told)
+    url = recipe.database_url(
+        create_engine("postgresql+psycopg2://app@db/shop", connect_args=driver_options), **driver_options
+    )
 
     assert understood(url) == {
         **{"user": "app", "host": "db", "dbname": "shop"},

@@ -130,38 +130,38 @@ def test_killed_demo_leaves_nothing_behind(folder: Path, backends: dict[str, str
     demo = subprocess.Popen(
         [sys.executable, "-m", "housekeeping", "demo"], env=backends, cwd=folder, stdout=subprocess.DEVNULL
     )
-    begotten = _processes(demo)
+    running = _processes(demo)
 
     demo.kill()
     demo.wait(_PATIENCE_S)
 
-    _assert_gone(begotten, temporary)
+    _assert_gone(running, temporary)
 
 
 def test_demo_on_a_terminal_shows_the_shrinking_backlog_until_interrupted(
     folder: Path, backends: dict[str, str], temporary: Path
 ) -> None:
-    ours, theirs = pty.openpty()
+    controller, child_terminal = pty.openpty()
     demo = subprocess.Popen(
         [sys.executable, "-m", "housekeeping", "demo"],
         env=backends | {"TERM": "xterm", "COLUMNS": "120", "LINES": "60"},
         cwd=folder,
-        stdout=theirs,
-        stderr=theirs,
+        stdout=child_terminal,
+        stderr=child_terminal,
     )
-    os.close(theirs)
+    os.close(child_terminal)
     shown = b""
     while b"deleted_rows" not in shown:
-        shown += os.read(ours, 4096)
-    begotten = _processes(demo)
+        shown += os.read(controller, 4096)
+    running = _processes(demo)
 
     demo.send_signal(signal.SIGINT)
-    while (more := _read(ours)) != b"":
+    while (more := _read(controller)) != b"":
         shown += more
 
     assert demo.wait(_PATIENCE_S) == 0
     assert b"Ctrl-C ends the demo" in shown
-    _assert_gone(begotten, temporary)
+    _assert_gone(running, temporary)
 
 
 def _read(terminal: int) -> bytes:
@@ -175,31 +175,31 @@ def _read(terminal: int) -> bytes:
 def test_demo_fits_its_terminal_and_restores_it(
     folder: Path, backends: dict[str, str], temporary: Path, columns: int, lines: int
 ) -> None:
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    controller, child_terminal = pty.openpty()
+    fcntl.ioctl(child_terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     kept = {name: value for name, value in backends.items() if name not in ("COLUMNS", "LINES")}
     demo = subprocess.Popen(
         [sys.executable, "-m", "housekeeping", "demo"],
         env=kept | {"TERM": "xterm"},
         cwd=folder,
-        stdout=theirs,
-        stderr=theirs,
+        stdout=child_terminal,
+        stderr=child_terminal,
     )
-    os.close(theirs)
+    os.close(child_terminal)
     screen = pyte.Screen(columns, lines)
     stream = pyte.ByteStream(screen)
     shown = b""
     # An ended run, and a completely drawn screen.
     while not ("done" in "".join(_below("LAST RUNS OF", screen)) and _FOOTER in screen.display[-1]):
-        shown += (piece := os.read(ours, 4096))
+        shown += (piece := os.read(controller, 4096))
         stream.feed(piece)
-    begotten = _processes(demo)
+    running = _processes(demo)
 
     drawn = list(screen.display)
     with urllib.request.urlopen(drawn[-1].split("dashboard: ")[1].strip(), timeout=_PATIENCE_S) as page:
         answer = page.read().decode()
     demo.send_signal(signal.SIGINT)
-    while (more := _read(ours)) != b"":
+    while (more := _read(controller)) != b"":
         shown += more
 
     assert demo.wait(_PATIENCE_S) == 0
@@ -209,7 +209,7 @@ def test_demo_fits_its_terminal_and_restores_it(
     assert "user_status_cleanup" in answer
     assert b"\x1b[?1049h" in shown and b"\x1b[?1049l" in shown  # the alternate screen, and back
     assert b"Traceback" not in shown
-    _assert_gone(begotten, temporary)
+    _assert_gone(running, temporary)
 
 
 def _below(header: str, screen: pyte.Screen) -> list[str]:

@@ -38,8 +38,8 @@ def invoices(request: pytest.FixtureRequest, client: redis.Redis, redis_url: str
     if request.param == "with one":
         request.getfixturevalue("postgres")
         settings: Settings = request.getfixturevalue("settings")
-        ours = {"HOUSEKEEPING_DATABASE_URL": settings.database_url, "HOUSEKEEPING_SCHEMA": settings.schema_name}
-        environment = without_settings(environment, **ours)
+        own_settings = {"HOUSEKEEPING_DATABASE_URL": settings.database_url, "HOUSEKEEPING_SCHEMA": settings.schema_name}
+        environment = without_settings(environment, **own_settings)
     return Application("invoices.actors", "invoices", environment, client)
 
 

@@ -72,14 +72,14 @@ def reminding(
     """Create an application with one reminder that is due and one that is not."""
     name, _, driver = request.param.partition(" on ")
     own = djangos(settings) if name == "django" else sqlalchemys(settings, driver)
-    ours = {"REMINDERS_REDIS_URL": redis_url, "HOUSEKEEPING_SCHEMA": settings.schema_name, **own}
+    own_settings = {"REMINDERS_REDIS_URL": redis_url, "HOUSEKEEPING_SCHEMA": settings.schema_name, **own}
     with admin.cursor() as cursor:
         cursor.execute(
             f"CREATE TABLE {_table(name)} (id bigserial, text text, due_at timestamptz, sent_at timestamptz);"
             f"INSERT INTO {_table(name)} (text, due_at) "
             "VALUES ('due', now() - interval '1 hour'), ('later', now() + interval '1 hour')"
         )
-    return Application(f"on_{name}.tasks", "dramatiq", without_settings(os.environ, **ours), client)
+    return Application(f"on_{name}.tasks", "dramatiq", without_settings(os.environ, **own_settings), client)
 
 
 def _table(name: str) -> str:
@@ -116,8 +116,8 @@ def test_actor_whose_lease_passed_on_cannot_commit_on_its_connection(
 
 def test_command_line_accepts_the_url_from_djangos_settings(redis_url: str, settings: Settings, tmp_path: Path) -> None:
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    ours = {"HOUSEKEEPING_SCHEMA": settings.schema_name, "PYTHONPATH": str(EXAMPLES), "PATH": path}
-    environment = without_settings(os.environ, **djangos(settings), REMINDERS_REDIS_URL=redis_url, **ours)
+    own_settings = {"HOUSEKEEPING_SCHEMA": settings.schema_name, "PYTHONPATH": str(EXAMPLES), "PATH": path}
+    environment = without_settings(os.environ, **djangos(settings), REMINDERS_REDIS_URL=redis_url, **own_settings)
     page = (EXAMPLES.parent / "howto/existing-application-django.md").read_text(encoding="utf-8")
     [url] = re.findall(r"`(HOUSEKEEPING_DATABASE_URL=\$\(.+\))`", page)
 

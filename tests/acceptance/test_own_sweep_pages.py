@@ -51,11 +51,11 @@ class Warehouse:
     """External service that records method and path of each request."""
 
     def __init__(self) -> None:
-        told = self.told = list[str]()
+        requests = self.requests = list[str]()
 
         class Handler(BaseHTTPRequestHandler):
             def do_PUT(self) -> None:
-                told.append(f"{self.command} {self.path}")
+                requests.append(f"{self.command} {self.path}")
                 self.send_response(422 if self.path == _REFUSED else 200)
                 self.end_headers()
 
@@ -150,7 +150,7 @@ def test_page_of_expired_sessions_works_as_written(reader: Reader) -> None:
 def test_page_of_stuck_orders_works_as_written(reader: Reader, warehouse: Warehouse) -> None:
     reader.read("own-sweep-side-effect")
 
-    assert sorted(warehouse.told) == [f"PUT /cancellations/{id}" for id in (3, 4, 5)]
+    assert sorted(warehouse.requests) == [f"PUT /cancellations/{id}" for id in (3, 4, 5)]
     found = reader.rows("SELECT id, status FROM orders ORDER BY id")
     assert found == [(1, "pending"), (2, "pending"), (3, "cancelled"), (4, "pending"), (5, "cancelled")]
 

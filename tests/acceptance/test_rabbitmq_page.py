@@ -25,7 +25,7 @@ PROGRAMS: Final = ("housekeeping worker", "housekeeping scheduler")
 def fresh(amqp_url: str) -> Iterator[Node]:
     """Start a freshly installed node, if RabbitMQ is available."""
     if "HOUSEKEEPING_TEST_AMQP_URL" in os.environ:
-        pytest.skip("the page is about a RabbitMQ of one's own")
+        pytest.skip("the page starts its own RabbitMQ")
     with node() as running:
         yield running
 

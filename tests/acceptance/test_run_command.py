@@ -95,17 +95,17 @@ def test_progress_is_shown_on_a_terminal_beside_the_result(
     environment: dict[str, str], tmp_path: Path, add: Callable[[int], None]
 ) -> None:
     add(5_000)
-    ours, theirs = pty.openpty()
+    controller, child_terminal = pty.openpty()
 
     running = subprocess.Popen(
         [sys.executable, "-m", "housekeeping", "run", WORKER, "--json"],
         env=environment | {"TERM": "xterm", "LC_ALL": "C", "HOUSEKEEPING_LOG_FORMAT": "console"},
         cwd=tmp_path,
         stdout=subprocess.PIPE,
-        stderr=theirs,
+        stderr=child_terminal,
     )
-    os.close(theirs)
-    shown = b"".join(iter(lambda: _read(ours), b"")).decode()
+    os.close(child_terminal)
+    shown = b"".join(iter(lambda: _read(controller), b"")).decode()
     said, _ = running.communicate(timeout=30)
 
     assert json.loads(said)["counts"]["deleted_rows"] == 5_000

@@ -67,9 +67,9 @@ def test_invalid_setting_ends_the_process_with_one_line(program: list[str], envi
 
     ended = subprocess.run([*program, APP], env=environment, capture_output=True, text=True, timeout=60)
 
-    ours = [line for line in ended.stderr.splitlines() if "HOUSEKEEPING_" in line]
-    assert len(ours) == 1
-    assert ours[0].startswith("housekeeping: HOUSEKEEPING_CATCH_UP is 'all'; it should be")
+    error_lines = [line for line in ended.stderr.splitlines() if "HOUSEKEEPING_" in line]
+    assert len(error_lines) == 1
+    assert error_lines[0].startswith("housekeeping: HOUSEKEEPING_CATCH_UP is 'all'; it should be")
     assert "Traceback" not in ended.stderr
     assert ended.returncode == 2
 

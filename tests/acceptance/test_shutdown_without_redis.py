@@ -17,7 +17,7 @@ from housekeeping.core.settings import Settings
 from tests.acceptance.processes import WORKER, eventually, started
 from tests.rabbitmq_look import remove
 
-#: An application's own module, whose actor runs until it is told to end.
+#: An application's own module, whose actor runs until it is stopped.
 TRIAL: Final = """
 import time
 from pathlib import Path

@@ -25,10 +25,10 @@ class Costs:
     """Costs of one run.
 
     Attributes:
-      statements: What was sent to PostgreSQL, BEGIN and COMMIT included; several in one string are one.
+      statements: Statements sent to PostgreSQL, including BEGIN and COMMIT; several in one string count as one.
       commits: Transactions that wrote something.
-      wal_bytes: Of write-ahead log, without full-page images.
-      redis_commands: What Redis carried out, within scripts as well.
+      wal_bytes: Size of the write-ahead log, without full-page images.
+      redis_commands: Commands that Redis executed, including those of scripts.
     """
 
     statements: int
@@ -69,8 +69,8 @@ class Meter:
     """Reader of the costs so far.
 
     Parameters:
-      admin: A connection of another session to a server that is nobody else's.
-      client: To such a Redis server, connected.
+      admin: A connection of another session, to a server without other load.
+      client: A connected client of such a Redis server.
     """
 
     def __init__(self, admin: Connection, client: redis.Redis) -> None:

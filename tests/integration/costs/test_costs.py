@@ -1,8 +1,8 @@
-"""A change that makes a run dearer must show: each worker's costs are written down here, and compared.
+"""Costs of each worker's runs, compared with the recorded ones, to notice increases.
 
-The costs are in ``written.json``. One that is exceeded is a decision to be made in sight of it; one that has become too
-large is to be lowered, or the next change could take the difference unseen. With ``HOUSEKEEPING_TEST_WRITE_COSTS=1``
-the tests write down what they find. Seconds are nobody's business here (see benchmarks).
+``written.json`` holds the recorded costs. A run that exceeds them needs a decision. Lower a recorded cost that has become
+too large, because it would hide the next increase. With ``HOUSEKEEPING_TEST_WRITE_COSTS=1`` the tests record what they
+measure. Durations are measured by the benchmarks.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ def sweeps(counted: Database, settings: Settings, meter_client: redis.Redis, tmp
 
     def composed(worker: str, **setting: Any) -> Sweep:
         (tmp_path / "store").mkdir(exist_ok=True)
-        ours = Settings.load(
+        measured_settings = Settings.load(
             **settings.model_dump(include={"database_url", "redis_url", "namespace", "schema_name"}),
             workers={worker: setting},
             repositories_root=tmp_path,
             object_stores={"uploads": f"file://{tmp_path}/store"},
         )
-        broker = message_broker(ours)
+        broker = message_broker(measured_settings)
         brokers.append(broker)
-        install(broker, ours.model_copy(update={"database_url": None}), workers=False)
-        found = configured_sweeps(ours)
+        install(broker, measured_settings.model_copy(update={"database_url": None}), workers=False)
+        found = configured_sweeps(measured_settings)
         for sweep in found.values():
             register(broker, sweep)
         for client in (broker.client, shared_redis.get()):  # type: ignore[attr-defined]

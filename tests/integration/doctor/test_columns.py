@@ -103,8 +103,8 @@ def test_missing_optional_columns_are_fine(found: Found, postgres: Database) -> 
 
     assert of_columns(found, "warning", "error") == []
     assert [each for each in found("warning") if each.subject == "indexes"] == []
-    [told] = of_columns(found, "fine")
-    assert told.text == "optional columns are missing: name, stage; log lines, events and error reports omit them"
+    [findings] = of_columns(found, "fine")
+    assert findings.text == "optional columns are missing: name, stage; log lines, events and error reports omit them"
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def test_column_of_an_unsuitable_type_is_a_finding(
 ) -> None:
     postgres.execute_sql(f"ALTER TABLE ci_builds ALTER COLUMN {change}")
 
-    told = of_columns(found, "warning", "error")
+    findings = of_columns(found, "warning", "error")
 
-    assert [each.level for each in told] == ([] if level is None else [level])
-    assert all(each.text.startswith(text) for each in told)
+    assert [each.level for each in findings] == ([] if level is None else [level])
+    assert all(each.text.startswith(text) for each in findings)
 
 
 @pytest.mark.parametrize(("sweep", "missing"), [(expired, ["expires_at"]), (called, ["expires_at", "uses"])])
@@ -132,9 +132,9 @@ def test_missing_column_of_an_applications_sweep_is_an_error(
 ) -> None:
     postgres.execute_sql("CREATE TABLE coupon (id bigserial PRIMARY KEY)")
 
-    told = [each for each in columns.examine(complete, {sweep.name: sweep}) if each.level == "error"]
+    findings = [each for each in columns.examine(complete, {sweep.name: sweep}) if each.level == "error"]
 
-    assert sorted(each.text for each in told) == [
+    assert sorted(each.text for each in findings) == [
         f"coupon has no column {column}; needed by {sweep.name}" for column in missing
     ]
 
@@ -149,10 +149,10 @@ def partition(tables: None, postgres: Database, admin: Connection, settings: Set
 
 
 def test_table_that_is_a_partition_is_a_warning_that_names_its_parent(found: Found, partition: None) -> None:
-    [told] = [each for each in found("warning") if each.subject == "table ci_builds"]
+    [findings] = [each for each in found("warning") if each.subject == "table ci_builds"]
 
-    assert told.text == f"ci_builds is a partition of p_ci_builds: {CI_WORKERS} see only the rows of this partition"
-    assert told.way_out is not None and told.way_out.endswith('to {"ci_builds": "p_ci_builds"}')
+    assert findings.text == f"ci_builds is a partition of p_ci_builds: {CI_WORKERS} see only the rows of this partition"
+    assert findings.way_out is not None and findings.way_out.endswith('to {"ci_builds": "p_ci_builds"}')
 
 
 def test_table_with_partitions_is_no_warning(complete: Settings, partition: None) -> None:

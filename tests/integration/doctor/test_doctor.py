@@ -90,9 +90,9 @@ def test_missing_table_is_an_error_that_names_the_setting(found: Found, postgres
 def test_table_with_autovacuum_off_is_a_warning(found: Found, postgres: Database, off: str) -> None:
     postgres.execute_sql(f"ALTER TABLE ci_builds SET (autovacuum_enabled = {off})")
 
-    (told,) = [each for each in found("warning") if each.subject == "autovacuum on ci_builds"]
+    (findings,) = [each for each in found("warning") if each.subject == "autovacuum on ci_builds"]
 
-    assert "is off" in told.text
+    assert "is off" in findings.text
 
 
 def test_table_with_other_options_has_autovacuum_on(found: Found, postgres: Database) -> None:
@@ -120,9 +120,9 @@ def test_long_transaction_is_reported_with_its_remedy(found: Found, settings: Se
         with other.cursor() as cursor:
             cursor.execute("SELECT 1")
 
-        told = [each for each in found("warning") if "a night's report" in each.text]
+        findings = [each for each in found("warning") if "a night's report" in each.text]
 
-        assert [each.way_out for each in told] == [
+        assert [each.way_out for each in findings] == [
             "VACUUM cannot remove newer deleted rows until it ends; "
             f"to end it: SELECT pg_terminate_backend({other.info.backend_pid})"
         ]

@@ -103,16 +103,16 @@ def test_schema_without_usage_right_is_an_error(role: str, elsewhere: Settings, 
     with admin.cursor() as cursor:
         cursor.execute(f"REVOKE USAGE ON SCHEMA {elsewhere.namespace} FROM {role}")
 
-    told = [each for each in examine(elsewhere, sweeps) if each.level == "error"]
+    findings = [each for each in examine(elsewhere, sweeps) if each.level == "error"]
 
     way_out = f'GRANT USAGE ON SCHEMA "{elsewhere.namespace}" TO current_user'
-    assert (told[0].area, told[0].subject, told[0].way_out) == (
+    assert (findings[0].area, findings[0].subject, findings[0].way_out) == (
         "user_status_cleanup.batch",
         "rights on user_statuses",
         way_out,
     )
-    assert {each.subject for each in told[1:]} >= {"table ci_builds", "table bulk_imports"}
-    assert "connection" not in {each.subject for each in told}
+    assert {each.subject for each in findings[1:]} >= {"table ci_builds", "table bulk_imports"}
+    assert "connection" not in {each.subject for each in findings}
 
 
 def _stale(root: Path) -> None:
@@ -141,6 +141,8 @@ def test_declared_rights_name_the_tables_of_the_models() -> None:
 
 def test_documented_grants_match_the_code() -> None:
     page = (Path(__file__).parents[3] / "docs" / "howto" / "rights.md").read_text()
-    ours = [line.removesuffix(";") for line in page.splitlines() if line.startswith("GRANT") and "SCHEMA" not in line]
+    documented = [
+        line.removesuffix(";") for line in page.splitlines() if line.startswith("GRANT") and "SCHEMA" not in line
+    ]
 
-    assert sorted(ours) == sorted(grants("housekeeping", needed_rights(Settings())))
+    assert sorted(documented) == sorted(grants("housekeeping", needed_rights(Settings())))

@@ -30,7 +30,7 @@ def faults(expression: str, page: Page, recorded: dict[str, str]) -> Iterator[st
             continue  # part of a text
         known |= _labels(name, page, recorded)
         if name not in page.names() | set(recorded) | _OWN:
-            yield f"nobody exports {name}"
+            yield f"no process exports {name}"
             continue
         for label, operator, value in _MATCHER.findall(matchers):
             yield from _unmatched(name, label, operator, value, page, recorded)

@@ -94,15 +94,15 @@ def test_failure_is_reported_to_sentry_once_without_a_password(
 def test_every_error_hook_is_called_although_one_raises(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[Any] = []
+    reported: list[Any] = []
 
     def broken(error: BaseException, about: dict[str, Any]) -> None:
         raise RuntimeError("the tracker is away")
 
-    monkeypatch.setattr(error_reporting, "hooks", [broken, lambda error, about: told.append((error, about))])
+    monkeypatch.setattr(error_reporting, "hooks", [broken, lambda error, about: reported.append((error, about))])
     error = ValueError("no")
 
     error_reporting.report(error, worker="work")
 
-    assert told == [(error, {"worker": "work"})]
+    assert reported == [(error, {"worker": "work"})]
     assert [record.levelname for record in caplog.records] == ["ERROR"]

@@ -75,7 +75,7 @@ def test_dashboard_and_alerts_use_only_exported_metrics(
 @pytest.mark.parametrize(
     ("expression", "fault"),
     [
-        ("housekeeping_run_total", "nobody exports housekeeping_run_total"),
+        ("housekeeping_run_total", "no process exports housekeeping_run_total"),
         ('housekeeping_runs_total{queue="x"}', "housekeeping_runs_total has no label queue"),
         ('housekeeping_runs_total{outcome=~"done|dead"}', "housekeeping_runs_total never has outcome 'dead'"),
         ("sum by (actor) (housekeeping_runs_total)", "nothing in 'sum by (actor) (housekeeping_runs_total)' has"),

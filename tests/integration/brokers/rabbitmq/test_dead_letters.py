@@ -106,11 +106,11 @@ def test_unavailable_rabbitmq_is_named_once_without_its_password(settings: Setti
     [port] = free_ports(1)
     away = settings.model_copy(update={"broker_url": f"amqp://who:hunter2@127.0.0.1:{port}/"})
 
-    with pytest.raises(BrokerUnavailable) as told:
+    with pytest.raises(BrokerUnavailable) as caught:
         dead_letters_of(message_broker(away)).newest(10)
 
-    assert str(told.value).count("RabbitMQ") == 1
-    assert "refused" in str(told.value) and "hunter2" not in str(told.value)
+    assert str(caught.value).count("RabbitMQ") == 1
+    assert "refused" in str(caught.value) and "hunter2" not in str(caught.value)
 
 
 def test_requeue_that_fails_half_way_leaves_the_letter_in_place(  # R6

@@ -26,7 +26,7 @@ class Exchanges:
     """Exchanges of this thread with Redis, counted from 1.
 
     Attributes:
-      total: How many there were.
+      total: Number of exchanges so far.
     """
 
     def __init__(self) -> None:

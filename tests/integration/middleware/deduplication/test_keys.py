@@ -44,7 +44,7 @@ def test_key_belongs_to_its_first_claimant_until_released(keys: DeduplicationKey
 
     release(keys, "b", "")
     release(keys, "b", "a run")
-    assert claim(keys, "b") == "a", "nobody frees a key that another message holds"
+    assert claim(keys, "b") == "a", "only its holder releases a key"
     assert release(keys, "a", "") == "free"
     assert claim(keys, "b") == ""
 

@@ -56,10 +56,10 @@ class Counting:
         self.generate_latest = None
 
     def Counter(self, name: str, *_: object, **__: object) -> SimpleNamespace:
-        told = self.counted if name == "housekeeping_deduplicated_total" else {}
+        counts = self.counted if name == "housekeeping_deduplicated_total" else {}
 
         def labels(worker: str, *_: str) -> SimpleNamespace:
-            return SimpleNamespace(inc=lambda number: told.update({worker: told.get(worker, 0) + number}))
+            return SimpleNamespace(inc=lambda number: counts.update({worker: counts.get(worker, 0) + number}))
 
         return SimpleNamespace(labels=labels)
 

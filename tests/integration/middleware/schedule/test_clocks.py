@@ -29,7 +29,7 @@ def own(settings: Settings, postgres: Database, redis_client: redis.Redis) -> It
 def _run(machine: Machine, account: Account, until: datetime) -> None:
     """Run a scheduler in periodiq's own loop, and then a worker."""
     machine.run_scheduler(*account.process().actors.values(), until=until)
-    account.work_off()
+    account.drain()
 
 
 def test_two_parallel_schedulers_fire_each_tick_of_an_hour_once(own: Settings) -> None:
@@ -39,7 +39,7 @@ def test_two_parallel_schedulers_fire_each_tick_of_an_hour_once(own: Settings) -
     for minute in range(60):
         wake_up(one, at(10, minute, 1))
         wake_up(other, at(10, minute, 2))
-    account.work_off()
+    account.drain()
 
     assert account.ran == account.recorded == account.nominal(at(9, 59), at(10, 59))
     assert account.missed == 0
@@ -50,7 +50,7 @@ def test_schedulers_restarted_every_minute_fire_each_tick_once(own: Settings) ->
 
     for second in range(0, 180, 20):
         wake_up(account.process(), at(10) + timedelta(seconds=second))
-    account.work_off()
+    account.drain()
 
     assert account.ran == account.recorded == account.nominal(at(9, 59), at(10, 2))
     assert account.missed == 0
@@ -96,7 +96,7 @@ def test_clock_that_was_a_year_ahead_does_not_silence_the_year(own: Settings) ->
 
     for moment in (at(10), *ahead, at(10, 10), at(10, 20), at(10, 30)):
         wake_up(account.process(), moment)
-    account.work_off()
+    account.drain()
 
     assert account.ran == account.recorded == {at(10), *ahead, at(10, 10), at(10, 20), at(10, 30)}
     assert account.missed == len(account.nominal(at(10, 30), at(10) + year))
@@ -198,7 +198,7 @@ def test_consecutive_outages_have_a_row_each(own: Settings) -> None:
     account = Account(own, "0 * * * *")
     for hour in (6, 9, 10, 14):
         wake_up(account.process(), at(hour))
-    account.work_off()
+    account.drain()
 
     gaps = [row[2:] for row in rows("swept") if row[0] == "missed"]
     assert gaps == [(at(8), {"missed": 2}), (at(13), {"missed": 3})]

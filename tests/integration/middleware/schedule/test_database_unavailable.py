@@ -40,7 +40,7 @@ def test_unwritten_outcome_is_written_by_the_next_scheduler(own: Settings) -> No
     wake_up(account.process(), at(10))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "record", _database_away)
-        account.work_off()
+        account.drain()
 
     wake_up(account.process(), at(10, 1))
 
@@ -51,11 +51,11 @@ def test_tick_of_a_sweep_without_a_row_failed_once_the_database_returns(own: Set
     broker = installed(own)
     register(broker, sweep)
     wake_up(broker, at(10))
-    ours = database.obj
+    connected = database.obj
 
     database.initialize(connect_to("postgresql://nobody@127.0.0.1:1/nothing"))
     StepWorker(broker, sweep.queue).run()
-    database.initialize(ours)
+    database.initialize(connected)
     wake_up(broker, at(10, 1))
 
     [(outcome, reason, tick, _)] = rows(sweep.name)
@@ -111,7 +111,7 @@ def test_tick_whose_reason_the_database_refuses_has_its_outcome(
     account.failures = iter([kind(text)])
     wake_up(account.process(), at(10))
 
-    account.work_off()
+    account.drain()
 
     assert [(row[0], row[2]) for row in rows("swept")] == [(outcome, at(10))]
 
@@ -135,11 +135,11 @@ def test_unwritable_note_affects_no_other_note(
     wake_up(account.process(), at(10))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "record", _database_away)
-        account.work_off()
+        account.drain()
     redis_client.hset(f"{own.namespace}:tick_notes", field, json.dumps(row))
 
     wake_up(account.process(), at(11))
-    account.work_off()
+    account.drain()
 
     assert rows("swept") == [("done", None, at(10), {}), ("done", None, at(11), {})]
     assert redis_client.hkeys(f"{own.namespace}:tick_notes") == [field.encode()], "another release may know it"

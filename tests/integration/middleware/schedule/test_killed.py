@@ -80,10 +80,10 @@ def test_scheduler_killed_anywhere_leaves_each_tick_one_outcome(own: Settings, p
 
     _killed(account, POINTS[point], at(10))
     if quick:
-        account.work_off()
+        account.drain()
     wake_up(account.process(), at(10, 1))
     wake_up(account.process(), at(11))
-    account.work_off()
+    account.drain()
 
     assert account.ran == account.recorded == {at(6), at(10), at(11)}
     assert account.missed == 3
@@ -100,11 +100,11 @@ def test_scheduler_killed_anywhere_for_good_leaves_each_tick_one_outcome(
 
     _killed(account, POINTS[point], at(10, 5))
     if quick:
-        account.work_off()
+        account.drain()
     wake_up(account.process(), at(10, 9))
-    account.work_off()
+    account.drain()
     wake_up(account.process(), at(10, 10))
-    account.work_off()
+    account.drain()
 
     assert account.ran == account.recorded
     assert len(account.ran) + account.missed == len(account.nominal(at(9, 59), at(10, 10)))
@@ -117,7 +117,7 @@ def test_scheduler_killed_without_catch_up_leaves_each_tick_one_outcome(own: Set
 
     _killed(account, POINTS[point], at(10))
     wake_up(account.process(), at(10, 1))
-    account.work_off()
+    account.drain()
 
     assert account.ran == account.recorded == {at(9)}
     assert rows("swept")[0] == ("missed", "no_scheduler", at(10), {"missed": 1})
@@ -126,11 +126,11 @@ def test_scheduler_killed_without_catch_up_leaves_each_tick_one_outcome(own: Set
 def test_message_of_a_tick_recorded_as_missed_does_not_run(own: Settings) -> None:
     account = Account(own, "* * * * *")
     wake_up(account.process(), at(10))
-    account.work_off()
+    account.drain()
 
     _killed(account, POINTS["between_enqueue_and_confirm"], at(10, 1))
     wake_up(account.process(), at(10, 2))
-    account.work_off()
+    account.drain()
 
     assert account.ran == account.recorded == {at(10), at(10, 2)}
     assert account.missed == 1
@@ -141,7 +141,7 @@ def test_scheduler_killed_at_its_first_tick_leaves_it_to_catch_up(own: Settings)
 
     _killed(account, POINTS["between_claim_and_enqueue"], at(10))
     wake_up(account.process(), at(10, 7))
-    account.work_off()
+    account.drain()
 
     assert (account.ran, account.missed) == ({at(10)}, 0)
 

@@ -53,7 +53,7 @@ def test_scheduler_that_loses_redis_anywhere_leaves_each_tick_one_outcome(
         wake_up(broker, at(10))
     for moment in (at(10, 1), at(11), at(11, 1)):
         wake_up(broker, moment)
-    account.work_off()
+    account.drain()
 
     assert account.ran == account.recorded == {at(6), at(10), at(11)}
     assert account.missed == 3
@@ -72,7 +72,7 @@ def test_ticks_of_a_new_actor_are_recorded_though_redis_is_down_at_start(
         for minute in (0, 1, 2):
             wake_up(broker, at(10, minute))
     wake_up(broker, at(10, 3))
-    account.work_off()
+    account.drain()
 
     assert account.ran == account.recorded == {at(10, 3)}
     assert account.missed == 3
@@ -88,7 +88,7 @@ def test_tick_queued_twice_runs_once(own: Settings) -> None:
     wake_up(broker, at(10, 1))
     in_the_queue = len(queued(broker))
 
-    account.work_off()
+    account.drain()
 
     assert (in_the_queue, account.runs) == (2, {at(10): 1})
     assert rows("swept") == [("done", None, at(10), {})]
@@ -103,7 +103,7 @@ def test_queued_tick_is_not_dropped_for_its_own_message(own: Settings) -> None:
         wake_up(broker, at(10))
     wake_up(broker, at(10, 1))
 
-    account.work_off()
+    account.drain()
 
     assert account.runs == {at(10): 1}
     assert rows("swept") == [("done", None, at(10), {})]
@@ -116,7 +116,7 @@ def test_message_whose_tick_cannot_be_read_does_not_run_unprotected(own: Setting
 
     with pytest.MonkeyPatch.context() as patch:
         _lose(patch, TickStore, "settle", after=False)
-        account.work_off()
+        account.drain()
     ran = dict(account.runs)
     account.come_due()
 
@@ -143,12 +143,12 @@ def test_outcome_of_a_tick_is_that_of_its_last_row(own: Settings) -> None:
     account.failures = iter([ValueError("no"), ValueError("not yet"), None])
     wake_up(account.process(), at(10))
 
-    account.work_off()
+    account.drain()
     account.come_due()
     wake_up(account.process(), at(11))
     account.failures = iter([])
     account.come_due()
-    account.work_off()
+    account.drain()
 
     assert [(row[0], row[2]) for row in rows("swept")] == [
         ("failed", at(10)),
@@ -162,12 +162,12 @@ def test_redis_emptied_between_two_ticks_makes_no_difference(own: Settings) -> N
     account = Account(own, "* * * * *")
     for minute in (0, 1):
         wake_up(account.process(), at(10, minute))
-        account.work_off()
+        account.drain()
 
     _empty(account)
     wake_up(account.process(), at(10, 1, 30))
     wake_up(account.process(), at(10, 2))
-    account.work_off()
+    account.drain()
 
     assert account.ran == account.recorded == {at(10), at(10, 1), at(10, 2)}
     assert account.missed == 0
@@ -176,14 +176,14 @@ def test_redis_emptied_between_two_ticks_makes_no_difference(own: Settings) -> N
 def test_queued_tick_lost_by_redis_is_missed_or_caught_up(own: Settings) -> None:
     account = Account(own, "* * * * *")
     wake_up(account.process(), at(10))
-    account.work_off()
+    account.drain()
 
     wake_up(account.process(), at(10, 1))
     _empty(account)
     wake_up(account.process(), at(10, 1, 30))
     _empty(account)
     wake_up(account.process(), at(10, 4))
-    account.work_off()
+    account.drain()
 
     assert account.ran == account.recorded == {at(10), at(10, 4)}
     assert account.missed == 3

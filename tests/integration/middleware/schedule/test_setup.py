@@ -53,10 +53,10 @@ def test_schedule_begins_when_the_table_is_created(broker: RedisBroker, postgres
 
 @contextmanager
 def database_away() -> Iterator[None]:
-    ours = database.obj
+    connected = database.obj
     database.initialize(connect_to("postgresql://nobody@127.0.0.1:1/nothing"))
     yield
-    database.initialize(ours)
+    database.initialize(connected)
 
 
 def test_scheduler_without_a_database_sends_the_message(broker: RedisBroker) -> None:

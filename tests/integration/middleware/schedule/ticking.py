@@ -47,7 +47,7 @@ class Account:
 
         return broker
 
-    def work_off(self) -> None:
+    def drain(self) -> None:
         """Run every waiting message in a worker."""
         step_worker = StepWorker(self.process())
         while (message := step_worker.fetch()) is not None:
