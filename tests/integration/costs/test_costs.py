@@ -1,8 +1,8 @@
 """Costs of each worker's runs, compared with the recorded ones, to notice increases.
 
-``written.json`` holds the recorded costs. A run that exceeds them needs a decision. Lower a recorded cost that has become
-too large, because it would hide the next increase. With ``HOUSEKEEPING_TEST_WRITE_COSTS=1`` the tests record what they
-measure. Durations are measured by the benchmarks.
+``written.json`` holds the recorded costs. A run that exceeds them needs a decision. Lower a recorded cost that has
+become too large, because it would hide the next increase. The tests record what they measure with
+``HOUSEKEEPING_TEST_WRITE_COSTS=1``. Durations are measured by the benchmarks.
 """
 
 from __future__ import annotations
