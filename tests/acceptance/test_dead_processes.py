@@ -68,9 +68,10 @@ def test_installation_without_processes_says_so_once(status: Status, command: Co
     said = [(each["name"], each["text"]) for each in status()["alarms"]]
 
     assert said == [
-        ("no_worker", "no worker has run yet: start `housekeeping worker` and `housekeeping scheduler`"),
+        ("no_worker", "no worker has sent a heartbeat yet: start `housekeeping worker`"),
+        ("no_scheduler", "no scheduler has sent a heartbeat yet: start `housekeeping scheduler`"),
     ]
-    assert "ALERT no worker has run yet" in command("status").stdout
+    assert "ALERT no worker has sent a heartbeat yet" in command("status").stdout
 
 
 def test_killed_worker_is_dead_its_queue_alerts_and_its_run_is_lost(
