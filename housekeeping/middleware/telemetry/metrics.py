@@ -42,7 +42,7 @@ class Metrics(Middleware):
                 counter.add(name, number=0)
             sweep, cron = actor.options.get("sweep"), actor.options.get("periodic")
             if sweep is not None:
-                run_metrics.awaits(sweep, cron if isinstance(cron, Cron) else None)
+                run_metrics.declare(sweep, cron if isinstance(cron, Cron) else None)
 
 
 def exposition(settings: Settings) -> Prometheus:

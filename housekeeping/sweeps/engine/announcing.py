@@ -1,4 +1,4 @@
-"""Announcing of a batch's events: within its transaction, in the outbox, and after its commit."""
+"""Delivery of a batch's events: within its transaction, through the outbox and after its commit."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from housekeeping.sweeps.stages.stage import Announcement, Announcing, BatchResu
 
 logger = named_logger(__name__)
 
-#: Errors of a handler that say nothing about the row: the other side cannot be reached. They end the run.
+#: Errors of a handler that cannot reach its service. They end the run, because no row is at fault.
 UNREACHABLE: Final = (ConnectionError, socket.gaierror)
 _SAVEPOINT: Final = "housekeeping_handler"
-#: PostgreSQL's codes for a savepoint whose transaction is over: no transaction, or another one.
+#: SQLSTATEs of a savepoint that is gone: no transaction is open, or a new one.
 _ENDED: Final = ("25P01", "3B001")
 
 
 @dataclass
 class Announcer:
-    """Announces the batches of one run."""
+    """Event delivery of one run."""
 
     worker: str
     run_id: int
@@ -42,16 +42,16 @@ class Announcer:
     _stored: list[Stored] = field(default_factory=list)
     _failing: set[tuple[str, str]] = field(default_factory=set)
 
-    def announce(self, stage: Stage, settled: BatchResult) -> None:
-        """Call the handlers that belong in the batch's transaction, and store rows in the outbox.
+    def announce(self, stage: Stage, result: BatchResult) -> None:
+        """Call the handlers within the batch's transaction, and store rows in the outbox.
 
         Raises:
-          HandlerFailed: When a handler raises for a reason that may be a row's.
-          TransactionEnded: When a handler ends the transaction, or tries to.
-          Exception: What else a handler raises: it says nothing about the rows.
+          HandlerFailed: A handler fails, possibly because of a row.
+          TransactionEnded: A handler ends the transaction, or tries to.
+          Exception: Any other error of a handler, such as a lost connection. No row is at fault.
         """
-        found = stage.announcements(settled) if isinstance(stage, Announcing) else ()
-        # What an attempt that was rolled back has left here is dropped.
+        found = stage.announcements(result) if isinstance(stage, Announcing) else ()
+        # Replaces the rows of an attempt that was rolled back.
         self._announcements, self._stored = [each for each in found if each.rows], []
         for each in self._announcements:
             for handler in events.handlers_of(each.event).within_transaction:
@@ -60,14 +60,14 @@ class Announcer:
                 self._stored += outbox.store(each.event, each.rows, worker=self.worker, run_id=self.run_id)
 
     def after_commit(self) -> None:
-        """Tell subscribers of the last batch, and deliver what was stored; never raises for a failed one."""
+        """Send the committed batch's events and deliver its outbox rows. Failed deliveries do not raise."""
         announcements, stored = self._announcements, self._stored
         self._announcements, self._stored = (), []
         for each in announcements:
             events.send(each.event, each.rows, worker=self.worker, run_id=self.run_id)
         handlers = events.subscriptions()
         for key in dict.fromkeys((row.event, row.subscription) for row in stored):
-            # What fails once is left to the outbox's own sweep for the rest of the run: the run has other work to do.
+            # After a failure the run leaves this subscription to the outbox sweep, so that it cannot slow every batch.
             if key in handlers and key not in self._failing:
                 self._deliver(handlers[key], [row for row in stored if (row.event, row.subscription) == key])
 
@@ -78,37 +78,41 @@ class Announcer:
             outbox.deliver(handler, rows)
         except Exception as error:
             self._failing.add((first.event, first.subscription))
-            logger.exception("A delivery failed and is left to the outbox", **about, error=error_line(error))
+            logger.exception("Delivery failed, the outbox retries it", **about, error=error_line(error))
             report(error, worker=self.worker, run_id=self.run_id, **about)
             return
         try:
             with database.atomic():
                 outbox.remove(rows)
         except PeeweeException as error:
-            logger.warning("Delivered rows stay in the outbox and are repeated", **about, error=error_line(error))
+            logger.warning(
+                "Could not remove delivered rows from the outbox, they are delivered again",
+                **about,
+                error=error_line(error),
+            )
 
     def _call(self, handler: events.TransactionHandler, each: Announcement) -> None:
         connection = database.connection()
-        named = f"{getattr(handler, '__module__', '')}.{getattr(handler, '__qualname__', repr(handler))}"
-        with _own_transaction(connection, named):
+        name = f"{getattr(handler, '__module__', '')}.{getattr(handler, '__qualname__', repr(handler))}"
+        with _detect_ended_transaction(connection, name):
             try:
-                # psycopg2's errors become peewee's, as those of the batch's own statements do.
+                # Translates psycopg2's errors to peewee's.
                 with connection.lent(), __exception_wrapper__:
                     handler(connection, [dict(row) for row in each.rows], worker=self.worker, run_id=self.run_id)
             except HousekeepingError:
                 raise
             except Exception as error:
-                about_database = is_timeout(error) or not is_row_error(error)
-                if (isinstance(error, PeeweeException) and about_database) or caused_by(error, UNREACHABLE):
+                no_row_at_fault = is_timeout(error) or not is_row_error(error)
+                if (isinstance(error, PeeweeException) and no_row_at_fault) or caused_by(error, UNREACHABLE):
                     raise
-                raise HandlerFailed(f"{named} failed for {each.event.name}: {typed_error_line(error)}") from error
+                raise HandlerFailed(f"{name} failed for {each.event.name}: {typed_error_line(error)}") from error
             if connection.info.transaction_status == TRANSACTION_STATUS_INERROR:
-                raise HandlerFailed(f"{named} left the transaction of {each.event.name} aborted by an error")
+                raise HandlerFailed(f"{name} left the transaction of {each.event.name} aborted by an error")
 
 
 @contextmanager
-def _own_transaction(connection: Any, handler: str) -> Iterator[None]:
-    """Set a savepoint that is gone where a handler has ended the transaction, by whichever statement."""
+def _detect_ended_transaction(connection: Any, handler: str) -> Iterator[None]:
+    """Raise TransactionEnded if the handler ends the transaction: a savepoint set before it is then gone."""
     database.execute_sql(f"SAVEPOINT {_SAVEPOINT}")
     try:
         yield
@@ -125,9 +129,9 @@ def _refer_to_savepoint(verb: str, handler: str, error: Exception | None) -> Non
     except PeeweeException as gone:
         if sqlstate(gone) not in _ENDED:
             if error is not None:
-                return  # the handler's error is the one to be seen
+                return  # the caller raises the handler's error
             raise
         raise TransactionEnded(
-            f"{handler} ended the batch's transaction by a statement; what it had changed may be committed "
-            "without being counted. Take the COMMIT or ROLLBACK out of it"
+            f"{handler} ended the batch's transaction by a statement; its changes may be committed "
+            "without being counted. Remove the COMMIT or ROLLBACK from it"
         ) from error

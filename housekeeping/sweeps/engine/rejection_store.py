@@ -1,4 +1,4 @@
-"""Rejections in the schema `housekeeping`: what is rejected and since when, and which causes were reported lately."""
+"""Tables of rejected records by cause, and of the last report of each cause."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from housekeeping.sweeps.stages.stage import Position, as_cursor
 
 logger = named_logger(__name__)
 
-#: A cause of a worker is reported again after this time at the earliest.
+#: Minimum interval between two reports of a worker's cause.
 REPORTED_AGAIN_AFTER: Final = timedelta(hours=1)
 #: Delay before a subject whose records were all rejected is scheduled again; doubles with each such run.
 FIRST_DELAY: Final = timedelta(minutes=1)
 LONGEST_DELAY: Final = timedelta(hours=1)
-#: Causes that are kept for a worker and subject whose runs never look at everything.
+#: Causes kept for a worker and subject whose runs never reach the end.
 _KEPT_CAUSES: Final = 50
 _LONGEST_SUBJECT: Final = 200  # characters
-_SHOWN: Final = 10  # causes of a worker in its status
+_STATUS_CAUSES: Final = 10  # in a worker's status
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """What a run rejected for one cause: how many records, and one of them with its error."""
+    """Rejected records of one cause: their number, and one of them with its error."""
 
     rows: int
     sample: dict[str, Any]
@@ -40,11 +40,11 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a worker's last run for a subject rejected for one cause.
+    """Rejections of one cause by a worker's last run for an argument.
 
     Attributes:
       argument: The run's argument; None for a worker without one.
-      not_before: When the argument is scheduled again; None: at any time.
+      not_before: When the argument may be scheduled again; None: at any time.
     """
 
     argument: str | None
@@ -56,7 +56,7 @@ class Standing:
     sample: dict[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """One element of ``rejected`` in ``housekeeping status --json``."""
+        """Return one element of ``rejected`` in ``housekeeping status --json``."""
         return {
             "argument": self.argument,
             "cause": self.cause,
@@ -69,7 +69,7 @@ class Standing:
 
 
 def subject_of(argument: Any) -> str:
-    """Return a run's argument as it stands in the table."""
+    """Return a run's argument as stored in the table."""
     return "" if argument is None else in_one_line(str(argument), _LONGEST_SUBJECT)
 
 
@@ -78,32 +78,30 @@ def record(
     subject: str,
     found: Mapping[str, Rejected],
     *,
-    whole: bool,
-    settled_any: bool,
+    complete: bool,
+    processed_any: bool,
     position: Position | None,
 ) -> None:
-    """Record what a run rejected by cause, and remove the causes that a whole run did not meet.
-
-    One transaction.
+    """Record a run's rejections in one transaction, and remove causes that a complete run did not meet.
 
     Parameters:
-      whole: Whether the run looked at everything.
-      settled_any: Whether the run settled a record. If it did not and has an argument, `not_before` moves on.
+      complete: Whether the run reached the end.
+      processed_any: Whether the run processed a record. If not, the run's argument is delayed by `not_before`.
       position: Where the run ended.
     """
-    ours = (Rejection.worker == worker) & (Rejection.subject == subject)
-    before: Any = Rejection.select(Rejection.cause, Rejection.times).where(ours).tuples()
+    same_subject = (Rejection.worker == worker) & (Rejection.subject == subject)
+    before: Any = Rejection.select(Rejection.cause, Rejection.times).where(same_subject).tuples()
     standing: dict[str, int] = dict(list(before))
-    gone = [cause for cause in standing if cause not in found] if whole else []
-    times = 1 + max(standing.values(), default=0) if whole and subject and not settled_any else 0
+    gone = [cause for cause in standing if cause not in found] if complete else []
+    times = 1 + max(standing.values(), default=0) if complete and subject and not processed_any else 0
     with database.atomic():
         if gone:
-            Rejection.delete().where(ours & Rejection.cause.in_(gone)).execute()
+            Rejection.delete().where(same_subject & Rejection.cause.in_(gone)).execute()
         if found:
             _upsert(worker, subject, found, times, position)
         if len(found) + len(standing) - len(gone) > _KEPT_CAUSES:
-            newest = Rejection.select(Rejection.cause).where(ours).order_by(Rejection.last_at.desc())
-            Rejection.delete().where(ours & Rejection.cause.not_in(newest.limit(_KEPT_CAUSES))).execute()
+            newest = Rejection.select(Rejection.cause).where(same_subject).order_by(Rejection.last_at.desc())
+            Rejection.delete().where(same_subject & Rejection.cause.not_in(newest.limit(_KEPT_CAUSES))).execute()
 
 
 def _upsert(worker: str, subject: str, found: Mapping[str, Rejected], times: int, position: Position | None) -> None:
@@ -120,7 +118,7 @@ def _upsert(worker: str, subject: str, found: Mapping[str, Rejected], times: int
             "position": as_cursor(position),
             "sample": found[cause].sample,
         }
-        for cause in sorted(found)  # in one order, so that two runs do not wait for each other
+        for cause in sorted(found)  # the same order in every run, against deadlocks
     ]
     changed = [Rejection.last_at, Rejection.rows, Rejection.times, Rejection.not_before, Rejection.position]
     Rejection.insert_many(rows).on_conflict(
@@ -129,15 +127,15 @@ def _upsert(worker: str, subject: str, found: Mapping[str, Rejected], times: int
 
 
 def delay_after(times: int) -> timedelta:
-    """Return how long a subject waits after so many runs in a row that rejected every record: 1 min to 1 h."""
+    """Return the delay after this many runs in a row that rejected every record: 1 min to 1 h."""
     doubled: int = 2 ** min(times - 1, 10)
     return min(LONGEST_DELAY, FIRST_DELAY * doubled)
 
 
 def due_for_report(worker: str, causes: Sequence[str]) -> set[str]:
-    """Return the causes that were not reported within the last hour, and note that they are now.
+    """Return the causes not reported within the last hour, and mark them as reported.
 
-    Asks this process's memory where the table cannot be reached.
+    Without the database, this process remembers its own reports.
     """
     try:
         with database.atomic():
@@ -154,12 +152,14 @@ def due_for_report(worker: str, causes: Sequence[str]) -> set[str]:
             )
             return {cause for (cause,) in noted.tuples().execute()}
     except PeeweeException as error:
-        logger.warning("Reports are limited for this process only", error=error_line(error))
+        logger.warning(
+            "Could not read when causes were reported, limiting reports per process", error=error_line(error)
+        )
         return {cause for cause in causes if _memory.is_due(worker, cause)}
 
 
 class _Memory:
-    """The causes that this process has reported, for when the table cannot be reached."""
+    """Causes reported by this process, used while the database does not answer."""
 
     _LARGEST: Final = 1000
 
@@ -184,16 +184,16 @@ _memory: Final = _Memory()
 
 
 def standing(worker: str) -> tuple[list[Standing], int]:
-    """Return what is rejected, the most rows first, and how many more causes and arguments there are."""
+    """Return the worker's rejections, most rows first, and the number of those beyond the first ten."""
     query: Any = (
-        Rejection.select(Rejection, fn.COUNT(SQL("*")).over().alias("all_of_them"))
+        Rejection.select(Rejection, fn.COUNT(SQL("*")).over().alias("total"))
         .where(Rejection.worker == worker)
         .order_by(Rejection.rows.desc(), Rejection.since, Rejection.subject, Rejection.cause)
-        .limit(_SHOWN)
+        .limit(_STATUS_CAUSES)
     )
     rows = list(query)
-    found = [
+    shown = [
         Standing(row.subject or None, row.cause, row.rows, row.since, row.last_at, row.not_before, row.sample)
         for row in rows
     ]
-    return found, (rows[0].all_of_them if rows else 0) - len(found)
+    return shown, (rows[0].total if rows else 0) - len(shown)

@@ -20,8 +20,8 @@ from housekeeping.sweeps.stages.stage import BatchResult, Failure, Position
 logger = named_logger(__name__)
 
 LINES: Final = 20  # records of a cause that have a log line of their own in a run
-SAMPLES: Final = 5  # records of a cause that its report shows
-CAUSES: Final = 20  # that are told apart in a run; with it the memory, lines and reports of a run are bounded
+SAMPLES: Final = 5  # records of a cause in its report
+CAUSES: Final = 20  # distinct causes of a run, which bounds its memory, log lines and reports
 OTHER_CAUSES: Final = "other causes"
 _LONGEST_VALUE: Final = 300  # characters of a value in a log line, report or row
 
@@ -42,7 +42,7 @@ class _Group:
 
 
 class Rejections:
-    """Records that a run could not settle, or settled another way after an error.
+    """Records that a run could not process, or processed by a fallback after an error.
 
     Parameters:
       worker: The worker's name.
@@ -56,49 +56,49 @@ class Rejections:
         self._rejected: dict[str, _Group] = {}
         self._rescued: dict[str, _Group] = {}
 
-    def add(self, settled: BatchResult) -> None:
+    def add(self, result: BatchResult) -> None:
         """Group the batch's rejected records, and log the first of each cause."""
-        for failure in settled.failures:
+        for failure in result.failures:
             group = _add(self._rejected, failure)
             if group.logged < LINES:
                 group.logged += 1
                 error = shortened(error_line(failure.error), _LONGEST_VALUE)
-                logger.error("A record could not be settled", record=short_record(failure.record), error=error)
-        for failure in settled.rescued:
+                logger.error("Record rejected", record=short_record(failure.record), error=error)
+        for failure in result.rescued:
             _add(self._rescued, failure)
 
-    def close(self, *, whole: bool, settled_any: bool, rejected_before: bool, position: Position | None) -> None:
+    def close(self, *, complete: bool, processed_any: bool, rejected_before: bool, position: Position | None) -> None:
         """Log, record and report each cause once; never raises.
 
         Parameters:
-          whole: Whether the run looked at everything, so that a cause it did not meet is gone.
-          settled_any: Whether it settled a record.
-          rejected_before: Whether records stand rejected since an earlier run.
-          position: Where it ended.
+          complete: Whether the run reached the end. Recorded causes that it did not meet are then removed.
+          processed_any: Whether it processed a record.
+          rejected_before: Whether an earlier run left rejections in the table.
+          position: Where the run ended.
         """
         for cause, group in self._rejected.items():
             if group.rows > group.logged:
-                logger.error("More records could not be settled", cause=cause, rows=group.rows, logged=group.logged)
-        if self._rejected or (whole and rejected_before):
-            self._record(whole, settled_any, position)
+                logger.error("More records rejected", cause=cause, rows=group.rows, logged=group.logged)
+        if self._rejected or (complete and rejected_before):
+            self._record(complete, processed_any, position)
         due = rejection_store.due_for_report(self.worker, list(self._rejected)) if self._rejected else set()
-        # A rescued record does not come back, so its report is not held back.
+        # A record handled by the fallback does not fail again, so its report is not throttled.
         for group in (*(self._rejected[cause] for cause in self._rejected if cause in due), *self._rescued.values()):
-            # A column of the record may have any of these names.
+            # Last, because a column of the record may have one of these names.
             about = {"worker": self.worker, "run_id": self.run_id, "rows": group.rows, "samples": group.samples}
             report(group.error, **{**group.samples[0], **about})
 
-    def _record(self, whole: bool, settled_any: bool, position: Position | None) -> None:
+    def _record(self, complete: bool, processed_any: bool, position: Position | None) -> None:
         found = {
             cause: Rejected(group.rows, _storable(group.samples[0], group.error))
             for cause, group in self._rejected.items()
         }
         try:
             rejection_store.record(
-                self.worker, self.subject, found, whole=whole, settled_any=settled_any, position=position
+                self.worker, self.subject, found, complete=complete, processed_any=processed_any, position=position
             )
         except PeeweeException as error:
-            logger.warning("Could not record what was rejected", error=error_line(error))
+            logger.warning("Could not record the rejections", error=error_line(error))
 
 
 def _add(groups: dict[str, _Group], failure: Failure) -> _Group:
@@ -119,14 +119,14 @@ def _short(value: Any) -> Any:
     if value is None or isinstance(value, int | float):
         return value
     text = value if isinstance(value, str) else str(to_log_value(value))
-    # Renewal as it is when it is short: a log line and a tracker have their own form for a time or a list.
+    # Short values keep their type, because log lines and error trackers format times and lists themselves.
     return value if len(text) <= _LONGEST_VALUE else shortened(text, _LONGEST_VALUE)
 
 
 def _storable(sample: Mapping[str, Any], error: BaseException) -> dict[str, Any]:
-    """Return the sample and its error in a form that jsonb takes."""
-    shown = {"record": to_log_value(dict(sample)), "error": error_line(error)}
-    stored: dict[str, Any] = _printable(shown)
+    """Return the sample and its error as values for jsonb."""
+    values = {"record": to_log_value(dict(sample)), "error": error_line(error)}
+    stored: dict[str, Any] = _printable(values)
     return stored
 
 

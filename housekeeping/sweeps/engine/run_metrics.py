@@ -1,11 +1,11 @@
-"""What a run of a sweep leaves in the metrics, by the names that its worker's document has for its counts."""
+"""Prometheus metrics of a sweep's runs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol, get_args
 
 from housekeeping.core.cron import Cron
 from housekeeping.core.telemetry import metrics
@@ -20,21 +20,21 @@ from housekeeping.sweeps.stages.stage import Backlog
 OUTCOMES: tuple[str, ...] = tuple(outcome for outcome in get_args(Outcome) if outcome not in ("lost", "missed"))
 
 
-def awaits(sweep: Sweep, cron: Cron | None) -> None:
-    """Make a worker's metrics known before its first run, so that even the first error is an increase.
+def declare(sweep: Sweep, cron: Cron | None) -> None:
+    """Create a worker's metrics before its first run, so that even the first error is an increase.
 
     Parameters:
-      cron: Its schedule; null: it has none.
+      cron: Its schedule; None: it has none.
     """
     metrics.WAITING_SINCE.set(time.time(), sweep.name)
     for outcome in OUTCOMES:
         metrics.RUNS.add(sweep.name, outcome, number=0)
     for name in _counted(sweep):
         metrics.ROWS.add(sweep.name, name, number=0)
-    for alarm in _of_a_runs_end(sweep):
-        metrics.ALARM.set(0, sweep.name, alarm)
-    for alarm, limit in _limits(sweep, cron):
-        metrics.ALARM_LIMIT.set(limit, sweep.name, alarm)
+    for alert in _alerts_of_run_end(sweep):
+        metrics.ALARM.set(0, sweep.name, alert)
+    for alert, limit in _limits(sweep, cron):
+        metrics.ALARM_LIMIT.set(limit, sweep.name, alert)
 
 
 def clock_skew(sweep: Sweep, ahead_s: float) -> None:
@@ -43,7 +43,7 @@ def clock_skew(sweep: Sweep, ahead_s: float) -> None:
 
 
 def ended(sweep: Sweep, result: RunResult, waited: WaitTimes) -> None:
-    """Count a run, whatever became of it."""
+    """Record a run of any outcome."""
     now = time.time()
     metrics.RUNS.add(sweep.name, result.outcome)
     metrics.LAST_ATTEMPT.set(now, sweep.name)
@@ -53,7 +53,7 @@ def ended(sweep: Sweep, result: RunResult, waited: WaitTimes) -> None:
     metrics.DATABASE_TIME.add(sweep.name, number=waited.database_s)
     metrics.REDIS_TIME.add(sweep.name, number=waited.redis_s)
     for name in dict.fromkeys((*_counted(sweep), *result.counts)):
-        number = result.counts.get(name, 0)  # what this run did not count, one before it may have
+        number = result.counts.get(name, 0)  # 0 replaces the number of an earlier run
         if name != CLOCK_SKEW and _is_number(number):
             metrics.ROWS.add(sweep.name, name, number=number)
             metrics.LAST_RUN_ROWS.set(number, sweep.name, name)
@@ -63,13 +63,13 @@ def ended(sweep: Sweep, result: RunResult, waited: WaitTimes) -> None:
         metrics.LAST_SUCCESS.set(now, sweep.name)
 
 
-def left(sweep: Sweep, waiting: Backlog, oldest: Any, now: datetime) -> None:
-    """What waited after a run.
+def record_backlog(sweep: Sweep, waiting: Backlog, oldest: Any, now: datetime) -> None:
+    """Record the backlog after a run.
 
     Parameters:
-      oldest: What the oldest stale record is known by; shown where it is a time.
+      oldest: The oldest stale row's first order column; recorded if it is a time.
     """
-    # Where the count was broken off there is one more at the least.
+    # A count that stopped at its limit means at least one row more.
     metrics.BACKLOG.set(waiting.rows + (not waiting.exact), sweep.name)
     if not waiting.rows:
         metrics.OLDEST.set(0, sweep.name)
@@ -79,28 +79,26 @@ def left(sweep: Sweep, waiting: Backlog, oldest: Any, now: datetime) -> None:
 
 
 class Named(Protocol):
-    """An alarm, as far as it matters here."""
+    """An alert, of which only the name is used here."""
 
     @property
-    def name(self) -> str:
-        """Which alarm."""
+    def name(self) -> str: ...
 
 
-def record_alerts(sweep: Sweep, alarms: Iterable[Named], others: Literal["silent", "as they were"] = "silent") -> None:
-    """Which alarms a run's end has set off, and how it is with the worker's others now."""
-    loud = {alarm.name for alarm in alarms}
-    for alarm in {*(_of_a_runs_end(sweep) if others == "silent" else ()), *loud}:
-        metrics.ALARM.set(alarm in loud, sweep.name, alarm)
+def record_alerts(sweep: Sweep, alerts: Iterable[Named], *, clear_others: bool = True) -> None:
+    """Set these alerts, and clear the worker's others unless told otherwise."""
+    active = {alert.name for alert in alerts}
+    for name in {*(_alerts_of_run_end(sweep) if clear_others else ()), *active}:
+        metrics.ALARM.set(name in active, sweep.name, name)
 
 
 def _counted(sweep: Sweep) -> Iterator[str]:
-    """The counts that are numbers; the engine counts those that failed for every worker."""
-    yield from dict.fromkeys(
-        (*(name for name in sweep.counts if name not in ("out_of_time", "execution_timeout")), "failed")
-    )
+    """Yield the counts that are numbers, with ``failed``, which every worker has."""
+    numbers = (name for name in sweep.counts if name not in ("out_of_time", "execution_timeout"))
+    yield from dict.fromkeys((*numbers, "failed"))
 
 
-def _of_a_runs_end(sweep: Sweep) -> Iterator[str]:
+def _alerts_of_run_end(sweep: Sweep) -> Iterator[str]:
     yield from ("failed_rows", "last_run", "clock", "breaker", "throttled")
     yield from (f"most_{name}" for name in sweep.alerts.most)
     if sweep.confirm_first_run:
@@ -116,18 +114,18 @@ def _of_a_runs_end(sweep: Sweep) -> Iterator[str]:
 
 
 def _limits(sweep: Sweep, cron: Cron | None) -> Iterator[tuple[str, float]]:
-    alarms = sweep.alerts
+    thresholds = sweep.alerts
     yield "failed_rows", 0
     yield "clock", TOLERATED.total_seconds()
-    yield from ((f"most_{name}", most) for name, most in alarms.most.items())
-    if alarms.longest_run is not None:
-        yield "longest_run", alarms.longest_run.total_seconds()
-    if alarms.backlog is not None and sweep.argument_name is None:
-        yield "backlog", alarms.backlog
-    if alarms.failed_runs is not None:
-        yield "failed_runs", alarms.failed_runs
-    if alarms.overdue is not None and cron is not None:
-        yield "overdue", alarms.overdue * cron.period(datetime.now(UTC)).total_seconds()
+    yield from ((f"most_{name}", most) for name, most in thresholds.most.items())
+    if thresholds.longest_run is not None:
+        yield "longest_run", thresholds.longest_run.total_seconds()
+    if thresholds.backlog is not None and sweep.argument_name is None:
+        yield "backlog", thresholds.backlog
+    if thresholds.failed_runs is not None:
+        yield "failed_runs", thresholds.failed_runs
+    if thresholds.overdue is not None and cron is not None:
+        yield "overdue", thresholds.overdue * cron.period(datetime.now(UTC)).total_seconds()
 
 
 def _is_number(value: Any) -> bool:

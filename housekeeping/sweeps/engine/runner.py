@@ -34,7 +34,7 @@ from housekeeping.sweeps.insight.alerts import breaker_alerts, send_alerts
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.overrides import Override, override_of
 from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.limits.breaker import Verdict, check, settled_by, usual_rows
+from housekeeping.sweeps.limits.breaker import Verdict, check, processed_rows, usual_rows
 from housekeeping.sweeps.limits.db_health import HealthSource
 from housekeeping.sweeps.limits.first_run import UNCONFIRMED, check_first_run
 
@@ -237,7 +237,7 @@ def _compare_clocks(request: RunRequest, progress: RunProgress, skew: ClockSkew)
 
 def _report_breaker(sweep: Sweep, progress: RunProgress, verdict: Verdict) -> None:
     count = progress.counts["breaker"] = verdict.as_count()
-    run_metrics.record_alerts(sweep, breaker_alerts(sweep, progress.counts), others="as they were")
+    run_metrics.record_alerts(sweep, breaker_alerts(sweep, progress.counts), clear_others=False)
     if verdict.action == "stop":
         logger.error("Breaker tripped", error=verdict.refusal)
     else:
@@ -249,8 +249,8 @@ def _close_rejections(request: RunRequest, progress: RunProgress, end: RunEnd) -
     if progress.rejections is None:
         return
     progress.rejections.close(
-        whole=progress.saw_everything and end.outcome == "done",
-        settled_any=bool(settled_by(progress.counts, request.sweep.progress_counts)),
+        complete=progress.saw_everything and end.outcome == "done",
+        processed_any=bool(processed_rows(progress.counts, request.sweep.progress_counts)),
         rejected_before=progress.rejected_before,
         position=progress.position,
     )

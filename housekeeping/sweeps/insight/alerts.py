@@ -186,18 +186,18 @@ def send_alerts(sweep: Sweep, result: RunResult, clock: Clock) -> None:
     """Log one warning for each alarm this run's end sets off, and note in its row what waits; never raises."""
     badly = [*last_run_alerts(result.outcome, result.reason)]
     if result.run_id is None:
-        run_metrics.record_alerts(sweep, badly, others="as they were")  # the database is away, nobody can ask
+        run_metrics.record_alerts(sweep, badly, clear_others=False)  # the database is away, nobody can ask
         return
     if result.reason == UNCONFIRMED:
         rings = [*of_the_first_run(result.reason, result.counts)]
-        run_metrics.record_alerts(sweep, rings, others="as they were")
+        run_metrics.record_alerts(sweep, rings, clear_others=False)
         _log(rings)
         return
     rings = [*run_alerts(sweep, result.duration_s, result.counts), *breaker_alerts(sweep, result.counts)]
     if result.exit_code:
-        rings += _asked(lambda: failed_runs_alerts(sweep), "Could not ask the ledger")
+        rings += _asked(lambda: failed_runs_alerts(sweep), "Could not read the ledger")
     if result.reason == "gate":
-        rings += _asked(lambda: throttle_alerts(sweep), "Could not ask the ledger")
+        rings += _asked(lambda: throttle_alerts(sweep), "Could not read the ledger")
     # For a worker that takes an argument, what waits is not what this run left.
     counted = sweep.argument_name is None and (sweep.progress_counts or sweep.alerts.backlog is not None)
     if result.outcome != "skipped" and counted:
@@ -215,7 +215,7 @@ def _log(rings: Sequence[Alert]) -> None:
 def _left(sweep: Sweep, run_id: int | None, clock: Clock) -> Iterator[Alert]:
     waiting = backlog(sweep, clock.now(), sweep.alerts.backlog or LOOK_AT)
     Run.update(backlog=waiting.rows, backlog_exact=waiting.exact).where(Run.id == run_id).execute()
-    run_metrics.left(sweep, waiting, oldest(sweep, clock.now()) if waiting.rows else None, clock.now())
+    run_metrics.record_backlog(sweep, waiting, oldest(sweep, clock.now()) if waiting.rows else None, clock.now())
     yield from backlog_alerts(sweep, waiting)
 
 

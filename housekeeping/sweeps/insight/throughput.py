@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.limits.breaker import settled_by
+from housekeeping.sweeps.limits.breaker import processed_rows
 
 _RUNS: Final = 50  # looked at; fewer say too little, more are too old to tell of now
 _WELL: Final = ("done", "partial")
@@ -86,7 +86,7 @@ def _read(sweep: Sweep, row: Any) -> Ended:
         row.reason,
         row.started_at,
         row.finished_at,
-        settled_by(row.counts, sweep.progress_counts),
+        processed_rows(row.counts, sweep.progress_counts),
         row.backlog,
         row.backlog_exact,
     )

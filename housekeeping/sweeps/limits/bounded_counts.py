@@ -1,4 +1,4 @@
-"""Counts before a run: of what is stale, and of the rows of a table; bounded in rows and in time."""
+"""Row counts before a run, bounded in rows and in time."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from housekeeping.database.connection import database, sqlstate
 from housekeeping.sweeps.engine.error_mapping import is_unavailable
 from housekeeping.sweeps.stages.stage import Backlog, Stage
 
-#: A count takes at most this long, and at most this part of the run's time: the rest is for the rows.
-_COUNT_FOR_AT_MOST: Final = timedelta(seconds=5)
+#: Time limit of a count, and the largest part of the run's time (1/4) that it may take.
+_MAX_COUNT_TIME: Final = timedelta(seconds=5)
 _PART_OF_RUN: Final = 4
-#: SQLSTATE of a statement that ran into its time limit, and of one that did not get a lock.
+#: SQLSTATEs: statement timeout, lock timeout.
 _TIMED_OUT: Final = ("57014", "55P03")
 
 _ROWS: Final = """
-WITH RECURSIVE ours (id) AS (
+WITH RECURSIVE tables (id) AS (
     SELECT to_regclass(name)::oid FROM unnest(%s::text[]) AS name
-    UNION SELECT inhrelid FROM ours JOIN pg_inherits ON inhparent = ours.id
+    UNION SELECT inhrelid FROM tables JOIN pg_inherits ON inhparent = tables.id
 )
 SELECT CASE WHEN min(reltuples) >= 0 AND sum(reltuples) > 0 THEN sum(reltuples)::bigint END
-FROM ours JOIN pg_class ON pg_class.oid = ours.id WHERE relkind <> 'p'
+FROM tables JOIN pg_class ON pg_class.oid = tables.id WHERE relkind <> 'p'
 """
-#: A shorter timeout of the session stays.
+#: Keeps a shorter timeout of the session.
 _TIMEOUT: Final = """
 SELECT set_config('statement_timeout', least(nullif(setting::bigint, 0), %s)::text, true)
 FROM pg_settings WHERE name = 'statement_timeout'
@@ -36,10 +36,10 @@ FROM pg_settings WHERE name = 'statement_timeout'
 
 
 class CountFailed(Exception):
-    """A count took too long, or PostgreSQL refused it.
+    """A count that timed out or was rejected by PostgreSQL.
 
     Attributes:
-      timed_out: Whether it took too long, or waited too long for a lock.
+      timed_out: Whether it took too long or waited too long for a lock.
     """
 
     def __init__(self, error: PeeweeException) -> None:
@@ -47,16 +47,16 @@ class CountFailed(Exception):
         self.timed_out = sqlstate(error) in _TIMED_OUT
 
 
-def count_stale(passes: Sequence[Stage], now: datetime, limit: int, argument: Any, max_runtime: timedelta) -> Backlog:
-    """Count what is stale, no further than the limit of each pass.
+def count_stale(stages: Sequence[Stage], now: datetime, limit: int, argument: Any, max_runtime: timedelta) -> Backlog:
+    """Count the stale rows, no further than the limit for each stage.
 
     Raises:
-      CountFailed: The count took too long, or PostgreSQL refused it.
+      CountFailed: The count took too long or PostgreSQL rejected it.
       peewee.PeeweeException: The database does not answer.
     """
     with _bounded(max_runtime):
         stale = Backlog(0)
-        for each in passes:
+        for each in stages:
             stale += each.backlog(now, limit, argument)
         return stale
 
@@ -65,7 +65,7 @@ def count_rows(table: str, limit: int, max_runtime: timedelta) -> int:
     """Count the rows of a table, no further than the limit.
 
     Parameters:
-      table: Its name, quoted as SQL has it.
+      table: Its name, quoted for SQL.
 
     Raises:
       CountFailed, peewee.PeeweeException: As `count_stale`.
@@ -79,7 +79,7 @@ def count_rows(table: str, limit: int, max_runtime: timedelta) -> int:
 
 
 def estimated_rows(tables: Sequence[str]) -> int | None:
-    """Return about how many rows the tables have, by PostgreSQL's statistics; None when one was never analyzed."""
+    """Return the tables' rows by PostgreSQL's statistics; None if one was never analyzed."""
     if not tables:
         return None
     (rows,) = database.execute_sql(_ROWS, (list(tables),)).fetchone()
@@ -88,7 +88,7 @@ def estimated_rows(tables: Sequence[str]) -> int | None:
 
 @contextmanager
 def _bounded(max_runtime: timedelta) -> Iterator[None]:
-    timeout = min(_COUNT_FOR_AT_MOST, max_runtime / _PART_OF_RUN)
+    timeout = min(_MAX_COUNT_TIME, max_runtime / _PART_OF_RUN)
     try:
         with database.atomic():
             database.execute_sql(_TIMEOUT, (round(timeout.total_seconds() * 1000),))

@@ -21,7 +21,7 @@ logger = named_logger(__name__)
 
 Action = Literal["alert", "limit", "stop"]
 
-#: With fewer runs nobody can say what is usual.
+#: Minimum number of past runs for a usual number of rows.
 ENOUGH: Final = 10
 #: Rows that never exceed the breaker by history: a worker that processed three a day may process a few thousand after
 #: a holiday.
@@ -32,19 +32,19 @@ _AT_MOST: Final = ("max_deletes", "max_projects")
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """How much is too much for one run, and what happens then.
+    """Limit on the rows of one run, and the action when more are stale.
 
     Attributes:
-      times_history: Allowed is this many times the most that any of the last runs processed, and at least 10,000 rows;
-        from ten past runs on. None: no such limit.
-      share: Allowed is this share of the sweep's tables, by PostgreSQL's statistics: 0.5 is half; from the first run
-        on. None: no such limit.
+      times_history: Allow this many times the most rows that a past run processed, and at least 10,000. Applies after
+        ten runs. None: no such limit.
+      share: Allow this share of the sweep's tables, by PostgreSQL's statistics: 0.5 is half. Applies from the first
+        run. None: no such limit.
       action: ``alert``: the run goes on, and an alert says so. ``limit``: the run processes the allowed number of rows,
         ends as ``partial: breaker`` and alerts; the next run goes on. ``stop``: the run ends as ``failed: breaker``
         before the first change.
 
     Raises:
-      DeclarationError: When there is no such action.
+      DeclarationError: The action is unknown.
     """
 
     times_history: float | None = 100
@@ -58,7 +58,7 @@ class Breaker:
 
 
 class Breakable(Protocol):
-    """A sweep, as far as its breaker needs it."""
+    """The attributes of a sweep that its breaker reads."""
 
     @property
     def name(self) -> str: ...
@@ -84,8 +84,8 @@ class RowLimit:
     """The most rows a run may process.
 
     Attributes:
-      rows: That number; None: any.
-      expected: How many were stale before the run; None: more than that, or unknown.
+      rows: The limit; None: no limit.
+      expected: The stale rows before the run; None: more than the limit, or unknown.
       progress_counts: The counts that are processed rows.
       exceeded: The count ``breaker`` of a run that reaches the limit with rows left.
     """
@@ -96,33 +96,33 @@ class RowLimit:
     exceeded: Counts = field(default_factory=dict)
 
     def left(self, counts: Counts) -> int | None:
-        """Return how many rows the next batch may have; None: any number."""
-        return None if self.rows is None else max(1, self.rows - settled_by(counts, self.progress_counts))
+        """Return how many rows the next batch may have; None: no limit."""
+        return None if self.rows is None else max(1, self.rows - processed_rows(counts, self.progress_counts))
 
     def reached(self, counts: Counts) -> tuple[Outcome, str | None] | None:
-        """Return how a run with these counts ends here; None: it may go on."""
-        rows = settled_by(counts, self.progress_counts)
+        """Return the outcome and reason of a run that has reached the limit; None: it continues."""
+        rows = processed_rows(counts, self.progress_counts)
         if self.rows is None or rows < self.rows:
             return None
         return ("done", None) if rows == self.expected else ("partial", "breaker")
 
     def noted(self, counts: Counts, reason: str | None) -> Counts:
-        """Return the counts at the end of a run, with the count ``breaker`` where that ended it."""
+        """Return the counts at the end of a run, with ``breaker`` if the breaker ended it."""
         return counts | {"breaker": self.exceeded} if reason == "breaker" else counts
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the breaker says of a run before its first change.
+    """Comparison of the stale rows with the usual number, before a run's first change.
 
     Attributes:
       worker: The worker, with its argument, as the command line takes it.
-      action: What a run does that exceeds the breaker.
+      action: What a run over the limit does.
       allowed: The most rows one run should process.
-      usual: The most that any run of the history processed.
-      runs: How many runs the history has.
+      usual: The most rows that a past run processed.
+      runs: The number of past runs compared.
       stale: The stale rows, counted up to `allowed`; None: they could not be counted.
-      shards: How many runs share the work.
+      shards: The number of runs that share the work.
       progress_counts: The counts that are processed rows.
     """
 
@@ -137,31 +137,31 @@ class Verdict:
 
     @property
     def exceeded(self) -> bool:
-        """Whether more is stale than allowed, as far as could be counted."""
+        """Whether more rows are stale than allowed, or they could not be counted."""
         return self.stale is None or not self.stale.exact or self.stale.rows > self.allowed
 
     @property
     def row_limit(self) -> RowLimit:
-        """The limit of the run itself; of a breaker that does not limit runs, any number of rows."""
+        """The row limit of the run; no limit unless the action is ``limit``."""
         if self.action != "limit":
             return RowLimit()
         if self.exceeded:
             return RowLimit(max(1, self.allowed // self.shards), None, self.progress_counts, self.as_count())
         assert self.stale is not None
-        # Rows may become stale while the run is at work.
+        # More rows may become stale during the run.
         later = dataclasses.replace(self, stale=Backlog(self.allowed, exact=False))
         return RowLimit(self.allowed, self.stale.rows, self.progress_counts, later.as_count())
 
     @property
     def refusal(self) -> str:
-        """The error of a run that the breaker stops: the numbers, and how to go on."""
+        """The error of a run that the breaker stops, with the commands that let it continue."""
         return (
             f"{in_numbers(self.as_count())}; nothing was changed. Look at: housekeeping plan {self.worker}; "
             f"to go on: housekeeping run {self.worker} --confirm"
         )
 
     def as_count(self) -> Counts:
-        """The count ``breaker`` of a run that exceeds it, as the ledger keeps it."""
+        """Return the count ``breaker`` of a run, as the ledger stores it."""
         return {
             "action": self.action,
             "stale": None if self.stale is None else self.stale.rows,
@@ -178,7 +178,7 @@ def with_argument(worker: str, argument: Any) -> str:
 
 
 def in_numbers(count: Mapping[str, Any]) -> str:
-    """The count ``breaker`` of a run, in words."""
+    """Return the count ``breaker`` of a run as text."""
     stale, allowed = count["stale"], f"{count['allowed']:,}"
     if stale is None:
         found = "the stale rows could not be counted"
@@ -192,21 +192,21 @@ def in_numbers(count: Mapping[str, Any]) -> str:
 def check(
     sweep: Breakable,
     history: Sequence[int],
-    passes: Sequence[Stage],
+    stages: Sequence[Stage],
     now: datetime,
     argument: Any = None,
 ) -> Verdict | None:
-    """Compare what is stale with what is usual; None when there is nothing to compare with.
+    """Compare the stale rows with the usual number; None when the breaker does not apply.
 
-    Counts no further than the limit. A count that fails or takes too long is a verdict, too (`Verdict.stale`).
+    Counts no further than the limit. A count that fails or takes too long is `Verdict.stale` None.
 
     Parameters:
-      history: The rows each of the last runs processed; with fewer than ten, `times_history` does not apply.
+      history: The rows that each past run processed; with fewer than ten, `times_history` does not apply.
 
     Raises:
       peewee.PeeweeException: The database does not answer.
     """
-    allowed = _allowed(sweep.breaker, history, passes)
+    allowed = _allowed(sweep.breaker, history, stages)
     if allowed is None:
         return None
     if any(sweep.options[name] <= allowed for name in _AT_MOST if name in sweep.options):
@@ -217,17 +217,17 @@ def check(
         allowed=allowed,
         usual=max(history, default=0),
         runs=len(history),
-        stale=_count(sweep, passes, now, allowed, argument),
+        stale=_count(sweep, stages, now, allowed, argument),
         shards=sweep.shards,
         progress_counts=sweep.progress_counts,
     )
 
 
 def usual_rows(history: Sequence[PastRun], progress_counts: Sequence[str]) -> list[int]:
-    """Return the rows that each past run processed, as far as they tell what is usual.
+    """Return the rows of each past run that count as usual.
 
-    A run that exceeded its breaker counts as what was usual before it: a flood must not become usual while it lasts.
-    Ten of them that ended as ``done`` are the worker's new load, and count as they are.
+    A run over the limit counts with the usual number before it, so that a flood does not become usual while it lasts.
+    Ten such runs that ended as ``done`` are a new load and count in full.
     """
     if not progress_counts:
         return []
@@ -236,35 +236,35 @@ def usual_rows(history: Sequence[PastRun], progress_counts: Sequence[str]) -> li
     return [
         int(past.counts["breaker"]["usual"])
         if is_exceeded(past.counts) and not (grown and past.outcome == "done")
-        else settled_by(past.counts, progress_counts)
+        else processed_rows(past.counts, progress_counts)
         for past in history
     ]
 
 
 def is_exceeded(counts: Mapping[str, Any]) -> bool:
-    """Whether the counts are those of a run that exceeded its breaker."""
+    """Whether a run with these counts exceeded its breaker."""
     return isinstance(counts.get("breaker"), dict)
 
 
-def settled_by(counts: Counts, progress_counts: Sequence[str]) -> int:
-    """How many records a run took from what was stale, by its counts."""
+def processed_rows(counts: Counts, progress_counts: Sequence[str]) -> int:
+    """Return the number of rows a run processed, by its counts."""
     return sum(int(counts.get(name) or 0) for name in progress_counts)
 
 
-def _allowed(breaker: Breaker, history: Sequence[int], passes: Sequence[Stage]) -> int | None:
+def _allowed(breaker: Breaker, history: Sequence[int], stages: Sequence[Stage]) -> int | None:
     limits = []
     if breaker.times_history is not None and len(history) >= ENOUGH:
         limits.append(max(FLOOR, int(breaker.times_history * max(history))))
     if breaker.share is not None:
-        tables = sorted({table_name(each.model) for each in passes if isinstance(each, TableStage)})
+        tables = sorted({table_name(each.model) for each in stages if isinstance(each, TableStage)})
         rows = estimated_rows(tables)
         limits += [] if rows is None else [int(breaker.share * rows)]
     return min(limits, default=None)
 
 
-def _count(sweep: Breakable, passes: Sequence[Stage], now: datetime, limit: int, argument: Any) -> Backlog | None:
+def _count(sweep: Breakable, stages: Sequence[Stage], now: datetime, limit: int, argument: Any) -> Backlog | None:
     try:
-        return count_stale(passes, now, limit, argument, sweep.max_runtime)
+        return count_stale(stages, now, limit, argument, sweep.max_runtime)
     except CountFailed as error:
         logger.warning("Breaker could not count the stale rows", error=str(error))
         return None

@@ -1,4 +1,4 @@
-"""Guard of a worker's first run: one that would process a large part of a table waits for a confirmation."""
+"""Guard of a worker's first run: it needs a confirmation to process a large part of a table."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ logger = named_logger(__name__)
 
 #: Reason of the skipped run, its count, and the name of its alert.
 UNCONFIRMED: Final = "unconfirmed"
-#: A first run may process one row in so many without a confirmation: 20 %.
+#: A first run may process one row in five (20 %) without a confirmation.
 ONE_IN: Final = 5
-#: Fewer stale rows than this need no confirmation, whatever their share: a trial, or a small table.
+#: Fewer stale rows need no confirmation, whatever their share: a trial, or a small table.
 AT_LEAST: Final = 1000
-#: Rows of a table are counted up to here; above it PostgreSQL's estimate is good enough.
+#: Rows of a table counted exactly; above this PostgreSQL's estimate is good enough.
 _COUNTED: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Unconfirmed:
-    """What a first run would process of one table, where that needs a confirmation.
+    """A table of which a first run would process too much without a confirmation.
 
     Attributes:
       worker: The worker, with its argument, as the command line takes it.
       stale: The stale rows, as far as they could be counted; None: the count took too long or failed.
-      limit: How many stale rows need no confirmation.
-      rows: About how many rows the table has, or at least; None: the count took too long or failed.
+      limit: The number of stale rows that need no confirmation.
+      rows: The table's rows, estimated above 100,000; None: the count took too long or failed.
     """
 
     worker: str
@@ -47,7 +47,7 @@ class Unconfirmed:
     rows: int | None
 
     def as_count(self) -> Counts:
-        """Return the count ``unconfirmed`` of the skipped run, as the ledger keeps it."""
+        """Return the count ``unconfirmed`` of the skipped run, as the ledger stores it."""
         return {
             "worker": self.worker,
             "table": self.table,
@@ -62,7 +62,7 @@ class Unconfirmed:
 
 
 def in_words(count: Mapping[str, Any]) -> str:
-    """Return the count ``unconfirmed`` of a run as text: the numbers, and the commands to type."""
+    """Return the count ``unconfirmed`` of a run as text, with the commands to type."""
     stale, rows, worker = count["stale"], count["rows"], count["worker"]
     if stale is None:
         found = f"the stale rows of {count['table']} could not be counted in time"
@@ -77,9 +77,9 @@ def in_words(count: Mapping[str, Any]) -> str:
 
 
 def check_first_run(
-    sweep: Sweep, passes: Sequence[Stage], now: datetime, argument: Any = None, *, confirmed: bool = False
+    sweep: Sweep, stages: Sequence[Stage], now: datetime, argument: Any = None, *, confirmed: bool = False
 ) -> Unconfirmed | None:
-    """Return why the run needs a confirmation; None when it does not.
+    """Return why the run needs a confirmation; None if it needs none.
 
     Counts the rows and the stale rows of each table up to 100,000.
 
@@ -91,16 +91,16 @@ def check_first_run(
     if runs.has_worked(sweep.name):
         return None
     tables: dict[str, list[Stage]] = {}
-    for each in passes:
+    for each in stages:
         if isinstance(each, TableStage):
             tables.setdefault(table_name(each.model), []).append(each)
-    for table, walks in tables.items():
+    for table, table_stages in tables.items():
         rows = _rows_of(sweep, table)
         limit = max(AT_LEAST - 1, (rows or 0) // ONE_IN)
-        stale = _stale(sweep, walks, now, limit, argument)
+        stale = _stale(sweep, table_stages, now, limit, argument)
         if stale is not None and not stale.exact:
             # The limit was found to be exceeded; the operator needs to know by how much.
-            stale = _stale(sweep, walks, now, _COUNTED, argument) or Backlog(stale.rows + 1, exact=False)
+            stale = _stale(sweep, table_stages, now, _COUNTED, argument) or Backlog(stale.rows + 1, exact=False)
         if stale is None or stale.rows > limit:
             return Unconfirmed(with_argument(sweep.name, argument), table, stale, limit, rows)
     return None
@@ -116,9 +116,9 @@ def _rows_of(sweep: Sweep, table: str) -> int | None:
     return counted if counted < _COUNTED else max(counted, estimated_rows([table]) or 0)
 
 
-def _stale(sweep: Sweep, walks: Sequence[Stage], now: datetime, limit: int, argument: Any) -> Backlog | None:
+def _stale(sweep: Sweep, table_stages: Sequence[Stage], now: datetime, limit: int, argument: Any) -> Backlog | None:
     try:
-        return count_stale(walks, now, limit, argument, sweep.max_runtime)
+        return count_stale(table_stages, now, limit, argument, sweep.max_runtime)
     except CountFailed as error:
         _raise_unless_timed_out(error)
         logger.warning("Could not count the stale rows before a first run", error=str(error))
@@ -126,6 +126,6 @@ def _stale(sweep: Sweep, walks: Sequence[Stage], now: datetime, limit: int, argu
 
 
 def _raise_unless_timed_out(error: CountFailed) -> None:
-    """Raise what PostgreSQL refused the count for: the run fails with it, because it sends the same predicate."""
+    # The run would fail with the same error, because it sends the same predicate.
     if not error.timed_out and error.__cause__ is not None:
         raise error.__cause__

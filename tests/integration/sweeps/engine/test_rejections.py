@@ -63,8 +63,8 @@ def test_first_records_of_a_cause_have_lines_and_the_rest_a_summary(clock: Manua
 
     run_sweep(sweep(refuse_most), clock=clock)
 
-    assert len(lines("A record could not be settled")) == LINES
-    (summary,) = lines("More records could not be settled")
+    assert len(lines("Record rejected")) == LINES
+    (summary,) = lines("More records rejected")
     assert (summary.cause, summary.rows, summary.logged) == ("ValueError: no order …", LINES + 3, LINES)
 
 
@@ -112,7 +112,7 @@ def test_report_is_not_lost_when_its_table_is_away(
 
     assert outcomes == ["done", "done"]
     assert len(reported) == 1, "once an hour, by this process's own memory"
-    assert len(lines("Could not record what was rejected")) == 2
+    assert len(lines("Could not record the rejections")) == 2
 
 
 def test_rejections_are_recorded_until_a_whole_run_is_without_them(clock: ManualClock) -> None:
@@ -191,7 +191,7 @@ def test_long_values_are_shortened_in_lines_and_rows(clock: ManualClock, lines: 
 
     run_sweep(sweep(refuse_at_length), clock=clock)
 
-    (line,) = lines("A record could not be settled")
+    (line,) = lines("Record rejected")
     assert len(line.error) <= 300 and line.error.endswith("is in the way\\x00")
     (row,) = Rejection.select()
     assert len(row.cause) <= 300 and len(row.sample["error"]) <= 300
@@ -209,7 +209,7 @@ def test_database_errors_are_grouped_by_code_and_constraint(clock: ManualClock, 
 def test_rows_of_causes_that_never_come_again_are_bounded() -> None:
     for number in range(0, 90, 10):
         found = {f"cause {n}": rejection_store.Rejected(1, {}) for n in range(number, number + 10)}
-        rejection_store.record("shop.stuck_orders", "", found, whole=False, settled_any=True, position=None)
+        rejection_store.record("shop.stuck_orders", "", found, complete=False, processed_any=True, position=None)
 
     newest: datetime = Rejection.select(fn.MAX(Rejection.last_at)).scalar()
     assert Rejection.select().count() == 50

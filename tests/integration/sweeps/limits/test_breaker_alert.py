@@ -221,7 +221,7 @@ def test_count_that_times_out_alerts_and_only_stop_fails(
         return count(self, *given)
 
     monkeypatch.setattr(TableStage, "backlog", backlog)
-    monkeypatch.setattr(bounded_counts, "_COUNT_FOR_AT_MOST", timedelta(milliseconds=50))
+    monkeypatch.setattr(bounded_counts, "_MAX_COUNT_TIME", timedelta(milliseconds=50))
 
     result = run_sweep(dataclasses.replace(SMALL, breaker=Breaker(action=action)), clock=clock)
 

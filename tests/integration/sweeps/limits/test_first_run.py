@@ -192,7 +192,7 @@ def test_first_run_that_cannot_count_in_time_is_skipped(
     visits: Callable[[int, int], None], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     visits(3, 0)
-    monkeypatch.setattr(bounded_counts, "_COUNT_FOR_AT_MOST", timedelta(milliseconds=50))
+    monkeypatch.setattr(bounded_counts, "_MAX_COUNT_TIME", timedelta(milliseconds=50))
     asleep = database.execute_sql
     monkeypatch.setattr(TableStage, "backlog", lambda *_, **__: asleep("SELECT pg_sleep(10)"))
 

@@ -89,7 +89,7 @@ def test_locked_ref_among_10_000_fails_alone(
     assert (result.outcome, result.counts) == ("done", {"total_deletes": 9_999, "invalid": 0, "failed": 1})
     assert bare.refs() == pending() == ["refs/heads/5005"]
     assert [(about["project_id"], about["ref"]) for about in reported] == [(1, "refs/heads/5005")]
-    (line,) = lines("A record could not be settled")
+    (line,) = lines("Record rejected")
     assert (line.levelname, line.record) == ("ERROR", {"id": 5005, "project_id": 1, "ref": "refs/heads/5005"})
     assert [line.alarm for line in lines("Alert")] == ["failed_rows"]
 
@@ -181,7 +181,7 @@ def test_packed_ref_too_long_for_git_to_delete_stays_pending(
 
     assert run_sweep(project_cleanup, 1).counts == {"total_deletes": 1, "invalid": 0, "failed": 1}
     assert (pending(), bare.refs()) == ([ref], [ref])
-    (line,) = lines("A record could not be settled")
+    (line,) = lines("Record rejected")
     assert "File name too long" in line.error and len(line.error) <= 300 and len(line.record["ref"]) <= 300
 
 

@@ -46,7 +46,7 @@ def test_linked_folder_outside_the_store_keeps_its_file(
     assert outside.exists()
     assert (result.outcome, result.counts) == ("done", counted(2, 1, failed=1))
     assert still_pending() == {"link/passwd"}
-    (line,) = lines("A record could not be settled")
+    (line,) = lines("Record rejected")
     assert "symbolic link" in line["error"]
     assert [each["path"] for each in reported] == ["link/passwd"]
 

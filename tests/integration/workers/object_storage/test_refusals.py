@@ -75,7 +75,7 @@ def test_invalid_entry_is_kept_logged_and_counted(
     assert folder.paths() == {"victim", "a/victim"}
     (report,) = reported
     assert why in str(report["error"])
-    (line,) = lines("A record could not be settled")
+    (line,) = lines("Record rejected")
     assert why in line["error"] and line["levelno"] == logging.ERROR
 
 
@@ -111,7 +111,7 @@ def test_refused_object_among_10_000_fails_alone(
     assert still_pending() == {poison}
     assert len(place.paths()) == 1
     assert [(report["location"], report["path"]) for report in reported] == [("artifacts", poison)]
-    assert [line["record"]["path"] for line in lines("A record could not be settled")] == [poison]
+    assert [line["record"]["path"] for line in lines("Record rejected")] == [poison]
 
 
 def test_a_refused_object_is_tried_again_by_the_next_run(
