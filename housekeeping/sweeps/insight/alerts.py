@@ -1,4 +1,4 @@
-"""Alerts: conditions that need a person. Log, status, metrics and dashboard use the same ones."""
+"""Alerts: conditions that need a person, the same in log, status, metrics and dashboard."""
 
 from __future__ import annotations
 
@@ -25,32 +25,33 @@ from housekeeping.sweeps.limits.first_run import AT_LEAST, UNCONFIRMED, in_words
 
 logger = named_logger(__name__)
 
-#: Counted up to here for a worker that sets no alarm on its backlog.
-LOOK_AT: Final = 10_000
-UNSEEN: Final = "what waits cannot be seen"
-_ENDED_BADLY: Final = ("failed", "lost", "lost_lease")
-#: Throttled runs in a row that are no passing trouble.
+#: Backlog rows counted at most for a worker without an alert threshold for its backlog.
+DEFAULT_COUNT_LIMIT: Final = 10_000
+UNKNOWN_BACKLOG: Final = "the backlog cannot be counted"
+_FAILED: Final = ("failed", "lost", "lost_lease")
+#: Throttled runs in a row that raise an alert; fewer may be a passing problem.
 THROTTLED_RUNS: Final = 3
-#: Runs looked at for what the last ones say; a few may be at work at the same time.
+#: Past runs read for alerts; the newest may still be running.
 _LAST_RUNS: Final = 10
-#: What an operator does about an exceeded breaker, by its action.
+#: Advice about an exceeded breaker, by its action.
 _ADVICE: Final = {
-    "alert": "the run goes on; if these rows should stay: housekeeping pause NAME",
+    "alert": "the run continues; if these rows should stay: housekeeping pause NAME",
     "limit": "each run stops there; to process all at once: housekeeping plan NAME, then run --confirm",
-    "stop": "runs stop; to go on: housekeeping plan NAME, then run --confirm",
+    "stop": "runs stop; to continue: housekeeping plan NAME, then run --confirm",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One thing that rings.
+    """An active alert.
 
     Attributes:
-      name: Which alarm: ``longest_run``, ``backlog``, ``failed_rows``, ``clock``, ``most_…`` with a count's name,
+      name: ``longest_run``, ``backlog``, ``failed_rows``, ``clock``, ``most_…`` with a count's name,
         ``failed_runs``, ``last_run``, ``overdue``, ``unseen``, ``breaker``, ``unconfirmed`` or ``throttled``; of the
         whole installation, ``no_worker`` or ``no_scheduler``.
-      text: What it is, for a person.
-      limit, value: What it must not exceed, and what it is; null where it is no number.
+      text: A description for operators.
+      limit: The threshold; None where it is not a number.
+      value: The number that exceeds it; None where it is not a number.
     """
 
     name: str
@@ -62,18 +63,18 @@ class Alert:
         return self.text
 
     def as_json(self) -> dict[str, Any]:
-        """As programs read it."""
+        """Return the alert as JSON values."""
         return asdict(self)
 
 
 def run_alerts(sweep: Sweep, duration_s: float, counts: Mapping[str, Any]) -> Iterator[Alert]:
-    """What a run shows by itself, ended or at work."""
+    """Yield the alerts of one run, ended or running."""
     longest = sweep.alerts.longest_run
     if longest is not None and duration_s > longest.total_seconds():
         most_s = longest.total_seconds()
         yield Alert("longest_run", f"the last run took {duration_s:.0f} s, over {most_s:.0f} s", most_s, duration_s)
     if failed := counts.get("failed"):
-        yield Alert("failed_rows", f"{counted(failed, 'row')} could not be settled", 0, failed)
+        yield Alert("failed_rows", f"{counted(failed, 'row')} could not be processed", 0, failed)
     if (ahead_s := counts.get(CLOCK_SKEW)) is not None:
         tolerated_s, side = TOLERATED.total_seconds(), "ahead of" if ahead_s > 0 else "behind"
         text = f"the clock of the last run's machine was {abs(ahead_s):,.1f} s {side} the database's; check NTP"
@@ -84,17 +85,17 @@ def run_alerts(sweep: Sweep, duration_s: float, counts: Mapping[str, Any]) -> It
 
 
 def backlog_alerts(sweep: Sweep, waiting: Backlog) -> Iterator[Alert]:
-    """What waits, counted up to the limit."""
+    """Yield an alert if the backlog exceeds its threshold."""
     most = sweep.alerts.backlog
     if most is not None and (waiting.rows > most or not waiting.exact):
         yield Alert("backlog", f"more than {counted(most, 'row waits', 'rows wait')}", most, waiting.rows)
 
 
 def failed_runs_alerts(sweep: Sweep) -> Iterator[Alert]:
-    """Runs in a row that ended badly.
+    """Yield an alert if too many runs in a row failed.
 
     Raises:
-      peewee.PeeweeException: The ledger cannot be asked.
+      peewee.PeeweeException: The ledger cannot be read.
     """
     most = sweep.alerts.failed_runs
     if most is None:
@@ -102,77 +103,78 @@ def failed_runs_alerts(sweep: Sweep) -> Iterator[Alert]:
     ended = (Run.worker == sweep.name) & Run.outcome.is_null(False) & Run.outcome.not_in(("skipped", "missed"))
     last: Any = Run.select(Run.outcome).where(ended).order_by(Run.id.desc()).limit(most).tuples()
     outcomes = [outcome for (outcome,) in last]
-    if len(outcomes) == most and set(outcomes) <= set(_ENDED_BADLY):
-        yield Alert("failed_runs", f"{counted(most, 'run')} in a row ended badly", most, most)
+    if len(outcomes) == most and set(outcomes) <= set(_FAILED):
+        yield Alert("failed_runs", f"{counted(most, 'run')} in a row failed", most, most)
 
 
 def last_run_alerts(outcome: str | None, why: str | None) -> Iterator[Alert]:
-    """That the last run ended badly, and how."""
-    if outcome in _ENDED_BADLY:
+    """Yield an alert if the last run failed."""
+    if outcome in _FAILED:
         yield Alert("last_run", f"the last run ended as {outcome}: {why}")
 
 
 def breaker_alerts(sweep: Sweep, counts: Mapping[str, Any]) -> Iterator[Alert]:
-    """That a run exceeded its breaker, by its counts: the numbers, and what to do."""
+    """Yield an alert if a run exceeded its breaker, with the numbers and what to do."""
     if not is_exceeded(counts):
         return
-    said = counts["breaker"]
-    stale, allowed = said["stale"], said["allowed"]
-    found = None if stale is None else stale + (not said["exact"])
-    yield Alert("breaker", f"{in_numbers(said)}; {_ADVICE[said['action']]}".replace("NAME", sweep.name), allowed, found)
+    count = counts["breaker"]
+    stale, allowed = count["stale"], count["allowed"]
+    found = None if stale is None else stale + (not count["exact"])
+    text = f"{in_numbers(count)}; {_ADVICE[count['action']]}".replace("NAME", sweep.name)
+    yield Alert("breaker", text, allowed, found)
 
 
-def of_the_first_run(reason: str | None, counts: Mapping[str, Any]) -> Iterator[Alert]:
-    """That the worker's runs wait for a confirmation: the numbers, and the commands to type."""
-    if reason == UNCONFIRMED and (said := counts.get(UNCONFIRMED)) is not None:
-        yield Alert(UNCONFIRMED, in_words(said), said.get("limit", AT_LEAST), said["stale"])
+def first_run_alerts(reason: str | None, counts: Mapping[str, Any]) -> Iterator[Alert]:
+    """Yield an alert if the worker's runs wait for a confirmation, with the commands to type."""
+    if reason == UNCONFIRMED and (count := counts.get(UNCONFIRMED)) is not None:
+        yield Alert(UNCONFIRMED, in_words(count), count.get("limit", AT_LEAST), count["stale"])
 
 
 def recent_runs_alerts(sweep: Sweep) -> Iterator[Alert]:
-    """What the last runs show whatever was skipped since: an exceeded breaker, a throttle that stays.
+    """Yield the alerts of the last runs that began: an exceeded breaker, a lasting throttle.
 
     Raises:
-      peewee.PeeweeException: The ledger cannot be asked.
+      peewee.PeeweeException: The ledger cannot be read.
     """
     runs = _recent_runs(sweep)
-    # One that has not counted anything yet says nothing.
+    # A run that has not counted anything yet is passed over.
     yield from breaker_alerts(sweep, next((counts for outcome, _, counts in runs if outcome or counts), {}))
-    yield from _of_throttled_runs(runs)
+    yield from _throttled_runs_alerts(runs)
 
 
 def throttle_alerts(sweep: Sweep) -> Iterator[Alert]:
-    """That the last runs all ended because the database was not well.
+    """Yield an alert if the last runs all ended early because they were throttled.
 
     Raises:
-      peewee.PeeweeException: The ledger cannot be asked.
+      peewee.PeeweeException: The ledger cannot be read.
     """
-    yield from _of_throttled_runs(_recent_runs(sweep))
+    yield from _throttled_runs_alerts(_recent_runs(sweep))
 
 
 def _recent_runs(sweep: Sweep) -> list[tuple[str | None, str | None, dict[str, Any]]]:
-    """Outcome, reason and counts of the last runs that began, the newest first."""
+    """Return outcome, reason and counts of the last runs that began, newest first."""
     began = (Run.worker == sweep.name) & (Run.outcome.is_null() | Run.outcome.not_in(("skipped", "missed")))
     began &= Run.reason.is_null() | (Run.reason != "clock")  # such a run has not looked at the rows
     rows: Any = Run.select(Run.outcome, Run.reason, Run.counts).where(began).order_by(Run.id.desc()).limit(_LAST_RUNS)
     return list(rows.tuples())
 
 
-def _of_throttled_runs(runs: Sequence[tuple[str | None, str | None, dict[str, Any]]]) -> Iterator[Alert]:
+def _throttled_runs_alerts(runs: Sequence[tuple[str | None, str | None, dict[str, Any]]]) -> Iterator[Alert]:
     ended = [(reason, counts.get("throttled")) for outcome, reason, counts in runs if outcome][:THROTTLED_RUNS]
     if len(ended) < THROTTLED_RUNS or any(reason != "gate" for reason, _ in ended) or ended[0][1] is None:
         return
     gate, value, limit = (ended[0][1][name] for name in ("gate", "value", "limit"))
     yield Alert(
         "throttled",
-        f"{gate} {value:g} > {limit:g} slowed the last {THROTTLED_RUNS} runs and ended them early; each did a little. "
-        f"Mend that, or set another limit: gates.{gate}",
+        f"{gate} {value:g} > {limit:g} slowed the last {THROTTLED_RUNS} runs and ended them early; "
+        f"each processed a few rows. Fix the cause, or set another limit: gates.{gate}",
         limit,
         value,
     )
 
 
 def overdue_alerts(sweep: Sweep, last_at: datetime | None, now: datetime, period_s: float) -> Iterator[Alert]:
-    """That a scheduled worker has not run for too many of its periods; its ticks that were missed are no runs."""
+    """Yield an alert if a scheduled worker has not run for too many periods; missed ticks are not runs."""
     most = sweep.alerts.overdue
     if last_at is None or most is None:
         return
@@ -183,46 +185,50 @@ def overdue_alerts(sweep: Sweep, last_at: datetime | None, now: datetime, period
 
 
 def send_alerts(sweep: Sweep, result: RunResult, clock: Clock) -> None:
-    """Log one warning for each alarm this run's end sets off, and note in its row what waits; never raises."""
-    badly = [*last_run_alerts(result.outcome, result.reason)]
+    """Log the alerts of a run that ended, and record the backlog in its row; never raises."""
+    failure = [*last_run_alerts(result.outcome, result.reason)]
     if result.run_id is None:
-        run_metrics.record_alerts(sweep, badly, clear_others=False)  # the database is away, nobody can ask
+        run_metrics.record_alerts(
+            sweep, failure, clear_others=False
+        )  # without the database the other alerts are unknown
         return
     if result.reason == UNCONFIRMED:
-        rings = [*of_the_first_run(result.reason, result.counts)]
-        run_metrics.record_alerts(sweep, rings, clear_others=False)
-        _log(rings)
+        alerts = [*first_run_alerts(result.reason, result.counts)]
+        run_metrics.record_alerts(sweep, alerts, clear_others=False)
+        _log(alerts)
         return
-    rings = [*run_alerts(sweep, result.duration_s, result.counts), *breaker_alerts(sweep, result.counts)]
+    alerts = [*run_alerts(sweep, result.duration_s, result.counts), *breaker_alerts(sweep, result.counts)]
     if result.exit_code:
-        rings += _asked(lambda: failed_runs_alerts(sweep), "Could not read the ledger")
+        alerts += _queried(lambda: failed_runs_alerts(sweep), "Could not read the ledger")
     if result.reason == "gate":
-        rings += _asked(lambda: throttle_alerts(sweep), "Could not read the ledger")
-    # For a worker that takes an argument, what waits is not what this run left.
-    counted = sweep.argument_name is None and (sweep.progress_counts or sweep.alerts.backlog is not None)
-    if result.outcome != "skipped" and counted:
-        rings += _asked(lambda: _left(sweep, result.run_id, clock), "Could not count the backlog", UNSEEN)
+        alerts += _queried(lambda: throttle_alerts(sweep), "Could not read the ledger")
+    # The backlog of a worker with an argument says nothing about this run.
+    counts_backlog = sweep.argument_name is None and (sweep.progress_counts or sweep.alerts.backlog is not None)
+    if result.outcome != "skipped" and counts_backlog:
+        alerts += _queried(
+            lambda: _record_backlog(sweep, result.run_id, clock), "Could not count the backlog", UNKNOWN_BACKLOG
+        )
     if result.outcome != "skipped":
-        run_metrics.record_alerts(sweep, [*rings, *badly])
-    _log(rings)
+        run_metrics.record_alerts(sweep, [*alerts, *failure])
+    _log(alerts)
 
 
-def _log(rings: Sequence[Alert]) -> None:
-    for alarm in rings:
-        logger.warning("Alert", alarm=alarm.name, text=alarm.text, limit=alarm.limit, value=alarm.value)
+def _log(alerts: Sequence[Alert]) -> None:
+    for alert in alerts:
+        logger.warning("Alert", alarm=alert.name, text=alert.text, limit=alert.limit, value=alert.value)
 
 
-def _left(sweep: Sweep, run_id: int | None, clock: Clock) -> Iterator[Alert]:
-    waiting = backlog(sweep, clock.now(), sweep.alerts.backlog or LOOK_AT)
+def _record_backlog(sweep: Sweep, run_id: int | None, clock: Clock) -> Iterator[Alert]:
+    waiting = backlog(sweep, clock.now(), sweep.alerts.backlog or DEFAULT_COUNT_LIMIT)
     Run.update(backlog=waiting.rows, backlog_exact=waiting.exact).where(Run.id == run_id).execute()
     run_metrics.record_backlog(sweep, waiting, oldest(sweep, clock.now()) if waiting.rows else None, clock.now())
     yield from backlog_alerts(sweep, waiting)
 
 
-def _asked(question: Callable[[], Iterator[Alert]], otherwise: str, unseen: str | None = None) -> list[Alert]:
+def _queried(query: Callable[[], Iterator[Alert]], event: str, unknown: str | None = None) -> list[Alert]:
     try:
         with database.atomic():
-            return list(question())
+            return list(query())
     except Exception as error:  # a predicate may raise anything
-        logger.warning(otherwise, error=error_line(error))
-        return [] if unseen is None else [Alert("unseen", f"{unseen}: {error_line(error)}")]
+        logger.warning(event, error=error_line(error))
+        return [] if unknown is None else [Alert("unseen", f"{unknown}: {error_line(error)}")]

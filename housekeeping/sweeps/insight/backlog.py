@@ -1,4 +1,4 @@
-"""How much is waiting, over all passes of a sweep: by the very predicate of the run, and never more than a look."""
+"""Backlog of a sweep over all its stages, by the same predicate as its runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Backlog", "backlog", "first_of", "oldest"]
 
 
 def backlog(sweep: Sweep, now: datetime, limit: int) -> Backlog:
-    """Count what is stale, looking at no more than `limit` records of each pass, and one."""
+    """Count the stale rows, at most `limit` and one of each stage."""
     waiting = Backlog(0)
     for each in sweep.stages_for_run():
         waiting += each.backlog(now, limit)
@@ -21,14 +21,14 @@ def backlog(sweep: Sweep, now: datetime, limit: int) -> Backlog:
 
 
 def oldest(sweep: Sweep, now: datetime) -> Any:
-    """What the oldest stale record is known by, usually its time (an index probe a pass); None when none is stale."""
+    """Return the oldest stale row's first order column, usually its time; None without stale rows."""
     return first_of(each.oldest(now) for each in sweep.stages_for_run())
 
 
 def first_of(values: Iterable[Any], least: Callable[[list[Any]], Any] = min) -> Any:
-    """The least of what passes are known by, nulls left out; null when there is none.
+    """Return the least of the stages' values without None; None if there is none.
 
-    Passes in the order of other things, one of times and one of ids, cannot be compared: then the first one's.
+    Stages may be ordered by different types, such as times and ids. Then the type of the first value is compared.
     """
-    there = [value for value in values if value is not None]
-    return least([value for value in there if type(value) is type(there[0])]) if there else None
+    present = [value for value in values if value is not None]
+    return least([value for value in present if type(value) is type(present[0])]) if present else None

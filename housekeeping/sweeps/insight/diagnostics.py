@@ -1,4 +1,4 @@
-"""What an examination finds, for `housekeeping doctor`; workers may add their own."""
+"""Findings of `housekeeping doctor`; workers may add their own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Level = Literal["fine", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-      level: ``warning``: works, but not as it should, or not for long; ``error``: does not work.
-      area: Which part of the installation: ``postgres``, ``redis``, ``broker``, or a worker's name.
-      subject: What was looked at, in a few words.
-      text: What was found.
-      way_out: What to do; null where there is nothing to do.
+      level: ``warning``: works, but not correctly, or not for long; ``error``: does not work.
+      area: The part of the installation: ``postgres``, ``redis``, ``broker``, or a worker's name.
+      subject: The thing checked, in a few words.
+      text: The result.
+      way_out: What to do; None if there is nothing to do.
     """
 
     level: Level
@@ -27,5 +27,5 @@ class Finding:
     way_out: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """One element of ``findings`` in ``housekeeping doctor --json``."""
+        """Return one element of ``findings`` in ``housekeeping doctor --json``."""
         return asdict(self)

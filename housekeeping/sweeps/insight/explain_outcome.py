@@ -1,4 +1,4 @@
-"""What became of a tick, and the reason: from the ledger, in words."""
+"""Explanation of a tick's outcome, from the ledger."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from housekeeping.sweeps.limits.first_run import UNCONFIRMED, in_words
 from housekeeping.sweeps.processes.alerts import no_living_scheduler, no_living_worker
 from housekeeping.sweeps.processes.liveness import UNKNOWN, Processes
 
-#: A tick is sent within its minute and a worker takes it at once; later than this something keeps it.
+#: Normal delay of a tick: it is sent within its minute, and a worker receives it at once.
 _SOON: Final = timedelta(minutes=2)
-_SHOWN: Final = 100  # attempts at one tick; its retries are 25
+_MAX_ATTEMPTS: Final = 100  # of one tick, which has 25 retries
 _OPEN: Final = ("running", "silent")  # outcomes of attempts that have not ended
 
 _MADE_UP: Final = (
     "The next one to start makes up the latest tick (HOUSEKEEPING_CATCH_UP), and records the others as missed"
 )
 
-#: What a recorded reason means, and what to do about it where something can be done.
+#: Meaning of a recorded reason, with what to do about it.
 REASONS: Final = {
     "lease_held": "another run held the lease, and did its work; nothing to do unless that run hangs: "
     "housekeeping leases list",
@@ -54,13 +54,13 @@ REASONS: Final = {
     "retry_waits": "a retry of this worker waited already and does the same work",
 }
 
-#: Whether a scheduler has sent the message of a tick; null: that is not known.
+#: Whether a scheduler has sent a tick's message; None: unknown.
 WasSent = Callable[[datetime], bool | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One row of the ledger; `outcome` is ``running`` while it goes on, ``silent`` when it no longer says so.
+    """One run of the ledger; `outcome` is ``running`` while it is open, ``silent`` without heartbeats.
 
     Attributes:
       heartbeat_age_s: Of an open run, the age of its last heartbeat in seconds; None: it has ended.
@@ -82,18 +82,18 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What became of one tick.
+    """Explanation of one tick or run.
 
     Attributes:
-      tick: The tick in question, UTC; null when the worker has no schedule.
-      outcome: That of the last attempt, or ``missed``, ``not_a_tick``, ``not_yet``, ``waiting``, ``not_sent``,
+      tick: The tick in UTC; None when the worker has no schedule.
+      outcome: The outcome of the last attempt, or ``missed``, ``not_a_tick``, ``not_yet``, ``waiting``, ``not_sent``,
         ``unknown``.
-      meaning: The reason in words, with the way out where there is one.
-      attempts: Rows of the ledger for this tick, or for this run's message, oldest first; a hundred at most.
-      newer_run: The worker's latest run, where it is of no tick and began after this one.
-      run_id: The run in question; None where it is a tick.
-      origin: What started that run, and which lost run it took over from.
-      next_step: What comes after that run.
+      meaning: The reason as text, with what to do.
+      attempts: The runs for this tick, or for this run's message, oldest first; a hundred at most.
+      newer_run: The worker's latest run, if it belongs to no tick and began later.
+      run_id: The explained run; None when a tick is explained.
+      origin: What started that run, and the lost run it took over from.
+      next_step: What happens after that run.
     """
 
     worker: str
@@ -107,7 +107,7 @@ class Explanation:
     next_step: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The object of ``housekeeping why --json``."""
+        """Return the object of ``housekeeping why --json``."""
         return asdict(self)
 
 
@@ -119,14 +119,15 @@ def why(
     was_sent: WasSent = lambda tick: None,
     processes: Processes = UNKNOWN,
 ) -> Explanation:
-    """Say what became of a worker's tick.
+    """Explain a worker's tick.
 
     Parameters:
-      tick: The nominal time, any moment of its minute; null: the latest, or the last run of a worker without schedule.
+      tick: The nominal time, any moment of its minute. None: the latest tick, or the last run of a worker without a
+        schedule.
       now: The current time.
-      zone: Whose clock the schedule is read on.
-      was_sent: Asked about a tick of which the ledger says nothing.
-      processes: The workers and schedulers that are alive, or were.
+      zone: The time zone of the schedule.
+      was_sent: Called for a tick without a row in the ledger.
+      processes: The worker and scheduler processes.
     """
     name = sweep.name
     cron = Cron(sweep.schedule, zone) if sweep.schedule else None
@@ -206,7 +207,7 @@ def _attempts(sweep: Sweep, which: Any) -> list[Attempt]:
         Run.select(Run, HEARTBEAT_AGE_S.alias("heartbeat_age_s"))
         .where((Run.worker == sweep.name) & which)
         .order_by(Run.id)
-        .limit(_SHOWN)
+        .limit(_MAX_ATTEMPTS)
     )
     return [_attempt(run) for run in rows]
 
@@ -221,19 +222,19 @@ def _attempt(run: Any) -> Attempt:
 
 
 def _gap_around(worker: str, tick: datetime, cron: Cron | None) -> Attempt | None:
-    """The row that says that this tick was missed with others: the next one recorded, if its gap reaches so far."""
+    """Return the row of the recorded gap that includes this tick; None without one."""
     after = (Run.worker == worker) & (Run.tick > tick)
     run = Run.select().where(after).order_by(Run.tick, Run.id).limit(1).first()
     if run is None or run.outcome != "missed":
         return None
     missed = run.counts.get("missed", 0)
     if cron is not None and cron.count(tick, run.tick, missed) >= missed:
-        return None  # it begins after this tick
+        return None  # the gap begins after this tick
     return _attempt(run)
 
 
 def meaning_of(worker: str, attempt: Attempt) -> str:
-    """Return what an attempt's outcome and reason mean, with the way out where there is one."""
+    """Return what an attempt's outcome and reason mean, with what to do."""
     if attempt.outcome == "running":
         return "it is at work"
     if attempt.outcome == "silent":

@@ -1,4 +1,4 @@
-"""Why a run began, how it ended and what comes next: for runs of any trigger."""
+"""Explanation of a run: why it began, how it ended and what comes next."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def explain_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzi
       sweep: Its worker; None for one that is no longer declared.
     """
     attempts = history.attempts_of(record)
-    asked = _attempt(record)
+    explained = _attempt(record)
     return Explanation(
         record.worker,
         record.tick,
-        asked.outcome,
-        meaning_of(record.worker, asked),
+        explained.outcome,
+        meaning_of(record.worker, explained),
         [_attempt(each) for each in attempts],
         run_id=record.run_id,
         origin=_origin(record),
@@ -42,13 +42,17 @@ def explain_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzi
     )
 
 
-def with_newer_run(answer: Explanation) -> Explanation:
-    """Add the worker's latest run, where it is of no tick and began after the last attempt at the answer's tick."""
-    latest = next(iter(history.recent(worker=answer.worker, limit=1)), None)
-    if latest is None or latest.tick is not None or answer.tick is None:
-        return answer
-    is_newer = latest.run_id > answer.attempts[-1].run_id if answer.attempts else latest.started_at > answer.tick
-    return replace(answer, newer_run=_attempt(latest)) if is_newer else answer
+def with_newer_run(explanation: Explanation) -> Explanation:
+    """Add the worker's latest run, if it belongs to no tick and began after the last attempt at this tick."""
+    latest = next(iter(history.recent(worker=explanation.worker, limit=1)), None)
+    if latest is None or latest.tick is not None or explanation.tick is None:
+        return explanation
+    is_newer = (
+        latest.run_id > explanation.attempts[-1].run_id
+        if explanation.attempts
+        else latest.started_at > explanation.tick
+    )
+    return replace(explanation, newer_run=_attempt(latest)) if is_newer else explanation
 
 
 def _attempt(record: RunRecord) -> Attempt:
@@ -95,7 +99,7 @@ def _next_step(
 
 
 def _follow_up(record: RunRecord, attempts: list[RunRecord]) -> str | None:
-    """Return what became of the work that this run has left."""
+    """Return what happens to the work that this run left; None if it left none."""
     if record.outcome in ("done", "skipped", "missed") or (record.outcome is None and not record.lost):
         return None
     taker = history.taken_over_by(record)

@@ -1,4 +1,4 @@
-"""What a run would do now: by its very query, in one snapshot, without writing anything."""
+"""Preview of a run: the run's own query, in one read-only snapshot."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from housekeeping.sweeps.insight.throughput import last_ended, pace
 from housekeeping.sweeps.limits.first_run import Unconfirmed, check_first_run
 from housekeeping.sweeps.stages.stage import Backlog, Stage, StagePlan, as_cursor
 
-#: Counted exactly up to here; beyond it the plan says "at least", so that it never takes minutes.
+#: Rows counted at most, so that a plan never takes minutes; above it the plan says "at least".
 COUNT_LIMIT: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run would find, at `now`.
+    """The work of a run that would begin at `now`.
 
     Attributes:
-      stages: What each pass would do, with the number of batches.
+      stages: The plan of each stage, with its number of batches.
       references: Foreign keys that reference the rows it would delete.
-      clock_skew: How far this machine's clock is from the database's; null: not measured.
-      unconfirmed: Why a run is skipped until it is confirmed; None: it is not.
-      pace: Records a second, by the worker's own last runs; null: it has no history to tell by.
+      clock_skew: The difference between this machine's clock and the database's; None: not measured.
+      unconfirmed: Why a run needs a confirmation; None: it needs none.
+      pace: Rows per second in the worker's last runs; None without such runs.
     """
 
     worker: str
@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def stale(self) -> Backlog:
-        """How many records a run would settle, over all passes."""
+        """The stale rows of all stages."""
         total = Backlog(0)
         for each, _ in self.stages:
             total += each.stale
@@ -59,27 +59,27 @@ class Plan:
 
     @property
     def batches(self) -> int:
-        """In how many batches, if it had the time."""
+        """The number of batches, if time were no limit."""
         return sum(batches for _, batches in self.stages)
 
     def expected_s(self, stale: Backlog) -> float | None:
-        """How many seconds of work these records are, over as many runs as that takes; None when unknown."""
+        """Return the expected seconds of work for these rows, over one or more runs; None when unknown."""
         if stale.rows == 0:
             return 0.0
         return None if self.pace is None else stale.rows / self.pace
 
     @property
     def oldest(self) -> Any:
-        """What the oldest record is known by, usually its time; null when there is none."""
+        """The oldest stale row's first order column, usually its time; None without stale rows."""
         return first_of(each.oldest for each, _ in self.stages)
 
     @property
     def newest(self) -> Any:
-        """The same of the newest."""
+        """The newest stale row's first order column; None without stale rows."""
         return first_of((each.newest for each, _ in self.stages), max)
 
     def as_json(self) -> dict[str, Any]:
-        """The object of ``housekeeping plan --json``."""
+        """Return the object of ``housekeeping plan --json``."""
         return {
             "worker": self.worker,
             "now": self.now.isoformat(),
@@ -110,14 +110,14 @@ class Plan:
 
 
 def plan(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None, limit: int = COUNT_LIMIT) -> Plan:
-    """Look, and change nothing: one read-only transaction, no row in the ledger, no lease.
+    """Return what a run would do, in one read-only transaction without a lease or a row in the ledger.
 
     Parameters:
-      clock: Decides what is stale, for tests; the database's clock unless given.
+      clock: Time by which rows are stale, for tests; default: the database's clock.
 
     Raises:
-      DatabaseUnavailable: When PostgreSQL does not answer.
-      DeclarationError: When a stage names its rows by columns that are not unique.
+      DatabaseUnavailable: PostgreSQL does not answer.
+      DeclarationError: A stage identifies its rows by columns that are not unique.
     """
     with translate_postgres_errors(), _snapshot():
         skew = read_database_clock()
@@ -132,13 +132,13 @@ def plan(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None, limi
 
 
 def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None) -> RunResult:
-    """The plan in the form of a run's result: what would be counted if time were no limit; never raises."""
-    meter = clock or SYSTEM_CLOCK
-    started, now, counts = meter.monotonic(), meter.now(), initial_counts(sweep)
+    """Return the plan as a run's result, with the counts if time were no limit; never raises."""
+    run_clock = clock or SYSTEM_CLOCK
+    started, now, counts = run_clock.monotonic(), run_clock.now(), initial_counts(sweep)
     try:
         planned = plan(sweep, argument, clock=clock)
     except (HousekeepingError, PeeweeException) as error:
-        spent = meter.monotonic() - started
+        spent = run_clock.monotonic() - started
         return RunResult(sweep.name, "failed", error_line(error), None, now, spent, counts, dry_run=True, error=error)
     for each, batches in planned.stages:
         for name, number in each.counts.items():
@@ -146,11 +146,13 @@ def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None) -
         if "batches" in counts:
             counts["batches"] += batches
     reason = None if planned.stale.exact else "counted_up_to_limit"
-    return RunResult(sweep.name, "done", reason, None, planned.now, meter.monotonic() - started, counts, dry_run=True)
+    return RunResult(
+        sweep.name, "done", reason, None, planned.now, run_clock.monotonic() - started, counts, dry_run=True
+    )
 
 
 def _pace(sweep: Sweep) -> float | None:
-    # Not in the snapshot, which must not fail where the library's own tables are not made yet.
+    # Not in the snapshot, which must work before the library's own tables exist.
     try:
         with translate_postgres_errors(), _snapshot():
             return pace(last_ended(sweep))
@@ -158,11 +160,11 @@ def _pace(sweep: Sweep) -> float | None:
         return None
 
 
-def _unconfirmed(sweep: Sweep, walks: Sequence[Stage], now: datetime, argument: Any) -> Unconfirmed | None:
-    # Not in the snapshot, for the same reason, and because a count that takes too long would end it.
+def _unconfirmed(sweep: Sweep, stages: Sequence[Stage], now: datetime, argument: Any) -> Unconfirmed | None:
+    # Not in the snapshot, for the same reason, and because a timed-out count would end it.
     try:
         with translate_postgres_errors():
-            return check_first_run(sweep, walks, now, argument)
+            return check_first_run(sweep, stages, now, argument)
     except ProgrammingError:
         return None
 

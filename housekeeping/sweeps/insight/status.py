@@ -1,4 +1,4 @@
-"""How a worker stands: when it last ran and with what outcome, what waits, when it runs next, what rings."""
+"""Status of a worker: last run, backlog, next tick and alerts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from housekeeping.sweeps.engine.counts import in_order
 from housekeeping.sweeps.engine.error_mapping import is_unavailable
 from housekeeping.sweeps.engine.rejection_store import Standing, standing
 from housekeeping.sweeps.insight.alerts import (
-    LOOK_AT,
-    UNSEEN,
+    DEFAULT_COUNT_LIMIT,
+    UNKNOWN_BACKLOG,
     Alert,
     backlog_alerts,
     failed_runs_alerts,
+    first_run_alerts,
     last_run_alerts,
-    of_the_first_run,
     overdue_alerts,
     recent_runs_alerts,
     run_alerts,
@@ -40,19 +40,19 @@ State = Literal["on", "paused", "narrow", "disabled", "not_set_up"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker at one moment.
+    """Status of a worker at one moment.
 
     Attributes:
-      switch: What an operator said of it: paused or narrowed, until when and why; null: nothing.
-      next_tick: UTC; null when it has no schedule, or is disabled.
-      last_run: Its newest row in the ledger, as a dictionary; null when it never ran.
-      last_success: When a run last did its work, to the end or to its limits; null when none did.
-      rates: Records an hour that became stale and that were settled, by the last runs; null: too few to say.
-      waiting: The stale rows; null when they could not be seen (`alarms` says why).
-      oldest: The first order column of the stale row that is first in order; null when none is stale.
-      alarms: What rings, in words.
-      rejected: What its last runs could not settle, by argument and cause; the causes with the most rows.
-      rejected_more: How many more causes and arguments there are.
+      switch: The override in effect, paused or narrowed; None without one.
+      next_tick: In UTC; None without a schedule, or when disabled.
+      last_run: The newest row in the ledger as a dictionary; None when it never ran.
+      last_success: The end of the last run that reached its end or its limits; None without one.
+      rates: Rows per hour that became stale and that were processed, by the last runs; None: too few runs.
+      waiting: The stale rows; None when they could not be counted (`alarms` has the reason).
+      oldest: The oldest stale row's first order column; None without stale rows.
+      alarms: The active alerts.
+      rejected: Rejections of the last runs by argument and cause, most rows first.
+      rejected_more: The number of further causes and arguments.
       problem: Why the worker is not set up; None when it is.
     """
 
@@ -72,7 +72,7 @@ class WorkerStatus:
     problem: SetupProblem | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """One element of ``workers`` in ``housekeeping status --json``."""
+        """Return one element of ``workers`` in ``housekeeping status --json``."""
         first = as_cursor((self.oldest,)) or [None]
         return {
             "worker": self.worker,
@@ -88,30 +88,29 @@ class WorkerStatus:
             "last_success": self.last_success.isoformat() if self.last_success else None,
             "arrived_per_hour": self.rates.arrived if self.rates else None,
             "drained_per_hour": self.rates.drained if self.rates else None,
-            "alarms": [alarm.as_json() for alarm in self.alarms],
+            "alarms": [alert.as_json() for alert in self.alarms],
             "rejected": [each.as_json() for each in self.rejected],
             "rejected_more": self.rejected_more,
         }
 
 
 def state_of(sweep: Sweep, switch: Override | None, problem: SetupProblem | None = None) -> State:
-    """Return whether the worker runs when its time comes, and whether with its own limits."""
+    """Return whether the worker is active, paused, narrowed, disabled or not set up."""
     if problem is not None:
         return "not_set_up"
     return "disabled" if not sweep.enabled else switch.state if switch is not None else "on"
 
 
 def next_tick(sweep: Sweep, now: datetime, zone: Any) -> datetime | None:
-    """When the schedule fires next, in UTC; None without one."""
+    """Return the next tick in UTC; None without a schedule."""
     return Cron(sweep.schedule, zone).next(now) if sweep.schedule and sweep.enabled else None
 
 
 def worker_status(sweep: Sweep, now: datetime, zone: Any) -> WorkerStatus:
-    """Look at a worker: three index probes and a bounded count.
+    """Return a worker's status, by three index probes and a bounded count.
 
-    What keeps the rows of this worker from being counted is an alert of this worker, and hides no other: a predicate
-    that fails, a missing table, a lock that is held, another store that does not answer. A disabled worker has no use
-    for them.
+    If the backlog cannot be counted, that is an alert of this worker, and the rest of the status is still returned.
+    A disabled worker gets no such alert.
 
     Raises:
       peewee.PeeweeException, DatabaseUnavailable: The database does not answer.
@@ -121,16 +120,16 @@ def worker_status(sweep: Sweep, now: datetime, zone: Any) -> WorkerStatus:
     if problem is not None:
         return _not_set_up(sweep, last, problem)
     waiting, first = None, None
-    rings: list[Alert] = []
+    alerts: list[Alert] = []
     try:
-        waiting = backlog(sweep, now, sweep.alerts.backlog or LOOK_AT)
+        waiting = backlog(sweep, now, sweep.alerts.backlog or DEFAULT_COUNT_LIMIT)
         first = oldest(sweep, now)
-        rings += backlog_alerts(sweep, waiting)
+        alerts += backlog_alerts(sweep, waiting)
     except Exception as error:
         if is_unavailable(error):
             raise
         if sweep.enabled:
-            rings.append(Alert("unseen", f"{UNSEEN}: {error_line(error)}"))
+            alerts.append(Alert("unseen", f"{UNKNOWN_BACKLOG}: {error_line(error)}"))
     switch = override_of(sweep.name)
     rejected, rejected_more = standing(sweep.name)
     return WorkerStatus(
@@ -144,7 +143,7 @@ def worker_status(sweep: Sweep, now: datetime, zone: Any) -> WorkerStatus:
         rates(last_ended(sweep)),
         waiting,
         first,
-        [*rings, *_alarms(sweep, switch, last, now, zone)],
+        [*alerts, *_last_run_alerts(sweep, switch, last, now, zone)],
         rejected,
         rejected_more,
     )
@@ -169,18 +168,18 @@ def _not_set_up(sweep: Sweep, last: dict[str, Any] | None, problem: SetupProblem
     )
 
 
-def _alarms(
+def _last_run_alerts(
     sweep: Sweep, switch: Override | None, last: dict[str, Any] | None, now: datetime, zone: Any
 ) -> Iterator[Alert]:
-    """What the ledger says of the worker's last runs."""
+    """Yield the alerts that the ledger shows."""
     if last is None:
         return
     started_at = datetime.fromisoformat(last["started_at"])
-    # A run at work may be too long already.
-    spent = last["duration_s"] if last["outcome"] else (now - started_at).total_seconds()
-    yield from run_alerts(sweep, spent, last["counts"])
+    # An open run may be over its time already.
+    duration_s = last["duration_s"] if last["outcome"] else (now - started_at).total_seconds()
+    yield from run_alerts(sweep, duration_s, last["counts"])
     yield from last_run_alerts(last["outcome"], last["error"] or last["reason"])
-    yield from of_the_first_run(last["reason"], last["counts"])
+    yield from first_run_alerts(last["reason"], last["counts"])
     yield from failed_runs_alerts(sweep)
     yield from recent_runs_alerts(sweep)
     if sweep.schedule and state_of(sweep, switch) in ("on", "narrow"):
@@ -190,8 +189,14 @@ def _alarms(
 
 
 def _last_success(sweep: Sweep) -> datetime | None:
-    well = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason.not_in(STOPPED)))
-    last = Run.select(Run.finished_at).where((Run.worker == sweep.name) & well).order_by(Run.id.desc()).limit(1).first()
+    succeeded = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason.not_in(STOPPED)))
+    last = (
+        Run.select(Run.finished_at)
+        .where((Run.worker == sweep.name) & succeeded)
+        .order_by(Run.id.desc())
+        .limit(1)
+        .first()
+    )
     return None if last is None else last.finished_at
 
 

@@ -1,4 +1,4 @@
-"""How fast stale records arrive and are settled, by what the last runs left behind."""
+"""Rates at which rows become stale and are processed, by the last runs in the ledger."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.limits.breaker import processed_rows
 
-_RUNS: Final = 50  # looked at; fewer say too little, more are too old to tell of now
-_WELL: Final = ("done", "partial")
-#: Runs over less time than this are no measure of an hour.
-_OBSERVED_AT_LEAST: Final = timedelta(minutes=10)
+_RUNS: Final = 50  # older runs say little about the current rate
+_SUCCESS: Final = ("done", "partial")
+#: A shorter observation gives no reliable rate per hour.
+_MIN_OBSERVATION: Final = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One run that ended, for trends.
+    """A run that ended, for trends.
 
     Attributes:
-      settled: Records taken from what was stale.
-      backlog: What waited at its end; null: not counted.
+      settled: The processed rows.
+      backlog: The stale rows at its end; None: not counted.
     """
 
     run_id: int
@@ -37,11 +37,11 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Records an hour, over the last runs.
+    """Rows per hour over the last runs.
 
     Attributes:
-      drained: BatchResult.
-      arrived: Become stale; null: a backlog was only counted up to its limit, so nobody knows.
+      drained: Processed rows.
+      arrived: Rows that became stale; None: unknown, because a backlog was only counted up to its limit.
     """
 
     drained: float
@@ -49,20 +49,20 @@ class Rates:
 
 
 def last_ended(sweep: Sweep, number: int = _RUNS) -> list[Ended]:
-    """The worker's last runs that began and ended, oldest first."""
+    """Return the worker's last runs that began and ended, oldest first."""
     ended = (Run.worker == sweep.name) & Run.outcome.is_null(False) & Run.outcome.not_in(("skipped", "missed"))
     rows: Any = Run.select().where(ended).order_by(Run.id.desc()).limit(number)
     return [_read(sweep, row) for row in reversed(list(rows))]
 
 
 def rates(runs: list[Ended]) -> Rates | None:
-    """Return arrival and drain over these runs; None when they are too few, or within less than ten minutes."""
+    """Return the rates over these runs; None for fewer than two runs or less than ten minutes."""
     counted = [run for run in runs if run.backlog is not None]
     if len(counted) < 2:
         return None
     first, last = counted[0], counted[-1]
     observed = last.finished_at - first.finished_at
-    if observed < _OBSERVED_AT_LEAST:
+    if observed < _MIN_OBSERVATION:
         return None
     hours = observed / timedelta(hours=1)
     drained = sum(run.settled for run in runs if first.finished_at < run.finished_at <= last.finished_at)
@@ -72,10 +72,10 @@ def rates(runs: list[Ended]) -> Rates | None:
 
 
 def pace(runs: list[Ended]) -> float | None:
-    """Records settled in a second of work, over those of the runs that ended well; None when they settled none."""
-    well = [run for run in runs if run.outcome in _WELL]
-    settled = sum(run.settled for run in well)
-    spent_s = sum((run.finished_at - run.started_at).total_seconds() for run in well)
+    """Return the rows processed per second of run time in successful runs; None if they processed none."""
+    succeeded = [run for run in runs if run.outcome in _SUCCESS]
+    settled = sum(run.settled for run in succeeded)
+    spent_s = sum((run.finished_at - run.started_at).total_seconds() for run in succeeded)
     return settled / spent_s if settled and spent_s > 0 else None
 
 

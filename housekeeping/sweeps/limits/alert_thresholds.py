@@ -20,7 +20,7 @@ class AlertThresholds:
       longest_run: Duration of a run.
       backlog: Stale rows left after a run.
       most: Limits on counts of one run, by the name of the count.
-      failed_runs: Consecutive runs that ended badly.
+      failed_runs: Failed runs in a row.
       overdue: Periods of the schedule without a run.
     """
 

@@ -127,7 +127,7 @@ def test_ending_the_transaction_by_a_statement_is_found(orders: type[Order], on:
     result = run()
 
     assert (result.outcome, type(result.error)) == ("failed", TransactionEnded)
-    assert "Take the COMMIT or ROLLBACK out" in str(result.error)
+    assert "Remove the COMMIT or ROLLBACK" in str(result.error)
     assert Run.get_by_id(result.run_id).outcome == "failed"
     assert result.counts["failed" if "failed" in result.counts else "deleted_rows"] == 0
     assert not database.in_transaction()

@@ -92,7 +92,7 @@ def unseen(broken: Sweep) -> list[str]:
 def test_status_of_a_broken_sweep_is_its_own_error(baskets: None, broken: Sweep, said: str) -> None:
     [text] = unseen(broken)
 
-    assert text.startswith("what waits cannot be seen: ") and said in text
+    assert text.startswith("the backlog cannot be counted: ") and said in text
 
 
 @EACH
@@ -136,7 +136,7 @@ def test_dashboard_shows_the_sweeps_beside_broken_ones(
     page = client.get("/").get_data(as_text=True)
 
     assert all(name in page for name in sweeps)
-    assert page.count("what waits cannot be seen") == len(BROKEN)
+    assert page.count("the backlog cannot be counted") == len(BROKEN)
 
 
 def test_oldest_row_of_a_column_without_a_zone_is_shown_with_its_age(postgres: Database) -> None:

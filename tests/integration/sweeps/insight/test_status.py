@@ -115,7 +115,7 @@ def test_a_last_run_that_took_long_or_failed_rings(statuses: type[UserStatus]) -
 
     assert [str(alarm) for alarm in worker_status(sweep, _NOW, ZoneInfo("UTC")).alarms] == [
         "the last run took 70 s, over 60 s",
-        "2 rows could not be settled",
+        "2 rows could not be processed",
         "the last run ended as failed: gone",
     ]
 
@@ -125,7 +125,7 @@ def test_a_table_that_is_not_there_is_this_worker_s_alarm(postgres: Database) ->
 
     assert (seen.waiting, seen.oldest, seen.as_json()["backlog"]) == (None, None, None)
     assert [str(alarm) for alarm in seen.alarms] == [
-        'what waits cannot be seen: relation "user_statuses" does not exist'
+        'the backlog cannot be counted: relation "user_statuses" does not exist'
     ]
 
 

@@ -102,7 +102,7 @@ def test_three_throttled_runs_in_a_row_alert_until_one_is_not(
 
     assert seen[:2] == [[], []] and seen[3] == []
     assert seen[2] == [
-        "replication_lag_s 99 > 30 slowed the last 3 runs and ended them early; each did a little. Mend that, or set "
+        "replication_lag_s 99 > 30 slowed the last 3 runs and ended them early; each processed a few rows. Fix the cause, or set "
         "another limit: gates.replication_lag_s"
     ]
     assert [record.__dict__["alarm"] for record in logged(caplog, "Alert")] == ["throttled"]
