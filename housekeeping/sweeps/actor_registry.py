@@ -1,4 +1,4 @@
-"""Where a pass finds the actors it enqueues: those that were registered last, made when first asked for."""
+"""Registry of actors by name, for stages that enqueue messages."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from housekeeping.core.errors import DeclarationError
 
 _actors: dict[str, Actor[..., Any]] = {}
 
-#: Registers actors when a pass asks for one and none is there; set by a process that runs sweeps without a
-#: broker of its own, such as ``housekeeping run``.
+#: Registers the actors on first use; set by a process that runs sweeps without its own broker, such as
+#: ``housekeeping run``.
 provide: Callable[[], object] | None = None
 
 
 def remember(actor: Actor[..., Any]) -> None:
-    """Keep a registered actor for `actor_named`; a later one of the same name takes its place."""
+    """Add an actor for `actor_named`, in place of an earlier one of its name."""
     _actors[actor.actor_name] = actor
 
 
 def forget_all() -> None:
-    """As if nothing had been registered; for tests."""
+    """Remove all actors; for tests."""
     _actors.clear()
 
 
 def provide_by(make: Callable[[], object] | None) -> None:
-    """Set what registers actors once a pass asks for one and none is there."""
+    """Set the function that registers the actors on first use."""
     global provide
     provide = make
 
 
 def actor_named(name: str) -> Actor[..., Any]:
-    """The actor of this name, on the broker it was registered with.
+    """Return the actor of this name.
 
     Raises:
-      DeclarationError: When there is none, and none could be made.
-      SettingsError: When the broker cannot be made because a setting is missing or wrong.
+      DeclarationError: No such actor is registered.
+      SettingsError: The broker cannot be created because a setting is missing or wrong.
     """
     if name not in _actors and provide is not None:
         provide()

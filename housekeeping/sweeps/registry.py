@@ -1,4 +1,4 @@
-"""Sweeps that come together in a module, with the tables they touch: the built-in ones, and one's own."""
+"""Families of sweeps, built-in or from a module, with the tables and rights they need."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from housekeeping.sweeps.stages.table_stage import TableStage
 
 _SHOWN: Final = 60  # characters of a wrong value
 
-#: Model -> the name its table was declared with; settings may have given it another since.
+#: Model -> declared name of its table; settings may rename the table later.
 _declared: Final[dict[type[Model], str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Sweeps that come together, and what they stand on.
+    """Sweeps of one module or worker, with their tables and rights.
 
     Attributes:
-      name: Where they come from.
-      models: The application's tables they touch, by the name each was declared with.
-      rights: The rights they need on these, by the same name, as GRANT has them.
-      configure: Given the settings before a sweep is used.
-      examine: What `housekeeping doctor` finds about what lies outside of PostgreSQL and Redis.
-      unconfigured: Returns the setting that the family cannot work without, in words; None when nothing is missing.
+      name: The module or worker.
+      models: The application's tables they touch, by declared name.
+      rights: The rights they need on these tables, by declared name, as in GRANT.
+      configure: Called with the settings before a sweep is used.
+      examine: Yields findings of `housekeeping doctor` outside of PostgreSQL and Redis.
+      unconfigured: Returns the missing setting as text; None when nothing is missing.
       automatic: Whether its workers are active only where they are set up (see `FamilySetup`).
     """
 
@@ -51,13 +51,13 @@ class Family:
 
 
 def family_of(module: ModuleType) -> Family:
-    """The sweeps of a module: those of its ``SWEEPS``, or else all that have a name there.
+    """Return the sweeps of a module: its ``SWEEPS``, or else all its global ones.
 
-    ``MODELS``, ``RIGHTS``, ``configure`` and ``examine`` are the module's where it has them; else tables and rights are
-    taken from the declarations.
+    ``MODELS``, ``RIGHTS``, ``configure`` and ``examine`` of the module are used if present. Otherwise tables and rights
+    come from the declarations.
 
     Raises:
-      SettingsError: When it has none, or ``SWEEPS`` is something else.
+      SettingsError: The module has no sweeps, or ``SWEEPS`` has another type.
     """
     given = getattr(module, "SWEEPS", None)
     sweeps = [each for each in vars(module).values() if isinstance(each, Sweep)] if given is None else given
@@ -77,7 +77,7 @@ def family_of(module: ModuleType) -> Family:
 
 
 def declared_by(name: str, sweeps: Iterable[Sweep]) -> Family:
-    """A family of these sweeps, with the tables and rights that their declarations tell of."""
+    """Return a family of these sweeps, with the tables and rights of their declarations."""
     models: dict[str, type[Model]] = {}
     rights: dict[str, tuple[str, ...]] = {}
     each_once = tuple({id(sweep): sweep for sweep in sweeps}.values())
@@ -91,10 +91,10 @@ def declared_by(name: str, sweeps: Iterable[Sweep]) -> Family:
 
 
 def rights_for(table: TableStage) -> tuple[str, ...]:
-    """The rights a pass needs on its table; an action of one's own is taken to read it only."""
+    """Return the rights a stage needs on its table; a custom action counts as reading only."""
     action = table.action.then if isinstance(table.action, Call) else table.action
     if isinstance(action, Delete):
-        # A row is locked by the right to update one column of it.
+        # FOR UPDATE needs the right to update at least one column.
         return "SELECT", "DELETE", f"UPDATE ({table.order[0].column_name})"
     if isinstance(action, Transition):
         columns = (action.machine.field, *_changed_by(action))
@@ -113,10 +113,10 @@ def _changed_by(action: Transition) -> Iterable[Any]:
 
 
 def imported(names: Iterable[str]) -> Iterator[Family]:
-    """The families of modules that the settings name.
+    """Yield the families of these modules.
 
     Raises:
-      SettingsError: When one is not found, cannot be imported, or has no sweeps.
+      SettingsError: A module is not found, cannot be imported, or has no sweeps.
     """
     for name in names:
         try:
@@ -125,18 +125,18 @@ def imported(names: Iterable[str]) -> Iterator[Family]:
             raise SettingsError(f"{PREFIX}SWEEPS: {name}: {error}") from error
         except Exception as error:
             if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-                said = f"names {name!r}, which is not found; it should be a module that can be imported from here"
-                raise SettingsError(f"{PREFIX}SWEEPS {said}") from None
-            said = f"{name} cannot be imported: {typed_error_line(error)}"
-            raise SettingsError(f"{PREFIX}SWEEPS: {said} (housekeeping --debug shows where)") from error
+                problem = f"names {name!r}, which is not found; it should be a module that can be imported from here"
+                raise SettingsError(f"{PREFIX}SWEEPS {problem}") from None
+            problem = f"{name} cannot be imported: {typed_error_line(error)}"
+            raise SettingsError(f"{PREFIX}SWEEPS: {problem} (housekeeping --debug shows where)") from error
         yield family_of(module)
 
 
 def each_once(families: Iterable[Family]) -> tuple[Family, ...]:
-    """The families with what an earlier one has left out of the later ones.
+    """Remove sweeps, models and rights of earlier families from later ones.
 
     Raises:
-      DeclarationError: When two sweeps have the same name.
+      DeclarationError: Two sweeps have the same name.
     """
     found: list[Family] = []
     sweeps: dict[str, tuple[Sweep, str]] = {}

@@ -48,7 +48,7 @@ def test_release_of_a_free_lease_is_an_error(command: Command, postgres: Databas
     finished = command("leases", "release", "\x1b[2J")
 
     assert (finished.returncode, finished.stdout, finished.stderr.count("\n")) == (2, "", 1)
-    assert finished.stderr.startswith("housekeeping: nobody holds a lease '\\x1b[2J'")
+    assert finished.stderr.startswith("housekeeping: no lease '\\x1b[2J' is held")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "L3",
         "lets_everyone_through_the_fence",
-        _FENCES + "test_a_holder_that_slept_commits_nothing_once_another_has_begun",
+        _FENCES + "test_suspended_holder_commits_nothing_after_a_new_run_began",
         instead(lease, "check_epoch", lambda key, epoch, connection=None: None),
     ),
     Twin(

@@ -102,7 +102,7 @@ TWINS: Final[list[Twin]] = [
         "I1",
         "begins_what_was_completed_meanwhile",
         "tests/integration/sweeps/engine/test_second_deliveries.py::"
-        "test_no_run_of_a_message_begins_once_it_is_completed_though_a_delivery_slept_in_its_beginning",
+        "test_delayed_delivery_of_a_completed_message_starts_no_run",
         _begins_what_was_completed_meanwhile,
     ),
     Twin(
@@ -132,7 +132,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "I1",
         "asks_no_ledger",
-        _RUNS + "test_a_message_that_was_completed_is_not_executed_again_without_redis_either",
+        _RUNS + "test_completed_message_is_not_run_again_without_redis",
         _asks_no_ledger,
     ),
     Twin(

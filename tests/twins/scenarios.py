@@ -111,37 +111,37 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "F8",
         "says_nothing_of_why_a_run_failed",
-        f"{_DATABASE}::test_a_statement_that_takes_too_long_costs_the_run_its_batch_and_the_next_goes_on",
+        f"{_DATABASE}::test_statement_timeout_fails_the_run_and_the_next_continues",
         _says_nothing_of_why,
     ),
     Twin(
         "F8",
         "counts_what_was_rolled_back",
-        f"{_DATABASE}::test_a_hot_row_that_stays_locked_costs_the_run_its_batch_and_the_next_goes_on",
+        f"{_DATABASE}::test_row_that_stays_locked_fails_the_run_and_the_next_continues",
         _counts_what_was_rolled_back,
     ),
     Twin(
         "F8",
         "starts_over_after_a_run_that_could_not_be_closed",
-        f"{_DATABASE}::test_a_ledger_whose_row_is_locked_is_closed_by_the_next_run",
+        f"{_DATABASE}::test_locked_ledger_row_is_closed_by_the_next_run",
         _starts_over,
     ),
     Twin(
         "F8",
         "takes_nobody_for_dead",
-        f"{_DATABASE}::test_no_connection_left_in_the_middle_fails_the_run_and_the_next_goes_on",
+        f"{_DATABASE}::test_no_free_connection_in_a_run_fails_it_and_the_next_continues",
         _takes_nobody_for_dead,
     ),
     Twin(
         "F8",
         "blames_rows_for_a_read_only_server",
-        f"{_DATABASE}::test_a_failover_to_a_server_that_is_read_only_fails_the_run_and_no_row_is_blamed",
+        f"{_DATABASE}::test_failover_to_a_read_only_server_fails_the_run_but_no_row",
         _blames_rows_for_the_server,
     ),
     Twin(
         "F8",
         "waits_as_long_as_it_takes",
-        f"{_DATABASE}::test_every_session_of_ours_has_limits_that_end_a_batch_before_its_run_looks_dead",
+        f"{_DATABASE}::test_session_timeouts_end_a_batch_before_its_run_counts_as_dead",
         _waits_as_long_as_it_takes,
     ),
     Twin(

@@ -188,9 +188,8 @@ def send_alerts(sweep: Sweep, result: RunResult, clock: Clock) -> None:
     """Log the alerts of a run that ended, and record the backlog in its row; never raises."""
     failure = [*last_run_alerts(result.outcome, result.reason)]
     if result.run_id is None:
-        run_metrics.record_alerts(
-            sweep, failure, clear_others=False
-        )  # without the database the other alerts are unknown
+        # Without the database the other alerts are unknown.
+        run_metrics.record_alerts(sweep, failure, clear_others=False)
         return
     if result.reason == UNCONFIRMED:
         alerts = [*first_run_alerts(result.reason, result.counts)]

@@ -1,4 +1,4 @@
-"""The ledger's past runs: newest first, and each with all that is known of it."""
+"""Past runs in the ledger, for lists and explanations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from housekeeping.sweeps.ledger.models import NOW, Run
 from housekeeping.sweeps.ledger.runs import SILENCE
 
-#: What `recent` can be asked for: an outcome of the ledger, or a run without one.
+#: Filter value of `recent` for open runs.
 RUNNING: Final = "running"
 _ATTEMPTS: Final = 100  # of one message; its retries are 25
 _NEVER_BEGAN: Final = ("skipped", "missed")
@@ -20,10 +20,10 @@ class RunRecord:
     """One row of the ledger.
 
     Attributes:
-      outcome: None while the run goes on, or since its process died.
-      silent_s: Seconds since the last heartbeat of a run that has no outcome.
-      lost: Whether that is so long ago that the next run takes it for dead.
-      backlog: What waited at its end, counted up to a limit; None where that was not counted.
+      outcome: None while the run is open, or after its process died.
+      silent_s: Seconds since the last heartbeat of an open run.
+      lost: Whether the run is open and has missed three heartbeats.
+      backlog: Stale rows at its end, counted up to a limit; None: not counted.
     """
 
     run_id: int
@@ -47,7 +47,7 @@ class RunRecord:
 
     @property
     def duration_s(self) -> float | None:
-        """How long it took; None while it goes on."""
+        """Duration in seconds; None while the run is open."""
         return None if self.finished_at is None else (self.finished_at - self.started_at).total_seconds()
 
     def as_json(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def took_over_from(record: RunRecord) -> list[int]:
     before = Run.select(Run.started_at).where(earlier & _began()).order_by(Run.id.desc()).limit(1).scalar()
     if before is None:
         return []
-    # Those it has closed ended between the start of the run before it and its own.
+    # The lost runs were closed between the start of the previous run and the start of this one.
     closed = Run.finished_at.between(before, record.started_at) & (Run.outcome == "lost")
     rows: Any = Run.select(Run.id).where(earlier & closed).order_by(Run.id).tuples()
     return [run_id for (run_id,) in rows]

@@ -1,4 +1,4 @@
-"""Leases as an operator sees them: who holds what, since when, in which run; and how one is taken from its holder."""
+"""Administration of leases: the list with holders and runs, and the release by hand."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from housekeeping.leases.store import RedisLeaseStore
 from housekeeping.sweeps.insight.run_state import HEARTBEAT_AGE_S
 from housekeeping.sweeps.ledger.models import Run
 
-#: What stands in the database as the holder of a lease that was released by hand.
+#: Holder stored in the database for a lease released by hand.
 RELEASED: Final = "released by hand"
 _LOCK_TIMEOUT: Final = "55P03"  # PostgreSQL's code
 _PAGE: Final = 1000  # keys a round trip
 
 
 class UnknownLease(Refused):
-    """Nobody holds a lease of this key, and no run says that it does."""
+    """No lease of this key is held, and no open run has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,15 @@ class HeldLease:
     """One lease and its holder.
 
     Attributes:
-      process: Machine and process id of the holder; null: unknown.
-      worker: The actor or sweep that holds it; null for application code.
-      message_id: Of the message it is held for; null when it is held for none.
-      held_for_s: By the clocks of the two machines.
-      remaining_s: Until it expires unless it is renewed; null: Redis has it no more, but its run is open.
-      epoch: Null: it was taken while there was no database.
-      run_id: The open run that holds it; null for plain actors and application code.
-      silent_for_s: How long ago that run last gave a sign of life.
-      token: What is this holder's alone; not for showing.
+      process: Machine and process id of the holder; None: unknown.
+      worker: The actor or sweep that holds it; None for application code.
+      message_id: The message it is held for; None without one.
+      held_for_s: Seconds since the acquisition, by the clocks of both machines.
+      remaining_s: Seconds until it expires unless renewed; None: lost by Redis, but its run is open.
+      epoch: Fencing token; None: acquired without a database.
+      run_id: The open run that holds it; None for plain actors and application code.
+      silent_for_s: Age of that run's last heartbeat in seconds.
+      token: Secret of the holder; not shown.
     """
 
     key: str
@@ -58,17 +58,17 @@ class HeldLease:
 
     @property
     def holder(self) -> str:
-        """Worker and process in words."""
+        """Worker and process as text."""
         return " ".join(filter(None, (self.worker, self.process and f"on {self.process}"))) or "unknown"
 
     def as_json(self) -> dict[str, Any]:
-        """As values by name, without the token."""
+        """Return the fields as JSON values, without the token."""
         return {name: value for name, value in asdict(self).items() if name != "token"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
-    """A lease as the database knows it, with its run if that is open."""
+    """A lease in the database, with its open run."""
 
     epoch: int
     token: str
@@ -77,10 +77,10 @@ class _Epoch:
 
 
 def held_leases(client: redis.Redis | None, namespace: str) -> list[HeldLease]:
-    """Every lease held now, and those that Redis has lost while their run is open; by key.
+    """Return the held leases, and those that Redis lost while their run is open, by key.
 
     Parameters:
-      client: Null: only what the database knows, where one is configured.
+      client: None: only the leases in the database, if one is configured.
 
     Raises:
       RedisUnavailable: When Redis does not answer.
@@ -99,26 +99,26 @@ def held_leases(client: redis.Redis | None, namespace: str) -> list[HeldLease]:
 
 
 def release_lease(client: redis.Redis, namespace: str, key: str, expected: str | None = None) -> HeldLease:
-    """Take a lease from its holder, so that the next one may begin; returns what it was.
+    """Release a lease by hand and return it as it was.
 
-    First its epoch is raised: from then on a holder that still lives, or only sleeps, commits nothing more, and its
-    run ends as ``lost_lease``. Then Redis lets go of it, unless somebody else holds it by now.
+    The holder is fenced off first: the epoch is raised, so that it cannot commit even if it is still alive, and its run
+    ends as ``lost_lease``. Then the lease is released in Redis, unless it has another holder by now.
 
     Parameters:
-      expected: The token of the holder that is meant; null: whoever holds it.
+      expected: The token of the expected holder; None: any holder.
 
     Raises:
-      UnknownLease: When there is none of this key.
+      UnknownLease: No lease of this key is held.
       RedisUnavailable: When Redis does not answer; the text says what was done.
       DatabaseUnavailable: When PostgreSQL does not answer; nothing was done.
       HousekeepingError: When a transaction of the holder is open, or another holder has begun; nothing was done.
     """
     store = RedisLeaseStore(client, namespace)
-    # First: the epoch of one who begins after this look is another one, and is not raised.
+    # Read before Redis: a holder that begins later has another epoch, which is not raised.
     epoch = None if database.obj is None else _known([key]).get(key)
     token, left = store.owner(key), store.remaining(key)
     if token is None and (epoch is None or epoch.run_id is None):
-        raise UnknownLease(f"nobody holds a lease {key!r}; housekeeping leases list shows those that are held")
+        raise UnknownLease(f"no lease {key!r} is held; to see the held ones: housekeeping leases list")
     holder = token if token is not None or epoch is None else epoch.token
     if expected is not None and holder != expected:
         raise _another_holder(key)
@@ -129,15 +129,15 @@ def release_lease(client: redis.Redis, namespace: str, key: str, expected: str |
     try:
         store.release(key, token)
     except RedisUnavailable as error:
-        done = "its holder commits nothing more, but " if epoch else ""
-        raise RedisUnavailable(f"lease {key!r}: {done}it stays until its ttl is over: {error}") from error
+        done = "its holder can no longer commit, but " if epoch else ""
+        raise RedisUnavailable(f"lease {key!r}: {done}it stays in Redis until its ttl ends: {error}") from error
     return _held(key, token, left.total_seconds() if left else 0.0, epoch if epoch and epoch.token == token else None)
 
 
 def _raise_epoch(key: str, seen: int) -> None:
     try:
         with database.atomic():
-            # Only while nobody has begun since it was looked at: a successor is not to be fenced off in its place.
+            # Only if the epoch is unchanged, or a successor would be fenced off instead.
             raised = (
                 Lease.update(epoch=Lease.epoch + 1, holder=RELEASED)
                 .where((Lease.key == key) & (Lease.epoch == seen))
@@ -150,7 +150,7 @@ def _raise_epoch(key: str, seen: int) -> None:
             ) from error
         raise HousekeepingError(
             f"lease {key!r}: a transaction of its holder is open, so nothing was released; "
-            "PostgreSQL ends one that stands still within a minute"
+            "PostgreSQL ends an idle one within a minute"
         ) from error
     if raised == 0:
         raise _another_holder(key)
@@ -161,7 +161,7 @@ def _another_holder(key: str) -> HousekeepingError:
 
 
 def _scanned(client: redis.Redis, namespace: str) -> Iterator[tuple[str, str, int]]:
-    """Key, token and milliseconds left of every lease; a round trip for each page."""
+    """Yield key, token and remaining milliseconds of every lease; one round trip per page."""
     prefix = f"{namespace}:lease:"
     with translate_redis_errors():
         names = sorted(set(client.scan_iter(match=f"{prefix}*", count=_PAGE)))
@@ -174,7 +174,7 @@ def _scanned(client: redis.Redis, namespace: str) -> Iterator[tuple[str, str, in
                 answers = iter(pipeline.execute(raise_on_error=False))
             for name, token, left in zip(page, answers, answers, strict=True):
                 if isinstance(token, redis.ResponseError) and str(token).startswith("WRONGTYPE"):
-                    continue  # not ours, and no reason to show nothing of what is
+                    continue  # written by someone else; the other leases are still listed
                 for answer in (token, left):
                     if isinstance(answer, redis.RedisError):
                         raise answer
@@ -183,8 +183,8 @@ def _scanned(client: redis.Redis, namespace: str) -> Iterator[tuple[str, str, in
 
 
 def _known(keys: list[str]) -> dict[str, _Epoch]:
-    """What the database knows of these leases, and of all whose run is open."""
-    # PostgreSQL has no text with a null character in it.
+    """Return these leases and all with an open run, from the database."""
+    # PostgreSQL cannot store a null character in a text.
     keys = [key for key in keys if "\0" not in key]
     open_runs = Run.outcome.is_null() & Run.epoch.is_null(False)
     with translate_postgres_errors():

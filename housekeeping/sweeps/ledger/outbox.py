@@ -1,7 +1,7 @@
-"""Outbox: rows of events, stored with the change they tell of, and delivered until a handler has taken them.
+"""Outbox: event rows stored in the transaction of their change, and delivered until a handler succeeds.
 
-A row is claimed before it is delivered: its next attempt is put off, later each time. So it needs no lock while its
-handler is at work, and what a killed process had claimed is delivered by another one when that time has come.
+A process claims a row before delivery by postponing its next attempt, later each time. So no lock is held while the
+handler runs, and rows that a killed process had claimed become due again for another one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from housekeeping.core.sanitize import error_line
 from housekeeping.database.connection import database
 from housekeeping.sweeps.ledger.models import NOW, OutboxRow
 
-#: Before the second delivery; doubled before each further one, and up to half as much again at random.
+#: Delay before the second delivery. It doubles before each further one, plus up to half of it at random.
 FIRST_DELAY: Final = timedelta(minutes=1)
 LONGEST_DELAY: Final = timedelta(hours=1)
-#: Due for so long without a delivery: no process that runs the sweep has a handler for it.
+#: A row due for longer has no handler in any process that runs the outbox sweep.
 OVERDUE: Final = timedelta(minutes=10)
-#: Rows delivered so often are delivered alone: one of them may kill its process each time.
-_TOGETHER: Final = 2
+#: Rows with more attempts are delivered alone, because one of them may kill its process each time.
+_MAX_GROUPED_ATTEMPTS: Final = 2
 
 _STORE: Final = """
 INSERT INTO {table} (event, subscription, worker, run_id, contents, attempts, due_at)
@@ -63,10 +63,10 @@ class Stored:
 def store(
     event: NamedSignal, rows: Sequence[Row], *, worker: str, run_id: int | None, claimed: bool = True
 ) -> list[Stored]:
-    """Store the rows once for each subscription of the event; to be called within a transaction.
+    """Store the rows once for each subscription of the event. Call it within a transaction.
 
     Parameters:
-      claimed: Whether this process delivers them after the commit; otherwise they are due at once.
+      claimed: Whether this process delivers the rows after the commit; otherwise they are due at once.
     """
     stored: list[Stored] = []
     if not rows:
@@ -81,7 +81,7 @@ def store(
 
 
 def claim(event: str, subscription: str, limit: int) -> list[Stored]:
-    """Claim the subscription's due rows that no other process has locked, the longest due first."""
+    """Claim the subscription's due rows, skipping locked ones, the longest due first."""
     values = (event, subscription, limit, LONGEST_DELAY, FIRST_DELAY)
     with database.atomic():
         found = database.execute_sql(_CLAIM.format(table=_table()), values).fetchall()
@@ -93,11 +93,11 @@ def claim(event: str, subscription: str, limit: int) -> list[Stored]:
 
 
 def groups(rows: Iterable[Stored]) -> list[list[Stored]]:
-    """Divide the rows into those that one call of their handler is given."""
+    """Group the rows by call of their handler."""
     found: list[list[Stored]] = []
     for row in rows:
         last = found[-1][-1] if found else None
-        together = last is not None and row.attempts <= _TOGETHER and last.attempts <= _TOGETHER
+        together = last is not None and row.attempts <= _MAX_GROUPED_ATTEMPTS and last.attempts <= _MAX_GROUPED_ATTEMPTS
         if last is not None and together and (last.worker, last.run_id) == (row.worker, row.run_id):
             found[-1].append(row)
         else:
@@ -106,7 +106,7 @@ def groups(rows: Iterable[Stored]) -> list[list[Stored]]:
 
 
 def deliver(handler: OutboxHandler, rows: Sequence[Stored]) -> None:
-    """Call the handler with rows of one worker and run; raises what it raises."""
+    """Call the handler with rows of one worker and run; its errors propagate."""
     given = [{**row.contents, "delivery_id": row.id} for row in rows]
     handler(given, worker=rows[0].worker, run_id=rows[0].run_id)
 
@@ -118,16 +118,16 @@ def remove(rows: Sequence[Stored]) -> None:
 
 
 def note_failures(failures: Iterable[tuple[Stored, BaseException]]) -> None:
-    """Note why rows could not be delivered; their next attempt is set already."""
+    """Record why rows could not be delivered; claiming has already set their next attempt."""
     for row, error in failures:
         OutboxRow.update(error=error_line(error)).where(OutboxRow.id == row.id).execute()
 
 
 def release(rows: Sequence[Stored]) -> None:
-    """Make claimed rows due again that there was no time to deliver."""
+    """Make claimed rows due again, without counting the attempt."""
     if rows:
-        ours = OutboxRow.id.in_([row.id for row in rows])
-        OutboxRow.update(attempts=OutboxRow.attempts - 1, due_at=NOW).where(ours).execute()
+        claimed = OutboxRow.id.in_([row.id for row in rows])
+        OutboxRow.update(attempts=OutboxRow.attempts - 1, due_at=NOW).where(claimed).execute()
 
 
 def without_handler(limit: int) -> dict[tuple[str, str], int]:
@@ -146,7 +146,7 @@ def _table() -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value JSON has no form for in the form handlers are given it: text, mostly."""
+    """Return a value that JSON lacks as text, or an enumeration as its value."""
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, Enum):

@@ -1,4 +1,4 @@
-"""What operators have said of workers for a while: paused, or narrowed to smaller steps."""
+"""Operators' overrides of workers: paused, or narrowed to lower limits."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ SwitchState = Literal["paused", "narrow"]
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What is in force for a worker.
+    """The active override of a worker.
 
     Attributes:
-      state: ``paused``: no run begins, and one at work stops after its batch. ``narrow``: with smaller limits.
-      until: When it ends by itself; null: when somebody ends it.
-      said_by: Who said it, as the command line or the page knew it.
-      batch_size, max_runtime: The smaller limits; null: the worker's own.
+      state: ``paused``: no run begins, and a running one stops after its batch. ``narrow``: lower limits.
+      until: When it expires; None: until it is ended.
+      said_by: The operator, as known to the command line or the dashboard.
+      batch_size: The lower limit; None: the worker's own.
+      max_runtime: The lower limit; None: the worker's own.
     """
 
     worker: str
@@ -35,7 +36,7 @@ class Override:
     max_runtime: timedelta | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """As programs read it; moments as ISO 8601."""
+        """Return the override as JSON values, times as ISO 8601."""
         return {
             "state": self.state,
             "reason": self.reason,
@@ -48,18 +49,18 @@ class Override:
 
 
 def overrides() -> dict[str, Override]:
-    """What is in force now, by worker; a switch whose end has come is over."""
-    return {row.worker: _read(row) for row in Switch.select().where(_lasts())}
+    """Return the active overrides by worker."""
+    return {row.worker: _read(row) for row in Switch.select().where(_is_active())}
 
 
 def override_of(worker: str) -> Override | None:
-    """What is in force for one worker."""
-    row = Switch.select().where((Switch.worker == worker) & _lasts()).first()
+    """Return the active override of a worker; None without one."""
+    row = Switch.select().where((Switch.worker == worker) & _is_active()).first()
     return None if row is None else _read(row)
 
 
 def switch(to: Override) -> None:
-    """Put this in force, in place of what was; recorded among the changes in the same transaction."""
+    """Replace the worker's override, and record the change in the same transaction."""
     values: dict[str, Any] = {
         "worker": to.worker,
         "state": to.state,
@@ -78,15 +79,15 @@ def switch(to: Override) -> None:
 
 
 def resume(worker: str, said_by: str | None = None) -> bool:
-    """End what is in force; False when nothing was. Recorded as `switch` does."""
+    """End the worker's override and record the change; return False if there was none."""
     with database.atomic():
-        there = Switch.delete().where((Switch.worker == worker) & _lasts()).execute()
-        if there:
+        removed = Switch.delete().where((Switch.worker == worker) & _is_active()).execute()
+        if removed:
             SwitchChange.insert(worker=worker, state="on", said_by=said_by, at=NOW).execute()
-    return bool(there)
+    return bool(removed)
 
 
-def _lasts() -> Any:
+def _is_active() -> Any:
     return Switch.until.is_null() | (Switch.until > NOW)
 
 

@@ -1,4 +1,4 @@
-"""The library's own tables, in a schema of their own: made, upgraded and looked for here."""
+"""Schema of the library's own tables: creation, migrations and version check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from housekeeping.core.errors import SchemaMissing
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.sweeps.ledger.models import MODELS, Run
 
-#: Applied in order, each once, all in one transaction; a released step is never changed, only followed.
+#: Applied in order, each once, in one transaction. A released migration is never changed.
 MIGRATIONS: Final = (
     """
     CREATE TABLE {schema}.runs (
@@ -149,26 +149,24 @@ MIGRATIONS: Final = (
     COMMENT ON COLUMN {schema}.processes.stopped IS 'whether it has ended by itself; else it is dead when it is silent';
     CREATE INDEX processes_heartbeat_at ON {schema}.processes (heartbeat_at, id);
     """,
-    # For the rare outcomes that people look for; the frequent ones are found by walking back from the newest run.
+    # Only rare outcomes; frequent ones are found by reading back from the newest run.
     """
     CREATE INDEX runs_outcome_id ON {schema}.runs (outcome, id) WHERE outcome NOT IN ('done', 'skipped');
     """,
 )
 
-#: Held while the schema is made, so that two ``init`` at once make it once: any number will do, if it is ours.
+#: Key of the advisory lock that keeps two ``init`` from running at once.
 _ADVISORY_LOCK: Final = 0x686F757365  # "house"
 
 
 def use_schema(name: str) -> None:
-    """Keep the library's own tables in the schema of this name."""
+    """Set the name of the schema."""
     for model in MODELS:
         model._meta.schema = name
 
 
 def init() -> int:
-    """Make or upgrade the library's own tables; returns how many steps were missing (0: nothing to do).
-
-    One transaction: a crash leaves the schema as it was.
+    """Create or upgrade the tables in one transaction; return how many migrations were applied.
 
     Raises:
       DatabaseUnavailable: When PostgreSQL does not answer.
@@ -189,10 +187,10 @@ def init() -> int:
 
 
 def require() -> None:
-    """Return when the library's own tables are there and as new as this code.
+    """Raise SchemaMissing unless the tables exist in the version that this code needs.
 
     Raises:
-      SchemaMissing: When they are not; the text names the way out.
+      SchemaMissing: The tables are missing or too old; the text names the command.
       DatabaseUnavailable: When PostgreSQL does not answer.
     """
     with translate_postgres_errors():
@@ -216,5 +214,5 @@ def _version() -> int:
 
 
 def _quoted() -> str:
-    # A plain name by the settings' rule; quoted for the reserved words among those.
+    # Quoted, because a name that the settings allow may be a reserved word.
     return f'"{Run._meta.schema}"'

@@ -15,9 +15,9 @@ from housekeeping.sweeps.processes.liveness import Process, Processes
 
 NO_WORKER: Final = "no_worker"
 NO_SCHEDULER: Final = "no_scheduler"
-#: A scheduler is missed after this time at the earliest: a restart takes less.
+#: Minimum time without a scheduler before an alert; a restart takes less.
 GRACE: Final = timedelta(minutes=2)
-_PERIODS: Final = 2  # of the shortest schedule without a scheduler
+_PERIODS: Final = 2  # periods of the shortest schedule without a scheduler before an alert
 
 
 def process_alerts(
@@ -33,8 +33,8 @@ def process_alerts(
 
     Parameters:
       sweeps: The workers that are set up.
-      waiting: Messages that wait, by queue; empty when that is unknown.
-      ever_ran: Whether the ledger has a run that a worker process carried out.
+      waiting: Waiting messages by queue; empty when unknown.
+      ever_ran: Whether the ledger has a run that a worker process executed.
     """
     if not processes.known:
         return []
@@ -56,7 +56,7 @@ def process_alerts(
 
 
 def no_living_scheduler(processes: Processes) -> str | None:
-    """Return since when no scheduler is alive and what to do, in words; None when one is, or that is unknown."""
+    """Return since when no scheduler is alive and what to do; None if one is alive or this is unknown."""
     seen = processes.schedulers
     if not processes.known or any(each.alive for each in seen):
         return None
@@ -65,7 +65,7 @@ def no_living_scheduler(processes: Processes) -> str | None:
 
 
 def no_living_worker(processes: Processes, queue: str) -> str | None:
-    """Return since when no worker serves a queue and what to do, in words; None when one does, or that is unknown."""
+    """Return since when no worker serves the queue and what to do; None if one does or this is unknown."""
     seen = processes.serving(queue)
     if not processes.known or any(each.alive for each in seen):
         return None
@@ -90,7 +90,7 @@ def _no_scheduler(processes: Processes, period: timedelta) -> Iterator[Alert]:
     text = no_living_scheduler(processes)
     limit_s = max(_PERIODS * period, GRACE).total_seconds()
     seen = processes.schedulers
-    # None was ever there: it is missed since the first process started.
+    # Without any scheduler so far, the time counts from the start of the first process.
     silent_s = seen[0].age_s if seen else max(each.said.up_s + each.age_s for each in processes.every)
     if text is not None and silent_s > limit_s:
         yield Alert(NO_SCHEDULER, text, limit_s, silent_s)

@@ -24,8 +24,8 @@ _LISTED: Final = 1000  # entries that one reading returns at most, the newest on
 _MAX_S: Final = 1e9  # seconds; about 30 years
 _CLOCK_STEP_S: Final = 60  # a time further in the future is not the server's own
 
-#: KEYS: the time of each process's last heartbeat (a sorted set), what each said of itself (a hash). ARGV: the
-#: process's id, what it says, how many seconds entries are kept. The times are the server's.
+#: KEYS: sorted set of the times of the last heartbeats, hash of the heartbeats. ARGV: process id, heartbeat,
+#: seconds for which entries are kept. The times are the server's.
 _WRITE: Final = """
 local time = redis.call("time")
 local now = time[1] + time[2] / 1000000
@@ -45,10 +45,10 @@ _Count = Annotated[int, pydantic.Field(ge=0, le=1_000_000)]
 
 
 class Heartbeat(pydantic.BaseModel):
-    """What a process says of itself.
+    """Heartbeat of a process.
 
     Attributes:
-      queues: Those that it takes messages from; a scheduler has none.
+      queues: The queues a worker consumes; a scheduler has none.
       busy: Threads that run a message.
       up_s: Seconds since its start.
       stopped: Whether this is its last heartbeat, sent on its shutdown.
@@ -77,7 +77,7 @@ class LastHeartbeat:
 
 
 class RedisHeartbeats:
-    """The heartbeats in Redis, below the namespace."""
+    """Heartbeats in Redis, below the namespace."""
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
         self._client = client
@@ -90,7 +90,7 @@ class RedisHeartbeats:
         self._write(keys=self._keys, args=[process_id, heartbeat.model_dump_json(), kept_s])
 
     def read(self) -> list[LastHeartbeat]:
-        """Return the newest heartbeats; entries that are not ours are passed over. Two round trips."""
+        """Return the newest heartbeats; invalid entries are passed over. Two round trips."""
         with self._client.pipeline() as pipeline:
             pipeline.time()
             pipeline.zrevrange(self._keys[0], 0, _LISTED - 1, withscores=True)
@@ -104,7 +104,7 @@ class RedisHeartbeats:
 
 
 def write_row(process_id: str, heartbeat: Heartbeat) -> None:
-    """Write a process's heartbeat to the database; the connection is closed afterward, none is held in between."""
+    """Write a process's heartbeat to the database, and close the connection."""
     row = heartbeat.model_dump(exclude={"up_s"})
     started_at = NOW - timedelta(seconds=heartbeat.up_s)
     try:

@@ -47,13 +47,13 @@ class Process:
 
     @property
     def state(self) -> str:
-        """``idle``, ``busy``, or that it is dead and for how long, in words."""
+        """``idle``, ``busy``, or a text with the age of the last heartbeat of a dead process."""
         if not self.alive:
             return f"dead? no heartbeat for {self.age_s:,.0f} s"
         return "busy" if self.said.busy else "idle"
 
     def as_json(self) -> dict[str, Any]:
-        """As programs read it."""
+        """Return the process as JSON values."""
         said = self.said.model_dump(include={"kind", "host", "pid", "queues", "threads", "busy", "version"})
         times = {"started_at": self.started_at.isoformat(), "heartbeat_at": self.heartbeat_at.isoformat()}
         return {**said, **times, "heartbeat_age_s": round(self.age_s, 3), "alive": self.alive}
@@ -64,8 +64,8 @@ class Processes:
     """All processes that sent a heartbeat within a day.
 
     Attributes:
-      every: Those that stopped are among them; the last heartbeat first.
-      known: False: neither Redis nor the database could be asked.
+      every: All of them, also stopped ones, the last heartbeat first.
+      known: Whether Redis or the database could be read.
     """
 
     every: tuple[Process, ...] = ()
@@ -73,7 +73,7 @@ class Processes:
 
     @property
     def listed(self) -> list[Process]:
-        """The processes that are alive, then the last ten that died without a word."""
+        """The processes that are alive, then the last ten that died without stopping."""
         alive = [each for each in self.every if each.alive]
         dead = [each for each in self.every if not each.alive and not each.said.stopped]
         return sorted(alive, key=lambda each: (each.said.kind, each.name)) + dead[:_DEAD_SHOWN]
@@ -88,7 +88,7 @@ class Processes:
         return [each for each in self.every if each.said.kind == "worker" and queue in each.said.queues]
 
 
-#: Neither Redis nor the database has been asked.
+#: Neither Redis nor the database was read.
 UNKNOWN: Final = Processes(known=False)
 
 
@@ -96,13 +96,13 @@ def read_processes(client: redis.Redis | None, namespace: str, now: datetime) ->
     """Read the heartbeats in Redis and in the database, of each process the newer one. Never raises.
 
     Parameters:
-      client: None: Redis is not asked.
-      now: The time that the ages are taken from.
+      client: None: Redis is not read.
+      now: The current time.
     """
     found: dict[str, LastHeartbeat] = {}
     answers = [
-        None if client is None else _asked(lambda: RedisHeartbeats(client, namespace).read()),
-        None if database.obj is None else _asked(heartbeats.read_rows),
+        None if client is None else _read_or_none(lambda: RedisHeartbeats(client, namespace).read()),
+        None if database.obj is None else _read_or_none(heartbeats.read_rows),
     ]
     for reading in (each for answer in answers for each in answer or ()):
         known = found.get(reading.process_id)
@@ -111,17 +111,17 @@ def read_processes(client: redis.Redis | None, namespace: str, now: datetime) ->
     return _processes(found.values(), now, known=any(answer is not None for answer in answers))
 
 
-def _asked(read: Callable[[], list[LastHeartbeat]]) -> list[LastHeartbeat] | None:
+def _read_or_none(read: Callable[[], list[LastHeartbeat]]) -> list[LastHeartbeat] | None:
     try:
         with translate_redis_errors(), translate_postgres_errors():
             return read()
     except (HousekeepingError, PeeweeException):
-        return None  # whoever asks reads more of that server, and says that it is away
+        return None  # the caller reads more of that server and reports it as away
 
 
-def _processes(explain_queries: Iterable[LastHeartbeat], now: datetime, *, known: bool) -> Processes:
+def _processes(read: Iterable[LastHeartbeat], now: datetime, *, known: bool) -> Processes:
     every = []
-    for each in sorted(explain_queries, key=lambda reading: reading.age_s):
+    for each in sorted(read, key=lambda reading: reading.age_s):
         heartbeat_at = now - timedelta(seconds=each.age_s)
         started_at = heartbeat_at - timedelta(seconds=each.heartbeat.up_s)
         every.append(Process(each.heartbeat, started_at, heartbeat_at, each.age_s))

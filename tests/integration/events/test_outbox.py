@@ -87,7 +87,7 @@ def test_failed_delivery_waits_for_the_sweep_and_the_run_goes_on(
     assert (swept.outcome, swept.counts["delivered_rows"]) == ("done", 10)
 
 
-def test_refused_row_waits_alone_and_longer_each_time(orders: type[Order], on: On) -> None:
+def test_failed_row_waits_alone_and_longer_each_time(orders: type[Order], on: On) -> None:
     handler = Handler("c3")
     handler.away = True
     on(orders_expired, handler, outbox="mails")
@@ -163,7 +163,7 @@ def test_rows_of_a_failed_batch_are_not_stored(orders: type[Order], on: On) -> N
     assert (sorted(handler.taken), left()) == ([1, 3, 4, 5, 6, 7, 8, 9, 10], [2, 11])
 
 
-def test_rows_without_a_handler_stay_and_are_told_of(
+def test_rows_without_a_handler_stay_and_raise_an_alert(
     orders: type[Order], on: On, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     handler = Handler()
@@ -214,7 +214,7 @@ def test_claimed_rows_are_released_when_time_is_up(orders: type[Order], on: On) 
     assert OutboxRow.select().where(OutboxRow.attempts == 1).count() == before
 
 
-def test_second_handler_of_a_subscription_is_refused(on: On) -> None:
+def test_second_handler_of_a_subscription_is_rejected(on: On) -> None:
     on(orders_expired, Handler(), outbox="mails")
 
     with pytest.raises(DeclarationError, match="the subscription 'mails' needs a name and one handler"):

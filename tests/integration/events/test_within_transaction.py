@@ -80,7 +80,7 @@ def test_handler_that_leaves_an_error_behind_fails_the_row(orders: type[Order], 
 @pytest.mark.parametrize(
     "error", [ConnectionRefusedError("away"), psycopg2.OperationalError("away"), psycopg2.ProgrammingError("no table")]
 )
-def test_error_that_says_nothing_about_rows_fails_the_run(orders: type[Order], on: On, error: BaseException) -> None:
+def test_error_unrelated_to_rows_fails_the_run(orders: type[Order], on: On, error: BaseException) -> None:
     on(orders_expired, failing_for({6}, error), within_transaction=True)
 
     result = run()
@@ -107,7 +107,7 @@ def close(connection: Any) -> None:
 
 
 @pytest.mark.parametrize("end", [commit, roll_back, use_as_context, close])
-def test_ending_the_transaction_is_refused(orders: type[Order], on: On, end: Any) -> None:
+def test_handler_cannot_end_the_transaction(orders: type[Order], on: On, end: Any) -> None:
     on(orders_expired, lambda connection, rows, **about: end(connection), within_transaction=True)
 
     result = run()
@@ -117,7 +117,7 @@ def test_ending_the_transaction_is_refused(orders: type[Order], on: On, end: Any
 
 @pytest.mark.parametrize("sql", ["COMMIT", "ROLLBACK", "COMMIT; BEGIN", "ROLLBACK AND CHAIN"])
 @pytest.mark.parametrize("raises", [False, True])
-def test_ending_the_transaction_by_a_statement_is_found(orders: type[Order], on: On, sql: str, raises: bool) -> None:
+def test_transaction_ended_by_a_statement_is_detected(orders: type[Order], on: On, sql: str, raises: bool) -> None:
     def handler(connection: Any, rows: list[dict[str, Any]], **about: Any) -> None:
         connection.cursor().execute(sql)
         if raises:
@@ -133,7 +133,7 @@ def test_ending_the_transaction_by_a_statement_is_found(orders: type[Order], on:
     assert not database.in_transaction()
 
 
-def test_deadlock_in_a_handler_begins_the_batch_again(orders: type[Order], on: On) -> None:
+def test_deadlock_in_a_handler_retries_the_batch(orders: type[Order], on: On) -> None:
     tries: list[int] = []
 
     def handler(connection: Any, rows: list[dict[str, Any]], **about: Any) -> None:
@@ -159,7 +159,7 @@ def test_rows_are_read_back_only_with_a_listener(orders: type[Order], on: On, st
     assert noted() == [12]
 
 
-def test_wrong_registration_is_refused_with_the_right_form() -> None:
+def test_wrong_registration_is_rejected_with_the_right_form() -> None:
     wrong: Any = events.on
     with pytest.raises(DeclarationError, match=r"give within_transaction=True or outbox='name'; .*\.connect"):
         wrong(orders_expired, note)
@@ -169,7 +169,7 @@ def test_wrong_registration_is_refused_with_the_right_form() -> None:
         events.on(events.upload_deleted, note, within_transaction=True)
 
 
-def test_event_of_a_sweep_of_passes_is_refused() -> None:
+def test_event_of_a_sweep_with_stages_is_rejected() -> None:
     with pytest.raises(DeclarationError, match="give it to each TableStage"):
         Sweep(name="a.sweep", stages=lambda sweep: [], event=orders_expired)
     with pytest.raises(DeclarationError, match="event is 'name'; it should be events.event"):

@@ -57,7 +57,7 @@ def lost_in_redis(client: redis.Redis, settings: Settings) -> None:
     assert client.delete(f"{settings.namespace}:lease:{KEY}")
 
 
-def test_a_holder_that_slept_commits_nothing_once_another_has_begun(
+def test_suspended_holder_commits_nothing_after_a_new_run_began(
     written: Any, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # L3

@@ -39,7 +39,7 @@ def problem(sweep: Sweep) -> str | None:
     return None if found is None else found.text
 
 
-def test_a_worker_without_its_table_is_skipped_without_an_alert(sweeps: dict[str, Sweep], settings: Settings) -> None:
+def test_worker_without_its_table_is_skipped_without_an_alert(sweeps: dict[str, Sweep], settings: Settings) -> None:
     result = run_sweep(sweeps[STATUSES])
 
     seen = worker_status(sweeps[STATUSES], database_now(), settings.timezone)
@@ -48,7 +48,7 @@ def test_a_worker_without_its_table_is_skipped_without_an_alert(sweeps: dict[str
     assert seen.as_json()["not_set_up"] == "table user_statuses is not in this database"
 
 
-def test_a_fresh_installation_raises_no_alert_and_no_finding(sweeps: dict[str, Sweep], settings: Settings) -> None:
+def test_fresh_installation_raises_no_alert_and_no_finding(sweeps: dict[str, Sweep], settings: Settings) -> None:
     alerts = [worker_status(sweep, database_now(), settings.timezone).alarms for sweep in sweeps.values()]
 
     assert alerts == [[]] * len(sweeps)
@@ -58,7 +58,7 @@ def test_a_fresh_installation_raises_no_alert_and_no_finding(sweeps: dict[str, S
     assert "table ci_builds is not in this database; off: ci.stuck_builds.drop_running" in found["ci_stuck_builds"]
 
 
-def test_a_table_made_later_is_noticed(sweeps: dict[str, Sweep], postgres: Database) -> None:
+def test_table_created_later_is_noticed(sweeps: dict[str, Sweep], postgres: Database) -> None:
     assert run_sweep(sweeps[STATUSES]).reason == "not_set_up"
 
     postgres.create_tables([UserStatus])
@@ -74,7 +74,7 @@ def test_a_table_made_later_is_noticed(sweeps: dict[str, Sweep], postgres: Datab
         ("user_id int, clear_status_at text", "column user_statuses.clear_status_at is text, not timestamp with"),
     ],
 )
-def test_a_different_table_of_that_name_is_left_alone(
+def test_different_table_of_that_name_is_left_alone(
     sweeps: dict[str, Sweep], postgres: Database, columns: str, text: str
 ) -> None:
     postgres.execute_sql(f"CREATE TABLE user_statuses ({columns})")
@@ -96,7 +96,7 @@ def test_types_are_compared_loosely(sweeps: dict[str, Sweep], postgres: Database
     assert problem(sweeps[STATUSES]) is None
 
 
-def test_a_status_may_be_an_enum(sweeps: dict[str, Sweep], postgres: Database) -> None:
+def test_status_column_may_be_an_enum(sweeps: dict[str, Sweep], postgres: Database) -> None:
     postgres.create_tables([Build])
     postgres.execute_sql("CREATE TYPE build_status AS ENUM ('pending', 'failed')")
     postgres.execute_sql("ALTER TABLE ci_builds ALTER status TYPE build_status USING status::build_status")
@@ -104,7 +104,7 @@ def test_a_status_may_be_an_enum(sweeps: dict[str, Sweep], postgres: Database) -
     assert problem(sweeps[JOBS]) is None
 
 
-def test_optional_columns_need_not_be_there(sweeps: dict[str, Sweep], postgres: Database) -> None:
+def test_optional_columns_may_be_missing(sweeps: dict[str, Sweep], postgres: Database) -> None:
     postgres.create_tables([Build])
     postgres.execute_sql("ALTER TABLE ci_builds DROP stage, DROP runner_id")
 
@@ -126,7 +126,7 @@ def test_uploads_are_cleaned_where_a_store_is_configured(settings: Settings, swe
     assert problem(configured[UPLOADS]) is None
 
 
-def test_a_table_that_vanishes_after_a_completed_run_is_a_failure(sweeps: dict[str, Sweep], postgres: Database) -> None:
+def test_table_dropped_after_a_completed_run_is_a_failure(sweeps: dict[str, Sweep], postgres: Database) -> None:
     postgres.create_tables([UserStatus])
     assert run_sweep(sweeps[STATUSES]).outcome == "done"
     postgres.execute_sql("DROP TABLE user_statuses")
@@ -135,7 +135,7 @@ def test_a_table_that_vanishes_after_a_completed_run_is_a_failure(sweeps: dict[s
     assert run_sweep(sweeps[STATUSES]).outcome == "failed"
 
 
-def test_a_named_family_that_does_not_fit_is_a_failure_and_an_error(settings: Settings, postgres: Database) -> None:
+def test_named_family_that_does_not_fit_is_an_error(settings: Settings, postgres: Database) -> None:
     named = settings.model_copy(update={"built_in": ("user_status_cleanup",)})
     sweeps = configured_sweeps(named)
 
@@ -144,7 +144,7 @@ def test_a_named_family_that_does_not_fit_is_a_failure_and_an_error(settings: Se
     assert any('"user_statuses" is not in this database' in text for text in errors)
 
 
-def test_a_worker_is_not_dropped_while_the_database_is_away(
+def test_worker_is_not_dropped_while_the_database_is_away(
     sweeps: dict[str, Sweep], postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: object) -> None:

@@ -22,5 +22,5 @@ _EARLY, _LATE = datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 3, 2, tzinfo=UT
         ([3, _LATE, _EARLY], 3, 3),
     ],
 )
-def test_passes_in_the_order_of_other_things_are_not_compared(values: list[Any], least: Any, most: Any) -> None:
+def test_stages_ordered_by_different_types_are_not_compared(values: list[Any], least: Any, most: Any) -> None:
     assert (first_of(values), first_of(values, max)) == (least, most)

@@ -11,7 +11,7 @@ from housekeeping.sweeps.engine.counts import added
 from housekeeping.sweeps.stages.stage import BatchResult
 
 
-def test_a_count_that_was_not_declared_is_refused_in_words() -> None:
+def test_undeclared_count_is_rejected_with_a_message() -> None:
     said = "'moved_rows' is counted, but not among the sweep's counts (deleted_rows, batches); add it there"
 
     with pytest.raises(DeclarationError, match=re.escape(said)):

@@ -155,7 +155,7 @@ def test_allowed_states_of_a_transition_do_not_hide_a_predicate_without_the_time
     assert "does not depend on the time" in refusal(lambda now: Draft.id > 0, action=Transition(machine, "drop"))
 
 
-def test_predicates_of_passes_are_checked_as_well() -> None:
+def test_predicates_of_stages_are_checked_as_well() -> None:
     def of(stale: Callable[[Any], Any], **given: Any) -> Sweep:
         one = TableStage(name="drafts", stale=stale, order=(Draft.touched_at, Draft.id), action=Delete())
         return Sweep(name="shop.drafts", stages=lambda sweep: [one], counts=("deleted_rows",), **given)
@@ -184,7 +184,7 @@ def test_built_in_sweeps_depend_on_the_time(sweep: Sweep) -> None:
     assert replace(sweep, batch_size=7).batch_size == 7
 
 
-def test_columns_are_true_for_other_threads_and_after_the_check() -> None:
+def test_columns_stay_truthy_in_other_threads_and_after_the_check() -> None:
     checking, asked = threading.Event(), threading.Event()
     seen: list[bool] = []
 
@@ -207,7 +207,7 @@ def test_columns_are_true_for_other_threads_and_after_the_check() -> None:
     assert bool(OLD) and "__bool__" not in vars(OLD.__class__.__mro__[1])
 
 
-def test_predicate_that_fails_is_declared_and_fails_where_it_is_used() -> None:
+def test_failing_predicate_is_declared_and_fails_where_it_is_used() -> None:
     sweep = declared(lambda now: Draft.toched_at < now)  # type: ignore[attr-defined]
 
     with pytest.raises(DeclarationError) as refused:

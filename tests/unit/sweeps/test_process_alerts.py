@@ -59,7 +59,7 @@ def test_scheduler_is_missed_after_two_minutes_at_the_earliest(age_s: float, rin
 
 
 @pytest.mark.parametrize(("up_s", "rings"), [(599.0, []), (600.0, ["no_scheduler"])])
-def test_scheduler_that_never_was_is_missed_since_the_first_process(up_s: float, rings: list[str]) -> None:
+def test_missing_scheduler_is_counted_from_the_first_process_start(up_s: float, rings: list[str]) -> None:
     assert alerts(process("worker", up_s=up_s)) == rings
 
 
@@ -68,12 +68,12 @@ def test_one_living_scheduler_is_enough() -> None:
 
 
 @pytest.mark.parametrize("more", [{"enabled": False}, {"schedule": None}])
-def test_nothing_is_missed_that_nothing_needs(more: dict[str, Any]) -> None:
+def test_installation_without_work_needs_no_process(more: dict[str, Any]) -> None:
     assert alerts(**more) == []
     assert alerts(process("worker", 5_000), process("scheduler", 5_000), **more) == []
 
 
-def test_nothing_is_said_when_no_store_could_be_read() -> None:
+def test_no_alert_when_no_store_could_be_read() -> None:
     assert process_alerts([sweep()], UNKNOWN, {"cronjob": 5}, NOW, UTC, ever_ran=True) == []
 
 

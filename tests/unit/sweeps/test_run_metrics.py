@@ -28,7 +28,7 @@ from housekeeping.workers.user_status_cleanup.worker import sweep
         ("skipped", "disabled", False),
     ],
 )
-def test_the_last_success_is_moved_by_runs_that_went_to_the_end_or_to_their_limits(
+def test_last_success_is_the_last_run_that_reached_its_end_or_limits(
     monkeypatch: pytest.MonkeyPatch, outcome: Any, reason: str | None, moved: bool
 ) -> None:
     told: list[tuple[Any, ...]] = []

@@ -154,7 +154,7 @@ def test_harmless_foreign_key_is_logged_at_level_info(do: Do, caplog: pytest.Log
     assert (line.levelname, hasattr(line, "way_out")) == ("INFO", False)
 
 
-def test_action_that_deletes_dependents_is_only_told_of_a_missing_index(do: Do) -> None:
+def test_action_that_deletes_dependents_warns_of_a_missing_index_only(do: Do) -> None:
     do(ITEMS.format(on_delete=""))
 
     (finding,) = found(sweep_with(DeleteWithItems()))
@@ -173,7 +173,7 @@ def test_partitioned_referencing_table_is_named_once(do: Do) -> None:
     assert str(finding.way_out).startswith("CREATE INDEX ON item (cart_id); ")
 
 
-def test_table_that_may_not_be_read_is_not_counted(do: Do, postgres: Database, settings: Settings) -> None:
+def test_unreadable_table_is_not_counted(do: Do, postgres: Database, settings: Settings) -> None:
     do(ITEMS.format(on_delete=""))
     do("CREATE INDEX ON item (cart_id)")
     role = f"{settings.namespace}_reader"

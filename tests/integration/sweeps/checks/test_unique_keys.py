@@ -168,7 +168,7 @@ def test_key_that_was_added_after_a_failed_run_is_found(do: Do) -> None:
         "CREATE TABLE event (LIKE base INCLUDING ALL); CREATE TABLE child () INHERITS (event)",
     ],
 )
-def test_key_that_the_catalog_cannot_tell_is_trusted_and_warned_of(do: Do, form: str) -> None:
+def test_key_unknown_to_the_catalog_is_trusted_with_a_warning(do: Do, form: str) -> None:
     do("CREATE TABLE base (id bigint PRIMARY KEY, happened_at timestamptz, kind integer)")
     do(form)
     do("INSERT INTO event SELECT n, '2026-01-01' FROM generate_series(1, 8) AS n")
@@ -181,7 +181,7 @@ def test_key_that_the_catalog_cannot_tell_is_trusted_and_warned_of(do: Do, form:
     assert "(id) may not be unique" in warning.text
 
 
-def test_catalog_is_asked_once_for_many_runs(events: None, statements: list[str]) -> None:
+def test_catalog_is_read_once_for_many_runs(events: None, statements: list[str]) -> None:
     run_sweep(by_time)
     run_sweep(by_time)
 
@@ -252,7 +252,7 @@ class Vouched(BaseModel):
 
 @pytest.mark.parametrize("action", [Delete(), Call(lambda row: None, then=Delete())])
 @pytest.mark.parametrize("told", [True, False])
-def test_key_that_is_not_unique_after_all_costs_no_row(events: None, do: Do, action: Any, told: bool) -> None:
+def test_key_that_is_not_unique_changes_no_row(events: None, do: Do, action: Any, told: bool) -> None:
     gone = event("shop.event_gone")
     vouched = Sweep(
         name="shop.vouched",

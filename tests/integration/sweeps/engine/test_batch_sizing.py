@@ -35,7 +35,7 @@ class Slow(Sizes):
         self._clock.advance(timedelta(seconds=seconds))
 
 
-def test_batches_that_take_too_long_are_halved_down_to_a_tenth(add_statuses: AddStatuses, clock: ManualClock) -> None:
+def test_slow_batches_are_halved_down_to_a_tenth(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(250, DUE)
     slow = Slow(clock, 1.001)
 
@@ -44,9 +44,7 @@ def test_batches_that_take_too_long_are_halved_down_to_a_tenth(add_statuses: Add
     assert slow.seen[:7] == [100, 50, 25, 12, 10, 10, 10]
 
 
-def test_batches_that_are_fast_again_grow_by_a_tenth_and_never_over_their_own_size(
-    add_statuses: AddStatuses, clock: ManualClock
-) -> None:
+def test_fast_batches_grow_by_a_tenth_up_to_their_own_size(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(1000, DUE)
     slow = Slow(clock, 2, 2, 1, 0.5)
 
@@ -57,7 +55,7 @@ def test_batches_that_are_fast_again_grow_by_a_tenth_and_never_over_their_own_si
     assert max(slow.seen) == 100
 
 
-def test_a_small_batch_shrinks_to_one_row_and_grows_by_one(add_statuses: AddStatuses, clock: ManualClock) -> None:
+def test_small_batch_shrinks_to_one_row_and_grows_by_one(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(17, DUE)
     slow = Slow(clock, 2, 2, 2, 0)
 
@@ -66,7 +64,7 @@ def test_a_small_batch_shrinks_to_one_row_and_grows_by_one(add_statuses: AddStat
     assert slow.seen == [5, 2, 1, 1, 2, 3, 3]
 
 
-def test_batches_have_one_size_unless_a_target_is_set(add_statuses: AddStatuses, clock: ManualClock) -> None:
+def test_batch_size_is_constant_without_a_target(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(30, DUE)
     slow = Slow(clock, 60)
 
@@ -75,9 +73,7 @@ def test_batches_have_one_size_unless_a_target_is_set(add_statuses: AddStatuses,
     assert slow.seen == [10, 10, 10, 0]
 
 
-def test_what_an_operator_says_is_the_most_for_a_batch_that_adapts(
-    add_statuses: AddStatuses, clock: ManualClock
-) -> None:
+def test_narrowed_batch_size_limits_adaptive_batches(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(120, DUE)
     switch(Override(SMALL.name, "narrow", batch_size=30))
     slow = Slow(clock, 2, 2, 0)
@@ -87,7 +83,7 @@ def test_what_an_operator_says_is_the_most_for_a_batch_that_adapts(
     assert slow.seen[:4] == [30, 30, 25, 30]
 
 
-def test_a_shut_gate_halves_a_batch_that_adapts(add_statuses: AddStatuses, clock: ManualClock) -> None:
+def test_throttle_halves_an_adaptive_batch(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(300, DUE)
     slow = Slow(clock, 2, 0)  # the second batch ends when the next look is due
     lagging = Told(WELL, DbHealth(99.0, 0, False))
@@ -98,11 +94,11 @@ def test_a_shut_gate_halves_a_batch_that_adapts(add_statuses: AddStatuses, clock
     assert slow.seen[:3] == [100, 100, 50]
 
 
-def test_a_worker_whose_batches_cannot_vary_refuses_a_target() -> None:
+def test_worker_with_fixed_batches_rejects_a_target() -> None:
     with pytest.raises(SettingsError, match=r'"target_batch_s"\] is 1.0, but this worker has no use for it'):
         uploads.configured(WorkerSettings(target_batch_s=1.0))
 
 
-def test_a_target_is_set_by_setting() -> None:
+def test_target_batch_time_is_set_by_a_setting() -> None:
     assert SMALL.configured(WorkerSettings(target_batch_s=0.5)).target_batch == timedelta(seconds=0.5)
     assert TARGET.configured(WorkerSettings(target_batch_s=None)).target_batch is None

@@ -47,7 +47,7 @@ def test_one_poison_row_affects_no_other_row(
     assert [about["user_id"] for about in reported] == [5005]
 
 
-def test_a_batch_of_nothing_but_poison_is_passed(
+def test_run_continues_behind_a_batch_of_poison_rows(
     add_statuses: AddStatuses, refuse_deletion_of: Callable[[str], None]
 ) -> None:
     add_statuses(35, DUE)
@@ -75,7 +75,7 @@ def test_each_batch_is_one_transaction_with_its_counts(
     assert seen == [(10, 10), (20, 20), (25, 25)]
 
 
-def test_a_run_costs_five_statements_a_batch_and_one_commit(
+def test_run_costs_five_statements_and_one_commit_per_batch(
     add_statuses: AddStatuses, postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_statuses(95, DUE)
@@ -98,7 +98,7 @@ def test_a_run_costs_five_statements_a_batch_and_one_commit(
     assert len(statements) - len(deletes) - len(updates) <= 9
 
 
-def test_a_deadlock_costs_the_batch_another_try_and_nothing_else(
+def test_deadlocked_batch_is_retried_once(
     add_statuses: AddStatuses, admin: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     # F8. The first deletion ends as a deadlock's victim does; the sequence survives its rollback.
@@ -117,7 +117,7 @@ def test_a_deadlock_costs_the_batch_another_try_and_nothing_else(
     assert [record.message for record in caplog.records].count("A batch is tried again") == 1
 
 
-def test_a_deadlock_at_every_try_fails_the_run(add_statuses: AddStatuses, admin: Connection) -> None:
+def test_repeated_deadlock_fails_the_run(add_statuses: AddStatuses, admin: Connection) -> None:
     add_statuses(25, DUE)
     with admin.cursor() as cursor:
         cursor.execute(
@@ -131,7 +131,7 @@ def test_a_deadlock_at_every_try_fails_the_run(add_statuses: AddStatuses, admin:
     assert (result.outcome, result.reason) == ("failed", "database: deadlock")
 
 
-def test_a_hot_lock_fails_the_run_in_bounded_time_and_the_next_goes_on(
+def test_held_lock_fails_the_run_in_bounded_time_and_the_next_resumes(
     add_statuses: AddStatuses, admin: Connection, settings: Settings, locked: Any
 ) -> None:
     # F8. Another session holds the whole table; the wait is the session's lock_timeout, here shortened.

@@ -18,7 +18,7 @@ from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.engine.executed import DUE, SMALL
 
 
-def test_a_shutdown_ends_the_run_after_its_batch_and_the_next_goes_on_there(
+def test_shutdown_ends_the_run_after_its_batch_and_the_next_resumes(
     add_statuses: AddStatuses, admin: Connection
 ) -> None:
     # R5
@@ -38,7 +38,7 @@ def test_a_shutdown_ends_the_run_after_its_batch_and_the_next_goes_on_there(
     assert third.counts["deleted_rows"] == 1, "a run after one that ended well starts at the front again"
 
 
-def test_a_run_cut_off_from_the_database_is_failed_with_true_counts(
+def test_run_that_lost_the_database_fails_with_committed_counts(
     add_statuses: AddStatuses, admin: Connection, postgres: Database, last_run: Callable[[], Run]
 ) -> None:
     add_statuses(50, DUE)
@@ -60,9 +60,7 @@ def test_a_run_cut_off_from_the_database_is_failed_with_true_counts(
     assert UserStatus.select().count() == 30
 
 
-def test_the_run_after_a_failed_one_goes_on_from_its_cursor(
-    add_statuses: AddStatuses, last_run: Callable[[], Run]
-) -> None:
+def test_run_after_a_failed_one_resumes_from_its_cursor(add_statuses: AddStatuses, last_run: Callable[[], Run]) -> None:
     add_statuses(50, DUE)
     result = run_sweep(SMALL, on_batch=_raise_after(2))
 
@@ -79,7 +77,7 @@ def _raise_after(batches: int) -> Callable[[Counts], None]:
     return fail
 
 
-def test_a_zombie_commits_nothing_once_another_run_took_over(
+def test_zombie_commits_nothing_after_a_takeover(
     add_statuses: AddStatuses, admin: Connection, settings: Settings
 ) -> None:
     # A run that only slept and was marked as lost adds no second row.
@@ -101,7 +99,7 @@ def test_a_zombie_commits_nothing_once_another_run_took_over(
     assert sum(row.counts["deleted_rows"] for row in rows) == 50
 
 
-def test_a_run_that_still_gives_signs_of_life_is_not_taken_over(add_statuses: AddStatuses) -> None:
+def test_run_with_heartbeats_is_not_taken_over(add_statuses: AddStatuses) -> None:
     add_statuses(50, DUE)
     others: list[RunResult] = []
 

@@ -21,7 +21,7 @@ from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.engine.executed import DUE, SMALL
 
 
-def test_the_alarms_ring_at_their_limit_and_not_before(
+def test_alerts_are_raised_above_their_thresholds_only(
     add_statuses: AddStatuses, locked: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     few = dataclasses.replace(SMALL, alerts=dataclasses.replace(sweep.alerts, backlog=10))
@@ -42,7 +42,7 @@ def alarms(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [getattr(record, "alarm", "") for record in caplog.records if record.message == "Alert"]
 
 
-def test_a_run_over_its_longest_time_rings(add_statuses: AddStatuses, caplog: pytest.LogCaptureFixture) -> None:
+def test_run_over_its_longest_time_raises_an_alert(add_statuses: AddStatuses, caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock(tick=sweep.max_runtime * 3)
     add_statuses(1, "timestamptz '2025-01-01 00:00:00+00'")
 
@@ -51,7 +51,7 @@ def test_a_run_over_its_longest_time_rings(add_statuses: AddStatuses, caplog: py
     assert alarms(caplog) == ["longest_run"]
 
 
-def test_a_paused_worker_is_skipped_and_the_tick_says_so(
+def test_paused_worker_skips_its_run_and_records_the_tick(
     add_statuses: AddStatuses, admin: Connection, settings: Settings, last_run: Callable[[], Run]
 ) -> None:
     add_statuses(5, DUE)
@@ -65,7 +65,7 @@ def test_a_paused_worker_is_skipped_and_the_tick_says_so(
     assert run_sweep(sweep, force=True).counts["deleted_rows"] == 5
 
 
-def test_a_run_logs_one_line_when_it_starts_and_one_when_it_ends(
+def test_run_logs_one_line_at_its_start_and_one_at_its_end(
     add_statuses: AddStatuses, caplog: pytest.LogCaptureFixture
 ) -> None:
     add_statuses(25, DUE)
@@ -83,7 +83,7 @@ def test_a_run_logs_one_line_when_it_starts_and_one_when_it_ends(
     assert [vars(ended)[name] for name in fields] == ["done", 25, 3, False, result.run_id]
 
 
-def test_subscribers_hear_of_each_batch_after_its_commit_and_one_that_raises_harms_nothing(
+def test_subscriber_that_raises_after_the_commit_harms_nothing(
     add_statuses: AddStatuses, reported: list[dict[str, Any]]
 ) -> None:
     add_statuses(25, DUE)

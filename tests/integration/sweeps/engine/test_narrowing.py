@@ -42,7 +42,7 @@ def said(*, after: int, say: Callable[[], Any], then: Callable[[Counts], None] =
     return on_batch
 
 
-def test_a_pause_ends_a_run_at_work_after_its_batch_and_the_next_goes_on_there(
+def test_pause_ends_a_run_after_its_batch_and_the_next_resumes(
     add_statuses: AddStatuses, last_run: Callable[[], Run]
 ) -> None:
     add_statuses(50, DUE)
@@ -65,7 +65,7 @@ def test_a_pause_ends_a_run_at_work_after_its_batch_and_the_next_goes_on_there(
     assert (next_one.outcome, next_one.counts["deleted_rows"]) == ("done", 31)
 
 
-def test_the_message_of_a_run_that_a_pause_ended_is_done(add_statuses: AddStatuses) -> None:
+def test_message_of_a_paused_run_is_done(add_statuses: AddStatuses) -> None:
     add_statuses(30, DUE)
     token = current_message.set(MessageContext("message-1"))
     try:
@@ -78,7 +78,7 @@ def test_the_message_of_a_run_that_a_pause_ended_is_done(add_statuses: AddStatus
     assert (result.reason, again.outcome, again.reason) == ("paused", "skipped", "already_done")
 
 
-def test_a_forced_run_passes_over_a_pause_that_comes_while_it_is_at_work(add_statuses: AddStatuses) -> None:
+def test_forced_run_ignores_a_pause_set_during_it(add_statuses: AddStatuses) -> None:
     add_statuses(50, DUE)
 
     result = run_sweep(SMALL, force=True, on_batch=said(after=10, say=lambda: switch(Override(NAME, "paused"))))
@@ -86,7 +86,7 @@ def test_a_forced_run_passes_over_a_pause_that_comes_while_it_is_at_work(add_sta
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", 50)
 
 
-def test_a_pause_of_another_worker_or_one_that_is_over_ends_nothing(add_statuses: AddStatuses) -> None:
+def test_expired_pause_or_pause_of_another_worker_is_ignored(add_statuses: AddStatuses) -> None:
     add_statuses(30, DUE)
 
     def others() -> None:
@@ -96,7 +96,7 @@ def test_a_pause_of_another_worker_or_one_that_is_over_ends_nothing(add_statuses
     assert run_sweep(SMALL, on_batch=said(after=10, say=others)).outcome == "done"
 
 
-def test_a_run_at_work_takes_smaller_batches_and_its_own_again_when_that_ends(add_statuses: AddStatuses) -> None:
+def test_narrowed_run_takes_smaller_batches_until_the_override_ends(add_statuses: AddStatuses) -> None:
     add_statuses(60, DUE)
     sizes = Sizes()
     narrow = said(after=10, say=lambda: switch(Override(NAME, "narrow", batch_size=3)), then=sizes)
@@ -115,7 +115,7 @@ def test_a_run_at_work_takes_smaller_batches_and_its_own_again_when_that_ends(ad
 
 
 @pytest.mark.parametrize(("asked", "given"), [(4, [4, 4, 4]), (10, [10, 2]), (1000, [10, 2])])
-def test_a_narrowed_run_begins_narrow_and_never_takes_more_than_its_own(
+def test_narrowed_batch_size_never_exceeds_the_workers_own(
     add_statuses: AddStatuses, asked: int, given: list[int]
 ) -> None:
     add_statuses(12, DUE)
@@ -127,7 +127,7 @@ def test_a_narrowed_run_begins_narrow_and_never_takes_more_than_its_own(
     assert [size for size in sizes.seen if size] == given
 
 
-def test_the_time_of_a_run_at_work_shrinks_to_what_an_operator_says(add_statuses: AddStatuses) -> None:
+def test_narrowed_time_limit_applies_to_a_running_run(add_statuses: AddStatuses) -> None:
     add_statuses(100, DUE)
     second = ManualClock(tick=timedelta(seconds=1))
     short = Override(NAME, "narrow", max_runtime=timedelta(seconds=3))
@@ -138,7 +138,7 @@ def test_the_time_of_a_run_at_work_shrinks_to_what_an_operator_says(add_statuses
     assert (result.outcome, result.reason, result.counts["deleted_rows"]) == ("partial", "out_of_time", 40)
 
 
-def test_the_time_of_a_run_is_never_made_longer(add_statuses: AddStatuses) -> None:
+def test_narrowing_never_extends_the_time_limit(add_statuses: AddStatuses) -> None:
     add_statuses(100, DUE)
     second = ManualClock(tick=timedelta(seconds=1))
     switch(Override(NAME, "narrow", max_runtime=timedelta(hours=1)))
@@ -181,7 +181,7 @@ class Outside:
         return StagePlan(self.name, Backlog(0), {})
 
 
-def test_a_pause_ends_a_long_page_of_outside_effects_at_its_next_sign_of_life(
+def test_pause_ends_a_long_page_of_outside_effects_at_a_heartbeat(
     postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "HEARTBEAT", timedelta())
@@ -193,7 +193,7 @@ def test_a_pause_ends_a_long_page_of_outside_effects_at_its_next_sign_of_life(
 
 
 @pytest.mark.parametrize("sweep", [sweep for family in BUILT_IN for sweep in family.SWEEPS], ids=lambda each: each.name)
-def test_every_pass_of_ours_can_take_smaller_steps(postgres: Database, sweep: Sweep) -> None:
+def test_every_built_in_stage_can_take_smaller_batches(postgres: Database, sweep: Sweep) -> None:
     passes = sweep.stages_for_run()
     pace = BatchSizer(passes, None, RunBudget(sweep.max_runtime, SYSTEM_CLOCK), SYSTEM_CLOCK)
     own = [each.batch_size for each in passes]

@@ -99,7 +99,7 @@ def test_two_runs_at_once_report_a_cause_once(postgres: Database) -> None:
     assert sorted(map(len, due)) == [0, 2]
 
 
-def test_report_is_not_lost_when_its_table_is_away(
+def test_error_is_reported_although_the_report_table_is_missing(
     clock: ManualClock, postgres: Database, reported: list[dict[str, Any]], lines: Lines
 ) -> None:
     add(1)
@@ -115,7 +115,7 @@ def test_report_is_not_lost_when_its_table_is_away(
     assert len(lines("Could not record the rejections")) == 2
 
 
-def test_rejections_are_recorded_until_a_whole_run_is_without_them(clock: ManualClock) -> None:
+def test_rejections_are_recorded_until_a_complete_run_has_none(clock: ManualClock) -> None:
     add(3)
 
     run_sweep(sweep(refuse_all), clock=clock)
@@ -135,7 +135,7 @@ def test_rejections_are_recorded_until_a_whole_run_is_without_them(clock: Manual
     assert standing() == []
 
 
-def test_run_that_was_cut_short_removes_no_cause_it_did_not_meet(clock: ManualClock) -> None:
+def test_run_cut_short_removes_no_cause(clock: ManualClock) -> None:
     add(12)
     run_sweep(sweep(lambda order: refuse_all(order) if order.id > 10 else None), clock=clock)
     before = standing()
@@ -206,7 +206,7 @@ def test_database_errors_are_grouped_by_code_and_constraint(clock: ManualClock, 
     assert standing() == [("IntegrityError 23514: constraint stays", 2)]
 
 
-def test_rows_of_causes_that_never_come_again_are_bounded() -> None:
+def test_recorded_causes_are_bounded() -> None:
     for number in range(0, 90, 10):
         found = {f"cause {n}": rejection_store.Rejected(1, {}) for n in range(number, number + 10)}
         rejection_store.record("shop.stuck_orders", "", found, complete=False, processed_any=True, position=None)
@@ -221,7 +221,7 @@ def test_delay_doubles_from_a_minute_to_an_hour(times: int, minutes: int) -> Non
     assert rejection_store.delay_after(times) == timedelta(minutes=minutes)
 
 
-def test_error_hook_that_raises_keeps_no_cause_from_the_next(
+def test_error_hook_that_raises_does_not_block_other_causes(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []

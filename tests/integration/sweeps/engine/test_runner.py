@@ -32,7 +32,7 @@ LEASED = dataclasses.replace(sweep, batch_size=10, lease=LeaseConfig("statuses",
 DUE = "now() - interval '1 hour' + interval '1 millisecond' * n"
 
 
-def test_a_run_whose_lease_is_held_elsewhere_is_skipped_quietly(
+def test_run_whose_lease_is_held_is_skipped_without_an_error(
     add_statuses: AddStatuses, redis_client: redis.Redis, last_run: Callable[[], Run], caplog: pytest.LogCaptureFixture
 ) -> None:
     # L4
@@ -45,7 +45,7 @@ def test_a_run_whose_lease_is_held_elsewhere_is_skipped_quietly(
     assert [record.levelname for record in caplog.records if "Lease" in record.message] == ["INFO"]
 
 
-def test_the_lease_is_given_back_however_the_run_ends(add_statuses: AddStatuses, redis_client: redis.Redis) -> None:
+def test_lease_is_released_after_every_outcome(add_statuses: AddStatuses, redis_client: redis.Redis) -> None:
     add_statuses(25, DUE)
 
     def fail(counts: Counts) -> None:
@@ -65,7 +65,7 @@ def test_each_run_has_a_higher_epoch(add_statuses: AddStatuses, redis_client: re
     assert [run.epoch for run in Run.select().order_by(Run.id)] == [1, 2, 3]
 
 
-def test_a_holder_that_slept_commits_nothing_once_another_has_begun(
+def test_suspended_holder_commits_nothing_after_a_new_run_began(
     add_statuses: AddStatuses, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # L3: Redis has lost the lease, so another run begins in the middle of this one.
@@ -85,7 +85,7 @@ def test_a_holder_that_slept_commits_nothing_once_another_has_begun(
     assert zombie.counts["deleted_rows"] == 10
 
 
-def test_the_epoch_is_checked_within_the_batchs_own_transaction(
+def test_epoch_is_checked_within_the_batchs_transaction(
     add_statuses: AddStatuses, redis_client: redis.Redis, admin: Connection, settings: Settings
 ) -> None:
     # L3: the epoch grows after the batch has begun; nothing of the batch may stay.
@@ -103,7 +103,7 @@ def test_the_epoch_is_checked_within_the_batchs_own_transaction(
         assert cursor.fetchall() == [(15,)]
 
 
-def test_nothing_runs_unprotected_while_redis_is_away(
+def test_run_with_a_lease_fails_while_redis_is_away(
     add_statuses: AddStatuses, settings: Settings, last_run: Callable[[], Run]
 ) -> None:
     # L5
@@ -117,7 +117,7 @@ def test_nothing_runs_unprotected_while_redis_is_away(
     assert Lease.select().count() == 0
 
 
-def test_a_database_that_is_away_fails_the_run_in_one_line_and_records_nothing(statuses: object) -> None:
+def test_unreachable_database_fails_the_run_with_one_line(statuses: object) -> None:
     there = database.obj
     database.initialize(connect_to("postgresql://postgres@/postgres?host=/nowhere"))
     try:
@@ -130,7 +130,7 @@ def test_a_database_that_is_away_fails_the_run_in_one_line_and_records_nothing(s
     assert result.reason is not None and "\n" not in result.reason
 
 
-def test_a_missing_schema_names_the_way_out(
+def test_missing_schema_error_names_the_command(
     postgres: Database, add_statuses: AddStatuses, admin: Connection, settings: Settings
 ) -> None:
     with admin.cursor() as cursor:
@@ -142,9 +142,7 @@ def test_a_missing_schema_names_the_way_out(
     assert result.reason is not None and result.reason.endswith("run: housekeeping init")
 
 
-def test_an_interrupt_for_the_shutdown_leaves_a_row_that_is_gone_on_from(
-    add_statuses: AddStatuses, last_run: Callable[[], Run]
-) -> None:
+def test_run_interrupted_by_the_shutdown_is_resumed(add_statuses: AddStatuses, last_run: Callable[[], Run]) -> None:
     # R5: past its grace a run is interrupted wherever it is.
     add_statuses(25, DUE)
 
@@ -158,7 +156,7 @@ def test_an_interrupt_for_the_shutdown_leaves_a_row_that_is_gone_on_from(
     assert run_sweep(sweep).counts["deleted_rows"] == 15
 
 
-def test_a_message_that_was_completed_is_not_executed_again_without_redis_either(add_statuses: AddStatuses) -> None:
+def test_completed_message_is_not_run_again_without_redis(add_statuses: AddStatuses) -> None:
     # I1: the completion is the run's row, in the transaction of its last effect.
     add_statuses(5, DUE)
     token = current_message.set(MessageContext("message-1"))
@@ -189,7 +187,7 @@ def dead_attempt(redis_client: redis.Redis, settings: Settings, message_id: str,
     database.execute_sql(f"UPDATE {settings.schema_name}.runs SET heartbeat_at = now() - interval '{silent_s} seconds'")
 
 
-def test_the_lease_of_a_run_that_died_is_taken_over_long_before_its_ttl(
+def test_lease_of_a_dead_run_is_taken_over_before_its_ttl(
     add_statuses: AddStatuses, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # B1: else the message that comes back after a minute would find its own dead attempt's lease, and end.
@@ -203,7 +201,7 @@ def test_the_lease_of_a_run_that_died_is_taken_over_long_before_its_ttl(
     assert not ExclusiveLease("statuses", TTL).exists()
 
 
-def test_the_lease_of_a_run_that_lives_is_not_taken_over(
+def test_lease_of_a_living_run_is_not_taken_over(
     add_statuses: AddStatuses, redis_client: redis.Redis, settings: Settings
 ) -> None:
     dead_attempt(redis_client, settings, "message-1", silent_s=50)
@@ -228,7 +226,7 @@ def test_message_blocked_by_its_dead_attempts_lease_is_retried(
     assert Run.select().count() == 1, "the tick's outcome is still to come"
 
 
-def test_a_lease_that_an_application_holds_by_hand_is_never_taken_over(
+def test_lease_held_by_application_code_is_never_taken_over(
     add_statuses: AddStatuses, redis_client: redis.Redis
 ) -> None:
     run_sweep(LEASED)

@@ -22,7 +22,7 @@ def begin() -> Attempt | None:
     return runs.begin("work", message_id="message-1", tick=None, trigger="enqueue", lease=None)
 
 
-def test_no_run_of_a_message_begins_once_it_is_completed_though_a_delivery_slept_in_its_beginning(
+def test_delayed_delivery_of_a_completed_message_starts_no_run(
     postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asleep, awake = threading.Event(), threading.Event()
@@ -61,9 +61,7 @@ def test_no_run_of_a_message_begins_once_it_is_completed_though_a_delivery_slept
     assert begin() is None
 
 
-def test_no_run_of_a_message_begins_that_waited_for_the_commit_that_completed_it(
-    postgres: Database, admin: Connection
-) -> None:
+def test_delivery_that_waited_for_the_completing_commit_starts_no_run(postgres: Database, admin: Connection) -> None:
     first = begin()
     assert first is not None
 
@@ -81,9 +79,7 @@ def test_no_run_of_a_message_begins_that_waited_for_the_commit_that_completed_it
     assert second.result(PATIENCE_S) is None
 
 
-def test_a_run_that_waited_for_the_last_one_to_be_done_begins_at_the_front(
-    postgres: Database, admin: Connection
-) -> None:
+def test_run_that_waited_for_a_done_run_starts_at_the_front(postgres: Database, admin: Connection) -> None:
     # Not where one before that had been interrupted: what has become due there meanwhile would wait for the next run.
     place = {"pass": "rows", "after": [3]}
 

@@ -38,9 +38,7 @@ def broker(settings: Settings, postgres: Database) -> dramatiq.Broker:
     return broker
 
 
-def test_the_parts_of_a_message_settle_each_row_once_between_them(
-    broker: dramatiq.Broker, add_statuses: AddStatuses
-) -> None:
+def test_shards_process_each_row_once(broker: dramatiq.Broker, add_statuses: AddStatuses) -> None:
     add_statuses(3000, "now() - interval '1 hour' + interval '1 millisecond' * n")
     worker = Worker(broker, worker_timeout=100, worker_threads=4)
 
@@ -64,7 +62,7 @@ def _is(query: ModelSelect[Any], number: int) -> bool:
     return int(query.count()) == number
 
 
-def test_parts_that_fail_tick_after_tick_have_one_retry_waiting_each(broker: dramatiq.Broker) -> None:
+def test_failing_shards_have_one_waiting_retry_each(broker: dramatiq.Broker) -> None:
     # There is no table of statuses.
     assert isinstance(broker, RedisBroker)
     for ticks in (1, 2, 3):
@@ -80,7 +78,7 @@ def test_parts_that_fail_tick_after_tick_have_one_retry_waiting_each(broker: dra
     assert waiting == 4
 
 
-def test_each_part_has_a_lease_of_its_own() -> None:
+def test_each_shard_has_its_own_lease() -> None:
     leased = dataclasses.replace(sweep, shards=3, lease=LeaseConfig("cleanup", timedelta(minutes=5)))
 
     further = [(name, part.lease.key) for name, part in shards_of(leased) if part.lease is not None]
@@ -88,7 +86,7 @@ def test_each_part_has_a_lease_of_its_own() -> None:
     assert further == [(f"{NAME}.part-1", "cleanup:part-1"), (f"{NAME}.part-2", "cleanup:part-2")]
 
 
-def test_what_cannot_be_divided_is_refused() -> None:
+def test_sharding_of_an_indivisible_sweep_is_rejected() -> None:
     with pytest.raises(DeclarationError, match="shards should be 1"):
         dataclasses.replace(project_cleanup, shards=2)
     with pytest.raises(SettingsError, match='"shards"'):

@@ -71,7 +71,7 @@ def lose_the_lease(client: redis.Redis, settings: Settings) -> None:
     assert client.delete(f"{settings.namespace}:lease:statuses")
 
 
-def test_a_zombie_that_wakes_in_the_middle_of_a_batch_commits_nothing_of_it(
+def test_zombie_that_wakes_within_a_batch_commits_nothing(
     add_statuses: AddStatuses,
     audited: Callable[[], dict[str, Any]],
     redis_client: redis.Redis,
@@ -116,7 +116,7 @@ def test_a_zombie_that_wakes_in_the_middle_of_a_batch_commits_nothing_of_it(
     assert (noted["deleted"], noted["different"], noted["counted"]) == (50, 50, 50)
 
 
-def test_when_redis_loses_its_keys_attempts_double_and_effects_do_not(
+def test_lost_redis_keys_repeat_attempts_but_no_effect(
     add_statuses: AddStatuses, audited: Callable[[], dict[str, Any]], redis_client: redis.Redis, settings: Settings
 ) -> None:
     # F2, L1
@@ -164,7 +164,7 @@ def performed_twice() -> tuple[RunResult, RunResult]:
 
 
 @pytest.mark.parametrize(("commit", "ends"), [(2, "failed"), (3, "failed"), (4, "done")])
-def test_a_batch_whose_commit_was_not_answered_is_counted_once(
+def test_batch_with_an_unanswered_commit_is_counted_once(
     add_statuses: AddStatuses,
     audited: Callable[[], dict[str, Any]],
     redis_client: redis.Redis,
@@ -186,7 +186,7 @@ def test_a_batch_whose_commit_was_not_answered_is_counted_once(
     assert (noted["deleted"], noted["different"], noted["counted"]) == (25, 25, 25)
 
 
-def test_a_run_whose_first_commit_was_not_answered_leaves_a_row_that_its_retry_closes(
+def test_retry_closes_the_row_of_an_unanswered_first_commit(
     add_statuses: AddStatuses, redis_client: redis.Redis, admin: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # F4
@@ -199,7 +199,7 @@ def test_a_run_whose_first_commit_was_not_answered_leaves_a_row_that_its_retry_c
     assert [run.outcome for run in Run.select().order_by(Run.id)] == ["lost", "done"]
 
 
-def test_a_run_that_ended_before_it_lost_its_lease_is_done(
+def test_run_that_ended_before_it_lost_its_lease_is_done(
     add_statuses: AddStatuses, redis_client: redis.Redis, settings: Settings, last_run: Callable[[], Run]
 ) -> None:
     # F4: its row is closed, whatever comes after
@@ -214,7 +214,7 @@ def test_a_run_that_ended_before_it_lost_its_lease_is_done(
     assert (last_run().outcome, last_run().counts["deleted_rows"]) == ("done", 5)
 
 
-def test_a_sweep_that_hangs_in_a_batch_is_interrupted_when_its_lease_is_lost(
+def test_hanging_batch_is_interrupted_when_the_lease_is_lost(
     add_statuses: AddStatuses,
     redis_client: redis.Redis,
     settings: Settings,
@@ -245,7 +245,7 @@ def test_a_sweep_that_hangs_in_a_batch_is_interrupted_when_its_lease_is_lost(
     assert UserStatus.select().count() == 15
 
 
-def test_an_interrupted_run_whose_row_was_closed_by_another_is_not_retried(
+def test_interrupted_run_whose_row_was_closed_is_not_retried(
     add_statuses: AddStatuses, redis_client: redis.Redis, admin: Connection, settings: Settings
 ) -> None:
     # L2: the one that took over does its work
@@ -262,7 +262,7 @@ def test_an_interrupted_run_whose_row_was_closed_by_another_is_not_retried(
     assert isinstance(result.error, RunTakenOver)
 
 
-def test_the_lease_of_an_attempt_that_died_before_its_row_is_taken_over_by_its_own_message(
+def test_lease_of_an_attempt_without_a_row_goes_to_its_own_message(
     add_statuses: AddStatuses, redis_client: redis.Redis
 ) -> None:
     # F3: killed between acquiring and the first transaction; no row says that it is dead
@@ -279,7 +279,7 @@ def test_the_lease_of_an_attempt_that_died_before_its_row_is_taken_over_by_its_o
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", 5)
 
 
-def test_the_lease_of_another_message_that_has_no_row_yet_is_left_alone(
+def test_lease_of_another_message_without_a_row_is_left_alone(
     add_statuses: AddStatuses, redis_client: redis.Redis
 ) -> None:
     # L1: it may be about to begin

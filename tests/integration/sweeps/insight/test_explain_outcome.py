@@ -47,7 +47,7 @@ def asked(sweep: Sweep, tick: datetime | None = None, sent: bool | None = None) 
     return why(sweep, tick, NOW, UTC, lambda tick: sent)
 
 
-def test_without_a_tick_it_answers_for_the_latest_one(sweep: Sweep, recorded: Recorded) -> None:
+def test_explanation_without_a_tick_is_of_the_latest_one(sweep: Sweep, recorded: Recorded) -> None:
     recorded(LAST - timedelta(hours=1), "failed")
     recorded(LAST, "done")
 
@@ -56,7 +56,7 @@ def test_without_a_tick_it_answers_for_the_latest_one(sweep: Sweep, recorded: Re
     assert (answer.tick, answer.outcome) == (LAST, "done")
 
 
-def test_the_outcome_is_that_of_the_last_of_all_attempts(sweep: Sweep, recorded: Recorded) -> None:
+def test_outcome_of_a_tick_is_that_of_its_last_attempt(sweep: Sweep, recorded: Recorded) -> None:
     recorded(LAST, "lost", "taken_over")
     recorded(LAST, "partial", "out_of_time")
 
@@ -75,7 +75,7 @@ def test_the_outcome_is_that_of_the_last_of_all_attempts(sweep: Sweep, recorded:
         ("skipped", "some_new_reason", None, "some_new_reason"),
     ],
 )
-def test_each_reason_is_said_in_words_with_the_way_out(
+def test_each_reason_is_explained_with_what_to_do(
     sweep: Sweep, recorded: Recorded, outcome: str, reason: str, error: str | None, said: str
 ) -> None:
     recorded(LAST, outcome, reason, error=error)
@@ -83,7 +83,7 @@ def test_each_reason_is_said_in_words_with_the_way_out(
     assert said in asked(sweep).meaning
 
 
-def test_a_tick_within_a_gap_that_was_recorded_as_one_row_was_missed(sweep: Sweep, recorded: Recorded) -> None:
+def test_tick_within_a_recorded_gap_was_missed(sweep: Sweep, recorded: Recorded) -> None:
     recorded(LAST - timedelta(hours=9), "done")
     recorded(LAST - timedelta(hours=1), "missed", "no_scheduler", counts={"missed": 8})
 
@@ -94,28 +94,26 @@ def test_a_tick_within_a_gap_that_was_recorded_as_one_row_was_missed(sweep: Swee
 
 
 @pytest.mark.parametrize(("hours", "outcome"), [(0, "missed"), (7, "missed"), (8, "unknown")])
-def test_a_gap_reaches_back_as_far_as_it_counts(sweep: Sweep, recorded: Recorded, hours: int, outcome: str) -> None:
+def test_gap_covers_as_many_ticks_as_it_counts(sweep: Sweep, recorded: Recorded, hours: int, outcome: str) -> None:
     recorded(LAST - timedelta(hours=1), "missed", "no_scheduler", counts={"missed": 8})
 
     assert asked(sweep, LAST - timedelta(hours=1 + hours)).outcome == outcome
 
 
-def test_a_tick_before_a_gap_that_was_sent_waits(sweep: Sweep, recorded: Recorded) -> None:
+def test_sent_tick_before_a_gap_is_waiting(sweep: Sweep, recorded: Recorded) -> None:
     recorded(LAST - timedelta(hours=1), "missed", "no_scheduler", counts={"missed": 2})
 
     assert asked(sweep, LAST - timedelta(hours=3), sent=True).outcome == "waiting"
 
 
-def test_a_tick_before_one_that_was_done_was_not_missed_with_a_later_gap(sweep: Sweep, recorded: Recorded) -> None:
+def test_tick_before_a_done_tick_is_not_in_a_later_gap(sweep: Sweep, recorded: Recorded) -> None:
     recorded(LAST - timedelta(hours=9), "done")
     recorded(LAST - timedelta(hours=1), "missed", "no_scheduler", counts={"missed": 8})
 
     assert asked(sweep, LAST - timedelta(hours=10)).outcome == "unknown"
 
 
-def test_a_minute_at_which_the_schedule_does_not_fire_is_told_from_one_that_was_missed(
-    sweep: Sweep, recorded: Recorded
-) -> None:
+def test_minute_outside_of_the_schedule_is_not_a_tick(sweep: Sweep, recorded: Recorded) -> None:
     answer = asked(sweep, datetime(2026, 11, 20, 11, 40, tzinfo=UTC))
 
     assert answer.outcome == "not_a_tick"
@@ -125,20 +123,18 @@ def test_a_minute_at_which_the_schedule_does_not_fire_is_told_from_one_that_was_
 @pytest.mark.parametrize(
     "minute", [datetime(2026, 11, 20, 10, 40, tzinfo=UTC), datetime(2026, 11, 20, 12, 40, tzinfo=UTC)]
 )
-def test_a_minute_without_a_tick_was_not_missed_and_is_not_to_come(
-    sweep: Sweep, recorded: Recorded, minute: datetime
-) -> None:
+def test_minute_without_a_tick_is_neither_missed_nor_due(sweep: Sweep, recorded: Recorded, minute: datetime) -> None:
     recorded(LAST, "missed", "no_scheduler", counts={"missed": 8})
 
     assert asked(sweep, minute).outcome == "not_a_tick"
 
 
-def test_a_tick_to_come_is_not_yet(sweep: Sweep, recorded: Recorded) -> None:
+def test_future_tick_is_not_yet(sweep: Sweep, recorded: Recorded) -> None:
     assert asked(sweep, datetime(2026, 11, 20, 12, 45, tzinfo=UTC)).outcome == "not_yet"
 
 
 @pytest.mark.parametrize(("change", "said"), [({"schedule": None}, "no schedule"), ({"enabled": False}, "disabled")])
-def test_nothing_is_still_to_come_of_a_worker_that_no_schedule_sends(
+def test_worker_without_a_schedule_has_no_future_tick(
     sweep: Sweep, recorded: Recorded, change: dict[str, Any], said: str
 ) -> None:
     answer = asked(replace(sweep, **change), datetime(2026, 11, 20, 12, 45, tzinfo=UTC))
@@ -146,7 +142,7 @@ def test_nothing_is_still_to_come_of_a_worker_that_no_schedule_sends(
     assert answer.outcome == "unknown" and said in answer.meaning
 
 
-def test_a_run_at_work_and_one_that_fell_silent_are_told_apart(sweep: Sweep, recorded: Recorded) -> None:
+def test_running_and_silent_runs_are_distinguished(sweep: Sweep, recorded: Recorded) -> None:
     recorded(LAST, None, heartbeat_at=datetime.now(UTC) - timedelta(seconds=61))
     silent = asked(sweep)
     recorded(LAST, None, heartbeat_at=datetime.now(UTC))
@@ -163,7 +159,7 @@ def test_a_run_at_work_and_one_that_fell_silent_are_told_apart(sweep: Sweep, rec
         (None, "unknown", "no scheduler has sent it, or its message waits in the queue"),
     ],
 )
-def test_of_a_tick_without_a_row_it_is_said_whether_it_was_sent(
+def test_explanation_of_an_unrecorded_tick_says_whether_it_was_sent(
     sweep: Sweep, recorded: Recorded, sent: bool | None, outcome: str, said: str
 ) -> None:
     recorded(LAST - timedelta(hours=1), "done")
@@ -174,19 +170,19 @@ def test_of_a_tick_without_a_row_it_is_said_whether_it_was_sent(
 
 
 @pytest.mark.parametrize("sent", [False, None])
-def test_a_tick_of_this_moment_is_given_time_to_be_sent(sweep: Sweep, recorded: Recorded, sent: bool | None) -> None:
+def test_current_tick_is_waiting(sweep: Sweep, recorded: Recorded, sent: bool | None) -> None:
     answer = asked(replace(sweep, schedule="59 11 * * *"), LAST.replace(minute=59), sent)
 
     assert answer.outcome == "waiting" and "look again in a minute" in answer.meaning
 
 
-def test_where_nothing_ever_ran_the_ledger_is_not_said_to_be_too_short(sweep: Sweep, recorded: Recorded) -> None:
+def test_empty_ledger_is_not_called_too_short(sweep: Sweep, recorded: Recorded) -> None:
     answer = asked(sweep)
 
     assert answer.outcome == "unknown" and "30 days" not in answer.meaning
 
 
-def test_a_tick_before_all_that_the_ledger_has_is_unknown(sweep: Sweep, recorded: Recorded) -> None:
+def test_tick_older_than_the_ledger_is_unknown(sweep: Sweep, recorded: Recorded) -> None:
     recorded(LAST, "done", started_at=LAST)
 
     answer = asked(sweep, LAST - timedelta(hours=1))
@@ -219,7 +215,7 @@ def test_living_scheduler_is_given_time_to_send(sweep: Sweep, recorded: Recorded
     assert answer.outcome == "waiting" and "look again in a minute" in answer.meaning
 
 
-def test_message_that_no_worker_takes_is_said_to_wait_for_one(sweep: Sweep, recorded: Recorded) -> None:
+def test_message_without_a_worker_is_waiting_for_one(sweep: Sweep, recorded: Recorded) -> None:
     answer = why(sweep, None, NOW, UTC, lambda tick: True, Processes((scheduler(5),)))
 
     assert answer.outcome == "waiting" and "no worker serves the queue 'cronjob'" in answer.meaning

@@ -20,7 +20,7 @@ from tests.integration.conftest import AddStatuses, Locked
 _NOW = "'2026-01-01 00:00:00+00'::timestamptz"
 
 
-def test_a_plan_counts_what_a_run_then_does(
+def test_plan_counts_what_the_run_then_changes(
     add_statuses: AddStatuses, statuses: type[UserStatus], clock: ManualClock
 ) -> None:
     add_statuses(150, f"{_NOW} - interval '1 second' * n")
@@ -34,7 +34,7 @@ def test_a_plan_counts_what_a_run_then_does(
     assert (result.counts["deleted_rows"], result.counts["batches"]) == (151, 2)
 
 
-def test_a_plan_changes_nothing_and_leaves_no_row(
+def test_plan_changes_nothing_and_leaves_no_ledger_row(
     add_statuses: AddStatuses, statuses: type[UserStatus], clock: ManualClock
 ) -> None:
     add_statuses(3, f"{_NOW} - interval '1 second' * n")
@@ -45,7 +45,7 @@ def test_a_plan_changes_nothing_and_leaves_no_row(
     assert (statuses.select().count(), Run.select().count()) == (3, 0)
 
 
-def test_a_plan_s_transaction_cannot_write(add_statuses: AddStatuses, clock: ManualClock) -> None:
+def test_plan_transaction_is_read_only(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(1, _NOW)
 
     def write(now: object) -> Any:
@@ -58,7 +58,7 @@ def test_a_plan_s_transaction_cannot_write(add_statuses: AddStatuses, clock: Man
         plan(writing, clock=clock)
 
 
-def test_a_plan_shows_the_oldest_the_newest_and_the_first_few(add_statuses: AddStatuses, clock: ManualClock) -> None:
+def test_plan_shows_oldest_newest_and_sample_rows(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(9, f"{_NOW} - interval '1 hour' * n")
 
     planned = plan(sweep, clock=clock).as_json()
@@ -69,7 +69,7 @@ def test_a_plan_shows_the_oldest_the_newest_and_the_first_few(add_statuses: AddS
     assert [row["user_id"] for row in only["samples"]] == [9, 8, 7, 6, 5]
 
 
-def test_with_nothing_stale_a_plan_says_so(statuses: type[UserStatus], clock: ManualClock) -> None:
+def test_plan_without_stale_rows_is_empty(statuses: type[UserStatus], clock: ManualClock) -> None:
     planned = plan(sweep, clock=clock).as_json()
 
     assert (planned["stale_rows"], planned["exact"], planned["batches"]) == (0, True, 0)
@@ -77,7 +77,7 @@ def test_with_nothing_stale_a_plan_says_so(statuses: type[UserStatus], clock: Ma
 
 
 @pytest.mark.parametrize(("rows", "shown"), [(4, "4"), (5, "5"), (6, "at least 5")])
-def test_counting_ends_at_the_limit(add_statuses: AddStatuses, clock: ManualClock, rows: int, shown: str) -> None:
+def test_plan_counts_up_to_the_limit(add_statuses: AddStatuses, clock: ManualClock, rows: int, shown: str) -> None:
     add_statuses(rows, _NOW)
 
     planned = plan(sweep, clock=clock, limit=5)
@@ -96,7 +96,7 @@ def test_rows_locked_elsewhere_are_counted_and_not_waited_for(
     assert planned.stale.rows == 3
 
 
-def test_a_dry_run_is_a_result_with_what_would_be_counted(add_statuses: AddStatuses, clock: ManualClock) -> None:
+def test_dry_run_returns_the_expected_counts(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(101, _NOW)
 
     result = dry_run(sweep, clock=clock).as_json()
@@ -106,14 +106,14 @@ def test_a_dry_run_is_a_result_with_what_would_be_counted(add_statuses: AddStatu
     assert result["started_at"] == clock.now().isoformat()
 
 
-def test_a_dry_run_without_the_table_is_a_failed_result(postgres: Database, clock: ManualClock) -> None:
+def test_dry_run_without_the_table_fails(postgres: Database, clock: ManualClock) -> None:
     result = dry_run(sweep, clock=clock)
 
     assert (result.outcome, result.reason) == ("failed", 'relation "user_statuses" does not exist')
     assert result.counts == {"deleted_rows": 0, "batches": 0, "out_of_time": False}
 
 
-def test_a_dry_run_without_a_server_is_a_failed_result(clock: ManualClock) -> None:
+def test_dry_run_without_a_server_fails(clock: ManualClock) -> None:
     database.initialize(connect_to("postgresql://me:hunter2@localhost:1/db"))
 
     result = dry_run(sweep, clock=clock)

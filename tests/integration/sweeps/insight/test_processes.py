@@ -104,7 +104,7 @@ def test_entry_with_an_impossible_time_is_passed_over(
     assert store.read() == []
 
 
-def test_key_of_another_type_leaves_what_the_database_says(
+def test_redis_key_of_another_type_leaves_the_databases_heartbeats(
     redis_client: redis.Redis, settings: Settings, postgres: Database
 ) -> None:
     redis_client.set(f"{settings.namespace}:process_heartbeats", "x")
@@ -113,7 +113,7 @@ def test_key_of_another_type_leaves_what_the_database_says(
     assert len(read(redis_client, settings)) == 1
 
 
-def test_row_that_is_not_ours_is_passed_over(postgres: Database, admin: Connection, settings: Settings) -> None:
+def test_invalid_row_is_passed_over(postgres: Database, admin: Connection, settings: Settings) -> None:
     heartbeats.write_row("one", heartbeat())
     heartbeats.write_row("other", heartbeat())
     with admin.cursor() as cursor:
@@ -143,7 +143,7 @@ def test_no_connection_is_held_between_heartbeats(postgres: Database) -> None:
     assert (row.busy, row.stopped, ProcessRow.select().count()) == (5, True, 1)
 
 
-def test_one_store_that_is_away_leaves_the_other(
+def test_heartbeats_are_read_while_one_store_is_away(
     store: RedisHeartbeats, settings: Settings, redis_client: redis.Redis, postgres: Database
 ) -> None:
     heartbeats.write_row("one", heartbeat())

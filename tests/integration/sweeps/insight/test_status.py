@@ -59,14 +59,14 @@ def _names(alerts: AlertThresholds | None = None) -> list[str]:
     return [alarm.name for alarm in worker_status(watched, _NOW, _UTC).alarms]
 
 
-def test_a_worker_that_never_ran_stands_by(statuses: type[UserStatus]) -> None:
+def test_status_of_a_worker_that_never_ran(statuses: type[UserStatus]) -> None:
     seen = worker_status(sweep, _NOW, ZoneInfo("UTC"))
 
     assert (seen.state, seen.last_run, seen.oldest, seen.alarms) == ("on", None, None, [])
     assert seen.next_tick == datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
 
 
-def test_the_next_tick_is_read_on_the_clock_of_the_zone_and_shown_in_utc(statuses: type[UserStatus]) -> None:
+def test_next_tick_follows_the_time_zone_and_is_in_utc(statuses: type[UserStatus]) -> None:
     nightly = dataclasses.replace(sweep, schedule="0 3 * * *")
 
     seen = worker_status(nightly, _NOW, ZoneInfo("Europe/Berlin"))
@@ -74,7 +74,7 @@ def test_the_next_tick_is_read_on_the_clock_of_the_zone_and_shown_in_utc(statuse
     assert seen.next_tick == datetime(2026, 1, 1, 2, tzinfo=UTC)
 
 
-def test_the_backlog_and_the_oldest_are_those_of_the_run(add_statuses: AddStatuses) -> None:
+def test_backlog_and_oldest_use_the_runs_predicate(add_statuses: AddStatuses) -> None:
     add_statuses(3, f"{_AT} - interval '1 hour' * (n - 1)")
     add_statuses(2, f"{_AT} + interval '1 microsecond' * n", first_id=100)
 
@@ -83,7 +83,7 @@ def test_the_backlog_and_the_oldest_are_those_of_the_run(add_statuses: AddStatus
     assert (str(seen.waiting), seen.oldest) == ("3", _NOW - timedelta(hours=2))
 
 
-def test_the_counts_of_the_last_run_come_in_the_worker_s_own_order(statuses: type[UserStatus]) -> None:
+def test_counts_of_the_last_run_keep_the_workers_order(statuses: type[UserStatus]) -> None:
     _ended("done", counts={"a_former_count": 1, "out_of_time": False, "batches": 2, "deleted_rows": 3, "failed": 4})
 
     last = worker_status(sweep, _NOW, ZoneInfo("UTC")).as_json()["last_run"]
@@ -92,7 +92,7 @@ def test_the_counts_of_the_last_run_come_in_the_worker_s_own_order(statuses: typ
     assert (last["duration_s"], last["outcome"], len(last["counts"])) == (70, "done", 5)
 
 
-def test_a_run_that_goes_on_has_no_outcome_yet(statuses: type[UserStatus]) -> None:
+def test_open_run_has_no_outcome(statuses: type[UserStatus]) -> None:
     runs.begin(sweep.name, message_id=None, tick=None, trigger="cli", lease=None)
 
     last = worker_status(sweep, _NOW, ZoneInfo("UTC")).last_run
@@ -102,7 +102,7 @@ def test_a_run_that_goes_on_has_no_outcome_yet(statuses: type[UserStatus]) -> No
 
 
 @pytest.mark.parametrize(("rows", "rings"), [(4, []), (5, []), (6, ["more than 5 rows wait"])])
-def test_a_backlog_above_the_limit_rings(add_statuses: AddStatuses, rows: int, rings: list[str]) -> None:
+def test_backlog_above_the_threshold_raises_an_alert(add_statuses: AddStatuses, rows: int, rings: list[str]) -> None:
     add_statuses(rows, _AT)
 
     seen = worker_status(dataclasses.replace(sweep, alerts=AlertThresholds(backlog=5)), _NOW, ZoneInfo("UTC"))
@@ -110,7 +110,7 @@ def test_a_backlog_above_the_limit_rings(add_statuses: AddStatuses, rows: int, r
     assert [str(alarm) for alarm in seen.alarms] == rings
 
 
-def test_a_last_run_that_took_long_or_failed_rings(statuses: type[UserStatus]) -> None:
+def test_long_or_failed_last_run_raises_an_alert(statuses: type[UserStatus]) -> None:
     _ended("failed", reason="database: gone", error="gone", counts={"failed": 2})
 
     assert [str(alarm) for alarm in worker_status(sweep, _NOW, ZoneInfo("UTC")).alarms] == [
@@ -120,7 +120,7 @@ def test_a_last_run_that_took_long_or_failed_rings(statuses: type[UserStatus]) -
     ]
 
 
-def test_a_table_that_is_not_there_is_this_worker_s_alarm(postgres: Database) -> None:
+def test_missing_table_is_an_alert_of_its_worker(postgres: Database) -> None:
     seen = worker_status(sweep, _NOW, ZoneInfo("UTC"))
 
     assert (seen.waiting, seen.oldest, seen.as_json()["backlog"]) == (None, None, None)
@@ -129,11 +129,11 @@ def test_a_table_that_is_not_there_is_this_worker_s_alarm(postgres: Database) ->
     ]
 
 
-def test_a_table_that_is_not_there_is_no_alarm_of_a_disabled_worker(postgres: Database) -> None:
+def test_missing_table_is_no_alert_of_a_disabled_worker(postgres: Database) -> None:
     assert worker_status(dataclasses.replace(sweep, enabled=False), _NOW, _UTC).alarms == []
 
 
-def test_a_disabled_worker_has_no_next_tick(statuses: type[UserStatus]) -> None:
+def test_disabled_worker_has_no_next_tick(statuses: type[UserStatus]) -> None:
     seen = worker_status(dataclasses.replace(sweep, enabled=False), _NOW, ZoneInfo("UTC"))
 
     assert (seen.state, seen.next_tick) == ("disabled", None)
@@ -142,7 +142,7 @@ def test_a_disabled_worker_has_no_next_tick(statuses: type[UserStatus]) -> None:
 @pytest.mark.parametrize(
     ("until", "paused"), [("NULL", True), ("now() + interval '1 hour'", True), ("now() - interval '1 second'", False)]
 )
-def test_a_pause_lasts_until_its_end(postgres: Database, statuses: type[UserStatus], until: str, paused: bool) -> None:
+def test_pause_lasts_until_its_end(postgres: Database, statuses: type[UserStatus], until: str, paused: bool) -> None:
     table = f'"{Switch._meta.schema}".switches'
     postgres.execute_sql(f"INSERT INTO {table} VALUES ('{sweep.name}', 'paused', 'too busy', {until})")
 
@@ -151,7 +151,7 @@ def test_a_pause_lasts_until_its_end(postgres: Database, statuses: type[UserStat
 
 
 @pytest.mark.parametrize(("seconds_ago", "rings"), [(180, []), (181, ["overdue"])])
-def test_a_worker_silent_for_more_than_three_of_its_periods_rings(
+def test_worker_silent_for_over_three_periods_raises_an_alert(
     statuses: type[UserStatus], seconds_ago: float, rings: list[str]
 ) -> None:
     _ended("done", seconds_ago=seconds_ago - 10, took_s=10)
@@ -159,7 +159,7 @@ def test_a_worker_silent_for_more_than_three_of_its_periods_rings(
     assert _names() == rings
 
 
-def test_ticks_that_were_missed_break_no_silence(statuses: type[UserStatus]) -> None:
+def test_missed_ticks_do_not_clear_the_overdue_alert(statuses: type[UserStatus]) -> None:
     _ended("done", seconds_ago=400)
     _ended("missed", seconds_ago=10, took_s=0)
 
@@ -170,7 +170,7 @@ def test_ticks_that_were_missed_break_no_silence(statuses: type[UserStatus]) -> 
     ("limit", "state", "rings"),
     [(3, "narrow", ["overdue"]), (3, "paused", []), (None, "narrow", []), (9, "narrow", [])],
 )
-def test_a_worker_that_is_to_be_silent_does_not_ring(
+def test_paused_or_disabled_worker_is_not_overdue(
     statuses: type[UserStatus], limit: int | None, state: str, rings: list[str]
 ) -> None:
     _ended("done", seconds_ago=400)
@@ -190,9 +190,7 @@ def test_a_worker_that_is_to_be_silent_does_not_ring(
         ("skipped", []),
     ],
 )
-def test_a_last_run_that_ended_badly_rings_and_no_other(
-    statuses: type[UserStatus], outcome: str, rings: list[str]
-) -> None:
+def test_only_the_last_failed_run_raises_an_alert(statuses: type[UserStatus], outcome: str, rings: list[str]) -> None:
     _ended("failed", seconds_ago=120)
     _ended(outcome, reason="why")
 
@@ -209,7 +207,7 @@ def test_a_last_run_that_ended_badly_rings_and_no_other(
         (["failed", "skipped", "failed", "missed", "lost", "skipped"], ["failed_runs"]),
     ],
 )
-def test_three_runs_in_a_row_that_ended_badly_ring(
+def test_three_failed_runs_in_a_row_raise_an_alert(
     statuses: type[UserStatus], outcomes: list[str], rings: list[str]
 ) -> None:
     for outcome in outcomes:
@@ -218,7 +216,7 @@ def test_three_runs_in_a_row_that_ended_badly_ring(
     assert [name for name in _names(AlertThresholds(failed_runs=3)) if name != "last_run"] == rings
 
 
-def test_the_last_success_is_the_last_run_that_did_its_work(statuses: type[UserStatus]) -> None:
+def test_last_success_is_the_last_run_that_did_its_work(statuses: type[UserStatus]) -> None:
     _ended("done", seconds_ago=900)
     _ended("partial", reason="limit", seconds_ago=800)
     _ended("partial", reason="shutdown", seconds_ago=700)
@@ -231,13 +229,13 @@ def test_the_last_success_is_the_last_run_that_did_its_work(statuses: type[UserS
     assert seen.as_json()["last_success"] == "2025-12-31T23:47:10+00:00"
 
 
-def test_a_worker_that_never_did_its_work_has_no_last_success(statuses: type[UserStatus]) -> None:
+def test_worker_that_never_did_its_work_has_no_last_success(statuses: type[UserStatus]) -> None:
     _ended("failed", reason="gone")
 
     assert worker_status(sweep, _NOW, _UTC).as_json()["last_success"] is None
 
 
-def test_rates_an_hour_are_those_of_the_last_runs(statuses: type[UserStatus]) -> None:
+def test_hourly_rates_come_from_the_last_runs(statuses: type[UserStatus]) -> None:
     _ended("done", counts={"deleted_rows": 9}, seconds_ago=3620, backlog=10)
     _ended("done", counts={"deleted_rows": 60}, seconds_ago=20, backlog=40)
 
@@ -247,7 +245,7 @@ def test_rates_an_hour_are_those_of_the_last_runs(statuses: type[UserStatus]) ->
     assert (seen.as_json()["drained_per_hour"], seen.as_json()["arrived_per_hour"]) == (60, 90)
 
 
-def test_every_alarm_that_rings_is_explained_on_the_page_and_in_the_documentation(statuses: type[UserStatus]) -> None:
+def test_every_alert_is_explained_on_the_page_and_in_the_docs(statuses: type[UserStatus]) -> None:
     _ended(
         "failed", error="gone", counts={"failed": 1, "deleted_rows": 9, "clock_skew_s": 6}, seconds_ago=400, took_s=999
     )
@@ -262,7 +260,7 @@ def test_every_alarm_that_rings_is_explained_on_the_page_and_in_the_documentatio
     assert topics | {"backlog", "breaker", "throttled"} <= set(documented) == set(alert_help.ALERTS)
 
 
-def test_rejected_records_are_shown_by_argument_and_cause_the_most_first(statuses: type[UserStatus]) -> None:
+def test_rejected_records_are_shown_by_argument_and_cause(statuses: type[UserStatus]) -> None:
     for rows in range(1, 13):
         found = {"the cause": Rejected(rows, {"record": {"id": rows}, "error": "no"})}
         record(sweep.name, str(rows), found, complete=True, processed_any=False, position=(rows,))

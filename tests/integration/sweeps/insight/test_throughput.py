@@ -42,7 +42,7 @@ def _ran(
     ).execute()
 
 
-def test_what_was_settled_and_what_more_waits_have_arrived(postgres: Database) -> None:
+def test_arrival_is_processed_rows_plus_backlog_growth(postgres: Database) -> None:
     _ran(0, 1000, left=50)
     _ran(1, 300, left=40)
     _ran(2, 500, left=250)
@@ -51,14 +51,14 @@ def test_what_was_settled_and_what_more_waits_have_arrived(postgres: Database) -
     assert rates(last_ended(sweep)) == Rates(drained=400, arrived=500)
 
 
-def test_a_backlog_that_was_not_counted_to_its_end_leaves_arrival_unknown(postgres: Database) -> None:
+def test_backlog_counted_up_to_a_limit_leaves_arrival_unknown(postgres: Database) -> None:
     _ran(0, 0, left=10_000, exact=False)
     _ran(1, 300, left=400)
 
     assert rates(last_ended(sweep)) == Rates(drained=300, arrived=None)
 
 
-def test_a_run_whose_backlog_nobody_counted_still_counts_for_what_it_settled(postgres: Database) -> None:
+def test_run_without_a_backlog_count_still_adds_its_rows(postgres: Database) -> None:
     _ran(0, 0)
     _ran(1, 200, left=None)
     _ran(2, 100)
@@ -67,14 +67,14 @@ def test_a_run_whose_backlog_nobody_counted_still_counts_for_what_it_settled(pos
 
 
 @pytest.mark.parametrize("hours", [[], [1], [1, 1]])
-def test_fewer_than_two_moments_tell_no_rate(postgres: Database, hours: list[float]) -> None:
+def test_fewer_than_two_runs_give_no_rate(postgres: Database, hours: list[float]) -> None:
     for hour in hours:
         _ran(hour, 100)
 
     assert rates(last_ended(sweep)) is None
 
 
-def test_only_the_worker_s_own_last_runs_count_oldest_first(postgres: Database) -> None:
+def test_only_the_workers_own_last_runs_count_oldest_first(postgres: Database) -> None:
     for hour, outcome in enumerate(("done", "skipped", "failed", "missed", "lost", "partial")):
         _ran(hour, hour, outcome=outcome)
     _ran(9, 9, worker="another")
@@ -83,7 +83,7 @@ def test_only_the_worker_s_own_last_runs_count_oldest_first(postgres: Database) 
     assert [run.settled for run in last_ended(sweep, 2)] == [4, 5]
 
 
-def test_the_pace_is_that_of_runs_that_ended_well(postgres: Database) -> None:
+def test_pace_is_measured_over_successful_runs(postgres: Database) -> None:
     _ran(0, 100, seconds=2)
     _ran(1, 300, seconds=6, outcome="partial")
     _ran(2, 9000, seconds=1, outcome="failed")
@@ -91,13 +91,13 @@ def test_the_pace_is_that_of_runs_that_ended_well(postgres: Database) -> None:
     assert pace(last_ended(sweep)) == 50
 
 
-def test_runs_that_found_nothing_tell_no_pace(postgres: Database) -> None:
+def test_runs_without_rows_give_no_pace(postgres: Database) -> None:
     _ran(0, 0)
 
     assert pace(last_ended(sweep)) is None
 
 
-def test_a_plan_says_how_long_the_work_takes_by_the_worker_s_own_runs(
+def test_plan_estimates_the_duration_from_the_workers_runs(
     add_statuses: AddStatuses, clock: ManualClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _ran(0, 100, seconds=40)
@@ -111,7 +111,7 @@ def test_a_plan_says_how_long_the_work_takes_by_the_worker_s_own_runs(
     assert capsys.readouterr().out.splitlines()[1].split()[1:5] == ["150", "2", "1", "min"]
 
 
-def test_a_plan_without_history_does_not_know_how_long(
+def test_plan_without_history_has_no_duration(
     add_statuses: AddStatuses, clock: ManualClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add_statuses(1, "'2026-01-01 00:00:00+00'::timestamptz")
@@ -123,7 +123,7 @@ def test_a_plan_without_history_does_not_know_how_long(
     assert capsys.readouterr().out.splitlines()[1].split()[1:4] == ["1", "1", "unknown"]
 
 
-def test_a_plan_counted_up_to_its_limit_takes_at_least_so_long(
+def test_plan_counted_up_to_its_limit_gives_a_minimum_duration(
     add_statuses: AddStatuses, clock: ManualClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _ran(0, 100, seconds=40)
@@ -134,7 +134,7 @@ def test_a_plan_counted_up_to_its_limit_takes_at_least_so_long(
     assert "over 1 min" in capsys.readouterr().out
 
 
-def test_nothing_to_do_takes_no_time(
+def test_plan_without_stale_rows_takes_no_time(
     add_statuses: AddStatuses, clock: ManualClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     planned = plan(sweep, clock=clock)
@@ -144,7 +144,7 @@ def test_nothing_to_do_takes_no_time(
     assert capsys.readouterr().out.splitlines()[1].split()[1:] == ["0", "0", "-", "-", "-"]
 
 
-def test_a_plan_before_init_knows_no_history_and_counts_all_the_same(
+def test_plan_before_init_counts_without_history(
     add_statuses: AddStatuses, postgres: Database, clock: ManualClock
 ) -> None:
     add_statuses(3, "'2026-01-01 00:00:00+00'::timestamptz")
@@ -157,7 +157,7 @@ def test_a_plan_before_init_knows_no_history_and_counts_all_the_same(
 
 
 @pytest.mark.parametrize(("minutes", "known"), [(9.9, False), (10, True)])
-def test_a_rate_needs_ten_minutes_of_observation(postgres: Database, minutes: float, known: bool) -> None:
+def test_rate_needs_ten_minutes_of_observation(postgres: Database, minutes: float, known: bool) -> None:
     _ran(0, 0)
     _ran(minutes / 60, 40_000)
 

@@ -128,7 +128,7 @@ def test_difference_of_a_few_seconds_is_no_alert(
     assert exported("housekeeping_alarm", worker=sweep.name, alarm="clock") == 0
 
 
-def test_refused_runs_are_no_history_and_leave_the_cursor(
+def test_runs_rejected_for_clock_skew_are_no_history_and_keep_the_cursor(
     add_statuses: AddStatuses, history: History, set_ahead: SetAhead
 ) -> None:
     add_statuses(20, DUE_NOW)
@@ -155,7 +155,7 @@ def test_refused_runs_are_no_history_and_leave_the_cursor(
     assert attempt.cursor == {"pass": SMALL.name, "after": ["2026-01-01", 1]}
 
 
-def test_reason_of_a_refused_tick_says_what_to_do(add_statuses: AddStatuses, set_ahead: SetAhead) -> None:
+def test_reason_of_a_tick_rejected_for_clock_skew_is_explained(add_statuses: AddStatuses, set_ahead: SetAhead) -> None:
     set_ahead(TWO_DAYS)
     run_sweep(sweep)
 

@@ -61,7 +61,7 @@ def commits_nothing(postgres: Database, run: runs.Attempt) -> bool:
     return False
 
 
-def test_a_held_lease_is_listed_with_its_holder_and_run(listed: List, run_at_work: runs.Attempt) -> None:
+def test_held_lease_is_listed_with_its_holder_and_run(listed: List, run_at_work: runs.Attempt) -> None:
     (held,) = listed()
 
     assert (held.key, held.worker, held.message_id) == (KEY, WORKER, "message-1")
@@ -71,7 +71,7 @@ def test_a_held_lease_is_listed_with_its_holder_and_run(listed: List, run_at_wor
     assert 0 <= held.held_for_s < 60 and 540 < held.remaining_s <= 600 and 0 <= held.silent_for_s < 60
 
 
-def test_the_leases_of_application_code_are_listed_too(
+def test_leases_of_application_code_are_listed(
     listed: List, postgres: Database, redis_client: redis.Redis, settings: Settings
 ) -> None:
     ExclusiveLease("b", TTL).try_obtain()
@@ -85,7 +85,7 @@ def test_the_leases_of_application_code_are_listed_too(
     ]
 
 
-def test_keys_that_others_wrote_keep_no_lease_from_being_listed(
+def test_foreign_redis_keys_do_not_hide_leases(
     listed: List, run_at_work: runs.Attempt, redis_client: redis.Redis, settings: Settings
 ) -> None:
     prefix = f"{settings.namespace}:lease:".encode()
@@ -99,7 +99,7 @@ def test_keys_that_others_wrote_keep_no_lease_from_being_listed(
     assert sorted(each.key for each in held) == ["\0", "\\xff", KEY]
 
 
-def test_a_lease_that_redis_has_lost_is_listed_while_its_run_is_open(
+def test_lease_lost_by_redis_is_listed_while_its_run_is_open(
     listed: List, run_at_work: runs.Attempt, redis_client: redis.Redis, settings: Settings
 ) -> None:
     redis_client.delete(f"{settings.namespace}:lease:{KEY}")
@@ -109,7 +109,7 @@ def test_a_lease_that_redis_has_lost_is_listed_while_its_run_is_open(
     assert listed() == []
 
 
-def test_a_lost_lease_and_its_successors_are_both_listed(
+def test_lost_lease_and_its_successor_are_both_listed(
     listed: List, run_at_work: runs.Attempt, redis_client: redis.Redis, settings: Settings
 ) -> None:
     redis_client.delete(f"{settings.namespace}:lease:{KEY}")
@@ -118,7 +118,7 @@ def test_a_lost_lease_and_its_successors_are_both_listed(
     assert {(held.run_id, held.remaining_s is None) for held in listed()} == {(run_at_work.run_id, True), (None, False)}
 
 
-def test_a_lease_that_was_released_by_hand_makes_its_holder_harmless(
+def test_holder_of_a_released_lease_commits_nothing(
     release: Release, run_at_work: runs.Attempt, postgres: Database
 ) -> None:
     # L3: whether it still lives or only sleeps
@@ -131,7 +131,7 @@ def test_a_lease_that_was_released_by_hand_makes_its_holder_harmless(
     assert Run.get().outcome is None
 
 
-def test_the_holder_is_harmless_before_redis_lets_go(
+def test_holder_is_fenced_off_before_redis_releases_the_lease(
     release: Release, run_at_work: runs.Attempt, postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # L3: else it could commit beside its successor
@@ -142,13 +142,13 @@ def test_the_holder_is_harmless_before_redis_lets_go(
         raise RedisUnavailable("connection refused")
 
     monkeypatch.setattr(RedisLeaseStore, "release", away)
-    with pytest.raises(RedisUnavailable, match="its holder commits nothing more, but it stays until its ttl is over"):
+    with pytest.raises(RedisUnavailable, match="its holder can no longer commit, but it stays in Redis"):
         release()
 
     assert harmless == [True]
 
 
-def test_a_successor_that_begins_meanwhile_is_left_alone(
+def test_release_leaves_a_successor_that_began_meanwhile(
     release: Release, run_at_work: runs.Attempt, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # L1, L3
@@ -170,7 +170,7 @@ def test_a_successor_that_begins_meanwhile_is_left_alone(
     assert (Lease.get().epoch, successors[0]._epoch) == (2, 2)
 
 
-def test_the_successor_of_a_holder_that_was_meant_keeps_its_lease(
+def test_release_of_an_expected_holder_leaves_its_successor(
     listed: List, run_at_work: runs.Attempt, redis_client: redis.Redis, settings: Settings
 ) -> None:
     [meant] = listed()
@@ -185,7 +185,7 @@ def test_the_successor_of_a_holder_that_was_meant_keeps_its_lease(
     assert (Lease.get().epoch, successor._epoch) == (2, 2)
 
 
-def test_two_holders_in_one_process_without_a_database_are_told_apart(
+def test_two_holders_in_one_process_are_distinguished(
     listed: List, redis_client: redis.Redis, settings: Settings
 ) -> None:
     lease, successor = ExclusiveLease(KEY, TTL), ExclusiveLease(KEY, TTL)
@@ -201,7 +201,7 @@ def test_two_holders_in_one_process_without_a_database_are_told_apart(
     assert meant.token and meant.token not in str(meant) and "token" not in meant.as_json()
 
 
-def test_a_lease_that_only_its_open_run_knows_of_can_be_released(
+def test_lease_known_only_from_its_open_run_can_be_released(
     release: Release,
     run_at_work: runs.Attempt,
     redis_client: redis.Redis,
@@ -215,7 +215,7 @@ def test_a_lease_that_only_its_open_run_knows_of_can_be_released(
     assert commits_nothing(postgres, run_at_work)
 
 
-def test_a_lease_without_a_database_is_released_in_redis(release: Release, redis_client: redis.Redis) -> None:
+def test_lease_without_a_database_is_released_in_redis(release: Release, redis_client: redis.Redis) -> None:
     lease = ExclusiveLease(KEY, TTL)
     lease.try_obtain()
 
@@ -224,21 +224,19 @@ def test_a_lease_without_a_database_is_released_in_redis(release: Release, redis
     assert not lease.exists()
 
 
-def test_a_lease_that_nobody_holds_cannot_be_released(
-    release: Release, postgres: Database, redis_client: redis.Redis
-) -> None:
+def test_release_of_a_free_lease_is_rejected(release: Release, postgres: Database, redis_client: redis.Redis) -> None:
     held, given_back = ExclusiveLease("another", TTL), ExclusiveLease(KEY, TTL)
     held.try_obtain(), given_back.try_obtain()
     given_back.cancel()
 
-    with pytest.raises(UnknownLease, match=f"nobody holds a lease '{KEY}'"):
+    with pytest.raises(UnknownLease, match=f"no lease '{KEY}' is held"):
         release()
 
     assert held.exists()
     assert sorted(lease.epoch for lease in Lease.select()) == [1, 2], "as they were taken"
 
 
-def test_a_holders_open_transaction_keeps_its_lease_from_being_released(
+def test_open_transaction_of_the_holder_prevents_the_release(
     release: Release, run_at_work: runs.Attempt, settings: Settings, postgres: Database
 ) -> None:
     # L3: it has asked for its epoch, and may commit at any moment

@@ -9,7 +9,7 @@ from housekeeping.sweeps.ledger.overrides import Override, override_of, override
 LATER = datetime.now(UTC) + timedelta(hours=2)
 
 
-def test_a_switch_is_kept_with_its_reason_its_end_and_who_said_it(postgres: Database) -> None:
+def test_override_is_stored_with_reason_end_and_author(postgres: Database) -> None:
     switch(Override("w", "narrow", "peak", LATER, None, "ann@host", 10, timedelta(seconds=5)))
 
     there = override_of("w")
@@ -19,7 +19,7 @@ def test_a_switch_is_kept_with_its_reason_its_end_and_who_said_it(postgres: Data
     assert (there.batch_size, there.max_runtime) == (10, timedelta(seconds=5))
 
 
-def test_a_later_word_takes_the_place_of_the_earlier_one(postgres: Database) -> None:
+def test_later_override_replaces_the_earlier_one(postgres: Database) -> None:
     switch(Override("w", "narrow", batch_size=10))
     switch(Override("w", "paused", "enough"))
 
@@ -28,7 +28,7 @@ def test_a_later_word_takes_the_place_of_the_earlier_one(postgres: Database) -> 
     assert (there.state, there.batch_size, there.reason) == ("paused", None, "enough")
 
 
-def test_every_word_is_recorded_the_end_too(postgres: Database) -> None:
+def test_every_override_and_its_end_are_recorded(postgres: Database) -> None:
     switch(Override("w", "paused", "first"))
     switch(Override("w", "narrow", "second", batch_size=3))
     resume("w", "bob@host")
@@ -39,7 +39,7 @@ def test_every_word_is_recorded_the_end_too(postgres: Database) -> None:
     assert list(changes.tuples()) == [("paused", "first", None), ("narrow", "second", None), ("on", None, "bob@host")]
 
 
-def test_what_is_not_in_force_cannot_be_ended(postgres: Database) -> None:
+def test_resume_without_an_override_returns_false(postgres: Database) -> None:
     switch(Override("w", "paused", until=datetime.now(UTC) - timedelta(seconds=1)))
 
     assert (resume("w"), resume("unknown"), overrides()) == (False, False, {})

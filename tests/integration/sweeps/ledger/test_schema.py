@@ -16,7 +16,7 @@ def _drop(postgres: Database, settings: Settings) -> None:
     postgres.execute_sql(f"DROP SCHEMA {settings.schema_name} CASCADE")
 
 
-def test_init_makes_the_tables_once(postgres: Database, settings: Settings) -> None:
+def test_init_creates_the_tables_once(postgres: Database, settings: Settings) -> None:
     _drop(postgres, settings)
 
     steps = [schema.init(), schema.init()]
@@ -25,7 +25,7 @@ def test_init_makes_the_tables_once(postgres: Database, settings: Settings) -> N
     assert Run.select().count() == 0
 
 
-def test_init_leaves_rows_that_are_there_alone(postgres: Database) -> None:
+def test_init_keeps_existing_rows(postgres: Database) -> None:
     Run.insert(worker="w", trigger="cli", started_at=NOW, heartbeat_at=NOW).execute()
 
     schema.init()
@@ -33,7 +33,7 @@ def test_init_leaves_rows_that_are_there_alone(postgres: Database) -> None:
     assert Run.select().count() == 1
 
 
-def test_two_inits_at_once_make_the_tables_once(postgres: Database, settings: Settings) -> None:
+def test_concurrent_inits_create_the_tables_once(postgres: Database, settings: Settings) -> None:
     _drop(postgres, settings)
     together = threading.Barrier(2, timeout=10)
 
@@ -50,7 +50,7 @@ def test_two_inits_at_once_make_the_tables_once(postgres: Database, settings: Se
     assert sorted([first.result(), second.result()]) == [0, len(schema.MIGRATIONS)]
 
 
-def test_a_failed_init_leaves_nothing_behind(
+def test_failed_init_leaves_nothing_behind(
     postgres: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _drop(postgres, settings)
@@ -63,7 +63,7 @@ def test_a_failed_init_leaves_nothing_behind(
     assert found.fetchall() == []
 
 
-def test_a_newer_release_adds_its_steps_to_what_is_there(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newer_release_applies_its_migrations(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, "ALTER TABLE {schema}.runs ADD COLUMN added int"))
     with pytest.raises(SchemaMissing, match=r"is at version \d+, this code needs \d+; run: housekeeping init$"):
         schema.require()
@@ -74,20 +74,20 @@ def test_a_newer_release_adds_its_steps_to_what_is_there(postgres: Database, mon
     schema.require()
 
 
-def test_without_the_tables_the_way_out_is_named(postgres: Database, settings: Settings) -> None:
+def test_missing_tables_error_names_the_command(postgres: Database, settings: Settings) -> None:
     _drop(postgres, settings)
 
     with pytest.raises(SchemaMissing, match=f"'{settings.schema_name}' is not in this database.*: housekeeping init$"):
         schema.require()
 
 
-def test_a_newer_schema_than_the_code_knows_will_do(postgres: Database, settings: Settings) -> None:
+def test_schema_newer_than_the_code_is_accepted(postgres: Database, settings: Settings) -> None:
     postgres.execute_sql(f"INSERT INTO {settings.schema_name}.migrations (version) VALUES (99)")
 
     schema.require()
 
 
-def test_a_server_that_does_not_answer_is_no_missing_schema() -> None:
+def test_unreachable_server_is_not_a_missing_schema() -> None:
     database.initialize(connect_to("postgresql://me:hunter2@localhost:1/db"))
 
     with pytest.raises(DatabaseUnavailable):

@@ -39,7 +39,7 @@ STOPPING = with_breaker()
 WIDE = dataclasses.replace(STOPPING, batch_size=5000)
 
 
-def test_ten_thousand_records_trip_no_breaker_and_one_more_does_before_the_first_change(
+def test_breaker_trips_above_ten_thousand_rows_before_any_change(
     add_statuses: AddStatuses, history: History, last_run: Callable[[], Run]
 ) -> None:
     history(10, 3)
@@ -61,7 +61,7 @@ def test_ten_thousand_records_trip_no_breaker_and_one_more_does_before_the_first
 
 
 @pytest.mark.parametrize(("stale", "reason"), [(29, None), (30, None), (31, "breaker")])
-def test_so_many_times_the_most_of_the_history_is_allowed(
+def test_multiple_of_the_largest_past_run_is_allowed(
     add_statuses: AddStatuses, history: History, low_floor: None, stale: int, reason: str | None
 ) -> None:
     history(5, 2)
@@ -84,7 +84,7 @@ def test_fewer_than_ten_runs_are_no_history(
 
 
 @pytest.mark.parametrize(("since", "reason"), [(49, None), (50, "breaker")])
-def test_the_last_fifty_runs_are_the_history(
+def test_last_fifty_runs_are_the_history(
     add_statuses: AddStatuses, history: History, low_floor: None, since: int, reason: str | None
 ) -> None:
     history(1, 1000)
@@ -94,7 +94,7 @@ def test_the_last_fifty_runs_are_the_history(
     assert run_sweep(STOPPING).reason == reason
 
 
-def test_a_breaker_that_trips_for_hours_does_not_forget_what_was_usual(
+def test_breaker_that_trips_for_hours_keeps_the_usual_number(
     add_statuses: AddStatuses, history: History, low_floor: None
 ) -> None:
     history(10, 5)
@@ -105,7 +105,7 @@ def test_a_breaker_that_trips_for_hours_does_not_forget_what_was_usual(
 
 
 @pytest.mark.parametrize(("due", "reason"), [(50, None), (51, "breaker")])
-def test_more_than_a_share_of_the_table_trips_it(
+def test_more_than_the_share_of_the_table_trips_the_breaker(
     add_statuses: AddStatuses, history: History, due: int, reason: str | None
 ) -> None:
     history(10, 1)
@@ -120,16 +120,14 @@ def test_more_than_a_share_of_the_table_trips_it(
     assert reason is None or "the breaker allows 50;" in str(result.error)
 
 
-def test_of_a_table_without_statistics_no_share_is_known(add_statuses: AddStatuses, history: History) -> None:
+def test_share_does_not_apply_to_a_table_without_statistics(add_statuses: AddStatuses, history: History) -> None:
     history(10, 1)
     add_statuses(100, DUE)
 
     assert run_sweep(with_breaker(share=0.5)).outcome == "done"
 
 
-def test_a_breaker_that_is_switched_off_trips_never(
-    add_statuses: AddStatuses, history: History, low_floor: None
-) -> None:
+def test_disabled_breaker_never_trips(add_statuses: AddStatuses, history: History, low_floor: None) -> None:
     history(10, 0)
     add_statuses(11, DUE)
 
@@ -143,7 +141,7 @@ def test_force_is_no_confirmation(add_statuses: AddStatuses, history: History, l
     assert run_sweep(STOPPING, force=True).reason == "breaker"
 
 
-def test_a_tripped_breaker_is_not_retried_and_rings_until_somebody_looks(
+def test_tripped_breaker_is_not_retried_and_alerts_until_confirmed(
     add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
 ) -> None:
     history(10, 0)
@@ -158,7 +156,7 @@ def test_a_tripped_breaker_is_not_retried_and_rings_until_somebody_looks(
     assert result.exit_code == 1
 
 
-def test_the_message_of_a_run_that_its_breaker_stopped_ends_without_an_error(
+def test_message_of_a_run_stopped_by_its_breaker_ends_without_error(
     add_statuses: AddStatuses, history: History, low_floor: None, last_run: Callable[[], Run]
 ) -> None:
     history(10, 0)
@@ -180,7 +178,7 @@ class _Options(dramatiq.Middleware):
         return known | {"rediscovered"}
 
 
-def test_where_an_interrupted_run_stopped_is_kept_over_a_tripped_breaker(
+def test_tripped_breaker_keeps_the_cursor_of_an_interrupted_run(
     add_statuses: AddStatuses, history: History, low_floor: None
 ) -> None:
     add_statuses(30, DUE)
@@ -209,7 +207,7 @@ def history_of_ten(worker: str) -> None:
     Run.update(**values).where(Run.id == Run.select(Run.id).order_by(Run.id.desc()).limit(1)).execute()
 
 
-def test_the_breaker_costs_one_bounded_count_and_only_with_a_history(
+def test_breaker_costs_one_bounded_count_and_only_with_a_history(
     add_statuses: AddStatuses, history: History, statements: list[str]
 ) -> None:
     add_statuses(25, DUE)
@@ -252,7 +250,7 @@ def test_worker_whose_own_limit_is_lower_has_no_breaker(postgres: Database, cloc
     assert "housekeeping plan limited 7; to go on: housekeeping run limited 7 --confirm" in found.refusal
 
 
-def test_a_breaker_is_set_by_setting() -> None:
+def test_breaker_is_configured_by_a_setting() -> None:
     settings = WorkerSettings(breaker=BreakerSettings(share=0.25))
 
     assert SMALL.configured(settings).breaker == Breaker(times_history=100, share=0.25)
@@ -260,7 +258,7 @@ def test_a_breaker_is_set_by_setting() -> None:
     assert SMALL.configured(WorkerSettings(breaker=BreakerSettings(times_history=None))).breaker == Breaker(None, None)
 
 
-def test_why_names_the_way_on(add_statuses: AddStatuses, history: History, low_floor: None) -> None:
+def test_why_names_the_commands_to_continue(add_statuses: AddStatuses, history: History, low_floor: None) -> None:
     history(10, 0)
     add_statuses(11, DUE)
     run_sweep(STOPPING)

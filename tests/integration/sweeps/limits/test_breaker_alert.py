@@ -253,11 +253,11 @@ def test_database_that_goes_away_in_the_count_fails_the_run(
     assert run_sweep(SMALL).outcome == "failed"
 
 
-def test_unknown_action_is_refused() -> None:
+def test_unknown_breaker_action_is_rejected() -> None:
     with pytest.raises(DeclarationError, match="action is 'halt'; it should be alert, limit or stop"):
         Breaker(action="halt")  # type: ignore[arg-type]
 
 
-def test_count_that_the_engine_makes_itself_is_refused() -> None:
+def test_count_name_reserved_by_the_engine_is_rejected() -> None:
     with pytest.raises(DeclarationError, match="counts 'throttled'; give this count another name"):
         dataclasses.replace(SMALL, counts=("deleted_rows", "throttled"))

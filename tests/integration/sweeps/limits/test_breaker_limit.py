@@ -148,7 +148,7 @@ def test_calls_of_an_own_sweep_are_limited(postgres: Database, low_floor: None, 
     assert (reasons, outside.asked) == (["breaker", "breaker", None], list(range(1, 24)))
 
 
-def test_parts_of_a_divided_sweep_share_the_limit(
+def test_shards_share_the_limit(
     add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
 ) -> None:
     history(10, 0)

@@ -56,11 +56,11 @@ def background(url: str | None, *statements: str) -> Iterator[int]:
         session.close()
 
 
-def test_a_database_that_is_well_has_known_signs(add_statuses: AddStatuses) -> None:
+def test_healthy_database_has_known_signals(add_statuses: AddStatuses) -> None:
     assert POSTGRES_HEALTH.look(OURS) == DbHealth(0.0, 0, False)
 
 
-def test_tables_that_are_not_there_have_no_signs(postgres: Database) -> None:
+def test_missing_tables_have_no_signals(postgres: Database) -> None:
     assert POSTGRES_HEALTH.look(['"not_there"', '"no_schema"."x"', '"quo""ted"']) == DbHealth(0.0, 0, False)
     assert POSTGRES_HEALTH.look([]).waiting_locks == 0
 
@@ -70,7 +70,7 @@ def test_tables_that_are_not_there_have_no_signs(postgres: Database) -> None:
     ["LOCK TABLE user_statuses IN ACCESS EXCLUSIVE MODE", "UPDATE user_statuses SET clear_status_at = NULL"],
     ids=["the table", "a row"],
 )
-def test_sessions_that_wait_for_a_table_or_its_rows_are_counted(
+def test_sessions_waiting_for_a_table_or_its_rows_are_counted(
     add_statuses: AddStatuses, locked: Locked, settings: Settings, statement: str
 ) -> None:
     add_statuses(1, "now()")
@@ -86,7 +86,7 @@ def test_sessions_that_wait_for_a_table_or_its_rows_are_counted(
     assert POSTGRES_HEALTH.look(OURS).waiting_locks == 0
 
 
-def test_sessions_that_wait_for_a_partition_are_counted(
+def test_sessions_waiting_for_a_partition_are_counted(
     postgres: Database, admin: Connection, locked: Locked, settings: Settings
 ) -> None:
     with admin.cursor() as cursor:
@@ -98,7 +98,7 @@ def test_sessions_that_wait_for_a_partition_are_counted(
         until(lambda: POSTGRES_HEALTH.look(['"parted"']).waiting_locks == 1)
 
 
-def test_a_vacuum_of_the_table_is_seen(add_statuses: AddStatuses, admin: Connection, settings: Settings) -> None:
+def test_running_vacuum_of_the_table_is_seen(add_statuses: AddStatuses, admin: Connection, settings: Settings) -> None:
     add_statuses(20_000, "now()")
     with admin.cursor() as cursor:
         cursor.execute("DELETE FROM user_statuses")
@@ -128,7 +128,7 @@ def standby(urls: Urls) -> Iterator[Callable[[], None]]:
     connection.close()
 
 
-def test_the_lag_of_a_standby_is_seen_by_those_who_may(
+def test_replication_lag_is_known_to_a_monitoring_role(
     add_statuses: AddStatuses, standby: Callable[[], None], admin: Connection
 ) -> None:
     began = time.monotonic()
@@ -145,7 +145,7 @@ def test_the_lag_of_a_standby_is_seen_by_those_who_may(
     assert seen[-1] <= time.monotonic() - began
 
 
-def test_the_lag_of_a_standby_is_unknown_to_a_role_that_may_not_look(
+def test_replication_lag_is_unknown_to_an_unprivileged_role(
     settings: Settings, postgres: Database, standby: Callable[[], None], admin: Connection
 ) -> None:
     role = settings.namespace

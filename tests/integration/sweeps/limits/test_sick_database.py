@@ -91,7 +91,7 @@ def as_nobody_special(settings: Settings, postgres: Database, admin: Connection)
         cursor.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def test_a_hot_row_that_stays_locked_costs_the_run_its_batch_and_the_next_goes_on(
+def test_row_that_stays_locked_fails_the_run_and_the_next_continues(
     resumed: Callable[[], bool], sicken: Sicken, locked: Locked, admin: Connection, last_run: Callable[[], Run]
 ) -> None:
     # Each deletion counts down a row of the application's, which another session holds.
@@ -111,7 +111,7 @@ def test_a_hot_row_that_stays_locked_costs_the_run_its_batch_and_the_next_goes_o
     assert _totals() == 50
 
 
-def test_a_statement_that_takes_too_long_costs_the_run_its_batch_and_the_next_goes_on(
+def test_statement_timeout_fails_the_run_and_the_next_continues(
     resumed: Callable[[], bool], sicken: Sicken, last_run: Callable[[], Run]
 ) -> None:
     sicken("PERFORM pg_sleep(600)")
@@ -128,7 +128,7 @@ def test_a_statement_that_takes_too_long_costs_the_run_its_batch_and_the_next_go
     assert _totals() == 50
 
 
-def test_every_session_of_ours_has_limits_that_end_a_batch_before_its_run_looks_dead(postgres: Database) -> None:
+def test_session_timeouts_end_a_batch_before_its_run_counts_as_dead(postgres: Database) -> None:
     limits = [
         postgres.execute_sql(f"SHOW {name}").fetchone()[0]
         for name in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
@@ -137,7 +137,7 @@ def test_every_session_of_ours_has_limits_that_end_a_batch_before_its_run_looks_
     assert limits == ["30s", "10s", "1min"]
 
 
-def test_a_ledger_whose_row_is_locked_is_closed_by_the_next_run(
+def test_locked_ledger_row_is_closed_by_the_next_run(
     resumed: Callable[[], bool], locked: Locked, admin: Connection, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Neither the batch nor the end of the run can be written.
@@ -155,7 +155,7 @@ def test_a_ledger_whose_row_is_locked_is_closed_by_the_next_run(
     assert (free.counts["deleted_rows"], resumed(), _totals()) == (30, True, 50)
 
 
-def test_a_failover_to_a_server_that_is_read_only_fails_the_run_and_no_row_is_blamed(
+def test_failover_to_a_read_only_server_fails_the_run_but_no_row(
     resumed: Callable[[], bool],
     fail_over: FailOver,
     postgres: Database,
@@ -183,7 +183,7 @@ def test_a_failover_to_a_server_that_is_read_only_fails_the_run_and_no_row_is_bl
     assert (promoted.counts["deleted_rows"], resumed(), _totals()) == (30, True, 50)
 
 
-def test_a_session_that_becomes_read_only_under_a_run_fails_it_and_no_row_is_blamed(
+def test_session_that_becomes_read_only_fails_the_run_but_no_row(
     postgres: Database, reported: list[dict[str, Any]], last_run: Callable[[], Run]
 ) -> None:
     # What a pooler in front does, which holds our connection while the servers behind it change.
@@ -199,7 +199,7 @@ def test_a_session_that_becomes_read_only_under_a_run_fails_it_and_no_row_is_bla
     assert last_run().outcome is None, "the next one marks it lost"
 
 
-def test_no_connection_left_at_the_start_fails_the_run_and_the_next_one_works(
+def test_no_free_connection_at_the_start_fails_the_run_only(
     as_nobody_special: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     with _all_connections_of(as_nobody_special):
@@ -212,7 +212,7 @@ def test_no_connection_left_at_the_start_fails_the_run_and_the_next_one_works(
     assert (free.outcome, free.counts["deleted_rows"], _outcomes()) == ("done", 50, [("done", None)])
 
 
-def test_no_connection_left_in_the_middle_fails_the_run_and_the_next_goes_on(
+def test_no_free_connection_in_a_run_fails_it_and_the_next_continues(
     resumed: Callable[[], bool],
     as_nobody_special: Database,
     admin: Connection,

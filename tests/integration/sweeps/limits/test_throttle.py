@@ -102,8 +102,8 @@ def test_three_throttled_runs_in_a_row_alert_until_one_is_not(
 
     assert seen[:2] == [[], []] and seen[3] == []
     assert seen[2] == [
-        "replication_lag_s 99 > 30 slowed the last 3 runs and ended them early; each processed a few rows. Fix the cause, or set "
-        "another limit: gates.replication_lag_s"
+        "replication_lag_s 99 > 30 slowed the last 3 runs and ended them early; each processed a few rows. "
+        "Fix the cause, or set another limit: gates.replication_lag_s"
     ]
     assert [record.__dict__["alarm"] for record in logged(caplog, "Alert")] == ["throttled"]
 
@@ -146,7 +146,7 @@ def test_throttled_run_that_ends_within_a_bisection_keeps_the_counts_of_its_part
     assert last_run().counts["failed"] == 2
 
 
-def test_at_exactly_its_limit_a_gate_is_open(add_statuses: AddStatuses, clock: ManualClock) -> None:
+def test_value_at_exactly_the_limit_does_not_throttle(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(5, DUE)
     stopping = Impatient(clock)
 
@@ -155,7 +155,7 @@ def test_at_exactly_its_limit_a_gate_is_open(add_statuses: AddStatuses, clock: M
     assert (result.outcome, stopping.waits) == ("done", [])
 
 
-def test_a_run_begins_when_its_gate_opens_in_time(add_statuses: AddStatuses, clock: ManualClock) -> None:
+def test_run_starts_when_the_database_recovers_in_time(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(5, DUE)
     stopping = Impatient(clock)
     lagging = DbHealth(99.0, 0, False)
@@ -166,7 +166,7 @@ def test_a_run_begins_when_its_gate_opens_in_time(add_statuses: AddStatuses, clo
     assert 6 <= sum(stopping.waits) <= 9
 
 
-def test_between_batches_a_run_slows_down_more_and_more_then_stops_and_the_next_goes_on_there(
+def test_throttled_run_slows_down_then_ends_and_the_next_resumes(
     add_statuses: AddStatuses, clock: ManualClock, last_run: Callable[[], Run]
 ) -> None:
     add_statuses(500, DUE)
@@ -189,9 +189,7 @@ def test_between_batches_a_run_slows_down_more_and_more_then_stops_and_the_next_
     assert (next_one.outcome, next_one.counts["deleted_rows"]) == ("done", before + 1)
 
 
-def test_a_run_is_as_fast_as_before_when_its_gate_has_opened_again(
-    add_statuses: AddStatuses, clock: ManualClock
-) -> None:
+def test_run_returns_to_full_speed_when_the_database_recovers(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(100, DUE)
     stopping = Impatient(clock)
     told = Told(WELL, DbHealth(99.0, 0, False), WELL)
@@ -204,7 +202,7 @@ def test_a_run_is_as_fast_as_before_when_its_gate_has_opened_again(
     assert (result.outcome, stopping.waits) == ("done", [0.1, 0.2])
 
 
-def test_the_signs_are_looked_for_at_most_every_two_seconds(add_statuses: AddStatuses, clock: ManualClock) -> None:
+def test_health_is_checked_at_most_every_two_seconds(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(95, DUE)
     told = Told(WELL)
 
@@ -214,7 +212,7 @@ def test_the_signs_are_looked_for_at_most_every_two_seconds(add_statuses: AddSta
     assert told.looks == [['"user_statuses"']] * 3
 
 
-def test_what_cannot_be_seen_is_said_once_and_stops_nothing(
+def test_unavailable_health_check_is_logged_once_and_ignored(
     add_statuses: AddStatuses, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     add_statuses(95, DUE)
@@ -235,7 +233,7 @@ def test_what_cannot_be_seen_is_said_once_and_stops_nothing(
     assert {record.levelname for record in unknown} == {"INFO"}
 
 
-def test_a_view_that_cannot_be_read_stops_nothing(
+def test_unreadable_statistics_view_is_ignored(
     add_statuses: AddStatuses, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(db_health, "_LOOK", "SELECT %s::text[], a_view_that_is_not_there()")
@@ -251,9 +249,7 @@ def test_a_view_that_cannot_be_read_stops_nothing(
     )
 
 
-def test_slow_batches_of_its_own_shut_a_gate_and_fast_ones_open_it(
-    add_statuses: AddStatuses, clock: ManualClock
-) -> None:
+def test_slow_own_batches_throttle_the_run_until_they_are_fast(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(100, DUE)
     own = dataclasses.replace(LONG, throttle=ThrottleLimits(None, None, batch_s=1.5))
     stopping, told = Impatient(clock), Told(WELL)
@@ -272,7 +268,7 @@ def test_slow_batches_of_its_own_shut_a_gate_and_fast_ones_open_it(
     assert stopping.waits == [0.1, 0.2, 0.4, 0.8, 1.0]
 
 
-def test_a_shutdown_ends_the_wait_for_a_gate(
+def test_shutdown_ends_the_wait_of_a_throttled_run(
     add_statuses: AddStatuses, clock: ManualClock, last_run: Callable[[], Run]
 ) -> None:
     class Stopped(Impatient):
@@ -289,7 +285,7 @@ def test_a_shutdown_ends_the_wait_for_a_gate(
     assert last_run().outcome == "partial"
 
 
-def test_a_worker_without_gates_or_without_tables_asks_nothing(
+def test_worker_without_throttle_or_tables_runs_no_health_check(
     add_statuses: AddStatuses, clock: ManualClock, redis_client: object
 ) -> None:
     told = Told(DbHealth(99.0, 99, True))
@@ -300,7 +296,7 @@ def test_a_worker_without_gates_or_without_tables_asks_nothing(
     assert (off.outcome, told.looks) == ("done", [])
 
 
-def test_gates_are_set_one_by_one_and_null_switches_one_off() -> None:
+def test_throttle_limits_are_set_singly_and_null_disables_one() -> None:
     settings = WorkerSettings(gates=ThrottleSettings(replication_lag_s=None, wait_s=60))
 
     assert SMALL.configured(settings).throttle == ThrottleLimits(replication_lag_s=None, waiting_locks=10, wait_s=60)

@@ -74,9 +74,7 @@ def test_row_whose_trigger_waits_for_a_lock_fails_alone(
     assert (again.outcome, again.counts["deleted_rows"], _left()) == ("done", 1, [])
 
 
-def test_table_on_which_every_row_is_slow_is_processed_in_smaller_batches(
-    add_statuses: AddStatuses, on_delete: Plant
-) -> None:
+def test_table_of_slow_rows_is_processed_in_smaller_batches(add_statuses: AddStatuses, on_delete: Plant) -> None:
     add_statuses(60, DUE)
     on_delete("true", "PERFORM pg_sleep(0.05)")
     database.execute_sql("SET statement_timeout = '1s'")
@@ -86,7 +84,7 @@ def test_table_on_which_every_row_is_slow_is_processed_in_smaller_batches(
     assert (result.outcome, result.counts["deleted_rows"], _left()) == ("done", 60, [])
 
 
-def test_database_on_which_everything_times_out_fails_the_run_after_three_probes(
+def test_run_fails_after_three_probes_when_everything_times_out(
     add_statuses: AddStatuses, on_delete: Plant, statements: list[str]
 ) -> None:
     add_statuses(50, DUE)
@@ -100,9 +98,7 @@ def test_database_on_which_everything_times_out_fails_the_run_after_three_probes
     assert len([sql for sql in statements if "DELETE" in sql]) == 4, "the batch, and three of its rows"
 
 
-def test_run_after_one_that_failed_continues_behind_the_batch_that_timed_out(
-    add_statuses: AddStatuses, on_delete: Plant
-) -> None:
+def test_next_run_continues_behind_the_batch_that_timed_out(add_statuses: AddStatuses, on_delete: Plant) -> None:
     add_statuses(50, DUE)
     on_delete("OLD.user_id <= 10", "PERFORM pg_sleep(60)")
     database.execute_sql("SET statement_timeout = '300ms'")
@@ -116,7 +112,7 @@ def test_run_after_one_that_failed_continues_behind_the_batch_that_timed_out(
     assert (last.outcome, last.counts["deleted_rows"], _left()) == ("done", 10, [])
 
 
-def test_same_error_on_twenty_rows_in_a_row_ends_the_run_and_is_reported_once(
+def test_same_error_on_twenty_rows_ends_the_run_with_one_report(
     add_statuses: AddStatuses, on_delete: Plant, reported: list[dict[str, Any]], last_run: Callable[[], Run]
 ) -> None:
     add_statuses(100, DUE)
@@ -129,9 +125,7 @@ def test_same_error_on_twenty_rows_in_a_row_ends_the_run_and_is_reported_once(
     assert [about["rows"] for about in reported if "samples" in about] == [20], "one report, none for the second run"
 
 
-def test_run_after_one_that_ended_on_the_same_error_continues_behind_those_rows(
-    add_statuses: AddStatuses, on_delete: Plant
-) -> None:
+def test_next_run_continues_behind_rows_with_the_same_error(add_statuses: AddStatuses, on_delete: Plant) -> None:
     add_statuses(100, DUE)
     on_delete("OLD.user_id BETWEEN 31 AND 60", "RAISE EXCEPTION 'not today'")
 

@@ -33,7 +33,7 @@ def orders(postgres: Database) -> None:
     postgres.create_tables([Order])
 
 
-def test_it_is_called_for_each_stale_row_which_changes_then(clock: ManualClock) -> None:
+def test_function_is_called_for_each_stale_row_before_its_change(clock: ManualClock) -> None:
     add(7)
     Order.create(id=8, updated_at=NOW - HOUR)
     outside = Outside()
@@ -45,7 +45,7 @@ def test_it_is_called_for_each_stale_row_which_changes_then(clock: ManualClock) 
     assert outside.asked == expired() == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_it_is_given_the_row_with_all_its_columns(clock: ManualClock) -> None:
+def test_function_gets_the_row_with_all_columns(clock: ManualClock) -> None:
     add(1)
     seen: list[str] = []
 
@@ -54,7 +54,7 @@ def test_it_is_given_the_row_with_all_its_columns(clock: ManualClock) -> None:
     assert seen == ["order 1"]
 
 
-def test_a_call_is_made_outside_of_any_transaction_and_while_no_row_is_locked(
+def test_function_is_called_without_transaction_or_row_lock(
     clock: ManualClock, postgres: Database, admin: Connection
 ) -> None:
     add(2)
@@ -71,7 +71,7 @@ def test_a_call_is_made_outside_of_any_transaction_and_while_no_row_is_locked(
     assert (result.counts["failed"], seen) == (0, [2, 2])
 
 
-def test_a_row_that_is_no_longer_stale_after_its_call_is_left_as_it_is(clock: ManualClock, admin: Connection) -> None:
+def test_row_no_longer_stale_after_its_call_is_not_changed(clock: ManualClock, admin: Connection) -> None:
     add(3)
 
     def change(order: Order) -> None:
@@ -84,7 +84,7 @@ def test_a_row_that_is_no_longer_stale_after_its_call_is_left_as_it_is(clock: Ma
     assert expired() == [1, 3]
 
 
-def test_a_row_that_somebody_holds_is_not_called_for(clock: ManualClock, locked: Locked) -> None:
+def test_function_is_not_called_for_a_locked_row(clock: ManualClock, locked: Locked) -> None:
     add(3)
     outside = Outside()
 
@@ -94,9 +94,7 @@ def test_a_row_that_somebody_holds_is_not_called_for(clock: ManualClock, locked:
     assert outside.asked == expired() == [1, 3]
 
 
-def test_a_row_that_somebody_holds_when_its_batch_is_written_is_not_waited_for(
-    clock: ManualClock, locked: Locked
-) -> None:
+def test_row_locked_when_its_batch_is_written_is_skipped(clock: ManualClock, locked: Locked) -> None:
     add(3)
     held: list[Any] = []
 
@@ -111,7 +109,7 @@ def test_a_row_that_somebody_holds_when_its_batch_is_written_is_not_waited_for(
     assert (result.outcome, expired()) == ("done", [1, 3])
 
 
-def test_time_is_asked_between_calls_and_the_next_run_does_the_rest(clock: ManualClock) -> None:
+def test_time_limit_is_checked_between_calls_and_the_next_run_resumes(clock: ManualClock) -> None:
     add(4)
     asked: list[int] = []
 
@@ -126,7 +124,7 @@ def test_time_is_asked_between_calls_and_the_next_run_does_the_rest(clock: Manua
     assert (second.outcome, second.counts["moved_rows"], asked) == ("done", 2, [1, 2, 3, 4])
 
 
-def test_a_resumed_run_tries_a_row_that_has_failed_after_all_others(
+def test_resumed_run_retries_a_failed_row_last(
     clock: ManualClock,
 ) -> None:
     add(6)
@@ -142,7 +140,7 @@ def test_a_resumed_run_tries_a_row_that_has_failed_after_all_others(
     assert (second.outcome, outside.asked) == ("done", [1, 2, 3, 4, 5, 6, 1])
 
 
-def test_a_whole_batch_is_one_call(clock: ManualClock) -> None:
+def test_whole_batch_is_one_call(clock: ManualClock) -> None:
     add(7)
     outside = Outside()
 
@@ -161,7 +159,7 @@ def test_plan_and_dry_run_call_nothing(clock: ManualClock) -> None:
     assert (outside.asked, expired(), Run.select().count()) == ([], [], 0)
 
 
-def test_a_process_killed_between_a_call_and_its_commit_leaves_rows_that_are_called_for_again(
+def test_rows_of_a_process_killed_before_the_commit_are_called_again(
     environment: dict[str, str], clock: ManualClock, tmp_path: Path
 ) -> None:
     # F3
@@ -178,7 +176,7 @@ def test_a_process_killed_between_a_call_and_its_commit_leaves_rows_that_are_cal
     assert asked.read_text().split() == ["1", "2", "3", "4", "5", "6", "7", "6", "7"]
 
 
-def test_a_second_run_finds_nothing_to_call_for(clock: ManualClock) -> None:
+def test_second_run_calls_nothing(clock: ManualClock) -> None:
     # I4
     add(3)
     outside = Outside()
@@ -189,7 +187,7 @@ def test_a_second_run_finds_nothing_to_call_for(clock: ManualClock) -> None:
     assert (again.outcome, again.counts["moved_rows"], outside.asked) == ("done", 0, [1, 2, 3])
 
 
-def test_rows_may_be_deleted_after_their_call(clock: ManualClock) -> None:
+def test_rows_are_deleted_after_their_call(clock: ManualClock) -> None:
     add(3)
     outside = Outside(3)
     worker = Sweep(
@@ -203,7 +201,7 @@ def test_rows_may_be_deleted_after_their_call(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("stale_after_s", [7198, 7199, 7200])
-def test_the_age_of_what_is_stale_is_a_setting(clock: ManualClock, stale_after_s: float) -> None:
+def test_stale_age_is_a_setting(clock: ManualClock, stale_after_s: float) -> None:
     add(2)  # 7199 and 7198 seconds old
     worker = sweep(Outside()).configured(WorkerSettings(stale_after_s=stale_after_s))
 
@@ -213,7 +211,7 @@ def test_the_age_of_what_is_stale_is_a_setting(clock: ManualClock, stale_after_s
 
 
 @pytest.mark.parametrize("kind", [TableStage, CallStage])
-def test_a_call_where_nothing_would_be_called_is_refused(kind: Callable[..., TableStage]) -> None:
+def test_call_in_a_plain_table_stage_is_rejected(kind: Callable[..., TableStage]) -> None:
     def declare() -> Sweep:
         action = Call(print, then=Transition(machine, "expire"))
         order = (Order.updated_at, Order.id)

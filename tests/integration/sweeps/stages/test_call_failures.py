@@ -25,7 +25,7 @@ def refused_connection() -> urllib.error.URLError:
     return error
 
 
-def test_a_row_whose_call_fails_costs_itself_only(clock: ManualClock, reported: list[dict[str, Any]]) -> None:
+def test_row_whose_call_fails_fails_alone(clock: ManualClock, reported: list[dict[str, Any]]) -> None:
     add(4)
     outside = Outside(2)
 
@@ -36,7 +36,7 @@ def test_a_row_whose_call_fails_costs_itself_only(clock: ManualClock, reported: 
     assert [(each["id"], str(each["error"])) for each in reported] == [(2, "no such order")]
 
 
-def test_when_the_other_side_is_away_the_run_fails_after_writing_what_has_succeeded(clock: ManualClock) -> None:
+def test_unavailable_service_fails_the_run_after_its_successes_commit(clock: ManualClock) -> None:
     add(5)
     away = refused_connection()
     outside = Outside(3, error=away)
@@ -49,7 +49,7 @@ def test_when_the_other_side_is_away_the_run_fails_after_writing_what_has_succee
     assert expired() == [1, 2]
 
 
-def test_when_the_other_side_is_away_at_the_first_row_nothing_is_changed(clock: ManualClock) -> None:
+def test_service_unavailable_at_the_first_row_changes_nothing(clock: ManualClock) -> None:
     add(3)
     outside = Outside(1, error=ConnectionResetError("reset"))
 
@@ -58,7 +58,7 @@ def test_when_the_other_side_is_away_at_the_first_row_nothing_is_changed(clock: 
     assert (result.outcome, result.reason, outside.asked, expired()) == ("failed", "reset", [1], [])
 
 
-def test_a_time_out_costs_its_row_only_unless_it_says_that_the_other_side_is_away(clock: ManualClock) -> None:
+def test_timeout_fails_its_row_unless_declared_as_unavailability(clock: ManualClock) -> None:
     add(3)
     slow = Outside(1, error=TimeoutError("timed out"))
 
@@ -69,7 +69,7 @@ def test_a_time_out_costs_its_row_only_unless_it_says_that_the_other_side_is_awa
     assert (unnamed.outcome, unnamed.counts["failed"], expired()) == ("done", 1, [2, 3])
 
 
-def test_an_error_raised_from_none_comes_from_nothing() -> None:
+def test_error_raised_from_none_has_no_cause() -> None:
     error = ValueError("the answer was no")
     error.__context__ = ConnectionResetError()
     call = Call(print, then=Delete())
@@ -80,7 +80,7 @@ def test_an_error_raised_from_none_comes_from_nothing() -> None:
     assert (before, call.is_unavailable(error)) == (True, False)
 
 
-def test_a_row_that_the_database_refuses_costs_itself_only(clock: ManualClock, postgres: Database) -> None:
+def test_row_rejected_by_the_database_fails_alone(clock: ManualClock, postgres: Database) -> None:
     add(5)
     refuse(postgres, 2, "BEFORE UPDATE", "TRIGGER")
     outside = Outside(4)
@@ -91,9 +91,7 @@ def test_a_row_that_the_database_refuses_costs_itself_only(clock: ManualClock, p
     assert (outside.asked, expired()) == ([1, 2, 3, 4, 5], [1, 3, 5])
 
 
-def test_a_row_that_the_database_refuses_at_the_commit_costs_itself_only(
-    clock: ManualClock, postgres: Database
-) -> None:
+def test_row_rejected_at_the_commit_fails_alone(clock: ManualClock, postgres: Database) -> None:
     add(8)
     refuse(postgres, 2, "AFTER UPDATE", "CONSTRAINT TRIGGER", "DEFERRABLE INITIALLY DEFERRED")
     outside = Outside(4)
@@ -113,7 +111,7 @@ def refuse(postgres: Database, number: int, when: str, kind: str, how: str = "")
     postgres.execute_sql(f"CREATE {kind} refused {when} ON orders {how} FOR EACH ROW EXECUTE FUNCTION refuse()")
 
 
-def test_a_server_that_became_read_only_fails_the_run_and_not_its_rows(
+def test_read_only_server_fails_the_run_but_no_row(
     clock: ManualClock, postgres: Database, reported: list[dict[str, Any]]
 ) -> None:
     add(3)
@@ -128,7 +126,7 @@ def test_a_server_that_became_read_only_fails_the_run_and_not_its_rows(
     assert len(reported) == 1, "the run, not three rows"
 
 
-def test_a_whole_batch_that_fails_is_called_for_row_by_row(clock: ManualClock) -> None:
+def test_failed_whole_batch_is_called_row_by_row(clock: ManualClock) -> None:
     add(3)
     outside = Outside(2)
 

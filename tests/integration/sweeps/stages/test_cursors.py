@@ -45,7 +45,7 @@ _COLUMNS: Final[dict[str, tuple[Field, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", _COLUMNS)
-def test_runs_that_are_stopped_again_and_again_miss_no_row(postgres: Database, kind: str) -> None:
+def test_repeatedly_stopped_runs_miss_no_row(postgres: Database, kind: str) -> None:
     column, value = _COLUMNS[kind]
 
     class Parcel(BaseModel):

@@ -202,7 +202,7 @@ class Reading(BaseModel):
     at = UtcDateTimeField()
 
 
-def test_column_that_the_model_calls_not_null_is_asked_of_the_catalog(postgres: Database, admin: Connection) -> None:
+def test_nullable_column_is_read_from_the_catalog_not_the_model(postgres: Database, admin: Connection) -> None:
     with admin.cursor() as cursor:
         cursor.execute("CREATE DOMAIN moment AS timestamptz")
         cursor.execute("CREATE TABLE reading (id bigint PRIMARY KEY, at moment)")

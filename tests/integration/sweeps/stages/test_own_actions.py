@@ -49,16 +49,14 @@ def _sweep(action: Action) -> Sweep:
     return Sweep(name="shop.removed", stale=stuck, order=order, action=action, batch_size=5)
 
 
-def test_an_action_may_count_more_than_its_statement_does(orders: None) -> None:
+def test_action_may_count_more_than_its_statement(orders: None) -> None:
     result = run_sweep(_sweep(Remove(("removed", "kept"), ("removed",))))
 
     assert (result.outcome, result.counts["removed"], result.counts["kept"]) == ("done", 12, 0)
 
 
 @pytest.mark.parametrize("counts", [(), ("kept",), ("removed", "kept")])
-def test_counts_that_are_not_those_of_the_statement_end_the_run_before_a_change(
-    orders: None, counts: tuple[str, ...]
-) -> None:
+def test_counts_unlike_the_statements_end_the_run_before_a_change(orders: None, counts: tuple[str, ...]) -> None:
     result = run_sweep(_sweep(Remove(("removed", "kept"), counts)))
 
     assert result.outcome == "failed"

@@ -94,7 +94,7 @@ def test_each_batch_writes_the_time_of_its_own_statement(parcels: None, times: D
     assert [times.batch_of(each[0]) for each in times_of_all()] == [0, 1, 2]
 
 
-def test_each_part_of_a_bisected_batch_writes_the_time_of_its_own_statement(
+def test_each_part_of_a_bisected_batch_writes_its_statement_time(
     parcels: None, times: DatabaseTimes, admin: Connection
 ) -> None:
     with admin.cursor() as cursor:
@@ -119,7 +119,7 @@ def test_single_record_has_the_time_of_its_change_in_the_object_too(parcels: Non
     assert parcel.__data__ == Parcel.get_by_id(1).__data__
 
 
-def test_changes_that_treat_the_time_as_a_datetime_are_refused_at_startup() -> None:
+def test_changes_that_use_the_time_as_a_datetime_are_rejected() -> None:
     wrong = Transition(machine, "expire", changes=lambda now: {Parcel.updated_at: now.isoformat()})  # type: ignore[attr-defined]
 
     with pytest.raises(DeclarationError, match="'expire': its `changes` fails: .*isoformat.*timedelta added"):
