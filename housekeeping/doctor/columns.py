@@ -12,7 +12,7 @@ from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import Table, is_absent, optional_fields, table_of
 from housekeeping.doctor.grants import users_of
-from housekeeping.sweeps.checks.needed_columns import FITTING, KNOWN_TYPES, UNZONED, ZONED, fields_used, updated_columns
+from housekeeping.sweeps.checks.needed_columns import FITTING, KNOWN_TYPES, UNZONED, ZONED, updated_columns, used_fields
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.error_mapping import is_unavailable
 from housekeeping.sweeps.insight.diagnostics import Finding
@@ -70,7 +70,7 @@ def _fields_of(sweep: Sweep) -> set[Field]:
         stages = sweep.stages_for_run()
     except ProgrammingError:  # no right on the schema
         stages = sweep.declared_stages()
-    return set().union(*(fields_used(stage, SYSTEM_CLOCK.now()) for stage in stages))
+    return set().union(*(used_fields(stage, SYSTEM_CLOCK.now()) for stage in stages))
 
 
 def _missing(model: type[Model], needed: Needed, table: Table) -> Iterator[Finding]:

@@ -18,14 +18,14 @@ from housekeeping.core.sanitize import typed_error_line
 from housekeeping.core.settings import WorkerSettings
 from housekeeping.database.primary_key import identify
 from housekeeping.leases.lease import SHORTEST_TTL
-from housekeeping.sweeps.checks.field_types import refuse_wrong_types
-from housekeeping.sweeps.checks.predicates import refuse_predicate
+from housekeeping.sweeps.checks.field_types import check_types
+from housekeeping.sweeps.checks.predicates import check_predicate
 from housekeeping.sweeps.checks.validation import (
-    refuse_columns_of_stages,
-    refuse_event,
-    refuse_form,
-    refuse_incomplete,
-    refuse_walk,
+    check_columns_of_stages,
+    check_completeness,
+    check_event,
+    check_form,
+    check_stage,
 )
 from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
@@ -182,11 +182,11 @@ class Sweep:
             raise DeclarationError(
                 f"{self.name!r} is no name for a sweep; it should be letters, digits and _ . - such as sessions.expired"
             )
-        refuse_incomplete(self.name, self.stale, self.order, self.action, self.stages)
-        refuse_form(self.name, self.stale, self.order, self.action)
-        refuse_event(self.name, self.event, self.event_columns, has_stages=self.stages is not None)
-        refuse_columns_of_stages(self.name, self.stages, self.columns, self.row_log)
-        refuse_wrong_types(self.name, self)
+        check_completeness(self.name, self.stale, self.order, self.action, self.stages)
+        check_form(self.name, self.stale, self.order, self.action)
+        check_event(self.name, self.event, self.event_columns, has_stages=self.stages is not None)
+        check_columns_of_stages(self.name, self.stages, self.columns, self.row_log)
+        check_types(self.name, self)
         if not self.counts and self.action is not None:
             failed = ("failed",) if isinstance(self.action, Call) else ()
             object.__setattr__(self, "counts", (*self.action.counted_as, *failed, "batches", "out_of_time"))
@@ -218,27 +218,27 @@ class Sweep:
             Cron(self.schedule)
         for each in self.declared_stages():
             if isinstance(each, TableStage):
-                refuse_walk(self.name, each)
+                check_stage(self.name, each)
         try:
-            self._refuse_predicates()
+            self._check_predicates()
         except DeclarationError:
             raise
         except Exception:
             # It may need the database, or be wrong. It is checked again when the sweep is used.
             object.__setattr__(self, "_unchecked", True)
 
-    def _refuse_predicates(self) -> None:
+    def _check_predicates(self) -> None:
         for each in self.declared_stages():
             if isinstance(each, TableStage):
                 # A stage of your own may join other tables.
                 model = each.model if type(each) in (TableStage, CallStage) else None
                 stale = each.stale if self.stale is None else self.stale
-                refuse_predicate(self.name, stale, model=model, always_stale=self.always_stale)
+                check_predicate(self.name, stale, model=model, always_stale=self.always_stale)
 
     def _check_now(self) -> None:
         """Check the predicates that could not be checked before."""
         try:
-            self._refuse_predicates()
+            self._check_predicates()
         except (PeeweeException, HousekeepingError):
             raise
         except Exception as error:
@@ -276,7 +276,7 @@ class Sweep:
           options: The other fields of `Sweep`.
 
         Raises:
-          DeclarationError: When the sweep cannot work, or `model_of` refuses the table.
+          DeclarationError: The sweep is invalid, or `model_of` rejects the table.
         """
         model = model_of(table)
         return Sweep(
@@ -351,8 +351,8 @@ class Sweep:
     @property
     def divisible(self) -> bool:
         """Whether concurrent runs can share the work: each skips the rows that another has locked."""
-        walks = self.declared_stages()
-        changes_rows = all(isinstance(each, TableStage) and not isinstance(each, CallStage) for each in walks)
+        stages = self.declared_stages()
+        changes_rows = all(isinstance(each, TableStage) and not isinstance(each, CallStage) for each in stages)
         return changes_rows and self.argument_name is None
 
     @property

@@ -10,7 +10,7 @@ from peewee import Field, Model, ProgrammingError
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.database.catalog import Table, optional_fields, read_table, table_of
 from housekeeping.database.connection import database
-from housekeeping.sweeps.checks.needed_columns import FITTING, TEXTS, UNZONED, ZONED, fields_used, updated_columns
+from housekeeping.sweeps.checks.needed_columns import FITTING, TEXTS, UNZONED, ZONED, updated_columns, used_fields
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.registry import Family
@@ -90,7 +90,7 @@ def _needed_columns(family: Family) -> dict[type[Model], _Columns]:
     found: dict[type[Model], _Columns] = {model: {} for model in family.models.values()}
     for sweep in family.sweeps:
         for walk in sweep.declared_stages():
-            for field in fields_used(walk, now):
+            for field in used_fields(walk, now):
                 found.setdefault(field.model, {})[field.column_name] = field
     for name, model in family.models.items():
         meta: Any = model._meta

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from housekeeping.sweeps.checks.field_types import refuse_wrong_types
+from housekeeping.sweeps.checks.field_types import check_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class LeaseConfig:
     ttl: timedelta
 
     def __post_init__(self) -> None:
-        refuse_wrong_types("LeaseConfig", self)
+        check_types("LeaseConfig", self)
 
     def key_for(self, argument: Any) -> str:
         """Return the key of the lease for a run with this argument."""

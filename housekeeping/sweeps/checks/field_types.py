@@ -1,4 +1,4 @@
-"""Check of the types of a declaration's fields, in words that show the right form."""
+"""Type check of a declaration's fields, with errors that show the right form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from housekeeping.core.errors import DeclarationError
 
 _SHOWN: Final = 60  # characters of a wrong value
 
-#: What to write for a type.
+#: Example of a value by its type.
 _FORMS: Final[Mapping[Any, str]] = {
     NoneType: "None",
     bool: "True or False",
@@ -40,11 +40,11 @@ _EXAMPLES: Final[Mapping[str, str]] = {
 }
 
 
-def refuse_wrong_types(owner: str, declared: Any) -> None:
-    """Reject a field of a dataclass whose value is not of its declared type.
+def check_types(owner: str, declared: Any) -> None:
+    """Raise unless every field of a dataclass has a value of its declared type.
 
     Raises:
-      DeclarationError: The text names the field, its value, and what to write.
+      DeclarationError: A value has another type; the text names the field, its value, and what to write.
     """
     kind: Any = type(declared)
     for name, hint in _hints(kind).items():
@@ -61,7 +61,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
 
 def _form(name: str, value: Any, hint: Any) -> str:
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    # A number where a time is wanted: of days, which is the more usual mistake.
+    # A number instead of a timedelta: suggest the usual unit.
     if timedelta in kinds and isinstance(value, int | float) and not isinstance(value, bool):
         unit = "days" if name == "stale_after" else "seconds"
         forms = [f"timedelta({unit}={value})"]

@@ -1,4 +1,4 @@
-"""The columns that the statements of a pass name, and the types that fit them."""
+"""Columns that the statements of a stage use, and the types that fit them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ZONED: Final = {"timestamp with time zone"}
 UNZONED: Final = {"timestamp without time zone"}
 TEXTS: Final = {"text", "character varying", "character", "citext"}
 _INTEGERS: Final = {"smallint", "integer", "bigint", "numeric"}
-#: peewee's name of a field's type -> types of columns that fit; nothing is said about other fields.
+#: peewee's name of a field's type -> fitting column types; other fields are not checked.
 FITTING: Final[Mapping[str, set[str]]] = {
     **dict.fromkeys(("AUTO", "BIGAUTO", "INT", "BIGINT", "SMALLINT"), _INTEGERS),
     **dict.fromkeys(("TEXT", "VARCHAR", "CHAR"), TEXTS),
@@ -29,14 +29,14 @@ FITTING: Final[Mapping[str, set[str]]] = {
 KNOWN_TYPES: Final = set().union(*FITTING.values())
 
 
-def fields_used(walk: Stage, now: datetime) -> set[Field]:
-    """Return the fields that the statements of a pass name."""
-    fields = recorded(walk, now).fields
-    if isinstance(walk, CallStage):
-        fields.update(walk.model._meta.sorted_fields)  # its function is given whole rows
+def used_fields(stage: Stage, now: datetime) -> set[Field]:
+    """Return the fields that the statements of a stage use."""
+    fields = recorded(stage, now).fields
+    if isinstance(stage, CallStage):
+        fields.update(stage.model._meta.sorted_fields)  # its function gets whole rows
     return fields
 
 
 def updated_columns(rights: Iterable[str]) -> set[str]:
-    """Return the columns that rights such as ``UPDATE (status, updated_at)`` name."""
+    """Return the columns in rights such as ``UPDATE (status, updated_at)``."""
     return {column for right in rights for named in re.findall(r"\((.*)\)", right) for column in named.split(", ")}

@@ -67,7 +67,7 @@ _ACCESSORS: Final[dict[Any, Any]] = {
 }
 
 
-def refuse_predicate(
+def check_predicate(
     name: str, stale: Callable[[datetime], Any], *, model: type[Model] | None, always_stale: bool
 ) -> None:
     """Reject a predicate that may match more rows than its author means; needs no database.
@@ -80,7 +80,7 @@ def refuse_predicate(
       DeclarationError: The text says what to write.
       Exception: The predicate itself fails, so that nothing is known of it.
     """
-    _refuse_signature(name, stale)
+    _check_signature(name, stale)
     example = ROW_EXAMPLE if isinstance(stale, RowPredicate) else _EXAMPLE
     with _watched() as usage:
         conditions = [stale(at) for at in (*_TIMES, _TIMES[0])]
@@ -100,7 +100,7 @@ def refuse_predicate(
             "(A) | (B), ~(A)"
         )
     if model is not None:
-        _refuse_foreign_columns(name, model, conditions[0])
+        _check_columns(name, model, conditions[0])
     if always_stale:
         return
     first, second, first_again = (_offline.get_sql_context().sql(condition).query() for condition in conditions)
@@ -156,7 +156,7 @@ class _OwnColumns(Context):
         return super().sql(obj)
 
 
-def _refuse_foreign_columns(name: str, model: type[Model], condition: Node) -> None:
+def _check_columns(name: str, model: type[Model], condition: Node) -> None:
     context = _OwnColumns()
     context.sql(condition)
     for column in context.columns:
@@ -170,7 +170,7 @@ def _refuse_foreign_columns(name: str, model: type[Model], condition: Node) -> N
             )
 
 
-def _refuse_signature(name: str, stale: Callable[[datetime], Any]) -> None:
+def _check_signature(name: str, stale: Callable[[datetime], Any]) -> None:
     try:
         signature = inspect.signature(stale)
     except ValueError:  # some functions written in C have none

@@ -1,4 +1,4 @@
-"""The tables that the statements of a stage touch, and the rights that they need there."""
+"""Tables that the statements of a stage touch, and the rights that they need there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from housekeeping.sweeps.stages.table_stage import TableStage
 
 
 class Recorder(Context):
-    """Puts a statement together and notes its fields, its tables, and what it does with them."""
+    """Compiler of statements that records their fields, tables and changes."""
 
     def __init__(self) -> None:
         super().__init__(**PostgresqlDatabase(None).get_context_options())
@@ -28,10 +28,10 @@ class Recorder(Context):
         elif isinstance(obj, ModelAlias):
             self.models[obj.model] = None
         elif isinstance(obj, Query):
-            self._note(obj)
+            self._record(obj)
         return super().sql(obj)
 
-    def _note(self, query: Any) -> None:
+    def _record(self, query: Any) -> None:
         if isinstance(query, Insert | Update | Delete) and hasattr(query, "model"):
             self.models[query.model] = None
             if isinstance(query, Update):
@@ -52,12 +52,12 @@ class Recorder(Context):
 
 
 def recorded(stage: Stage, now: datetime) -> Recorder:
-    """Return what the statements of a stage touch; none is carried out.
+    """Return the fields, tables and changes of a stage's statements, without executing them.
 
-    What raw SQL names within them, and what a function of a `Call` does, cannot be told.
+    Raw SQL within them and the function of a `Call` are not included.
     """
     recorder = Recorder()
-    queries = [reading.query for reading in stage.explain_queries(now)] if isinstance(stage, Explainable) else []
+    queries = [each.query for each in stage.explain_queries(now)] if isinstance(stage, Explainable) else []
     if isinstance(stage, TableStage):
         queries += stage.statements_of_a_run(now)
     for query in queries:

@@ -11,7 +11,7 @@ from peewee import Field, Model
 from housekeeping.core.errors import DeclarationError
 from housekeeping.database.catalog import Table, forget_table, read_table, table_of
 from housekeeping.database.primary_key import declared_key_columns, vouches_for_key
-from housekeeping.sweeps.checks.needed_columns import fields_used
+from housekeeping.sweeps.checks.needed_columns import used_fields
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.stages.stage import Stage
@@ -51,7 +51,7 @@ def missing_column(stage: TableStage) -> str | None:
     table = read_table(model)  # the known one may be outdated
     absent = _absent_columns(model, table)
     # Other sweeps may use further columns of the model.
-    fields = fields_used(stage, datetime.now(UTC))
+    fields = used_fields(stage, datetime.now(UTC))
     used = sorted((each for each in fields if each.model is model and each.column_name in absent), key=_name_of)
     if not used:
         return None

@@ -1,4 +1,4 @@
-"""What a declaration is refused for, where it is made and in words that show the right form."""
+"""Checks of a declaration at its creation, with errors that show the right form."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _FORMS: Final = {
 }
 
 
-def refuse_incomplete(name: str, stale: Any, order: Any, action: Any, passes: Any) -> None:
-    """Reject a sweep without all of stale, order and action, and without passes; or with both."""
+def check_completeness(name: str, stale: Any, order: Any, action: Any, stages: Any) -> None:
+    """Reject a sweep without all of stale, order and action, and without stages, or with both."""
     given = {"stale": stale is not None, "order": bool(order), "action": action is not None}
     missing = [field for field, there in given.items() if not there]
-    if passes is None and missing:
+    if stages is None and missing:
         forms = ", ".join(f"{field}={_FORMS[field]}" for field in missing)
         raise DeclarationError(f"{name}: give stale, order and action, or stages; missing: {forms}")
-    if passes is not None and not missing:
+    if stages is not None and not missing:
         raise DeclarationError(f"{name}: give stale, order and action, or stages; not both")
 
 
-def refuse_order(name: str, order: tuple[Any, ...]) -> None:
+def check_order(name: str, order: tuple[Any, ...]) -> None:
     """Reject an order of anything else than the columns of one model, ascending."""
     for column in order:
         if isinstance(column, Ordering):
@@ -47,21 +47,21 @@ def refuse_order(name: str, order: tuple[Any, ...]) -> None:
             )
 
 
-def refuse_form(name: str, stale: Any, order: Any, action: Any) -> None:
-    """Refuse what is easily written, and would fail far from here."""
+def check_form(name: str, stale: Any, order: Any, action: Any) -> None:
+    """Reject common mistakes that would fail only later."""
     if stale is not None and not callable(stale):
         raise DeclarationError(f"{name}: stale should be a function of the time: {_FORMS['stale']}")
     if not isinstance(order, tuple):
         raise DeclarationError(f"{name}: order should be a tuple of columns, such as {_FORMS['order']}")
-    refuse_order(name, order)
+    check_order(name, order)
     if isinstance(action, type):
         raise DeclarationError(f"{name}: action should be {action.__name__}(), with brackets")
 
 
-def refuse_event(name: str, event: Any, columns: Any, *, has_stages: bool) -> None:
-    """Refuse an event that no batch would announce."""
+def check_event(name: str, event: Any, columns: Any, *, has_stages: bool) -> None:
+    """Reject an event that no batch would send."""
     if has_stages and (event is not None or columns):
-        raise DeclarationError(f"{name}: a sweep of passes has no event; give it to each TableStage, as event")
+        raise DeclarationError(f"{name}: a sweep with stages has no event; give it to each TableStage, as event")
     if event is None and columns:
         raise DeclarationError(f"{name}: event_columns without an event; give event=events.event('shop.order_expired')")
     if event is not None and not isinstance(event, NamedSignal):
@@ -71,15 +71,15 @@ def refuse_event(name: str, event: Any, columns: Any, *, has_stages: bool) -> No
             raise DeclarationError(f'{name}: event_columns has {column!r} as {key!r}; write {{"order_id": Order.id}}')
 
 
-def refuse_columns_of_stages(name: str, stages: Any, columns: Any, row_log: Any) -> None:
+def check_columns_of_stages(name: str, stages: Any, columns: Any, row_log: Any) -> None:
     """Reject columns and a row log of a sweep that has its own stages, which would not use them."""
     if stages is not None and (columns or row_log is not None):
         raise DeclarationError(f"{name}: a sweep of stages has no columns and no row_log; give them to each TableStage")
 
 
-def refuse_walk(name: str, table: TableStage) -> None:
-    """Refuse a walk that would miss rows, look elsewhere, or call nothing."""
-    refuse_order(name, table.order)
+def check_stage(name: str, table: TableStage) -> None:
+    """Reject a stage that would miss rows, use another database, or call nothing."""
+    check_order(name, table.order)
     kind = table.model
     meta: Any = kind._meta
     if meta.database is not database:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from housekeeping.core.errors import DeclarationError
-from housekeeping.sweeps.checks.field_types import refuse_wrong_types
+from housekeeping.sweeps.checks.field_types import check_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class AlertThresholds:
     overdue: int | None = 3
 
     def __post_init__(self) -> None:
-        refuse_wrong_types("AlertThresholds", self)
+        check_types("AlertThresholds", self)
 
     def changed(self, given: Mapping[str, float | None], counts: Sequence[str]) -> AlertThresholds:
         """Return a copy with the limits of the setting ``alarms``.

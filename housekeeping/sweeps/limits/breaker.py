@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Protocol, get_args
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.sweeps.checks.field_types import refuse_wrong_types
+from housekeeping.sweeps.checks.field_types import check_types
 from housekeeping.sweeps.ledger.runs import Counts, Outcome, PastRun
 from housekeeping.sweeps.limits.bounded_counts import CountFailed, count_stale, estimated_rows
 from housekeeping.sweeps.limits.db_health import table_name
@@ -54,7 +54,7 @@ class Breaker:
     def __post_init__(self) -> None:
         if self.action not in get_args(Action):
             raise DeclarationError(f"a breaker's action is {self.action!r}; it should be alert, limit or stop")
-        refuse_wrong_types("Breaker", self)
+        check_types("Breaker", self)
 
 
 class Breakable(Protocol):

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from housekeeping.core.clock import RunBudget
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.sweeps.checks.field_types import refuse_wrong_types
+from housekeeping.sweeps.checks.field_types import check_types
 from housekeeping.sweeps.limits.db_health import POSTGRES_HEALTH, DbHealth, HealthSource
 
 logger = named_logger(__name__)
@@ -41,7 +41,7 @@ class ThrottleLimits:
     wait_s: float = 10
 
     def __post_init__(self) -> None:
-        refuse_wrong_types("ThrottleLimits", self)
+        check_types("ThrottleLimits", self)
 
     @property
     def ask(self) -> bool:

@@ -11,7 +11,7 @@ from peewee import CTE, Expression, fn
 from housekeeping.core.errors import DeclarationError
 from housekeeping.database.state_machines import StateMachine
 from housekeeping.database.statement_time import STATEMENT_TIME, StatementTime, all_as_stored
-from housekeeping.sweeps.checks.field_types import refuse_wrong_types
+from housekeeping.sweeps.checks.field_types import check_types
 from housekeeping.sweeps.stages.stage import Batch, BatchResult
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Delete:
     rows_counted_as: str = "deleted_rows"
 
     def __post_init__(self) -> None:
-        refuse_wrong_types("Delete", self)
+        check_types("Delete", self)
 
     @property
     def counted_as(self) -> Sequence[str]:
@@ -94,7 +94,7 @@ class Transition:
     changes: Callable[[StatementTime], Mapping[Any, Any]] = lambda now: {}
 
     def __post_init__(self) -> None:
-        refuse_wrong_types("Transition", self)
+        check_types("Transition", self)
         events = self.machine.events
         if self.event not in events:
             raise DeclarationError(

@@ -11,7 +11,7 @@ from typing import Any
 from peewee import Expression
 
 from housekeeping.database.connection import database
-from housekeeping.sweeps.checks.field_types import refuse_wrong_types
+from housekeeping.sweeps.checks.field_types import check_types
 from housekeeping.sweeps.engine.error_mapping import caused_by
 from housekeeping.sweeps.stages.actions import Delete, Transition, Write
 from housekeeping.sweeps.stages.stage import Batch, BatchResult, Failure, Position
@@ -51,7 +51,7 @@ class Call:
     unavailable_errors: tuple[type[Exception], ...] = (ConnectionError, socket.gaierror)
 
     def __post_init__(self) -> None:
-        refuse_wrong_types("Call", self)
+        check_types("Call", self)
 
     @property
     def counted_as(self) -> Sequence[str]:
