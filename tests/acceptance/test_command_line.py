@@ -30,7 +30,7 @@ WORKER = "user_status_cleanup.batch"
         (["list", "x"], {}, 2, "Got unexpected extra argument (x) (python -m housekeeping list --help)"),
         (["status"], {}, 2, "is not in this database; run: housekeeping init"),
         (["scheduler"], {}, 2, "is not in this database; run: housekeeping init"),
-        (["plan", WORKER], {}, 2, 'relation "user_statuses" does not exist; name your table in HOUSEKEEPING_WORKERS'),
+        (["plan", WORKER], {}, 2, "not set up: table user_statuses is not in this database; name your table in "),
         (["status"], {"DATABASE_URL": ""}, 2, "HOUSEKEEPING_DATABASE_URL is not set; it should be a URL such as"),
         (["list"], {"REDIS_URL": "http://x"}, 2, "HOUSEKEEPING_REDIS_URL is 'http://x'; it should be"),
         (["list"], {"WORKERS": '{"nope": {}}'}, 2, 'HOUSEKEEPING_WORKERS["nope"] is not a worker; the workers are'),

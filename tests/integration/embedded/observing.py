@@ -98,7 +98,7 @@ def processes_in(place: Path) -> list[psutil.Process]:
     """Return all processes with `place` as working folder or in their arguments."""
     return [
         process
-        for process in psutil.process_iter(["cwd", "cmdline"])
+        for process in psutil.process_iter(["cwd", "cmdline", "username"])
         if str(place) in " ".join([process.info["cwd"] or "", *(process.info["cmdline"] or [])])
     ]
 

@@ -72,7 +72,7 @@ def test_nobody_else_can_enter_the_data_or_connect(servers: embedded.Servers) ->
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to be another for it")
 def test_root_runs_the_servers_as_nobody(servers: embedded.Servers) -> None:
-    assert {process.username() for process in processes_in(servers.folder)} == {"nobody"}
+    assert {process.info["username"] for process in processes_in(servers.folder)} == {"nobody"}
 
 
 @pytest.mark.parametrize("down", ["stop", "kill"])

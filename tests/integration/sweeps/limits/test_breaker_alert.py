@@ -57,7 +57,7 @@ def test_flood_of_statuses_is_deleted_with_an_alert(
     assert "breaker" in logged(caplog)
     assert alerts(statuses_sweep, clock) == [
         "more than 10,000 rows are stale; the last 50 runs processed 3 at most, the breaker allows 10,000; the run "
-        "goes on; if these rows should stay: housekeeping pause user_status_cleanup.batch"
+        "continues; if these rows should stay: housekeeping pause user_status_cleanup.batch"
     ]
 
 
