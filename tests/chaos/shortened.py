@@ -23,8 +23,8 @@ _SHORT: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (runs, "HEARTBEAT", timedelta(seconds=0.5)),
     (runs, "SILENCE", timedelta(seconds=2)),
     (idempotency, "_RUNNING_TTL", timedelta(seconds=2)),
-    (idempotency, "_TURN", timedelta(seconds=0.5)),
-    (middleware, "_TURN", timedelta(seconds=0.5)),
+    (idempotency, "_RUNNING_DELAY", timedelta(seconds=0.5)),
+    (middleware, "_KEY_IN_USE_DELAY", timedelta(seconds=0.5)),
     (retries, "delay_before", lambda retry: timedelta(seconds=0.5)),
     (upload_stage, "_GRACE", timedelta(seconds=1)),
 )
