@@ -44,8 +44,8 @@ def test_two_schedulers_started_without_redis_fire_the_next_tick_once(  # S1, S2
             started([*SCHEDULER, APP], environment, tmp_path / "one") as one,
             started([*SCHEDULER, APP], environment, tmp_path / "other") as other,
         ):
-            eventually(lambda: one.said("Ticks cannot be asked for"), one)
-            eventually(lambda: other.said("Ticks cannot be asked for"), other)
+            eventually(lambda: one.said("Ticks could not be checked"), one)
+            eventually(lambda: other.said("Ticks could not be checked"), other)
             servers.start("redis")
             with started([*WORKER, APP, "-p", "1", "-t", "2"], environment, tmp_path / "worker") as worker:
                 # A minute until the tick, and a margin for a busy machine.
