@@ -55,7 +55,7 @@ def run_measured(environment: dict[str, str], tmp_path: Path) -> RunMeasured:
         pytest.skip("no /proc on this system")
 
     def run(*arguments: str, **settings: str) -> Measured:
-        peak = tmp_path / "peak"
+        peak = tmp_path.with_name(f"{tmp_path.name}-peak")
         finished = subprocess.run(
             [sys.executable, "-c", _MEASURED, "run", *arguments, "--json"],
             env=environment | settings | {"PEAK_FILE": str(peak)},

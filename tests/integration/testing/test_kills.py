@@ -183,7 +183,7 @@ def test_lock_held_by_the_test_is_named(sessions: type[Session], housekeeping_da
     holder = psycopg2.connect(dbname=housekeeping_database.database, **housekeeping_database.connect_params)
     holder.cursor().execute("SELECT * FROM session FOR UPDATE")
 
-    with pytest.raises(Refused, match="the tables are locked: a session of this test has a transaction open"):
+    with pytest.raises(Refused, match="the tables are locked: a session of this test has an open transaction"):
         assert_survives_kill(sweep(), now=NOW)
 
     holder.close()
