@@ -98,7 +98,7 @@ def key_stays_with_what_did_not_start() -> None:
 
 def duplicates_enqueued() -> None:
     """Grant a key that another message holds."""
-    _without(scripts, "CLAIM", ("if holder and holder ~= ARGV[1] then", "if false then"))
+    _without(scripts, "CLAIM", ("if holder and holder ~= message_id then", "if false then"))
 
 
 def key_freed_by_anybody() -> None:
@@ -106,8 +106,8 @@ def key_freed_by_anybody() -> None:
     _without(
         scripts,
         "RELEASE",
-        ('if redis.call("hget", KEYS[1], "id") ~= ARGV[1] then return ARGV[4] ~= "" and 2 or 0 end', ""),
-        ('if (redis.call("hget", KEYS[1], "run") or "") ~= ARGV[4] then return 0 end', ""),
+        ('if redis.call("hget", KEYS[1], "id") ~= message_id then return run ~= "" and 2 or 0 end', ""),
+        ('if (redis.call("hget", KEYS[1], "run") or "") ~= run then return 0 end', ""),
     )
 
 
@@ -123,7 +123,7 @@ def key_not_renewed() -> None:
 
 def key_not_held_on_by_a_retry() -> None:
     """Release the key of a message that waits for its retry."""
-    _without(scripts, "RETAIN", ('redis.call("hset", KEYS[1], "id", ARGV[1], "state", ARGV[3])', ""))
+    _without(scripts, "RETAIN", ('redis.call("hset", KEYS[1], "id", message_id, "state", state)', ""))
 
 
 def retry_dropped_as_its_own_duplicate() -> None:
@@ -133,7 +133,7 @@ def retry_dropped_as_its_own_duplicate() -> None:
 
 def superseded_retry_forgotten() -> None:
     """Let a superseded retry run."""
-    _without(scripts, "CLAIM", ("mark_superseded(holder, ARGV[1])", ""))
+    _without(scripts, "CLAIM", ("mark_superseded(holder, message_id)", ""))
 
 
 def whatever_waits_superseded() -> None:
@@ -142,7 +142,8 @@ def whatever_waits_superseded() -> None:
         scripts,
         "CLAIM",
         (
-            'if holder and holder ~= ARGV[1] and ARGV[9] ~= "" and retry_due_in() > tonumber(ARGV[9]) then',
+            'if holder and holder ~= message_id and supersede_after ~= "" '
+            "and retry_due_in() > tonumber(supersede_after) then",
             "if holder then",
         ),
     )
@@ -155,7 +156,7 @@ def again_mark_not_made() -> None:
 
 def again_mark_forgotten_at_the_end() -> None:
     """Skip the requested further run."""
-    _without(scripts, "RELEASE", ('ARGV[5] ~= "1" and redis.call("hget", KEYS[1], "again")', "false"))
+    _without(scripts, "RELEASE", ('not free_anyway and redis.call("hget", KEYS[1], "again")', "false"))
 
 
 def completed_message_runs_again() -> None:
