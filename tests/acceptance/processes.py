@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 90.0
 SCHEDULER: Final = [str(Path(sys.executable).with_name("periodiq"))]
 WORKER: Final = [sys.executable, "-m", "dramatiq"]
 

@@ -246,17 +246,22 @@ def test_plan_is_requested_by_a_button(
     assert "would process 3 stale rows in 1 batches" in text_of(browser, "main")
 
 
-def test_narrow_screen_hides_nothing(logged_in: str, browser: ChromiumDriver, add: Callable[[int], None]) -> None:
+@pytest.mark.parametrize("path", ["/", f"/workers/{WORKER}", f"/workers/{WORKER}/plan", "/alerts", "/dead-letters"])
+def test_narrow_screen_hides_nothing(
+    logged_in: str,
+    browser: ChromiumDriver,
+    wait: WebDriverWait[ChromiumDriver],
+    add: Callable[[int], None],
+    path: str,
+) -> None:
     add(3)
     looks(browser, 320, 640, phone=True)
-    wider = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    too_wide = {}
+    fits = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 
-    for path in ("/", f"/workers/{WORKER}", f"/workers/{WORKER}/plan", "/alerts", "/dead-letters"):
-        browser.get(f"{logged_in}{path}")
-        too_wide[path] = browser.execute_script(wider)
+    browser.get(f"{logged_in}{path}")
 
-    assert {path: by for path, by in too_wide.items() if by > 0} == {}
+    # The browser applies the emulated width shortly after the page's load event.
+    assert wait.until(lambda page: page.execute_script(fits))
 
 
 def test_dark_color_scheme_is_followed(dashboard: str, browser: ChromiumDriver) -> None:
@@ -269,9 +274,13 @@ def test_dark_color_scheme_is_followed(dashboard: str, browser: ChromiumDriver) 
     assert grounds == ["rgba(255, 255, 255, 1)", "rgba(18, 21, 23, 1)"]
 
 
-def test_no_resource_is_loaded_from_other_hosts(dashboard: str, browser: ChromiumDriver) -> None:
+def test_no_resource_is_loaded_from_other_hosts(
+    dashboard: str, browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver]
+) -> None:
     browser.get(f"{dashboard}/")
-    loaded = browser.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+    # The browser lists a resource shortly after the page's load event.
+    entries = "return performance.getEntriesByType('resource').map(entry => entry.name)"
+    loaded = wait.until(lambda page: page.execute_script(entries))
 
-    assert loaded and all(address.startswith(dashboard) for address in loaded)
+    assert all(address.startswith(dashboard) for address in loaded)
     assert browser.get_log("browser") == []

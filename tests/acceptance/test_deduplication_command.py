@@ -63,7 +63,7 @@ def test_released_key_is_reported_with_its_consequence(command: Command, broker:
     assert freed.returncode == 0
     assert freed.stdout.splitlines() == [
         f"{held['key']}: message {message.message_id}, waiting; its message stays in the queue; "
-        "should another be sent now, one of the two runs",
+        "if another is sent now, one of the two runs",
         f"released: {held['key']}, held by message {message.message_id}, waiting",
     ]
     assert command("dedup", "list").stdout == "no keys are held\n"
@@ -84,7 +84,7 @@ def test_key_list_respects_its_limit(command: Command, broker: RedisBroker) -> N
     ("key", "line"),
     [
         ("work:00", "no message holds the key 'work:00'; see: housekeeping dedup list"),
-        ("work:*", "'work:*' looks like a pattern; name each key in full"),
+        ("work:*", "'work:*' is a pattern; name each key in full"),
     ],
 )
 def test_release_of_an_unheld_key_releases_nothing(

@@ -209,7 +209,7 @@ def test_second_signal_ends_the_process_at_once(
     said, logged = process.communicate()
 
     assert (process.returncode, said) == (128 + number, "")
-    assert logged.splitlines()[-1].startswith("housekeeping: ended at once; what was committed stays")
+    assert logged.splitlines()[-1].startswith("housekeeping: ended at once; committed batches stay")
 
 
 @pytest.mark.slow

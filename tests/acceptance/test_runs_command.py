@@ -159,7 +159,7 @@ def test_why_explains_a_run_by_its_id_alone(command: Command, record: Record) ->
 
     assert answer.returncode == 0
     assert f"{WORKER}, run {run_id}: done" in answer.stdout
-    assert "it did its work to the end; 2 rows failed, housekeeping status shows why (REJECTED)" in answer.stdout
+    assert "it completed; 2 rows failed, housekeeping status shows why (REJECTED)" in answer.stdout
 
 
 def test_why_of_an_unknown_run_names_the_run(command: Command, record: Record) -> None:
