@@ -14,7 +14,7 @@ from housekeeping.sweeps.limits.db_health import POSTGRES_HEALTH, DbHealth, Heal
 
 logger = named_logger(__name__)
 
-_EVERY_S: Final = 2.0  # the signs change no faster than a person would act
+_CHECK_INTERVAL_S: Final = 2.0  # seconds between two checks; health changes no faster than an operator acts
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 1.0
 
@@ -44,13 +44,13 @@ class ThrottleLimits:
         check_types("ThrottleLimits", self)
 
     @property
-    def ask(self) -> bool:
+    def queries_database(self) -> bool:
         """Whether any check queries the database."""
         return self.replication_lag_s is not None or self.waiting_locks is not None or self.vacuum
 
 
 @dataclass(frozen=True, slots=True)
-class Shut:
+class ExceededLimit:
     """Check that throttles the run, with its value."""
 
     gate: str
@@ -80,9 +80,9 @@ class Throttle:
         self._budget = budget
         self._wait = wait
         self._health = health or POSTGRES_HEALTH
-        self._asked_at: float | None = None
-        self._shut: Shut | None = None
-        self._shut_since = 0.0
+        self._checked_at: float | None = None
+        self._exceeded: ExceededLimit | None = None
+        self._exceeded_since = 0.0
         self._pause_s = 0.0
         self._begun = False
         self._batches: list[float] = []
@@ -96,13 +96,13 @@ class Throttle:
     @property
     def is_active(self) -> bool:
         """Whether the last check throttled the run."""
-        return self._shut is not None
+        return self._exceeded is not None
 
     def took(self, seconds: float) -> None:
         """Note the duration of a batch."""
         self._batches.append(seconds)
 
-    def hold(self, give_up: Callable[[], bool]) -> Shut | None:
+    def hold(self, give_up: Callable[[], bool]) -> ExceededLimit | None:
         """Wait before the next batch if the run is throttled. Return the check that ends the run; None to continue.
 
         Before the first batch it waits up to `wait_s` for a healthy database. Between batches it only pauses, each time
@@ -111,69 +111,77 @@ class Throttle:
         Parameters:
           give_up: Returns whether the run must end for another reason; called while it waits.
         """
-        self._look()
+        self._check()
         begun, self._begun = self._begun, True
-        while self._shut is not None:
-            if self._budget.seen - self._shut_since > self._limits.wait_s:
-                return self._stays_shut(self._shut, begun)
+        while self._exceeded is not None:
+            if self._budget.seen - self._exceeded_since > self._limits.wait_s:
+                return self._end_or_continue(self._exceeded, begun)
             if give_up():
-                return self._shut
+                return self._exceeded
             self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
             self._wait(self._pause_s)
             self._budget.spent()
-            self._look()
+            self._check()
             if begun:
                 break
         return None
 
     def as_count(self) -> dict[str, Any]:
         """Return the count ``throttled`` of a run that the throttle ends; empty if it is not throttled."""
-        shut = self._shut
-        return {} if shut is None else {"throttled": {"gate": shut.gate, "value": shut.value, "limit": shut.limit}}
+        exceeded = self._exceeded
+        return (
+            {}
+            if exceeded is None
+            else {"throttled": {"gate": exceeded.gate, "value": exceeded.value, "limit": exceeded.limit}}
+        )
 
-    def _stays_shut(self, shut: Shut, begun: bool) -> Shut:
-        self._shut_since = self._budget.seen
+    def _end_or_continue(self, exceeded: ExceededLimit, begun: bool) -> ExceededLimit:
+        self._exceeded_since = self._budget.seen
         if begun:
-            logger.warning("Still throttled, ending the run", gate=shut.gate, value=shut.value, limit=shut.limit)
+            logger.warning(
+                "Still throttled, ending the run", gate=exceeded.gate, value=exceeded.value, limit=exceeded.limit
+            )
         else:
-            logger.info("Throttled run continues slowly", gate=shut.gate, value=shut.value, limit=shut.limit)
-        return shut
+            logger.info(
+                "Throttled run continues slowly", gate=exceeded.gate, value=exceeded.value, limit=exceeded.limit
+            )
+        return exceeded
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._budget.seen
-        if self._asked_at is not None and now - self._asked_at < _EVERY_S:
+        if self._checked_at is not None and now - self._checked_at < _CHECK_INTERVAL_S:
             return
-        self._asked_at = now
-        before, self._shut = self._shut, next(self._found(), None)
+        self._checked_at = now
+        before, self._exceeded = self._exceeded, next(self._found(), None)
         self._batches.clear()
-        if self._shut is None:
+        if self._exceeded is None:
             self._pause_s = 0.0
         elif before is None:
-            self._shut_since = now
-            shut = self._shut
-            logger.info("Run is throttled", gate=shut.gate, value=shut.value, limit=shut.limit)
+            self._exceeded_since = now
+            exceeded = self._exceeded
+            logger.info("Run is throttled", gate=exceeded.gate, value=exceeded.value, limit=exceeded.limit)
 
-    def _found(self) -> Iterator[Shut]:
-        gates = self._limits
-        signs = self._health.look(self._tables) if gates.ask and self._tables else None
-        if signs is not None:
-            lag, waiting = signs.replication_lag_s, signs.waiting_locks
-            if gates.replication_lag_s is not None and self._known("replication_lag_s", lag, signs):
-                yield from _over("replication_lag_s", lag, gates.replication_lag_s)
-            if gates.waiting_locks is not None and self._known("waiting_locks", waiting, signs):
-                yield from _over("waiting_locks", waiting, gates.waiting_locks)
-            if gates.vacuum and self._known("vacuum", signs.vacuum, signs):
-                yield from _over("vacuum", signs.vacuum, 0)
-        if gates.batch_s is not None and self._batches:
-            yield from _over("batch_s", fmean(self._batches), gates.batch_s)
+    def _found(self) -> Iterator[ExceededLimit]:
+        limits = self._limits
+        health = self._health.look(self._tables) if limits.queries_database and self._tables else None
+        if health is not None:
+            lag, waiting = health.replication_lag_s, health.waiting_locks
+            if limits.replication_lag_s is not None and self._known("replication_lag_s", lag, health):
+                yield from _over("replication_lag_s", lag, limits.replication_lag_s)
+            if limits.waiting_locks is not None and self._known("waiting_locks", waiting, health):
+                yield from _over("waiting_locks", waiting, limits.waiting_locks)
+            if limits.vacuum and self._known("vacuum", health.vacuum, health):
+                yield from _over("vacuum", health.vacuum, 0)
+        if limits.batch_s is not None and self._batches:
+            yield from _over("batch_s", fmean(self._batches), limits.batch_s)
 
-    def _known(self, gate: str, value: float | None, signs: DbHealth) -> bool:
+    def _known(self, gate: str, value: float | None, health: DbHealth) -> bool:
         if value is None and gate not in self._unknown:
             self._unknown.add(gate)
-            logger.info("Health check unavailable, continuing without it", gate=gate, error=signs.trouble)
+            logger.info("Health check unavailable, continuing without it", gate=gate, error=health.trouble)
         return value is not None
 
 
-def _over(gate: str, value: float | None, limit: float) -> Iterator[Shut]:
+def _over(gate: str, value: float | None, limit: float) -> Iterator[ExceededLimit]:
     if value is not None and value > limit:
-        yield Shut(gate, round(float(value), 3), limit)
+        yield ExceededLimit(gate, round(float(value), 3), limit)
