@@ -105,7 +105,7 @@ class ReliableRedisBroker(RedisBroker):
                         error=unreadable[body],
                     )
         except redis.RedisError as error:
-            # They stay assigned to this process, and are checked again when it consumes anew.
+            # They stay assigned to this process, and are checked again with the next consumer.
             logger.error("Unreadable messages could not be moved", queue=queue_name, error=error_line(error))
 
     def _assigned(self, queue_name: str) -> str:

@@ -47,7 +47,7 @@ def unprivileged_account() -> Account | None:
     """Return the account for the servers: ``nobody`` if this is root, otherwise None for the current user.
 
     Raises:
-      EmbeddedServerError: When this is root and there is no account ``nobody``.
+      EmbeddedServerError: This is root, and the account ``nobody`` does not exist.
     """
     # PostgreSQL refuses to run as root, and as an account without a name.
     if os.geteuid() != 0:

@@ -32,7 +32,7 @@ def elapsed() -> float:
 
 
 def safe_until(since: float, ttl_s: float) -> float:
-    """Return the time until which a key requested at `since` is surely held; both times are readings of `elapsed`."""
+    """Return the time until which a key requested at `since` is held for certain; both are readings of `elapsed`."""
     return since + ttl_s * (1 - _MARGIN)
 
 

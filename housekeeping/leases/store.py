@@ -79,7 +79,7 @@ class RedisLeaseStore:
         self._release: Any = client.register_script(_RELEASE)
 
     def obtain(self, key: str, token: str, ttl: timedelta) -> str:
-        # Retried, because without an answer nobody would release a lease that was acquired.
+        # Retried: a lost answer would leave an acquired lease unreleased until its ttl.
         return text(retry_redis(lambda: self._obtain(keys=[self._prefix + key], args=[token, milliseconds(ttl)]), 2, 0))
 
     def renew(self, key: str, token: str, ttl: timedelta) -> bool:

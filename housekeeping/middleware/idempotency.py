@@ -63,7 +63,7 @@ class _Delivery:
       keys: Redis keys that the Lua scripts use.
       retry: Number of this retry; 0 for the first attempt.
       enqueued_as: Number of the retry that was enqueued after this delivery; 0 if there is none.
-      sure_until: Reading of `elapsed` until which its running mark surely exists.
+      sure_until: Reading of `elapsed` until which its running mark is certain to exist.
       renewal: Renewal of its running mark.
     """
 
@@ -267,7 +267,7 @@ class Idempotency(Middleware):
         return f"{message.actor_name}:{what}"
 
     def _keys(self, name: str, message: MessageProxy) -> list[str]:
-        # Of the message itself, whatever key an application gave it. A requeued dead letter starts anew.
+        # By message id, not by the application's key. A requeued dead letter gets a new key.
         life = f"{message.actor_name}:{message.message_id}:{message.options.get(LIFE, '')}"
         return [f"{self._prefix}:done:{name}", f"{self._prefix}:running:{name}", f"{self._prefix}:retried:{life}"]
 

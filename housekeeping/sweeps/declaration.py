@@ -205,7 +205,7 @@ class Sweep:
             )
         if self.shards < 1 or (self.shards > 1 and not self.divisible):
             raise DeclarationError(
-                f"{self.name}: shards should be 1, but for a sweep through tables without an argument"
+                f"{self.name}: shards must be 1; only a sweep of tables without an argument can have more"
             )
         if self.lease is not None:
             if self.lease.ttl < SHORTEST_TTL:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 
 class ManualClock:
-    """Clock that stands still until it is advanced.
+    """Clock that only moves when it is advanced.
 
     Parameters:
       now: The start time; timezone-aware.

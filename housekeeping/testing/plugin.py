@@ -214,7 +214,7 @@ def housekeeping_environment(housekeeping_settings: Settings) -> dict[str, str]:
 
 @pytest.fixture
 def housekeeping_clock() -> ManualClock:
-    """Clock that stands still until it is advanced."""
+    """Clock that only moves when it is advanced."""
     from housekeeping.testing.clock import ManualClock
 
     return ManualClock()

@@ -111,7 +111,7 @@ def _leaves_threads_behind(patch: pytest.MonkeyPatch) -> None:
     _besides(patch, RunLog, _now_and_then(leave))
 
 
-def _opens_connections_anew(patch: pytest.MonkeyPatch) -> None:
+def _opens_new_connections(patch: pytest.MonkeyPatch) -> None:
     def connect() -> None:
         ours = shared_redis.get().connection_pool.connection_kwargs
         client = redis_client(f"redis://{ours['host']}:{ours['port']}/{ours['db']}?client_name={ours['client_name']}")
@@ -145,6 +145,6 @@ TWINS: Final = [
     _twin("D10", "test_no_object_is_kept_per_message", _remembers_every_message_id),
     _twin("D10", "test_resident_memory_does_not_grow", _remembers_every_message_body),
     _twin("D10", "test_threads_and_open_files_do_not_grow", _leaves_threads_behind),
-    _twin("D10", "test_each_thread_has_at_most_two_redis_connections", _opens_connections_anew),
+    _twin("D10", "test_each_thread_has_at_most_two_redis_connections", _opens_new_connections),
     _twin("D10", "test_worker_logs_no_hook_errors", _stumbles_in_a_hook),
 ]

@@ -54,7 +54,7 @@ class RabbitmqDeadLetters:
     def requeue(self, letter: DeadLetter) -> Requeued:
         message = letter.revived(self._broker)
         with self._channel() as channel:
-            # Declared anew: RabbitMQ silently drops messages to a deleted queue.
+            # Declare the queue again: RabbitMQ silently drops messages to a deleted queue.
             self._broker.queues_pending.add(message.queue_name)
             self._broker.declare_queue(message.queue_name, ensure=True)
             # One transaction removes it from the dead letters and publishes it to the queue.

@@ -47,10 +47,10 @@ class _Delivery(_RabbitmqMessage):
 class ReliableConsumer(_RabbitmqConsumer):
     """Dramatiq's consumer, which handles a lost connection and unreadable messages.
 
-    RabbitMQ numbers deliveries anew on each connection. A message that was running when the connection was lost would
-    acknowledge another message of the new connection, which is then lost if its process ends. Dramatiq's own consumer
-    cannot tell them apart. Here each message has its consumer, and messages of a lost connection are left to their
-    redelivery.
+    RabbitMQ restarts its delivery numbers on each connection. A message that was running when the connection was lost
+    would acknowledge another message of the new connection, which is then lost if its process ends. Dramatiq's own
+    consumer cannot tell them apart. Here each message has its consumer, and messages of a lost connection are left to
+    their redelivery.
     """
 
     def __init__(self, broker: ReliableRabbitmqBroker, queue_name: str, prefetch: int, timeout: int) -> None:

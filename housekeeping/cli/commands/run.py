@@ -57,9 +57,9 @@ def run(
     Ctrl-C or SIGTERM ends the run within a second, as partial with the reason "shutdown". An uncommitted batch is
     rolled back, and the next run resumes. A second signal ends the process at once.
 
-    A run that finds far more stale rows than usual goes on and alerts. Where the worker's breaker is set to limit or
-    stop runs, it ends early with the reason "breaker". Look at "housekeeping plan NAME", and if that is what you want,
-    run it with --confirm: this one run may then process any number of rows.
+    A run that finds far more stale rows than usual continues and raises an alert. Where the worker's breaker is set to
+    limit or stop runs, it ends early with the reason "breaker". Look at "housekeeping plan NAME", and if that is what
+    you want, run it with --confirm: this one run may then process any number of rows.
 
     The first run of a sweep of your own is skipped with the reason "unconfirmed" if it would process over 20 % of a
     table, 1,000 rows or more. It goes ahead with --confirm, and so do all runs after it.

@@ -208,7 +208,7 @@ redis.call("pexpire", KEYS[1], ttl)
 return "ours"
 """
 )
-#: Set the key's TTL anew. ARGV: the token of the run, the TTL in ms. Returns 0 when the run no longer holds the key.
+#: Reset the key's TTL. ARGV: the token of the run, the TTL in ms. Returns 0 when the run no longer holds the key.
 RENEW: Final = """
 if redis.call("hget", KEYS[1], "run") ~= ARGV[1] then return 0 end
 return redis.call("pexpire", KEYS[1], ARGV[2])

@@ -112,7 +112,7 @@ def _commands(messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None])
 
 
 def share_redis(queues: redis.Redis, keys: redis.Redis) -> bool:
-    """Return whether two clients surely use the same database of the same server."""
+    """Return whether two clients are known to use the same database of the same server."""
     return queues is keys or (_address(queues) is not None and _address(queues) == _address(keys))
 
 

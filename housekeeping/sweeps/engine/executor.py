@@ -50,7 +50,7 @@ _PAUSED: Final[Verdict] = ("partial", "paused")
 _SHUTDOWN: Final[Verdict] = ("partial", "shutdown")
 _OUT_OF_TIME: Final[Verdict] = ("partial", "out_of_time")
 _THROTTLED: Final[Verdict] = ("partial", "gate")
-#: Ends of a run that was told to stop. It does not fail, because the next run meets the same error.
+#: Verdicts of a run that was stopped. It does not fail with a pending error, because the next run meets it as well.
 _STOPPED: Final = (_SHUTDOWN, _PAUSED)
 
 

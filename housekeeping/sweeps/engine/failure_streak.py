@@ -37,6 +37,6 @@ class FailureStreak:
                 self.error = error_line(failure.error)
 
     def reset(self) -> None:
-        """Begin anew in the next stage."""
+        """Reset the streak for the next stage."""
         self.error = None
         self._rows = 0

@@ -86,7 +86,7 @@ class Named(Protocol):
 
 
 def record_alerts(sweep: Sweep, alerts: Iterable[Named], *, clear_others: bool = True) -> None:
-    """Set these alerts, and clear the worker's others unless told otherwise."""
+    """Set these alerts, and clear the worker's others unless `clear_others` is False."""
     active = {alert.name for alert in alerts}
     for name in {*(_alerts_of_run_end(sweep) if clear_others else ()), *active}:
         metrics.ALARM.set(name in active, sweep.name, name)

@@ -24,34 +24,34 @@ _MAX_ATTEMPTS: Final = 100  # of one tick, which has 25 retries
 _OPEN: Final = ("running", "silent")  # outcomes of attempts that have not ended
 
 _MADE_UP: Final = (
-    "The next one to start makes up the latest tick (HOUSEKEEPING_CATCH_UP), and records the others as missed"
+    "The next scheduler that starts catches up the latest tick (HOUSEKEEPING_CATCH_UP) and records the others as missed"
 )
 
 #: Meaning of a recorded reason, with what to do about it.
 REASONS: Final = {
-    "lease_held": "another run held the lease, and did its work; nothing to do unless that run hangs: "
+    "lease_held": "another run held the lease and did the work; nothing to do unless that run hangs: "
     "housekeeping leases list",
     "paused": "the worker is paused: housekeeping resume NAME",
     "disabled": "the worker is disabled in HOUSEKEEPING_WORKERS",
-    "not_set_up": "the worker's tables or stores are not set up here, so it is not scheduled: housekeeping list says "
-    "what is missing; to be told by an alert instead, name its family in HOUSEKEEPING_BUILT_IN",
-    "deduplicated": "a message for the same work was waiting or at work already, and stands for this one",
-    "already_done": "the message had been completed before and was delivered once more",
+    "not_set_up": "the worker's tables or stores are not set up here, so it is not scheduled; housekeeping list says "
+    "what is missing. To get an alert instead, name its family in HOUSEKEEPING_BUILT_IN",
+    "deduplicated": "another message for the same work was waiting or running, so this one was dropped",
+    "already_done": "the message was completed earlier and delivered again",
     "tick_already_sent": "another scheduler had sent this tick",
     "no_scheduler": "no scheduler ran, or none reached Redis: is the process `housekeeping scheduler` alive?",
-    "out_of_time": "its budget of time was used up; the next run goes on",
-    "limit": "the most records of one run were settled; the next run goes on",
-    "shutdown": "its process was told to stop; its message went back to the queue and goes on where it stopped",
-    "taken_over": "it gave no sign of life and another attempt took over; see the next attempt",
-    "lease_lost": "another run had taken its lease; what it had not committed was rolled back",
-    "gate": "the database stayed overloaded, see the log line `Still throttled, ending the run`; the run continued "
-    "slowly meanwhile, and the next run resumes",
-    "breaker": "far more rows were stale than usual; it processed as many as its breaker allows, and the next run "
-    "goes on there. To process all at once: housekeeping plan NAME, then run --confirm",
+    "out_of_time": "it reached its time limit; the next run continues",
+    "limit": "it reached its limit of records; the next run continues",
+    "shutdown": "its process was stopped; its message went back to the queue, and the next attempt resumes",
+    "taken_over": "it sent no heartbeat, and another attempt took over; see the next attempt",
+    "lease_lost": "another run had taken its lease; its uncommitted batch was rolled back",
+    "gate": "the database stayed overloaded; see the log line `Still throttled, ending the run`. The run continued "
+    "slowly until then, and the next run resumes",
+    "breaker": "far more rows were stale than usual. It processed as many as its breaker allows, and the next run "
+    "resumes there. To process all at once: housekeeping plan NAME, then run --confirm",
     UNCONFIRMED: "no run of this worker has ended yet, and it would process a large part of a table",
-    "clock": "this machine's clock was over a minute from the database's; check NTP on both. Its retries come by "
-    "themselves; in a hurry: housekeeping run NAME --force",
-    "retry_waits": "a retry of this worker waited already and does the same work",
+    "clock": "this machine's clock differed from the database's by more than a minute; check NTP on both. The message "
+    "is retried; to run now: housekeeping run NAME --force",
+    "retry_waits": "a retry of this worker was already waiting and does the same work",
 }
 
 #: Whether a scheduler has sent a tick's message; None: unknown.
@@ -161,7 +161,7 @@ def _without_a_row(
     if sweep.schedule is None:
         return "unknown", "this worker has no schedule: it runs when it is enqueued or run by hand"
     if tick > now:
-        return "not_yet", "this tick is still to come"
+        return "not_yet", "this tick is in the future"
     sent = was_sent(tick)
     no_worker, no_scheduler = no_living_worker(processes, sweep.queue), no_living_scheduler(processes)
     if sent and no_worker:
@@ -175,7 +175,7 @@ def _without_a_row(
         # Without Redis, a scheduler may have sent it before it died.
         return "unknown" if sent is None else "not_sent", f"{no_scheduler}. {_MADE_UP}"
     if now - tick < _SOON:
-        return "waiting", "it is being sent, or waits in the queue; look again in a minute"
+        return "waiting", "it is being sent, or its message waits in the queue; look again in a minute"
     if sent is not None:
         return "not_sent", (f"no scheduler has sent it: is the process `housekeeping scheduler` alive? {_MADE_UP}")
     first = Run.select(fn.MIN(Run.started_at)).where(Run.worker == sweep.name).scalar()
@@ -236,13 +236,13 @@ def _gap_around(worker: str, tick: datetime, cron: Cron | None) -> Attempt | Non
 def meaning_of(worker: str, attempt: Attempt) -> str:
     """Return what an attempt's outcome and reason mean, with what to do."""
     if attempt.outcome == "running":
-        return "it is at work"
+        return "it is running"
     if attempt.outcome == "silent":
         return f"{attempt}: its process was killed or hangs; the next attempt takes over"
     if attempt.outcome == "done":
         failed = attempt.counts.get("failed")
         rows = f"; {counted(failed, 'row')} failed, housekeeping status shows why (REJECTED)" if failed else ""
-        return f"it did its work to the end{rows}"
+        return f"it completed{rows}"
     if (attempt.trigger, attempt.reason) == ("cli", "shutdown"):
         return "it was interrupted, by Ctrl-C or SIGTERM; the next run resumes where it stopped"
     if attempt.reason == UNCONFIRMED and UNCONFIRMED in attempt.counts:

@@ -75,12 +75,9 @@ def _origin(record: RunRecord) -> str:
         origin += f" for the tick {record.tick:%Y-%m-%d %H:%M} UTC"
     lost = history.took_over_from(record)
     if lost:
-        origin += f"; it took over from lost {_runs(lost)}"
+        ids = ", ".join(map(str, lost))
+        origin += f"; it took over from lost {'run' if len(lost) == 1 else 'runs'} {ids}"
     return origin
-
-
-def _runs(ids: list[int]) -> str:
-    return f"run{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
 
 
 def _next_step(

@@ -1,4 +1,4 @@
-"""The library's own tables as models; `schema` makes them, `ledger` and `switches` use them."""
+"""Models of the library's own tables. `schema` creates the tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOW: Final = SQL("clock_timestamp()")
 
 
 class Run(BaseModel):
-    """One attempt to do one worker's work; `outcome` is null while it goes on."""
+    """One attempt at a run; `outcome` is NULL while it is running."""
 
     id = BigAutoField()
     worker = TextField()
@@ -48,35 +48,34 @@ class Run(BaseModel):
         schema = "housekeeping"
 
 
-class Switch(BaseModel):
-    """What an operator said of a worker: paused, or narrowed, until when and why."""
+class _OverrideRow(BaseModel):
+    """Columns of an operator's override: its state, why, until when and by whom."""
 
-    worker = TextField(primary_key=True)
     state = TextField()
     reason = TextField(null=True)
     until = UtcDateTimeField(null=True)
-    since = UtcDateTimeField()
     said_by = TextField(null=True)
     batch_size = IntegerField(null=True)
     max_runtime_s = DoubleField(null=True)
+
+
+class Switch(_OverrideRow):
+    """Current override of a worker: paused, or with lower limits."""
+
+    worker = TextField(primary_key=True)
+    since = UtcDateTimeField()
 
     class Meta:
         table_name = "switches"
         schema = "housekeeping"
 
 
-class SwitchChange(BaseModel):
-    """One thing that an operator said, kept; `state` is ``on`` where a switch was ended."""
+class SwitchChange(_OverrideRow):
+    """One change of a worker's override; `state` is ``on`` when the override ended."""
 
     id = BigAutoField()
     worker = TextField()
-    state = TextField()
-    reason = TextField(null=True)
-    until = UtcDateTimeField(null=True)
     at = UtcDateTimeField()
-    said_by = TextField(null=True)
-    batch_size = IntegerField(null=True)
-    max_runtime_s = DoubleField(null=True)
 
     class Meta:
         table_name = "switch_changes"
@@ -84,14 +83,14 @@ class SwitchChange(BaseModel):
 
 
 class Rejection(BaseModel):
-    """The records that a worker could not settle for one cause, as its last run met them.
+    """Records that a worker's last run rejected for one cause.
 
     Attributes:
       subject: The run's argument as text; empty for a worker without one.
-      rows: How many its last run met.
-      times: Runs in a row that rejected every record they met; 0 when the last one settled some.
-      not_before: When a run for the subject is worth scheduling again; None: at any time.
-      position: Where the last run ended, in the form of the ledger's cursor.
+      rows: The number of rejected records.
+      times: Runs in a row that rejected every record; 0 if the last one processed some.
+      not_before: Earliest time to schedule a run for the subject again; None: at any time.
+      position: Where the last run ended, like the ledger's cursor.
     """
 
     worker = TextField()
@@ -112,7 +111,7 @@ class Rejection(BaseModel):
 
 
 class RejectionReport(BaseModel):
-    """When a cause of a worker's rejections was last sent to the error tracker."""
+    """Time at which a cause of a worker's rejections was last sent to the error tracker."""
 
     worker = TextField()
     cause = TextField()
@@ -125,7 +124,7 @@ class RejectionReport(BaseModel):
 
 
 class OutboxRow(BaseModel):
-    """One row of an event that a handler has yet to be given; deleted once it has been."""
+    """One row of an event, waiting for its handler; deleted once the handler has taken it."""
 
     id = BigAutoField()
     event = TextField()

@@ -38,10 +38,10 @@ REFUSED: Final = ("breaker", "clock")
 STOPPED: Final = ("shutdown", "paused", "gate")
 #: Reasons after which the next run resumes. A run that its breaker limited has done its work, but the next one must not
 #: begin with the same rows if they stay stale.
-_GO_ON: Final = (*STOPPED, "breaker")
+_RESUMED: Final = (*STOPPED, "breaker")
 
 #: The operators' override, read by the statement that writes the run's row, without a round trip.
-_SAID: Final = Switch.select(fn.JSONB_BUILD_ARRAY(Switch.state, Switch.batch_size, Switch.max_runtime_s)).where(
+_OVERRIDE: Final = Switch.select(fn.JSONB_BUILD_ARRAY(Switch.state, Switch.batch_size, Switch.max_runtime_s)).where(
     (Switch.worker == Run.worker) & (Switch.until.is_null() | (Switch.until > NOW))
 )
 
@@ -168,11 +168,11 @@ def _ended_well() -> Expression:
 
 def _last_runs(worker: str, subject: str) -> tuple[list[tuple[Outcome, str | None, Cursor | None, Counts]], bool]:
     """Return the worker's last runs, newest first, and whether rows of the subject are rejected."""
-    standing = Rejection.select(Rejection.cause).where((Rejection.worker == worker) & (Rejection.subject == subject))
-    told = Run.reason.is_null() | Run.reason.not_in(REFUSED) | (Run.outcome != "failed")
+    rejected = Rejection.select(Rejection.cause).where((Rejection.worker == worker) & (Rejection.subject == subject))
+    was_not_refused = Run.reason.is_null() | Run.reason.not_in(REFUSED) | (Run.outcome != "failed")
     rows: Any = (
-        Run.select(Run.outcome, Run.reason, Run.cursor, Run.counts, fn.EXISTS(standing))
-        .where((Run.worker == worker) & ~(Run.outcome.in_(("skipped", "missed"))) & told)
+        Run.select(Run.outcome, Run.reason, Run.cursor, Run.counts, fn.EXISTS(rejected))
+        .where((Run.worker == worker) & ~(Run.outcome.in_(("skipped", "missed"))) & was_not_refused)
         .order_by(Run.id.desc())
         .limit(HISTORY)
         .tuples()
@@ -185,7 +185,7 @@ def _stopped_at(last: tuple[Outcome, str | None, Cursor | None, Counts], resume:
     outcome, reason, cursor, _ = last
     if resume == "never":
         return None
-    interrupted = outcome in ("lost", "lost_lease", "failed") or (outcome == "partial" and reason in _GO_ON)
+    interrupted = outcome in ("lost", "lost_lease", "failed") or (outcome == "partial" and reason in _RESUMED)
     cut_short = resume == "cut_short" and outcome == "partial"
     return cursor if interrupted or cut_short else None
 
@@ -255,8 +255,8 @@ def _write(run_id: int, lease: tuple[str, int] | None, **columns: Any) -> Overri
     form = (tuple(columns), tuple(given), lease is None)
     statement = _writes.get(Run._meta.schema, form, lambda: _writing(columns, given, lease))
     values = [Run._meta.fields[name].db_value(value) for name, value in given.items()]
-    for worker, said in statement.rows(run_id, *(lease or (None, None)), *values):
-        return None if said is None else _as_switch(worker, *said)
+    for worker, override in statement.rows(run_id, *(lease or (None, None)), *values):
+        return None if override is None else _override(worker, *override)
     if lease is not None and Run.select(Run.id).where(_open(run_id)).exists():
         raise LeaseLost(f"lease {lease[0]!r} has been taken by another holder since epoch {lease[1]}")
     raise _taken_over(run_id)
@@ -273,19 +273,19 @@ def _open(run_id: Any) -> Any:
 def _writing(columns: dict[str, Any], given: dict[str, Any], lease: tuple[str, int] | None) -> Query:
     """Return the update of an open run. Its parameters are run id, lease key, epoch, and the given columns."""
     run_id, key, epoch = Parameter(0), Parameter(1), Parameter(2)
-    ours = _open(run_id)
+    condition = _open(run_id)
     if lease is not None:
         # FOR SHARE: a new holder gets its epoch only after this batch has ended.
         held = Lease.select(Lease.key).where((Lease.key == key) & (Lease.epoch == epoch)).for_update("FOR SHARE")  # type: ignore[arg-type]
-        ours &= fn.EXISTS(held)
+        condition &= fn.EXISTS(held)
     places = {name: Parameter(number) for number, name in enumerate(given, start=3)}
-    query: Query = Run.update(**{**columns, **places}).where(ours).returning(Run.worker, _SAID).tuples()
+    query: Query = Run.update(**{**columns, **places}).where(condition).returning(Run.worker, _OVERRIDE).tuples()
     return query
 
 
-def _as_switch(worker: str, state: Any, batch_size: int | None, max_runtime_s: float | None) -> Override:
-    longest = None if max_runtime_s is None else timedelta(seconds=max_runtime_s)
-    return Override(worker, state, batch_size=batch_size, max_runtime=longest)
+def _override(worker: str, state: Any, batch_size: int | None, max_runtime_s: float | None) -> Override:
+    max_runtime = None if max_runtime_s is None else timedelta(seconds=max_runtime_s)
+    return Override(worker, state, batch_size=batch_size, max_runtime=max_runtime)
 
 
 def fail(run_id: int, outcome: Outcome, reason: str, error: str | None, extra: Counts) -> Closed:

@@ -39,9 +39,9 @@ class Breaker:
         ten runs. None: no such limit.
       share: Allow this share of the sweep's tables, by PostgreSQL's statistics: 0.5 is half. Applies from the first
         run. None: no such limit.
-      action: ``alert``: the run goes on, and an alert says so. ``limit``: the run processes the allowed number of rows,
-        ends as ``partial: breaker`` and alerts; the next run goes on. ``stop``: the run ends as ``failed: breaker``
-        before the first change.
+      action: ``alert``: the run continues and raises an alert. ``limit``: the run processes the allowed number of rows,
+        ends as ``partial: breaker`` and raises an alert; the next run resumes. ``stop``: the run ends as
+        ``failed: breaker`` before the first change.
 
     Raises:
       DeclarationError: The action is unknown.
@@ -157,7 +157,7 @@ class Verdict:
         """The error of a run that the breaker stops, with the commands that let it continue."""
         return (
             f"{in_numbers(self.as_count())}; nothing was changed. Look at: housekeeping plan {self.worker}; "
-            f"to go on: housekeeping run {self.worker} --confirm"
+            f"to continue: housekeeping run {self.worker} --confirm"
         )
 
     def as_count(self) -> Counts:

@@ -26,23 +26,23 @@ class Call:
 
         action=Call(cancel_at_the_carrier, then=Transition(machine, "expire"))
 
-    The function must be repeatable. A process that is killed between a call and the commit of its batch leaves the row
-    as it was, and the next run calls for it again; so it does when somebody else holds the row, or has changed it, when
-    the batch is written. A lease keeps two runs from calling for the same row at the same time.
+    The function must be repeatable. If the process is killed between a call and the commit of its batch, the row stays
+    unchanged and the next run calls the function for it again. The same happens if another session has locked or
+    changed the row by then. A lease keeps two runs from calling the function for the same row at the same time.
 
-    Note: A call should take well under a minute, so give it a time limit of its own: a run that gives no sign of life
-    for that long is considered dead. The budget, a pause and a shutdown are checked between two calls.
+    Note: Give the function a time limit of well under a minute. A run that sends no heartbeat for a minute is
+    considered dead. The run checks its time limit, a pause and a shutdown between two calls.
 
     Attributes:
-      function: Given one row, as an object of the sweep's model with all its columns. When it raises, the row stays as
-        it is: it is logged, reported, counted as ``failed``, and met again by the next run.
-      then: The change of the rows it succeeded for, in the batch's transaction, of those that are still stale.
-      whole_batch: Whether it is given the list of all rows of a batch. When it raises for several, it is called again
-        with each of them alone (in a list), to find the one that it fails for.
-      unavailable_errors: Types of errors which mean that the service called is unavailable. An error of such a type, or
-        caused by one, ends the run as failed once the rows that succeeded are written; no row counts as failed for it.
-        By default a refused, reset or broken connection, and a name that does not resolve. A timeout fails only its
-        row unless it is listed here.
+      function: Called with one row, as an object of the sweep's model with all columns. If it raises, the row stays
+        unchanged; it is logged, reported and counted as ``failed``, and the next run tries it again.
+      then: The change of the rows for which the function succeeded, if they are still stale.
+      whole_batch: Whether to call the function with the list of all rows of a batch. If it raises, it is called again
+        with a list of each row alone, to find the row that fails.
+      unavailable_errors: Exception types that mean that the called service is unavailable. Such an error, or one
+        caused by it, ends the run as failed once the rows that succeeded are written. No row counts as failed for it.
+        Default: a refused, reset or broken connection, and a name that does not resolve. A timeout fails only its row
+        unless it is listed here.
     """
 
     function: Callable[[Any], object]

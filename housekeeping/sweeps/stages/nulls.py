@@ -13,7 +13,7 @@ _COMPARISONS: Final = frozenset((OP.EQ, OP.NE, OP.LT, OP.LTE, OP.GT, OP.GTE, OP.
 
 
 def may_be_null(column: Field, predicate: Any) -> bool:
-    """Return whether a row that matches `predicate` may have NULL in `column`; True when that cannot be told."""
+    """Return whether a row that matches `predicate` may have NULL in `column`; True if unknown."""
     return _is_nullable(column) and not _excludes_null(predicate, column)
 
 

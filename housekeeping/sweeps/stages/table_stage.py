@@ -102,7 +102,7 @@ class TableStage:
         return tuple(values[column.column_name] for column in self.key)
 
     def is_position(self, position: Position) -> bool:
-        """Return whether a position is one of this stage, as far as can be told: as long as its `order`."""
+        """Return whether a position has as many values as the stage's `order`, so that it can be one of this stage."""
         return position == _BEFORE_NULLS or len(position) == len(self.order)
 
     @property

@@ -4,7 +4,7 @@ A second look right before the deletion would not be enough: the upload may be c
 store's answer. Instead, the sweep claims an entry in the same script that reads it for the last time. From then on
 `complete` and `prepare` refuse it. The entry itself does not change, because other programs read it; the claim is a
 key beside it. A claim whose object may not be deleted is given up but kept, so that any later run can take it over:
-the object may be gone, so nobody may complete the upload.
+the object may be gone, so no program may complete the upload.
 
 A program that removes the field by its own ``HDEL`` bypasses this. Before the claim that counts as completed. After
 the claim the object is lost, and `Claims.settle` reports it.
@@ -110,7 +110,7 @@ class Ends:
 
     Attributes:
       removed: The entries that were removed.
-      lost: Entries that another program completed or prepared anew in spite of the claim, each with the error.
+      lost: Entries that another program completed or prepared again despite the claim, each with the error.
     """
 
     removed: list[Entry] = field(default_factory=list)
@@ -178,7 +178,7 @@ class Claims:
             if code == _REMOVED:
                 ends.removed.append(entry)
             elif code in (_GONE, _CHANGED):
-                did = "completed" if code == _GONE else "prepared anew"
+                did = "completed" if code == _GONE else "prepared again"
                 ends.lost.append((entry, RecordChanged(f"{did} by another program while its object was deleted")))
         return ends
 

@@ -59,7 +59,7 @@ class _PageResult:
 
 
 class PendingUploadsStage:
-    """Stage that scans the hash once; created anew for each run.
+    """Stage that scans the hash once; created for each run.
 
     Parameters:
       batch_size: Approximate number of entries per page.

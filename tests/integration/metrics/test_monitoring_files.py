@@ -53,15 +53,15 @@ def with_a_schedulers(page: Page) -> Page:
     ticks = {(name, frozenset({("worker", STATUSES)})): 0.0 for name in SCHEDULERS}
     labels = {"kind": "scheduler", "process": "a:1", "queues": "", "version": "1"}
     heartbeat = {(metrics.PROCESS_HEARTBEAT.name, frozenset(labels.items())): 0.0}
-    # Only an application's sweep waits for the confirmation of its first run.
-    unconfirmed = {(metrics.ALARM.name, frozenset({"worker": "own", "alarm": "unconfirmed"}.items())): 0.0}
-    return Page(page.samples | ticks | heartbeat | unconfirmed)
+    return Page(page.samples | ticks | heartbeat)
 
 
 def test_dashboard_and_alerts_use_only_exported_metrics(
     environment: dict[str, str], queues: Queues, tmp_path: Path, postgres: Database
 ) -> None:
     due_statuses(postgres, 3)
+    # Only an application's own sweep can wait for the confirmation of its first run.
+    environment["HOUSEKEEPING_SWEEPS"] = "tests.integration.own_sweeps.shop"
     with metered(environment, tmp_path) as (process, port):
         queues.put("cronjob", STATUSES)
         eventually(shows(port, "housekeeping_oldest_stale_age_seconds", 0, worker=STATUSES), process)

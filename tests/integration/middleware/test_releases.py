@@ -67,7 +67,7 @@ def test_retry_keeps_the_key_taken_by_an_older_release(  # D1, D4
     assert (len(runs), keys(redis_client, settings)) == (2, [])
 
 
-def test_message_sent_anew_has_the_key_of_the_sending_release(  # D3
+def test_message_sent_again_has_the_key_of_the_sending_release(  # D3
     settings: Settings, redis_client: redis.Redis
 ) -> None:
     with installed(settings) as broker:

@@ -63,7 +63,7 @@ def test_outcome_of_a_tick_is_that_of_its_last_attempt(sweep: Sweep, recorded: R
     answer = asked(sweep)
 
     assert [attempt.outcome for attempt in answer.attempts] == ["lost", "partial"]
-    assert answer.outcome == "partial" and "budget of time" in answer.meaning
+    assert answer.outcome == "partial" and "time limit" in answer.meaning
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_run_of_each_trigger_is_explained(postgres: Database, trigger: str, orig
     answer = explain_run(record, None, record.started_at, UTC)
 
     assert str(answer.origin).startswith(origin)
-    assert (answer.outcome, answer.meaning) == ("done", "it did its work to the end")
+    assert (answer.outcome, answer.meaning) == ("done", "it completed")
 
 
 @pytest.mark.parametrize(

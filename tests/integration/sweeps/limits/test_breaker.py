@@ -54,7 +54,7 @@ def test_breaker_trips_above_ten_thousand_rows_before_any_change(
     assert isinstance(tripped.error, BreakerTripped)
     assert str(tripped.error) == (
         "more than 10,000 rows are stale; the last 10 runs processed 3 at most, the breaker allows 10,000; nothing was "
-        f"changed. Look at: housekeeping plan {SMALL.name}; to go on: housekeeping run {SMALL.name} --confirm"
+        f"changed. Look at: housekeeping plan {SMALL.name}; to continue: housekeeping run {SMALL.name} --confirm"
     )
     assert (row.outcome, row.reason, row.error) == ("failed", "breaker", str(tripped.error))
     assert (done.outcome, done.counts["deleted_rows"]) == ("done", 10_000)
@@ -247,7 +247,7 @@ def test_worker_whose_own_limit_is_lower_has_no_breaker(postgres: Database, cloc
 
     assert bounded is None
     assert found is not None and found.exceeded
-    assert "housekeeping plan limited 7; to go on: housekeeping run limited 7 --confirm" in found.refusal
+    assert "housekeeping plan limited 7; to continue: housekeeping run limited 7 --confirm" in found.refusal
 
 
 def test_breaker_is_configured_by_a_setting() -> None:

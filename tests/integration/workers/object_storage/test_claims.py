@@ -142,7 +142,7 @@ def test_run_without_conflicts_does_not_query_active_runs(prepared: Prepare, pen
     assert Claims(THREE_HOURS, 8, lambda: pytest.fail("it asked")).take([entry]) == [entry]
 
 
-@pytest.mark.parametrize("meanwhile", [None, "claimed", "prepared anew"])
+@pytest.mark.parametrize("meanwhile", [None, "claimed", "prepared again"])
 def test_removal_with_a_lost_answer_is_counted(
     prepared: Prepare, pending: redis.Redis, settings: Settings, still_pending: Pending, meanwhile: str | None
 ) -> None:
@@ -158,7 +158,7 @@ def test_removal_with_a_lost_answer_is_counted(
         if lost:
             if meanwhile == "claimed":
                 pending.set(f"{settings.namespace}:upload_claim:artifacts:may/1", "8:another's")
-            elif meanwhile == "prepared anew":
+            elif meanwhile == "prepared again":
                 pending.hset(pending_entry.KEY, "artifacts:may/1", "1")
             raise lost.pop()
         return codes
@@ -167,7 +167,7 @@ def test_removal_with_a_lost_answer_is_counted(
     ends = ours.settle([gone], [kept])
 
     assert (ends.removed, ends.lost) == ([gone] if meanwhile is None else [], [])
-    assert still_pending() == ({"may/1", "may/2"} if meanwhile == "prepared anew" else {"may/2"})
+    assert still_pending() == ({"may/1", "may/2"} if meanwhile == "prepared again" else {"may/2"})
 
 
 def test_removals_before_a_redis_outage_are_counted(

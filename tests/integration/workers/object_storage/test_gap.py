@@ -185,7 +185,7 @@ def test_completed_upload_always_has_its_object(
     ("act", "why"),
     [
         (lambda pending: pending.hdel(pending_entry.KEY, "artifacts:may/1"), "completed by another program"),
-        (lambda pending: pending.hset(pending_entry.KEY, "artifacts:may/1", "1767225600"), "prepared anew by another"),
+        (lambda pending: pending.hset(pending_entry.KEY, "artifacts:may/1", "1767225600"), "prepared again by another"),
     ],
 )
 def test_upload_changed_during_its_deletion_is_reported(

@@ -48,7 +48,7 @@ def test_upload_is_prepared_by_the_clock_of_redis_not_of_the_application(
     assert before[0] <= int(stored) <= after[0]
 
 
-def test_preparing_again_begins_anew(pending: redis.Redis) -> None:
+def test_preparing_again_starts_over(pending: redis.Redis) -> None:
     pending_uploads.prepare("artifacts", "a", clock=ManualClock(NOW))
     pending_uploads.prepare("artifacts", "a", clock=ManualClock(NOW + timedelta(hours=1)))
 
