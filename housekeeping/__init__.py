@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from housekeeping import testing as testing
     from housekeeping.core import events as events
+    from housekeeping.core.redis_client import throttle as throttle
     from housekeeping.core.settings import Settings as Settings
-    from housekeeping.core.throttle import throttle as throttle
     from housekeeping.database.replicas import read_database as read_database
     from housekeeping.installation import install as install
     from housekeeping.leases.lease import ExclusiveLease as ExclusiveLease
@@ -48,7 +48,7 @@ _PUBLIC: Final = {
     "fence": "housekeeping.leases.lease",
     "install": "housekeeping.installation",
     "read_database": "housekeeping.database.replicas",
-    "throttle": "housekeeping.core.throttle",
+    "throttle": "housekeeping.core.redis_client",
 }
 _MODULES: Final = {"events": "housekeeping.core.events", "testing": "housekeeping.testing"}
 __all__ = [

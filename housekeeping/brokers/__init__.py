@@ -13,8 +13,8 @@ from dramatiq import Broker
 
 from housekeeping.brokers.redis import ReliableRedisBroker, redis_broker
 from housekeeping.core.errors import SettingsError
-from housekeeping.core.extras import how_to_install
 from housekeeping.core.settings import Settings
+from housekeeping.core.wording import how_to_install
 
 __all__ = ["ReliableRedisBroker", "harden", "message_broker", "redis_broker", "require_pika"]
 

@@ -1,4 +1,4 @@
-"""The shared Redis client, which never repeats a command by itself."""
+"""The shared Redis client, which never repeats a command by itself, and a rate limit that all processes share."""
 
 from __future__ import annotations
 
@@ -6,22 +6,35 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+from uuid import uuid4
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from housekeeping.core.errors import RedisUnavailable, SettingsError
+from housekeeping.core.errors import DeclarationError, RedisUnavailable, SettingsError
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry.io_timing import waiting_for
+from housekeeping.core.telemetry.context import waiting_for
 
 T = TypeVar("T")
 
+#: KEYS[1] is a sorted set with the time of each call that was allowed. ARGV: a unique name for this call, the maximum
+#: number of calls, the period in ms. The time is Redis's, so that all callers share one clock.
+_ALLOW: Final = """
+local time = redis.call("time")
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call("zremrangebyscore", KEYS[1], "-inf", now - ARGV[3])
+if redis.call("zcard", KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
+redis.call("zadd", KEYS[1], now, ARGV[1])
+redis.call("pexpire", KEYS[1], ARGV[3])
+return 1
+"""
+
 
 class TimedRedis(redis.Redis):
-    """redis-py's client that measures how long each thread waits for Redis, see `io_timing`."""
+    """redis-py's client that measures how long each thread waits for Redis, see `waiting_for`."""
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         with waiting_for("redis"):
@@ -132,3 +145,18 @@ class SharedRedis:
 
 
 shared_redis = SharedRedis()
+
+
+def throttle(key: str, count: int, period: timedelta, client: redis.Redis | None = None) -> bool:
+    """Return whether the caller may proceed: at most `count` times in any `period`. A refusal is not counted.
+
+    Raises:
+      DeclarationError: If the count is below 1 or the period is below a millisecond.
+      RedisUnavailable: If Redis did not answer; the call may have been counted.
+    """
+    if count < 1 or period < timedelta(milliseconds=1):
+        raise DeclarationError(f"throttle {key!r}: {count} times in {period} cannot work; for example 10 in one minute")
+    client = client or shared_redis.get()
+    arguments: list[Any] = [uuid4().hex, count, milliseconds(period)]
+    with translate_redis_errors():
+        return bool(client.eval(_ALLOW, 1, f"{shared_redis.namespace}:throttle:{key}", *arguments))

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from peewee import DatabaseProxy, InterfaceError, OperationalError, PostgresqlDatabase, ProgrammingError, _transaction
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_INTRANS
 
-from housekeeping.core.telemetry.io_timing import waiting_for
+from housekeeping.core.telemetry.context import waiting_for
 from housekeeping.database.extreme_times import read_extreme_times
 
 T = TypeVar("T")

@@ -16,9 +16,8 @@ from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.sanitize import error_line, mask_secrets
-from housekeeping.core.telemetry.io_timing import waiting_for
+from housekeeping.core.telemetry.context import MessageContext, current_message, waiting_for
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.core.telemetry.message_context import MessageContext, current_message
 from housekeeping.database.connection import Database, connect_to, database, sqlstate
 from housekeeping.database.wal_position import RETRY_AFTER, WalPosition
 

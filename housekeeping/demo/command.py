@@ -14,8 +14,8 @@ from types import FrameType
 import click
 
 from housekeeping.core.errors import SettingsError
-from housekeeping.core.extras import how_to_install
 from housekeeping.core.telemetry import logs
+from housekeeping.core.wording import how_to_install
 from housekeeping.demo.dashboard import dashboard
 from housekeeping.demo.live import watch
 from housekeeping.demo.once import run_each_once

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from housekeeping.core.extras import how_to_install
+from housekeeping.core.wording import how_to_install
 from housekeeping.demo.stage import Stage
 
 

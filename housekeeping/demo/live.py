@@ -16,7 +16,7 @@ from rich.text import Text
 from housekeeping.brokers import redis_broker
 from housekeeping.cli.commands.status import workers_table
 from housekeeping.cli.formatting import out, table
-from housekeeping.core.durations import format_duration
+from housekeeping.core.wording import format_duration
 from housekeeping.database.clock_skew import database_now
 from housekeeping.demo.once import actors_without_argument
 from housekeeping.demo.runs import runs_table

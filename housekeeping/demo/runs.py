@@ -9,7 +9,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from housekeeping.cli.formatting import table
-from housekeeping.core.durations import format_duration
+from housekeeping.core.wording import format_duration
 from housekeeping.presentation.formatting import format_counts
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.counts import in_order

@@ -8,8 +8,8 @@ from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers import message_broker
 from housekeeping.brokers.queues import queue_lengths
-from housekeeping.core.plural import counted
 from housekeeping.core.settings import Settings
+from housekeeping.core.wording import counted
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from housekeeping.core.plural import counted
 from housekeeping.core.settings import Settings
+from housekeeping.core.wording import counted
 from housekeeping.database.connection import database
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.diagnostics import Finding

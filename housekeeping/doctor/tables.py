@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from peewee import ProgrammingError
 
-from housekeeping.core.plural import counted
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
+from housekeeping.core.wording import counted
 from housekeeping.database.connection import database
 from housekeeping.doctor.grants import grants, missing_rights, tables_of, users_of
 from housekeeping.sweeps.declaration import Sweep

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from housekeeping.core.errors import EmbeddedServerError, SettingsError
-from housekeeping.core.extras import how_to_install
+from housekeeping.core.wording import how_to_install
 
 #: Setting that restricts the source. Unset, the machine's own servers take precedence.
 SOURCE_SETTING: Final = "HOUSEKEEPING_EMBEDDED"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from housekeeping.core.errors import EmbeddedServerError
-from housekeeping.core.extras import how_to_install
+from housekeeping.core.wording import how_to_install
 
 #: Names of the processes that may be stopped in an abandoned folder.
 _SERVER_NAMES: Final = frozenset({"initdb", "postgres", "redis-server", "valkey-server"})

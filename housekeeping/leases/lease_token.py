@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Final
 from uuid import uuid4
 
-from housekeeping.core.telemetry.message_context import current_message
+from housekeeping.core.telemetry.context import current_message
 
 #: Unix milliseconds, random part, machine:process, and for a run its worker and message.
 _TOKEN: Final = re.compile(r"(?P<ms>\d{1,15})-[0-9a-f]{32}(?: (?P<process>\S*) (?P<worker>\S*) (?P<message_id>\S*))?")

@@ -16,8 +16,8 @@ from dramatiq.common import current_millis
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import Requeue
 from housekeeping.core.redis_client import text, translate_redis_errors
+from housekeeping.core.telemetry.context import current_message
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.core.telemetry.message_context import current_message
 from housekeeping.database.replicas import ReadRouting, ReplicaChoice, Replicas, set_read_routing
 from housekeeping.database.wal_position import WalPosition, WalPositionReader
 from housekeeping.middleware.deduplication.keys import position_prefix

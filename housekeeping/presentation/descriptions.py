@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from housekeeping.brokers.dead_letters import Requeued
-from housekeeping.core.durations import format_duration
-from housekeeping.core.plural import counted
 from housekeeping.core.sanitize import in_one_line
+from housekeeping.core.wording import counted, format_duration
 from housekeeping.presentation.formatting import format_time
 from housekeeping.sweeps.ledger.overrides import Override
 

@@ -19,11 +19,11 @@ from housekeeping.core.errors import (
     UploadBeingDeleted,
     UploadRefused,
 )
-from housekeeping.core.extras import how_to_install
 from housekeeping.core.redis_client import retry_redis, shared_redis, translate_redis_errors
 from housekeeping.core.sanitize import error_line, mask_secrets, shortened
 from housekeeping.core.settings import PREFIX, ObjectStoreSettings, Settings
 from housekeeping.core.telemetry.logs import logger
+from housekeeping.core.wording import how_to_install
 from housekeeping.database.compiled_query import Parameter
 from housekeeping.database.connection import BaseModel, UtcDateTimeField, database
 from housekeeping.database.naive_time import NaiveUtcDateTimeField

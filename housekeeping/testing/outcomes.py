@@ -9,8 +9,8 @@ from uuid import uuid4
 
 from peewee import fn
 
-from housekeeping.core.plural import counted
-from housekeeping.core.telemetry.message_context import MessageContext, current_message
+from housekeeping.core.telemetry.context import MessageContext, current_message
+from housekeeping.core.wording import counted
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep

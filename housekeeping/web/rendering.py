@@ -12,9 +12,8 @@ from flask import Flask
 from markupsafe import Markup, escape
 
 from housekeeping.core.clock import SYSTEM_CLOCK
-from housekeeping.core.durations import format_duration
-from housekeeping.core.plural import counted
 from housekeeping.core.sanitize import printable
+from housekeeping.core.wording import counted, format_duration
 from housekeeping.presentation.formatting import format_counts, format_time
 from housekeeping.sweeps.insight.run_state import is_lost, outcome_in_words
 from housekeeping.web import charts

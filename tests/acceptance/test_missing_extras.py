@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from housekeeping.core.extras import how_to_install
+from housekeeping.core.wording import how_to_install
 from tests.installation import Installation
 from tests.installation import installation as installation
 from tests.installation import redis_of_installations as redis_of_installations

@@ -12,8 +12,8 @@ from housekeeping.brokers.dead_letters import DeadLetter, DeadLetterStore, dead_
 from housekeeping.brokers.dead_letters.formatting import arguments, body, bounded
 from housekeeping.cli.context import load_settings
 from housekeeping.cli.formatting import out, print_table, progress, table
-from housekeeping.core.durations import format_duration
 from housekeeping.core.sanitize import in_one_line, printable
+from housekeeping.core.wording import format_duration
 from housekeeping.installation import broker_without_database
 from housekeeping.presentation.descriptions import describe_requeue
 from housekeeping.workers import configured_sweeps

@@ -10,10 +10,10 @@ import redis
 
 from housekeeping.cli.context import load_settings
 from housekeeping.cli.formatting import out, print_table, table
-from housekeeping.core.durations import format_duration
 from housekeeping.core.errors import Refused
 from housekeeping.core.redis_client import redis_client
 from housekeeping.core.sanitize import in_one_line
+from housekeeping.core.wording import format_duration
 from housekeeping.middleware.deduplication.keys import key_prefix
 from housekeeping.middleware.deduplication.listing import HeldKey, held_key, held_keys, release_key
 

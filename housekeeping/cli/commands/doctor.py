@@ -13,9 +13,9 @@ from rich.text import Text
 from housekeeping.cli.context import load_settings
 from housekeeping.cli.formatting import out, progress
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.plural import counted
 from housekeeping.core.sanitize import error_line, printable
 from housekeeping.core.settings import Settings
+from housekeeping.core.wording import counted
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.doctor import examine
 from housekeeping.doctor.grants import exists, grants, missing_rights, needed_rights, own_tables_grants

@@ -13,7 +13,7 @@ from peewee import PeeweeException
 
 from housekeeping.cli.context import load_settings
 from housekeeping.cli.formatting import out, print_table, progress, table
-from housekeeping.core.durations import format_duration
+from housekeeping.core.wording import format_duration
 from housekeeping.installation import use_database
 from housekeeping.presentation.formatting import format_time
 from housekeeping.sweeps.declaration import SetupProblem

@@ -12,8 +12,8 @@ from rich.text import Text
 from housekeeping.cli.commands.status import clock_line
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.formatting import out, print_table, progress, table
-from housekeeping.core.durations import format_duration
 from housekeeping.core.sanitize import in_one_line, printable
+from housekeeping.core.wording import format_duration
 from housekeeping.presentation.workers import find_worker, parse_argument, translate_table_errors
 from housekeeping.sweeps.insight.plan import Plan
 from housekeeping.sweeps.insight.plan import plan as make_plan

@@ -15,11 +15,11 @@ from housekeeping.cli.context import load_workers
 from housekeeping.cli.foreground import Abandoned, Foreground
 from housekeeping.cli.formatting import print_table, progress, table
 from housekeeping.cli.stopping import close_run, end_process
-from housekeeping.core.durations import format_duration
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import error_line, printable
 from housekeeping.core.telemetry import error_reporting
 from housekeeping.core.thread_interrupt import run_interruptibly
+from housekeeping.core.wording import format_duration
 from housekeeping.presentation.formatting import format_counts, format_run_counts
 from housekeeping.presentation.workers import find_worker, missing_table_error, parse_argument
 from housekeeping.sweeps.declaration import Sweep

@@ -13,10 +13,10 @@ from rich.table import Table
 
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.formatting import fit_name, out, print_table, progress, table
-from housekeeping.core.durations import format_duration
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.settings import Settings
+from housekeeping.core.wording import format_duration
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.presentation.formatting import format_counts, format_run_counts, format_time

@@ -14,12 +14,11 @@ from housekeeping.brokers.queues import QueueLengths, queue_lengths
 from housekeeping.cli.commands.list import print_not_set_up
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.formatting import out, print_table, progress, table
-from housekeeping.core.durations import format_duration
 from housekeeping.core.errors import BrokerUnavailable, RedisUnavailable
-from housekeeping.core.plural import counted
 from housekeeping.core.redis_client import redis_client
 from housekeeping.core.sanitize import in_one_line, printable, shortened
 from housekeeping.core.settings import Settings
+from housekeeping.core.wording import counted, format_duration
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
 from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.presentation.descriptions import describe_override

@@ -11,7 +11,7 @@ import click
 
 from housekeeping.cli.context import load_workers
 from housekeeping.core.errors import SettingsError
-from housekeeping.core.extras import how_to_install
+from housekeeping.core.wording import how_to_install
 
 
 @click.command(short_help="Serve the dashboard.")

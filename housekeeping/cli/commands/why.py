@@ -11,10 +11,10 @@ import click
 from housekeeping.cli.commands.runs import attempts_table, print_explanation, run_with
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.formatting import out, print_table, progress
-from housekeeping.core.durations import format_duration
 from housekeeping.core.errors import RedisUnavailable, WrongArgument
 from housekeeping.core.redis_client import redis_client, translate_redis_errors
 from housekeeping.core.settings import Settings
+from housekeeping.core.wording import format_duration
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.middleware.schedule.tick_store import TickStore

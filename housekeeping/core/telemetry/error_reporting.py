@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from housekeeping.core.errors import SettingsError
-from housekeeping.core.extras import how_to_install
 from housekeeping.core.telemetry.logs import to_log_value
+from housekeeping.core.wording import how_to_install
 
 logger = logging.getLogger(__name__)
 

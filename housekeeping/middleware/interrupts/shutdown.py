@@ -13,8 +13,8 @@ import dramatiq.middleware
 from dramatiq import Actor, Broker, MessageProxy, Worker
 from dramatiq.middleware import Shutdown
 
+from housekeeping.core.telemetry.context import current_message
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.core.telemetry.message_context import current_message
 from housekeeping.core.thread_interrupt import interrupt, run_interruptibly
 from housekeeping.middleware.interrupts.statements import StatementInProgress, statement_of_this_thread
 

@@ -11,11 +11,11 @@ from dramatiq import Broker, Middleware, Worker
 
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import SettingsError
-from housekeeping.core.extras import how_to_install
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import configure
 from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.core.wording import how_to_install
 from housekeeping.middleware.dramatiq_internals import metrics_handler
 from housekeeping.sweeps.engine import run_metrics
 

@@ -15,9 +15,8 @@ from dramatiq.middleware import Shutdown
 from housekeeping.core.errors import LeaseLost
 from housekeeping.core.middleware_errors import InvalidOption, Requeue
 from housekeeping.core.telemetry import metrics
-from housekeeping.core.telemetry.io_timing import WaitTimes, wait_times
+from housekeeping.core.telemetry.context import MessageContext, Trigger, WaitTimes, current_message, wait_times
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.core.telemetry.message_context import MessageContext, Trigger, current_message
 from housekeeping.core.thread_interrupt import LostLease
 from housekeeping.database.replicas import data_consistency_used
 from housekeeping.middleware.schedule.tick_recorder import records_its_runs, tick_of

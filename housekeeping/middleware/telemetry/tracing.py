@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from dramatiq import Broker, Message, MessageProxy, Middleware
 
-from housekeeping.core.telemetry.tracing import tracer, tracing_api
+from housekeeping.core.telemetry.context import tracer, tracing_api
 
 #: The message option with the sender's trace: W3C's ``traceparent`` and ``tracestate``.
 OPTION: Final = "trace"

@@ -14,8 +14,8 @@ from peewee import OperationalError, PeeweeException
 from housekeeping.core.clock import RunBudget
 from housekeeping.core.errors import HousekeepingError, SameErrorRepeated
 from housekeeping.core.sanitize import error_line, shortened
+from housekeeping.core.telemetry.context import span
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.core.telemetry.tracing import span
 from housekeeping.database.connection import database, sqlstate
 from housekeeping.sweeps.engine.announcing import Announcer
 from housekeeping.sweeps.engine.batch_bisection import BatchBisection

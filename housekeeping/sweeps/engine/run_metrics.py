@@ -9,7 +9,7 @@ from typing import Any, Protocol, get_args
 
 from housekeeping.core.cron import Cron
 from housekeeping.core.telemetry import metrics
-from housekeeping.core.telemetry.io_timing import WaitTimes
+from housekeeping.core.telemetry.context import WaitTimes
 from housekeeping.database.clock_skew import TOLERATED
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.counts import CLOCK_SKEW

@@ -12,9 +12,8 @@ from peewee import PeeweeException
 
 from housekeeping.core.clock import Clock, RunBudget
 from housekeeping.core.errors import BreakerTripped, ClocksDiffer
-from housekeeping.core.telemetry.io_timing import WaitTimes, wait_times
+from housekeeping.core.telemetry.context import WaitTimes, current_message, wait_times
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.core.telemetry.message_context import current_message
 from housekeeping.core.thread_interrupt import LostLease, run_interruptibly, run_shielded
 from housekeeping.database.clock_skew import ClockSkew
 from housekeeping.database.replicas import data_consistency_used

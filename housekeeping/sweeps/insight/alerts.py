@@ -8,10 +8,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from housekeeping.core.clock import Clock
-from housekeeping.core.durations import format_duration
-from housekeeping.core.plural import counted
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.core.wording import counted, format_duration
 from housekeeping.database.clock_skew import TOLERATED
 from housekeeping.database.connection import database
 from housekeeping.sweeps.declaration import Sweep

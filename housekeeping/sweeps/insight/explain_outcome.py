@@ -10,7 +10,7 @@ from typing import Any, Final
 from peewee import fn
 
 from housekeeping.core.cron import Cron
-from housekeeping.core.plural import counted
+from housekeeping.core.wording import counted
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.run_state import HEARTBEAT_AGE_S, is_lost, outcome_in_words
 from housekeeping.sweeps.ledger.models import Run

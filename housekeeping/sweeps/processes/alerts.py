@@ -7,8 +7,7 @@ from datetime import datetime, timedelta, tzinfo
 from typing import Final
 
 from housekeeping.core.cron import Cron
-from housekeeping.core.durations import format_duration
-from housekeeping.core.plural import counted
+from housekeeping.core.wording import counted, format_duration
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.alerts import Alert
 from housekeeping.sweeps.processes.liveness import Process, Processes

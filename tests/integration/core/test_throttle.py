@@ -9,8 +9,8 @@ import redis
 
 from housekeeping.core.errors import DeclarationError, RedisUnavailable
 from housekeeping.core.redis_client import redis_client as make_redis_client
+from housekeeping.core.redis_client import throttle
 from housekeeping.core.settings import Settings
-from housekeeping.core.throttle import throttle
 
 MINUTE = timedelta(minutes=1)
 

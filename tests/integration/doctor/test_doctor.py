@@ -10,9 +10,9 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import doctor
-from housekeeping.core.extras import how_to_install
 from housekeeping.core.redis_client import redis_client
 from housekeeping.core.settings import Settings
+from housekeeping.core.wording import how_to_install
 from housekeeping.database.connection import Database, database
 from housekeeping.doctor import postgres as server
 from housekeeping.doctor import web_token

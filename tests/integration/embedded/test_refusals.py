@@ -9,7 +9,7 @@ import pytest
 
 from housekeeping import embedded
 from housekeeping.core.errors import EmbeddedServerError, SettingsError
-from housekeeping.core.extras import how_to_install
+from housekeeping.core.wording import how_to_install
 from housekeeping.embedded import copies, supervisor
 from housekeeping.embedded.binaries import find_postgres, find_redis
 from housekeeping.embedded.processes import Account

@@ -14,7 +14,7 @@ import redis
 from housekeeping import ExclusiveLease
 from housekeeping.core.redis_client import redis_client as made_client
 from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry.io_timing import WaitTimes, wait_times, waiting_for
+from housekeeping.core.telemetry.context import WaitTimes, wait_times, waiting_for
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.workers.user_status_cleanup.worker import sweep

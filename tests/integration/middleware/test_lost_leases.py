@@ -15,7 +15,7 @@ from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 import housekeeping
 from housekeeping.core.errors import HousekeepingError, RedisUnavailable
 from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry.message_context import MessageContext, current_message
+from housekeeping.core.telemetry.context import MessageContext, current_message
 from housekeeping.core.thread_interrupt import LostLease
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore, current_lease

@@ -16,7 +16,7 @@ from dramatiq.middleware import Shutdown, SkipMessage, default_middleware
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry.message_context import current_message
+from housekeeping.core.telemetry.context import current_message
 from housekeeping.middleware.telemetry.run_log import OPTIONS
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
 

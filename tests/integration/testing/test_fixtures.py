@@ -9,7 +9,7 @@ import psycopg2
 import pytest
 import redis
 
-from housekeeping.core.extras import how_to_install
+from housekeeping.core.wording import how_to_install
 from tests.integration.testing.conftest import RunPytest
 
 _LOADED: Final = "[name for name in sys.modules if name.split('.')[0] in ('dramatiq', 'peewee', 'psycopg2', 'redis')]"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from housekeeping.core.plural import counted
+from housekeeping.core.wording import counted
 
 
 @pytest.mark.parametrize(

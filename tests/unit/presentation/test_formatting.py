@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from housekeeping.core.durations import format_duration
+from housekeeping.core.wording import format_duration
 from housekeeping.presentation.formatting import format_counts, format_run_counts
 
 

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 import housekeeping
-from housekeeping.core.extras import DISTRIBUTION, how_to_install
+from housekeeping.core.wording import DISTRIBUTION, how_to_install
 
 ROOT: Final = Path(__file__).parents[3]
 _NAME: Final = r"(?<![\w./-])housekeeping(?![\w/-]|\.\w)"

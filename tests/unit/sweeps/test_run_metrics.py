@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from housekeeping.core.telemetry import metrics
-from housekeeping.core.telemetry.io_timing import WaitTimes
+from housekeeping.core.telemetry.context import WaitTimes
 from housekeeping.sweeps.engine import run_metrics
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.workers.user_status_cleanup.worker import sweep

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from housekeeping.core.clock import SYSTEM_CLOCK, RunBudget
-from housekeeping.core.telemetry.message_context import MessageContext, current_message
+from housekeeping.core.telemetry.context import MessageContext, current_message
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.batch_sizing import BatchSizer

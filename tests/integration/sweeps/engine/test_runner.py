@@ -15,7 +15,7 @@ from housekeeping.core.errors import DatabaseUnavailable, LeaseLost
 from housekeeping.core.redis_client import redis_client as make_redis_client
 from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry.message_context import MessageContext, current_message
+from housekeeping.core.telemetry.context import MessageContext, current_message
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.engine.results import RunResult

@@ -16,7 +16,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.errors import LeaseLost, RunTakenOver
 from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry.message_context import MessageContext, current_message
+from housekeeping.core.telemetry.context import MessageContext, current_message
 from housekeeping.database.connection import Database, database
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.engine.executor import Executor

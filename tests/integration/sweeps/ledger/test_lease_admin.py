@@ -12,7 +12,7 @@ import redis
 
 from housekeeping.core.errors import HousekeepingError, LeaseLost, RedisUnavailable
 from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry.message_context import MessageContext, current_message
+from housekeeping.core.telemetry.context import MessageContext, current_message
 from housekeeping.database.connection import Database
 from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore
 from housekeeping.sweeps.ledger import lease_admin as module
