@@ -87,7 +87,7 @@ def test_each_shard_has_its_own_lease() -> None:
 
 
 def test_sharding_of_an_indivisible_sweep_is_rejected() -> None:
-    with pytest.raises(DeclarationError, match="shards should be 1"):
+    with pytest.raises(DeclarationError, match="shards must be 1"):
         dataclasses.replace(project_cleanup, shards=2)
     with pytest.raises(SettingsError, match='"shards"'):
         project_cleanup.configured(WorkerSettings(shards=2))
