@@ -1,22 +1,55 @@
-"""The database handle of the library, and the base class and column type of its models."""
+"""The database handle of the library, its connections, and the base class of its models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg2
-from peewee import DateTimeField, InterfaceError, Model, OperationalError
+from peewee import InterfaceError, Model, OperationalError
+from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import parse_dsn
 
-from housekeeping.core.errors import DatabaseUnavailable, SettingsError
+from housekeeping.core.errors import DatabaseUnavailable, SettingsError, TransactionEnded
 from housekeeping.core.sanitize import error_line, mask_secrets
-from housekeeping.database.guarded_connection import GuardedConnection
 from housekeeping.database.peewee_database import Database as Database
 from housekeeping.database.peewee_database import DatabaseHandle
 from housekeeping.database.peewee_database import sqlstate as sqlstate
+
+
+def _refused_while_lent(method: str, call: str) -> Any:
+    def guarded(self: GuardedConnection, *args: Any, **kwargs: Any) -> Any:
+        if self._lent:
+            raise TransactionEnded(f"{call} would end the batch's transaction, which the engine ends; leave it open")
+        return getattr(Connection, method)(self, *args, **kwargs)
+
+    return guarded
+
+
+class GuardedConnection(Connection):
+    """psycopg2 connection that, while it is lent, executes statements and nothing else.
+
+    The library uses autocommit mode, in which psycopg2 ignores `commit` and `rollback`, but ``with connection:`` still
+    commits. While the connection is lent, all three raise TransactionEnded, and so does `close`.
+    """
+
+    _lent = False
+    commit = _refused_while_lent("commit", "commit()")
+    rollback = _refused_while_lent("rollback", "rollback()")
+    close = _refused_while_lent("close", "close()")
+    set_session = _refused_while_lent("set_session", "set_session()")
+    __enter__ = _refused_while_lent("__enter__", "with connection:")
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Raise TransactionEnded if code within the block tries to end the transaction."""
+        self._lent = True
+        try:
+            yield
+        finally:
+            self._lent = False
+
 
 #: Initialized once, when the application is composed (`housekeeping.app`, `install`, or a test).
 database: Final = DatabaseHandle()
@@ -63,25 +96,6 @@ def translate_postgres_errors() -> Iterator[None]:
         yield
     except (OperationalError, InterfaceError) as error:
         raise DatabaseUnavailable(f"PostgreSQL did not answer: {error_line(error)}") from error
-
-
-class UtcDateTimeField(DateTimeField):
-    """``timestamptz`` column that rejects naive datetimes and reads as UTC.
-
-    Raises:
-      ValueError: If a datetime without a timezone is written or compared.
-    """
-
-    field_type = "TIMESTAMPTZ"
-
-    def db_value(self, value: datetime | None) -> Any:
-        if value is not None and value.tzinfo is None:
-            raise ValueError(f"{self.name}: {value!r} has no timezone")
-        return value
-
-    def python_value(self, value: Any) -> Any:
-        value = super().python_value(value)
-        return value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value
 
 
 class BaseModel(Model):

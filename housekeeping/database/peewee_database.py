@@ -16,7 +16,7 @@ from peewee import DatabaseProxy, InterfaceError, OperationalError, PostgresqlDa
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_INTRANS
 
 from housekeeping.core.telemetry.context import waiting_for
-from housekeeping.database.extreme_times import read_extreme_times
+from housekeeping.database.times import read_extreme_times
 
 T = TypeVar("T")
 

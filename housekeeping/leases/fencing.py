@@ -19,7 +19,8 @@ from housekeeping.core.errors import (
     SchemaMissing,
 )
 from housekeeping.core.sanitize import error_line
-from housekeeping.database.connection import BaseModel, UtcDateTimeField, database, sqlstate
+from housekeeping.database.connection import BaseModel, database, sqlstate
+from housekeeping.database.times import UtcDateTimeField
 
 #: Codes of a missing schema, table or column, and of missing rights.
 _SCHEMA_MISSING: Final = ("3F000", "42P01", "42501", "42703")

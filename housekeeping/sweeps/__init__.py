@@ -25,11 +25,10 @@ from housekeeping.core.settings import PREFIX, ObjectStoreSettings, Settings
 from housekeeping.core.telemetry.logs import logger
 from housekeeping.core.wording import how_to_install
 from housekeeping.database.compiled_query import Parameter
-from housekeeping.database.connection import BaseModel, UtcDateTimeField, database
-from housekeeping.database.naive_time import NaiveUtcDateTimeField
+from housekeeping.database.connection import BaseModel, database
 from housekeeping.database.primary_key import identify, key_of
 from housekeeping.database.state_machines import StateMachine
-from housekeeping.database.statement_time import StatementTime, statement_time
+from housekeeping.database.times import NaiveUtcDateTimeField, StatementTime, UtcDateTimeField, statement_time
 from housekeeping.sweeps.actor_registry import actor_named
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.deferral import deferred

@@ -13,7 +13,7 @@ from peewee import Model
 from housekeeping.core.errors import DeclarationError, SettingsError
 from housekeeping.core.sanitize import error_line, typed_error_line
 from housekeeping.core.settings import PREFIX, Settings
-from housekeeping.database.statement_time import STATEMENT_TIME
+from housekeeping.database.times import STATEMENT_TIME
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.stages.actions import Delete, Transition

@@ -16,7 +16,8 @@ from peewee import (
     TextField,
 )
 
-from housekeeping.database.connection import BaseModel, UtcDateTimeField
+from housekeeping.database.connection import BaseModel
+from housekeeping.database.times import UtcDateTimeField
 from housekeeping.leases.fencing import Lease as Lease
 
 #: The database's clock, because several machines write and compare these times.

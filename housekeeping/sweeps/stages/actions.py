@@ -10,7 +10,7 @@ from peewee import CTE, Expression, fn
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.database.state_machines import StateMachine
-from housekeeping.database.statement_time import STATEMENT_TIME, StatementTime, all_as_stored
+from housekeeping.database.times import STATEMENT_TIME, StatementTime, all_as_stored
 from housekeeping.sweeps.checks.field_types import check_types
 from housekeeping.sweeps.stages.stage import Batch, BatchResult
 

@@ -23,8 +23,7 @@ from peewee import (
 )
 from playhouse.postgres_ext import ArrayField
 
-from housekeeping.database.connection import UtcDateTimeField
-from housekeeping.database.naive_time import NaiveUtcDateTimeField
+from housekeeping.database.times import NaiveUtcDateTimeField, UtcDateTimeField
 
 #: Type -> field; any other type is an `SqlField`.
 _FIELDS: Final[dict[str, type[Field]]] = {

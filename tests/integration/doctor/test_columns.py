@@ -13,8 +13,9 @@ from peewee import BigAutoField, IntegerField
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import BaseModel, Database, UtcDateTimeField
+from housekeeping.database.connection import BaseModel, Database
 from housekeeping.database.primary_key import restore_declared_key
+from housekeeping.database.times import UtcDateTimeField
 from housekeeping.doctor import columns, partitions
 from housekeeping.sweeps import Call, Delete, Sweep
 from housekeeping.sweeps.insight.diagnostics import Finding

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from peewee import BigAutoField, ForeignKeyField, IntegerField
 
-from housekeeping.database.connection import BaseModel, UtcDateTimeField, database
+from housekeeping.database.connection import BaseModel, database
+from housekeeping.database.times import UtcDateTimeField
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.stages.actions import Delete, Write

@@ -13,8 +13,7 @@ from psycopg2.extensions import connection as Connection
 from housekeeping import BaseModel, Call, StateMachine, Sweep, Transition, UtcDateTimeField
 from housekeeping.core.errors import DeclarationError
 from housekeeping.database.connection import Database
-from housekeeping.database.naive_time import NaiveUtcDateTimeField
-from housekeeping.database.statement_time import statement_time
+from housekeeping.database.times import NaiveUtcDateTimeField, statement_time
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.registry import declared_by
 from tests.database_times import DatabaseTimes

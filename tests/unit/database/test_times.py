@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from peewee import Model
 
-from housekeeping.database.naive_time import NaiveUtcDateTimeField
+from housekeeping.database.times import NaiveUtcDateTimeField
 
 
 class Event(Model):
