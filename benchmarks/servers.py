@@ -11,10 +11,9 @@ from urllib.parse import quote
 
 from housekeeping import embedded
 from housekeeping.embedded import folders
-from housekeeping.embedded.binaries import find_postgres
-from housekeeping.embedded.postgres import Postgres, data_folder
 from housekeeping.embedded.processes import unprivileged_account
-from housekeeping.embedded.server import wait
+from housekeeping.embedded.programs import find_postgres
+from housekeeping.embedded.server import Postgres, data_folder, wait
 
 _SETTINGS: Final = {
     "listen_addresses": "",
@@ -33,19 +32,6 @@ _SETTINGS: Final = {
 }
 _DURABLE: Final = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 _QUICK: Final = {"fsync": "off", "synchronous_commit": "on", "full_page_writes": "on"}
-
-
-class _Measured(Postgres):
-    """PostgreSQL cluster with the settings for measurements."""
-
-    settings: dict[str, str]
-
-    def launch(self) -> None:
-        if self._initdb is not None:
-            self._await_initdb(self._initdb)
-        settings = {**self.settings, "unix_socket_directories": str(self._folder / "s")}
-        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        self._spawn([self._program, "-D", data_folder(self._folder), *options], cwd=self._folder / "pg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +77,7 @@ def started(*, durable: bool) -> Iterator[Servers]:
     account = unprivileged_account()
     with embedded.start(postgres=False) as redis:
         folder = folders.create([redis.folder.parent], account)
-        postgres = _Measured(program.path, folder.path, account, wait)
+        postgres = Postgres(program.path, folder.path, account, wait)
         postgres.settings = settings
         try:
             postgres.create()

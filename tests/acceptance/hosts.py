@@ -18,10 +18,9 @@ import psycopg2
 import pytest
 import redis
 
-from housekeeping.embedded.binaries import find_postgres, find_redis
-from housekeeping.embedded.copies import runnable_postgres, runnable_program
-from housekeeping.embedded.postgres import data_folder
 from housekeeping.embedded.processes import spawn, unprivileged_account
+from housekeeping.embedded.programs import find_postgres, find_redis, runnable_postgres, runnable_program
+from housekeeping.embedded.server import data_folder
 from tests.acceptance.processes import eventually
 from tests.conftest import Urls
 

@@ -13,7 +13,7 @@ import pytest
 
 import housekeeping
 from housekeeping import embedded
-from housekeeping.embedded.binaries import find_postgres, find_redis
+from housekeeping.embedded.programs import find_postgres, find_redis
 from tests.integration.embedded.observing import (
     answers_of,
     parent,

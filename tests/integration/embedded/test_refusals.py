@@ -10,9 +10,9 @@ import pytest
 from housekeeping import embedded
 from housekeeping.core.errors import EmbeddedServerError, SettingsError
 from housekeeping.core.wording import how_to_install
-from housekeeping.embedded import copies, supervisor
-from housekeeping.embedded.binaries import find_postgres, find_redis
+from housekeeping.embedded import programs, supervisor
 from housekeeping.embedded.processes import Account
+from housekeeping.embedded.programs import find_postgres, find_redis
 from tests.integration.embedded.observing import fake_program
 
 
@@ -121,7 +121,7 @@ def test_hanging_program_counts_as_not_runnable(tmp_path: Path, monkeypatch: pyt
     program = tmp_path / "redis-server"
     program.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     program.chmod(0o755)
-    monkeypatch.setattr(copies, "_VERSION_SECONDS", 0.1)
+    monkeypatch.setattr(programs, "_VERSION_SECONDS", 0.1)
     account = Account("self", os.geteuid(), os.getegid())
 
-    assert copies.runnable_program(program, account, tmp_path) == tmp_path / "programs" / "redis-server"
+    assert programs.runnable_program(program, account, tmp_path) == tmp_path / "programs" / "redis-server"

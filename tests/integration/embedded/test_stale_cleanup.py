@@ -14,7 +14,7 @@ import redis
 
 from housekeeping import embedded
 from housekeeping.embedded import folders
-from housekeeping.embedded.stale_cleanup import clear_leftovers
+from housekeeping.embedded.supervisor import clear_leftovers
 from tests.integration.embedded.observing import answers_of, ended, eventually, parent, segments, shared_memory, traces
 
 IPC_PRIVATE, IPC_RMID = 0, 0

@@ -15,10 +15,9 @@ from urllib.parse import quote
 import psycopg2
 import pytest
 
-from housekeeping.embedded.binaries import find_postgres
-from housekeeping.embedded.copies import runnable_postgres
-from housekeeping.embedded.postgres import data_folder, release_shared_memory
 from housekeeping.embedded.processes import kill_group, spawn, stop_all_in, unprivileged_account
+from housekeeping.embedded.programs import find_postgres, runnable_postgres
+from housekeeping.embedded.server import data_folder, release_shared_memory
 
 PATIENCE_S: Final = 60.0
 #: At least the primary's, or the replica does not start; without a disk to be kept.
