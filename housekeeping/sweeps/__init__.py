@@ -22,7 +22,7 @@ from housekeeping.core.errors import (
 from housekeeping.core.redis_client import retry_redis, shared_redis, translate_redis_errors
 from housekeeping.core.sanitize import error_line, mask_secrets, shortened
 from housekeeping.core.settings import PREFIX, ObjectStoreSettings, Settings
-from housekeeping.core.telemetry.logs import logger
+from housekeeping.core.telemetry.logs import log_rows, logger
 from housekeeping.core.wording import how_to_install
 from housekeeping.database.compiled_query import Parameter
 from housekeeping.database.connection import BaseModel, database
@@ -118,6 +118,7 @@ __all__ = [
     "identify",
     "retry_redis",
     "key_of",
+    "log_rows",
     "logger",
     "mask_secrets",
     "model_of",

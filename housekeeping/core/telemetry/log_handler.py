@@ -7,10 +7,14 @@ import select
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final, TextIO
 
 #: Bytes that a pipe writes at once. Longer writes can be mixed with lines of another process on the same pipe.
 _ATOMIC_WRITE: Final = select.PIPE_BUF
+#: Lines that this thread collects by their handler; None while each line is written at once.
+_together: Final[ContextVar[dict[StderrHandler, list[str]] | None]] = ContextVar("together", default=None)
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
@@ -40,7 +44,11 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         except Exception:
             self.handleError(record)
             return
-        self.write([line])
+        together = _together.get()
+        if together is None:
+            self.write([line])
+        else:
+            together.setdefault(self, []).append(line)
 
     def write(self, lines: Iterable[str]) -> None:
         """Write lines in few chunks, none of them split; never raises. Lines that stderr does not accept are lost."""
@@ -65,21 +73,17 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         )
 
 
-def sole_handler(logger: logging.Logger) -> StderrHandler | None:
-    """Return the `StderrHandler` if nothing else handles or filters the logger's records, else None."""
-    if logger.filters:
-        return None
-    match list(_handlers(logger)):
-        case [StderrHandler() as handler] if not handler.filters and handler.level == logging.NOTSET:
-            return handler
-    return None
-
-
-def _handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
-    each: logging.Logger | None = logger
-    while each is not None:
-        yield from each.handlers
-        each = each.parent if each.propagate else None
+@contextmanager
+def written_together() -> Iterator[None]:
+    """Collect the lines that this thread logs within the block, and write them at its end."""
+    lines: dict[StderrHandler, list[str]] = {}
+    token = _together.set(lines)
+    try:
+        yield
+    finally:
+        _together.reset(token)
+        for handler, each in lines.items():
+            handler.write(each)
 
 
 def _chunks(lines: Iterable[str]) -> Iterator[str]:

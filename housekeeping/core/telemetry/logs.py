@@ -7,15 +7,17 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Set
+from contextvars import ContextVar
 from datetime import UTC, datetime
+from functools import cached_property, lru_cache
 from typing import Any, Final, Literal
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 from housekeeping.core.sanitize import mask_secrets, printable
-from housekeeping.core.telemetry.log_handler import StderrHandler, sole_handler
+from housekeeping.core.telemetry.log_handler import StderrHandler, written_together
 
 Format = Literal["json", "console"]
 
@@ -29,7 +31,9 @@ _DEPTH: Final = 6  # levels of nesting that are kept; deeper values are written 
 
 def to_log_value(value: Any, depth: int = _DEPTH) -> Any:
     """Return the value as JSON types, with passwords masked; never raises."""
-    if value is None or isinstance(value, bool | int):
+    if type(value) is str:
+        return _masked(value)
+    if value is None or isinstance(value, int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
@@ -37,22 +41,21 @@ def to_log_value(value: Any, depth: int = _DEPTH) -> Any:
         return value.isoformat()
     if isinstance(value, dict) and depth:
         return {_text(key): to_log_value(each, depth - 1) for key, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset) and depth:
+    if isinstance(value, (list, tuple, set, frozenset)) and depth:
         return [to_log_value(each, depth - 1) for each in value]
     return _text(value)
 
 
 def _text(value: Any) -> str:
     try:
-        text = str(value)
-        # A secret follows one of these characters. The search takes longer than the rest of the line.
-        return mask_secrets(text) if ":" in text or "=" in text else text
+        return _masked(str(value))
     except Exception:
         return f"<{type(value).__name__} that cannot be shown>"
 
 
-def _to_log_values(fields: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(name): to_log_value(value) for name, value in fields.items()}
+def _masked(text: str) -> str:
+    # A secret follows one of these characters. The search takes longer than the rest of the line.
+    return mask_secrets(text) if ":" in text or "=" in text else text
 
 
 def _printable(value: Any, *, keep_lines: bool) -> Any:
@@ -62,19 +65,15 @@ def _printable(value: Any, *, keep_lines: bool) -> Any:
     return value
 
 
-def _leading_fields(record: logging.LogRecord) -> EventDict:
-    fields: EventDict = {"event": record.getMessage()}
-    if record.exc_info:
-        fields["exc_info"] = record.exc_info
-    if record.stack_info:
-        fields["stack_info"] = record.stack_info
-    return structlog.contextvars.merge_contextvars(None, "", fields)
+@lru_cache(maxsize=1)  # rows that are logged together differ in none of these
+def _trailing_fields(level: str, name: str, created: float) -> dict[str, Any]:
+    at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
+    fields = {**structlog.stdlib.add_log_level(None, level.lower(), {}), "logger": name, "timestamp": at}
+    return _to_log_values(fields)
 
 
-def _trailing_fields(record: logging.LogRecord) -> EventDict:
-    at = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
-    level = structlog.stdlib.add_log_level(None, record.levelname.lower(), {})
-    return {**level, "logger": record.name, "timestamp": at}
+def _to_log_values(fields: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(name): to_log_value(value) for name, value in fields.items()}
 
 
 class _LineFormatter(logging.Formatter):
@@ -85,22 +84,66 @@ class _LineFormatter(logging.Formatter):
         self.render: Final = render
 
     def format(self, record: logging.LogRecord) -> str:
-        leading = _leading_fields(record)
-        own = {name: value for name, value in vars(record).items() if name not in _RECORD_ATTRIBUTES}
+        event = record.getMessage()
+        fields: EventDict = {"event": event}
+        if record.exc_info:
+            fields["exc_info"] = record.exc_info
+        if record.stack_info:
+            fields["stack_info"] = record.stack_info
+        structlog.contextvars.merge_contextvars(None, "", fields)
+        fields.update({name: value for name, value in vars(record).items() if name not in _RECORD_ATTRIBUTES})
         # Event, level, logger and timestamp come last, so that no field of the caller replaces them.
-        fields: EventDict = {**leading, **own, "event": leading["event"], **_trailing_fields(record)}
+        fields["event"] = event
+        trailing = _trailing_fields(record.levelname, record.name, record.created)
         if "exc_info" in fields:
             # Before passwords are masked, because the exception's text may quote a URL.
-            fields = structlog.processors.format_exc_info(None, "", fields)
-        return self.render(_to_log_values(fields))
+            fields = structlog.processors.format_exc_info(None, "", {**fields, **trailing})
+        return self.render({**_to_log_values(fields), **trailing})
 
-    def format_rows(self, record: logging.LogRecord, rows: Iterable[Mapping[str, Any]]) -> list[str]:
-        """Return one line for each row; the lines differ only in the row's fields."""
-        leading, trailing = _to_log_values(_leading_fields(record)), _to_log_values(_trailing_fields(record))
-        return [
-            self.render({**leading, **{_field_name(name): to_log_value(row[name]) for name in row}, **trailing})
-            for row in rows
-        ]
+
+class _JsonFormatter(_LineFormatter):
+    """Formatter that writes records as JSON."""
+
+    def __init__(self) -> None:
+        super().__init__(_JSON.encode)
+
+    def format(self, record: logging.LogRecord) -> str:
+        template = _row_template.get()
+        return (None if template is None else template.line(record)) or super().format(record)
+
+
+class _RowTemplate:
+    """JSON that the lines of many rows share, which is written once.
+
+    Parameters:
+      record: The record that those of the rows are copies of.
+    """
+
+    def __init__(self, record: logging.LogRecord) -> None:
+        self._record: Final = record
+
+    @cached_property
+    def _shared(self) -> tuple[str, str, Set[str]]:
+        """Its JSON before and after a row's fields, and the names that a row's fields must not have."""
+        record = self._record
+        trailing = _trailing_fields(record.levelname, record.name, record.created)
+        reserved = _RECORD_ATTRIBUTES | trailing.keys() | {"event"}
+        context = {name: value for name, value in vars(record).items() if name not in reserved}
+        leading = _to_log_values({"event": record.msg, **context})
+        return _JSON.encode(leading)[:-1], _JSON.encode(trailing)[1:], reserved | context.keys()
+
+    def line(self, record: logging.LogRecord) -> str | None:
+        """Return the line of a copy; None unless it differs from the template by further fields only."""
+        start, end, reserved = self._shared
+        attributes = vars(self._record)
+        own = {name: value for name, value in vars(record).items() if attributes.get(name, self) is not value}
+        if not own or not reserved.isdisjoint(own):
+            return None
+        return f"{start}, {_JSON.encode(_to_log_values(own))[1:-1]}, {end}"
+
+
+#: Template of the rows that this thread logs; None for all other lines.
+_row_template: Final[ContextVar[_RowTemplate | None]] = ContextVar("row_template", default=None)
 
 
 def _field_name(name: str) -> str:
@@ -108,7 +151,7 @@ def _field_name(name: str) -> str:
     return f"{name}_" if name in _RESERVED else name
 
 
-def _rename_reserved(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+def _rename_reserved(_: WrappedLogger, __: str, event: Mapping[str, Any]) -> dict[str, Any]:
     return {_field_name(name): value for name, value in event.items()}
 
 
@@ -135,7 +178,7 @@ def configure(level: str = "INFO", form: Format | None = None) -> None:
     form = form or ("console" if sys.stderr.isatty() else "json")
     handler = StderrHandler()
     # JSON escapes everything that a terminal would obey.
-    handler.setFormatter(_LineFormatter(_JSON.encode if form == "json" else _console()))
+    handler.setFormatter(_JsonFormatter() if form == "json" else _LineFormatter(_console()))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
@@ -180,32 +223,24 @@ def logger(name: str) -> structlog.stdlib.BoundLogger:
     return bound
 
 
-def log_rows(name: str, level: int, event: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def log_rows(name: str, level: int, event: str, rows: Iterable[Mapping[str, Any]]) -> None:
     """Log one line for each row, with its items as fields: ``logger(name).log(level, event, **row)``.
 
-    If the `StderrHandler` is the only one, no records are created and all lines are written at once with one timestamp.
-    A line costs a fifth then. From warnings on, each row has a record, because error trackers hook into
-    `logging.Logger` to turn errors into reports.
+    Each row has a record that passes through all filters and handlers. `StderrHandler` writes their lines at once.
     """
     standard_logger = logging.getLogger(name)
     if not standard_logger.isEnabledFor(level):
         return
-    if level < logging.WARNING and _write_at_once(standard_logger, level, event, rows):
-        return
-    per_row = logger(name)
-    for row in rows:
-        per_row.log(level, event, **row)
-
-
-def _write_at_once(logger: logging.Logger, level: int, event: str, rows: Sequence[Mapping[str, Any]]) -> bool:
-    handler = sole_handler(logger)
-    if handler is None or not isinstance(handler.formatter, _LineFormatter):
-        return False
-    record = logger.makeRecord(logger.name, level, "", 0, event, (), None)
+    file, line, *_ = standard_logger.findCaller(stacklevel=2)
+    context = _rename_reserved(standard_logger, "", structlog.contextvars.get_contextvars())
+    shared = standard_logger.makeRecord(name, level, file, line, event, (), None, extra=context)
+    token = _row_template.set(_RowTemplate(shared))
     try:
-        lines = handler.formatter.format_rows(record, rows)
-    except Exception:
-        # One row cannot be formatted. Logged one by one, the others can.
-        return False
-    handler.write(lines)
-    return True
+        with written_together():
+            for row in rows:
+                # A copy costs a third of a new record.
+                record = shared.__class__.__new__(shared.__class__)
+                record.__dict__ = {**vars(shared), **_rename_reserved(standard_logger, "", row)}
+                standard_logger.handle(record)
+    finally:
+        _row_template.reset(token)

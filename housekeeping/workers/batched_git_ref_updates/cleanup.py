@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +24,10 @@ from housekeeping.sweeps import (
     Position,
     StagePlan,
     database,
+    log_rows,
     shortened,
     statement_time,
 )
-from housekeeping.sweeps import logger as named_logger
 from housekeeping.workers.batched_git_ref_updates.backends import Backends
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus, machine
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import (
@@ -36,8 +37,6 @@ from housekeeping.workers.batched_git_ref_updates.ref_deletion import (
     delete_refs,
 )
 from housekeeping.workers.batched_git_ref_updates.ref_names import is_ref_name
-
-logger = named_logger(__name__)
 
 _SAMPLES: Final = 5
 _LONGEST_LOGGED: Final = 300  # characters of a ref in a log line
@@ -188,11 +187,8 @@ class PendingDeletions:
 
     def after_commit(self, batch: Batch, result: BatchResult) -> None:
         if isinstance(result, _Marked):
-            for record in result.invalid:
-                logger.warning(
-                    "Invalid ref name; row marked as processed",
-                    **{**record, "ref": shortened(record["ref"], _LONGEST_LOGGED)},
-                )
+            invalid = [{**record, "ref": shortened(record["ref"], _LONGEST_LOGGED)} for record in result.invalid]
+            log_rows(__name__, logging.WARNING, "Invalid ref name; row marked as processed", invalid)
 
     def announcements(self, result: BatchResult) -> Sequence[Announcement]:
         return [Announcement(events.refs_deleted, result.rows)]

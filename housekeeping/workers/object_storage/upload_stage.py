@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,15 +21,13 @@ from housekeeping.sweeps import (
     StagePlan,
     at_work,
     database,
+    log_rows,
     store_in_outbox,
 )
-from housekeeping.sweeps import logger as named_logger
 from housekeeping.workers.object_storage import pending_uploads, stale_entries, stores
 from housekeeping.workers.object_storage.claims import Claims
 from housekeeping.workers.object_storage.deletion import Deletion
 from housekeeping.workers.object_storage.pending_entry import Entry
-
-logger = named_logger(__name__)
 
 #: Entries that are claimed, deleted and removed together: the limit of one S3 request. Lua's stack has room for 8000.
 _TOGETHER: Final = 1000
@@ -150,8 +149,7 @@ class PendingUploadsStage:
 
     def after_commit(self, batch: Batch, result: BatchResult) -> None:
         if self._log_records:
-            for row in result.rows:
-                logger.info("Stale upload deleted", **row)
+            log_rows(__name__, logging.INFO, "Stale upload deleted", result.rows)
 
     def announcements(self, result: BatchResult) -> Sequence[Announcement]:
         return [Announcement(events.upload_deleted, result.rows, in_outbox=True)]

@@ -171,22 +171,15 @@ def _replaced_logger_method(seen: list[logging.LogRecord], monkeypatch: pytest.M
     monkeypatch.setattr(logging.Logger, "callHandlers", patched)
 
 
-def _record_factory(seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch) -> None:
-    def factory(*args: Any, **named: Any) -> logging.LogRecord:
-        seen.append(logging.LogRecord(*args, **named))
-        return seen[-1]
-
-    monkeypatch.setattr(logging, "_logRecordFactory", factory)
-
-
 @pytest.mark.parametrize(
     ("observe", "level"),
     [
         (_second_handler, logging.INFO),
         (_logger_filter, logging.INFO),
         (_handler_filter, logging.INFO),
-        (_replaced_logger_method, logging.WARNING),  # as Sentry's client does
-        (_record_factory, logging.WARNING),
+        (_second_handler, logging.ERROR),
+        (_replaced_logger_method, logging.INFO),  # as Sentry's client does
+        (_replaced_logger_method, logging.ERROR),
     ],
 )
 def test_observers_of_records_see_one_record_for_each_row(
@@ -203,6 +196,75 @@ def test_observers_of_records_see_one_record_for_each_row(
 
     assert [(record.getMessage(), vars(record)["id"]) for record in seen] == [("Row changed", 1), ("Row changed", 2)]
     assert [line["id"] for line in lines()] == [1, 2]
+
+
+def test_records_of_rows_have_what_the_record_factory_and_filters_add(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs.configure("INFO", "json")
+    seen: list[logging.LogRecord] = []
+    _second_handler(seen, monkeypatch)
+    made = logging.getLogRecordFactory()
+    monkeypatch.setattr(logging, "_logRecordFactory", _factory_that_adds(made, host="a"))
+    monkeypatch.setattr(logging.getLogger().handlers[0], "filters", [_AddingFilter()])
+
+    logs.log_rows(NAME, logging.ERROR, "Row changed", [{"id": 1}, {"id": 2}])
+
+    assert [(line["id"], line["host"], line["level"], line["seen"]) for line in lines()] == [
+        (1, "a", "error", 1),
+        (2, "a", "critical", 2),
+    ]
+    assert [(vars(record)["id"], vars(record)["host"], record.module) for record in seen] == [
+        (1, "a", "test_log_rows"),
+        (2, "a", "test_log_rows"),
+    ]
+
+
+def _factory_that_adds(made: Callable[..., logging.LogRecord], **fields: Any) -> Callable[..., logging.LogRecord]:
+    def factory(*args: Any, **named: Any) -> logging.LogRecord:
+        record = made(*args, **named)
+        vars(record).update(fields)
+        return record
+
+    return factory
+
+
+class _AddingFilter(logging.Filter):
+    """Filter that adds a field to each record, and raises the level of the second."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        vars(record)["seen"] = vars(record)["id"]
+        if vars(record)["id"] == 2:
+            record.levelno, record.levelname = logging.CRITICAL, "CRITICAL"
+        return True
+
+
+def test_filter_of_the_handler_leaves_out_single_rows(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs.configure("INFO", "json")
+    monkeypatch.setattr(logging.getLogger().handlers[0], "filters", [_first_only])
+
+    logs.log_rows(NAME, logging.INFO, "Row changed", [{"id": 1}, {"id": 2}])
+
+    assert [line["id"] for line in lines()] == [1]
+
+
+def _first_only(record: logging.LogRecord) -> bool:
+    return bool(vars(record)["id"] == 1)
+
+
+def test_lines_of_other_loggers_keep_their_place_between_rows(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs.configure("INFO", "json")
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", lambda record: logging.getLogger("theirs").warning("Seen", extra={"of": "x"}))
+    monkeypatch.setattr(logging.getLogger(NAME), "handlers", [handler])
+
+    with structlog.contextvars.bound_contextvars(run_id=7):
+        logs.log_rows(NAME, logging.INFO, "Row changed", [{"id": 1}, {"id": 2}])
+
+    assert [(line["event"], line["logger"], line["level"], line["run_id"]) for line in lines()] == [
+        ("Seen", "theirs", "warning", 7),
+        ("Row changed", NAME, "info", 7),
+    ] * 2
 
 
 def test_rows_below_the_level_are_not_written(lines: Lines) -> None:
