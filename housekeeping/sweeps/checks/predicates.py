@@ -13,10 +13,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from peewee import (
-    OP,
     ColumnBase,
     Context,
-    Expression,
     Field,
     FieldAccessor,
     FieldAlias,
@@ -26,10 +24,10 @@ from peewee import (
     ObjectIdAccessor,
     PostgresqlDatabase,
     Query,
-    WrappedNode,
 )
 
 from housekeeping.core.errors import DeclarationError
+from housekeeping.sweeps.checks.parentheses import EACH_IN_PARENTHESES, JoinedConditions
 from housekeeping.sweeps.table_models.naming import EXAMPLE as ROW_EXAMPLE
 from housekeeping.sweeps.table_models.naming import RowPredicate
 
@@ -84,6 +82,11 @@ def check_predicate(
     example = ROW_EXAMPLE if isinstance(stale, RowPredicate) else _EXAMPLE
     with _watched() as usage:
         conditions = [stale(at) for at in (*_TIMES, _TIMES[0])]
+    joined = JoinedConditions(lambda column: "row" if isinstance(stale, RowPredicate) else column.model.__name__)
+    if isinstance(conditions[0], Node):
+        joined.sql(conditions[0])
+    for problem in joined.compared:
+        raise DeclarationError(f"{name}: stale {problem}")
     if usage.truth_tested:
         raise DeclarationError(
             f"{name}: stale uses and, or, not, in, if or a chained comparison on a column, which Python evaluates "
@@ -92,12 +95,11 @@ def check_predicate(
     for condition in conditions:
         if not isinstance(condition, Node):
             raise DeclarationError(
-                f"{name}: stale returns {_shown(condition)}; write a condition on columns: {example}"
+                f"{name}: stale returns {_shown(condition)}; write a condition on columns: {example}{_hint(condition)}"
             )
-    for value in _plain_operands(conditions[0]):
+    for value in joined.values:
         raise DeclarationError(
-            f"{name}: stale joins a condition with {_shown(value)}; put each comparison in parentheses: (A) & (B), "
-            "(A) | (B), ~(A)"
+            f"{name}: stale joins a condition with {_shown(value)}; {EACH_IN_PARENTHESES}{_hint(value)}"
         )
     if model is not None:
         _check_columns(name, model, conditions[0])
@@ -123,16 +125,8 @@ def check_predicate(
             )
 
 
-def _plain_operands(condition: Any) -> Iterator[Any]:
-    """Yield the operands of AND and OR that are Python values: True, or what a missing pair of parentheses leaves."""
-    if isinstance(condition, WrappedNode):  # ~(...)
-        yield from _plain_operands(condition.node)
-    if not isinstance(condition, Expression):
-        return
-    for operand in (condition.lhs, condition.rhs):
-        if condition.op in (OP.AND, OP.OR) and not isinstance(operand, Node):
-            yield operand
-        yield from _plain_operands(operand)
+def _hint(value: object) -> str:
+    return "; instead of column is None write column.is_null()" if isinstance(value, bool) else ""
 
 
 def _shown(value: object) -> str:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 import pytest
-from peewee import SQL, BigAutoField, BooleanField, Case, DateField, ForeignKeyField, IntegerField, TextField, fn
+from peewee import SQL, BigAutoField, BooleanField, Case, DateField, ForeignKeyField, IntegerField, TextField, Value, fn
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.sweeps import BaseModel, Delete, StateMachine, Sweep, TableStage, Transition, UtcDateTimeField
@@ -102,7 +102,7 @@ ACCEPTED: Final[list[Callable[[Any], Any]]] = [
     lambda now: (Draft.shop_id == 7) & (Draft.touched_at < now),  # type: ignore[attr-defined]
     lambda now: fn.COALESCE(Draft.touched_at, now) < now,
     lambda now: Case(None, [(Draft.archived, Draft.touched_at)], Draft.day) < now,
-    lambda now: Draft.state.contains("a_b") & Draft.touched_at.cast("date") < now,
+    lambda now: Draft.state.contains("a_b") & (Draft.touched_at.cast("date") < now),
     lambda now: SQL("touched_at < %s", [now]),
     lambda now: SQL(f"{Draft.state.column_name} = 'draft' AND touched_at < %s", [now]),
     lambda now: older(now) if now else OLD,
@@ -133,7 +133,7 @@ def test_condition_that_python_evaluates_is_rejected_always(stale: Callable[[Any
 @pytest.mark.parametrize("value", [True, False, None, 14, "expired", ()])
 def test_predicate_that_returns_no_condition_is_rejected_always(value: object) -> None:
     for always_stale in (False, True):
-        assert refusal(lambda now: value, always_stale=always_stale) == (
+        assert refusal(lambda now: value, always_stale=always_stale).startswith(
             f"shop.drafts: stale returns {value!r}; write a condition on columns: lambda now: Session.expires_at <= now"
         )
 
@@ -246,11 +246,69 @@ def test_predicate_that_reads_the_clock_itself_is_rejected() -> None:
         lambda now: (Draft.touched_at < now) & None,
         lambda now: Draft.touched_at < now | Draft.archived,
         lambda now: ~((Draft.touched_at < now) | True),
+        lambda now: (Draft.touched_at < now) | Value(True),
     ],
-    ids=["or_true", "and_none", "no_parentheses", "nested"],
+    ids=["or_true", "and_none", "no_parentheses", "nested", "wrapped"],
 )
 def test_predicate_that_joins_a_plain_value_is_rejected(stale: Callable[[Any], Any]) -> None:
     assert "put each comparison in parentheses" in refusal(stale)
+
+
+NOT_ARCHIVED: Final = "(Draft.archived == False)"
+LACKING_PARENTHESES: Final[list[tuple[Callable[[Any], Any], str]]] = [
+    (lambda now: (Draft.touched_at < now) & Draft.archived == False, f"(A) & {NOT_ARCHIVED}"),  # noqa: E712
+    (lambda now: (Draft.touched_at < now) | Draft.archived == False, f"(A) | {NOT_ARCHIVED}"),  # noqa: E712
+    (lambda now: Draft.archived == False & (Draft.touched_at < now), f"{NOT_ARCHIVED} & (A)"),
+    (lambda now: Draft.touched_at < now & Draft.weight == 3, "(A) & (Draft.weight == 3)"),
+    (lambda now: (Draft.touched_at < now) & Draft.weight != 3, "(A) & (Draft.weight != 3)"),
+    (lambda now: (Draft.touched_at < now) & Draft.weight >= 3, "(A) & (Draft.weight >= 3)"),
+    (lambda now: Draft.state == "draft" & Draft.touched_at < now, "(A) & (Draft.touched_at < ...)"),
+    (lambda now: ~(Draft.touched_at >= now) & Draft.state == None, "(A) & (Draft.state == None)"),  # noqa: E711
+    (lambda now: older(now) & (Draft.weight & Draft.id).in_([3]), "(A) & (B), (A) | (B), ~(A)"),
+    (lambda now: older(now) & (Draft.weight == 3).is_null(), "(A) & (B), (A) | (B), ~(A)"),
+    (lambda now: ~older(now) == False, "(A) & (B), (A) | (B), ~(A)"),  # noqa: E712
+    (lambda now: older(now) & Draft.touched_at.cast("date") < now, "(A) & (B), (A) | (B), ~(A)"),
+    (lambda now: fn.COALESCE(older(now) & Draft.weight == 3, False), "(A) & (Draft.weight == 3)"),
+    (
+        lambda now: older(now) & Draft.shop.in_(Shop.select().where((Shop.closed_at < now) & Shop.id > 3)),
+        "(A) & (Shop.id > 3)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("stale", "meant"), LACKING_PARENTHESES)
+def test_comparison_of_a_condition_is_rejected_with_what_was_meant(stale: Callable[[Any], Any], meant: str) -> None:
+    for always_stale in (False, True):
+        message = refusal(stale, always_stale=always_stale)
+
+        assert message.startswith("shop.drafts: stale compares a condition with ")
+        assert message.endswith(f"put each comparison in parentheses: {meant}")
+
+
+def test_comparison_of_a_condition_is_rejected_on_a_table_of_another_library() -> None:
+    with pytest.raises(DeclarationError) as refused:
+        Sweep.on(
+            Draft,
+            name="shop.drafts",
+            stale=lambda row, now: (row.touched_at < now) & row.archived == False,  # noqa: E712
+            action=Delete(),
+        )
+
+    assert str(refused.value) == (
+        "shop.drafts: stale compares a condition with False, because Python applies & before ==; put each comparison "
+        "in parentheses: (A) & (row.archived == False)"
+    )
+
+
+def test_condition_as_a_value_of_a_function_may_be_compared() -> None:
+    declared(lambda now: fn.COALESCE(older(now), False) == True)  # noqa: E712
+
+
+def test_python_identity_with_none_is_rejected_with_is_null() -> None:
+    hint = "; instead of column is None write column.is_null()"
+
+    assert refusal(lambda now: older(now) & (Draft.state is None)).endswith(hint)
+    assert refusal(lambda now: Draft.state is not None).endswith(hint)
 
 
 class Query:
