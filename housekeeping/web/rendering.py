@@ -9,12 +9,13 @@ from datetime import datetime
 from typing import Any, Final
 
 from flask import Flask
+from jinja2 import StrictUndefined
 from markupsafe import Markup, escape
 
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.sanitize import printable
 from housekeeping.core.wording import counted, format_duration
-from housekeeping.presentation.formatting import format_counts, format_time
+from housekeeping.presentation.formatting import format_run_counts, format_time
 from housekeeping.sweeps.insight.run_state import is_lost, outcome_in_words
 from housekeeping.web import charts
 from housekeeping.web.alert_help import help_for, topic
@@ -23,6 +24,8 @@ from housekeeping.web.alert_help import help_for, topic
 def configure_templates(app: Flask) -> None:
     """Register the filters and globals of the templates."""
     app.jinja_env.finalize = _visible
+    app.jinja_env.undefined = StrictUndefined  # a name that no longer exists is an error, and not an empty page
+    app.context_processor(lambda: {"live": False, "snapshot": None})
     app.jinja_env.filters |= _FILTERS
     app.jinja_env.globals |= {
         "runs_chart": charts.runs_chart,
@@ -32,6 +35,7 @@ def configure_templates(app: Flask) -> None:
         "outcome_in_words": outcome_in_words,
         "is_lost": is_lost,
         "counted": counted,
+        "run_counts": format_run_counts,
     }
 
 
@@ -61,7 +65,6 @@ def _as_json(value: Any) -> str:
 _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "duration": format_duration,
     "time": format_time,
-    "counts": format_counts,
     "ago": _ago,
     "as_json": _as_json,
     "foldable": _foldable,

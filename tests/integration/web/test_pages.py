@@ -152,6 +152,15 @@ def test_missed_and_skipped_ticks_are_listed_with_the_runs(client: FlaskClient) 
     assert 'class="outcome skipped">skipped</span>: lease_held' in page
 
 
+def test_run_that_failed_without_counts_is_not_shown_as_idle(client: FlaskClient) -> None:
+    recorded(outcome="failed", reason="database: gone", message_id="m1", counts={"deleted_rows": 0})
+    idle = recorded(message_id="m1", counts={"deleted_rows": 0})
+
+    pages = [client.get(path).get_data(as_text=True) for path in (f"/workers/{WORKER}", f"/runs/{idle}")]
+
+    assert [page.count(">nothing to do<") for page in pages] == [1, 1]
+
+
 def test_chart_bars_are_not_keyboard_stops(client: FlaskClient) -> None:
     for _ in range(3):
         recorded()
