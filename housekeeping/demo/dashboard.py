@@ -16,8 +16,7 @@ from housekeeping.demo.stage import Stage
 def dashboard(stage: Stage) -> Iterator[str]:
     """Serve the dashboard on a free local port; yield its address, or how to install it."""
     try:
-        from housekeeping.web.application import create_app
-        from housekeeping.web.serving import server
+        from housekeeping.web.application import create_app, server
     except ModuleNotFoundError:
         yield f"not installed: {how_to_install('web')}"
         return

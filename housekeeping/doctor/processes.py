@@ -13,7 +13,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.ledger import runs, schema
 from housekeeping.sweeps.processes.alerts import NO_SCHEDULER, process_alerts
-from housekeeping.sweeps.processes.liveness import read_processes
+from housekeeping.sweeps.processes.heartbeats import read_processes
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:

@@ -16,7 +16,6 @@ from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.presentation.descriptions import describe_override
 from housekeeping.presentation.time_parsing import parse_future_time
-from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import overrides
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, release_lease
 from housekeeping.sweeps.ledger.overrides import Override
@@ -53,10 +52,6 @@ def add_actions(app: Flask, snapshots: SnapshotCache) -> None:
 
 
 def _add_overrides(app: Flask, snapshots: SnapshotCache) -> None:
-    def find(name: str) -> Sweep:
-        sweep: Sweep = snapshots.sweeps.get(name) or abort(404, "no worker has this name")
-        return sweep
-
     def done(name: str, message: str) -> Response:
         snapshots.invalidate()
         flash(message)
@@ -69,12 +64,12 @@ def _add_overrides(app: Flask, snapshots: SnapshotCache) -> None:
 
     @app.post("/workers/<name>/pause")
     def pause(name: str) -> Response:
-        find(name)
+        snapshots.sweep(name)
         return set_override(Override(name, "paused", _reason(), _until(), said_by=_SAID_BY))
 
     @app.post("/workers/<name>/narrow")
     def narrow(name: str) -> Response:
-        find(name)
+        snapshots.sweep(name)
         batch_size, max_runtime_s = _number("batch_size", _LARGEST_BATCH), _number("max_runtime_s", 86_400)
         if batch_size is None and max_runtime_s is None:
             raise WrongArgument("nothing to narrow; give records per batch, seconds per run, or both")
@@ -87,7 +82,7 @@ def _add_overrides(app: Flask, snapshots: SnapshotCache) -> None:
 
     @app.post("/workers/<name>/resume")
     def resume(name: str) -> Response:
-        find(name)
+        snapshots.sweep(name)
         with translate_postgres_errors():
             ended = overrides.resume(name, _SAID_BY)
         return done(name, f"{name} {'resumes at its next tick' if ended else 'was neither paused nor narrowed'}.")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from typing import Any, Final
+
 from flask import Flask, abort, redirect, render_template, request, url_for
 from peewee import PeeweeException
+from waitress.server import create_server
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
@@ -11,16 +16,32 @@ from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import translate_postgres_errors
+from housekeeping.presentation.workers import parse_argument, translate_table_errors
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.explain_outcome import REASONS
-from housekeeping.web import snapshot
+from housekeeping.sweeps.insight.explain import REASONS
+from housekeeping.sweeps.insight.plan import plan as make_plan
+from housekeeping.sweeps.ledger import history
+from housekeeping.sweeps.ledger.models import SwitchChange
 from housekeeping.web.actions import add_actions
 from housekeeping.web.alert_help import ALERTS
 from housekeeping.web.dead_letters import add_dead_letters
-from housekeeping.web.plan import add_plans
 from housekeeping.web.rendering import configure_templates
 from housekeeping.web.security import protect
-from housekeeping.web.snapshot import SnapshotCache
+from housekeeping.web.snapshot import RUNS, SnapshotCache
+
+#: Maximum number of records counted per stage of a plan, so that its page loads quickly.
+_COUNTED: Final = 100_000
+_CHANGES: Final = 10  # override changes on a worker's page
+_THREADS: Final = 4
+#: Limits for unauthenticated requests. The longest form has a few hundred bytes. Lease keys and dead letter ids are in
+#: the URL.
+_LIMITS: Final[dict[str, Any]] = {
+    "max_request_body_size": 64 * 1024,  # bytes
+    "max_request_header_size": 32 * 1024,  # bytes
+    "channel_timeout": 30,  # seconds without data
+    "cleanup_interval": 10,  # seconds between checks for idle channels
+    "connection_limit": 200,
+}
 
 
 def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open_to_read: bool) -> Flask:
@@ -35,7 +56,7 @@ def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open
     configure_templates(app)
     snapshots = SnapshotCache(settings, sweeps)
     _add_pages(app, snapshots)
-    add_plans(app, snapshots)
+    _add_plans(app, snapshots)
     add_dead_letters(app, snapshots)
     add_actions(app, snapshots)
     _add_errors(app, snapshots)
@@ -49,10 +70,12 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
 
     @app.get("/workers/<name>")
     def worker(name: str) -> str:
-        sweep: Sweep = snapshots.sweeps.get(name) or abort(404, "no worker has this name")
+        sweep = snapshots.sweep(name)
         current = snapshots.current()
         with translate_postgres_errors():
-            rows, changes = snapshot.last_rows(name), snapshot.last_changes(name)
+            rows = history.recent(worker=name, limit=RUNS)
+            changes: Any = SwitchChange.select().where(SwitchChange.worker == name)
+            changes = list(changes.order_by(SwitchChange.id.desc()).limit(_CHANGES))
         return render_template(
             "worker.html",
             sweep=sweep,
@@ -66,10 +89,9 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
     @app.get("/runs/<int:run_id>")
     def run(run_id: int) -> str:
         with translate_postgres_errors():
-            row = snapshot.run_row(run_id)
-            if row is None:
-                abort(404, "no run has this id, or it is older than 30 days")
-            attempts = snapshot.attempts_of(row)
+            row = history.find(run_id) or abort(404, "no run has this id, or it is older than 30 days")
+            found = history.attempts_of(row) + ([] if row.tick is None else history.at_tick(row.worker, row.tick))
+        attempts = sorted({each.run_id: each for each in found}.values(), key=lambda each: each.run_id)
         meaning = REASONS.get(row.reason or "", "").replace("NAME", row.worker)
         return render_template("run.html", run=row, attempts=attempts, meaning=meaning, live=row.outcome is None)
 
@@ -80,6 +102,27 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
     @app.get("/favicon.ico")
     def favicon() -> Response:
         return redirect(url_for("static", filename="icon.svg"), 301)
+
+
+def _add_plans(app: Flask, snapshots: SnapshotCache) -> None:
+    counting = threading.Lock()
+
+    @app.get("/workers/<name>/plan")
+    def plan(name: str) -> str:
+        sweep = snapshots.sweep(name)
+        # A plan loads the database, and a foreign page could make a browser request it.
+        if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
+            abort(403, "another site requested this page: open it from the worker's page")
+        argument = parse_argument(sweep, request.args.get("argument", "").strip() or None)
+        # One plan at a time, so that repeated clicks do not occupy all threads and the database.
+        if not counting.acquire(blocking=False):
+            abort(503, "another plan is being computed; reload this page in a moment")
+        try:
+            with translate_table_errors(sweep):
+                planned = make_plan(sweep, argument, limit=_COUNTED)
+        finally:
+            counting.release()
+        return render_template("plan.html", sweep=sweep, plan=planned, argument=argument)
 
 
 def _add_errors(app: Flask, snapshots: SnapshotCache) -> None:
@@ -99,3 +142,13 @@ def _add_errors(app: Flask, snapshots: SnapshotCache) -> None:
     def show_failure(error: Exception) -> tuple[str, int]:
         wrong_input = isinstance(error, Refused) and not isinstance(error, SettingsError)
         return page(error_line(error), 400 if wrong_input else 503)
+
+
+def server(app: Flask, listener: socket.socket) -> Any:
+    """Return a server on a listening socket; ``run()`` serves, and ``close()`` from another thread stops it.
+
+    Its responses contain no version numbers.
+    """
+    return create_server(
+        app, sockets=[listener], threads=_THREADS, ident="housekeeping", clear_untrusted_proxy_headers=True, **_LIMITS
+    )

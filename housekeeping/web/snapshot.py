@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
+from flask import abort
 from peewee import PeeweeException
 
 from housekeeping.brokers.queues import QueueLengths, queue_lengths
@@ -22,23 +24,21 @@ from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.family_setup import by_problem
 from housekeeping.sweeps.insight.alerts import Alert
-from housekeeping.sweeps.insight.run_state import HEARTBEAT_AGE_S
+from housekeeping.sweeps.insight.backlog import Ended, last_ended
 from housekeeping.sweeps.insight.status import WorkerStatus, worker_status
-from housekeeping.sweeps.insight.throughput import Ended, last_ended
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
-from housekeeping.sweeps.ledger.models import Run, SwitchChange
 from housekeeping.sweeps.processes.alerts import process_alerts
-from housekeeping.sweeps.processes.liveness import UNKNOWN, Processes, read_processes
+from housekeeping.sweeps.processes.heartbeats import UNKNOWN, Processes, read_processes
 
 _FRESH_S: Final = 2.0  # maximum age of a snapshot; counting backlogs is expensive
 _PATIENCE_S: Final = 1.0  # maximum wait for another thread's read before a page shows the last snapshot
 RUNS: Final = 50  # per worker, in charts and lists
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Snapshot:
-    """State of the installation at one time.
+    """State of the installation at one time. Not changed after it has been read.
 
     Attributes:
       statuses: Status by worker, without those that could not be read.
@@ -51,12 +51,12 @@ class Snapshot:
     """
 
     at: datetime
-    statuses: dict[str, WorkerStatus]
-    runs: dict[str, list[Ended]]
-    queues: dict[str, QueueLengths]
-    leases: Sequence[HeldLease]
-    leases_complete: bool
-    errors: list[str]
+    statuses: dict[str, WorkerStatus] = field(default_factory=dict)
+    runs: dict[str, list[Ended]] = field(default_factory=dict)
+    queues: dict[str, QueueLengths] = field(default_factory=dict)
+    leases: Sequence[HeldLease] = ()
+    leases_complete: bool = False
+    errors: list[str] = field(default_factory=list)
     clock: ClockSkew | None = None
     processes: Processes = UNKNOWN
     alerts: Sequence[Alert] = ()
@@ -71,11 +71,6 @@ class Snapshot:
         """Return the workers by setup problem."""
         return by_problem(self.problems)
 
-    @property
-    def dead(self) -> int:
-        """Return the number of dead letters of all queues."""
-        return sum(lengths.dead for lengths in self.queues.values())
-
 
 class SnapshotCache:
     """Cache of the latest snapshot. Thread-safe."""
@@ -84,49 +79,39 @@ class SnapshotCache:
         self.settings = settings
         self.sweeps = sweeps
         self._reading = threading.Lock()  # held during slow reads; `invalidate` does not need it
-        self._lock = threading.Lock()  # guards the fields below
-        self._last: Snapshot | None = None
-        self._fresh_since: float | None = None
-        self._changes = 0
+        self._last: tuple[Snapshot, float, float] | None = None  # with the times when its read began and ended
+        self._changed_at = 0.0
+
+    def sweep(self, name: str) -> Sweep:
+        """Return the worker, or abort the request with status 404."""
+        return self.sweeps.get(name) or abort(404, "no worker has this name")
 
     def current(self) -> Snapshot:
         """Return a snapshot not older than two seconds, or the last one while another thread's read takes long.
 
         Unavailable servers are listed in its `errors`.
         """
-        fresh, last = self._cached()
-        if fresh is not None:
-            return fresh
-        if not self._reading.acquire(timeout=-1 if last is None else _PATIENCE_S):
-            assert last is not None
-            return last
+        if self._last is not None and self._is_fresh(*self._last):
+            return self._last[0]
+        if not self._reading.acquire(timeout=-1 if self._last is None else _PATIENCE_S):
+            assert self._last is not None
+            return self._last[0]
         try:
             # Another thread may have just finished.
-            return self._cached()[0] or self._refresh()
+            if self._last is None or not self._is_fresh(*self._last):
+                began = time.monotonic()
+                self._last = self._read(), began, time.monotonic()
+            return self._last[0]
         finally:
             self._reading.release()
 
+    def _is_fresh(self, snapshot: Snapshot, began: float, ended: float) -> bool:
+        # A snapshot may lack a change that was made during its read.
+        return began > self._changed_at and time.monotonic() - ended < _FRESH_S
+
     def invalidate(self) -> None:
         """Make the next call of `current` read again. Does not wait for a read in progress."""
-        with self._lock:
-            self._fresh_since = None
-            self._changes += 1
-
-    def _cached(self) -> tuple[Snapshot | None, Snapshot | None]:
-        """Return the snapshot if it is fresh, and the last snapshot."""
-        with self._lock:
-            fresh = self._fresh_since is not None and time.monotonic() - self._fresh_since < _FRESH_S
-            return self._last if fresh else None, self._last
-
-    def _refresh(self) -> Snapshot:
-        with self._lock:
-            changes = self._changes
-        snapshot = self._read()
-        with self._lock:
-            self._last = snapshot
-            # The snapshot may lack a change that was made during the read.
-            self._fresh_since = time.monotonic() if changes == self._changes else None
-        return snapshot
+        self._changed_at = time.monotonic()
 
     def leases(self) -> list[HeldLease]:
         """Return the held leases, uncached.
@@ -138,87 +123,42 @@ class SnapshotCache:
         return held_leases(redis_client(self.settings.require_redis_url()), self.settings.namespace)
 
     def _read(self) -> Snapshot:
-        snapshot = Snapshot(SYSTEM_CLOCK.now(), {}, {}, {}, [], False, [])
-        try:
-            with translate_postgres_errors():
-                clock = read_database_clock()
-                snapshot = replace(snapshot, at=clock.server_at, clock=clock)
-                for name, sweep in self.sweeps.items():
-                    status = worker_status(sweep, snapshot.at, self.settings.timezone)
-                    snapshot.statuses[name], snapshot.runs[name] = status, last_ended(sweep, RUNS)
-        except (HousekeepingError, PeeweeException) as error:
-            snapshot.errors.append(error_line(error))
-        try:
-            names = sorted({sweep.queue for sweep in self.sweeps.values()})
-            snapshot = replace(snapshot, queues=queue_lengths(self.settings, names))
-        except HousekeepingError as error:
-            snapshot.errors.append(f"{error_line(error)}; queues and dead letters are not shown")
-        return self._with_leases(self._with_processes(snapshot))
-
-    def _with_processes(self, snapshot: Snapshot) -> Snapshot:
-        url = self.settings.redis_url
-        client = None if url is None else redis_client(url)
-        processes = read_processes(client, self.settings.namespace, snapshot.at)
-        alerts = process_alerts(
-            [sweep for name, sweep in self.sweeps.items() if name not in snapshot.problems],
-            processes,
-            {name: lengths.waiting for name, lengths in snapshot.queues.items()},
-            snapshot.at,
-            self.settings.timezone,
-            ever_ran=_have_processes_run(),
+        found, settings = Snapshot(SYSTEM_CLOCK.now()), self.settings
+        with _noting(found.errors), translate_postgres_errors():
+            found.clock = read_database_clock()
+            found.at = found.clock.server_at
+            for name, sweep in self.sweeps.items():
+                status = worker_status(sweep, found.at, settings.timezone)
+                found.statuses[name], found.runs[name] = status, last_ended(sweep, RUNS)
+        with _noting(found.errors, "; queues and dead letters are not shown"):
+            found.queues = queue_lengths(settings, sorted({sweep.queue for sweep in self.sweeps.values()}))
+        client = None if settings.redis_url is None else redis_client(settings.redis_url)
+        found.processes = read_processes(client, settings.namespace, found.at)
+        ever_ran = True  # assumed if the ledger cannot be read
+        with _noting(found.errors), translate_postgres_errors():
+            ever_ran = runs.any_by_a_worker_process()
+        found.alerts = process_alerts(
+            [sweep for name, sweep in self.sweeps.items() if name not in found.problems],
+            found.processes,
+            {name: lengths.waiting for name, lengths in found.queues.items()},
+            found.at,
+            settings.timezone,
+            ever_ran=ever_ran,
         )
-        return replace(snapshot, processes=processes, alerts=alerts)
-
-    def _with_leases(self, snapshot: Snapshot) -> Snapshot:
-        try:
-            return replace(snapshot, leases=self.leases(), leases_complete=True)
-        except (HousekeepingError, PeeweeException) as error:
-            if error_line(error) not in " ".join(snapshot.errors):
-                snapshot.errors.append(error_line(error))
-        try:
-            return replace(snapshot, leases=held_leases(None, self.settings.namespace))
-        except (HousekeepingError, PeeweeException):  # listed in `errors` already
-            return snapshot
+        with _noting(found.errors):
+            found.leases, found.leases_complete = self.leases(), True
+        if not found.leases_complete:
+            with _noting(found.errors):
+                found.leases = held_leases(None, settings.namespace)
+        return found
 
 
-def _rows() -> Any:
-    return Run.select(Run, HEARTBEAT_AGE_S.alias("heartbeat_age_s"))
-
-
-def last_rows(worker: str, number: int = RUNS) -> list[Any]:
-    """Return the worker's newest rows of the ledger, including skipped and missed ticks."""
-    rows: Any = _rows().where(Run.worker == worker).order_by(Run.id.desc()).limit(number)
-    return list(rows)
-
-
-def run_row(run_id: int) -> Any:
-    """Return a row of the ledger, or `None`."""
-    return _rows().where(Run.id == run_id).first()
-
-
-def attempts_of(run: Any, number: int = 100) -> list[Any]:
-    """Return all attempts at the run's message or tick, oldest first, including the run itself."""
-    same = Run.id == run.id
-    if run.message_id is not None:
-        same |= Run.message_id == run.message_id
-    if run.tick is not None:
-        same |= Run.tick == run.tick
-    rows: Any = _rows().where((Run.worker == run.worker) & same).order_by(Run.id).limit(number)
-    return list(rows)
-
-
-def last_changes(worker: str, number: int = 10) -> list[Any]:
-    """Return the worker's override changes, newest first."""
-    rows: Any = (
-        SwitchChange.select().where(SwitchChange.worker == worker).order_by(SwitchChange.id.desc()).limit(number)
-    )
-    return list(rows)
-
-
-def _have_processes_run() -> bool:
-    """Return whether the ledger has a run of a worker process; assumed if it cannot be read."""
+@contextmanager
+def _noting(errors: list[str], consequence: str = "") -> Iterator[None]:
+    """Note why the block failed, unless that is known already."""
     try:
-        with translate_postgres_errors():
-            return runs.any_by_a_worker_process()
-    except (HousekeepingError, PeeweeException):
-        return True
+        yield
+    except (HousekeepingError, PeeweeException) as error:
+        line = error_line(error)
+        if line not in " ".join(errors):
+            errors.append(f"{line}{consequence}")

@@ -24,9 +24,8 @@ from housekeeping.presentation.time_parsing import parse_since
 from housekeeping.presentation.workers import find_worker
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.counts import in_order
-from housekeeping.sweeps.insight.explain_outcome import Explanation
-from housekeeping.sweeps.insight.explain_run import explain_run
-from housekeeping.sweeps.insight.run_state import outcome_in_words
+from housekeeping.sweeps.insight.explain import Explanation, explain_run
+from housekeeping.sweeps.insight.status import outcome_in_words
 from housekeeping.sweeps.ledger import history
 from housekeeping.sweeps.ledger.history import RUNNING, RunRecord
 from housekeeping.sweeps.ledger.runs import Outcome

@@ -24,13 +24,12 @@ from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.presentation.descriptions import describe_override
 from housekeeping.presentation.formatting import format_run_counts, format_time
 from housekeeping.sweeps.engine.rejection_store import Standing
-from housekeeping.sweeps.insight.run_state import outcome_in_words
-from housekeeping.sweeps.insight.status import WorkerStatus, worker_status
+from housekeeping.sweeps.insight.status import WorkerStatus, outcome_in_words, worker_status
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
 from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.sweeps.processes.alerts import process_alerts
-from housekeeping.sweeps.processes.liveness import Processes, read_processes
+from housekeeping.sweeps.processes.heartbeats import Processes, read_processes
 
 _WIDTH: Final = 200  # characters of a reason
 _ALERT_WIDTH: Final = 2_000  # characters; only the error of another program is longer

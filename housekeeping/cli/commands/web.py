@@ -32,9 +32,8 @@ def web(host: str, port: int) -> None:
     Requires the extra "web".
     """
     try:
-        from housekeeping.web.application import create_app
+        from housekeeping.web.application import create_app, server
         from housekeeping.web.security import is_loopback
-        from housekeeping.web.serving import server
     except ModuleNotFoundError as error:
         raise SettingsError(f"{error.name} is not installed: {how_to_install('web')}") from None
     settings, sweeps = load_workers()

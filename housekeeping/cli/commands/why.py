@@ -22,11 +22,10 @@ from housekeeping.presentation.formatting import format_time
 from housekeeping.presentation.time_parsing import parse_past_time
 from housekeeping.presentation.workers import find_worker
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.explain_outcome import Attempt, Explanation, WasSent, meaning_of
-from housekeeping.sweeps.insight.explain_outcome import why as explain_tick
-from housekeeping.sweeps.insight.explain_run import explain_run, with_newer_run
+from housekeeping.sweeps.insight.explain import Attempt, Explanation, WasSent, explain_run, meaning_of, with_newer_run
+from housekeeping.sweeps.insight.explain import why as explain_tick
 from housekeeping.sweeps.ledger.history import RunRecord
-from housekeeping.sweeps.processes.liveness import read_processes
+from housekeeping.sweeps.processes.heartbeats import read_processes
 
 #: Redis keeps 1500 ticks per worker. A worker that runs every minute has a little over a day.
 _REMEMBERED: Final = timedelta(hours=24)

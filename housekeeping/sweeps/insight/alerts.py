@@ -17,10 +17,11 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine import run_metrics
 from housekeeping.sweeps.engine.counts import CLOCK_SKEW
 from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.insight.backlog import Backlog, backlog, oldest
+from housekeeping.sweeps.insight.backlog import backlog, oldest
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.limits.breaker import in_numbers, is_exceeded
 from housekeeping.sweeps.limits.first_run import AT_LEAST, UNCONFIRMED, in_words
+from housekeeping.sweeps.stages.stage import Backlog
 
 logger = named_logger(__name__)
 

@@ -20,8 +20,7 @@ from housekeeping.sweeps.checks.unique_keys import stages_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.counts import initial_counts
 from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.insight.backlog import first_of
-from housekeeping.sweeps.insight.throughput import last_ended, pace
+from housekeeping.sweeps.insight.backlog import first_of, last_ended, pace
 from housekeeping.sweeps.limits.first_run import Unconfirmed, check_first_run
 from housekeeping.sweeps.stages.stage import Backlog, Stage, StagePlan, as_cursor
 

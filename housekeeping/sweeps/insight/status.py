@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -27,13 +27,12 @@ from housekeeping.sweeps.insight.alerts import (
     recent_runs_alerts,
     run_alerts,
 )
-from housekeeping.sweeps.insight.backlog import Backlog, backlog, oldest
-from housekeeping.sweeps.insight.run_state import HEARTBEAT_AGE_S
-from housekeeping.sweeps.insight.throughput import Rates, last_ended, rates
+from housekeeping.sweeps.insight.backlog import Rates, backlog, last_ended, oldest, rates
+from housekeeping.sweeps.ledger import history, runs
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.overrides import Override, override_of
 from housekeeping.sweeps.ledger.runs import STOPPED
-from housekeeping.sweeps.stages.stage import as_cursor
+from housekeeping.sweeps.stages.stage import Backlog, as_cursor
 
 State = Literal["on", "paused", "narrow", "disabled", "not_set_up"]
 
@@ -60,16 +59,16 @@ class WorkerStatus:
     state: State
     switch: Override | None
     schedule: str | None
-    next_tick: datetime | None
     last_run: dict[str, Any] | None
     last_success: datetime | None
-    rates: Rates | None
-    waiting: Backlog | None
-    oldest: Any
-    alarms: list[Alert]
+    problem: SetupProblem | None = None
+    next_tick: datetime | None = None
+    rates: Rates | None = None
+    waiting: Backlog | None = None
+    oldest: Any = None
+    alarms: list[Alert] = field(default_factory=list)
     rejected: Sequence[Standing] = ()
     rejected_more: int = 0
-    problem: SetupProblem | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return one element of ``workers`` in ``housekeeping status --json``."""
@@ -115,10 +114,12 @@ def worker_status(sweep: Sweep, now: datetime, zone: Any) -> WorkerStatus:
     Raises:
       peewee.PeeweeException, DatabaseUnavailable: The database does not answer.
     """
-    last = last_run(sweep)
-    problem = sweep.lacks()
+    last, problem, switch = last_run(sweep), sweep.lacks(), override_of(sweep.name)
+    status = WorkerStatus(
+        sweep.name, state_of(sweep, switch, problem), switch, sweep.schedule, last, _last_success(sweep), problem
+    )
     if problem is not None:
-        return _not_set_up(sweep, last, problem)
+        return status
     waiting, first = None, None
     alerts: list[Alert] = []
     try:
@@ -130,41 +131,16 @@ def worker_status(sweep: Sweep, now: datetime, zone: Any) -> WorkerStatus:
             raise
         if sweep.enabled:
             alerts.append(Alert("unseen", f"{UNKNOWN_BACKLOG}: {error_line(error)}"))
-    switch = override_of(sweep.name)
     rejected, rejected_more = standing(sweep.name)
-    return WorkerStatus(
-        sweep.name,
-        state_of(sweep, switch),
-        switch,
-        sweep.schedule,
-        next_tick(sweep, now, zone),
-        last,
-        _last_success(sweep),
-        rates(last_ended(sweep)),
-        waiting,
-        first,
-        [*alerts, *_last_run_alerts(sweep, switch, last, now, zone)],
-        rejected,
-        rejected_more,
-    )
-
-
-def _not_set_up(sweep: Sweep, last: dict[str, Any] | None, problem: SetupProblem) -> WorkerStatus:
-    return WorkerStatus(
-        sweep.name,
-        "not_set_up",
-        override_of(sweep.name),
-        sweep.schedule,
-        None,
-        last,
-        _last_success(sweep),
-        rates=None,
-        waiting=None,
-        oldest=None,
-        alarms=[],
-        rejected=[],
-        rejected_more=0,
-        problem=problem,
+    return replace(
+        status,
+        next_tick=next_tick(sweep, now, zone),
+        rates=rates(last_ended(sweep)),
+        waiting=waiting,
+        oldest=first,
+        alarms=[*alerts, *_last_run_alerts(sweep, switch, last, now, zone)],
+        rejected=rejected,
+        rejected_more=rejected_more,
     )
 
 
@@ -190,14 +166,9 @@ def _last_run_alerts(
 
 def _last_success(sweep: Sweep) -> datetime | None:
     succeeded = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason.not_in(STOPPED)))
-    last = (
-        Run.select(Run.finished_at)
-        .where((Run.worker == sweep.name) & succeeded)
-        .order_by(Run.id.desc())
-        .limit(1)
-        .first()
-    )
-    return None if last is None else last.finished_at
+    last = Run.select(Run.finished_at).where((Run.worker == sweep.name) & succeeded).order_by(Run.id.desc())
+    ended_at: datetime | None = last.limit(1).scalar()
+    return ended_at
 
 
 def last_run(sweep: Sweep) -> dict[str, Any] | None:
@@ -205,20 +176,33 @@ def last_run(sweep: Sweep) -> dict[str, Any] | None:
 
     `outcome` is None while the run is open; `heartbeat_age_s` then says whether it is running or lost.
     """
-    found = Run.select(Run, HEARTBEAT_AGE_S.alias("heartbeat_age_s")).where(Run.worker == sweep.name)
-    run: Any = found.order_by(Run.id.desc()).limit(1).first()
-    if run is None:
-        return None
-    ended = run.finished_at
-    return {
-        "run_id": run.id,
-        "outcome": run.outcome,
-        "reason": run.reason,
-        "trigger": run.trigger,
-        "tick": run.tick.isoformat() if run.tick else None,
-        "started_at": run.started_at.isoformat(),
-        "duration_s": round((ended - run.started_at).total_seconds(), 3) if ended else None,
-        "counts": in_order(sweep, run.counts),
-        "error": run.error,
-        "heartbeat_age_s": None if run.outcome else round(float(run.heartbeat_age_s), 3),
-    }
+    for run in history.recent(worker=sweep.name, limit=1):
+        return {
+            "run_id": run.run_id,
+            "outcome": run.outcome,
+            "reason": run.reason,
+            "trigger": run.trigger,
+            "tick": run.tick.isoformat() if run.tick else None,
+            "started_at": run.started_at.isoformat(),
+            "duration_s": None if run.duration_s is None else round(run.duration_s, 3),
+            "counts": in_order(sweep, run.counts),
+            "error": run.error,
+            "heartbeat_age_s": None if run.silent_s is None else round(run.silent_s, 3),
+        }
+    return None
+
+
+def is_lost(outcome: str | None, heartbeat_age_s: float | None) -> bool:
+    """Whether a run is open and has missed three heartbeats."""
+    return outcome is None and heartbeat_age_s is not None and heartbeat_age_s > runs.SILENCE.total_seconds()
+
+
+def outcome_in_words(outcome: str | None, heartbeat_age_s: float | None) -> str:
+    """Return a run's outcome; of an open run whether it is running or lost.
+
+    Parameters:
+      heartbeat_age_s: The age of its last heartbeat in seconds; None: unknown.
+    """
+    if is_lost(outcome, heartbeat_age_s):
+        return f"lost? no heartbeat for {heartbeat_age_s:,.0f} s"
+    return outcome or "running"

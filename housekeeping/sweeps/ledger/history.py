@@ -102,6 +102,12 @@ def attempts_of(record: RunRecord) -> list[RunRecord]:
     return [_record(run) for run in rows]
 
 
+def at_tick(worker: str, tick: datetime) -> list[RunRecord]:
+    """Return all attempts at a tick of the worker, oldest first."""
+    rows = _rows().where((Run.worker == worker) & (Run.tick == tick)).order_by(Run.id).limit(_ATTEMPTS)
+    return [_record(run) for run in rows]
+
+
 def took_over_from(record: RunRecord) -> list[int]:
     """Return the lost runs that this run closed when it began."""
     if record.outcome in _NEVER_BEGAN:

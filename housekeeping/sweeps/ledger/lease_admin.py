@@ -16,8 +16,8 @@ from housekeeping.database.connection import database, sqlstate, translate_postg
 from housekeeping.leases.fencing import Lease
 from housekeeping.leases.lease_token import holder_of
 from housekeeping.leases.store import RedisLeaseStore
-from housekeeping.sweeps.insight.run_state import HEARTBEAT_AGE_S
 from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.processes.heartbeats import seconds_since
 
 #: Holder stored in the database for a lease released by hand.
 RELEASED: Final = "released by hand"
@@ -188,7 +188,7 @@ def _known(keys: list[str]) -> dict[str, _Epoch]:
     keys = [key for key in keys if "\0" not in key]
     open_runs = Run.outcome.is_null() & Run.epoch.is_null(False)
     with translate_postgres_errors():
-        rows: Any = Run.select(Run.worker, Run.epoch, Run.id, HEARTBEAT_AGE_S).where(open_runs).tuples()
+        rows: Any = Run.select(Run.worker, Run.epoch, Run.id, seconds_since(Run.heartbeat_at)).where(open_runs).tuples()
         runs = {(worker, epoch): (run_id, float(silent_s)) for worker, epoch, run_id, silent_s in rows}
         leases: Any = (
             Lease.select(Lease.key, Lease.epoch, Lease.holder)

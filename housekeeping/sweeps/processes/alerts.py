@@ -10,7 +10,7 @@ from housekeeping.core.cron import Cron
 from housekeeping.core.wording import counted, format_duration
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.alerts import Alert
-from housekeeping.sweeps.processes.liveness import Process, Processes
+from housekeeping.sweeps.processes.heartbeats import Process, Processes
 
 NO_WORKER: Final = "no_worker"
 NO_SCHEDULER: Final = "no_scheduler"

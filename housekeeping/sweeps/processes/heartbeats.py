@@ -1,17 +1,20 @@
-"""Heartbeats of worker and scheduler processes, as they are written to Redis and to the table `processes`."""
+"""Heartbeats of worker and scheduler processes in Redis and in the table `processes`: which processes are alive."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
 import pydantic
 import redis
-from peewee import SQL, NodeList, fn
+from peewee import SQL, NodeList, PeeweeException, fn
 
-from housekeeping.database.connection import database
+from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.redis_client import translate_redis_errors
+from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.sweeps.ledger.models import NOW, ProcessRow
 
 #: Interval between the heartbeats of a process.
@@ -23,6 +26,7 @@ KEPT_FOR: Final = timedelta(days=1)
 _LISTED: Final = 1000  # entries that one reading returns at most, the newest ones
 _MAX_S: Final = 1e9  # seconds; about 30 years
 _CLOCK_STEP_S: Final = 60  # a time further in the future is not the server's own
+_DEAD_SHOWN: Final = 10  # dead processes that are listed; a process that is killed again and again leaves many
 
 #: KEYS: sorted set of the times of the last heartbeats, hash of the heartbeats. ARGV: process id, heartbeat,
 #: seconds for which entries are kept. The times are the server's.
@@ -68,12 +72,83 @@ class Heartbeat(pydantic.BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class LastHeartbeat:
-    """The last heartbeat of a process, and its age in seconds by the clock of the server that has it."""
+class Process:
+    """One worker or scheduler process.
 
-    process_id: str
-    heartbeat: Heartbeat
+    Attributes:
+      said: Its last heartbeat.
+      heartbeat_at: The time of its last heartbeat, by the server's clock.
+      age_s: The age of that heartbeat in seconds.
+    """
+
+    said: Heartbeat
+    heartbeat_at: datetime
     age_s: float
+
+    @property
+    def started_at(self) -> datetime:
+        """Its start, by the server's clock."""
+        return self.heartbeat_at - timedelta(seconds=self.said.up_s)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not stopped, and has missed fewer than three heartbeats."""
+        return not self.said.stopped and self.age_s <= SILENCE.total_seconds()
+
+    @property
+    def name(self) -> str:
+        """Host and process id."""
+        return f"{self.said.host}:{self.said.pid}"
+
+    @property
+    def state(self) -> str:
+        """``idle``, ``busy``, or a text with the age of the last heartbeat of a dead process."""
+        if not self.alive:
+            return f"dead? no heartbeat for {self.age_s:,.0f} s"
+        return "busy" if self.said.busy else "idle"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the process as JSON values."""
+        said = self.said.model_dump(include={"kind", "host", "pid", "queues", "threads", "busy", "version"})
+        times = {"started_at": self.started_at.isoformat(), "heartbeat_at": self.heartbeat_at.isoformat()}
+        return {**said, **times, "heartbeat_age_s": round(self.age_s, 3), "alive": self.alive}
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """All processes that sent a heartbeat within a day.
+
+    Attributes:
+      every: All of them, also stopped ones, the last heartbeat first.
+      known: Whether Redis or the database could be read.
+    """
+
+    every: tuple[Process, ...] = ()
+    known: bool = True
+
+    @property
+    def listed(self) -> list[Process]:
+        """The processes that are alive, then the last ten that died without stopping."""
+        alive = [each for each in self.every if each.alive]
+        dead = [each for each in self.every if not each.alive and not each.said.stopped]
+        return sorted(alive, key=lambda each: (each.said.kind, each.name)) + dead[:_DEAD_SHOWN]
+
+    @property
+    def schedulers(self) -> list[Process]:
+        """The schedulers, the last heartbeat first."""
+        return [each for each in self.every if each.said.kind == "scheduler"]
+
+    def serving(self, queue: str) -> list[Process]:
+        """Return the workers that serve a queue, or did, the last heartbeat first."""
+        return [each for each in self.every if each.said.kind == "worker" and queue in each.said.queues]
+
+
+#: Neither Redis nor the database was read.
+UNKNOWN: Final = Processes(known=False)
+
+
+#: Process id -> the age of its last heartbeat in seconds, by the clock of the server that has it, and the heartbeat.
+LastHeartbeats = dict[str, tuple[float, Heartbeat]]
 
 
 class RedisHeartbeats:
@@ -89,18 +164,23 @@ class RedisHeartbeats:
         kept_s = int(KEPT_FOR.total_seconds())
         self._write(keys=self._keys, args=[process_id, heartbeat.model_dump_json(), kept_s])
 
-    def read(self) -> list[LastHeartbeat]:
+    def read(self) -> LastHeartbeats:
         """Return the newest heartbeats; invalid entries are passed over. Two round trips."""
         with self._client.pipeline() as pipeline:
             pipeline.time()
             pipeline.zrevrange(self._keys[0], 0, _LISTED - 1, withscores=True)
             (seconds, microseconds), times = pipeline.execute()
         if not times:
-            return []
+            return {}
         values: Any = self._client.hmget(self._keys[1], [member for member, _ in times])
         now = seconds + microseconds / 1_000_000
-        read = (_reading(member, value, now - at) for (member, at), value in zip(times, values, strict=True))
-        return [each for each in read if each is not None]
+        found: LastHeartbeats = {}
+        for (member, at), value in zip(times, values, strict=True):
+            if value is not None and -_CLOCK_STEP_S < now - at < _MAX_S:
+                process_id = member.decode(errors="backslashreplace") if isinstance(member, bytes) else member
+                with suppress(pydantic.ValidationError):
+                    found[process_id] = max(0.0, now - at), Heartbeat.model_validate_json(value)
+        return found
 
 
 def write_row(process_id: str, heartbeat: Heartbeat) -> None:
@@ -122,22 +202,17 @@ def write_row(process_id: str, heartbeat: Heartbeat) -> None:
             database.close()
 
 
-def read_rows() -> list[LastHeartbeat]:
-    """Return the newest heartbeats in the database."""
-    return list(_rows())
-
-
-def _rows() -> Iterator[LastHeartbeat]:
+def read_rows() -> LastHeartbeats:
+    """Return the newest heartbeats in the database; invalid rows are passed over."""
     age_s = seconds_since(ProcessRow.heartbeat_at)
     up_s = fn.EXTRACT(NodeList((SQL("EPOCH FROM"), ProcessRow.heartbeat_at - ProcessRow.started_at)))
     rows: Any = ProcessRow.select(ProcessRow, age_s.alias("age_s"), up_s.alias("up_s"))
+    found: LastHeartbeats = {}
     for row in rows.order_by(ProcessRow.heartbeat_at.desc()).limit(_LISTED):
         said = {name: getattr(row, name) for name in Heartbeat.model_fields if name != "up_s"}
-        try:
-            heartbeat = Heartbeat(**said, up_s=max(0.0, float(row.up_s)))
-        except pydantic.ValidationError:
-            continue
-        yield LastHeartbeat(row.id, heartbeat, max(0.0, float(row.age_s)))
+        with suppress(pydantic.ValidationError):
+            found[row.id] = max(0.0, float(row.age_s)), Heartbeat(**said, up_s=max(0.0, float(row.up_s)))
+    return found
 
 
 def seconds_since(column: Any) -> Any:
@@ -145,11 +220,27 @@ def seconds_since(column: Any) -> Any:
     return fn.EXTRACT(NodeList((SQL("EPOCH FROM"), NOW - column)))
 
 
-def _reading(member: bytes | str, value: bytes | str | None, age_s: float) -> LastHeartbeat | None:
-    process_id = member.decode(errors="backslashreplace") if isinstance(member, bytes) else member
-    if value is None or not -_CLOCK_STEP_S < age_s < _MAX_S:
-        return None
+def read_processes(client: redis.Redis | None, namespace: str, now: datetime) -> Processes:
+    """Read the heartbeats in Redis and in the database, of each process the newer one. Never raises.
+
+    Parameters:
+      client: None: Redis is not read.
+    """
+    answers = [
+        None if client is None else _read_or_none(lambda: RedisHeartbeats(client, namespace).read()),
+        None if database.obj is None else _read_or_none(read_rows),
+    ]
+    newest: LastHeartbeats = {}
+    for process_id, last in (item for answer in answers for item in (answer or {}).items()):
+        newest[process_id] = min(last, newest.get(process_id, last), key=lambda each: each[0])
+    every = [Process(said, now - timedelta(seconds=age_s), age_s) for age_s, said in newest.values()]
+    every.sort(key=lambda each: each.age_s)
+    return Processes(tuple(every), known=any(answer is not None for answer in answers))
+
+
+def _read_or_none(read: Callable[[], LastHeartbeats]) -> LastHeartbeats | None:
     try:
-        return LastHeartbeat(process_id, Heartbeat.model_validate_json(value), max(0.0, age_s))
-    except pydantic.ValidationError:
-        return None
+        with translate_redis_errors(), translate_postgres_errors():
+            return read()
+    except (HousekeepingError, PeeweeException):
+        return None  # the caller reads more of that server and reports it as away

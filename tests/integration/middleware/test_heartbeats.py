@@ -30,7 +30,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def read(redis_client: redis.Redis, settings: Settings) -> Callable[[], list[Heartbeat]]:
-    return lambda: [each.heartbeat for each in RedisHeartbeats(redis_client, settings.namespace).read()]
+    return lambda: [said for _, said in RedisHeartbeats(redis_client, settings.namespace).read().values()]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from flask import Flask
 
-from housekeeping.web.serving import server
+from housekeeping.web.application import server
 
 _PATIENCE_S = 30.0
 

@@ -14,7 +14,7 @@ from housekeeping.leases.lease_token import new_token
 from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.ledger.models import Lease, Run
 from housekeeping.sweeps.ledger.overrides import override_of
-from housekeeping.web import plan as planning
+from housekeeping.web import application
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.integration.web.conftest import WORKER, LogIn, form_token
 
@@ -76,7 +76,7 @@ def test_plan_page_shows_counts_and_changes_nothing(client: FlaskClient) -> None
 
 
 def test_plan_page_counts_up_to_its_limit(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_COUNTED", 2)
+    monkeypatch.setattr(application, "_COUNTED", 2)
     UserStatus.insert_many(
         [{"user_id": each, "clear_status_at": NOW - timedelta(hours=1)} for each in (1, 2, 3)]
     ).execute()
@@ -100,7 +100,7 @@ def test_second_plan_at_the_same_time_is_rejected_at_once(client: FlaskClient, m
         beside.append(client.application.test_client().get(f"{PATH}/plan"))
         return plan(*given, **named)
 
-    monkeypatch.setattr("housekeeping.web.plan.make_plan", meanwhile)
+    monkeypatch.setattr("housekeeping.web.application.make_plan", meanwhile)
 
     first = client.get(f"{PATH}/plan")
 

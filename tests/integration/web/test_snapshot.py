@@ -26,7 +26,7 @@ class SlowCache(SnapshotCache):
 
     def _read(self) -> Snapshot:
         self.reads += 1
-        result = Snapshot(datetime(2026, 11, 20, tzinfo=UTC) + timedelta(hours=self.reads), {}, {}, {}, [], False, [])
+        result = Snapshot(datetime(2026, 11, 20, tzinfo=UTC) + timedelta(hours=self.reads))
         if self.reads > 1:
             self.started.set()
             assert self.finish.wait(PATIENCE_S)

@@ -7,8 +7,7 @@ import pytest
 
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.processes.alerts import process_alerts
-from housekeeping.sweeps.processes.heartbeats import Heartbeat
-from housekeeping.sweeps.processes.liveness import UNKNOWN, Process, Processes
+from housekeeping.sweeps.processes.heartbeats import UNKNOWN, Heartbeat, Process, Processes
 
 NOW = datetime(2026, 11, 20, 12, 0, 30, tzinfo=UTC)
 
@@ -22,8 +21,7 @@ def process(kind: str, age_s: float = 1.0, **more: Any) -> Process:
     if kind == "worker":
         said.setdefault("queues", ["cronjob"])
     heartbeat = Heartbeat(**said)
-    heartbeat_at = NOW - timedelta(seconds=age_s)
-    return Process(heartbeat, heartbeat_at - timedelta(seconds=heartbeat.up_s), heartbeat_at, age_s)
+    return Process(heartbeat, NOW - timedelta(seconds=age_s), age_s)
 
 
 def alerts(*processes: Process, waiting: dict[str, int] | None = None, **more: Any) -> list[str]:

@@ -9,10 +9,9 @@ import pytest
 
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.explain_outcome import Explanation, why
+from housekeeping.sweeps.insight.explain import Explanation, why
 from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.processes.heartbeats import Heartbeat
-from housekeeping.sweeps.processes.liveness import Process, Processes
+from housekeeping.sweeps.processes.heartbeats import Heartbeat, Process, Processes
 from housekeeping.sweeps.stages.actions import Delete
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 
@@ -192,7 +191,7 @@ def test_tick_older_than_the_ledger_is_unknown(sweep: Sweep, recorded: Recorded)
 
 def scheduler(age_s: float) -> Process:
     said = Heartbeat(kind="scheduler", host="a", pid=7, version="1", up_s=0.0)
-    return Process(said, NOW, NOW - timedelta(seconds=age_s), age_s)
+    return Process(said, NOW - timedelta(seconds=age_s), age_s)
 
 
 @pytest.mark.parametrize(("sent", "outcome"), [(False, "not_sent"), (None, "unknown")])

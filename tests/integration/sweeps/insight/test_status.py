@@ -10,8 +10,8 @@ import pytest
 
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.rejection_store import Rejected, record
+from housekeeping.sweeps.insight.backlog import Rates
 from housekeeping.sweeps.insight.status import worker_status
-from housekeeping.sweeps.insight.throughput import Rates
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Run, Switch
 from housekeeping.sweeps.ledger.overrides import Override, overrides, switch

@@ -7,8 +7,8 @@ import pytest
 
 from housekeeping.cli.commands.plan import _print
 from housekeeping.database.connection import Database
+from housekeeping.sweeps.insight.backlog import Rates, last_ended, pace, rates
 from housekeeping.sweeps.insight.plan import plan
-from housekeeping.sweeps.insight.throughput import Rates, last_ended, pace, rates
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import ManualClock
 from housekeeping.workers.user_status_cleanup.worker import sweep

@@ -14,7 +14,7 @@ from housekeeping.core.clock import SystemClock
 from housekeeping.core.errors import ClocksDiffer
 from housekeeping.database.clock_skew import database_now
 from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.explain_outcome import why
+from housekeeping.sweeps.insight.explain import why
 from housekeeping.sweeps.insight.plan import dry_run, plan
 from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.ledger import runs

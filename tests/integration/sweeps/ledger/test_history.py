@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from housekeeping.database.connection import Database, database
-from housekeeping.sweeps.insight.explain_run import explain_run
+from housekeeping.sweeps.insight.explain import explain_run
 from housekeeping.sweeps.ledger import history, runs
 from housekeeping.sweeps.ledger.models import NOW, Run
 

@@ -16,7 +16,7 @@ from housekeeping.core.settings import BreakerSettings, WorkerSettings
 from housekeeping.database.connection import Database, database
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.explain_outcome import why
+from housekeeping.sweeps.insight.explain import why
 from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.ledger.models import NOW, Run
 from housekeeping.sweeps.ledger.runs import Counts

@@ -15,7 +15,7 @@ from peewee import BigAutoField, BooleanField
 from housekeeping.database.connection import Database, database
 from housekeeping.sweeps import BaseModel, Breaker, Delete, Sweep, TableStage, UtcDateTimeField, run_sweep
 from housekeeping.sweeps.insight.alerts import Alert
-from housekeeping.sweeps.insight.explain_outcome import why
+from housekeeping.sweeps.insight.explain import why
 from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.ledger.models import Run

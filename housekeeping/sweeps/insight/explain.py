@@ -1,9 +1,9 @@
-"""Explanation of a tick's outcome, from the ledger."""
+"""Explanations, from the ledger: what became of a tick, why a run began, how it ended and what comes next."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta, tzinfo
 from typing import Any, Final
 
@@ -12,19 +12,24 @@ from peewee import fn
 from housekeeping.core.cron import Cron
 from housekeeping.core.wording import counted
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.run_state import HEARTBEAT_AGE_S, is_lost, outcome_in_words
+from housekeeping.sweeps.insight.status import next_tick, outcome_in_words
+from housekeeping.sweeps.ledger import history
+from housekeeping.sweeps.ledger.history import RunRecord
 from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.ledger.overrides import override_of
 from housekeeping.sweeps.limits.first_run import UNCONFIRMED, in_words
 from housekeeping.sweeps.processes.alerts import no_living_scheduler, no_living_worker
-from housekeeping.sweeps.processes.liveness import UNKNOWN, Processes
+from housekeeping.sweeps.processes.heartbeats import UNKNOWN, Processes
 
 #: Normal delay of a tick: it is sent within its minute, and a worker receives it at once.
 _SOON: Final = timedelta(minutes=2)
-_MAX_ATTEMPTS: Final = 100  # of one tick, which has 25 retries
-_OPEN: Final = ("running", "silent")  # outcomes of attempts that have not ended
 
 _MADE_UP: Final = (
     "The next scheduler that starts catches up the latest tick (HOUSEKEEPING_CATCH_UP) and records the others as missed"
+)
+_NOT_TAKEN: Final = (
+    "and no worker has taken it: is `housekeeping worker` alive, and for this queue? "
+    "Look at the queues in `housekeeping status` (the tick before a first start of a scheduler counts as sent)"
 )
 
 #: Meaning of a recorded reason, with what to do about it.
@@ -54,17 +59,21 @@ REASONS: Final = {
     "retry_waits": "a retry of this worker was already waiting and does the same work",
 }
 
+#: What started a run, by its trigger.
+_ORIGINS: Final = {
+    "schedule": "the schedule sent it",
+    "enqueue": "it was enqueued, by the application or by housekeeping enqueue",
+    "cli": "it was started by hand: housekeeping run",
+    "parent": "another worker's run enqueued it",
+}
+
 #: Whether a scheduler has sent a tick's message; None: unknown.
 WasSent = Callable[[datetime], bool | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One run of the ledger; `outcome` is ``running`` while it is open, ``silent`` without heartbeats.
-
-    Attributes:
-      heartbeat_age_s: Of an open run, the age of its last heartbeat in seconds; None: it has ended.
-    """
+    """One run of the ledger; `outcome` is ``running`` while it is open, ``silent`` without heartbeats."""
 
     run_id: int
     trigger: str
@@ -77,7 +86,7 @@ class Attempt:
     heartbeat_age_s: float | None = None
 
     def __str__(self) -> str:
-        return outcome_in_words(None if self.outcome in _OPEN else self.outcome, self.heartbeat_age_s)
+        return outcome_in_words(None if self.outcome in ("running", "silent") else self.outcome, self.heartbeat_age_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,7 @@ class Explanation:
     """Explanation of one tick or run.
 
     Attributes:
-      tick: The tick in UTC; None when the worker has no schedule.
+      tick: In UTC; None when the worker has no schedule.
       outcome: The outcome of the last attempt, or ``missed``, ``not_a_tick``, ``not_yet``, ``waiting``, ``not_sent``,
         ``unknown``.
       meaning: The reason as text, with what to do.
@@ -124,28 +133,22 @@ def why(
     Parameters:
       tick: The nominal time, any moment of its minute. None: the latest tick, or the last run of a worker without a
         schedule.
-      now: The current time.
-      zone: The time zone of the schedule.
       was_sent: Called for a tick without a row in the ledger.
-      processes: The worker and scheduler processes.
     """
     name = sweep.name
     cron = Cron(sweep.schedule, zone) if sweep.schedule else None
     if tick is None:
         if cron is None or not sweep.enabled:
-            return _last_run(sweep, now)
+            return _last_run(sweep)
         tick = cron.latest(now)
     else:
         tick = tick.replace(second=0, microsecond=0)
-    attempts = _attempts(sweep, Run.tick == tick)
-    if attempts:
-        last = attempts[-1]
-        return Explanation(name, tick, last.outcome, meaning_of(name, last), attempts)
+    if attempts := [_attempt(each) for each in history.at_tick(name, tick)]:
+        return Explanation(name, tick, attempts[-1].outcome, meaning_of(name, attempts[-1]), attempts)
     if cron is not None and cron.latest(tick) != tick:
         nearest = f"the ticks around it are {cron.latest(tick):%Y-%m-%d %H:%M} and {cron.next(tick):%Y-%m-%d %H:%M} UTC"
         return Explanation(name, tick, "not_a_tick", f"{sweep.schedule!r} does not fire at this minute; {nearest}", [])
-    gap = _gap_around(name, tick, cron)
-    if gap is not None:
+    if (gap := _gap_around(name, tick, cron)) is not None:
         return Explanation(name, tick, "missed", REASONS["no_scheduler"], [gap])
     return Explanation(name, tick, *_without_a_row(sweep, tick, now, was_sent, processes), [])
 
@@ -155,8 +158,7 @@ def _without_a_row(
 ) -> tuple[str, str]:
     if not sweep.enabled:
         return "unknown", REASONS["disabled"]
-    problem = sweep.lacks()
-    if problem is not None:
+    if (problem := sweep.lacks()) is not None:
         return "unknown", f"{REASONS['not_set_up']} ({problem.text})"
     if sweep.schedule is None:
         return "unknown", "this worker has no schedule: it runs when it is enqueued or run by hand"
@@ -164,20 +166,15 @@ def _without_a_row(
         return "not_yet", "this tick is in the future"
     sent = was_sent(tick)
     no_worker, no_scheduler = no_living_worker(processes, sweep.queue), no_living_scheduler(processes)
-    if sent and no_worker:
-        return "waiting", f"it was sent, but {no_worker}"
     if sent:
-        return "waiting", (
-            "it was sent, and no worker has taken it: is `housekeeping worker` alive, and for this queue? "
-            "Look at the queues in `housekeeping status` (the tick before a first start of a scheduler counts as sent)"
-        )
+        return "waiting", f"it was sent, {f'but {no_worker}' if no_worker else _NOT_TAKEN}"
     if no_scheduler:
         # Without Redis, a scheduler may have sent it before it died.
         return "unknown" if sent is None else "not_sent", f"{no_scheduler}. {_MADE_UP}"
     if now - tick < _SOON:
         return "waiting", "it is being sent, or its message waits in the queue; look again in a minute"
     if sent is not None:
-        return "not_sent", (f"no scheduler has sent it: is the process `housekeeping scheduler` alive? {_MADE_UP}")
+        return "not_sent", f"no scheduler has sent it: is the process `housekeeping scheduler` alive? {_MADE_UP}"
     first = Run.select(fn.MIN(Run.started_at)).where(Run.worker == sweep.name).scalar()
     if first is not None and tick < first:
         return "unknown", "the ledger does not reach back so far: old runs are removed after 30 days"
@@ -187,50 +184,98 @@ def _without_a_row(
     )
 
 
-def _last_run(sweep: Sweep, now: datetime) -> Explanation:
-    last = Run.select(fn.MAX(Run.id)).where(Run.worker == sweep.name).scalar()
-    attempts = _attempts(sweep, Run.id == last) if last is not None else []
+def _last_run(sweep: Sweep) -> Explanation:
     idle = REASONS["disabled"] if not sweep.enabled else "this worker has no schedule"
-    if not attempts:
-        return Explanation(sweep.name, None, "unknown", f"{idle}, and it never ran", [])
-    return Explanation(
-        sweep.name,
-        None,
-        attempts[-1].outcome,
-        f"{idle}; its last run: {meaning_of(sweep.name, attempts[-1])}",
-        attempts,
-    )
-
-
-def _attempts(sweep: Sweep, which: Any) -> list[Attempt]:
-    rows = (
-        Run.select(Run, HEARTBEAT_AGE_S.alias("heartbeat_age_s"))
-        .where((Run.worker == sweep.name) & which)
-        .order_by(Run.id)
-        .limit(_MAX_ATTEMPTS)
-    )
-    return [_attempt(run) for run in rows]
-
-
-def _attempt(run: Any) -> Attempt:
-    """Return a row of the ledger, selected with its `heartbeat_age_s`."""
-    age_s = None if run.outcome else round(float(run.heartbeat_age_s), 3)
-    outcome = run.outcome or ("silent" if is_lost(run.outcome, age_s) else "running")
-    return Attempt(
-        run.id, run.trigger, outcome, run.reason, run.started_at, run.finished_at, run.counts, run.error, age_s
-    )
+    for last in map(_attempt, history.recent(worker=sweep.name, limit=1)):
+        meaning = f"{idle}; its last run: {meaning_of(sweep.name, last)}"
+        return Explanation(sweep.name, None, last.outcome, meaning, [last])
+    return Explanation(sweep.name, None, "unknown", f"{idle}, and it never ran", [])
 
 
 def _gap_around(worker: str, tick: datetime, cron: Cron | None) -> Attempt | None:
     """Return the row of the recorded gap that includes this tick; None without one."""
-    after = (Run.worker == worker) & (Run.tick > tick)
-    run = Run.select().where(after).order_by(Run.tick, Run.id).limit(1).first()
-    if run is None or run.outcome != "missed":
+    following = Run.select(fn.MIN(Run.tick)).where((Run.worker == worker) & (Run.tick > tick)).scalar()
+    row = None if following is None else history.at_tick(worker, following)[0]
+    if row is None or row.outcome != "missed":
         return None
-    missed = run.counts.get("missed", 0)
-    if cron is not None and cron.count(tick, run.tick, missed) >= missed:
-        return None  # the gap begins after this tick
-    return _attempt(run)
+    missed = row.counts.get("missed", 0)
+    # Otherwise the gap begins after this tick.
+    return _attempt(row) if cron is None or cron.count(tick, following, missed) < missed else None
+
+
+def explain_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzinfo) -> Explanation:
+    """Explain one run.
+
+    Parameters:
+      sweep: Its worker; None for one that is no longer declared.
+    """
+    attempts, explained = history.attempts_of(record), _attempt(record)
+    tick = None if sweep is None else next_tick(sweep, now, zone)
+    steps = [_follow_up(record, attempts), None if tick is None else f"the next tick is {tick:%Y-%m-%d %H:%M} UTC"]
+    if sweep is not None and not sweep.enabled:
+        steps.append("the worker is disabled in HOUSEKEEPING_WORKERS")
+    elif (override := override_of(record.worker)) is not None and override.state == "paused":
+        steps.append(f"the worker is paused, and its runs are skipped: housekeeping resume {record.worker}")
+    return Explanation(
+        record.worker,
+        record.tick,
+        explained.outcome,
+        meaning_of(record.worker, explained),
+        [_attempt(each) for each in attempts],
+        run_id=record.run_id,
+        origin=_origin(record),
+        next_step="; ".join(filter(None, steps)) or None,
+    )
+
+
+def with_newer_run(explanation: Explanation) -> Explanation:
+    """Add the worker's latest run, if it belongs to no tick and began after the last attempt at this tick."""
+    tick, attempts = explanation.tick, explanation.attempts
+    for latest in history.recent(worker=explanation.worker, limit=1):
+        if latest.tick is None and tick is not None:
+            newer = latest.run_id > attempts[-1].run_id if attempts else latest.started_at > tick
+            return replace(explanation, newer_run=_attempt(latest)) if newer else explanation
+    return explanation
+
+
+def _attempt(record: RunRecord) -> Attempt:
+    return Attempt(
+        record.run_id,
+        record.trigger,
+        record.outcome or ("silent" if record.lost else "running"),
+        record.reason,
+        record.started_at,
+        record.finished_at,
+        record.counts,
+        record.error,
+        None if record.silent_s is None else round(record.silent_s, 3),
+    )
+
+
+def _origin(record: RunRecord) -> str:
+    origin = _ORIGINS.get(record.trigger, record.trigger)
+    if record.tick is not None:
+        origin += f" for the tick {record.tick:%Y-%m-%d %H:%M} UTC"
+    if lost := history.took_over_from(record):
+        origin += f"; it took over from lost {'run' if len(lost) == 1 else 'runs'} {', '.join(map(str, lost))}"
+    return origin
+
+
+def _follow_up(record: RunRecord, attempts: list[RunRecord]) -> str | None:
+    """Return what happens to the work that this run left; None if it left none."""
+    if record.outcome in ("done", "skipped", "missed") or (record.outcome is None and not record.lost):
+        return None
+    taker = history.taken_over_by(record)
+    if taker is not None:
+        return f"run {taker} took over"
+    later = next((each.run_id for each in attempts if each.run_id > record.run_id), None)
+    if later is not None:
+        return f"the next attempt at its message is run {later}"
+    if record.outcome is None and record.message_id is not None:
+        return "its message is delivered again, and that attempt takes over"
+    if record.outcome == "failed" and record.message_id is not None and record.reason != "breaker":
+        return "its message is retried, and after the last retry it is in housekeeping deadletters list"
+    return "the next run does the rest"
 
 
 def meaning_of(worker: str, attempt: Attempt) -> str:
