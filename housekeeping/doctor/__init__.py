@@ -1,8 +1,12 @@
-"""Checks of an installation. `examine` runs one module per subject; each yields findings and changes nothing."""
+"""Checks of an installation. `examine` runs one module per subject; each yields findings and changes nothing.
+
+`grants` has the rights that the workers need.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import redis
 from peewee import PeeweeException
@@ -10,24 +14,14 @@ from peewee import PeeweeException
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
-from housekeeping.doctor import (
-    brokers,
-    columns,
-    external,
-    indexes,
-    outbox,
-    partitions,
-    postgres,
-    processes,
-    redis_server,
-    references,
-    tables,
-    unique_keys,
-    web_token,
-)
+from housekeeping.doctor import brokers, columns, postgres, redis_server, stages, tables
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.family_setup import by_problem, problems_of
-from housekeeping.sweeps.insight.diagnostics import Finding
+from housekeeping.sweeps.registry import Finding
+from housekeeping.workers import families
+
+#: Random characters that cannot be guessed. The dashboard does not limit attempts.
+_SAFE_LENGTH: Final = 32
 
 #: Check of one subject. Checks run in an order in which each depends on the earlier ones.
 Check = Callable[[Settings, dict[str, Sweep]], Iterator[Finding]]
@@ -47,15 +41,13 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
             "error", "postgres", "connection", "HOUSEKEEPING_DATABASE_URL is not set", "set it: postgresql://..."
         )
     else:
-        postgres_checks = (postgres, tables, partitions, columns, unique_keys, references, indexes, outbox)
-        checks += [("postgres", module.examine) for module in postgres_checks]
+        checks += [("postgres", module.examine) for module in (postgres, tables, columns, stages)]
+        checks.append(("postgres", postgres.outbox))
     if settings.redis_url is None:
         yield Finding("error", "redis", "connection", "HOUSEKEEPING_REDIS_URL is not set", "set it: redis://...")
     else:
         checks += [("redis", redis_server.examine), ("broker", brokers.examine)]
-        if settings.database_url is not None:
-            checks.append(("broker", processes.examine))
-    checks += [("outside", external.examine), ("dashboard", web_token.examine)]
+    checks += [("outside", _external), ("dashboard", web_token)]
     for problem, workers in by_problem(problems).items():
         yield Finding("fine", "workers", problem.family, f"not set up: {problem.text}; off: {', '.join(workers)}")
     unreachable: set[str] = set()
@@ -74,3 +66,21 @@ def _problems(sweeps: dict[str, Sweep]) -> dict[str, SetupProblem]:
         return problems_of(sweeps.values())
     except (HousekeepingError, PeeweeException):  # the PostgreSQL check reports it
         return {}
+
+
+def _external(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Yield findings about object stores, the folder of repositories and the git program."""
+    for family in families(settings):
+        users = [sweep.name for sweep in family.sweeps if sweep.name in sweeps]
+        if users and family.examine is not None:
+            try:
+                yield from family.examine()
+            except Exception as error:
+                yield Finding("error", users[0], "outside", f"could not be examined: {error_line(error)}")
+
+
+def web_token(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Yield a warning if the dashboard's token is short."""
+    if settings.web_token is not None and len(settings.web_token) < _SAFE_LENGTH:
+        text = f"HOUSEKEEPING_WEB_TOKEN has fewer than {_SAFE_LENGTH} characters, and attempts are not limited"
+        yield Finding("warning", "dashboard", "token", text, "set it to the output of: openssl rand -hex 32")

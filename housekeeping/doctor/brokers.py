@@ -1,4 +1,4 @@
-"""Check of the broker, its queues and dead letters."""
+"""Check of the broker, its queues, its dead letters, and the processes that serve them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from collections.abc import Iterator
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers import message_broker
-from housekeeping.brokers.queues import queue_lengths
+from housekeeping.brokers.queues import QueueLengths, queue_lengths
+from housekeeping.core.errors import SchemaMissing
+from housekeeping.core.redis_client import redis_client
 from housekeeping.core.settings import Settings
 from housekeeping.core.wording import counted
+from housekeeping.database.clock_skew import database_now
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.diagnostics import Finding
+from housekeeping.sweeps.ledger import runs, schema
+from housekeeping.sweeps.processes.alerts import NO_SCHEDULER, process_alerts
+from housekeeping.sweeps.processes.heartbeats import read_processes
+from housekeeping.sweeps.registry import Finding
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
@@ -24,6 +30,8 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         if each.dead:
             text = f"{counted(each.dead, 'dead letter')} in queue {name}"
             yield Finding("warning", "broker", "dead letters", text, "housekeeping deadletters list")
+    if settings.database_url is not None and settings.redis_url is not None:
+        yield from _processes(settings, sweeps, lengths)
 
 
 def _defaults(settings: Settings) -> Finding:
@@ -33,3 +41,21 @@ def _defaults(settings: Settings) -> Finding:
     requeue_s, kept_days = broker.heartbeat_timeout // 1000, broker.dead_message_ttl // 86_400_000
     text = f"a killed worker's messages are requeued after {requeue_s} s, dead letters are kept for {kept_days} days"
     return Finding("fine", "broker", "defaults", text)
+
+
+def _processes(settings: Settings, sweeps: dict[str, Sweep], lengths: dict[str, QueueLengths]) -> Iterator[Finding]:
+    """Yield a warning for each alert about processes, with the texts of ``housekeeping status``."""
+    try:
+        schema.require()
+    except SchemaMissing:
+        return  # the PostgreSQL check reports it
+    now = database_now()
+    processes = read_processes(redis_client(settings.require_redis_url()), settings.namespace, now)
+    waiting = {name: each.waiting for name, each in lengths.items()}
+    ever_ran = runs.any_by_a_worker_process()
+    alerts = process_alerts(sweeps.values(), processes, waiting, now, settings.timezone, ever_ran=ever_ran)
+    for alert in alerts:
+        yield Finding("warning", "processes", "scheduler" if alert.name == NO_SCHEDULER else "worker", str(alert))
+    if not alerts and processes.known:
+        alive = [f"{each.said.kind} {each.name}" for each in processes.listed if each.alive]
+        yield Finding("fine", "processes", "heartbeats", ", ".join(alive) or "no queue needs a worker")

@@ -12,8 +12,7 @@ from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
 from housekeeping.leases import fencing as fencing
-from housekeeping.sweeps.checks.needed_columns import updated_columns
-from housekeeping.sweeps.checks.touched_tables import recorded
+from housekeeping.sweeps.checks.statements import recorded, updated_columns
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import models
 from housekeeping.sweeps.registry import Family

@@ -13,7 +13,7 @@ from housekeeping.core.redis_client import redis_client, translate_redis_errors
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import ClockSkew
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.diagnostics import Finding
+from housekeeping.sweeps.registry import Finding
 
 OLDEST: Final = (6, 0)
 _EXAMINED: Final = 1000  # keys

@@ -1,4 +1,4 @@
-"""Check that the workers' tables exist, with the needed rights and with working autovacuum."""
+"""Check that the workers' tables exist and are whole, with the needed rights and with working autovacuum."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from peewee import ProgrammingError
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.core.wording import counted
+from housekeeping.database.catalog import partitioned_table_of, quoted_name
 from housekeeping.database.connection import database
 from housekeeping.doctor.grants import grants, missing_rights, tables_of, users_of
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.diagnostics import Finding
+from housekeeping.sweeps.registry import Finding
 from housekeeping.workers import families
 
 _DEAD_ROWS: Final = 100_000  # fewer do not matter, whatever their share
@@ -29,10 +30,34 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         declared = {model: name for name, model in family.models.items()}
         for table, (model, rights) in tables_of(family).items():
             yield from _table(users_of(model, enabled)[0], declared.get(model, table), model, rights)
+    yield from partitions(settings, sweeps)
+
+
+def partitions(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Yield a warning for each table of an enabled worker that is only a partition of another table."""
+    for family in families(settings):
+        users = [sweep.name for sweep in family.sweeps if sweep.name in sweeps]
+        for name, model in family.models.items():
+            if not users:
+                continue
+            try:
+                parent = partitioned_table_of(model)
+            except ProgrammingError:  # no right on the schema; `tables` reports it
+                continue
+            meta: Any = model._meta
+            if parent is not None:
+                yield Finding(
+                    "warning",
+                    users[0],
+                    f"table {name}",
+                    f"{meta.table_name} is a partition of {parent}: {', '.join(users)} see only the rows of this "
+                    "partition",
+                    f'to clean all rows, set HOUSEKEEPING_WORKERS["{users[0]}"]["tables"] to {{"{name}": "{parent}"}}',
+                )
 
 
 def _table(worker: str, name: str, model: Any, needed: tuple[str, ...]) -> Iterator[Finding]:
-    table = _name(model)
+    table = quoted_name(model)
     try:
         oid = database.execute_sql("SELECT to_regclass(%s)::oid", (table,)).fetchone()[0]
     except ProgrammingError as error:  # no right on the schema
@@ -67,8 +92,3 @@ def _vacuum(worker: str, name: str, table: str, oid: int) -> Iterator[Finding]:
     elif dead > _DEAD_ROWS and dead > _DEAD_SHARE * (live + dead) and not at_work:
         text = f"{counted(dead, 'dead row')} and {counted(live, 'live one')}, and no running VACUUM"
         yield Finding("warning", worker, f"autovacuum on {name}", text, f"VACUUM {table}; is a long transaction open?")
-
-
-def _name(model: Any) -> str:
-    meta = model._meta
-    return f'"{meta.schema}"."{meta.table_name}"' if meta.schema else f'"{meta.table_name}"'

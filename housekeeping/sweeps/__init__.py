@@ -34,13 +34,13 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.deferral import deferred
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.ledger.outbox import store as store_in_outbox
 from housekeeping.sweeps.ledger.runs import HEARTBEAT, at_work
 from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
 from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.sweeps.limits.throttle import ThrottleLimits
+from housekeeping.sweeps.registry import Finding
 from housekeeping.sweeps.stages.actions import Action, Delete, Transition, Write
 from housekeeping.sweeps.stages.call import Call, CallStage
 from housekeeping.sweeps.stages.row_log import RowLog

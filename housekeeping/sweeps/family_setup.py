@@ -10,7 +10,7 @@ from peewee import Field, Model, ProgrammingError
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.database.catalog import Table, optional_fields, read_table, table_of
 from housekeeping.database.connection import database
-from housekeeping.sweeps.checks.needed_columns import FITTING, TEXTS, UNZONED, ZONED, updated_columns, used_fields
+from housekeeping.sweeps.checks.statements import FITTING, TEXTS, UNZONED, ZONED, updated_columns, used_fields
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.registry import Family

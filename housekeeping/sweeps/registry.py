@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from peewee import Model
 
@@ -15,7 +15,6 @@ from housekeeping.core.sanitize import error_line, typed_error_line
 from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.database.times import STATEMENT_TIME
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.stages.actions import Delete, Transition
 from housekeeping.sweeps.stages.call import Call
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -24,6 +23,32 @@ _SHOWN: Final = 60  # characters of a wrong value
 
 #: Model -> declared name of its table; settings may rename the table later.
 _declared: Final[dict[type[Model], str]] = {}
+
+
+Level = Literal["fine", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+      level: ``warning``: works, but not correctly, or not for long; ``error``: does not work.
+      area: The part of the installation: ``postgres``, ``redis``, ``broker``, or a worker's name.
+      subject: The thing checked, in a few words.
+      text: The result.
+      way_out: What to do; None if there is nothing to do.
+    """
+
+    level: Level
+    area: str
+    subject: str
+    text: str
+    way_out: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one element of ``findings`` in ``housekeeping doctor --json``."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

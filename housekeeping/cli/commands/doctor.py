@@ -20,7 +20,7 @@ from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.doctor import examine
 from housekeeping.doctor.grants import exists, grants, missing_rights, needed_rights, own_tables_grants
 from housekeeping.installation import use_database
-from housekeeping.sweeps.insight.diagnostics import Finding, Level
+from housekeeping.sweeps.registry import Finding, Level
 from housekeeping.workers import configured_sweeps
 
 #: Worst finding -> exit status; 2 is for wrong usage and settings.

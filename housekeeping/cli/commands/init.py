@@ -11,7 +11,7 @@ from housekeeping.cli.sample_data import add_sample_rows
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.doctor import partitions
+from housekeeping.doctor import tables
 from housekeeping.installation import use_database
 from housekeeping.sweeps.ledger import schema
 from housekeeping.workers import configured_sweeps, families
@@ -47,7 +47,7 @@ def init(with_tables: bool, with_sample_data: bool) -> None:
         if with_sample_data:
             for line in add_sample_rows(settings):
                 click.echo(line)
-        for warning in partitions.examine(settings, {name: each for name, each in sweeps.items() if each.enabled}):
+        for warning in tables.partitions(settings, {name: each for name, each in sweeps.items() if each.enabled}):
             click.echo(f"warning: {warning.text}; {warning.way_out}", err=True)
 
 

@@ -11,7 +11,7 @@ from peewee import Field, Model
 from housekeeping.core.errors import DeclarationError
 from housekeeping.database.catalog import Table, forget_table, read_table, table_of
 from housekeeping.database.primary_key import declared_key_columns, vouches_for_key
-from housekeeping.sweeps.checks.needed_columns import used_fields
+from housekeeping.sweeps.checks.statements import used_fields
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.stages.stage import Stage

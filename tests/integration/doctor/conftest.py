@@ -11,7 +11,7 @@ import redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.doctor import examine
-from housekeeping.sweeps.insight.diagnostics import Finding
+from housekeeping.sweeps.registry import Finding
 from housekeeping.workers import BUILT_IN, configured_sweeps
 
 #: Returns the doctor's findings of these levels.

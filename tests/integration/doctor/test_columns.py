@@ -16,9 +16,10 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import BaseModel, Database
 from housekeeping.database.primary_key import restore_declared_key
 from housekeeping.database.times import UtcDateTimeField
-from housekeeping.doctor import columns, partitions
+from housekeeping.doctor import columns
+from housekeeping.doctor.tables import partitions
 from housekeeping.sweeps import Call, Delete, Sweep
-from housekeeping.sweeps.insight.diagnostics import Finding
+from housekeeping.sweeps.registry import Finding
 from housekeeping.workers import BUILT_IN, configured_sweeps
 from tests.integration.doctor.conftest import Found
 from tests.integration.workers.ci_stuck_builds.tables import GITLAB_SHAPED
@@ -160,7 +161,7 @@ def test_table_with_partitions_is_no_warning(complete: Settings, partition: None
     given: dict[str, Any] = {"ci.stuck_jobs": {"table": "p_ci_builds"}}
     settings = Settings.load(**complete.model_dump(exclude={"workers"}), workers=given)
 
-    assert list(partitions.examine(settings, configured_sweeps(settings))) == []
+    assert list(partitions(settings, configured_sweeps(settings))) == []
 
 
 def test_init_warns_of_a_table_that_is_a_partition(partition: None, environment: dict[str, str]) -> None:

@@ -15,7 +15,6 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.wording import how_to_install
 from housekeeping.database.connection import Database, database
 from housekeeping.doctor import postgres as server
-from housekeeping.doctor import web_token
 from housekeeping.doctor.redis_server import _memory, _persistence
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers import configured_sweeps
@@ -203,4 +202,4 @@ def test_doctor_changes_nothing(found: Found, settings: Settings, statements: li
 def test_short_web_token_is_a_warning(complete: Settings, length: int, levels: list[str]) -> None:
     settings = complete.model_copy(update={"web_token": "x" * length})
 
-    assert [each.level for each in web_token.examine(settings, {})] == levels
+    assert [each.level for each in doctor.web_token(settings, {})] == levels

@@ -9,8 +9,8 @@ from psycopg2.extensions import connection as Connection
 from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.doctor import indexes
-from housekeeping.sweeps.insight.diagnostics import Finding
+from housekeeping.doctor import stages
+from housekeeping.sweeps.registry import Finding
 
 
 class Customer(BaseModel):
@@ -42,7 +42,9 @@ def tables(postgres: Database) -> None:
 
 
 def found() -> Finding:
-    (finding,) = indexes.examine(Settings.load(), {"shop.carts": abandoned})
+    (finding,) = [
+        each for each in stages.examine(Settings.load(), {"shop.carts": abandoned}) if each.subject == "indexes"
+    ]
     return finding
 
 

@@ -11,7 +11,7 @@ from housekeeping import events
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
-from housekeeping.doctor import outbox as outbox_examination
+from housekeeping.doctor import postgres as doctor
 from housekeeping.sweeps import run_sweep
 from housekeeping.sweeps.ledger import outbox
 from housekeeping.sweeps.ledger.models import NOW as DATABASE_NOW
@@ -174,7 +174,7 @@ def test_rows_without_a_handler_stay_and_raise_an_alert(
     OutboxRow.update(due_at=DATABASE_NOW - outbox.OVERDUE - timedelta(seconds=1)).execute()
 
     result = run_sweep(outbox_sweep)
-    findings = list(outbox_examination.examine(settings, {outbox_sweep.name: outbox_sweep}))
+    findings = list(doctor.outbox(settings, {outbox_sweep.name: outbox_sweep}))
 
     assert (result.outcome, result.counts["no_handler"], OutboxRow.select().count()) == ("done", 10, 10)
     assert [vars(record)["alarm"] for record in caplog.records if record.message == "Alert"] == ["most_no_handler"]
@@ -187,13 +187,13 @@ def test_rows_without_a_handler_stay_and_raise_an_alert(
 
 def test_doctor_names_a_subscription_that_keeps_failing(orders: type[Order], on: On, settings: Settings) -> None:
     examined = {outbox_sweep.name: outbox_sweep}
-    (before,) = outbox_examination.examine(settings, examined)
+    (before,) = doctor.outbox(settings, examined)
     on(orders_expired, Handler("c1"), outbox="mails")
     expire_orders()
     OutboxRow.update(attempts=5).where(OutboxRow.error.is_null()).execute()
     sweep_outbox()
 
-    (finding,) = outbox_examination.examine(settings, examined)
+    (finding,) = doctor.outbox(settings, examined)
 
     assert (before.level, finding.level) == ("fine", "warning")
     assert finding.text == (

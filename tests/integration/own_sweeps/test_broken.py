@@ -17,7 +17,7 @@ from housekeeping.cli.commands.status import workers_table
 from housekeeping.core.errors import DeclarationError, SchemaMissing
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, database
-from housekeeping.doctor import columns, indexes, references, unique_keys
+from housekeeping.doctor import columns, stages
 from housekeeping.doctor.grants import tables_of, users_of
 from housekeeping.presentation.workers import translate_table_errors
 from housekeeping.sweeps import BaseModel, Delete, Sweep, UtcDateTimeField, run_sweep
@@ -74,7 +74,7 @@ BROKEN: Final = [
     (sweep("shop.divides", lambda now: (Basket.touched_at < now) & (Basket.id / 0 > 1)), "division by zero"),
     (sweep("shop.nowhere", lambda now: Nowhere.touched_at < now, Nowhere), 'relation "nowhere" does not exist'),
 ]
-PARTS: Final = (columns, unique_keys, references, indexes)
+PARTS: Final = (columns, stages)
 EACH: Final = pytest.mark.parametrize(("broken", "said"), BROKEN, ids=[broken.name for broken, _ in BROKEN])
 
 

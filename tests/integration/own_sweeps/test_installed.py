@@ -22,8 +22,8 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, database
 from housekeeping.doctor import examine
 from housekeeping.sweeps import run_sweep
-from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.insight.status import worker_status
+from housekeeping.sweeps.registry import Finding
 from housekeeping.web.application import create_app
 from housekeeping.workers import BUILT_IN, configured_sweeps
 from tests.integration.middleware.applications import close_all, eventually, rows, working

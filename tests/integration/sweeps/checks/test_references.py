@@ -12,10 +12,10 @@ from psycopg2.extensions import connection as Connection
 from housekeeping import BaseModel, Call, Delete, Sweep, UtcDateTimeField
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.doctor import references as doctor
+from housekeeping.doctor import stages
 from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.insight.plan import plan
+from housekeeping.sweeps.registry import Finding
 from housekeeping.sweeps.stages.table_stage import TableStage
 
 Do = Callable[[str], None]
@@ -57,7 +57,8 @@ def do(postgres: Database, admin: Connection) -> Do:
 
 
 def found(sweep: Sweep) -> list[Finding]:
-    return list(doctor.examine(Settings.load(), {sweep.name: sweep}))
+    findings = stages.examine(Settings.load(), {sweep.name: sweep})
+    return [each for each in findings if each.subject.startswith("references")]
 
 
 ITEMS = "CREATE TABLE item (id bigint PRIMARY KEY, cart_id bigint REFERENCES cart (id) {on_delete})"

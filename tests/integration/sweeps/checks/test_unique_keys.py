@@ -17,10 +17,10 @@ from housekeeping.core.events import event
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.database.primary_key import restore_declared_key
-from housekeeping.doctor import unique_keys
+from housekeeping.doctor import stages
 from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.insight.plan import plan
+from housekeeping.sweeps.registry import Finding
 
 Do = Callable[[str], Any]
 
@@ -65,7 +65,8 @@ def events(do: Do) -> None:
 
 
 def found(sweep: Sweep) -> list[Finding]:
-    return list(unique_keys.examine(Settings.load(), {sweep.name: sweep}))
+    findings = stages.examine(Settings.load(), {sweep.name: sweep})
+    return [each for each in findings if each.subject.startswith("key")]
 
 
 WRONG = 'Event declares the key (id) and order is (id), but rows of "event" are identified by (id, happened_at)'

@@ -21,7 +21,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.sweeps import NaiveUtcDateTimeField, model_of, run_sweep
 from housekeeping.sweeps.insight.plan import plan
-from housekeeping.sweeps.table_models.field_types import EnumField, SqlField
+from housekeeping.sweeps.table_models.columns import EnumField, SqlField
 from tests.integration.sweeps.table_models import sqlalchemy_shop as shop
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)

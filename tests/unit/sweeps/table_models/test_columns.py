@@ -10,8 +10,7 @@ from playhouse.postgres_ext import ArrayField
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.database.connection import database
-from housekeeping.sweeps.table_models.columns import Column, TableDescription, build_model
-from housekeeping.sweeps.table_models.field_types import field_of
+from housekeeping.sweeps.table_models.columns import Column, TableDescription, build_model, field_of
 
 
 def meta_of(model: type[Model]) -> Any:

@@ -1,8 +1,9 @@
-"""Check by EXPLAIN that each worker's statements find stale rows by an index. No statement is executed."""
+"""Checks of each sweep's stages on the real tables: unique keys, foreign keys, and indexes by EXPLAIN."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from functools import reduce
 from operator import and_
 from typing import Any, Final
@@ -11,34 +12,86 @@ from peewee import OP, SCOPE_VALUES, Expression, Field, Index
 
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
+from housekeeping.database.catalog import table_if_visible
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database
+from housekeeping.database.primary_key import declared_key_columns, vouches_for_key
+from housekeeping.sweeps.checks.references import sampled_references
+from housekeeping.sweeps.checks.unique_keys import key_in_model, wrong_key
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.error_mapping import is_unavailable
-from housekeeping.sweeps.insight.diagnostics import Finding
 from housekeeping.sweeps.limits.db_health import table_name
+from housekeeping.sweeps.registry import Finding
 from housekeeping.sweeps.stages.stage import Explainable, ExplainQuery
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 _FIXED: Final = (OP.EQ, OP.IN, OP.IS, OP.IS_NOT)
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
-    """Yield a finding for each statement of each worker."""
+    """Yield findings about the key of each stage, the foreign keys that reference deleted rows, and the indexes."""
     now = database_now()
-    for sweep in sweeps.values():
-        try:
-            for stage in sweep.stages_for_run():
-                if isinstance(stage, Explainable):
-                    for query in stage.explain_queries(now):
-                        yield _finding(sweep.name, query)
-        except Exception as error:
-            if is_unavailable(error):
-                raise
-            # Earlier checks report missing or unreadable tables and columns, and failing predicates.
-            yield Finding("warning", sweep.name, "indexes", f"could not be examined: {error_line(error)}")
+    for subject, check in (("key", _keys), ("references", _references), ("indexes", _indexes)):
+        for sweep in sweeps.values():
+            yield from _checked(sweep, subject, check, now)
 
 
-def _finding(worker: str, query: ExplainQuery) -> Finding:
+def _checked(
+    sweep: Sweep, subject: str, check: Callable[[Sweep, datetime], Iterable[Finding]], now: datetime
+) -> list[Finding]:
+    try:
+        return list(check(sweep, now))
+    except Exception as error:
+        if is_unavailable(error):
+            raise
+        # Earlier checks report missing or unreadable tables and columns, and failing predicates.
+        return [Finding("warning", sweep.name, subject, f"could not be examined: {error_line(error)}")]
+
+
+def _keys(sweep: Sweep, now: datetime) -> Iterator[Finding]:
+    for stage in sweep.stages_for_run():
+        if isinstance(stage, TableStage):
+            yield from _key_findings(sweep, stage)
+
+
+def _key_findings(sweep: Sweep, stage: TableStage) -> Iterator[Finding]:
+    model, table = stage.model, table_if_visible(stage.model)
+    name = table_name(model)
+    subject, declared = f"key of {name}", ", ".join(declared_key_columns(model))
+    if not table.exists or vouches_for_key(model):
+        return
+    if not table.enforced:
+        text = f"{name} is a view, a foreign table or has inheriting tables: ({declared}) may not be unique"
+        yield Finding(
+            "warning",
+            sweep.name,
+            subject,
+            text,
+            "make sure that it is, then declare it: key_is_unique = True in class Meta",
+        )
+    elif (mismatch := wrong_key(stage)) is not None:
+        yield Finding("error", sweep.name, subject, *mismatch)
+    elif not table.is_unique(declared_key_columns(model)) and sweep.stages is None:
+        used = ", ".join(column.column_name for column in stage.key)
+        text = f"{model.__name__} declares the key ({declared}), which is not unique; runs use ({used})"
+        yield Finding("warning", sweep.name, subject, text, key_in_model(model, table))
+
+
+def _references(sweep: Sweep, now: datetime) -> Iterator[Finding]:
+    with database.atomic():
+        found = sampled_references(sweep.stages_for_run(), now)
+    for each in found:
+        yield Finding(each.level, sweep.name, f"references to {each.referenced}", each.text, each.way_out)
+
+
+def _indexes(sweep: Sweep, now: datetime) -> Iterator[Finding]:
+    for stage in sweep.stages_for_run():
+        if isinstance(stage, Explainable):
+            for query in stage.explain_queries(now):
+                yield _index_finding(sweep.name, query)
+
+
+def _index_finding(worker: str, query: ExplainQuery) -> Finding:
     fault = fault_of(explain(query.query))
     if fault is None:
         return Finding("fine", worker, "indexes", f"{query.what} uses an index")
