@@ -19,13 +19,14 @@ from housekeeping.brokers import message_broker
 from housekeeping.core.cron import Cron
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
-from housekeeping.installation import install, use_database
+from housekeeping.installation import install
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger import schema
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.overrides import Override, switch
+from housekeeping.sweeps.ledger.schema import use_database
 from housekeeping.web.application import create_app
 from housekeeping.workers import BUILT_IN, configured_sweeps
 from tests.acceptance.browser import chromium, looks

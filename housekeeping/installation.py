@@ -14,12 +14,11 @@ from housekeeping.brokers import harden, message_broker
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.redis_client import redis_client, shared_redis
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import connect_to, database
 from housekeeping.middleware import standard_middleware
 from housekeeping.middleware.enqueueing.path import replace_enqueue
 from housekeeping.middleware.telemetry.run_log import RunLog
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger import schema
+from housekeeping.sweeps.ledger.schema import use_database
 from housekeeping.sweeps.registration import register
 from housekeeping.workers import configured_sweeps, only
 
@@ -60,16 +59,6 @@ def install(
     if settings.database_url is not None:
         use_database(settings)
     return {name: register(broker, sweep) for name, sweep in declared.items()}
-
-
-def use_database(settings: Settings) -> None:
-    """Bind all tables to the database of the settings; nothing is connected yet.
-
-    Raises:
-      SettingsError: When its URL is missing or invalid.
-    """
-    database.initialize(connect_to(settings.require_database_url()))
-    schema.use_schema(settings.schema_name)
 
 
 def broker_without_database(settings: Settings, sweeps: Mapping[str, Sweep]) -> Broker:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import click
 
 from docs.generators.tables import code, table
-from housekeeping.cli.main import main
+from housekeeping.cli.main import LazyCommand, main
 
 
 def commands(old: str) -> str:
@@ -18,6 +18,7 @@ def commands(old: str) -> str:
 
 
 def _all(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    command = command.load() if isinstance(command, LazyCommand) else command
     yield path, command
     if isinstance(command, click.Group):
         for name, each in command.commands.items():

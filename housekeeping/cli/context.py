@@ -7,7 +7,6 @@ from pathlib import Path
 
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry import logs
-from housekeeping.installation import broker_without_database, use_database
 from housekeeping.sweeps import actor_registry
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import schema
@@ -42,9 +41,15 @@ def load_workers(*, with_schema: bool = True) -> tuple[Settings, dict[str, Sweep
     """
     settings = load_settings()
     sweeps = configured_sweeps(settings)
-    use_database(settings)
+    schema.use_database(settings)
     if with_schema:
         schema.require()
-    # The broker is created by the first run that enqueues other runs. Most commands never need it.
-    actor_registry.provide_by(lambda: broker_without_database(settings, sweeps))
+
+    def provide() -> None:
+        """Create the broker, for the first run that enqueues other runs. Most commands never need it."""
+        from housekeeping.installation import broker_without_database
+
+        broker_without_database(settings, sweeps)
+
+    actor_registry.provide_by(provide)
     return settings, sweeps

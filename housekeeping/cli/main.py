@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import pkgutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,28 +11,36 @@ from io import TextIOWrapper
 from typing import Any, Final, NoReturn
 
 import click
-from peewee import PeeweeException
 
 import housekeeping
-from housekeeping.cli.commands.deadletters import dead_letters
-from housekeeping.cli.commands.dedup import dedup
-from housekeeping.cli.commands.doctor import doctor
-from housekeeping.cli.commands.enqueue import enqueue
-from housekeeping.cli.commands.init import init
-from housekeeping.cli.commands.leases import leases
-from housekeeping.cli.commands.list import list_workers
-from housekeeping.cli.commands.pause import narrow, pause, resume
-from housekeeping.cli.commands.plan import plan
-from housekeeping.cli.commands.run import run
-from housekeeping.cli.commands.runs import runs
-from housekeeping.cli.commands.status import status
-from housekeeping.cli.commands.web import web
-from housekeeping.cli.commands.why import why
-from housekeeping.cli.commands.worker import scheduler, worker
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import error_line, printable
-from housekeeping.demo.command import demo
 
+#: Name -> where the command is, and its line in the help. Only the command that is used is imported.
+_COMMANDS: Final = {
+    "demo": ("housekeeping.demo.command:demo", "Show the workers at work on servers of their own."),
+    "init": ("housekeeping.cli.commands.init:init", "Create or upgrade the library's own tables."),
+    "list": ("housekeeping.cli.commands.list:list_workers", "List the workers: schedule, next tick, limits, state."),
+    "plan": ("housekeeping.cli.commands.plan:plan", "Show what a run would do now; changes nothing."),
+    "run": ("housekeeping.cli.commands.run:run", "Run a worker once, in the foreground."),
+    "enqueue": ("housekeeping.cli.commands.enqueue:enqueue", "Send a run to the workers."),
+    "worker": ("housekeeping.cli.commands.worker:worker", "Run the workers: a dramatiq process."),
+    "scheduler": ("housekeeping.cli.commands.worker:scheduler", "Run the schedule: a periodiq process."),
+    "status": ("housekeeping.cli.commands.status:status", "Show the status of every worker."),
+    "runs": ("housekeeping.cli.commands.runs:runs", "List past runs, or show one of them."),
+    "why": ("housekeeping.cli.commands.why:why", "Explain the outcome of a tick or a run."),
+    "pause": ("housekeeping.cli.commands.pause:pause", "Pause a worker."),
+    "narrow": ("housekeeping.cli.commands.pause:narrow", "Temporarily lower a worker's limits."),
+    "resume": ("housekeeping.cli.commands.pause:resume", "Resume a paused or narrowed worker."),
+    "leases": ("housekeeping.cli.commands.leases:leases", "List and release leases."),
+    "dedup": ("housekeeping.cli.commands.dedup:dedup", "List and release deduplication keys."),
+    "deadletters": (
+        "housekeeping.cli.commands.deadletters:dead_letters",
+        "List, show and requeue messages that failed for good.",
+    ),
+    "doctor": ("housekeeping.cli.commands.doctor:doctor", "Check the installation and suggest repairs."),
+    "web": ("housekeeping.cli.commands.web:web", "Serve the dashboard."),
+}
 _EPILOG = """\b
 First steps:
   housekeeping demo                     try it with servers of its own
@@ -71,8 +81,30 @@ class _Group(click.Group):
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
+            from peewee import PeeweeException
+
             source = "PostgreSQL" if isinstance(error, PeeweeException) else type(error).__name__
             _exit(f"{source}: {error_line(error)} (housekeeping --debug shows the traceback)", 1)
+
+
+class LazyCommand(click.Command):
+    """Command whose module is imported when the command is used, but not to list it in the help."""
+
+    def __init__(self, name: str, path: str, short_help: str) -> None:
+        super().__init__(name, short_help=short_help)
+        self._path: Final = path
+
+    def load(self) -> click.Command:
+        """Import the command."""
+        gc.disable()  # its passes over all new modules find nothing and take a fifth of the time
+        try:
+            command: click.Command = pkgutil.resolve_name(self._path)
+        finally:
+            gc.enable()
+        return command
+
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        return self.load().make_context(*args, **more)
 
 
 @contextmanager
@@ -106,25 +138,5 @@ def main(debug: bool) -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-for command in (
-    demo,
-    init,
-    list_workers,
-    plan,
-    run,
-    enqueue,
-    worker,
-    scheduler,
-    status,
-    runs,
-    why,
-    pause,
-    narrow,
-    resume,
-    leases,
-    dedup,
-    dead_letters,
-    doctor,
-    web,
-):
-    main.add_command(command)
+for _name, (_path, _short_help) in _COMMANDS.items():
+    main.add_command(LazyCommand(_name, _path, _short_help))

@@ -23,12 +23,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from itertools import islice, takewhile
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import pendulum
 from cronsim import CronSim, CronSimError
 
 from housekeeping.core.cron_fields import invalid_schedule, read_fields
+
+if TYPE_CHECKING:
+    import pendulum
 
 _MINUTE: Final = timedelta(minutes=1)
 _LONGEST_CHANGE: Final = timedelta(hours=25)  # longer than any change of a clock: Samoa skipped a day in 2011
@@ -104,6 +106,8 @@ class Cron:
 
     def next_valid_date(self, now: datetime) -> pendulum.DateTime:
         """Return when periodiq should wake up next: at the next whole minute, whether it is a tick or not."""
+        import pendulum
+
         # One wake-up a minute costs nothing, and a clock that is set back delays periodiq by a minute at most.
         return pendulum.instance(_minute(now) + _MINUTE)
 

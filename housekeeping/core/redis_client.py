@@ -6,17 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import uuid4
-
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from housekeeping.core.errors import DeclarationError, RedisUnavailable, SettingsError
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry.context import waiting_for
+
+if TYPE_CHECKING:
+    import redis
 
 T = TypeVar("T")
 
@@ -33,23 +31,6 @@ return 1
 """
 
 
-class TimedRedis(redis.Redis):
-    """redis-py's client that measures how long each thread waits for Redis, see `waiting_for`."""
-
-    def execute_command(self, *args: Any, **options: Any) -> Any:
-        with waiting_for("redis"):
-            return super().execute_command(*args, **options)
-
-    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Any:
-        return _TimedPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
-
-
-class _TimedPipeline(redis.client.Pipeline):
-    def execute(self, raise_on_error: bool = True) -> list[Any]:
-        with waiting_for("redis"):
-            return super().execute(raise_on_error)
-
-
 def redis_client(url: str) -> redis.Redis:
     """Return a client for `url`; it connects with its first command.
 
@@ -59,10 +40,10 @@ def redis_client(url: str) -> redis.Redis:
     Raises:
       SettingsError: If redis-py cannot parse the URL.
     """
+    from housekeeping.core.telemetry.timed_redis import client_for
+
     try:
-        client: redis.Redis = TimedRedis.from_url(
-            url, retry=Retry(NoBackoff(), 0), socket_timeout=5, socket_connect_timeout=5, health_check_interval=30
-        )
+        client = client_for(url)
         # Does not connect. It raises here, and not at the first command, if redis-py does not know a URL parameter.
         client.connection_pool.make_connection()
     except (ValueError, TypeError) as error:
@@ -73,6 +54,8 @@ def redis_client(url: str) -> redis.Redis:
 @contextmanager
 def translate_redis_errors() -> Iterator[None]:
     """Raise `RedisUnavailable`, with a message of one line, in place of redis-py's errors."""
+    import redis
+
     try:
         yield
     except redis.RedisError as error:

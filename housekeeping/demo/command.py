@@ -23,7 +23,7 @@ from housekeeping.demo.scenes import SCENES, others_at_work
 from housekeeping.demo.stage import Stage, stage
 
 
-@click.command(short_help="Show the workers at work on servers of their own.")
+@click.command()
 @click.option("--once", is_flag=True, help="Run every worker once, show what changed, and exit.")
 def demo(once: bool) -> None:
     """Show the workers at work: real PostgreSQL and Redis servers, sample data, real worker and scheduler processes.

@@ -19,9 +19,9 @@ from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.database.connection import database
 from housekeeping.demo import guard
 from housekeeping.demo.scenes import SCENES
-from housekeeping.installation import use_database
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import schema
+from housekeeping.sweeps.ledger.schema import use_database
 from housekeeping.workers import BUILT_IN, configured_sweeps
 
 _END_SECONDS: Final = 15  # a worker ends after its batch, which takes milliseconds in the demo

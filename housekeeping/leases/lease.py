@@ -28,15 +28,13 @@ from housekeeping.core.thread_interrupt import LostLease, interrupter, retract
 from housekeeping.database.connection import database
 from housekeeping.leases.fencing import Connection, DatabaseNotConfigured, acquire_epoch, check_epoch
 from housekeeping.leases.lease_token import holder_of, new_token
+from housekeeping.leases.renewal import SHORTEST_TTL as SHORTEST_TTL
 from housekeeping.leases.renewal import Renewal, elapsed, renewals, safe_until
 from housekeeping.leases.store import LeaseStore as LeaseStore
 from housekeeping.leases.store import RedisLeaseStore as RedisLeaseStore
 from housekeeping.leases.store import release_with_retries
 
 logger = logging.getLogger(__name__)
-
-#: A shorter lease cannot be renewed in time.
-SHORTEST_TTL: Final = timedelta(seconds=3)
 
 #: Lease of the current message; set by the middleware.
 current_lease: Final[ContextVar[ExclusiveLease | None]] = ContextVar("current_lease", default=None)

@@ -16,6 +16,9 @@ from housekeeping.core.errors import RedisUnavailable
 
 logger = logging.getLogger(__name__)
 
+#: A shorter lease cannot be renewed in time.
+SHORTEST_TTL: Final = timedelta(seconds=3)
+
 #: Share of the ttl. A holder gives up this long before the server expires its key, so that it stops first.
 _MARGIN: Final = 0.1
 

@@ -7,6 +7,8 @@ Start with `declaration` (`Sweep`), then `engine.runner` (one run, top to bottom
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from housekeeping.core.clock import SYSTEM_CLOCK, Clock
 from housekeeping.core.errors import (
     DeclarationError,
@@ -33,7 +35,6 @@ from housekeeping.sweeps.actor_registry import actor_named
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.deferral import deferred
 from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.ledger.outbox import store as store_in_outbox
 from housekeeping.sweeps.ledger.runs import HEARTBEAT, at_work
@@ -60,6 +61,19 @@ from housekeeping.sweeps.stages.stage import (
 )
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.sweeps.table_models import model_of
+
+if TYPE_CHECKING:
+    from housekeeping.sweeps.engine.runner import run_sweep
+else:
+
+    def __getattr__(name: str) -> Any:
+        # The runner imports the servers' clients, which declarations do without.
+        if name != "run_sweep":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from housekeeping.sweeps.engine.runner import run_sweep
+
+        return run_sweep
+
 
 __all__ = [
     "HEARTBEAT",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-from dramatiq import Actor
+from typing import TYPE_CHECKING, Any
 
 from housekeeping.core.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from dramatiq import Actor
 
 _actors: dict[str, Actor[..., Any]] = {}
 

@@ -17,7 +17,7 @@ from housekeeping.core.errors import DeclarationError, HousekeepingError, Settin
 from housekeeping.core.sanitize import typed_error_line
 from housekeeping.core.settings import WorkerSettings
 from housekeeping.database.primary_key import identify
-from housekeeping.leases.lease import SHORTEST_TTL
+from housekeeping.leases.renewal import SHORTEST_TTL
 from housekeeping.sweeps.checks.field_types import check_types
 from housekeeping.sweeps.checks.predicates import check_predicate
 from housekeeping.sweeps.checks.validation import (

@@ -8,8 +8,8 @@ import pytest
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
-from housekeeping.installation import use_database
 from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.schema import use_database
 from tests.chaos.conftest import MakeTrial
 from tests.chaos.families import BUILDS
 from tests.chaos.trial import Trial

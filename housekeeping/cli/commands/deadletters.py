@@ -22,7 +22,7 @@ _ARGUMENTS_WIDTH: Final = 60  # characters of a line in the list
 _ERROR_WIDTH: Final = 200
 
 
-@click.group("deadletters", short_help="List, show and requeue messages that failed for good.")
+@click.group("deadletters")
 def dead_letters() -> None:
     """List, show and requeue dead letters: messages that failed their last retry or could not be read.
 

@@ -26,7 +26,7 @@ _CONSEQUENCES: Final = {
 }
 
 
-@click.group(short_help="List and release deduplication keys.")
+@click.group()
 def dedup() -> None:
     """List and release deduplication keys. A key prevents two live messages for the same work.
 

@@ -19,7 +19,7 @@ from housekeeping.core.wording import counted
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.doctor import examine
 from housekeeping.doctor.grants import exists, grants, missing_rights, needed_rights, own_tables_grants
-from housekeeping.installation import use_database
+from housekeeping.sweeps.ledger.schema import use_database
 from housekeeping.sweeps.registry import Finding, Level
 from housekeeping.workers import configured_sweeps
 
@@ -32,7 +32,7 @@ _LABEL: Final[dict[Level, tuple[str, str]]] = {
 }
 
 
-@click.command(short_help="Check the installation and suggest repairs.")
+@click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--grants", "role", metavar="ROLE", help="Print the GRANT statements that a role needs.")
 def doctor(as_json: bool, role: str | None) -> None:

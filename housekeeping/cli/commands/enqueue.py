@@ -51,7 +51,7 @@ class _Sent:
         }
 
 
-@click.command(short_help="Send a run to the workers.")
+@click.command()
 @click.argument("name")
 @click.argument("argument", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

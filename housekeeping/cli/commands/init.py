@@ -12,12 +12,12 @@ from housekeeping.core.errors import WrongArgument
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.doctor import tables
-from housekeeping.installation import use_database
 from housekeeping.sweeps.ledger import schema
+from housekeeping.sweeps.ledger.schema import use_database
 from housekeeping.workers import configured_sweeps, families
 
 
-@click.command(short_help="Create or upgrade the library's own tables.")
+@click.command()
 @click.option(
     "--with-tables", is_flag=True, help="Also create the tables that the built-in workers clean, for a trial."
 )

@@ -15,14 +15,14 @@ from housekeeping.core.redis_client import redis_client
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.settings import Settings
 from housekeeping.core.wording import format_duration
-from housekeeping.installation import use_database
 from housekeeping.sweeps.ledger import schema
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases, release_lease
+from housekeeping.sweeps.ledger.schema import use_database
 
 _KEY_WIDTH: Final = 1000  # characters; --json has the whole of it
 
 
-@click.group(short_help="List and release leases.")
+@click.group()
 def leases() -> None:
     """List and release leases. A lease prevents two runs with the same key at the same time.
 

@@ -14,16 +14,16 @@ from peewee import PeeweeException
 from housekeeping.cli.context import load_settings
 from housekeeping.cli.formatting import out, print_table, progress, table
 from housekeeping.core.wording import format_duration
-from housekeeping.installation import use_database
 from housekeeping.presentation.formatting import format_time
 from housekeeping.sweeps.declaration import SetupProblem
 from housekeeping.sweeps.family_setup import by_problem, problems_of
 from housekeeping.sweeps.insight.status import next_tick, state_of
 from housekeeping.sweeps.ledger.overrides import Override, overrides
+from housekeeping.sweeps.ledger.schema import use_database
 from housekeeping.workers import configured_sweeps
 
 
-@click.command("list", short_help="List the workers: schedule, next tick, limits, state.")
+@click.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_workers(as_json: bool) -> None:
     """List the workers: schedule, next tick, limits, state.

@@ -24,7 +24,7 @@ _UNTIL_HELP = (
 )
 
 
-@click.command(short_help="Pause a worker.")
+@click.command()
 @click.argument("name", required=False)
 @click.option("--all", "every", is_flag=True, help="All workers.")
 @click.option("--reason", help="Reason, shown by status, list and the dashboard.")
@@ -41,7 +41,7 @@ def pause(name: str | None, every: bool, reason: str | None, until: str | None) 
     _override(name, every, "paused", reason=reason, until=until)
 
 
-@click.command(short_help="Temporarily lower a worker's limits.")
+@click.command()
 @click.argument("name", required=False)
 @click.option("--all", "every", is_flag=True, help="All workers.")
 @click.option("--batch-size", type=click.IntRange(1, 10_000), help="Maximum number of records per batch.")
@@ -76,7 +76,7 @@ def narrow(
     )
 
 
-@click.command(short_help="Resume a paused or narrowed worker.")
+@click.command()
 @click.argument("name", required=False)
 @click.option("--all", "every", is_flag=True, help="All workers.")
 def resume(name: str | None, every: bool) -> None:

@@ -22,7 +22,7 @@ from housekeeping.sweeps.stages.stage import Backlog
 _SAMPLE_WIDTH: Final = 100  # characters of a value; --json has all of it
 
 
-@click.command(short_help="Show what a run would do now; changes nothing.")
+@click.command()
 @click.argument("name")
 @click.argument("argument", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -30,7 +30,7 @@ from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits.first_run import UNCONFIRMED, in_words
 
 
-@click.command(short_help="Run a worker once, in the foreground.")
+@click.command()
 @click.argument("name")
 @click.argument("argument", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the result object, and nothing else, on stdout.")

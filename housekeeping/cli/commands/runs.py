@@ -42,7 +42,7 @@ class _Filter:
     limit: int
 
 
-@click.command(short_help="List past runs, or show one of them.")
+@click.command()
 @click.argument("which", metavar="[NAME|ID]", required=False)
 @click.option("--since", help="Only runs that started since: 2h, 3d, 03:00 or 2026-11-20T03:00 (UTC).")
 @click.option("--outcome", type=click.Choice([*get_args(Outcome), RUNNING]), help="Only runs with this outcome.")

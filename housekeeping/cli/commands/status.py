@@ -35,7 +35,7 @@ _WIDTH: Final = 200  # characters of a reason
 _ALERT_WIDTH: Final = 2_000  # characters; only the error of another program is longer
 
 
-@click.command(short_help="Show the status of every worker.")
+@click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(as_json: bool) -> None:
     """Show the status of every worker: last run, backlog, oldest stale row, queues, processes, leases and alerts.

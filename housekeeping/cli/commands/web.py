@@ -14,7 +14,7 @@ from housekeeping.core.errors import SettingsError
 from housekeeping.core.wording import how_to_install
 
 
-@click.command(short_help="Serve the dashboard.")
+@click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",

@@ -31,7 +31,7 @@ from housekeeping.sweeps.processes.heartbeats import read_processes
 _REMEMBERED: Final = timedelta(hours=24)
 
 
-@click.command(short_help="Explain the outcome of a tick or a run.")
+@click.command()
 @click.argument("name", metavar="NAME|RUN_ID")
 @click.argument("tick", metavar="[TICK|RUN_ID]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

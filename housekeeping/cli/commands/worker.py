@@ -42,7 +42,7 @@ def _check_settings(queues: tuple[str, ...] = ()) -> Settings:
     return settings
 
 
-@click.command(short_help="Run the workers: a dramatiq process.")
+@click.command()
 @click.option(
     "--processes", "-p", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of worker processes."
 )
@@ -64,7 +64,7 @@ def worker(processes: int, threads: int, queues: tuple[str, ...]) -> None:
         sys.exit(dramatiq.cli.main(dramatiq.cli.make_argument_parser().parse_args(arguments)))
 
 
-@click.command(short_help="Run the schedule: a periodiq process.")
+@click.command()
 def scheduler() -> None:
     """Run the schedule: a periodiq process that sends a message to each worker at its ticks.
 

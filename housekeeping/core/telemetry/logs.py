@@ -10,14 +10,15 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from functools import cached_property, lru_cache
-from typing import Any, Final, Literal
-
-import structlog
-from structlog.typing import EventDict, WrappedLogger
+from functools import cache, cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from housekeeping.core.sanitize import mask_secrets, printable
 from housekeeping.core.telemetry.log_handler import StderrHandler, written_together
+
+if TYPE_CHECKING:
+    import structlog
+    from structlog.typing import EventDict, WrappedLogger
 
 Format = Literal["json", "console"]
 
@@ -67,6 +68,8 @@ def _printable(value: Any, *, keep_lines: bool) -> Any:
 
 @lru_cache(maxsize=1)  # rows that are logged together differ in none of these
 def _trailing_fields(level: str, name: str, created: float) -> dict[str, Any]:
+    import structlog
+
     at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
     fields = {**structlog.stdlib.add_log_level(None, level.lower(), {}), "logger": name, "timestamp": at}
     return _to_log_values(fields)
@@ -84,6 +87,8 @@ class _LineFormatter(logging.Formatter):
         self.render: Final = render
 
     def format(self, record: logging.LogRecord) -> str:
+        import structlog
+
         event = record.getMessage()
         fields: EventDict = {"event": event}
         if record.exc_info:
@@ -191,14 +196,19 @@ def configure(level: str = "INFO", form: Format | None = None) -> None:
 def _console() -> Callable[[dict[str, Any]], str]:
     # https://no-color.org
     colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    renderer = structlog.dev.ConsoleRenderer(
-        colors=colors, sort_keys=False, exception_formatter=structlog.dev.plain_traceback
-    )
+
+    @cache
+    def renderer() -> structlog.dev.ConsoleRenderer:
+        import structlog
+
+        return structlog.dev.ConsoleRenderer(
+            colors=colors, sort_keys=False, exception_formatter=structlog.dev.plain_traceback
+        )
 
     def render(fields: dict[str, Any]) -> str:
         # Names of objects and refs can contain control characters, which a terminal would obey.
         shown = {printable(name): _printable(value, keep_lines=name == "exception") for name, value in fields.items()}
-        return renderer(None, "", shown)
+        return renderer()(None, "", shown)
 
     return render
 
@@ -209,18 +219,31 @@ def logger(name: str) -> structlog.stdlib.BoundLogger:
     It uses the standard library's logging and no global configuration of structlog. In an application with its own
     logging configuration the fields arrive as ``extra``.
     """
-    bound: structlog.stdlib.BoundLogger = structlog.wrap_logger(
-        logging.getLogger(name),
-        processors=[
-            structlog.stdlib.filter_by_level,
-            structlog.contextvars.merge_contextvars,
-            _rename_reserved,
-            structlog.stdlib.render_to_log_kwargs,
-        ],
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
-    return bound
+    return cast("structlog.stdlib.BoundLogger", _Logger(name))
+
+
+class _Logger:
+    """Logger that imports structlog with its first line, because structlog imports much more."""
+
+    def __init__(self, name: str) -> None:
+        self._name: Final = name
+
+    def __getattr__(self, method: str) -> Any:
+        import structlog
+
+        bound = structlog.wrap_logger(
+            logging.getLogger(self._name),
+            processors=[
+                structlog.stdlib.filter_by_level,
+                structlog.contextvars.merge_contextvars,
+                _rename_reserved,
+                structlog.stdlib.render_to_log_kwargs,
+            ],
+            wrapper_class=structlog.stdlib.BoundLogger,
+        ).bind()
+        found = getattr(bound, method)
+        setattr(self, method, found)
+        return found
 
 
 def log_rows(name: str, level: int, event: str, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -231,6 +254,8 @@ def log_rows(name: str, level: int, event: str, rows: Iterable[Mapping[str, Any]
     standard_logger = logging.getLogger(name)
     if not standard_logger.isEnabledFor(level):
         return
+    import structlog
+
     file, line, *_ = standard_logger.findCaller(stacklevel=2)
     context = _rename_reserved(standard_logger, "", structlog.contextvars.get_contextvars())
     shared = standard_logger.makeRecord(name, level, file, line, event, (), None, extra=context)

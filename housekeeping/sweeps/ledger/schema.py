@@ -7,7 +7,8 @@ from typing import Final
 from peewee import ProgrammingError
 
 from housekeeping.core.errors import SchemaMissing
-from housekeeping.database.connection import database, translate_postgres_errors
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import connect_to, database, translate_postgres_errors
 from housekeeping.sweeps.ledger.models import MODELS, Run
 
 #: Applied in order, each once, in one transaction. A released migration is never changed.
@@ -157,6 +158,16 @@ MIGRATIONS: Final = (
 
 #: Key of the advisory lock that keeps two ``init`` from running at once.
 _ADVISORY_LOCK: Final = 0x686F757365  # "house"
+
+
+def use_database(settings: Settings) -> None:
+    """Bind all tables to the database of the settings; nothing is connected yet.
+
+    Raises:
+      SettingsError: When its URL is missing or invalid.
+    """
+    database.initialize(connect_to(settings.require_database_url()))
+    use_schema(settings.schema_name)
 
 
 def use_schema(name: str) -> None:

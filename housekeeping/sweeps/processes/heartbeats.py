@@ -6,16 +6,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import pydantic
-import redis
 from peewee import SQL, NodeList, PeeweeException, fn
 
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.redis_client import translate_redis_errors
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.sweeps.ledger.models import NOW, ProcessRow
+
+if TYPE_CHECKING:
+    import redis
 
 #: Interval between the heartbeats of a process.
 INTERVAL: Final = timedelta(seconds=10)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from dramatiq import Actor
 from peewee import JOIN, SQL, Select, Value, fn
 
 from housekeeping.database.replicas import read_database
-from housekeeping.middleware.enqueueing.many import enqueue_many
 from housekeeping.sweeps import (
     Backlog,
     Batch,
@@ -24,6 +22,9 @@ from housekeeping.sweeps import (
 )
 from housekeeping.workers.batched_git_ref_updates.deferral import any_deferred, count_deferred, deferred_among
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus
+
+if TYPE_CHECKING:
+    from dramatiq import Actor
 
 _SAMPLES: Final = 5
 #: Placeholders of prepared statements.
@@ -99,6 +100,8 @@ class PendingProjects:
         Raises:
           RedisUnavailable: The queue cannot be reached.
         """
+        from housekeeping.middleware.enqueueing.many import enqueue_many
+
         position = _Round.of(batch)
         size = min(self.batch_size, self.max_projects - position.projects)
         found = self.search.projects(position.last, position.until, size + 1)

@@ -14,7 +14,7 @@ from typing import Final
 import click
 import pytest
 
-from housekeeping.cli.main import main
+from housekeeping.cli.main import LazyCommand, main
 from tests.unit.docs.blocks import PAGES, ROOT, blocks, name_of, words_in_code
 
 #: Characters around optional arguments.
@@ -40,6 +40,7 @@ def unknown_in(words: list[str]) -> str | None:
         if name not in command.commands and name != "COMMAND":
             return f"no command {name}"
         command = command.commands.get(name, command)
+        command = command.load() if isinstance(command, LazyCommand) else command
         if name == "COMMAND":
             return None
     try:

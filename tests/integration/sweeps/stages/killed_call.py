@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from housekeeping.core.settings import Settings
-from housekeeping.installation import use_database
 from housekeeping.sweeps import run_sweep
+from housekeeping.sweeps.ledger.schema import use_database
 from housekeeping.testing import ManualClock
 from tests.integration.sweeps.orders import Order, sweep
 

@@ -1,0 +1,61 @@
+"""Tests of what the command line imports, because imports are most of the time of a short command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+#: Clients of servers, and other libraries that only some commands need.
+_CLIENTS: Final = {"redis", "dramatiq", "periodiq", "pendulum", "obstore", "prometheus_client", "structlog", "pika"}
+_EVERY_COMMAND: Final = {"housekeeping", "click"}
+_PROGRAM: Final = """
+import atexit, sys
+before = set(sys.modules)
+from housekeeping.cli.main import main
+atexit.register(lambda: print(*set(sys.modules) - before, file=sys.stderr))
+main()
+"""
+
+
+def imported_by(folder: Path, *arguments: str) -> set[str]:
+    """Return the names of the modules that a command imported, run without settings in an empty folder."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOUSEKEEPING_")}
+    finished = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, *arguments],
+        env=environment | {"PYTHONPATH": str(Path(__file__).parents[3])},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return set(finished.stderr.split())
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("-h",)])
+def test_help_and_version_import_only_click(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    imported = imported_by(tmp_path, *arguments)
+
+    others = {name.split(".")[0] for name in imported} - _EVERY_COMMAND - set(sys.stdlib_module_names)
+    assert others == set()
+    assert len(imported) < 120
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("list", "--json")])
+def test_list_imports_no_clients_of_servers(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    imported = imported_by(tmp_path, *arguments)
+
+    assert {name.split(".")[0] for name in imported} & _CLIENTS == set()
+    assert not any(name.startswith(("housekeeping.middleware", "housekeeping.brokers")) for name in imported)
+    assert len({name for name in imported if name.startswith("housekeeping")}) < 150
+
+
+def test_command_is_imported_when_it_is_used(tmp_path: Path) -> None:
+    imported = imported_by(tmp_path, "run", "--help")
+
+    assert "housekeeping.cli.commands.run" in imported
+    assert "housekeeping.cli.commands.doctor" not in imported
