@@ -27,8 +27,8 @@ def stages_of(sweep: Sweep) -> tuple[Stage, ...]:
     """Return the stages of a run.
 
     Raises:
-      DeclarationError: When a stage names its rows by columns that are not unique in its table, or uses a column that
-        its table does not have.
+      DeclarationError: When a stage names its rows by columns that are not unique in its table, uses a column that its
+        table does not have, or has an action whose statements name the rows by a part of their key.
       peewee.PeeweeException: When the database cannot be asked.
     """
     stages = sweep.stages_for_run()
@@ -40,6 +40,11 @@ def stages_of(sweep: Sweep) -> tuple[Stage, ...]:
             if (mismatch := wrong_key(stage)) is not None:
                 forget_table(stage.model)
                 raise DeclarationError(f"{sweep.name}: {'; '.join(mismatch)}")
+        if isinstance(stage, TableStage):
+            try:
+                stage.statements_of_a_run(datetime.now(UTC))
+            except DeclarationError as error:
+                raise DeclarationError(f"{sweep.name}: {error}") from None
     return stages
 
 

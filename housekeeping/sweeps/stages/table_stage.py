@@ -45,6 +45,7 @@ from housekeeping.sweeps.stages.stage import (
     Position,
     StagePlan,
 )
+from housekeeping.sweeps.stages.written_key import refuse_part_of_key
 
 _SAMPLES: Final = 5
 _NOT_CHANGED: Final = (
@@ -225,6 +226,7 @@ class TableStage:
         still_stale = fn.COALESCE(self.stale(batch.now), False)
         write = self.action.write(self, batch, self.among(picked) & still_stale)
         self._refuse_other_counts(write)
+        refuse_part_of_key(self, write)
         changed = write.ctes[0]
         totals = [Select((each,), [fn.COUNT(SQL("*"))]) for each in write.ctes]
         order = [getattr(picked.c, column.column_name) for column in self.order]
