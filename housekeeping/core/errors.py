@@ -1,37 +1,7 @@
 """Every exception that this library raises on purpose.
 
-::
-
-    HousekeepingError            exit status 1
-    ├── Refused                  exit status 2: the request cannot work
-    │   ├── SettingsError        a setting is missing or wrong
-    │   ├── DeclarationError     an actor or sweep was declared with options that cannot work
-    │   ├── UnknownWorker        no worker has this name
-    │   ├── UploadRefused        no pending upload can have this location, path or time
-    │   ├── WrongArgument        a run was requested with an argument that its worker does not take
-    │   ├── DeadLetterRefused    the dead letter does not exist or cannot be read
-    │   └── SchemaMissing        the library's own tables are missing or too old
-    ├── DatabaseUnavailable      PostgreSQL did not answer
-    ├── RedisUnavailable         Redis did not answer, so the state of the lease or key is unknown
-    ├── BrokerUnavailable        RabbitMQ did not answer
-    ├── ObjectStoreUnavailable   an object store, its bucket or its folder could not be reached
-    ├── EmbeddedServerError      a server from a wheel did not start
-    ├── BreakerTripped           a run would have changed far more rows than earlier runs
-    ├── ClocksDiffer             this machine's clock is over a minute from the database's
-    ├── LeaseHeld                the lease has another holder
-    ├── LeaseLost                the caller held the lease and lost it
-    ├── ObjectNotDeleted         a store refused to delete one object
-    ├── UploadBeingDeleted       the object that an upload would write to is being deleted
-    ├── IllegalEvent             a record's state does not allow the event
-    ├── RecordChanged            a record was changed or deleted by others during the event
-    ├── RowNotChanged            a trigger, rule or policy kept a row from being changed
-    ├── SameErrorRepeated        too many consecutive rows failed with the same error, so their stage ended
-    ├── HandlerFailed            an event handler raised within the batch's transaction
-    ├── TransactionEnded         an event handler tried to end the batch's transaction, or did
-    └── RunTakenOver             another run considered this one dead and continues it
-
-Exceptions that a *middleware* raises to drop, fail or requeue a message are not in this tree. Dramatiq gives meaning to
-their types, see `middleware_errors`.
+Exceptions that a *middleware* raises to drop, fail or requeue a message are not here. Dramatiq gives meaning to their
+types, see `middleware_errors`.
 """
 
 from __future__ import annotations

@@ -11,17 +11,17 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from housekeeping.testing.clock import ManualClock as ManualClock
-    from housekeeping.testing.idempotency import assert_idempotent as assert_idempotent
-    from housekeeping.testing.kills import assert_survives_kill as assert_survives_kill
-    from housekeeping.testing.lease_store import MemoryLeaseStore as MemoryLeaseStore
+    from housekeeping.testing.assertions import assert_idempotent as assert_idempotent
+    from housekeeping.testing.assertions import assert_survives_kill as assert_survives_kill
+    from housekeeping.testing.stubs import ManualClock as ManualClock
+    from housekeeping.testing.stubs import MemoryLeaseStore as MemoryLeaseStore
 
 #: Public name -> module. Imported on first use, because pytest imports this package at every start.
 _PUBLIC: Final = {
-    "ManualClock": "housekeeping.testing.clock",
-    "MemoryLeaseStore": "housekeeping.testing.lease_store",
-    "assert_idempotent": "housekeeping.testing.idempotency",
-    "assert_survives_kill": "housekeeping.testing.kills",
+    "ManualClock": "housekeeping.testing.stubs",
+    "MemoryLeaseStore": "housekeeping.testing.stubs",
+    "assert_idempotent": "housekeeping.testing.assertions",
+    "assert_survives_kill": "housekeeping.testing.assertions",
 }
 __all__ = ["ManualClock", "MemoryLeaseStore", "assert_idempotent", "assert_survives_kill"]
 

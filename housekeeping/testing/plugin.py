@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from housekeeping.core.settings import Settings
     from housekeeping.database.connection import Database
     from housekeeping.sweeps.declaration import Sweep
-    from housekeeping.testing.clock import ManualClock
-    from housekeeping.testing.lease_store import MemoryLeaseStore
+    from housekeeping.testing.stubs import ManualClock, MemoryLeaseStore
 
 #: Environment variables that name servers to use instead of embedded ones.
 DATABASE_URL: Final = "HOUSEKEEPING_TEST_DATABASE_URL"
@@ -215,7 +214,7 @@ def housekeeping_environment(housekeeping_settings: Settings) -> dict[str, str]:
 @pytest.fixture
 def housekeeping_clock() -> ManualClock:
     """Clock that only moves when it is advanced."""
-    from housekeeping.testing.clock import ManualClock
+    from housekeeping.testing.stubs import ManualClock
 
     return ManualClock()
 
@@ -223,6 +222,6 @@ def housekeeping_clock() -> ManualClock:
 @pytest.fixture
 def housekeeping_lease_store(housekeeping_clock: ManualClock) -> MemoryLeaseStore:
     """Lease store in memory, timed by `housekeeping_clock`: ``ExclusiveLease(key, ttl, housekeeping_lease_store)``."""
-    from housekeeping.testing.lease_store import MemoryLeaseStore
+    from housekeeping.testing.stubs import MemoryLeaseStore
 
     return MemoryLeaseStore(housekeeping_clock)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from housekeeping.core.sanitize import in_one_line, printable
+from housekeeping.core.sanitize import error_line, in_one_line, mask_secrets, printable, typed_error_line
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,58 @@ def test_invisible_characters_are_escaped(text: str, shown: str) -> None:
 )
 def test_line_is_cut_at_its_width(text: str, shown: str) -> None:
     assert in_one_line(text, 10) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://me:hunter2@host:5432/db", "postgresql://me:***@host:5432/db"),
+        ("redis://:hunter2@host/0", "redis://:***@host/0"),
+        ("postgresql://me:hun%40ter2@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://me:hun@ter/2:x@host/db", "postgresql://me:***@host/db"),
+        ("from redis://:hunter2@a/0,redis://:hunter2@b/0 on", "from redis://:***@a/0,redis://:***@b/0 on"),
+        ("{'a':'s3://me:hunter2@a/x','b':'s3://me:hunter2@b/x'}", "{'a':'s3://me:***@a/x','b':'s3://me:***@b/x'}"),
+        ("postgresql://host/db?user=me&password=hunter2&x=1", "postgresql://host/db?user=me&password=***&x=1"),
+        ("host=h password=hunter2 dbname=d", "host=h password=*** dbname=d"),
+        ("password='hunter2, or so' dbname=d", "password=*** dbname=d"),
+        ('{"password": "hunter2\\" still", "x": 1}', '{"password": ***, "x": 1}'),
+        ("password='hunter2 unended", "password=*** unended"),
+        ("AWS_SECRET_ACCESS_KEY: hunter2", "AWS_SECRET_ACCESS_KEY: ***"),
+        ('invalid percent-encoded token: "hun%2ter2"', "invalid percent-encoded token: ***"),
+    ],
+)
+def test_passwords_are_masked_and_the_rest_stays_readable(text: str, shown: str) -> None:
+    assert mask_secrets(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgresql://me@host:5432/db",
+        'FATAL:  password authentication failed for user "me"',
+        "http://host:80/path and a mail to me@example.org",
+        "https://key@sentry.example.org/1",
+    ],
+)
+def test_text_without_a_password_is_unchanged(text: str) -> None:
+    assert mask_secrets(text) == text
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "typed"),
+    [
+        (ValueError("first\nsecond"), "first", "ValueError: first"),
+        (ValueError(), "ValueError", "ValueError"),
+        (KeyError("sku"), "KeyError: 'sku'", "KeyError: 'sku'"),
+        (
+            ValueError("postgresql://me:hunter2@host"),
+            "postgresql://me:***@host",
+            "ValueError: postgresql://me:***@host",
+        ),
+        # PostgreSQL takes neither; the latter stands for a byte of a file's name that is no UTF-8.
+        (ValueError("a\0b"), r"a\x00b", r"ValueError: a\x00b"),
+        (ValueError("caf\udce9"), r"caf\udce9", r"ValueError: caf\udce9"),
+    ],
+)
+def test_error_line_shows_the_type_if_there_is_no_text(error: Exception, line: str, typed: str) -> None:
+    assert (error_line(error), typed_error_line(error)) == (line, typed)

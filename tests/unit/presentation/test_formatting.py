@@ -4,30 +4,7 @@ from typing import Any
 
 import pytest
 
-from housekeeping.core.wording import format_duration
 from housekeeping.presentation.formatting import format_counts, format_run_counts
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [
-        (None, "-"),
-        (-0.3, "0 ms"),
-        (0, "0 ms"),
-        (0.0124, "12 ms"),
-        (0.9994, "999 ms"),
-        (0.9996, "1 s"),
-        (3.44, "3.4 s"),
-        (59.94, "59.9 s"),
-        (59.96, "1 min"),
-        (90, "1.5 min"),
-        (3_599, "1 h"),
-        (2 * 86_400 - 1, "2 d"),
-        (5_000 * 86_400, "5,000 d"),
-    ],
-)
-def test_duration_is_formatted_in_a_suitable_unit(seconds: float | None, shown: str) -> None:
-    assert format_duration(seconds) == shown
 
 
 def test_counts_are_formatted_without_zeros() -> None:

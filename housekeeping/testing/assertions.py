@@ -1,0 +1,272 @@
+"""Assertions about a sweep: a second run changes nothing, and a run can be killed at any point."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import uuid4
+
+from peewee import fn
+
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.telemetry.context import MessageContext, current_message
+from housekeeping.core.wording import counted
+from housekeeping.leases.lease import RedisLeaseStore
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.engine.runner import run_sweep
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.models import NOW, Run
+from housekeeping.testing.points import Ended, run_in_process
+from housekeeping.testing.stubs import ManualClock
+from housekeeping.testing.tables import Outside, Tables
+
+#: pytest shows the line of the test instead of this module's.
+__tracebackhide__: Final = True
+_MOST_RUNS: Final = 1_000  # more partial runs than that mean that the sweep makes no progress
+
+
+def assert_idempotent(
+    sweep: Sweep,
+    argument: Any = None,
+    *,
+    now: datetime | None = None,
+    ignoring: Sequence[str] = (),
+    outside: Outside | None = None,
+) -> None:
+    """Run the sweep to its end twice and assert that the second time changes nothing.
+
+    Compares the contents of all tables in the search path and the counts in the ledger. The tables keep the changes of
+    the runs.
+
+    ::
+
+        def test_it_is_idempotent(expired_sessions):
+            assert_idempotent(sweep)
+
+    Parameters:
+      argument: The sweep's argument, if it has one.
+      now: The time of both runs; the current time unless given.
+      ignoring: Columns that may differ, such as one that a trigger sets.
+      outside: Returns the sweep's effects outside of PostgreSQL, such as names of files, which are compared as well.
+
+    Raises:
+      AssertionError: With the first rows that differ. Also when the first run has nothing to do, which proves nothing.
+    """
+    now = now or datetime.now(UTC)
+    with Tables(sweep) as tables:
+        tables.save("at_first")
+        before, seen_before = _last_run(), outside() if outside else None
+        _run_to_the_end(sweep, argument, now)
+        first, seen = _progress_since(sweep, before), outside() if outside else None
+        if not tables.differences("at_first") and seen == seen_before:
+            raise AssertionError(_nothing_changed(sweep, before))
+        tables.save("after_the_first")
+        between = _last_run()
+        _run_to_the_end(sweep, argument, now)
+        problems = [str(difference) for difference in tables.differences("after_the_first", ignoring)]
+        again = _progress_since(sweep, between)
+        if any(again.values()):
+            problems.append(f"  counts of the second run are {again}, those of the first are {first}")
+        if outside and (after := outside()) != seen:
+            problems += [f"  outside, after the first:  {seen!r}", f"  outside, after the second: {after!r}"]
+    if problems:
+        legend = "  (- after the first run, + after the second)"
+        lines = [f"{sweep.name} is not idempotent: a second run over the same rows changed", *problems, legend]
+        raise AssertionError("\n".join(lines))
+
+
+def assert_survives_kill(
+    sweep: Sweep,
+    argument: Any = None,
+    *,
+    now: datetime | None = None,
+    ignoring: Sequence[str] = (),
+    outside: Outside | None = None,
+    restore: Callable[[], Any] | None = None,
+) -> list[str]:
+    """Kill a run by SIGKILL at each point, deliver its message again, and compare with an uninterrupted run.
+
+    Points are every statement, Redis command, file written by Python, program started and request by `http.client`. The
+    run is killed before each of them, each time in a new process with the same initial rows. This takes about 0.1 s per
+    point; a few batches of a few rows are enough. The killed run's silence and the ttl of its lease are skipped.
+
+    ::
+
+        def test_it_survives_kill(expired_sessions):
+            assert_survives_kill(sweep)
+
+    Parameters:
+      argument, now, ignoring: As for `assert_idempotent`.
+      outside: Returns the sweep's effects outside of PostgreSQL, which must end like those of an uninterrupted run.
+      restore: Restores the initial state outside of PostgreSQL; called before each run.
+
+    Returns:
+      The points.
+
+    Raises:
+      AssertionError: With the point and the first rows that differ. Also when there is nothing to do.
+      Refused: When a table has more than 10,000 rows, or a transaction of the test is open.
+
+    Note: The killed process loses its memory, including lists of the test. Calls in compiled libraries such as obstore
+      are not points; check the returned points.
+    """
+    with Tables(sweep) as tables:
+        tables.save("at_first")
+        try:
+            return _Trials(sweep, argument, now or datetime.now(UTC), ignoring, outside, restore, tables).run()
+        finally:
+            tables.restore("at_first")
+
+
+@dataclass
+class _Trials:
+    sweep: Sweep
+    argument: Any
+    now: datetime
+    ignoring: Sequence[str]
+    outside: Outside | None
+    restore: Callable[[], Any] | None
+    tables: Tables
+
+    def run(self) -> list[str]:
+        self.since, self.alive = _last_run(), random.getrandbits(62)
+        self._reset()
+        before = self._read_outside()
+        points = self._run_killed_at(None).points
+        self.counts, self.seen = _progress_since(self.sweep, self.since), self._read_outside()
+        if not self.tables.differences("at_first") and self.seen == before:
+            raise AssertionError(_nothing_changed(self.sweep, self.since))
+        self.tables.save("at_last")
+        self._run_killed_at(None)
+        self._compare("differs between two uninterrupted runs; name the columns to ignore by `ignoring`")
+        self._check_counts()
+        for number in range(len(points) + 1):
+            ended = self._run_killed_at(number)
+            self._compare(f"does not survive a kill at point {number + 1} of {len(points)}", _where(ended))
+            if not ended.killed:
+                break
+        return points
+
+    def _check_counts(self) -> None:
+        if self.sweep.action is None or not self.counts:
+            return  # only the author of the stages knows which rows they count
+        (name, number), *_ = self.counts.items()
+        changed = self.tables.changed_rows("at_first", self.sweep.model, self.ignoring)
+        if number != changed:
+            raise AssertionError(f"{self.sweep.name}: {name} is {number} in the ledger, but {changed} rows changed")
+
+    def _run_killed_at(self, point: int | None) -> Ended:
+        """Kill a run at this point, or never, and let its message be delivered again until nothing is left to do."""
+        self._reset()
+        message_id = str(uuid4())
+
+        def run() -> str:
+            result = _run_as(message_id, self.sweep, self.argument, self.now)
+            return result.outcome if result.error is None else f"{result.outcome}: {result.reason}"
+
+        ended = run_in_process(run, point, self.alive)
+        # A PostgreSQL backend continues for a moment after its client is gone, and keeps its locks.
+        self.tables.run("SELECT pg_advisory_lock(%s)", (self.alive,))
+        self.tables.run("SELECT pg_advisory_unlock(%s)", (self.alive,))
+        if ended.returned not in (None, "done", "partial"):
+            raise AssertionError(f"{self.sweep.name}: the run ended as {ended.returned}")
+        self._expire_killed_run()
+        try:
+            _run_to_the_end(self.sweep, self.argument, self.now, message_id)
+        except AssertionError as error:
+            error.add_note(_where(ended))
+            raise
+        return ended
+
+    def _compare(self, failure: str, *where: str) -> None:
+        """Raise AssertionError if tables, counts or outside effects are not those of the uninterrupted run."""
+        problems = [str(difference) for difference in self.tables.differences("at_last", self.ignoring)]
+        counts = _progress_since(self.sweep, self.since)
+        if counts != self.counts:
+            problems.append(f"  counts are {counts} in total, those of an uninterrupted run are {self.counts}")
+        if (seen := self._read_outside()) != self.seen:
+            problems += [f"  outside: {seen!r}", f"  uninterrupted: {self.seen!r}"]
+        if problems:
+            legend = "  (- only in an uninterrupted run, + only in this run)"
+            raise AssertionError("\n".join([f"{self.sweep.name} {failure}", *where, *problems, legend]))
+
+    def _read_outside(self) -> object:
+        return self.outside() if self.outside else None
+
+    def _reset(self) -> None:
+        self.tables.restore("at_first")
+        Run.delete().where(Run.id > self.since).execute()
+        if self.restore:
+            self.restore()
+
+    def _expire_killed_run(self) -> None:
+        """Make the killed run look lost, and release its lease."""
+        Run.update(heartbeat_at=NOW - 2 * runs.SILENCE).where((Run.id > self.since) & Run.outcome.is_null()).execute()
+        if self.sweep.lease is not None:
+            store = RedisLeaseStore(shared_redis.get(), shared_redis.namespace)
+            key = self.sweep.lease.key_for(self.argument)
+            if (owner := store.owner(key)) is not None:
+                store.release(key, owner)
+
+
+def _where(ended: Ended) -> str:
+    if not ended.killed:
+        return "  not killed"
+    done = ended.points[-2] if len(ended.points) > 1 else "(nothing)"
+    return f"  killed after:  {done}\n  killed before: {ended.points[-1]}\n  and then run to its end"
+
+
+def _run_as(message_id: str, sweep: Sweep, argument: Any, now: datetime) -> RunResult:
+    """Run the sweep once, as a worker would for this message."""
+    token = current_message.set(MessageContext(message_id, worker=sweep.name))
+    try:
+        return run_sweep(sweep, argument, clock=ManualClock(now))
+    finally:
+        current_message.reset(token)
+
+
+def _run_to_the_end(sweep: Sweep, argument: Any, now: datetime, message_id: str | None = None) -> None:
+    """Run the sweep until nothing is left to do; the first message may have been processed before.
+
+    Raises:
+      AssertionError: When a run fails.
+    """
+    for _ in range(_MOST_RUNS):
+        result = _run_as(message_id or str(uuid4()), sweep, argument, now)
+        if result.outcome == "done" or (result.outcome, result.reason) == ("skipped", "already_done"):
+            return
+        if result.outcome != "partial":
+            raise AssertionError(f"{sweep.name}: the run ended as {result.outcome}: {result.reason}") from result.error
+        message_id = None
+    raise AssertionError(f"{sweep.name}: not done after {_MOST_RUNS:,} runs; the last one ended as {result.reason}")
+
+
+def _last_run() -> int:
+    """Return the id of the newest run in the ledger, or 0."""
+    newest: int | None = Run.select(fn.MAX(Run.id)).scalar()
+    return newest or 0
+
+
+def _nothing_changed(sweep: Sweep, since: int) -> str:
+    """Return the error message for runs after row `since` of the ledger that changed nothing."""
+    failed = _summed(sweep, since, ["failed"])["failed"]
+    if failed:
+        why = f": {counted(failed, 'row')} failed; the log of a run_sweep(sweep) says why"
+    else:
+        why = "; put stale rows into its tables first"
+    return f"{sweep.name} changed nothing, which proves nothing{why}"
+
+
+def _progress_since(sweep: Sweep, since: int) -> dict[str, int]:
+    """Return the sums of the sweep's progress counts over all runs after row `since` of the ledger."""
+    return _summed(sweep, since, sweep.progress_counts)
+
+
+def _summed(sweep: Sweep, since: int, names: Iterable[str]) -> dict[str, int]:
+    rows: Any = Run.select(Run.counts).where((Run.worker == sweep.name) & (Run.id > since)).tuples()
+    found = [counts for (counts,) in rows]
+    return {name: sum(counts.get(name, 0) for counts in found) for name in names}
