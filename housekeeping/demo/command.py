@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import secrets
 import signal
+import socket
 import sys
 import threading
 import time
@@ -16,7 +18,6 @@ import click
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.telemetry import logs
 from housekeeping.core.wording import how_to_install
-from housekeeping.demo.dashboard import dashboard
 from housekeeping.demo.live import watch
 from housekeeping.demo.once import run_each_once
 from housekeeping.demo.scenes import SCENES, others_at_work
@@ -86,3 +87,23 @@ def _ending_on_signals(exit_code: int) -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def dashboard(stage: Stage) -> Iterator[str]:
+    """Serve the dashboard on a free local port; yield its address, or how to install it."""
+    try:
+        from housekeeping.web.application import create_app, server
+    except ModuleNotFoundError:
+        yield f"not installed: {how_to_install('web')}"
+        return
+    app = create_app(stage.settings, stage.sweeps, secrets.token_urlsafe(16), open_to_read=True)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = server(app, listener)
+        thread = threading.Thread(target=serving.run, name="dashboard", daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        finally:
+            serving.close()
+            thread.join(timeout=5)  # seconds; only open requests are finished

@@ -18,8 +18,7 @@ from housekeeping.cli.commands.status import workers_table
 from housekeeping.cli.formatting import out, table
 from housekeeping.core.wording import format_duration
 from housekeeping.database.clock_skew import database_now
-from housekeeping.demo.once import actors_without_argument
-from housekeeping.demo.runs import runs_table
+from housekeeping.demo.once import actors_without_argument, runs_table
 from housekeeping.demo.scenes import Counted, compared, compared_beside, counted
 from housekeeping.demo.stage import Stage
 from housekeeping.installation import install

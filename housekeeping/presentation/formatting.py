@@ -1,9 +1,19 @@
-"""Counts and times as text."""
+"""Counts, times, overrides and requeued messages as text."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
+
+from housekeeping.core.sanitize import in_one_line
+from housekeeping.core.wording import counted, format_duration
+
+if TYPE_CHECKING:
+    from housekeeping.brokers.dead_letters import Requeued
+    from housekeeping.sweeps.ledger.overrides import Override
+
+
+_DETAIL_WIDTH: Final = 200  # characters
 
 
 def format_counts(counts: dict[str, Any]) -> str:
@@ -26,3 +36,27 @@ def _count(name: str, value: Any) -> str:
 def format_time(value: datetime | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     """Return a time in UTC, to the second by default, or ``-`` for `None`."""
     return "-" if value is None else value.strftime(form)
+
+
+def describe_override(override: Override) -> str:
+    """Return which override is in force, until when and why."""
+    limits = [
+        *([f"{counted(override.batch_size, 'record')} a batch"] if override.batch_size else []),
+        *([f"{format_duration(override.max_runtime.total_seconds())} a run"] if override.max_runtime else []),
+    ]
+    state = f"narrowed to {' and '.join(limits)}" if limits else override.state
+    ends = f"until {format_time(override.until)} UTC" if override.until else "until it is resumed"
+    return f"{override.worker} is {state} {ends}" + (f": {override.reason}" if override.reason else "")
+
+
+def describe_requeue(result: Requeued) -> str:
+    """Return what happened to a dead letter that was requeued."""
+    match result.outcome:
+        case "requeued":
+            return "requeued"
+        case "duplicate":
+            return f"kept: duplicate of {in_one_line(result.detail or 'a live message', _DETAIL_WIDTH)}"
+        case "refused":
+            return f"kept: it cannot be sent: {in_one_line(result.detail or '', _DETAIL_WIDTH)}"
+        case _:
+            return "already requeued"

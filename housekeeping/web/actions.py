@@ -14,7 +14,7 @@ from housekeeping.core.redis_client import redis_client
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import translate_postgres_errors
-from housekeeping.presentation.descriptions import describe_override
+from housekeeping.presentation.formatting import describe_override
 from housekeeping.presentation.time_parsing import parse_future_time
 from housekeeping.sweeps.ledger import overrides
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, release_lease

@@ -14,7 +14,7 @@ from housekeeping.brokers.dead_letters.formatting import arguments, body, bounde
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.settings import Settings
 from housekeeping.installation import broker_without_database
-from housekeeping.presentation.descriptions import describe_requeue
+from housekeeping.presentation.formatting import describe_requeue
 from housekeeping.web.snapshot import SnapshotCache
 
 _SHOWN: Final = 50  # letters

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from housekeeping.cli.sample_data import add_sample_rows
+from housekeeping.cli.commands.init import add_sample_rows
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database

@@ -15,7 +15,7 @@ from housekeeping.cli.formatting import out, print_table, progress, table
 from housekeeping.core.sanitize import in_one_line, printable
 from housekeeping.core.wording import format_duration
 from housekeeping.installation import broker_without_database
-from housekeeping.presentation.descriptions import describe_requeue
+from housekeeping.presentation.formatting import describe_requeue
 from housekeeping.workers import configured_sweeps
 
 _ARGUMENTS_WIDTH: Final = 60  # characters of a line in the list

@@ -17,7 +17,7 @@ from housekeeping.core.redis_client import translate_redis_errors
 from housekeeping.core.sanitize import error_line
 from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.installation import broker_without_database
-from housekeeping.presentation.descriptions import describe_override
+from housekeeping.presentation.formatting import describe_override
 from housekeeping.presentation.workers import find_worker, parse_argument
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger.overrides import override_of

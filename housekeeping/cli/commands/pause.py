@@ -12,7 +12,7 @@ from housekeeping.cli.context import load_workers
 from housekeeping.core.errors import WrongArgument
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import translate_postgres_errors
-from housekeeping.presentation.descriptions import describe_override
+from housekeeping.presentation.formatting import describe_override
 from housekeeping.presentation.time_parsing import parse_future_time
 from housekeeping.presentation.workers import find_worker
 from housekeeping.sweeps.declaration import Sweep

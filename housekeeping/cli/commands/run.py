@@ -12,9 +12,8 @@ import click
 from dramatiq.middleware import Shutdown
 
 from housekeeping.cli.context import load_workers
-from housekeeping.cli.foreground import Abandoned, Foreground
+from housekeeping.cli.foreground import Abandoned, Foreground, close_run, end_process
 from housekeeping.cli.formatting import print_table, progress, table
-from housekeeping.cli.stopping import close_run, end_process
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import error_line, printable
 from housekeeping.core.telemetry import error_reporting

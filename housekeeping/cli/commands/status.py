@@ -21,8 +21,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.wording import counted, format_duration
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
 from housekeeping.database.connection import translate_postgres_errors
-from housekeeping.presentation.descriptions import describe_override
-from housekeeping.presentation.formatting import format_run_counts, format_time
+from housekeeping.presentation.formatting import describe_override, format_run_counts, format_time
 from housekeeping.sweeps.engine.rejection_store import Standing
 from housekeeping.sweeps.insight.status import WorkerStatus, outcome_in_words, worker_status
 from housekeeping.sweeps.ledger import runs
