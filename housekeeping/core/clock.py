@@ -30,7 +30,7 @@ class SystemClock:
 SYSTEM_CLOCK: Final[Clock] = SystemClock()
 
 
-class ServerClock:
+class ServerClock(SystemClock):
     """A server's clock that was read once and advances with this machine's monotonic clock.
 
     Parameters:
@@ -43,9 +43,6 @@ class ServerClock:
 
     def now(self) -> datetime:
         return self._read + timedelta(seconds=self.monotonic() - self._read_at)
-
-    def monotonic(self) -> float:
-        return time.monotonic()
 
 
 class RunBudget:

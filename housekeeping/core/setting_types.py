@@ -96,8 +96,26 @@ def _matching(pattern: str, description: str) -> Any:
     return AfterValidator(check)
 
 
+def _listed(value: Any, items: str, comma: str = r"\s*,\s*") -> Any:
+    """Split a text at its commas, or parse it as a JSON list; return any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip(" ,")
+    if not text.startswith("["):
+        return [item for item in re.split(comma, text) if item]
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{items} separated by commas, or JSON ({error})") from None
+
+
+def _urls(value: Any) -> Any:
+    # Split only before a scheme: libpq's URLs can contain commas between hosts.
+    return _listed(value, "URLs", r"\s*,\s*(?=\w+://)")
+
+
 def _modules(value: Any) -> Any:
-    names = [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+    names = _listed(value, "names of modules")
     if any(not all(part.isidentifier() for part in str(name).split(".")) for name in names):
         raise ValueError("names of modules separated by commas, such as shop.sweeps,shop.archive")
     return names
@@ -107,40 +125,18 @@ def _families(value: Any) -> Any:
     """Parse names of families; ``all`` becomes the tuple of that word, ``none`` the empty tuple."""
     if value is None or isinstance(value, bool):  # the setting used to be true or false
         return None if value is None else _KEYWORDS[str(value).lower()]
-    if isinstance(value, str):
-        text = value.strip()
-        value = _json_list(text) if text.startswith("[") else [each.strip() for each in text.split(",") if each.strip()]
-    if len(value) == 1 and value[0] in _KEYWORDS:
-        return _KEYWORDS[value[0]]
-    if any(not isinstance(name, str) or name in _KEYWORDS or not name.isidentifier() for name in value):
+    names = _listed(value, "names of families")
+    if len(names) == 1 and names[0] in _KEYWORDS:
+        return _KEYWORDS[names[0]]
+    if any(not isinstance(name, str) or name in _KEYWORDS or not name.isidentifier() for name in names):
         raise ValueError("all, none, or families separated by commas, such as user_status_cleanup,bulk_imports")
-    return tuple(value)
-
-
-def _json_list(text: str) -> list[Any]:
-    try:
-        return list(json.loads(text))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"names separated by commas, or a JSON list ({error})") from None
+    return tuple(names)
 
 
 def _not_null(value: Any) -> Any:
     if value is None:
         raise ValueError("a value; leave the key out to keep the default")
     return value
-
-
-def _urls(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    text = value.strip(" ,")
-    if not text.startswith("["):
-        # Split only before a scheme: libpq's URLs can contain commas between hosts.
-        return re.split(r"\s*,\s*(?=\w+://)", text)
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"URLs separated by commas, or JSON ({error})") from None
 
 
 KEY: Final = _matching(r"[A-Za-z0-9_.-]{1,64}", "at most 64 letters, digits and the characters _ . -")

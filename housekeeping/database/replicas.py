@@ -69,21 +69,19 @@ class Replica(Database):
         """Return whether the replica has replayed the position; one that fails is skipped for a minute."""
         if self._clock() < self._skipped_until:
             return "skipped"
+        needed = (position.system, position.timeline, position.as_lsn)
         try:
-            needed = (position.system, position.timeline, position.as_lsn)
             with waiting_for("database"):
-                state = super()._reconnect_if_dead(lambda: self._query_state(needed))
+                # Not by this class's methods, which may use the primary and never reconnect.
+                state = super()._reconnect_if_dead(
+                    lambda: super(Database, self).execute_sql(_REPLAY_STATE, needed).fetchone()[0]
+                )
         except (PeeweeException, psycopg2.Error) as error:
             state = error_line(error)
-        if state in ("caught up", "lags"):
-            return "caught up" if state == "caught up" else "lags"
-        self._skip_for_a_minute(state)
-        return "skipped"
-
-    def _query_state(self, needed: tuple[str, int, str]) -> str:
-        # Not by this class's `execute_sql`, which may use the primary.
-        state: str = super(Database, self).execute_sql(_REPLAY_STATE, needed).fetchone()[0]
-        return state
+        if state not in ("caught up", "lags"):
+            self._skip_for_a_minute(state)
+            return "skipped"
+        return "lags" if state == "lags" else "caught up"
 
     def execute_sql(self, sql: str, params: Any = None) -> Any:
         if self.in_transaction():

@@ -111,9 +111,9 @@ def _run_child(function: Callable[[], Any], kill_at: int | None, alive: int, wri
         recorder = _Recorder(writing, kill_at)
         _record_everything(recorder, alive)
         database.connect()
-        recorder.begin()
+        recorder.thread = threading.get_ident()
         returned = function()
-        recorder.end()
+        recorder.thread = None
         recorder.write({"returned": returned})
     except BaseException:
         with suppress(BaseException):
@@ -129,18 +129,10 @@ class _Recorder:
     def __init__(self, writing: int, kill_at: int | None) -> None:
         self._writing = writing
         self._left = kill_at
-        self._thread: int | None = None
-
-    def begin(self) -> None:
-        """Record the points of this thread from now on."""
-        self._thread = threading.get_ident()
-
-    def end(self) -> None:
-        """Stop recording."""
-        self._thread = None
+        self.thread: int | None = None  # whose points are recorded
 
     def point(self, what: str) -> None:
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self.thread:
             return
         self.write({"point": what if len(what) <= _LONGEST else f"{what[:_LONGEST]}..."})
         if self._left == 0:

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from housekeeping import embedded
+from housekeeping.core.wording import how_to_install
 from housekeeping.embedded import folders
 from housekeeping.embedded.supervisor import clear_leftovers
 from tests.integration.embedded.observing import answers_of, ended, eventually, parent, segments, shared_memory, traces
@@ -66,6 +67,20 @@ def test_shared_memory_of_a_killed_postgres_is_released(place: Path) -> None:
     clear_leftovers([place])
 
     assert traces(place, segment) == []
+
+
+def test_without_psutil_servers_start_and_leftovers_are_kept(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    left = leave_behind(place)
+    (place / "psutil.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(place))
+
+    with embedded.start(postgres=False) as servers, redis.Redis.from_url(servers.redis_url) as client:
+        assert client.ping()
+
+    assert left.is_dir()
+    assert f"in {left}: psutil is not installed: {how_to_install('embedded')}\n" in capfd.readouterr().err
 
 
 def test_process_with_a_reused_id_is_not_killed(place: Path) -> None:

@@ -77,20 +77,7 @@ class EarlyPass(TableStage):
 
 def early() -> Sweep:
     """Sweep with effects before the transaction, so that a repeated run has some effects twice."""
-    return Sweep(
-        name="sessions.early",
-        stages=lambda sweep: [
-            EarlyPass(
-                name="rows",
-                stale=lambda now: Session.expires_at <= now,
-                order=(Session.expires_at, Session.id),
-                action=Delete(),
-                batch_size=2,
-            )
-        ],
-        counts=("deleted_rows", "batches"),
-        progress_counts=("deleted_rows",),
-    )
+    return staged("sessions.early", EarlyPass)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +93,15 @@ class ForgetfulPass(TableStage):
 
 def forgetful() -> Sweep:
     """Sweep whose rows and counts are not committed together."""
+    return staged("sessions.forgetful", ForgetfulPass)
+
+
+def staged(name: str, stage: type[TableStage]) -> Sweep:
+    """Sweep that deletes expired sessions in a stage of this type."""
     return Sweep(
-        name="sessions.forgetful",
+        name=name,
         stages=lambda sweep: [
-            ForgetfulPass(
+            stage(
                 name="rows",
                 stale=lambda now: Session.expires_at <= now,
                 order=(Session.expires_at, Session.id),

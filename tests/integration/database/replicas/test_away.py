@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -11,8 +12,9 @@ from dramatiq import Actor
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.settings import Settings
+from housekeeping.database.connection import database
 from housekeeping.database.replicas import Replicas, read_database
-from housekeeping.database.wal_position import WalPosition
+from housekeeping.database.wal_position import WalPosition, WalPositionReader
 from tests.integration.database.replicas.conftest import Application, MakeApplication
 from tests.integration.database.replicas.standby import Standby
 
@@ -28,6 +30,18 @@ def declared(application: Application, seen: list[Any], consistency: str = "stic
         seen.append(read_database().execute_sql("SELECT count(*) FROM notes").fetchone()[0])
 
     return look
+
+
+def read_once(application: Application, standby: Standby, body: Callable[[Any], None]) -> None:
+    """Run an actor that gets the standby's database, which has caught up before."""
+
+    @dramatiq.actor(broker=application.broker, max_retries=0, data_consistency="sticky")
+    def look() -> None:
+        body(read_database())
+
+    look.send()
+    standby.catch_up(application.primary)
+    application.run()
 
 
 @pytest.mark.parametrize("consistency", ["sticky", "delayed"])
@@ -124,17 +138,13 @@ def test_restarted_replica_is_checked_before_it_is_read(
 ) -> None:
     application, seen = make_application(doomed_standby.url), list[Any]()
 
-    @dramatiq.actor(broker=application.broker, max_retries=0, data_consistency="sticky")
-    def look() -> None:
-        place = read_database()
+    def look(place: Any) -> None:
         seen.append(place.execute_sql("SELECT pg_is_in_recovery()").fetchone()[0])
         doomed_standby.kill()
         doomed_standby.start()
         seen.append(place.execute_sql("SELECT pg_is_in_recovery()").fetchone()[0])
 
-    look.send()
-    doomed_standby.catch_up(application.primary)
-    application.run()
+    read_once(application, doomed_standby, look)
 
     assert seen == [True, False]
 
@@ -174,16 +184,12 @@ def test_run_continues_on_the_primary_after_a_replay_conflict(
     application, seen = make_application(standby.url), list[Any]()
     conflict = "RAISE EXCEPTION USING ERRCODE = 'serialization_failure'"  # as PostgreSQL reports one
 
-    @dramatiq.actor(broker=application.broker, max_retries=0, data_consistency="sticky")
-    def look() -> None:
-        place = read_database()
+    def look(place: Any) -> None:
         for statement in (f"DO $$ BEGIN IF pg_is_in_recovery() THEN {conflict}; END IF; END $$", "SELECT 1"):
             place.execute_sql(statement)
             seen.append(place.execute_sql("SELECT pg_is_in_recovery()").fetchone()[0])
 
-    look.send()
-    standby.catch_up(application.primary)
-    application.run()
+    read_once(application, standby, look)
 
     assert seen == [False, False], "never older than what was read before"
 
@@ -193,18 +199,14 @@ def test_timed_out_statement_is_not_repeated_on_the_primary(
 ) -> None:
     application, codes = make_application(standby.url), list[Any]()
 
-    @dramatiq.actor(broker=application.broker, max_retries=0, data_consistency="sticky")
-    def look() -> None:
-        place = read_database()
+    def look(place: Any) -> None:
         place.execute_sql("SELECT set_config('statement_timeout', '10ms', false)")
         try:
             place.execute_sql("SELECT pg_sleep(60)")
         except Exception as error:
             codes.append(getattr(error, "orig", None))
 
-    look.send()
-    standby.catch_up(application.primary)
-    application.run()
+    read_once(application, standby, look)
 
     assert isinstance(codes[0], psycopg2.errors.QueryCanceled)
     assert application.lines(LEFT_ALONE) == []
@@ -236,8 +238,7 @@ def test_a_replica_of_another_timeline_or_database_is_not_read_from(
 def test_the_primary_itself_is_no_replica(make_application: MakeApplication, settings: Settings) -> None:
     assert settings.database_url is not None
     application = make_application(settings.database_url.partition("&")[0])
-    seen = list[Any]()
-    declared(application, seen).send()
+    declared(application, []).send()
 
     assert application.run() == "primary"
     assert [line["reason"] for line in application.lines(LEFT_ALONE)] == ["it is no replica"]
@@ -246,15 +247,11 @@ def test_the_primary_itself_is_no_replica(make_application: MakeApplication, set
 def test_a_connection_left_inside_a_transaction_is_closed(make_application: MakeApplication, standby: Standby) -> None:
     application, seen = make_application(standby.url), list[Any]()
 
-    @dramatiq.actor(broker=application.broker, max_retries=0, data_consistency="sticky")
-    def leave() -> None:
-        place = read_database()
+    def leave(place: Any) -> None:
         place.connection().cursor().execute("BEGIN")
         seen.append(place)
 
-    leave.send()
-    standby.catch_up(application.primary)
-    application.run()
+    read_once(application, standby, leave)
 
     assert seen[0].is_closed()
 
@@ -266,12 +263,38 @@ def test_without_an_answer_about_dropped_duplicates_the_primary_is_read(
     look = declared(application, seen, idempotent=True)
     look.send()
     standby.catch_up(application.primary)
-    ours = application.consistency
 
     class Away:
         def get(self, name: str) -> bytes:
             raise RedisUnavailable("away")
 
-    monkeypatch.setattr(ours, "_client", Away())
+    monkeypatch.setattr(application.consistency, "_client", Away())
 
     assert (application.run(), seen) == ("primary", [0])
+
+
+def test_message_is_sent_while_the_primary_is_away(make_application: MakeApplication, standby: Standby) -> None:
+    application, seen, now = make_application(standby.url), list[Any](), [0.0]
+    application.consistency._positions = WalPositionReader(NOWHERE, clock=lambda: now[0])
+    look = declared(application, seen)
+
+    sent = [look.send() for now[0] in (0.0, 59.9, 60.0)]
+    standby.catch_up(application.primary)
+
+    assert ["database_position" in message.options for message in sent] == [False, False, False]
+    assert len(application.lines("Messages are sent without a position, and read from the primary")) == 2
+    assert application.run() == "primary"
+
+
+def test_a_message_sent_within_a_transaction_reads_from_the_primary(
+    make_application: MakeApplication, standby: Standby
+) -> None:
+    application, seen = make_application(standby.url), list[Any]()
+    look = declared(application, seen)
+
+    with database.atomic():
+        database.execute_sql("INSERT INTO notes VALUES ('not committed when it was sent')")
+        look.send()
+        standby.catch_up(application.primary)
+
+    assert (application.run(), seen) == ("primary", [1])
