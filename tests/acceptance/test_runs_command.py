@@ -147,7 +147,7 @@ def test_why_names_a_manual_run_after_the_last_tick(command: Command, add: Calla
     explained = command("why", WORKER, str(run_id), WORKERS=yearly).stdout
 
     (since,) = (line for line in shown.splitlines() if line.startswith("since then: "))
-    assert f"run {run_id}, " in since and "trigger cli: done; it did its work" in since
+    assert f"run {run_id}, " in since and "trigger cli: done; it completed" in since
     assert explained.startswith(f"{WORKER}, run {run_id}: done\nstarted: it was started by hand: housekeeping run\n")
     assert "next: the next tick is " in explained
 
