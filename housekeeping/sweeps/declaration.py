@@ -21,9 +21,6 @@ from housekeeping.leases.renewal import SHORTEST_TTL
 from housekeeping.sweeps.checks.field_types import check_types
 from housekeeping.sweeps.checks.predicates import check_predicate
 from housekeeping.sweeps.checks.validation import (
-    check_columns_of_stages,
-    check_completeness,
-    check_event,
     check_form,
     check_stage,
 )
@@ -182,10 +179,7 @@ class Sweep:
             raise DeclarationError(
                 f"{self.name!r} is no name for a sweep; it should be letters, digits and _ . - such as sessions.expired"
             )
-        check_completeness(self.name, self.stale, self.order, self.action, self.stages)
-        check_form(self.name, self.stale, self.order, self.action)
-        check_event(self.name, self.event, self.event_columns, has_stages=self.stages is not None)
-        check_columns_of_stages(self.name, self.stages, self.columns, self.row_log)
+        check_form(self)
         check_types(self.name, self)
         if not self.counts and self.action is not None:
             failed = ("failed",) if isinstance(self.action, Call) else ()

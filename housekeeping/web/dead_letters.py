@@ -12,7 +12,6 @@ from werkzeug.wrappers import Response
 from housekeeping.brokers.dead_letters import DeadLetter, DeadLetterStore, dead_letters_of, found, requeue
 from housekeeping.brokers.dead_letters.formatting import arguments, body, bounded
 from housekeeping.core.sanitize import in_one_line
-from housekeeping.core.settings import Settings
 from housekeeping.installation import broker_without_database
 from housekeeping.presentation.formatting import describe_requeue
 from housekeeping.web.snapshot import SnapshotCache
@@ -23,46 +22,32 @@ _ERROR_WIDTH: Final = 200
 _ID_WIDTH: Final = 60
 
 
-class _LazyStore:
-    """Dead letters of the ready-made application, whose broker is created on first use."""
-
-    def __init__(self, snapshots: SnapshotCache) -> None:
-        self._snapshots = snapshots
-        self._lock = threading.Lock()
-        self._store: DeadLetterStore | None = None
-
-    def get(self) -> DeadLetterStore:
-        """Return the store. Its broker knows the actor options that requeueing applies.
-
-        Raises:
-          SettingsError: A required setting is missing.
-        """
-        with self._lock:
-            if self._store is None:
-                settings: Settings = self._snapshots.settings
-                self._store = dead_letters_of(broker_without_database(settings, self._snapshots.sweeps))
-            return self._store
-
-
 def add_dead_letters(app: Flask, snapshots: SnapshotCache) -> None:
     """Register the pages."""
-    stores = _LazyStore(snapshots)
+    lock, made = threading.Lock(), list[DeadLetterStore]()
+
+    def letters_of_broker() -> DeadLetterStore:
+        # The ready-made application's broker knows the actor options that requeueing applies. It is made on first use.
+        with lock:
+            if not made:
+                made.append(dead_letters_of(broker_without_database(snapshots.settings, snapshots.sweeps)))
+            return made[0]
 
     @app.get("/dead-letters")
     def dead_letters() -> str:
-        store = stores.get()
+        store = letters_of_broker()
         newest, total = store.newest(_SHOWN), sum(store.counts().values())
         letters = [(letter, _row(letter)) for letter in newest]
         return render_template("dead_letters.html", letters=letters, total=total, now=datetime.now(UTC))
 
     @app.get("/dead-letters/one")
     def dead_letter() -> str:
-        [letter] = found(stores.get(), [request.args.get("id", "")])
+        [letter] = found(letters_of_broker(), [request.args.get("id", "")])
         return render_template("dead_letter.html", letter=letter, details=_details(letter), error=bounded(letter.error))
 
     @app.post("/dead-letters/requeue")
     def requeue_letter() -> Response:
-        [result] = requeue(stores.get(), [request.args.get("id", "")])
+        [result] = requeue(letters_of_broker(), [request.args.get("id", "")])
         snapshots.invalidate()
         flash(f"{in_one_line(result.id, _ID_WIDTH)}: {describe_requeue(result)}")
         return redirect(url_for("dead_letters"), 303)

@@ -96,7 +96,10 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is tuple:
         return isinstance(value, tuple) and (len(arguments) < 2 or all(_fits(each, arguments[0]) for each in value))
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return isinstance(value, Mapping) and _all_fit(value, arguments)
+        key, item = arguments or (Any, Any)
+        return isinstance(value, Mapping) and all(
+            _fits(name, key) and _fits(each, item) for name, each in value.items()
+        )
     if origin in (int, float):
         return isinstance(value, int if origin is int else int | float) and not isinstance(value, bool)
     if origin is Any or not isinstance(origin, type):
@@ -104,10 +107,3 @@ def _fits(value: Any, hint: Any) -> bool:
     if getattr(origin, "_is_protocol", False):
         return all(hasattr(value, name) for name in vars(origin) if not name.startswith("_"))
     return isinstance(value, origin)
-
-
-def _all_fit(value: Mapping[Any, Any], arguments: tuple[Any, ...]) -> bool:
-    if not arguments:
-        return True
-    key, item = arguments
-    return all(_fits(name, key) and _fits(each, item) for name, each in value.items())

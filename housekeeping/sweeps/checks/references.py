@@ -109,18 +109,18 @@ class Reference:
 
     def as_json(self) -> dict[str, Any]:
         """One element of ``references`` in ``housekeeping plan --json``."""
-        return {
-            "pass": self.stage,
-            "table": self.table,
-            "columns": list(self.columns),
-            "on_delete": self.on_delete,
-            "indexed": self.indexed,
-            "referenced_rows": self.referenced_rows,
-            "sampled_rows": self.sampled_rows,
-            "level": self.level,
-            "text": self.text,
-            "way_out": self.way_out,
-        }
+        names = (
+            "table",
+            "columns",
+            "on_delete",
+            "indexed",
+            "referenced_rows",
+            "sampled_rows",
+            "level",
+            "text",
+            "way_out",
+        )
+        return {"pass": self.stage, **{name: getattr(self, name) for name in names}}
 
     def _effect(self) -> str:
         scan = "" if self.indexed else "; each deleted row reads all of it"
@@ -157,20 +157,8 @@ def references(stages: Sequence[Stage]) -> list[Reference]:
         handled = type(delete).write is not Delete.write
         meta: Any = stage.model._meta
         for table, action, partitioned, columns, referenced_columns, indexed, readable in rows:
-            found.append(
-                Reference(
-                    stage.name,
-                    table,
-                    columns,
-                    meta.table_name,
-                    referenced_columns,
-                    _ACTIONS[action],
-                    indexed,
-                    partitioned,
-                    readable,
-                    handled,
-                )
-            )
+            key = (stage.name, table, columns, meta.table_name, referenced_columns, _ACTIONS[action])
+            found.append(Reference(*key, indexed, partitioned, readable, handled))
     return found
 
 

@@ -21,15 +21,35 @@ _FORMS: Final = {
 }
 
 
-def check_completeness(name: str, stale: Any, order: Any, action: Any, stages: Any) -> None:
-    """Reject a sweep without all of stale, order and action, and without stages, or with both."""
-    given = {"stale": stale is not None, "order": bool(order), "action": action is not None}
+def check_form(sweep: Any) -> None:
+    """Reject a sweep without all of stale, order and action, and without stages, and mistakes that would fail later."""
+    name, order, has_stages = sweep.name, sweep.order, sweep.stages is not None
+    given = {"stale": sweep.stale is not None, "order": bool(order), "action": sweep.action is not None}
     missing = [field for field, there in given.items() if not there]
-    if stages is None and missing:
+    if not has_stages and missing:
         forms = ", ".join(f"{field}={_FORMS[field]}" for field in missing)
         raise DeclarationError(f"{name}: give stale, order and action, or stages; missing: {forms}")
-    if stages is not None and not missing:
+    if has_stages and not missing:
         raise DeclarationError(f"{name}: give stale, order and action, or stages; not both")
+    if sweep.stale is not None and not callable(sweep.stale):
+        raise DeclarationError(f"{name}: stale should be a function of the time: {_FORMS['stale']}")
+    if not isinstance(order, tuple):
+        raise DeclarationError(f"{name}: order should be a tuple of columns, such as {_FORMS['order']}")
+    check_order(name, order)
+    if isinstance(sweep.action, type):
+        raise DeclarationError(f"{name}: action should be {sweep.action.__name__}(), with brackets")
+    event, columns = sweep.event, sweep.event_columns
+    if has_stages and (event is not None or columns):
+        raise DeclarationError(f"{name}: a sweep with stages has no event; give it to each TableStage, as event")
+    if event is None and columns:
+        raise DeclarationError(f"{name}: event_columns without an event; give event=events.event('shop.order_expired')")
+    if event is not None and not isinstance(event, NamedSignal):
+        raise DeclarationError(f"{name}: event is {event!r}; it should be events.event('shop.order_expired')")
+    for key, column in columns.items() if isinstance(columns, Mapping) else ():
+        if not isinstance(column, Field):
+            raise DeclarationError(f'{name}: event_columns has {column!r} as {key!r}; write {{"order_id": Order.id}}')
+    if has_stages and (sweep.columns or sweep.row_log is not None):
+        raise DeclarationError(f"{name}: a sweep of stages has no columns and no row_log; give them to each TableStage")
 
 
 def check_order(name: str, order: tuple[Any, ...]) -> None:
@@ -45,36 +65,6 @@ def check_order(name: str, order: tuple[Any, ...]) -> None:
                 f"{name}: order has {column.model.__name__}.{column.name}, but begins with a column of "
                 f"{order[0].model.__name__}; write columns of one model: {_FORMS['order']}"
             )
-
-
-def check_form(name: str, stale: Any, order: Any, action: Any) -> None:
-    """Reject common mistakes that would fail only later."""
-    if stale is not None and not callable(stale):
-        raise DeclarationError(f"{name}: stale should be a function of the time: {_FORMS['stale']}")
-    if not isinstance(order, tuple):
-        raise DeclarationError(f"{name}: order should be a tuple of columns, such as {_FORMS['order']}")
-    check_order(name, order)
-    if isinstance(action, type):
-        raise DeclarationError(f"{name}: action should be {action.__name__}(), with brackets")
-
-
-def check_event(name: str, event: Any, columns: Any, *, has_stages: bool) -> None:
-    """Reject an event that no batch would send."""
-    if has_stages and (event is not None or columns):
-        raise DeclarationError(f"{name}: a sweep with stages has no event; give it to each TableStage, as event")
-    if event is None and columns:
-        raise DeclarationError(f"{name}: event_columns without an event; give event=events.event('shop.order_expired')")
-    if event is not None and not isinstance(event, NamedSignal):
-        raise DeclarationError(f"{name}: event is {event!r}; it should be events.event('shop.order_expired')")
-    for key, column in columns.items() if isinstance(columns, Mapping) else ():
-        if not isinstance(column, Field):
-            raise DeclarationError(f'{name}: event_columns has {column!r} as {key!r}; write {{"order_id": Order.id}}')
-
-
-def check_columns_of_stages(name: str, stages: Any, columns: Any, row_log: Any) -> None:
-    """Reject columns and a row log of a sweep that has its own stages, which would not use them."""
-    if stages is not None and (columns or row_log is not None):
-        raise DeclarationError(f"{name}: a sweep of stages has no columns and no row_log; give them to each TableStage")
 
 
 def check_stage(name: str, table: TableStage) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -22,7 +22,7 @@ from housekeeping.sweeps.engine.counts import initial_counts
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.insight.backlog import first_of, last_ended, pace
 from housekeeping.sweeps.limits.first_run import Unconfirmed, check_first_run
-from housekeeping.sweeps.stages.stage import Backlog, Stage, StagePlan, as_cursor
+from housekeeping.sweeps.stages.stage import Backlog, StagePlan, as_cursor
 
 #: Rows counted at most, so that a plan never takes minutes; above it the plan says "at least".
 COUNT_LIMIT: Final = 1_000_000
@@ -127,7 +127,12 @@ def plan(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None, limi
     passes = [(planned, -(-planned.stale.rows // size)) for planned, size in found]
     if sweep.before_lease is not None:
         passes.insert(0, (sweep.before_lease.plan(), 0))
-    return Plan(sweep.name, now, passes, _pace(sweep), skew, referenced, _unconfirmed(sweep, stages, now, argument))
+    rows_per_s, unconfirmed = None, None
+    # Not in the snapshot: it must work before the library's own tables exist, and a timed-out count would end it.
+    with suppress(ProgrammingError), translate_postgres_errors():
+        rows_per_s = pace(last_ended(sweep))
+        unconfirmed = check_first_run(sweep, stages, now, argument)
+    return Plan(sweep.name, now, passes, rows_per_s, skew, referenced, unconfirmed)
 
 
 def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None) -> RunResult:
@@ -148,24 +153,6 @@ def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None) -
     return RunResult(
         sweep.name, "done", reason, None, planned.now, run_clock.monotonic() - started, counts, dry_run=True
     )
-
-
-def _pace(sweep: Sweep) -> float | None:
-    # Not in the snapshot, which must work before the library's own tables exist.
-    try:
-        with translate_postgres_errors(), _snapshot():
-            return pace(last_ended(sweep))
-    except ProgrammingError:
-        return None
-
-
-def _unconfirmed(sweep: Sweep, stages: Sequence[Stage], now: datetime, argument: Any) -> Unconfirmed | None:
-    # Not in the snapshot, for the same reason, and because a timed-out count would end it.
-    try:
-        with translate_postgres_errors():
-            return check_first_run(sweep, stages, now, argument)
-    except ProgrammingError:
-        return None
 
 
 @contextmanager
