@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, Literal
 from uuid import uuid4
 
 import pytest
@@ -32,36 +31,28 @@ _LOCK_MS: Final = 10_000  # wait for open transactions of a finished test
 @pytest.fixture(scope="session")
 def housekeeping_postgres_url() -> Iterator[str]:
     """URL of PostgreSQL: ``HOUSEKEEPING_TEST_DATABASE_URL``, otherwise of a server for this test session."""
-    given = os.getenv(DATABASE_URL)
-    if given:
-        yield given
-        return
-    with _started(DATABASE_URL, postgres=True, redis=False) as servers:
-        yield servers.database_url
+    yield from _server_url(DATABASE_URL, "postgres")
 
 
 @pytest.fixture(scope="session")
 def housekeeping_redis_url() -> Iterator[str]:
     """URL of Redis: ``HOUSEKEEPING_TEST_REDIS_URL``, otherwise of a server for this test session."""
-    given = os.getenv(REDIS_URL)
-    if given:
+    yield from _server_url(REDIS_URL, "redis")
+
+
+def _server_url(variable: str, server: Literal["postgres", "redis"]) -> Iterator[str]:
+    if given := os.getenv(variable):
         yield given
         return
-    with _started(REDIS_URL, postgres=False, redis=True) as servers:
-        yield servers.redis_url
-
-
-@contextmanager
-def _started(variable: str, postgres: bool, redis: bool) -> Iterator[Any]:
     from housekeeping import embedded
     from housekeeping.core.errors import HousekeepingError
 
     try:
-        servers = embedded.start(postgres=postgres, redis=redis)
+        servers = embedded.start(postgres=server == "postgres", redis=server == "redis")
     except HousekeepingError as error:
         pytest.fail(f"{error}; or set {variable}", pytrace=False)
     with servers:
-        yield servers
+        yield servers.database_url if server == "postgres" else servers.redis_url
 
 
 @pytest.fixture
