@@ -26,6 +26,7 @@ from housekeeping.demo import (
     bulk_imports,
     ci_stuck_builds,
     object_storage,
+    scenes,
     user_status_cleanup,
 )
 from housekeeping.demo.scenes import SCENES
@@ -138,9 +139,7 @@ def installation(
     client = redis.Redis.from_url(redis_of_installations)
     # It is nobody else's.
     client.flushall()
-    ours = {"REDIS_URL": redis_of_installations, "BROKER_URL": ""}
-    for scene in SCENES:
-        ours |= scene.settings(folder)
+    ours = {"REDIS_URL": redis_of_installations, "BROKER_URL": "", **scenes.settings(folder)}
     with monkeypatch.context() as patch:
         patch.setattr(shared_redis, "client", client)
         for scene, numbers in _FEW:

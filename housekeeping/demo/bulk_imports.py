@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
-
-import psycopg2
+from typing import Final
 
 from housekeeping.database.connection import database
 
@@ -39,6 +35,13 @@ SELECT e.id, relation, stage - 1, CASE WHEN e.status = -2 THEN -3 WHEN e.status 
        e.created_at, e.updated_at
 FROM bulk_import_entities AS e, unnest(%(relations)s) WITH ORDINALITY AS of (relation, stage);
 """
+#: Locks a tracker of some stale entities, like a session that is working on it.
+LOCK: Final = f"""
+SELECT id FROM bulk_import_trackers WHERE status = 1 AND bulk_import_entity_id IN (
+    SELECT id FROM bulk_import_entities WHERE status IN (0, 1) AND updated_at < now() - interval '24 hours'
+    ORDER BY id LIMIT {HELD}
+) FOR UPDATE
+"""  # noqa: S608 - of constants
 _COUNT: Final = """
 SELECT (SELECT count(*) FROM bulk_imports WHERE status IN (0, 1) AND updated_at < now() - interval '24 hours'),
        (SELECT count(*) FROM bulk_imports WHERE status = 3),
@@ -63,11 +66,6 @@ def seed(folder: Path) -> str:
     )
 
 
-def settings(folder: Path) -> dict[str, str]:
-    """Return no settings: the defaults are used."""
-    return {}
-
-
 def counted() -> dict[str, int]:
     """Return the number of rows of each kind."""
     names = (
@@ -76,20 +74,3 @@ def counted() -> dict[str, int]:
         *("trackers open (with those of fresh imports)", "trackers timed out"),
     )
     return dict(zip(names, database.execute_sql(_COUNT).fetchone(), strict=True))
-
-
-@contextmanager
-def beside(url: str) -> Iterator[None]:
-    """Lock a tracker of some stale entities, like a session that is working on it."""
-    holder: Any = psycopg2.connect(url)
-    try:
-        with holder.cursor() as cursor:
-            cursor.execute(
-                "SELECT id FROM bulk_import_trackers WHERE status = 1 AND bulk_import_entity_id IN ("
-                "SELECT id FROM bulk_import_entities WHERE status IN (0, 1) "
-                "AND updated_at < now() - interval '24 hours' ORDER BY id LIMIT %s) FOR UPDATE",
-                (HELD,),
-            )
-        yield
-    finally:
-        holder.close()

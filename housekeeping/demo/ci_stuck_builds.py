@@ -75,8 +75,3 @@ def seed(folder: Path) -> str:
 def counted() -> dict[str, int]:
     """Return the number of builds of each kind."""
     return dict(zip(_KINDS, database.execute_sql(_COUNT).fetchone(), strict=True))
-
-
-def settings(folder: Path) -> dict[str, str]:
-    """Return no settings: the defaults are used."""
-    return {}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
+import psycopg2
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +21,7 @@ from housekeeping.demo import (
     user_status_cleanup,
 )
 
-#: Each has TITLE, `seed`, `counted` and `settings`, and may have `beside`, a concurrent session.
+#: Each has TITLE, `seed` and `counted`. It may have `settings`, and LOCK, a query of a concurrent session.
 SCENES: Final[tuple[Any, ...]] = (
     user_status_cleanup,
     bulk_imports,
@@ -31,6 +33,12 @@ SCENES: Final[tuple[Any, ...]] = (
 Counted = dict[str, dict[str, int]]
 
 
+def settings(folder: Path) -> dict[str, str]:
+    """Return the settings of all scenes."""
+    made = [scene.settings(folder) for scene in SCENES if hasattr(scene, "settings")]
+    return {name: value for each in made for name, value in each.items()}
+
+
 def counted() -> Counted:
     """Return the current numbers by scene and kind."""
     return {scene.TITLE: scene.counted() for scene in SCENES}
@@ -38,11 +46,12 @@ def counted() -> Counted:
 
 @contextmanager
 def others_at_work(url: str) -> Iterator[None]:
-    """Run the scenes' concurrent sessions."""
+    """Lock rows of the scenes in concurrent sessions."""
     with ExitStack() as stack:
         for scene in SCENES:
-            if hasattr(scene, "beside"):
-                stack.enter_context(scene.beside(url))
+            if hasattr(scene, "LOCK"):
+                session = stack.enter_context(closing(psycopg2.connect(url)))
+                session.cursor().execute(scene.LOCK)
         yield
 
 

@@ -17,8 +17,7 @@ from housekeeping import embedded
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.database.connection import database
-from housekeeping.demo import guard
-from housekeeping.demo.scenes import SCENES
+from housekeeping.demo import guard, scenes
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import schema
 from housekeeping.sweeps.ledger.schema import use_database
@@ -114,8 +113,7 @@ def _demo_settings(servers: embedded.Servers) -> Iterator[None]:
     for name in [name for name in os.environ if name.upper().startswith(PREFIX)]:
         del os.environ[name]
     settings = {"DATABASE_URL": servers.database_url, "REDIS_URL": servers.redis_url, "LOG_FORMAT": "json"}
-    for scene in SCENES:
-        settings |= scene.settings(servers.folder)
+    settings |= scenes.settings(servers.folder)
     os.environ.update({f"{PREFIX}{name}": value for name, value in settings.items()})
     # Children import the package of this file, whatever the current folder is.
     here = str(Path(housekeeping.__file__).parents[1])

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
-
-import psycopg2
+from typing import Final
 
 from housekeeping.database.connection import database
 
@@ -29,6 +25,8 @@ SELECT n,
        END
 FROM generate_series(1, %(due)s + %(later)s + %(never)s) AS n
 """
+#: Locks some due statuses, like a session that is editing them.
+LOCK: Final = f"SELECT user_id FROM user_statuses WHERE user_id % 160 = 1 AND user_id <= {DUE} FOR UPDATE"  # noqa: S608
 _COUNT: Final = """
 SELECT count(*) FILTER (WHERE clear_status_at <= now()),
        count(*) FILTER (WHERE clear_status_at > now()),
@@ -48,26 +46,7 @@ def seed(folder: Path) -> str:
     )
 
 
-def settings(folder: Path) -> dict[str, str]:
-    """Return no settings: the defaults are used."""
-    return {}
-
-
 def counted() -> dict[str, int]:
     """Return the number of statuses of each kind."""
     due, later, never = database.execute_sql(_COUNT).fetchone()
     return {f"due ({LOCKED} locked by another session)": due, "due later": later, "never due": never}
-
-
-@contextmanager
-def beside(url: str) -> Iterator[None]:
-    """Lock some due statuses, like a session that is editing them."""
-    holder: Any = psycopg2.connect(url)
-    try:
-        with holder.cursor() as cursor:
-            cursor.execute(
-                "SELECT user_id FROM user_statuses WHERE user_id %% 160 = 1 AND user_id <= %s FOR UPDATE", (DUE,)
-            )
-        yield
-    finally:
-        holder.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -21,34 +20,6 @@ from housekeeping.presentation.formatting import describe_override
 from housekeeping.presentation.workers import find_worker, parse_argument
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger.overrides import override_of
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """Result of sending a message.
-
-    Attributes:
-      enqueued: False if the message was dropped as a duplicate.
-      duplicate_of: The live message for the same work.
-      warning: Why the run will be skipped, or `None`.
-    """
-
-    worker: str
-    queue: str
-    message_id: str
-    enqueued: bool
-    duplicate_of: str | None
-    warning: str | None
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "worker": self.worker,
-            "queue": self.queue,
-            "message_id": self.message_id,
-            "enqueued": self.enqueued,
-            "duplicate_of": self.duplicate_of,
-            "warning": self.warning,
-        }
 
 
 @click.command()
@@ -84,9 +55,17 @@ def enqueue(name: str, argument: str | None, as_json: bool) -> None:
         raise BrokerUnavailable(f"nothing was enqueued: {error_line(error)}") from error
     finally:
         broker.close()
-    enqueued, duplicate_of = "duplicate_of" not in sent.options, sent.options.get("duplicate_of")
-    result = _Sent(name, sweep.queue, sent.message_id, enqueued, duplicate_of, warning)
-    _print(result, as_json)
+    duplicate_of = sent.options.get("duplicate_of")
+    if as_json:
+        result = {"worker": name, "queue": sweep.queue, "message_id": sent.message_id, "enqueued": duplicate_of is None}
+        click.echo(json.dumps({**result, "duplicate_of": duplicate_of, "warning": warning}))
+    elif duplicate_of is not None:
+        click.echo(f"dropped as a duplicate: message {duplicate_of} does the same work and has not ended")
+    else:
+        click.echo(f"enqueued: message {sent.message_id} in queue {sweep.queue}")
+        click.echo(f"its run, once a worker process takes it: housekeeping runs {name}")
+    if warning is not None:
+        click.echo(f"housekeeping: warning: {warning}", err=True)
 
 
 def _warning(sweep: Sweep) -> str | None:
@@ -99,15 +78,3 @@ def _warning(sweep: Sweep) -> str | None:
     if override is not None and override.state == "paused":
         return f"{describe_override(override)}: its run will be skipped (housekeeping resume {sweep.name})"
     return None
-
-
-def _print(result: _Sent, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(result.as_json()))
-    elif not result.enqueued:
-        click.echo(f"dropped as a duplicate: message {result.duplicate_of} does the same work and has not ended")
-    else:
-        click.echo(f"enqueued: message {result.message_id} in queue {result.queue}")
-        click.echo(f"its run, once a worker process takes it: housekeeping runs {result.worker}")
-    if result.warning is not None:
-        click.echo(f"housekeeping: warning: {result.warning}", err=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, get_args
 
@@ -31,15 +30,6 @@ from housekeeping.sweeps.ledger.history import RUNNING, RunRecord
 from housekeeping.sweeps.ledger.runs import Outcome
 
 _REASON_WIDTH: Final = 60  # characters in the list; the details and --json have all of it
-
-
-@dataclass(frozen=True, slots=True)
-class _Filter:
-    worker: str | None
-    since: datetime | None
-    outcome: str | None
-    before: int | None
-    limit: int
 
 
 @click.command()
@@ -73,9 +63,17 @@ def runs(
         # The ledger also has runs of workers that are no longer declared.
         if which is not None and not history.recent(worker=which, limit=1):
             find_worker(sweeps, which)
-        filters = _Filter(which, None if since is None else parse_since(since, now), outcome, before, limit)
-        found = history.recent(worker=which, since=filters.since, outcome=outcome, before=before, limit=limit + 1)
-    _print_list(found[:limit], len(found) > limit, filters, sweeps, now, as_json)
+        after = None if since is None else parse_since(since, now)
+        found = history.recent(worker=which, since=after, outcome=outcome, before=before, limit=limit + 1)
+    found, more = found[:limit], len(found) > limit
+    if as_json:
+        click.echo(json.dumps({"runs": [each.as_json() for each in found], "more": more}))
+    elif not found:
+        out.print("no runs match" if since or outcome or before else "no runs yet", soft_wrap=True)
+    else:
+        _print_list(found, sweeps, now)
+        if more:
+            out.print(f"\nolder runs: add --before {found[-1].run_id}; one run: housekeeping runs ID", soft_wrap=True)
 
 
 def run_with(run_id: int) -> RunRecord:
@@ -90,17 +88,7 @@ def run_with(run_id: int) -> RunRecord:
     return record
 
 
-def _print_list(
-    found: list[RunRecord], more: bool, filters: _Filter, sweeps: Mapping[str, Sweep], now: datetime, as_json: bool
-) -> None:
-    if as_json:
-        click.echo(json.dumps({"runs": [each.as_json() for each in found], "more": more}))
-        return
-    if not found:
-        out.print(
-            "no runs match" if filters.since or filters.outcome or filters.before else "no runs yet", soft_wrap=True
-        )
-        return
+def _print_list(found: list[RunRecord], sweeps: Mapping[str, Sweep], now: datetime) -> None:
     listed = table(">ID", "WORKER", ">AGE", ">DURATION", "OUTCOME AND COUNTS")
     for each in found:
         main_counts = _main_counts(each, sweeps)
@@ -112,8 +100,6 @@ def _print_list(
             f"{outcome_of(each)}{f', {main_counts}' if main_counts else ''}",
         )
     print_table(listed)
-    if more:
-        out.print(f"\nolder runs: add --before {found[-1].run_id}; one run: housekeeping runs ID", soft_wrap=True)
 
 
 def outcome_of(record: RunRecord) -> str:
