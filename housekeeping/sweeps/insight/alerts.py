@@ -139,16 +139,7 @@ def recent_runs_alerts(sweep: Sweep) -> Iterator[Alert]:
     runs = _recent_runs(sweep)
     # A run that has not counted anything yet is passed over.
     yield from breaker_alerts(sweep, next((counts for outcome, _, counts in runs if outcome or counts), {}))
-    yield from _throttled_runs_alerts(runs)
-
-
-def throttle_alerts(sweep: Sweep) -> Iterator[Alert]:
-    """Yield an alert if the last runs all ended early because they were throttled.
-
-    Raises:
-      peewee.PeeweeException: The ledger cannot be read.
-    """
-    yield from _throttled_runs_alerts(_recent_runs(sweep))
+    yield from _throttle_alerts(runs)
 
 
 def _recent_runs(sweep: Sweep) -> list[tuple[str | None, str | None, dict[str, Any]]]:
@@ -159,7 +150,8 @@ def _recent_runs(sweep: Sweep) -> list[tuple[str | None, str | None, dict[str, A
     return list(rows.tuples())
 
 
-def _throttled_runs_alerts(runs: Sequence[tuple[str | None, str | None, dict[str, Any]]]) -> Iterator[Alert]:
+def _throttle_alerts(runs: Sequence[tuple[str | None, str | None, dict[str, Any]]]) -> Iterator[Alert]:
+    """Yield an alert if the last runs all ended early because they were throttled."""
     ended = [(reason, counts.get("throttled")) for outcome, reason, counts in runs if outcome][:THROTTLED_RUNS]
     if len(ended) < THROTTLED_RUNS or any(reason != "gate" for reason, _ in ended) or ended[0][1] is None:
         return
@@ -200,7 +192,7 @@ def send_alerts(sweep: Sweep, result: RunResult, clock: Clock) -> None:
     if result.exit_code:
         alerts += _queried(lambda: failed_runs_alerts(sweep), "Could not read the ledger")
     if result.reason == "gate":
-        alerts += _queried(lambda: throttle_alerts(sweep), "Could not read the ledger")
+        alerts += _queried(lambda: _throttle_alerts(_recent_runs(sweep)), "Could not read the ledger")
     # The backlog of a worker with an argument says nothing about this run.
     counts_backlog = sweep.argument_name is None and (sweep.progress_counts or sweep.alerts.backlog is not None)
     if result.outcome != "skipped" and counts_backlog:
