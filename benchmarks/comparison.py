@@ -10,9 +10,10 @@ from typing import Any, Final
 from psycopg2.extensions import connection as Connection
 
 FLOOR: Final = "floor"
+PREPARED: Final = "floor, prepared"
+BY_CTID: Final = "floor, prepared, by ctid"
 OURS: Final = "ours"
 LINES: Final = "ours, a line a record"
-BY_ROW: Final = "row by row"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Place:
 
     Attributes:
       rows: How many records are stale.
-      folder: For what it writes: logs, stores.
+      folder: For what it writes: logs, stores, repositories.
     """
 
     database_url: str
@@ -39,21 +40,13 @@ class Place:
 Contestant = Callable[[Place], Callable[[], object]]
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Minimum ratio of speed between two contestants."""
-
-    of: str
-    to: str
-    at_least: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Comparison with its contestants and targets.
+    """Contestants that do the same work. Every contestant is compared with the first one.
 
     Attributes:
       contestants: By name, in the order of their turns.
+      targets: Minimum ratio of a contestant's speed to that of the first one.
       models: The tables, by their models.
       fill: Fills them: a connection in autocommit, how many records are stale, how many rows there are in all.
       undone: How many stale records are left: an SQL query of one number, or a function where they are elsewhere.
@@ -63,12 +56,12 @@ class Comparison:
 
     name: str
     contestants: Mapping[str, Contestant]
+    targets: Mapping[str, float]
     models: tuple[Any, ...] = ()
-    template: str
-    fill: Callable[[Connection, int, int], None]
+    template: str = "empty"
+    fill: Callable[[Connection, int, int], None] = lambda connection, rows, among: None
     undone: str | Callable[[Place], int]
     prepare: Callable[[Place], None] = lambda place: None
-    targets: tuple[Target, ...] = ()
     rows: int = 100_000
     among: int = 1_000_000
     unit: str = "rows"

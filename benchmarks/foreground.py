@@ -10,14 +10,12 @@ from statistics import median, quantiles
 from typing import Any, Final
 
 import redis
-from psycopg2.extensions import connection as Connection
 
-from benchmarks import statuses
 from benchmarks.comparison import Comparison
-from benchmarks.ours import ours
+from benchmarks.contestants import ours
 from benchmarks.rounds import answer, process
-from benchmarks.servers import Servers
-from benchmarks.stage import Stage
+from benchmarks.servers import Servers, Stage
+from benchmarks.tables import STATUSES, fill_statuses
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 
 NAME: Final = "foreground"
@@ -28,23 +26,18 @@ _SCALE: Final = 5  # 500,000 accounts
 _ROWS: Final = 1_000_000  # more than a sweep processes meanwhile
 
 
-def _fill(connection: Connection, rows: int, among: int) -> None:
-    statuses.fill(connection, rows, among)
-
-
 #: Used by the processes of the turns; its rows are not counted.
 COMPARISON: Final = Comparison(
     name=NAME,
     template=NAME,
     models=(UserStatus,),
-    fill=_fill,
-    undone=statuses.UNDONE,
-    rows=_ROWS,
-    among=_ROWS,
+    fill=fill_statuses,
+    undone=lambda place: 0,
+    targets={},
     contestants={
-        "beside a sweep, gates on": ours(statuses.WORKER),
+        "beside a sweep, gates on": ours(STATUSES),
         "beside a sweep, gates off": ours(
-            statuses.WORKER, gates={"replication_lag_s": None, "waiting_locks": None, "vacuum": False}
+            STATUSES, gates={"replication_lag_s": None, "waiting_locks": None, "vacuum": False}
         ),
     },
 )
@@ -55,7 +48,7 @@ def measure(stage: Stage, rounds: int) -> dict[str, Any]:
     pgbench = stage.servers.programs / "pgbench"
     if not pgbench.is_file():
         return {}
-    template = stage.template(NAME, [UserStatus], lambda connection: _fill(connection, _ROWS, _ROWS))
+    template = stage.template(NAME, [UserStatus], lambda connection: fill_statuses(connection, _ROWS, _ROWS))
     with stage.connected(template) as made, made.cursor() as cursor:
         cursor.execute("SELECT to_regclass('pgbench_accounts') IS NULL")
         if cursor.fetchone() == (True,):

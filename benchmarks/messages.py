@@ -1,4 +1,4 @@
-"""Empty messages: all middleware against plain Dramatiq with the same broker settings."""
+"""Messages: the library's middleware against plain Dramatiq with the same broker settings."""
 
 from __future__ import annotations
 
@@ -11,31 +11,23 @@ import redis
 from dramatiq import Actor, Broker, Worker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import default_middleware
-from psycopg2.extensions import connection as Connection
 
-from benchmarks.comparison import Comparison, Contestant, Place, Target
+import housekeeping
+from benchmarks.comparison import Comparison, Contestant, Place
 from housekeeping.brokers import redis_broker
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry import logs
 from housekeeping.installation import install
 
-BARE: Final = "bare dramatiq"
-WHOLE: Final = "whole middleware"
-DEDUPLICATED: Final = "deduplicated"
-LEASED: Final = "under a lease"
+_BARE: Final = "bare dramatiq"
 _THREADS: Final = 8  # Dramatiq's default
 _NAMESPACE: Final = "housekeeping:broker"
-_QUEUE: Final = "default"
+_LEASE: Final = {"key": lambda number: f"empty/{number}", "ttl": timedelta(minutes=10)}
 
 
-def settings_of(place: Place) -> Settings:
-    """Return settings without a database, which plain messages do not need."""
-    return Settings.load(redis_url=place.redis_url, log_level="WARNING")
-
-
-def bare(place: Place) -> Broker:
+def _bare(place: Place) -> Broker:
     """Return Dramatiq's broker with default middleware and the library's parameters."""
-    model = redis_broker(settings_of(place))
+    model = redis_broker(Settings.load(redis_url=place.redis_url))
     return RedisBroker(
         url=place.redis_url,
         namespace=model.namespace,
@@ -46,37 +38,39 @@ def bare(place: Place) -> Broker:
     )
 
 
-def whole(place: Place) -> Broker:
-    """Return the library's broker with all middleware."""
-    settings = settings_of(place)
+def _whole(place: Place, database_url: str | None = None) -> Broker:
+    """Return the library's broker with all middleware, which plain messages need no database for."""
+    settings = Settings.load(redis_url=place.redis_url, database_url=database_url, log_level="WARNING")
     logs.configure(settings.log_level, "json")
     broker = redis_broker(settings)
     install(broker, settings, workers=False)
     return broker
 
 
-def empty(broker: Broker, **options: Any) -> Actor[..., Any]:
-    """Return an actor that does nothing."""
-    declare: Any = dramatiq.actor(broker=broker, actor_name="empty", **options)
-    actor: Actor[..., Any] = declare(lambda number: None)
+def _with_database(place: Place) -> Broker:
+    return _whole(place, place.database_url)
+
+
+def _actor(broker: Broker, *, fails: bool = False, **options: Any) -> Actor[..., Any]:
+    def empty(number: int) -> None:
+        if fails:
+            raise RuntimeError("as intended")
+
+    actor: Actor[..., Any] = dramatiq.actor(broker=broker, actor_name="empty", **options)(empty)
     return actor
 
 
-def queued(place: Place) -> int:
+def _queued(place: Place) -> int:
     """Return the number of running and queued messages."""
     client: Any = redis.Redis.from_url(place.redis_url)
-    number = client.hlen(f"{_NAMESPACE}:{_QUEUE}.msgs")
+    number = client.hlen(f"{_NAMESPACE}:default.msgs")
     client.close()
     return int(number)
 
 
-def without_tables(connection: Connection, rows: int, among: int) -> None:
-    """Do nothing, because messages are in Redis."""
-
-
-def _prepare(place: Place) -> None:
+def _enqueue(place: Place) -> None:
     """Enqueue plain messages before the measurement."""
-    actor = empty(bare(place))
+    actor = _actor(_bare(place))
     for number in range(place.rows):
         actor.send(number)
 
@@ -84,7 +78,7 @@ def _prepare(place: Place) -> None:
 def _worked(make: Callable[[Place], Broker], **options: Any) -> Contestant:
     def ready(place: Place) -> Callable[[], object]:
         broker = make(place)
-        actor = empty(broker, **options)
+        actor = _actor(broker, **options)
         broker.emit_after("process_boot")
         # The queue is full already. The clock starts with the worker's threads.
         worker = Worker(broker, worker_threads=_THREADS)
@@ -98,25 +92,71 @@ def _worked(make: Callable[[Place], Broker], **options: Any) -> Contestant:
     return ready
 
 
-_LEASE: Final = {"key": lambda number: f"empty/{number}", "ttl": timedelta(minutes=10)}
+def _sent(make: Callable[[Place], Broker], *, many: bool = False, **options: Any) -> Contestant:
+    def ready(place: Place) -> Callable[[], object]:
+        broker = make(place)
+        actor = _actor(broker, **options)
+        broker.client.ping()  # type: ignore[attr-defined]
+
+        def each() -> None:
+            for number in range(place.rows):
+                actor.send(number)
+
+        return (lambda: housekeeping.enqueue_many(actor, range(place.rows))) if many else each
+
+    return ready
+
 
 COMPARISONS: Final = (
     Comparison(
         name="messages",
         rounds_at_most=3,
         unit="messages",
-        template="without_tables",
-        fill=without_tables,
-        undone=queued,
-        prepare=_prepare,
+        undone=_queued,
+        prepare=_enqueue,
         rows=4_000,
         among=4_000,
         contestants={
-            BARE: _worked(bare),
-            WHOLE: _worked(whole),
-            DEDUPLICATED: _worked(whole, idempotent=True),
-            LEASED: _worked(whole, exclusive_lease=_LEASE),
+            _BARE: _worked(_bare),
+            "whole middleware": _worked(_whole),
+            "deduplicated": _worked(_whole, idempotent=True),
+            "under a lease, with a database": _worked(_with_database, exclusive_lease=_LEASE),
+            "both": _worked(_with_database, idempotent=True, exclusive_lease=_LEASE),
         },
-        targets=(Target(WHOLE, BARE, 0.75),),
+        targets={
+            "whole middleware": 0.9,
+            "deduplicated": 0.6,
+            "under a lease, with a database": 0.6,
+            "both": 0.5,
+        },
+    ),
+    Comparison(
+        name="failing",
+        rounds_at_most=3,
+        unit="messages",
+        undone=_queued,
+        prepare=_enqueue,
+        rows=2_000,
+        among=2_000,
+        contestants={
+            _BARE: _worked(_bare, fails=True, max_retries=0),
+            "whole middleware": _worked(_whole, fails=True, max_retries=0),
+        },
+        targets={"whole middleware": 0.9},
+    ),
+    Comparison(
+        name="sending",
+        unit="messages",
+        undone=lambda place: place.rows - _queued(place),
+        rows=10_000,
+        among=10_000,
+        contestants={
+            _BARE: _sent(_bare),
+            "send": _sent(_whole),
+            "send, deduplicated": _sent(_whole, idempotent=True),
+            "enqueue_many": _sent(_whole, many=True),
+            "enqueue_many, deduplicated": _sent(_whole, many=True, idempotent=True),
+        },
+        targets={"send, deduplicated": 0.9, "enqueue_many, deduplicated": 7},
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -18,7 +18,7 @@ class Reading:
     Attributes:
       commits: Transactions that wrote something.
       wal_bytes: Bytes of write-ahead log.
-      statements: What was sent to PostgreSQL, BEGIN and COMMIT included; null: not counted by this server.
+      statements: What was sent to PostgreSQL, BEGIN and COMMIT included; None: not counted by this server.
       redis_commands: What Redis carried out, within scripts as well.
       redis_trips: How often Redis read something from a connection: round trips, where no message is large.
       server_seconds: Processor time of both servers.
@@ -42,10 +42,6 @@ class Reading:
             self.redis_trips - before.redis_trips,
             self.server_seconds - before.server_seconds,
         )
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the costs by name."""
-        return asdict(self)
 
 
 class Meters:

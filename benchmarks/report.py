@@ -1,12 +1,14 @@
-"""Report of the results as tables and JSON."""
+"""Report of the results: one table on the terminal, and the same table with all costs in the documentation."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
@@ -15,105 +17,104 @@ from rich.table import Table
 from benchmarks.rounds import Outcome
 from benchmarks.servers import Servers
 
+PAGE: Final = Path(__file__).parents[1] / "docs/explanation/benchmarks.md"
+_BEGIN: Final = "<!-- figures -->\n"
+_END: Final = "<!-- end of figures -->"
 _LIBRARIES: Final = ("psycopg2-binary", "peewee", "redis", "dramatiq", "structlog", "transitions")
-_WIDTH: Final = 150  # characters, if the output is not a terminal
+_WIDTH: Final = 120  # characters, if the output is not a terminal
+_RATIOS: Final = ("comparison", "contestant", "a second", "ratio", "target", "")
+_COSTS: Final = (
+    *("comparison", "contestant", "CPU s", "of it own", "commits", "statements", "WAL MB"),
+    *("Redis commands", "trips", "MB"),
+)
 _console: Final = Console(width=None if sys.stdout.isatty() else _WIDTH)
 
+#: Median latencies of the foreground by application.
+Latencies = dict[str, dict[str, float]]
 
-def machine(servers: Servers) -> dict[str, Any]:
+
+def machine(servers: Servers) -> dict[str, str]:
     """Return the conditions of the measurement."""
+    names = ("fsync", "synchronous_commit", "shared_buffers")
     return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "load": [round(each, 2) for each in os.getloadavg()],
-        "system": platform.platform(),
-        "python": sys.version.split()[0],
-        "servers": servers.versions,
-        "postgres": {name: servers.settings[name] for name in ("fsync", "synchronous_commit", "shared_buffers")},
-        "libraries": {name: version(name) for name in _LIBRARIES},
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "processor": f"{_processor()}, {os.cpu_count()} cores",
+        "load": ", ".join(f"{each:.2f}" for each in os.getloadavg()),
+        "system": f"{platform.platform()}, Python {sys.version.split()[0]}",
+        "servers": ", ".join(f"{name} {each}" for name, each in servers.versions.items()),
+        "postgres": ", ".join(f"{name} {servers.settings[name]}" for name in names),
+        "libraries": ", ".join(f"{name} {version(name)}" for name in _LIBRARIES),
     }
 
 
-def show_machine(head: dict[str, Any]) -> None:
-    """Print the conditions, one per line."""
-    for name, value in head.items():
-        words = ", ".join(f"{key} {each}" for key, each in value.items()) if isinstance(value, dict) else value
-        _console.print(f"{name}: {words}", highlight=False)
+def show(conditions: dict[str, str], outcomes: Sequence[Outcome], latencies: Latencies) -> None:
+    """Print the conditions and one table of all comparisons."""
+    for name, value in conditions.items():
+        _console.print(f"{name}: {value}", highlight=False)
+    _print(_RATIOS, (row for outcome in outcomes for row in _ratios(outcome)))
+    if latencies:
+        _print(("application", "p50 ms", "p99 ms"), _latencies(latencies))
 
 
-def show(outcome: Outcome, rows: int, among: int) -> None:
-    """Print the table of a comparison and its targets."""
-    comparison = outcome.comparison
-    rounds = len(next(iter(outcome.turns.values())))
-    table = Table(title=f"{comparison.name}: {rows:,} stale among {among:,}; median of {rounds} rounds", box=None)
+def write_page(conditions: dict[str, str], outcomes: Sequence[Outcome], latencies: Latencies) -> None:
+    """Replace the figures of the page in the documentation."""
+    tables = [
+        _markdown(("condition", ""), ([name, value] for name, value in conditions.items())),
+        _markdown(_RATIOS, (row for outcome in outcomes for row in _ratios(outcome))),
+        _markdown(_COSTS, (row for outcome in outcomes for row in _costs(outcome))),
+    ]
+    if latencies:
+        tables.append(_markdown(("application", "p50 ms", "p99 ms"), _latencies(latencies)))
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(_BEGIN)
+    after = rest.partition(_END)[2]
+    PAGE.write_text("\n".join([before + _BEGIN, *tables, _END + after]), encoding="utf-8")
+
+
+def _ratios(outcome: Outcome) -> Iterator[list[str]]:
+    """Return a row for each contestant: its speed, also as a ratio to the first one, and its target."""
     base = next(iter(outcome.turns))
-    heads = [f"{comparison.unit}/s", f"of {base}", "by CPU", "CPU s", "of it own", "commits", "statements", "WAL MB"]
-    heads += ["Redis commands", "trips", "MB"]
-    table.add_column("contestant")
-    for head in heads:
-        table.add_column(head, justify="right")
-    for name, turns in outcome.turns.items():
-        scale = rows / max(1, turns[0].done)  # scales a contestant up that did only a part
-        statements = [turn.cost.statements for turn in turns if turn.cost.statements is not None]
-        table.add_row(
+    for name in outcome.turns:
+        ratio, target = outcome.ratio(name, base), outcome.comparison.targets.get(name)
+        verdict = "" if target is None else "met" if ratio >= target else f"missed by {target - ratio:.2f}"
+        rate = f"{outcome.middle(name, lambda turn: turn.rate):,.0f}"
+        yield [outcome.comparison.name, name, rate, f"{ratio:.2f}", "" if target is None else str(target), verdict]
+
+
+def _costs(outcome: Outcome) -> Iterator[list[str]]:
+    for name in outcome.turns:
+        statements = outcome.middle(name, lambda turn: turn.cost.statements or 0)
+        yield [
+            outcome.comparison.name,
             name,
-            f"{outcome.middle(name, lambda turn: turn.rate):,.0f}",
-            f"{outcome.ratio(name, base):.3f}",
-            f"{outcome.ratio_of_work(name, base):.3f}",
-            f"{scale * outcome.middle(name, lambda turn: turn.worked):.2f}",
-            f"{scale * outcome.middle(name, lambda turn: turn.own_seconds):.2f}",
-            f"{scale * outcome.middle(name, lambda turn: turn.cost.commits):,.0f}",
-            f"{scale * sorted(statements)[len(statements) // 2]:,.0f}" if statements else "",
-            f"{scale * outcome.middle(name, lambda turn: turn.cost.wal_bytes) / 1e6:,.1f}",
-            f"{scale * outcome.middle(name, lambda turn: turn.cost.redis_commands):,.0f}",
-            f"{scale * outcome.middle(name, lambda turn: turn.cost.redis_trips):,.0f}",
+            f"{outcome.middle(name, lambda turn: turn.worked):.2f}",
+            f"{outcome.middle(name, lambda turn: turn.own_seconds):.2f}",
+            f"{outcome.middle(name, lambda turn: turn.cost.commits):,.0f}",
+            f"{statements:,.0f}",
+            f"{outcome.middle(name, lambda turn: turn.cost.wal_bytes) / 1e6:,.1f}",
+            f"{outcome.middle(name, lambda turn: turn.cost.redis_commands):,.0f}",
+            f"{outcome.middle(name, lambda turn: turn.cost.redis_trips):,.0f}",
             f"{outcome.middle(name, lambda turn: turn.resident_bytes) / 1e6:,.0f}",
-        )
-    _console.print(table)
-    for target in comparison.targets:
-        if target.of in outcome.turns and target.to in outcome.turns:
-            reached = outcome.ratio(target.of, target.to)
-            verdict = "met" if reached >= target.at_least else f"MISSED by {target.at_least - reached:.3f}"
-            _console.print(f"  {target.of} / {target.to}: {reached:.3f}, target {target.at_least}: {verdict}")
-    _console.print()
+        ]
 
 
-def show_foreground(latencies: dict[str, dict[str, float]]) -> None:
-    """Print the latencies of the foreground."""
-    if not latencies:
-        _console.print("foreground: not measured, there is no pgbench beside this PostgreSQL")
-        return
-    table = Table(title="foreground: pgbench at a steady rate; median over the rounds", box=None)
-    for head in ("application", "p50 ms", "p99 ms"):
-        table.add_column(head, justify="left" if head == "application" else "right")
+def _latencies(latencies: Latencies) -> Iterator[list[str]]:
     for name, each in latencies.items():
-        table.add_row(name, f"{each['p50_ms']:.2f}", f"{each['p99_ms']:.2f}")
+        yield [name, f"{each['p50_ms']:.2f}", f"{each['p99_ms']:.2f}"]
+
+
+def _print(heads: Sequence[str], rows: Iterable[list[str]]) -> None:
+    table = Table(box=None)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="left" if number < 2 else "right")
+    for row in rows:
+        table.add_row(*row)
     _console.print(table)
-    _console.print()
 
 
-def say(lines: list[str]) -> None:
-    """Print lines unchanged."""
-    for line in lines:
-        _console.print(line, highlight=False)
-
-
-def as_json(outcome: Outcome, rows: int, among: int) -> dict[str, Any]:
-    """Return every turn and the ratios of the targets."""
-    comparison = outcome.comparison
-    return {
-        "name": comparison.name,
-        "rows": rows,
-        "among": among,
-        "turns": {
-            name: [asdict(turn) | {"rate": turn.rate} for turn in turns] for name, turns in outcome.turns.items()
-        },
-        "targets": [
-            asdict(target) | {"reached": outcome.ratio(target.of, target.to)}
-            for target in comparison.targets
-            if target.of in outcome.turns and target.to in outcome.turns
-        ],
-    }
+def _markdown(heads: Sequence[str], rows: Iterable[list[str]]) -> str:
+    lines: list[Any] = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _processor() -> str:

@@ -1,4 +1,4 @@
-"""Rounds, in which every contestant gets a turn on a fresh copy of the same data."""
+"""Rounds, in which every contestant gets a turn, in a process of its own and on a fresh copy of the same data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import redis
 
 from benchmarks.comparison import Comparison, Place
 from benchmarks.meters import Meters, Reading
-from benchmarks.stage import Stage
+from benchmarks.servers import Stage
 from housekeeping.core.settings import PREFIX
 
 
@@ -59,22 +59,20 @@ class Outcome:
         pairs = zip(self.turns[of], self.turns[to], strict=True)
         return median(mine.rate / theirs.rate for mine, theirs in pairs)
 
-    def ratio_of_work(self, of: str, to: str) -> float:
-        """Return the median ratio of records per CPU second."""
-        pairs = zip(self.turns[of], self.turns[to], strict=True)
-        return median(mine.done / mine.worked / (theirs.done / theirs.worked) for mine, theirs in pairs)
-
     def middle(self, contestant: str, of: Callable[[Turn], float]) -> float:
         """Return the median of a value over the turns of a contestant."""
         return median(of(turn) for turn in self.turns[contestant])
 
 
-def compare(stage: Stage, comparison: Comparison, rows: int, among: int, rounds: int, only: list[str]) -> Outcome:
+def compare(stage: Stage, comparison: Comparison, rows: int | None, rounds: int, only: list[str]) -> Outcome:
     """Run the turns of every contestant.
 
     Parameters:
+      rows: Stale records; by default the comparison's own number. All others grow in proportion.
       only: The contestants that are wanted; none: all.
     """
+    rows = rows or comparison.rows
+    among = rows * comparison.among // comparison.rows
     template = stage.template(
         f"{comparison.template}_{rows}_{among}",
         list(comparison.models),

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import redis
-from psycopg2.extensions import connection as Connection
 
-from benchmarks.comparison import BY_ROW, FLOOR, OURS, Comparison, Place, Target
-from benchmarks.ours import composed, ours
+from benchmarks.comparison import FLOOR, LINES, OURS, Comparison, Place
+from benchmarks.contestants import ours
 
 _WORKER: Final = "object_storage.delete_stale_direct_uploads"
 _HASH: Final = "pending_direct_uploads"
@@ -20,18 +19,13 @@ _LOCATION: Final = "uploads"
 _FRESH: Final = 9  # fresh entries per stale one
 _STALE_AFTER_S: Final = 3 * 3600
 _FOLDERS: Final = 256
-_BY_ROW: Final = 2_000  # entries are enough to measure its rate
-
-
-def fill(connection: Connection, rows: int, among: int) -> None:
-    """Do nothing, because entries are in Redis and objects in a folder."""
 
 
 def _path(number: int) -> str:
     return f"{number % _FOLDERS:02x}/{number:08d}"
 
 
-def prepare(place: Place) -> None:
+def _prepare(place: Place) -> None:
     """Create an object for each stale entry. Fresh entries have none yet."""
     for number in range(_FOLDERS):
         (place.store / f"{number:02x}").mkdir(parents=True)
@@ -83,37 +77,15 @@ def _floor(place: Place) -> Callable[[], object]:
     return work
 
 
-def _by_row(place: Place) -> Callable[[], object]:
-    import obstore
-    from obstore.store import LocalStore
-
-    composed(place, _WORKER)
-    client: Any = redis.Redis.from_url(place.redis_url)
-    store = LocalStore(place.store)
-
-    def work() -> None:
-        before = int(time.time()) - _STALE_AFTER_S
-        left = min(_BY_ROW, place.rows)
-        for field, value in client.hscan_iter(_HASH):
-            if int(value) < before and left:
-                obstore.delete(store, field.decode().partition(":")[2])
-                client.hdel(_HASH, field)
-                left -= 1
-
-    return work
-
-
 COMPARISONS: Final = (
     Comparison(
         name="uploads",
         unit="uploads",
-        template="without_tables",
-        fill=fill,
         undone=_undone,
-        prepare=prepare,
+        prepare=_prepare,
         rows=20_000,
         among=200_000,
-        contestants={FLOOR: _floor, OURS: ours(_WORKER), BY_ROW: _by_row},
-        targets=(Target(OURS, FLOOR, 0.7),),
+        contestants={FLOOR: _floor, OURS: ours(_WORKER), LINES: ours(_WORKER, lines=True)},
+        targets={OURS: 0.75},
     ),
 )

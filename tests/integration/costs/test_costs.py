@@ -109,8 +109,8 @@ def fill(counted: Database, admin: Connection, settings: Settings, tmp_path: Pat
 
 #: Name -> (comparison with the rows, stale rows, all rows, worker, its settings).
 CASES: Final[dict[str, tuple[str, int, int, str, dict[str, Any]]]] = {
-    "statuses by 100": ("statuses-100", 10_000, 10_000, "user_status_cleanup.batch", {}),
-    "statuses by 1,000": ("statuses-1000", 10_000, 10_000, "user_status_cleanup.batch", {"batch_size": 1000}),
+    "statuses by 100": ("statuses", 10_000, 10_000, "user_status_cleanup.batch", {}),
+    "statuses by 1,000": ("statuses", 10_000, 10_000, "user_status_cleanup.batch", {"batch_size": 1000}),
     "imports": ("imports", 5_000, 5_000, "bulk_imports.stale_import", {}),
     "entities": ("entities", 1_000, 1_000, "bulk_imports.stale_import", {}),
     "builds": ("builds", 5_000, 5_000, "ci.stuck_builds.drop_canceling", {}),
