@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 _DETAIL_WIDTH: Final = 200  # characters
+#: Seconds by which two clocks differ; a time so far ahead is not shown as future.
+_CLOCK_NOISE: Final = 1
 
 
 def format_counts(counts: dict[str, Any]) -> str:
@@ -60,3 +62,9 @@ def describe_requeue(result: Requeued) -> str:
             return f"kept: it cannot be sent: {in_one_line(result.detail or '', _DETAIL_WIDTH)}"
         case _:
             return "already requeued"
+
+
+def format_age(value: datetime, now: datetime) -> str:
+    """Return how long ago a time was, or how far ahead it is: ``3 h ago``, ``in 20 h``."""
+    seconds = (now - value).total_seconds()
+    return f"in {format_duration(-seconds)}" if seconds < -_CLOCK_NOISE else f"{format_duration(seconds)} ago"

@@ -14,6 +14,7 @@ from housekeeping.cli.context import load_workers
 from housekeeping.cli.formatting import out, print_table, progress, table
 from housekeeping.core.sanitize import in_one_line, printable
 from housekeeping.core.wording import format_duration
+from housekeeping.presentation.formatting import format_age
 from housekeeping.presentation.workers import find_worker, parse_argument, translate_table_errors
 from housekeeping.sweeps.insight.plan import Plan
 from housekeeping.sweeps.insight.plan import plan as make_plan
@@ -56,10 +57,13 @@ def _print(planned: Plan) -> None:
     print_table(stages)
     for each, _ in planned.stages:
         if each.samples:
-            samples = table(*each.samples[0], title=f"\nfirst rows of {each.name}")
+            of = "" if each.name == "rows" else f" of {each.name}"
+            samples = table(*each.samples[0], title=f"\nfirst rows{of}")
             for row in each.samples:
                 samples.add_row(*(in_one_line(str(value), _SAMPLE_WIDTH) for value in row.values()))
             print_table(samples)
+    for warning in planned.warnings:
+        out.print(printable(f"\nwarning: {warning}"), soft_wrap=True, markup=False)
     for reference in planned.references:
         out.print(printable(f"\n{reference.level}: {reference.text}"), soft_wrap=True, markup=False)
         if reference.way_out is not None:
@@ -76,4 +80,4 @@ def _duration(planned: Plan, stale: Backlog) -> str:
 def _age(value: Any, now: datetime) -> str:
     if not isinstance(value, datetime):
         return "-" if value is None else in_one_line(str(value), _SAMPLE_WIDTH)
-    return f"{format_duration((now - value).total_seconds())} ago"
+    return format_age(value, now)

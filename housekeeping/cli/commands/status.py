@@ -21,7 +21,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.wording import counted, format_duration
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
 from housekeeping.database.connection import translate_postgres_errors
-from housekeeping.presentation.formatting import describe_override, format_run_counts, format_time
+from housekeeping.presentation.formatting import describe_override, format_age, format_run_counts, format_time
 from housekeeping.sweeps.engine.rejection_store import Standing
 from housekeeping.sweeps.insight.status import WorkerStatus, outcome_in_words, worker_status
 from housekeeping.sweeps.ledger import runs
@@ -142,7 +142,7 @@ def workers_table(statuses: list[WorkerStatus], now: datetime) -> Table:
 
 
 def _ago(value: Any, now: datetime) -> str:
-    return f"{format_duration((now - value).total_seconds())} ago" if isinstance(value, datetime) else "-"
+    return format_age(value, now) if isinstance(value, datetime) else "-"
 
 
 def _rate(per_hour: float | None) -> str:

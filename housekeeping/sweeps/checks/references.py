@@ -60,6 +60,7 @@ class Reference:
       partitioned: Whether the referencing table is partitioned.
       readable: Whether the current role may read it.
       handled: Whether the action of the stage is one of your own, which may delete the referencing rows itself.
+      called: Whether a function is called for each row before it is deleted.
       referenced_rows: How many of the sampled rows are referenced; None: not counted.
       sampled_rows: How many stale rows were looked up.
     """
@@ -74,6 +75,7 @@ class Reference:
     partitioned: bool
     readable: bool
     handled: bool
+    called: bool = False
     referenced_rows: int | None = None
     sampled_rows: int | None = None
 
@@ -137,9 +139,13 @@ class Reference:
             if self.referenced_rows == 0:
                 return f"none of {sample} is referenced"
             verb = "is" if self.referenced_rows == 1 else "are"
-            return f"{self.referenced_rows} of {sample} {verb} referenced and cannot be deleted"
+            return f"{self.referenced_rows} of {sample} {verb} referenced and cannot be deleted{self._again()}"
         unknown = "it has no index" if not self.indexed else "this role cannot read it" if not self.readable else ""
-        return f"referenced rows cannot be deleted{f' (not counted, {unknown})' if unknown else ''}{scan}"
+        counted = f" (not counted, {unknown})" if unknown else ""
+        return f"referenced rows cannot be deleted{counted}{self._again()}{scan}"
+
+    def _again(self) -> str:
+        return "; every run calls the function of its Call for them again" if self.called else ""
 
 
 def references(stages: Sequence[Stage]) -> list[Reference]:
@@ -157,8 +163,9 @@ def references(stages: Sequence[Stage]) -> list[Reference]:
         handled = type(delete).write is not Delete.write
         meta: Any = stage.model._meta
         for table, action, partitioned, columns, referenced_columns, indexed, readable in rows:
+            called = isinstance(getattr(stage, "action", None), Call)
             key = (stage.name, table, columns, meta.table_name, referenced_columns, _ACTIONS[action])
-            found.append(Reference(*key, indexed, partitioned, readable, handled))
+            found.append(Reference(*key, indexed, partitioned, readable, handled, called))
     return found
 
 

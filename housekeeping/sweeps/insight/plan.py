@@ -21,6 +21,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.counts import initial_counts
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.insight.backlog import first_of, last_ended, pace
+from housekeeping.sweeps.insight.plan_warnings import warnings_of
 from housekeeping.sweeps.limits.first_run import Unconfirmed, check_first_run
 from housekeeping.sweeps.stages.stage import Backlog, StagePlan, as_cursor
 
@@ -34,6 +35,7 @@ class Plan:
 
     Attributes:
       stages: The plan of each stage, with its number of batches.
+      warnings: What is unusual about the stale rows.
       references: Foreign keys that reference the rows it would delete.
       clock_skew: The difference between this machine's clock and the database's; None: not measured.
       unconfirmed: Why a run needs a confirmation; None: it needs none.
@@ -46,6 +48,7 @@ class Plan:
     pace: float | None = None
     clock_skew: ClockSkew | None = None
     references: Sequence[Reference] = ()
+    warnings: Sequence[str] = ()
     unconfirmed: Unconfirmed | None = None
 
     @property
@@ -104,6 +107,7 @@ class Plan:
                 }
                 for each, batches in self.stages
             ],
+            "warnings": list(self.warnings),
             "references": [each.as_json() for each in self.references],
         }
 
@@ -124,6 +128,9 @@ def plan(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None, limi
         stages = stages_of(sweep)
         found = [(each.plan(now, limit, argument), each.batch_size) for each in stages]
         referenced = sampled_references(stages, now)
+        warnings = [
+            line for each, (made, _) in zip(stages, found, strict=True) for line in warnings_of(each, made, now)
+        ]
     passes = [(planned, -(-planned.stale.rows // size)) for planned, size in found]
     if sweep.before_lease is not None:
         passes.insert(0, (sweep.before_lease.plan(), 0))
@@ -132,7 +139,7 @@ def plan(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None, limi
     with suppress(ProgrammingError), translate_postgres_errors():
         rows_per_s = pace(last_ended(sweep))
         unconfirmed = check_first_run(sweep, stages, now, argument)
-    return Plan(sweep.name, now, passes, rows_per_s, skew, referenced, unconfirmed)
+    return Plan(sweep.name, now, passes, rows_per_s, skew, referenced, warnings, unconfirmed)
 
 
 def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None) -> RunResult:

@@ -342,7 +342,7 @@ class TableStage:
         return Backlog(min(rows, limit), rows <= limit)
 
     def oldest(self, now: datetime, argument: Any = None) -> Any:
-        return self._edge(now, self.order)
+        return self._edge(now)
 
     def explain_queries(self, now: datetime) -> list[ExplainQuery]:
         query = self.rows(Batch("", None, now)).for_update(skip_locked=True)
@@ -360,7 +360,7 @@ class TableStage:
             stale,
             {self.action.counted_as[0]: stale.rows},
             self.oldest(now),
-            self._edge(now, tuple(column.desc() for column in self.order)),
+            self._edge(now, newest=True),
             [self.describe(self.position_of(row)) for row in samples],
         )
 
@@ -372,8 +372,13 @@ class TableStage:
         in_key = column.column_name in [each.column_name for each in self.key]
         return not in_key and may_be_null(column, self.stale(now))
 
-    def _edge(self, now: datetime, order: tuple[Any, ...]) -> Any:
-        first: Any = self.model.select(self.order[0]).where(self.stale(now)).order_by(*order).limit(1).tuples()
+    def _edge(self, now: datetime, *, newest: bool = False) -> Any:
+        first: Any = self.model.select(self.order[0]).where(self.stale(now)).limit(1).tuples()
+        if newest:  # rows with NULL come last, so they would be the first ones in the reverse order
+            descending = (column.desc() for column in self.order)
+            first = first.where(self.order[0].is_null(False)).order_by(*descending)
+        else:
+            first = first.order_by(*self.order)
         value = next((value for (value,) in first), None)
         # A column without a time zone is read as UTC, as the sessions do.
         return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value

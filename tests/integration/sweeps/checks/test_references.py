@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -100,6 +101,9 @@ def test_foreign_key_is_named_by_plan_and_doctor(
     (planned,) = plan(sweep_with(action)).as_json()["references"]
     (finding,) = found(sweep_with(action))
 
+    if isinstance(action, Call):
+        again = "; every run calls the function of its Call for them again"
+        text = re.sub(r"cannot be deleted( \(not counted, it has no index\))?", rf"\g<0>{again}", text)
     whole = f"item (cart_id) references cart, ON DELETE {text}"
     assert (planned["text"], planned["way_out"]) == (finding.text, finding.way_out) == (whole, way_out)
     assert finding.level == planned["level"] == ("fine" if way_out is None else "warning")

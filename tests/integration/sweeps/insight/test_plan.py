@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from peewee import InternalError
+from peewee import BigAutoField, InternalError
 
+from housekeeping import BaseModel, UtcDateTimeField
 from housekeeping.core.errors import DatabaseUnavailable
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.sweeps.declaration import Sweep
@@ -67,6 +70,43 @@ def test_plan_shows_oldest_newest_and_sample_rows(add_statuses: AddStatuses, clo
     assert planned["newest"] == "2025-12-31T23:00:00+00:00"
     (only,) = planned["passes"]
     assert [row["user_id"] for row in only["samples"]] == [9, 8, 7, 6, 5]
+
+
+class Ticket(BaseModel):
+    id = BigAutoField()
+    closed_at = UtcDateTimeField(null=True)
+
+
+def _tickets(stale: Callable[[datetime], Any]) -> Sweep:
+    return Sweep(name="shop.tickets", stale=stale, order=(Ticket.closed_at, Ticket.id), action=Delete())
+
+
+@pytest.fixture
+def tickets(postgres: Database, clock: ManualClock) -> None:
+    """Two tickets of an hour ago, three of the day after tomorrow, one without a time."""
+    postgres.create_tables([Ticket])
+    times = [clock.now() - timedelta(hours=1)] * 2 + [clock.now() + timedelta(days=2)] * 3 + [None]
+    Ticket.insert_many([{"closed_at": at} for at in times]).execute()
+
+
+def test_plan_warns_of_stale_rows_in_the_future(tickets: None, clock: ManualClock) -> None:
+    planned = plan(_tickets(lambda now: Ticket.closed_at < now + timedelta(days=14)), clock=clock)
+
+    assert planned.warnings == [
+        "3 stale rows are in the future (closed_at); check the direction of the comparison in `stale`"
+    ]
+    assert planned.as_json()["warnings"] == planned.warnings
+
+
+def test_plan_says_how_many_stale_rows_have_no_time(tickets: None, clock: ManualClock) -> None:
+    planned = plan(_tickets(lambda now: (Ticket.closed_at < now) | Ticket.closed_at.is_null()), clock=clock)
+
+    assert planned.warnings == ["1 stale row is NULL in closed_at; a run takes such rows last"]
+    assert planned.newest == clock.now() - timedelta(hours=1)
+
+
+def test_plan_of_past_times_has_no_warning(tickets: None, clock: ManualClock) -> None:
+    assert plan(_tickets(lambda now: Ticket.closed_at < now), clock=clock).warnings == []
 
 
 def test_plan_without_stale_rows_is_empty(statuses: type[UserStatus], clock: ManualClock) -> None:
