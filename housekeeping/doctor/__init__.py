@@ -51,11 +51,17 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     for problem, workers in by_problem(problems).items():
         yield Finding("fine", "workers", problem.family, f"not set up: {problem.text}; off: {', '.join(workers)}")
     unreachable: set[str] = set()
+    told: set[tuple[str, str]] = set()
     for area, check in checks:
         if area in unreachable or (area == "broker" and settings.broker_url is None and "redis" in unreachable):
             continue
         try:
-            yield from check(settings, enabled)
+            for finding in check(settings, enabled):
+                # A broken sweep fails every check of its stages with the same error.
+                said = (finding.area, finding.text.removeprefix(stages.UNEXAMINED))
+                if finding.level == "fine" or said not in told:
+                    told.add(said)
+                    yield finding
         except (HousekeepingError, PeeweeException, redis.RedisError, OSError) as error:
             unreachable.add(area)
             yield Finding("error", area, "connection", error_line(error), "the checks that need it were skipped")

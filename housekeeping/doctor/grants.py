@@ -58,7 +58,8 @@ def users_of(model: type[Model], sweeps: Sequence[Sweep]) -> list[str]:
 
 
 def _touches(stage: Stage, model: type[Model]) -> bool:
-    return (isinstance(stage, TableStage) and stage.model is model) or model in _rights_of(stage)
+    own = [stage.model] if isinstance(stage, TableStage) else []
+    return name_in_sql(model) in {name_in_sql(each) for each in (*own, *_rights_of(stage))}
 
 
 def _rights_of(stage: Stage) -> dict[type[Model], tuple[str, ...]]:

@@ -25,6 +25,8 @@ from housekeeping.sweeps.registry import Finding
 from housekeeping.sweeps.stages.stage import Explainable, ExplainQuery
 from housekeeping.sweeps.stages.table_stage import TableStage
 
+#: Beginning of the text of a check that failed.
+UNEXAMINED: Final = "could not be examined: "
 _FIXED: Final = (OP.EQ, OP.IN, OP.IS, OP.IS_NOT)
 
 
@@ -45,7 +47,7 @@ def _checked(
         if is_unavailable(error):
             raise
         # Earlier checks report missing or unreadable tables and columns, and failing predicates.
-        return [Finding("warning", sweep.name, subject, f"could not be examined: {error_line(error)}")]
+        return [Finding("warning", sweep.name, subject, f"{UNEXAMINED}{error_line(error)}")]
 
 
 def _keys(sweep: Sweep, now: datetime) -> Iterator[Finding]:

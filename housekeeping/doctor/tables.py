@@ -29,16 +29,16 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
             continue
         declared = {model: name for name, model in family.models.items()}
         for table, (model, rights) in tables_of(family).items():
-            yield from _table(users_of(model, enabled)[0], declared.get(model, table), model, rights)
+            yield from _table(users_of(model, enabled), declared.get(model, table), model, rights)
     yield from partitions(settings, sweeps)
 
 
 def partitions(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Yield a warning for each table of an enabled worker that is only a partition of another table."""
     for family in families(settings):
-        users = [sweep.name for sweep in family.sweeps if sweep.name in sweeps]
+        enabled = [sweep for sweep in family.sweeps if sweep.name in sweeps]
         for name, model in family.models.items():
-            if not users:
+            if not enabled:
                 continue
             try:
                 parent = partitioned_table_of(model)
@@ -46,18 +46,21 @@ def partitions(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding
                 continue
             meta: Any = model._meta
             if parent is not None:
+                users = users_of(model, enabled)
+                see = "sees" if len(users) == 1 else "see"
                 yield Finding(
                     "warning",
                     users[0],
                     f"table {name}",
-                    f"{meta.table_name} is a partition of {parent}: {', '.join(users)} see only the rows of this "
+                    f"{meta.table_name} is a partition of {parent}: {', '.join(users)} {see} only the rows of this "
                     "partition",
                     f'to clean all rows, set HOUSEKEEPING_WORKERS["{users[0]}"]["tables"] to {{"{name}": "{parent}"}}',
                 )
 
 
-def _table(worker: str, name: str, model: Any, needed: tuple[str, ...]) -> Iterator[Finding]:
-    table = quoted_name(model)
+def _table(users: list[str], name: str, model: Any, needed: tuple[str, ...]) -> Iterator[Finding]:
+    worker, table = users[0], quoted_name(model)
+    others = f"; also used by {', '.join(users[1:])}" if users[1:] else ""
     try:
         oid = database.execute_sql("SELECT to_regclass(%s)::oid", (table,)).fetchone()[0]
     except ProgrammingError as error:  # no right on the schema
@@ -66,14 +69,14 @@ def _table(worker: str, name: str, model: Any, needed: tuple[str, ...]) -> Itera
         return
     if oid is None:
         way_out = f'name your table in HOUSEKEEPING_WORKERS["{worker}"]["tables"], or disable the worker'
-        yield Finding("error", worker, f"table {name}", f"{table} is not in this database", way_out)
+        yield Finding("error", worker, f"table {name}", f"{table} is not in this database{others}", way_out)
         return
     missing = missing_rights(table, needed)
     if missing:
         way_out = "; ".join(grants("current_user", {table: tuple(missing)}))
-        yield Finding("error", worker, f"rights on {name}", f"{', '.join(missing)} not granted", way_out)
+        yield Finding("error", worker, f"rights on {name}", f"{', '.join(missing)} not granted{others}", way_out)
     else:
-        yield Finding("fine", worker, f"table {name}", "exists, with all needed rights")
+        yield Finding("fine", worker, f"table {name}", f"exists, with all needed rights{others}")
     yield from _vacuum(worker, name, table, oid)
 
 
