@@ -16,6 +16,7 @@ from housekeeping.core.redis_client import redis_client, shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.middleware import standard_middleware
 from housekeeping.middleware.enqueueing.path import replace_enqueue
+from housekeeping.middleware.hooks import call_defined_hooks_only
 from housekeeping.middleware.telemetry.run_log import RunLog
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger.schema import use_database
@@ -89,4 +90,5 @@ def _replace_middleware(broker: Broker, middleware: list[Middleware]) -> None:
         for one in added:
             one.before_declare_actor(broker, actor)
     broker.middleware[:] = middleware
+    call_defined_hooks_only(broker)
     replace_enqueue(broker)

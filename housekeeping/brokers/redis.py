@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import redis
-from dramatiq import Broker, Consumer, MessageProxy
+from dramatiq import Broker, Consumer, Message, MessageProxy
 from dramatiq.brokers.redis import DEFAULT_MAINTENANCE_CHANCE, MAINTENANCE_SCALE, RedisBroker
-from dramatiq.common import q_name
+from dramatiq.common import compute_backoff, q_name
 from dramatiq.errors import ConnectionClosed
 
 from housekeeping.brokers.validation import read
@@ -20,7 +20,7 @@ from housekeeping.core.redis_client import redis_client
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.middleware.dramatiq_internals import RedisConsumer, change_class, fetch
+from housekeeping.middleware.dramatiq_internals import RedisConsumer, change_class
 
 logger = named_logger(__name__)
 
@@ -83,29 +83,21 @@ class ReliableRedisBroker(RedisBroker):
             logger.warning("Lost deliveries requeued", queue=queue_name, messages=len(lost))
             self.do_requeue(queue_name, *lost)
 
-    def do_fetch(self, queue_name: str, count: int) -> list[bytes | None]:
-        """Fetch up to `count` messages from the queue; called by Dramatiq's consumer."""
-        fetched = fetch(self, queue_name, count)
-        unreadable = {body: why for body in fetched if body is not None and (why := _why_unreadable(body, queue_name))}
-        if unreadable:
-            self._bury(queue_name, unreadable)
-        return [body for body in fetched if body not in unreadable]
-
-    def _bury(self, queue_name: str, unreadable: dict[bytes, str]) -> None:
+    def bury(self, queue_name: str, body: bytes, why: str) -> None:
+        """Move an unreadable message that was fetched from a queue to the dead letters, unchanged."""
         try:
             ids: Any = list(self.client.smembers(self._assigned(queue_name)))
-            bodies: Any = self.client.hmget(f"{self.namespace}:{queue_name}.msgs", ids)
-            for redis_id, body in zip(ids, bodies, strict=True):
-                if body in unreadable:
-                    self.do_nack(queue_name, redis_id)
-                    logger.error(
-                        "Unreadable message moved to the dead letters",
-                        queue=queue_name,
-                        redis_message_id=redis_id.decode(),
-                        error=unreadable[body],
-                    )
+            bodies: Any = self.client.hmget(f"{self.namespace}:{queue_name}.msgs", ids) if ids else []
+            for redis_id in [each for each, found in zip(ids, bodies, strict=True) if found == body]:
+                self.do_nack(queue_name, redis_id)
+                logger.error(
+                    "Unreadable message moved to the dead letters",
+                    queue=queue_name,
+                    redis_message_id=redis_id.decode(),
+                    error=why,
+                )
         except redis.RedisError as error:
-            # They stay assigned to this process, and are checked again with the next consumer.
+            # It stays assigned to this process, and is checked again with the next consumer.
             logger.error("Unreadable messages could not be moved", queue=queue_name, error=error_line(error))
 
     def _assigned(self, queue_name: str) -> str:
@@ -123,17 +115,30 @@ class _Consumer(RedisConsumer):
         self._next_check = _time_of_next_check()
 
     def __next__(self) -> MessageProxy | None:
+        """Return the next message; None if there is none now."""
         with _connected():
-            if not self.message_cache and time.monotonic() >= self._next_check:
-                self.broker.requeue_lost_deliveries(self.queue_name)
-                self._next_check = _time_of_next_check()
-            if not self.message_cache and self.outstanding_message_count >= self.prefetch:
-                self._wait_for_a_thread()
-                return None
-            message: MessageProxy | None = super().__next__()
-        if message is not None:
-            self.broker.in_hand[self.queue_name].add(message.options["redis_message_id"])
-        return message
+            if not self.message_cache:
+                if time.monotonic() >= self._next_check:
+                    self.broker.requeue_lost_deliveries(self.queue_name)
+                    self._next_check = _time_of_next_check()
+                free = self.prefetch - self.outstanding_message_count
+                if free <= 0:
+                    self._wait_for_a_thread()
+                    return None
+                self.message_cache = self.broker.do_fetch(self.queue_name, free)
+            while self.message_cache:
+                body = self.message_cache.pop(0)
+                message, why = _read(body, self.queue_name)
+                if message is not None:
+                    self.misses = 0
+                    self.queued_message_ids.add(message.message_id)
+                    self.broker.in_hand[self.queue_name].add(message.options["redis_message_id"])
+                    return MessageProxy(message)
+                if body is not None:  # it was deleted, but not its id
+                    self.broker.bury(self.queue_name, body, why)
+        self.misses, pause_ms = compute_backoff(self.misses, max_backoff=self.timeout)
+        time.sleep(pause_ms / 1000)
+        return None
 
     def ack(self, message: MessageProxy) -> None:
         with _connected():
@@ -159,9 +164,9 @@ class _Consumer(RedisConsumer):
         then count as killed, and other processes would run its messages.
         """
         self._thread_freed.clear()
-        if self.outstanding_message_count >= self.prefetch:
-            self.broker.do_qsize(self.queue_name)  # any command is a heartbeat
-            self._thread_freed.wait(self.timeout / 1000)
+        if self.outstanding_message_count >= self.prefetch and not self._thread_freed.wait(self.timeout / 1000):
+            # Any command is a heartbeat. A thread that was freed has just sent one, the acknowledgement.
+            self.broker.do_qsize(self.queue_name)
 
     def _forget(self, message: MessageProxy) -> None:
         self._thread_freed.set()
@@ -199,9 +204,11 @@ def redis_broker(settings: Settings) -> RedisBroker:
     )
 
 
-def _why_unreadable(body: bytes, queue_name: str) -> str:
-    """Return why Dramatiq's consumer could not read this message, or an empty text."""
+def _read(body: bytes | None, queue_name: str) -> tuple[Message[Any] | None, str]:
+    """Return a fetched message, or None and why Dramatiq could not process it."""
+    if body is None:
+        return None, "it is missing"
     message, why = read(body, queue_name)
     if message is not None and not isinstance(message.options.get("redis_message_id"), str):
-        return "it has no redis_message_id in its options"
-    return why
+        return None, "it has no redis_message_id in its options"
+    return message, why

@@ -27,7 +27,6 @@ __all__ = [
     "dispatch_script",
     "enqueues_by_dispatch",
     "exception_of",
-    "fetch",
     "metrics_handler",
     "replace_manager",
 ]
@@ -67,13 +66,6 @@ def dispatch_arguments(broker: RedisBroker, message: Message[Any], *, maintenanc
         message.options["redis_message_id"],
         message.encode(),
     ]
-
-
-def fetch(broker: RedisBroker, queue_name: str, count: int) -> list[bytes | None]:
-    """Fetch messages like `RedisBroker.do_fetch`, for subclasses that replace `do_fetch`."""
-    internals: Any = broker
-    fetched: list[bytes | None] = internals._dispatch("fetch")(queue_name, count)
-    return fetched
 
 
 def change_class(broker: Broker, kind: type[Broker]) -> None:

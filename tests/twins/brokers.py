@@ -31,7 +31,7 @@ def _reads_all(body: bytes, queue_name: str) -> tuple[Message[Any] | None, str]:
 
 
 def _takes_all_for_sound(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(redis, "_why_unreadable", lambda body, queue_name: "")
+    patch.setattr(redis, "_read", _reads_all)
 
 
 def _leaves_an_own_broker_as_it_is(patch: pytest.MonkeyPatch) -> None:

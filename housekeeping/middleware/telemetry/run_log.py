@@ -22,6 +22,7 @@ from housekeeping.database.replicas import data_consistency_used
 from housekeeping.middleware.schedule.tick_recorder import records_its_runs, tick_of
 
 logger = named_logger(__name__)
+_logs: Final = logging.getLogger(__name__)  # asked for its level, which costs a tenth of a line that is not written
 
 _CONSISTENCIES: Final = ("always", "sticky", "delayed")
 #: The library's actor options. An actor without any logs its runs at debug level.
@@ -76,8 +77,8 @@ class RunLog(Middleware):
         self._name(broker, message)
         self._started.at, self._started.waited = time.monotonic(), wait_times()
         actor = broker.get_actor(message.actor_name)
-        if not records_its_runs(actor):
-            logger.log(_level(actor), "Run started", trigger=trigger, tick=tick)
+        if not records_its_runs(actor) and _logs.isEnabledFor(level := _level(actor)):
+            logger.log(level, "Run started", trigger=trigger, tick=tick)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
@@ -100,15 +101,16 @@ class RunLog(Middleware):
             started_at, self._started.waited = time.monotonic(), wait_times()
         duration_s = time.monotonic() - started_at
         spent = wait_times().since(self._started.waited)
-        logger.log(
-            level,
-            "Run ended",
-            outcome=outcome,
-            **more,
-            duration_s=round(duration_s, 3),
-            **spent.as_fields(),
-            data_consistency_used=data_consistency_used(),
-        )
+        if _logs.isEnabledFor(level):
+            logger.log(
+                level,
+                "Run ended",
+                outcome=outcome,
+                **more,
+                duration_s=round(duration_s, 3),
+                **spent.as_fields(),
+                data_consistency_used=data_consistency_used(),
+            )
         _measure(message.actor_name, outcome, duration_s, spent)
 
     def _name(self, broker: Broker, message: MessageProxy) -> None:

@@ -77,19 +77,6 @@ def test_brokers_enqueue_makes_the_copy_that_the_path_makes(
     assert later.options["eta"] == 12
 
 
-def test_fetch_arguments_equal_those_of_the_brokers_fetch(
-    calls: list[list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker = recording(RedisBroker(), calls)
-    monkeypatch.setattr("dramatiq.brokers.redis.current_millis", lambda: 7)
-    monkeypatch.setattr(broker, "_should_do_maintenance", lambda command: 0)
-
-    broker.do_fetch("queue", 2)
-    dramatiq_internals.fetch(broker, "queue", 2)
-
-    assert calls[0] == calls[1]
-
-
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [(RedisBroker, True), (ReliableRedisBroker, True), (OverridesEnqueue, False), (OverridesTheLastStep, False)],

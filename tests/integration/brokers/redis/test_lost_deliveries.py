@@ -21,19 +21,19 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Return names of queues whose connection breaks once before the next fetch or, with ``+``, after it."""
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.05)
     queues: set[str] = set()
-    fetch = ReliableRedisBroker.do_fetch
 
     def fetch_unless_cut(broker: ReliableRedisBroker, queue: str, count: int) -> list[bytes | None]:
         if queue in queues:
             queues.discard(queue)
             raise redis.ConnectionError("connection lost")
-        fetched: list[bytes | None] = fetch(broker, queue, count)
+        dispatch: Any = broker
+        fetched: list[bytes | None] = dispatch._dispatch("fetch")(queue, count)
         if fetched and f"{queue}+" in queues:
             queues.discard(f"{queue}+")
             raise redis.TimeoutError("the answer did not come")
         return fetched
 
-    monkeypatch.setattr(ReliableRedisBroker, "do_fetch", fetch_unless_cut)
+    monkeypatch.setattr(ReliableRedisBroker, "do_fetch", fetch_unless_cut, raising=False)
     return queues
 
 
