@@ -1,11 +1,13 @@
-"""Fencing tokens of leases, called epochs: a number that increases with each acquisition, stored in PostgreSQL.
+"""Fencing tokens of leases, called epochs: a number that increases with each holder that fences, stored in PostgreSQL.
 
-Redis decides who may begin. The epoch decides, within the transaction itself, who may still commit.
+Redis decides who may begin. The epoch decides, within the transaction itself, who may still commit. Most holders never
+call `fence`. So a holder gets its epoch with its first fence, which costs nothing where there is none. If an earlier
+holder has an epoch, the next one gets a higher epoch before it begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -19,6 +21,7 @@ from housekeeping.core.errors import (
     SchemaMissing,
 )
 from housekeeping.core.sanitize import error_line
+from housekeeping.core.telemetry.context import current_message
 from housekeeping.database.connection import BaseModel, database, sqlstate
 from housekeeping.database.times import UtcDateTimeField
 
@@ -30,6 +33,10 @@ _NOT_WRITABLE: Final = ("25006", "57P01", "57P02", "57P03", "53300")
 #: The column's default, because an identity column needs no right on its sequence.
 _NEXT_EPOCH: Final = SQL("DEFAULT")
 _NOW: Final = SQL("clock_timestamp()")
+#: The advisory lock of a key, shared by transactions with a first fence and taken by the next holder.
+_LOCK: Final = "hashtextextended('housekeeping lease ' || %s, 0)"
+#: An epoch of another holder than this one, which began without any, is later than its beginning.
+_UNLESS_ISSUED: Final = "ON CONFLICT (key) DO NOTHING RETURNING epoch"
 
 
 class DatabaseNotConfigured(HousekeepingError):
@@ -84,6 +91,19 @@ def _written_epoch(query: Any) -> int:
     return epoch
 
 
+def needs_epoch(key: str) -> bool:
+    """Return whether an earlier holder of the key has an epoch, so that the next one needs a higher one to begin.
+
+    One round trip that writes nothing. It waits for open transactions that are about to have their `first_epoch`.
+
+    Raises: See `acquire_epoch`.
+    """
+    with _translate_errors():
+        # Two statements: the second one sees what was committed while the first one waited.
+        query = f"SELECT pg_advisory_xact_lock({_LOCK}); SELECT epoch, holder, used_at FROM {_leases()} WHERE key = %s"  # noqa: S608
+        return database.execute_sql(query, (key, key)).fetchone() is not None
+
+
 def acquire_epoch(key: str, token: str) -> int:
     """Issue the next epoch of the key, in a transaction of its own.
 
@@ -91,17 +111,44 @@ def acquire_epoch(key: str, token: str) -> int:
       DatabaseNotConfigured, DatabaseUnavailable, SchemaMissing: If no epochs are available.
       peewee.PeeweeException: For any other error, for example if a transaction of the last holder does not end.
     """
-    if database.obj is None:
-        raise DatabaseNotConfigured("no database is configured (HOUSEKEEPING_DATABASE_URL)")
-    with _restore_connection_state():
-        try:
-            with database.atomic():
-                return next_epoch(key, token)
-        except PeeweeException as error:
-            reason = _unavailable(error)
-            if reason is None:
-                raise
-            raise reason from error
+    with _translate_errors(), database.atomic():
+        return next_epoch(key, token)
+
+
+def first_epoch(key: str, token: str, is_held: Callable[[], bool], connection: Connection | None = None) -> int:
+    """Issue the first epoch of the key in the current transaction, for a holder that began without one.
+
+    Parameters:
+      is_held: Returns whether Redis still has the holder's lease. A next holder waits from now on until this
+        transaction ends, see `needs_epoch`. So it cannot begin after the answer.
+
+    Raises:
+      LeaseLost: If another holder has begun. The transaction must be rolled back.
+      HousekeepingError: Outside of a transaction.
+    """
+    _fetch_row(connection, f"SELECT pg_advisory_xact_lock_shared({_LOCK})", (key,))
+    _refuse_outside_of_transaction(key, connection)
+    issued = is_held() and _fetch_row(
+        connection,
+        f"INSERT INTO {_leases()} (key, holder, used_at) VALUES (%s, %s, clock_timestamp()) {_UNLESS_ISSUED}",  # noqa: S608
+        (key, token),
+    )
+    if not issued:
+        raise LeaseLost(f"lease {key!r} has a newer holder, or was lost before its first fence")
+    epoch: int = issued[0]
+    return epoch
+
+
+def forget_epoch(key: str, epoch: int) -> None:
+    """Delete the epoch of a holder that ended without a fence; without a row, the next holders need no epoch.
+
+    Epochs of earlier holders stay outdated, because their row is missing. An error only leaves the row.
+    """
+    try:
+        with _translate_errors():
+            Lease.delete().where((Lease.key == key) & (Lease.epoch == epoch)).execute()
+    except (HousekeepingError, PeeweeException):
+        return
 
 
 def check_epoch(key: str, epoch: int, connection: Connection | None = None) -> None:
@@ -114,12 +161,18 @@ def check_epoch(key: str, epoch: int, connection: Connection | None = None) -> N
       LeaseLost: If a higher epoch exists. The transaction must be rolled back.
       HousekeepingError: Outside of a transaction, where the check would protect nothing.
     """
-    leases = f'"{Lease._meta.schema}".leases'
+    if not is_latest(key, epoch, connection):
+        # The row can also be missing because the lease was neither acquired nor fenced for a long time.
+        raise LeaseLost(f"lease {key!r} has a newer holder; epoch {epoch} is outdated")
+
+
+def is_latest(key: str, epoch: int, connection: Connection | None = None) -> bool:
+    """Return whether the epoch is still the latest, and if so hold back the next one, see `check_epoch`."""
     where = "WHERE key = %s AND epoch = %s"
     # FOR SHARE, so that the epoch of the next holder waits until this transaction ends.
     latest = _fetch_row(
         connection,
-        f"SELECT used_at < clock_timestamp() - interval '1 day' FROM {leases} {where} FOR SHARE",  # noqa: S608
+        f"SELECT used_at < clock_timestamp() - interval '1 day' FROM {_leases()} {where} FOR SHARE",  # noqa: S608
         (key, epoch),
     )
     if latest is not None and latest[0]:
@@ -127,18 +180,24 @@ def check_epoch(key: str, epoch: int, connection: Connection | None = None) -> N
         # this holder would wait for each other.
         _fetch_row(
             connection,
-            f"UPDATE {leases} SET used_at = clock_timestamp() WHERE key = "  # noqa: S608
-            f"(SELECT key FROM {leases} {where} FOR NO KEY UPDATE SKIP LOCKED) RETURNING 1",
+            f"UPDATE {_leases()} SET used_at = clock_timestamp() WHERE key = "  # noqa: S608
+            f"(SELECT key FROM {_leases()} {where} FOR NO KEY UPDATE SKIP LOCKED) RETURNING 1",
             (key, epoch),
         )
+    _refuse_outside_of_transaction(key, connection)
+    return latest is not None
+
+
+def _refuse_outside_of_transaction(key: str, connection: Connection | None) -> None:
     connection = connection or database.connection()
-    # Read after the statement, because most drivers begin a transaction with the first one.
+    # Read after a statement, because most drivers begin a transaction with the first one.
     status = getattr(getattr(connection, "info", None), "transaction_status", None)
     if status == TRANSACTION_STATUS_IDLE:
         raise HousekeepingError(f"lease {key!r}: fence() was called outside of a transaction")
-    if latest is None:
-        # The row can also be missing because the lease was neither acquired nor fenced for a long time.
-        raise LeaseLost(f"lease {key!r} has a newer holder; epoch {epoch} is outdated")
+
+
+def _leases() -> str:
+    return f'"{Lease._meta.schema}".leases'
 
 
 def _fetch_row(connection: Connection | None, query: str, parameters: tuple[Any, ...]) -> Any:
@@ -162,11 +221,21 @@ def _unavailable(error: PeeweeException) -> HousekeepingError | None:
 
 
 @contextmanager
-def _restore_connection_state() -> Iterator[None]:
-    """Close the thread's connection afterwards if it had none."""
-    closed = database.is_closed()
+def _translate_errors() -> Iterator[None]:
+    """Translate errors of the database, and close the thread's connection afterwards if it had none.
+
+    A worker's thread keeps it for the next message.
+    """
+    if database.obj is None:
+        raise DatabaseNotConfigured("no database is configured (HOUSEKEEPING_DATABASE_URL)")
+    close = database.is_closed() and current_message.get() is None
     try:
         yield
+    except PeeweeException as error:
+        reason = _unavailable(error)
+        if reason is None:
+            raise
+        raise reason from error
     finally:
-        if closed and not database.is_closed():
+        if close and not database.is_closed():
             database.close()

@@ -26,7 +26,16 @@ from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.thread_interrupt import LostLease, interrupter, retract
 from housekeeping.database.connection import database
-from housekeeping.leases.fencing import Connection, DatabaseNotConfigured, acquire_epoch, check_epoch
+from housekeeping.leases.fencing import (
+    Connection,
+    DatabaseNotConfigured,
+    acquire_epoch,
+    check_epoch,
+    first_epoch,
+    forget_epoch,
+    is_latest,
+    needs_epoch,
+)
 from housekeeping.leases.lease_token import holder_of, new_token
 from housekeeping.leases.renewal import SHORTEST_TTL as SHORTEST_TTL
 from housekeeping.leases.renewal import Renewal, elapsed, renewals, safe_until
@@ -88,8 +97,8 @@ class ExclusiveLease:
       client: A Redis client or `LeaseStore`; by default the installed application's Redis.
       retries: Number of retries of `with` while the lease has another holder.
       sleep: Seconds between the tries, or a callable of the number of tries so far.
-      with_epoch: Whether each acquisition issues an epoch for `fence`, if a database is configured. False for callers
-        that issue it themselves.
+      with_epoch: Whether holders have an epoch for `fence`, if a database is configured. False for callers that issue
+        it themselves.
       worker: Name of the worker, shown to people who look for the holder; by default that of the current message.
 
     Raises:
@@ -121,6 +130,8 @@ class ExclusiveLease:
         self._with_epoch = with_epoch
         self._worker = worker
         self._epoch: int | None = None
+        self._fenced = False
+        self._had_none = False  # whether it began without an epoch
         self._epoch_error: HousekeepingError | None = None
         if client is None:
             client = shared_redis.get()
@@ -138,24 +149,38 @@ class ExclusiveLease:
             last holder does not end. The lease is released.
           RedisUnavailable: If Redis did not answer. The lease may stay, unused, until its ttl expires.
         """
+        token = self.request()
+        return token if self.answered(token, self._store.obtain(self.key, token, self.ttl)) else None
+
+    def request(self) -> str:
+        """Return a new token, with which a script of the caller acquires the lease; then call `answered`.
+
+        Raises:
+          HousekeepingError: As `try_obtain`.
+        """
         if _in_transaction():
             raise HousekeepingError(f"lease {self.key!r} cannot be acquired inside an open database transaction")
+        self._requested_at = elapsed()
         token = new_token(self._worker)
-        requested_at = elapsed()
-        worker = holder_of(token).worker or ""
-        metrics.LEASES_REQUESTED.add(worker)
-        if self._store.obtain(self.key, token, self.ttl) != token:
-            metrics.LEASES_HELD.add(worker)
-            return None
-        self._token, self._requested_at, self._pid = token, requested_at, os.getpid()
-        if self._with_epoch:
-            self._acquire_epoch(token)
+        metrics.LEASES_REQUESTED.add(holder_of(token).worker or "")
         return token
 
+    def answered(self, token: str, holder: str) -> bool:
+        """Return whether the lease belongs to the requested token, given its holder; the errors are `try_obtain`'s."""
+        if holder != token:
+            metrics.LEASES_HELD.add(holder_of(token).worker or "")
+            return False
+        self._token, self._pid = token, os.getpid()
+        if self._with_epoch:
+            self._acquire_epoch(token)
+        return True
+
     def _acquire_epoch(self, token: str) -> None:
-        self._epoch, self._epoch_error = None, None
+        self._epoch, self._epoch_error, self._fenced = None, None, False
         try:
-            self._epoch = acquire_epoch(self.key, token)
+            self._had_none = not needs_epoch(self.key)
+            if not self._had_none:
+                self._epoch = acquire_epoch(self.key, token)
         except HousekeepingError as error:
             # Work that needs no database continues. Work that needs it gets the error from `fence`.
             self._epoch_error = error
@@ -190,19 +215,32 @@ class ExclusiveLease:
 
     def cancel(self) -> bool:
         """Release the lease, in up to three tries; return False if it was not held any more."""
-        token, self._token, self._epoch = self._token, None, None
         lost = self._renewal is not None and self._renewal.lost
+        token = self.give_up()
+        if token is None:
+            return False
+        released = release_with_retries(self._store, self.key, token)
+        self.count_loss(token, lost=lost or not released)
+        return released
+
+    def give_up(self) -> str | None:
+        """Stop using the lease and return the token that is still to be released; None if this process has none."""
+        token, self._token = self._token, None
+        epoch, self._epoch = self._epoch, None
+        if epoch is not None and not self._fenced and self._same_process() and not _in_transaction():
+            forget_epoch(self.key, epoch)
         if self._renewal is not None:
             renewals.stop(self._renewal)
             self._renewal = None
             if self._interrupting:
                 retract(LostLease)
-        if token is None or not self._same_process():
-            return False
-        released = release_with_retries(self._store, self.key, token)
-        if lost or not released:
+        return token if self._same_process() else None
+
+    @staticmethod
+    def count_loss(token: str, *, lost: bool) -> None:
+        """Count the lease of a token if it was lost before its release."""
+        if lost:
             metrics.LEASES_LOST.add(holder_of(token).worker or "")
-        return released
 
     def exists(self) -> bool:
         """Return whether the lease has a holder."""
@@ -262,17 +300,23 @@ class ExclusiveLease:
 
         Raises:
           LeaseLost: If the lease has a newer holder. Let it roll the transaction back.
+          RedisUnavailable: If Redis did not answer, which the first fence asks.
           DatabaseUnavailable: If the database was away when the lease was acquired, so that it has no epoch.
           HousekeepingError: Outside of a transaction, without a database, or without the lease.
         """
         if self._renewal is not None:
             self.check()
-        if self._epoch is None:
+        if self._token is None or not self._with_epoch or self._epoch_error is not None:
             reason = self._epoch_error
             raise (DatabaseUnavailable if isinstance(reason, DatabaseUnavailable) else HousekeepingError)(
                 f"lease {self.key!r} has no epoch: {reason or 'it is not held'}"
             )
-        check_epoch(self.key, self._epoch, connection)
+        if self._epoch is not None and not self._had_none:
+            check_epoch(self.key, self._epoch, connection)
+        # A first epoch is missing again after a rollback.
+        elif self._epoch is None or not is_latest(self.key, self._epoch, connection):
+            self._epoch = first_epoch(self.key, self._token, self.renew, connection)
+        self._fenced = True
 
     def __enter__(self) -> ExclusiveLease:
         tries = 0

@@ -78,6 +78,10 @@ class RedisLeaseStore:
         self._renew: Any = client.register_script(_RENEW)
         self._release: Any = client.register_script(_RELEASE)
 
+    def name(self, key: str) -> str:
+        """Return the name of a lease in Redis."""
+        return self._prefix + key
+
     def obtain(self, key: str, token: str, ttl: timedelta) -> str:
         # Retried: a lost answer would leave an acquired lease unreleased until its ttl.
         return text(retry_redis(lambda: self._obtain(keys=[self._prefix + key], args=[token, milliseconds(ttl)]), 2, 0))

@@ -21,6 +21,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.replicas import Replicas
 from housekeeping.database.wal_position import WalPositionReader
+from housekeeping.middleware.admission import Admission
 from housekeeping.middleware.connections import Connections
 from housekeeping.middleware.data_consistency import DataConsistency
 from housekeeping.middleware.dead_letters import DeadLetters
@@ -72,6 +73,8 @@ def standard_middleware(client: redis.Redis, settings: Settings, given: Sequence
     groups = _own(given, dramatiq.middleware.GroupCallbacks)
     before, after = _around(given)
     idempotency = Idempotency(client, namespace)
+    deduplication = Deduplication(client, namespace, idempotency.completion_key)
+    leases = ExclusiveLeases(client, namespace)
     return [
         *before,
         # First, so that every log line of the others, also of a skipped message, names the message.
@@ -89,14 +92,14 @@ def standard_middleware(client: redis.Redis, settings: Settings, given: Sequence
         # After Schedule, so its after hook runs first: outcomes are written on a clean connection, not in a
         # transaction that an actor left open.
         Connections(),
-        # Before deduplication: a redelivery of a completed message must not take its key again.
         idempotency,
         # Before deduplication: the claim of a key contains the message's position, and if the message is dropped, the
         # position is kept for the holder.
         DataConsistency(client, namespace, WalPositionReader(settings.database_url), Replicas(settings.replica_urls)),
-        Deduplication(client, namespace, idempotency.running_mark, idempotency.completion_key),
-        # After both: a message that they drop must not acquire the lease.
-        ExclusiveLeases(client, namespace),
+        deduplication,
+        leases,
+        # After DataConsistency, so that a message that waits for a replica has no key or lease meanwhile.
+        Admission(client, idempotency, deduplication, leases),
         # Their after hooks run before those above: followers of a message are sent before its key and lease are free.
         waiting_for_broker(_own(given, Callbacks) or Callbacks()),
         waiting_for_broker(_own(given, Pipelines) or Pipelines()),

@@ -10,18 +10,14 @@ from typing import Any, Final
 
 import redis
 from dramatiq import Actor, Broker, MessageProxy, Middleware
+from dramatiq.middleware import MiddlewareError
 
 from housekeeping.core.errors import RedisUnavailable
-from housekeeping.core.middleware_errors import InvalidOption, Requeue, Skip, fail_message_on_error
+from housekeeping.core.middleware_errors import InvalidOption, Requeue, Skip
+from housekeeping.core.redis_client import milliseconds
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease, run_interruptibly
-from housekeeping.leases.lease import (
-    SHORTEST_TTL,
-    ExclusiveLease,
-    LeaseStore,
-    RedisLeaseStore,
-    current_lease,
-)
+from housekeeping.leases.lease import SHORTEST_TTL, ExclusiveLease, RedisLeaseStore, current_lease
 from housekeeping.leases.lease_token import holder_of
 from housekeeping.middleware.call_keys import bind_call, check_key, key_value
 
@@ -35,6 +31,9 @@ _RETRY_MARGIN: Final = timedelta(seconds=1)  # between the end of a held lease a
 class _ThreadState(threading.local):
     # By thread, not by message id: a redelivered message has the id of the run it duplicates.
     lease: ExclusiveLease | None = None
+    token: str = ""
+    answered: bool = False  # whether Redis said that the lease is this token's
+    ended: tuple[ExclusiveLease, str, bool, bool] | None = None  # lease, token, answered, lost
 
 
 class ExclusiveLeases(Middleware):
@@ -53,8 +52,8 @@ class ExclusiveLeases(Middleware):
     like any failed one. To fence off writes to the database, see `housekeeping.fence`.
     """
 
-    def __init__(self, store: redis.Redis | LeaseStore, namespace: str) -> None:
-        self._store: LeaseStore = RedisLeaseStore(store, namespace) if isinstance(store, redis.Redis) else store
+    def __init__(self, client: redis.Redis, namespace: str) -> None:
+        self._store = RedisLeaseStore(client, namespace)
         self._thread = _ThreadState()
 
     @property
@@ -82,20 +81,33 @@ class ExclusiveLeases(Middleware):
             )
         actor.fn = self._interruptible(actor.fn)
 
-    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        option = broker.get_actor(message.actor_name).options.get("exclusive_lease")
+    def prepare(self, actor: Actor[..., Any], message: MessageProxy) -> tuple[list[str], list[Any]] | None:
+        """Return keys and arguments for the script that acquires the message's lease; None if it needs none."""
+        option = actor.options.get("exclusive_lease")
         if option is None:
-            return
-        with fail_message_on_error():
-            lease = ExclusiveLease(_key(broker, message, option["key"]), option["ttl"], self._store)
-            if lease.try_obtain() is not None:
-                self._thread.lease = lease
-                current_lease.set(lease)
-                lease.start_renewal(interrupting=True)
-                return
-            remaining = lease.remaining() or timedelta()
-            holder = holder_of(lease.owner())
-            held_for = holder.held_for or timedelta()
+            return None
+        key = option["key"] if isinstance(option["key"], str) else _computed_key(actor, message, option["key"])
+        lease = ExclusiveLease(key, option["ttl"], self._store)
+        token = lease.request()
+        self._thread.lease, self._thread.token = lease, token
+        return [self._store.name(key)], [token, milliseconds(lease.ttl)]
+
+    def refusal(
+        self, holder: str, left_ms: int, actor: Actor[..., Any], message: MessageProxy
+    ) -> MiddlewareError | None:
+        """Hold the lease from now on, or return the error for a message whose lease has another holder."""
+        lease, token = self._thread.lease, self._thread.token
+        assert lease is not None
+        if holder == token:
+            lease.answered(token, holder)
+            self._thread.answered = True
+            current_lease.set(lease)
+            lease.start_renewal(interrupting=True)
+            return None
+        self.forget()
+        lease.answered(token, holder)
+        other = holder_of(holder)
+        held_for = other.held_for or timedelta()
         logger.info(
             "Lease is held elsewhere",
             lease=lease.key,
@@ -103,27 +115,41 @@ class ExclusiveLeases(Middleware):
             reason="lease_held",
         )
         # Held by its own killed attempt, or one that seems killed: dropping the message would lose its work.
-        if option.get("if_held") == "retry" or holder.message_id == message.message_id:
-            raise Requeue(f"lease {lease.key!r} is held", min(remaining + _RETRY_MARGIN, option["ttl"]))
-        raise Skip("lease_held")
+        option = actor.options["exclusive_lease"]
+        if option.get("if_held") == "retry" or other.message_id == message.message_id:
+            left = timedelta(milliseconds=max(left_ms, 0))
+            return Requeue(f"lease {lease.key!r} is held", min(left + _RETRY_MARGIN, option["ttl"]))
+        return Skip("lease_held")
 
-    def after_process_message(
-        self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
-    ) -> None:
-        lease = self._forget()
+    def end(self) -> tuple[list[str], list[Any]] | None:
+        """Stop using this thread's lease; return keys and arguments for the script that releases it."""
+        lease, token, answered = self._thread.lease, self._thread.token, self._thread.answered
+        self.forget()
         if lease is None:
+            return None
+        lost = answered and lease.lost
+        # Without an answer, Redis may have granted it all the same.
+        given_up = lease.give_up() if answered else token
+        self._thread.ended = (lease, token, answered, lost)
+        return None if given_up is None else ([self._store.name(lease.key)], [token])
+
+    def ended(self, *, held: bool, error: RedisUnavailable | None = None) -> None:
+        """Log how this thread's lease ended; `held` is whether the script found it held."""
+        ended, self._thread.ended = self._thread.ended, None
+        if ended is None:
             return
-        lost = lease.lost
-        try:
-            kept = lease.cancel()
-        except RedisUnavailable as error:
+        lease, token, answered, lost = ended
+        if error is not None:
             logger.warning("Lease could not be released", lease=lease.key, error=str(error))
-            return
-        if lost or not kept:
+        elif answered and (lost or not held):
+            lease.count_loss(token, lost=True)
             logger.warning("Lease was lost before its run ended", lease=lease.key, reason="lost_lease")
 
-    def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        self.after_process_message(broker, message)
+    def forget(self) -> None:
+        """Forget this thread's lease."""
+        self._thread.lease, self._thread.answered = None, False
+        if current_lease.get() is not None:
+            current_lease.set(None)
 
     def _interruptible(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -140,14 +166,6 @@ class ExclusiveLeases(Middleware):
             raise LostLease
         return function(*args, **kwargs)
 
-    def _forget(self) -> ExclusiveLease | None:
-        lease, self._thread.lease = self._thread.lease, None
-        current_lease.set(None)
-        return lease
 
-
-def _key(broker: Broker, message: MessageProxy, key: str | Callable[..., object]) -> str:
-    if isinstance(key, str):
-        return key
-    actor = broker.get_actor(message.actor_name)
+def _computed_key(actor: Actor[..., Any], message: MessageProxy, key: Callable[..., object]) -> str:
     return str(key_value(actor, bind_call(actor, message.args, message.kwargs), key))

@@ -13,10 +13,10 @@ from uuid import uuid4
 
 import redis
 from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
+from dramatiq.middleware import MiddlewareError
 
-from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import InvalidOption, Requeue, Skip, fail_message_on_error
-from housekeeping.core.redis_client import milliseconds, retry_redis, text, translate_redis_errors
+from housekeeping.core.redis_client import milliseconds, text, translate_redis_errors
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease, interrupter
 from housekeeping.leases.lease import SHORTEST_TTL, RedisLeaseStore
@@ -63,6 +63,7 @@ class _Delivery:
       keys: Redis keys that the Lua scripts use.
       retry: Number of this retry; 0 for the first attempt.
       enqueued_as: Number of the retry that was enqueued after this delivery; 0 if there is none.
+      since: Reading of `elapsed` when Redis was asked.
       sure_until: Reading of `elapsed` until which its running mark is certain to exist.
       renewal: Renewal of its running mark.
     """
@@ -71,6 +72,7 @@ class _Delivery:
     token: str
     keys: list[str]
     retry: int
+    since: float
     sure_until: float
     enqueued_as: int = 0
     renewal: Renewal | None = None
@@ -112,7 +114,6 @@ class Idempotency(Middleware):
         self._prefix = namespace
         self._marks = RedisLeaseStore(client, namespace, kind="running")
         self._begin: Any = client.register_script(_BEGIN)
-        self._end: Any = client.register_script(_END)
         self._thread = _ThreadState()
 
     @property
@@ -146,68 +147,57 @@ class Idempotency(Middleware):
         if delivery is not None and delivery.token.startswith(f"{message.message_id}:"):
             delivery.enqueued_as = _retry_number(message)
 
-    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+    def prepare(self, actor: Actor[..., Any], message: MessageProxy) -> tuple[list[str], list[Any]] | None:
+        """Return keys and arguments for the script that begins the delivery; None if the actor is not idempotent."""
         self._end_delivery()  # an interrupted hook may have left one
-        if not broker.get_actor(message.actor_name).options.get("idempotent"):
-            return
-        with fail_message_on_error():
-            # The token begins with the id, so that a second delivery of the message can recognize itself.
-            name, token = self._name(message), f"{message.message_id}:{uuid4().hex}"
-            since = elapsed()
-            sure_until = safe_until(since, _RUNNING_TTL.total_seconds())
-            delivery = _Delivery(name, token, self._keys(name, message), _retry_number(message), sure_until)
-            # Remembered before Redis is asked: if the answer gets lost, the mark is deleted when the message fails.
-            self._thread.delivery = delivery
-            state = self._begin_script(delivery)
-            if state == token:
-                delivery.renewal = renewals.start(
-                    f"mark of {name}",
-                    lambda: delivery.renew(lambda: self._renew_mark(delivery)),
-                    _RUNNING_TTL,
-                    since,
-                    interrupter(LostLease),
-                    recoverable=True,
-                )
-                return
+        if not actor.options.get("idempotent"):
+            return None
+        # The token begins with the id, so that a second delivery of the message can recognize itself.
+        name, token = self._name(message), f"{message.message_id}:{uuid4().hex}"
+        since = elapsed()
+        sure_until = safe_until(since, _RUNNING_TTL.total_seconds())
+        delivery = _Delivery(name, token, self._keys(name, message), _retry_number(message), since, sure_until)
+        self._thread.delivery = delivery
+        return delivery.keys, [token, milliseconds(_RUNNING_TTL), delivery.retry]
+
+    def refusal(self, state: str, message: MessageProxy) -> MiddlewareError | None:
+        """Renew the running mark from now on, or return the error for a message that must not run now."""
+        delivery = self._thread.delivery
+        assert delivery is not None
+        if state == delivery.token:
+            delivery.renewal = renewals.start(
+                f"mark of {delivery.name}",
+                lambda: delivery.renew(lambda: self._renew_mark(delivery)),
+                _RUNNING_TTL,
+                delivery.since,
+                interrupter(LostLease),
+                recoverable=True,
+            )
+            return None
         self._end_delivery()
         if state == "completed":
             logger.info("Message was completed before", job_status="already_done")
-            raise Skip("already_done")
+            return Skip("already_done")
         if state == "retried":
             # A failed attempt was delivered again. If it ran again, it would be retried twice.
             message.options[DEDUP_STATE] = SUPERSEDED
             logger.info("Delivery dropped, because its retry is waiting", job_status=RETRY_WAITS)
-            raise Skip(RETRY_WAITS)
+            return Skip(RETRY_WAITS)
         if state.startswith(f"{message.message_id}:"):
             message.options[DEDUP_STATE] = SECOND_DELIVERY
-        raise Requeue(f"{name} is running elsewhere", _RUNNING_DELAY)
+        return Requeue(f"{delivery.name} is running elsewhere", _RUNNING_DELAY)
 
-    def after_process_message(
-        self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
-    ) -> None:
-        self._finish(broker, message, completed=exception is None and not message.failed)
-
-    def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        self._finish(broker, message, completed=False)
-
-    def _finish(self, broker: Broker, message: MessageProxy, *, completed: bool) -> None:
+    def end(
+        self, actor: Actor[..., Any], message: MessageProxy, *, completed: bool
+    ) -> tuple[list[str], list[Any]] | None:
+        """Return keys and arguments for the script that ends this thread's delivery; None without one."""
         delivery = self._end_delivery()
         if delivery is None:
-            return
-        option = broker.get_actor(message.actor_name).options.get("idempotency") or {}
+            return None
+        option = actor.options.get("idempotency") or {}
         # Not the number in the message: Dramatiq also counts a retry that it does not make, and callbacks see that.
         retry = 0 if completed or message.failed else delivery.enqueued_as
-        args = [delivery.token, milliseconds(option.get("ttl", DEFAULT_TTL)), int(completed), retry]
-        try:
-            retry_redis(lambda: self._end(keys=delivery.keys, args=args))
-        except RedisUnavailable as error:
-            what = "Completion could not be recorded" if completed else "Running mark stays until it expires"
-            logger.error(what, error=str(error))
-
-    def running_mark(self) -> tuple[str, str] | None:
-        """Return the Redis key of this thread's running mark, and its content; None without a delivery."""
-        delivery = self._thread.delivery
-        return None if delivery is None else (delivery.keys[1], delivery.token)
+        return delivery.keys, [delivery.token, milliseconds(option.get("ttl", DEFAULT_TTL)), int(completed), retry]
 
     def completion_key(self) -> str:
         """Return the Redis key of the completion of this thread's delivery; empty without a delivery."""

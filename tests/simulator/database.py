@@ -98,6 +98,9 @@ class SimulatedDatabase(Database):
         postgres = self.postgres()
         if sql.startswith(("SAVEPOINT", "RELEASE SAVEPOINT", "ROLLBACK TO SAVEPOINT")):
             return Cursor([])  # the library never continues after an error in a savepoint
+        if sql.startswith("SELECT pg_advisory_xact_lock(") and sql.endswith("leases WHERE key = %s"):
+            postgres.lock(transaction, ("advisory", params[:1]), "update")
+            return Cursor([(1,)] if postgres.row("leases", params[1], transaction) is not None else [], ["one"], 1)
         if "pg_advisory_xact_lock" in sql:
             postgres.lock(transaction, ("advisory", params), "update")
             return Cursor([(None,)], ["lock"])

@@ -87,13 +87,13 @@ def living_holder_taken_for_dead() -> None:
 
 def key_stays_with_what_did_not_start() -> None:
     """Release a key only if its run had started."""
-    end: Any = Deduplication._end
+    end: Any = Deduplication.end
 
-    def of_runs_only(self: Any, broker: Any, actor: Any, message: Any, config: Any, delivery: Any) -> None:
-        if delivery.token:
-            end(self, broker, actor, message, config, delivery)
+    def of_runs_only(self: Any, actor: Any, message: Any) -> Any:
+        ending = end(self, actor, message)
+        return ending if ending is not None and ending.delivery.token else None
 
-    Deduplication._end = of_runs_only  # type: ignore[method-assign]
+    Deduplication.end = of_runs_only  # type: ignore[method-assign]
 
 
 def duplicates_enqueued() -> None:

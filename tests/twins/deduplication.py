@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.middleware.deduplication import keys, middleware
+from housekeeping.middleware.admission import Admission
+from housekeeping.middleware.deduplication import middleware
 from housekeeping.middleware.deduplication.options import config_of
 from housekeeping.middleware.deduplication.steps import name_key
 from tests.twins import Twin
@@ -22,7 +23,7 @@ _TICKS: Final = "tests/integration/middleware/deduplication/test_ticks.py::"
 
 
 def _free_only_what_succeeded(patch: pytest.MonkeyPatch) -> None:
-    after = middleware.Deduplication.after_process_message
+    after = Admission.after_process_message
 
     def after_process_message(
         self: Any, broker: Any, message: Any, *, result: Any = None, exception: Any = None
@@ -30,7 +31,7 @@ def _free_only_what_succeeded(patch: pytest.MonkeyPatch) -> None:
         if exception is None:
             after(self, broker, message, result=result)
 
-    patch.setattr(middleware.Deduplication, "after_process_message", after_process_message)
+    patch.setattr(Admission, "after_process_message", after_process_message)
 
 
 def _config(**other: Any) -> Breaks:
@@ -42,13 +43,13 @@ def _config(**other: Any) -> Breaks:
 
 
 def _ask_once_more(patch: pytest.MonkeyPatch) -> None:
-    start = keys.DeduplicationKeys.start
+    ask = Admission._ask
 
-    def look_and_start(self: Any, key: str, *args: Any) -> Any:
-        self.client.exists(self.prefix + key)
-        return start(self, key, *args)
+    def look_and_ask(self: Any, script: Any, parts: Any, flag: bool) -> Any:
+        self._deduplication.keys.client.exists(parts[1][0][0])
+        return ask(self, script, parts, flag)
 
-    patch.setattr(keys.DeduplicationKeys, "start", look_and_start)
+    patch.setattr(Admission, "_ask", look_and_ask)
 
 
 #: Check of a script before it grants a key or starts a message; `deduplication_turns` breaks it, too.

@@ -7,14 +7,13 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.core.errors import LeaseLost
 from housekeeping.database.connection import database
 from housekeeping.leases import fencing, lease
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.ledger import schema
 from housekeeping.workers.old_runs import worker as own_worker
 from tests.twins import Twin
-from tests.twins.planting import instead
+from tests.twins.planting import in_text, instead
 
 _FENCES: Final = "tests/integration/leases/test_fences.py::"
 _EPOCHS: Final = "tests/integration/leases/test_fencing_tokens.py::"
@@ -22,12 +21,20 @@ _LOST: Final = "tests/integration/middleware/test_lost_leases.py::"
 
 
 def _looks_without_locking(patch: pytest.MonkeyPatch) -> None:
-    def check(key: str, epoch: int, connection: Any = None) -> None:
+    def is_latest(key: str, epoch: int, connection: Any = None) -> bool:
         query = f'SELECT 1 FROM "{fencing.Lease._meta.schema}".leases WHERE key = %s AND epoch = %s'
-        if database.execute_sql(query, (key, epoch)).fetchone() is None:
-            raise LeaseLost("passed on")
+        return database.execute_sql(query, (key, epoch)).fetchone() is not None
 
-    patch.setattr(lease, "check_epoch", check)
+    patch.setattr(lease, "is_latest", is_latest)
+
+
+def _fences_first_without_locking(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fencing, "_LOCK", "hashtextextended(%s || random()::text, 0)")
+
+
+def _lets_everyone_through(patch: pytest.MonkeyPatch) -> None:
+    for name, passes in (("check_epoch", None), ("is_latest", True), ("first_epoch", 1)):
+        patch.setattr(lease, name, lambda *_, passes=passes: passes)
 
 
 def _numbers_all_alike(patch: pytest.MonkeyPatch) -> None:
@@ -72,19 +79,37 @@ TWINS: Final[list[Twin]] = [
         "L3",
         "lets_everyone_through_the_fence",
         _FENCES + "test_suspended_holder_commits_nothing_after_a_new_run_began",
-        instead(lease, "check_epoch", lambda key, epoch, connection=None: None),
+        _lets_everyone_through,
     ),
     Twin(
         "L3",
         "lets_actors_through_the_fence",
         _LOST + "test_actor_that_slept_cannot_commit_once_another_began",
-        instead(lease, "check_epoch", lambda key, epoch, connection=None: None),
+        _lets_everyone_through,
     ),
     Twin(
         "L3",
         "looks_without_locking",
-        _FENCES + "test_the_next_epoch_waits_for_a_fenced_transaction_to_end",
+        _FENCES + "test_next_epoch_waits_for_a_fenced_transaction_to_end",
         _looks_without_locking,
+    ),
+    Twin(
+        "L3",
+        "fences_first_without_locking",
+        _FENCES + "test_next_holder_waits_for_a_transaction_with_the_first_fence",
+        _fences_first_without_locking,
+    ),
+    Twin(
+        "L3",
+        "asks_redis_nothing_at_the_first_fence",
+        _FENCES + "test_first_fence_after_another_holder_began_raises",
+        instead(ExclusiveLease, "renew", lambda self: True),
+    ),
+    Twin(
+        "L3",
+        "believes_redis_at_the_first_fence",
+        _FENCES + "test_first_fence_after_another_one_raises_whatever_redis_says",
+        in_text(fencing, "_UNLESS_ISSUED", "DO NOTHING", "DO UPDATE SET holder = EXCLUDED.holder"),
     ),
     Twin(
         "L3",

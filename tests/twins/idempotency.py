@@ -49,10 +49,6 @@ def _begins_whatever_happened_meanwhile(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Idempotency, "_check_mark_first", lambda self, function: function)
 
 
-def _takes_the_key_of_its_redelivery(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Idempotency, "running_mark", lambda self: None)
-
-
 def _takes_what_was_taken_over_for_done(patch: pytest.MonkeyPatch) -> None:
     def run(sweep: Any, *argument: Any) -> RunResult:
         result = run_sweep(sweep, *argument)
@@ -110,12 +106,6 @@ TWINS: Final[list[Twin]] = [
         "begins_whatever_happened_meanwhile",
         _ASLEEP + "test_delivery_that_slept_before_its_actor_does_not_repeat_the_work",
         _begins_whatever_happened_meanwhile,
-    ),
-    Twin(
-        "D5",
-        "takes_the_key_of_its_redelivery",
-        _ASLEEP + "test_delivery_that_slept_before_its_key_leaves_it_to_the_running_one",
-        _takes_the_key_of_its_redelivery,
     ),
     Twin(
         "I1",

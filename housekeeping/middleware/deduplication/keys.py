@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Literal
@@ -25,10 +25,8 @@ RESERVED_FOR: Final = timedelta(seconds=5)
 SUPERSEDED_BEFORE_DUE: Final = timedelta(minutes=1)
 #: How long a superseded message is remembered once dropped. Longer than the broker's heartbeat timeout (60 s), after
 #: which it is delivered again if its worker was killed before the acknowledgement.
-_DROP_REMEMBERED: Final = timedelta(minutes=5)
+DROP_REMEMBERED: Final = timedelta(minutes=5)
 
-#: Returns the `running_mark` for `DeduplicationKeys.start`, or None.
-RunningMark = Callable[[], tuple[str, str] | None]
 Kind = Literal["claim", "retain", "release"]
 #: Result of a release: the key is free, a rerun is wanted, or the run had lost its key and the rest is unknown.
 Released = Literal["free", "again", "lost"]
@@ -150,7 +148,6 @@ class DeduplicationKeys:
             "release": register(scripts.RELEASE),
         }
         self._confirm = register(scripts.CONFIRM)
-        self._start = register(scripts.START)
         self._renew = register(scripts.RENEW)
 
     def take(self, step: KeyStep) -> str:
@@ -183,24 +180,6 @@ class DeduplicationKeys:
                 if step is not None:
                     self.confirm(step, pipeline)
             pipeline.execute()
-
-    def start(
-        self, key: str, message_id: str, run: str, ttl: timedelta | None, running_mark: tuple[str, str] | None = None
-    ) -> str:
-        """Mark the key as used by this run; return ``ours``, or the state of another message that holds it.
-
-        Returns ``superseded:`` and the id of the new message for a message whose retry was superseded.
-
-        Parameters:
-          ttl: None releases the key, for actors that deduplicate waiting messages only.
-          running_mark: Another Redis key, and what it contains while no other delivery of the message runs. If one
-            runs, ``elsewhere`` is returned.
-        """
-        with translate_redis_errors():
-            mark_key, expected = running_mark or ("", "")
-            ttl_ms = 0 if ttl is None else milliseconds(ttl)
-            arguments = [message_id, ttl_ms, run, expected, milliseconds(_DROP_REMEMBERED)]
-            return text(self._start(keys=[self.prefix + key, *([mark_key] if mark_key else [])], args=arguments))
 
     def renew(self, key: str, run: str, ttl: timedelta) -> bool:
         """Extend the key's TTL; return False if the run no longer holds it."""

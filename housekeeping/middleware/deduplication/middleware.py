@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
@@ -15,18 +16,15 @@ from dramatiq.middleware import MiddlewareError
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import Requeue, Skip, StoreUnavailable, fail_message_on_error
-from housekeeping.core.redis_client import retry_redis
+from housekeeping.core.redis_client import milliseconds, retry_redis
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.leases.renewal import elapsed, renewals
-from housekeeping.middleware.call_keys import UnusableArguments
-from housekeeping.middleware.deduplication.keys import DeduplicationKeys, KeyStep, RunningMark, release
+from housekeeping.middleware.deduplication.keys import DROP_REMEMBERED, DeduplicationKeys, KeyStep, release
 from housekeeping.middleware.deduplication.options import (
     DEDUP_STATE,
-    SECOND_DELIVERY,
     SUPERSEDED,
     WHEN_DUE,
-    DeduplicationConfig,
     check_options,
     config_of,
     followers_of,
@@ -41,7 +39,6 @@ from housekeeping.middleware.deduplication.steps import (
     copy_id,
     duplicate_of,
     enqueue_without_key_on_error,
-    idempotency_option,
     key_of,
     name_key,
     step_of_known_message,
@@ -72,7 +69,6 @@ class Deduplication(Middleware):
     own ``enqueue``, the hooks reserve each key before and confirm it after.
 
     Parameters:
-      running_mark: Returns the Redis key and content that mark this thread's delivery as running, if any.
       completion_key: Returns the Redis key that records the completion of this thread's message; empty without one.
     """
 
@@ -80,12 +76,10 @@ class Deduplication(Middleware):
         self,
         client: redis.Redis,
         namespace: str,
-        running_mark: RunningMark = lambda: None,
         completion_key: Callable[[], str] = lambda: "",
     ) -> None:
         self.keys = DeduplicationKeys(client, namespace)
         self._thread = ThreadState()
-        self._running_mark = running_mark
         self._completion_key = completion_key
 
     @property
@@ -168,41 +162,29 @@ class Deduplication(Middleware):
                 self._thread.unconfirmed = reserved
                 logger.warning("Key may be free before its message has ended", key=reserved.key, error=str(error))
 
-    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        self._thread.end_delivery()  # an interrupted hook may have left one
-        self._thread.requeued.clear()
-        self._thread.followers = followers_of(message)
-        actor = broker.get_actor(message.actor_name)
+    def prepare(self, actor: Actor[..., Any], message: MessageProxy) -> tuple[list[str], list[Any]] | None:
+        """Return keys and arguments for the script that starts the message; None if it is not deduplicated."""
+        thread = self._thread
+        thread.end_delivery()  # an interrupted hook may have left one
+        thread.requeued.clear()
+        thread.followers = followers_of(message)
         config = config_of(actor)
         if config is None:
-            return
-        with fail_message_on_error():
-            key = key_of(actor, message, config)
-            delivery = Delivery(message.message_id, key, uuid4().hex, message.options.get("retries", 0))
-            state = self._start(delivery, config)
-        if state == "ours" or has_dependents(message):
-            return
-        self._thread.end_delivery()
-        if state == "elsewhere":
-            message.options[DEDUP_STATE] = SECOND_DELIVERY
-        state, _, superseded_by = state.partition(":")
-        if state == "superseded":
-            logger.info("Superseded retry dropped", job_status="deduplicated", duplicate_of=superseded_by)
-        elif state == "waiting":
-            logger.info("Duplicate dropped", job_status="deduplicated")
-        else:
-            raise Requeue(f"{message.message_id} waits for the run that holds its key", _KEY_IN_USE_DELAY)
-        metrics.count_deduplicated(message.actor_name)
-        raise Skip("deduplicated")
-
-    def _start(self, delivery: Delivery, config: DeduplicationConfig) -> str:
-        """Start a delivery; return the result of `DeduplicationKeys.start`."""
-        since = elapsed()
+            return None
+        key = key_of(actor, message, config)
+        delivery = Delivery(message.message_id, key, uuid4().hex, message.options.get("retries", 0), config, elapsed())
+        thread.asked = delivery
         if config.until_executed:
             # Remembered before Redis is asked: should the answer get lost, the message's retry keeps the key.
-            self._thread.delivery = delivery
-        ttl = config.ttl if config.until_executed else None
-        state = self.keys.start(delivery.key, delivery.message_id, delivery.token, ttl, self._running_mark())
+            thread.delivery = delivery
+        ttl_ms = milliseconds(config.ttl) if config.until_executed else 0
+        return [self.keys.prefix + key], [message.message_id, ttl_ms, delivery.token, milliseconds(DROP_REMEMBERED)]
+
+    def refusal(self, state: str, message: MessageProxy) -> MiddlewareError | None:
+        """Hold the key from now on, or return the error for a message whose key another one holds."""
+        delivery = self._thread.asked
+        assert delivery is not None
+        config = delivery.config
         # Remembered only now where the start frees the key: should the start get lost, the end must free it.
         self._thread.delivery, delivery.answered = delivery, True
         delivery.holds_key = state == "ours" and config.until_executed
@@ -211,90 +193,64 @@ class Deduplication(Middleware):
                 f"key {delivery.key}",
                 lambda: self.keys.renew(delivery.key, delivery.token, config.ttl),
                 config.ttl,
-                since,
+                delivery.since,
             )
-        return state
+        if state == "ours" or has_dependents(message):
+            return None
+        self._thread.end_delivery()
+        state, _, superseded_by = state.partition(":")
+        if state == "superseded":
+            logger.info("Superseded retry dropped", job_status="deduplicated", duplicate_of=superseded_by)
+        elif state == "waiting":
+            logger.info("Duplicate dropped", job_status="deduplicated")
+        else:
+            return Requeue(f"{message.message_id} waits for the run that holds its key", _KEY_IN_USE_DELAY)
+        metrics.count_deduplicated(message.actor_name)
+        return Skip("deduplicated")
 
-    def after_process_message(
-        self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
-    ) -> None:
-        """Release the key, unless the message was enqueued again and keeps it."""
+    def forget(self) -> None:
+        """Forget the delivery that was prepared, because the message does not start."""
+        self._thread.end_delivery()
+
+    def end(self, actor: Actor[..., Any], message: MessageProxy) -> Ending | None:
+        """Return how to release the key; None if the message was enqueued again and keeps it, or has none.
+
+        Raises:
+          UnusableArguments: The key cannot be computed.
+        """
         delivery = self._thread.delivery_of(message)
         self._thread.end_delivery()
         requeued = message.message_id in self._thread.requeued
         self._thread.requeued.clear()
-        if message.options.get(DEDUP_STATE) == SUPERSEDED:
-            return
-        actor = broker.get_actor(message.actor_name)
         config = config_of(actor)
         if config is None or requeued or (delivery is not None and not config.until_executed):
-            return
-        try:
-            ended = delivery or Delivery(message.message_id, key_of(actor, message, config), "", 0)
-            self._end(broker, actor, message, config, ended)
-        except (RedisUnavailable, UnusableArguments) as error:
-            logger.warning("Key stays until its ttl is over", error=str(error))
+            return None
+        if message.options.get(DEDUP_STATE) == SUPERSEDED:
+            return None
+        if delivery is None:
+            delivery = Delivery(message.message_id, key_of(actor, message, config), "", 0, config, 0.0)
+        return Ending(delivery, self.keys.prefix, claim_of(message))
 
-    def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        self.after_process_message(broker, message)
+    def send_rerun(self, broker: Broker, rerun: Message[Any], ending: Ending) -> None:
+        """Enqueue the message of a requested rerun, which takes over the key; safe to repeat.
 
-    def _end(
-        self,
-        broker: Broker,
-        actor: Actor[..., Any],
-        message: MessageProxy,
-        config: DeduplicationConfig,
-        delivery: Delivery,
-    ) -> None:
-        """Release the key, and enqueue a rerun if one was requested.
-
-        The message is not yet acknowledged or recorded as completed. If the process dies here, it runs again.
+        Raises:
+          RedisUnavailable: Broker or Redis did not answer.
         """
-        rerun: Message[Any] | None = None
-        sent = False
-        self._thread.unconfirmed = None
-
-        def end() -> None:
-            nonlocal rerun, sent
-            if rerun is None:
-                if not self._rerun_wanted(message, config, delivery):
-                    return
-                rerun = actor.message_with_options(
-                    args=message.args, kwargs=message.kwargs, **idempotency_option(message)
-                )
-            if not sent:
-                self._thread.rerun = (rerun.message_id, delivery)
-                try:
-                    self._send(broker, rerun, delivery, config)
-                finally:
-                    self._thread.rerun = None
-                sent = True
-            if self._thread.unconfirmed is not None:
-                # Otherwise the rerun would wait for the key of the ended run, until the key expires.
-                self.keys.confirm(self._thread.unconfirmed)
-
-        while True:
+        if ending.sent is not rerun:
+            self._thread.unconfirmed = None
+            self._thread.rerun = (rerun.message_id, ending.delivery)
             try:
-                retry_redis(end)
-                return
-            except RedisUnavailable as error:
-                if not (delivery.holds_key and config.reschedule_once):
-                    raise
-                # Without Redis this thread gets no other message, and a duplicate may have asked for a rerun.
-                logger.warning("Key could not be released, tried again", key=delivery.key, error=str(error))
+                self._send(broker, rerun, ending.delivery)
+            finally:
+                self._thread.rerun = None
+            ending.sent = rerun
+        if self._thread.unconfirmed is not None:
+            # Otherwise the rerun would wait for the key of the ended run, until the key expires.
+            self.keys.confirm(self._thread.unconfirmed)
 
-    def _rerun_wanted(self, message: MessageProxy, config: DeduplicationConfig, delivery: Delivery) -> bool:
-        """Release the key, or keep it for a requested rerun; return whether one was requested."""
-        tick = claim_of(message)
-        left = self.keys.release(release(delivery.key, delivery.message_id, delivery.token, config.ttl, tick=tick))
-        if delivery.token and not delivery.answered:
-            # The start may not have happened. Then the key is still that of a waiting message.
-            left = self.keys.release(release(delivery.key, delivery.message_id, "", config.ttl, tick=tick))
-        # A run that lost its key cannot know whether a duplicate arrived before. One run too many is harmless.
-        return left == "again" or (left == "lost" and delivery.holds_key and config.reschedule_once)
-
-    def _send(self, broker: Broker, rerun: Message[Any], delivery: Delivery, config: DeduplicationConfig) -> None:
-        free = release(delivery.key, delivery.message_id, delivery.token, config.ttl, at_once=True)
+    def _send(self, broker: Broker, rerun: Message[Any], delivery: Delivery) -> None:
+        free = release(delivery.key, delivery.message_id, delivery.token, delivery.config.ttl, at_once=True)
         try:
             sent = broker.enqueue(rerun)
         except (StoreUnavailable, BrokerConnectionError, redis.RedisError) as error:
@@ -304,3 +260,34 @@ class Deduplication(Middleware):
             raise
         if "duplicate_of" in sent.options:
             self.keys.release(free)
+
+
+@dataclass(slots=True)
+class Ending:
+    """End of a delivery: how to release its key, and the rerun that follows it.
+
+    Attributes:
+      tick: Claim of the message's tick.
+      sent: The rerun's message once it is in the queue.
+    """
+
+    delivery: Delivery
+    prefix: str
+    tick: str
+    sent: Message[Any] | None = None
+
+    def release(self, *, as_waiting: bool = False) -> tuple[list[str], list[Any]]:
+        """Return keys and arguments for the script that releases the key, as a run or as a waiting message."""
+        run = "" if as_waiting else self.delivery.token
+        step = release(self.delivery.key, self.delivery.message_id, run, self.delivery.config.ttl, tick=self.tick)
+        return [self.prefix + step.key], step.arguments()
+
+    @property
+    def start_unanswered(self) -> bool:
+        """Whether Redis has not answered the start of the delivery."""
+        return bool(self.delivery.token) and not self.delivery.answered
+
+    @property
+    def owes_rerun(self) -> bool:
+        """Whether a run that has lost its key is followed by a rerun, because a duplicate may have asked for one."""
+        return self.delivery.holds_key and self.delivery.config.reschedule_once

@@ -171,20 +171,15 @@ redis.call("hset", KEYS[1], "state", "waiting")
 redis.call("pexpire", KEYS[1], ttl)
 """
 )
-#: Begin a run. Returns "ours"; the other message's state; "superseded:" and the id of the superseding message; or
-#: "elsewhere": this process was stopped before the start, and another delivery of the message is running by now.
+#: Begin a run. Returns "ours"; the other message's state; or "superseded:" and the id of the superseding message.
 START: Final = (
     _SUPERSEDED
     + """
 -- A TTL of 0 frees the key at the start.
 local message_id, ttl, run = ARGV[1], ARGV[2], ARGV[3]
--- What the running mark of the message, KEYS[2] if given, contains while no other delivery of it runs.
-local running_mark = ARGV[4]
 -- For how long in ms to remember a superseded message that was dropped, because it may be delivered again.
-local drop_remembered = ARGV[5]
+local drop_remembered = ARGV[4]
 
-local at_work = KEYS[2] and redis.call("get", KEYS[2])
-if at_work and at_work ~= running_mark then return "elsewhere" end
 local holder = redis.call("hget", KEYS[1], "id")
 if holder ~= message_id and ttl ~= "0" then
     local by = redis.call("get", mark_of(message_id))

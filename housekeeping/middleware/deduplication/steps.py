@@ -39,6 +39,7 @@ class Delivery:
     Attributes:
       token: Random token that distinguishes the deliveries of a message; empty if it ended before it claimed its key.
       retries: How many retries the message had used up when the delivery began.
+      since: Reading of `elapsed` when Redis was asked.
       answered: Whether Redis answered the start of the delivery.
       renewal: Renewal of its key.
     """
@@ -47,6 +48,8 @@ class Delivery:
     key: str
     token: str
     retries: int
+    config: DeduplicationConfig
+    since: float
     holds_key: bool = False
     answered: bool = False
     renewal: Renewal | None = None
@@ -57,6 +60,7 @@ class ThreadState(threading.local):
 
     def __init__(self) -> None:
         self.delivery: Delivery | None = None
+        self.asked: Delivery | None = None  # whose start Redis was asked for last
         self.steps: dict[str, KeyStep] | None = None  # collected for the enqueue path, by `copy_id`
         self.reserved: KeyStep | None = None
         self.unconfirmed: KeyStep | None = None

@@ -13,7 +13,7 @@ from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, Red
 from housekeeping.core.redis_client import text, translate_redis_errors
 from housekeeping.core.sanitize import error_line
 from housekeeping.database.connection import database, sqlstate, translate_postgres_errors
-from housekeeping.leases.fencing import Lease
+from housekeeping.leases.fencing import Lease, next_epoch
 from housekeeping.leases.lease_token import holder_of
 from housekeeping.leases.store import RedisLeaseStore
 from housekeeping.sweeps.ledger.models import Run
@@ -39,7 +39,7 @@ class HeldLease:
       message_id: The message it is held for; None without one.
       held_for_s: Seconds since the acquisition, by the clocks of both machines.
       remaining_s: Seconds until it expires unless renewed; None: lost by Redis, but its run is open.
-      epoch: Fencing token; None: acquired without a database.
+      epoch: Fencing token; None: acquired without a database, or not fenced yet.
       run_id: The open run that holds it; None for plain actors and application code.
       silent_for_s: Age of that run's last heartbeat in seconds.
       token: Secret of the holder; not shown.
@@ -122,8 +122,8 @@ def release_lease(client: redis.Redis, namespace: str, key: str, expected: str |
     holder = token if token is not None or epoch is None else epoch.token
     if expected is not None and holder != expected:
         raise _another_holder(key)
-    if epoch is not None:
-        _raise_epoch(key, epoch.epoch)
+    if database.obj is not None:
+        _raise_epoch(key, epoch.epoch if epoch else None)
     if token is None:
         return _held(key, epoch.token if epoch else "", None, epoch)
     try:
@@ -134,9 +134,12 @@ def release_lease(client: redis.Redis, namespace: str, key: str, expected: str |
     return _held(key, token, left.total_seconds() if left else 0.0, epoch if epoch and epoch.token == token else None)
 
 
-def _raise_epoch(key: str, seen: int) -> None:
+def _raise_epoch(key: str, seen: int | None) -> None:
     try:
         with database.atomic():
+            if seen is None:
+                next_epoch(key, RELEASED)  # its first fence finds that another one was before it
+                return
             # Only if the epoch is unchanged, or a successor would be fenced off instead.
             raised = (
                 Lease.update(epoch=Lease.epoch + 1, holder=RELEASED)

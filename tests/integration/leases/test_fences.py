@@ -67,18 +67,17 @@ def test_suspended_holder_commits_nothing_after_a_new_run_began(
     write(zombie, 1)  # Redis may fail: nobody has begun, so nothing is in danger
 
     successor = obtained()
-    with pytest.raises(LeaseLost, match="epoch 1 is outdated"):
+    with pytest.raises(LeaseLost, match="newer holder"):
         write(zombie, 1)
     write(successor, 2)
 
     assert written() == [1, 1, 2]
 
 
-def test_the_next_epoch_waits_for_a_fenced_transaction_to_end(
-    written: Any, postgres: Database, redis_client: redis.Redis, settings: Settings, admin: Connection
+def let_another_begin_during_a_transaction_of(
+    zombie: ExclusiveLease, postgres: Database, redis_client: redis.Redis, settings: Settings, admin: Connection
 ) -> None:
-    # L3: else a commit could come after another has begun, though it asked before
-    zombie = obtained()
+    """Fence the zombie, check that its successor waits for the end of the transaction, and let both write."""
     with ThreadPoolExecutor(1) as another:
         with postgres.atomic():
             zombie.fence()
@@ -86,7 +85,7 @@ def test_the_next_epoch_waits_for_a_fenced_transaction_to_end(
             beginning = another.submit(obtained)
             waiting = (
                 "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
-                f'AND query LIKE \'%FROM "{settings.schema_name}"."leases"%FOR UPDATE%\''
+                f"AND query LIKE '%{settings.schema_name}%leases%'"
             )
             with admin.cursor() as cursor:
                 count = 0
@@ -98,7 +97,89 @@ def test_the_next_epoch_waits_for_a_fenced_transaction_to_end(
         successor = beginning.result(PATIENCE_S)
 
     write(successor, 2)
+
+
+def test_next_epoch_waits_for_a_fenced_transaction_to_end(
+    written: Any, postgres: Database, redis_client: redis.Redis, settings: Settings, admin: Connection
+) -> None:
+    # L3: else a commit could come after another has begun, though it asked before
+    zombie = obtained()
+    write(zombie, 0)
+
+    let_another_begin_during_a_transaction_of(zombie, postgres, redis_client, settings, admin)
+
+    assert written() == [0, 1, 2]
+
+
+def test_next_holder_waits_for_a_transaction_with_the_first_fence(
+    written: Any, postgres: Database, redis_client: redis.Redis, settings: Settings, admin: Connection
+) -> None:
+    # L3: the epoch is not committed, so the next holder does not see it yet
+    let_another_begin_during_a_transaction_of(obtained(), postgres, redis_client, settings, admin)
+
     assert written() == [1, 2]
+
+
+def test_lease_without_a_fence_has_no_epoch(postgres: Database, redis_client: redis.Redis) -> None:
+    for _ in range(2):
+        obtained().cancel()
+
+    assert not Lease.select().exists()
+
+
+def test_first_fence_after_another_holder_began_raises(
+    written: Any, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # L3: the successor may never fence
+    zombie = obtained()
+    lost_in_redis(redis_client, settings)
+    successor = obtained()
+
+    with pytest.raises(LeaseLost, match="lost before its first fence"):
+        write(zombie, 1)
+    write(successor, 2)
+
+    assert written() == [2]
+
+
+def test_first_fence_after_another_one_raises_whatever_redis_says(
+    written: Any, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # L3
+    zombie, token = ExclusiveLease(KEY, TTL), ""
+    token = str(zombie.try_obtain())
+    lost_in_redis(redis_client, settings)
+    write(obtained(), 2)
+    redis_client.set(f"{settings.namespace}:lease:{KEY}", token)
+
+    with pytest.raises(LeaseLost):
+        write(zombie, 1)
+
+    assert written() == [2]
+
+
+def test_first_fence_in_a_transaction_that_rolled_back_is_repeated(
+    written: Any, postgres: Database, redis_client: redis.Redis
+) -> None:
+    lease = obtained()
+    with pytest.raises(ZeroDivisionError), postgres.atomic():
+        lease.fence()
+        raise ZeroDivisionError
+    write(lease, 1)
+    write(lease, 2)
+
+    assert written() == [1, 2]
+
+
+def test_epoch_of_a_holder_that_did_not_fence_is_forgotten(postgres: Database, redis_client: redis.Redis) -> None:
+    # A key of an earlier release, which issued an epoch for each acquisition
+    acquire_epoch(KEY, "an earlier holder")
+
+    lease = obtained()
+    assert [(row.key, row.epoch) for row in Lease.select()] == [(KEY, 2)]
+    lease.cancel()
+
+    assert not Lease.select().exists()
 
 
 def test_an_applications_own_connection_is_fenced_too(
@@ -165,8 +246,8 @@ def test_sweeps_and_code_take_their_epochs_from_one_row(postgres: Database, redi
     begun = runs.begin("any", message_id=None, tick=None, trigger="cli", lease=(KEY, "token"))
     obtained()
 
-    assert begun is not None and begun.epoch == 2
-    assert [(lease.key, lease.epoch) for lease in Lease.select()] == [(KEY, 3)]
+    assert begun is not None and begun.epoch == 1
+    assert [(lease.key, lease.epoch) for lease in Lease.select()] == [(KEY, 2)]
 
 
 def test_fence_without_a_database_names_the_missing_setting(redis_client: redis.Redis) -> None:
@@ -209,7 +290,9 @@ def test_lease_is_released_if_its_epoch_cannot_be_issued(
     written: Any, postgres: Database, redis_client: redis.Redis, settings: Settings, admin: Connection
 ) -> None:
     # L3: the last holder's transaction does not end, so nobody may begin
-    obtained().cancel()
+    last = obtained()
+    write(last, 1)
+    last.cancel()
     zombie_may_end = threading.Event()
 
     def zombie() -> None:
@@ -237,6 +320,7 @@ def test_lease_that_expires_while_its_epoch_is_issued_is_lost(
     postgres: Database, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # L3: others may have begun meanwhile, and a late epoch would fence them off
+    acquire_epoch(KEY, "an earlier holder")
     lease, now = ExclusiveLease(KEY, TTL), [1000.0]
 
     def slowly(key: str, token: str) -> int:

@@ -225,15 +225,15 @@ def test_without_redis_nothing_runs_twice(
     # L5: the mark was made but the answer was lost; the message fails and removes its mark
     work = declared(broker, runs)
     work.send()
-    (middleware,) = [each for each in broker.middleware if type(each).__name__ == "Idempotency"]
-    begin: Any = middleware._begin  # type: ignore[attr-defined]
+    (middleware,) = [each for each in broker.middleware if type(each).__name__ == "Admission"]
+    admit: Any = middleware._admit  # type: ignore[attr-defined]
 
     def answer_lost(**given: Any) -> None:
-        begin(**given)
+        admit(**given)
         raise redis.ConnectionError("connection reset")
 
     with monkeypatch.context() as patch:
-        patch.setattr(middleware, "_begin", answer_lost)
+        patch.setattr(middleware, "_admit", answer_lost)
         step_worker.run()
 
     assert runs == []

@@ -13,6 +13,7 @@ import redis
 
 from housekeeping.core.settings import Settings
 from housekeeping.middleware import idempotency
+from housekeeping.middleware.admission import Admission
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.endless import LONG_ENOUGH_S, Endless
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
@@ -139,8 +140,8 @@ def test_renewal_during_the_end_of_a_message_leaves_no_mark(
     monkeypatch.setattr("housekeeping.middleware.idempotency._RUNNING_TTL", SHORT)
     begun, ending, renewed, runs = threading.Event(), threading.Event(), threading.Event(), list[str]()
     make, renew = idempotency._Delivery, idempotency._Delivery.renew
-    ours = next(each for each in broker.middleware if isinstance(each, idempotency.Idempotency))
-    end = ours._end
+    ours = next(each for each in broker.middleware if isinstance(each, Admission))
+    end = ours._dismiss
 
     def renew_late(self: idempotency._Delivery, step: Callable[[], bool]) -> bool:
         def late() -> bool:
@@ -153,9 +154,10 @@ def test_renewal_during_the_end_of_a_message_leaves_no_mark(
 
         return renew(self, late if runs else step)
 
-    def end_and_tell(**given: Any) -> None:
-        end(**given)
+    def end_and_tell(**given: Any) -> Any:
+        answer = end(**given)
         ending.set()
+        return answer
 
     def watched(*given: Any) -> idempotency._Delivery:
         made = make(*given)
@@ -171,7 +173,7 @@ def test_renewal_during_the_end_of_a_message_leaves_no_mark(
     dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate=None)(work).send()
     with monkeypatch.context() as patch:
         patch.setattr(make, "renew", renew_late)
-        patch.setattr(ours, "_end", end_and_tell)
+        patch.setattr(ours, "_dismiss", end_and_tell)
         patch.setattr(idempotency, "_Delivery", watched)
         step_worker.run()
         assert renewed.wait(PATIENCE_S)

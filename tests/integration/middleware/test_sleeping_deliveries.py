@@ -15,13 +15,11 @@ from dramatiq import Broker, MessageProxy, Middleware
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
 from housekeeping.leases import renewal
-from housekeeping.middleware.deduplication.keys import DeduplicationKeys
 from housekeeping.sweeps.engine.executor import Executor
 from housekeeping.sweeps.registration import register
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import close_all, installed, queued
-from tests.integration.middleware.deduplication.deduplicated import declared, executed, keys
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
 
 PATIENCE_S = 20
@@ -85,48 +83,6 @@ def test_delivery_that_slept_before_its_actor_does_not_repeat_the_work(  # I1
     while again := step_worker.fetch():
         step_worker.run(again)
     assert (runs, queued(broker), queued(broker, "default.DQ")) == (["run"], [], [])
-
-
-def test_delivery_that_slept_before_its_key_leaves_it_to_the_running_one(  # D5, I2
-    broker: Any,
-    step_worker: StepWorker,
-    asleep: Asleep,
-    runs: list[Any],
-    redis_client: redis.Redis,
-    settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    begun, may_end = threading.Event(), threading.Event()
-    start = DeduplicationKeys.start
-
-    def at_work() -> None:
-        begun.set()
-        assert may_end.wait(PATIENCE_S)
-
-    def second_begins() -> None:
-        second.start()
-        assert begun.wait(PATIENCE_S)
-
-    def start_late(self: DeduplicationKeys, *args: Any) -> str:
-        if threading.current_thread() is threading.main_thread():
-            asleep(second_begins)
-        return start(self, *args)
-
-    declared(broker, runs, at_work, **executed()).send(7)
-    first = step_worker.fetch()
-    assert first is not None
-    second = threading.Thread(target=StepWorker(broker).run, args=[delivered_again(first)])
-    with monkeypatch.context() as patch:
-        patch.setattr(DeduplicationKeys, "start", start_late)
-        step_worker.run(first)
-
-    (key,) = keys(redis_client, settings)
-    held: Any = redis_client.hget(key, "run")
-    may_end.set()
-    second.join(PATIENCE_S)
-
-    assert held is not None, "the one that runs still has it"
-    assert (runs, keys(redis_client, settings)) == ([7], [])
 
 
 @pytest.fixture

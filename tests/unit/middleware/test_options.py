@@ -15,7 +15,6 @@ from housekeeping.middleware.deduplication.middleware import Deduplication
 from housekeeping.middleware.deduplication.options import DeduplicationConfig, config_of
 from housekeeping.middleware.exclusive_lease import ExclusiveLeases
 from housekeeping.middleware.idempotency import Idempotency
-from housekeeping.testing import MemoryLeaseStore
 
 JUST = timedelta(seconds=3)
 LESS = timedelta(seconds=2.999)
@@ -24,9 +23,7 @@ LESS = timedelta(seconds=2.999)
 @pytest.fixture
 def broker() -> StubBroker:
     client = redis.Redis()  # never connected
-    return StubBroker(
-        middleware=[Idempotency(client, "t"), Deduplication(client, "t"), ExclusiveLeases(MemoryLeaseStore(), "t")]
-    )
+    return StubBroker(middleware=[Idempotency(client, "t"), Deduplication(client, "t"), ExclusiveLeases(client, "t")])
 
 
 def lease(**changes: Any) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from dramatiq.brokers.redis import RedisBroker
 from housekeeping import embedded
 from housekeeping.core.middleware_errors import StoreUnavailable
 from housekeeping.core.settings import Settings
+from housekeeping.middleware.admission import Admission
 from housekeeping.middleware.call_keys import UnusableArguments
-from housekeeping.middleware.deduplication.keys import DeduplicationKeys
 from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import fail
@@ -154,14 +154,16 @@ def test_without_redis_no_message_runs_and_the_retry_keeps_the_key(
         lambda: runs.append(1)
     )
     first = work.send()
-    start = DeduplicationKeys.start
+    ask = Admission._ask
 
-    def answer_lost(self: DeduplicationKeys, *args: Any) -> str:
-        start(self, *args)
-        raise redis.ConnectionError("connection reset")
+    def answer_lost(self: Admission, script: Any, *given: Any) -> Any:
+        answer = ask(self, script, *given)
+        if script is self._admit:
+            raise redis.ConnectionError("connection reset")
+        return answer
 
     with monkeypatch.context() as patch:
-        patch.setattr(DeduplicationKeys, "start", answer_lost)
+        patch.setattr(Admission, "_ask", answer_lost)
         step_worker.run()
 
     assert runs == []
@@ -202,15 +204,15 @@ def test_release_is_repeated_after_a_short_redis_outage(
 ) -> None:
     # D4
     work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate="until_executed")(lambda: None)
-    release, failures = DeduplicationKeys.release, [redis.ConnectionError("connection reset")]
+    ask, failures = Admission._ask, [redis.ConnectionError("connection reset")]
 
-    def once_away(self: DeduplicationKeys, *args: Any) -> Any:
-        if failures:
+    def once_away(self: Admission, script: Any, *given: Any) -> Any:
+        if failures and script is self._dismiss:
             raise failures.pop()
-        return release(self, *args)
+        return ask(self, script, *given)
 
     monkeypatch.setattr("housekeeping.core.redis_client.time.sleep", lambda _: None)
-    monkeypatch.setattr(DeduplicationKeys, "release", once_away)
+    monkeypatch.setattr(Admission, "_ask", once_away)
     work.send()
     step_worker.run()
 
@@ -226,8 +228,13 @@ def test_message_given_up_after_an_unanswered_start_blocks_no_other(
     work = dramatiq.actor(broker=broker, actor_name="work", **once)(lambda: None)
     work.send()
 
+    ask = Admission._ask
+
+    def unanswered(self: Admission, script: Any, *given: Any) -> Any:
+        return no_redis() if script is self._admit else ask(self, script, *given)
+
     with monkeypatch.context() as patch:
-        patch.setattr(DeduplicationKeys, "start", no_redis)
+        patch.setattr(Admission, "_ask", unanswered)
         step_worker.run()
 
     assert "duplicate_of" not in work.send().options

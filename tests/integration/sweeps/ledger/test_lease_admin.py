@@ -74,7 +74,10 @@ def test_held_lease_is_listed_with_its_holder_and_run(listed: List, run_at_work:
 def test_leases_of_application_code_are_listed(
     listed: List, postgres: Database, redis_client: redis.Redis, settings: Settings
 ) -> None:
-    ExclusiveLease("b", TTL).try_obtain()
+    fenced = ExclusiveLease("b", TTL)
+    fenced.try_obtain()
+    with postgres.atomic():
+        fenced.fence()
     ExclusiveLease("a", TTL, with_epoch=False).try_obtain()
     RedisLeaseStore(redis_client, settings.namespace).obtain("c", "a token of another release", TTL)
 
@@ -233,7 +236,21 @@ def test_release_of_a_free_lease_is_rejected(release: Release, postgres: Databas
         release()
 
     assert held.exists()
-    assert sorted(lease.epoch for lease in Lease.select()) == [1, 2], "as they were taken"
+    assert not Lease.select().exists(), "nobody was fenced off"
+
+
+def test_release_fences_off_a_holder_that_has_not_fenced_yet(
+    release: Release, postgres: Database, redis_client: redis.Redis
+) -> None:
+    # L3: Redis may fail just then
+    held = ExclusiveLease(KEY, TTL)
+    token = held.try_obtain()
+
+    release()
+    held._store.obtain(KEY, str(token), TTL)
+
+    with postgres.atomic(), pytest.raises(LeaseLost):
+        held.fence()
 
 
 def test_open_transaction_of_the_holder_prevents_the_release(
