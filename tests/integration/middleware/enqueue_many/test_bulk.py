@@ -190,7 +190,7 @@ def test_thousand_messages_cost_as_many_round_trips_as_two(
     broker: RedisBroker, commands: list[int]
 ) -> None:  # D10: a constant number for each batch
     work = actor_of(broker)
-    enqueue_many(work, ["scripts are loaded"])
+    enqueue_many(work, ["scripts are loaded", "and the connection is open"])
     commands.clear()
 
     enqueue_many(work, [0, -1])
