@@ -16,7 +16,7 @@ from housekeeping.leases import lease
 from housekeeping.leases import store as lease_store
 from housekeeping.leases.lease_token import Holder
 from housekeeping.leases.renewal import Renewal
-from housekeeping.middleware import exclusive_lease
+from housekeeping.middleware import admission, exclusive_lease
 from tests.twins import Twin
 from tests.twins.planting import instead
 
@@ -58,7 +58,8 @@ def _passes_over_errors(patch: pytest.MonkeyPatch) -> None:
         with contextlib.suppress(Exception):
             yield
 
-    patch.setattr(exclusive_lease, "fail_message_on_error", passing)
+    patch.setattr(admission, "fail_message_on_error", passing)
+    _begins_without_its_lease(patch)  # which would stop the actor as well
 
 
 TWINS: Final[list[Twin]] = [

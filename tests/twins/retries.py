@@ -176,6 +176,6 @@ TWINS: Final[list[Twin]] = [
         "F10",
         "executes_what_was_completed",
         f"{_STORMS}test_redeliveries_of_a_completed_message_have_no_effect",
-        instead(Idempotency, "before_process_message", lambda self, broker, message: None),
+        instead(Idempotency, "prepare", lambda self, actor, message: None),
     ),
 ]

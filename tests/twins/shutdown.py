@@ -11,9 +11,8 @@ from dramatiq.threading import raise_thread_exception
 from housekeeping.core import thread_interrupt
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.redis_client import retry_redis
-from housekeeping.middleware import reliable_enqueue, retries
+from housekeeping.middleware import admission, reliable_enqueue, retries
 from housekeeping.middleware.call_keys import UnusableArguments
-from housekeeping.middleware.deduplication import middleware
 from housekeeping.middleware.interrupts import statements, time_limit
 from housekeeping.middleware.interrupts.shutdown import ShutdownNotifications
 from housekeeping.middleware.telemetry.run_log import RunLog
@@ -53,7 +52,7 @@ def give_up_after_three_tries(patch: pytest.MonkeyPatch) -> None:
         except RedisUnavailable as error:
             raise UnusableArguments(str(error)) from error
 
-    patch.setattr(middleware, "retry_redis", give_up)
+    patch.setattr(admission, "retry_redis", give_up)
 
 
 TWINS: Final[list[Twin]] = [
