@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, Final
 
 from dramatiq.brokers.redis import RedisBroker
@@ -13,8 +12,8 @@ from housekeeping.brokers import redis as redis_broker
 from housekeeping.brokers.redis import ReliableRedisBroker
 from housekeeping.database.connection import database
 from housekeeping.leases import store
-from housekeeping.leases.store import RedisLeaseStore
 from housekeeping.middleware import idempotency, reliable_enqueue
+from housekeeping.middleware.admission import Admission
 from housekeeping.middleware.deduplication import scripts
 from housekeeping.middleware.deduplication.middleware import Deduplication
 from housekeeping.middleware.schedule import tick_recorder, tick_store
@@ -69,15 +68,18 @@ def lease_renewed_by_anybody() -> None:
 
 def redis_away_means_free() -> None:
     """Treat a lease as acquired if Redis does not answer."""
-    obtain: Any = RedisLeaseStore.obtain
+    ask: Any = Admission._ask
 
-    def hopeful(self: RedisLeaseStore, key: str, token: str, ttl: timedelta) -> str:
+    def hopeful(self: Any, script: Any, parts: Any, flag: bool) -> Any:
         try:
-            return str(obtain(self, key, token, ttl))
+            return ask(self, script, parts, flag)
         except Exception:
-            return token
+            if script is not self._admit:
+                raise
+            mark, lease = ((its_args or [""])[0] for _, its_args in parts[::2])
+            return [mark, "ours", lease, 0]
 
-    RedisLeaseStore.obtain = hopeful  # type: ignore[method-assign]
+    Admission._ask = hopeful  # type: ignore[method-assign]
 
 
 def living_holder_taken_for_dead() -> None:
