@@ -69,7 +69,7 @@ def _waits_for_the_dead(patch: pytest.MonkeyPatch) -> None:
 
 
 def _leaves_claims_to_the_dead(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(claims, "_CLAIM", claims._CLAIM.replace("if not free then", "if false then"))
+    patch.setattr(claims, "_TAKE", claims._TAKE.replace("if not free then", "if false then"))
 
 
 def _claims_no_tick(patch: pytest.MonkeyPatch) -> None:

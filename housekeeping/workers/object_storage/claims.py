@@ -2,9 +2,10 @@
 
 A second look right before the deletion would not be enough: the upload may be completed between that look and the
 store's answer. Instead, the sweep claims an entry in the same script that reads it for the last time. From then on
-`complete` and `prepare` refuse it. The entry itself does not change, because other programs read it; the claim is a
-key beside it. A claim whose object may not be deleted is given up but kept, so that any later run can take it over:
-the object may be gone, so no program may complete the upload.
+`complete` and `prepare` refuse it. The entry itself does not change, because other programs read it; the claim is in
+a hash beside it: the same field, with the time at which the claim expires and the token of its run, ``<ms>:<token>``.
+A claim whose object may not be deleted is given up (its token is removed) but kept, so that any later run can take it
+over: the object may be gone, so no program may complete the upload.
 
 A program that removes the field by its own ``HDEL`` bypasses this. Before the claim that counts as completed. After
 the claim the object is lost, and `Claims.settle` reports it.
@@ -12,7 +13,6 @@ the claim the object is lost, and `Claims.settle` reports it.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,59 +24,81 @@ from housekeeping.workers.object_storage import pending_entry
 from housekeeping.workers.object_storage.pending_entry import Entry
 
 #: Time to live of a claim: many times the interval between runs, so that a later run takes it over before it expires.
-_KEPT: Final = timedelta(hours=24)
+KEPT: Final = timedelta(hours=24)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
-#: Claims entries that still have the same value.
-#: KEYS: the hash, then the claim of each entry. ARGV: token; ttl of a claim in ms; a claim with less ms to live than
-#: this counts as abandoned; the ids of the active runs, or "unknown"; then field and value of each entry.
-#: Returns the indexes of the entries that are now claimed, and the earlier runs that hold other claims if the active
-#: runs are unknown. A claim of an inactive run may be taken: such a run checks its claims before it deletes anything.
-_CLAIM: Final = """
+#: KEYS of every script: the hash of entries, the hash of claims. Claims have no TTL of their own, so all scripts
+#: compare their times.
+_NOW: Final = """
+local time = redis.call("time")
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+"""
+#: ARGV: token; ttl of a claim in ms; a claim with less ms to live than this counts as abandoned; the ids of the active
+#: runs, or "unknown"; then field and value of each entry.
+#: Claims the entries that still have the same value. Returns their indexes, and the earlier runs that hold other
+#: claims if the active runs are unknown. A claim of an inactive run may be taken: such a run checks its claims before
+#: it deletes anything.
+_TAKE: Final = (
+    _NOW
+    + """
 local function run(token) return tonumber(string.match(token, "^(%d+):")) end
 local own_run, unknown, active = run(ARGV[1]), ARGV[4] == "unknown", {}
 for id in string.gmatch(ARGV[4], "%d+") do active[tonumber(id)] = true end
-local fields, claimed, held = {}, {}, {}
-for n = 1, #KEYS - 1 do fields[n] = ARGV[2 * n + 3] end
-local holders = redis.call("mget", unpack(KEYS, 2))
+local fields = {}
+for n = 5, #ARGV, 2 do fields[#fields + 1] = ARGV[n] end
+local claims = redis.call("hmget", KEYS[2], unpack(fields))
 local values = redis.call("hmget", KEYS[1], unpack(fields))
+local claim = string.format("%.0f:%s", now + ARGV[2], ARGV[1])
+local claimed, held, written = {}, {}, {}
 for n = 1, #fields do
-  local holder = holders[n]
-  local free = not holder or holder == "" or holder == ARGV[1]
-  if not free then
-    local other_run = run(holder)
-    local earlier = own_run and other_run and other_run < own_run
-    if earlier and unknown then held[#held + 1] = other_run end
-    free = earlier and not unknown and not active[other_run] or redis.call("pttl", KEYS[n + 1]) < tonumber(ARGV[3])
+  local free = true
+  if claims[n] then
+    local expires, holder = string.match(claims[n], "^(%d+):(.*)$")
+    free = holder == "" or holder == ARGV[1]
+    if not free then
+      local earlier = own_run and run(holder) and run(holder) < own_run
+      if earlier and unknown then held[#held + 1] = run(holder) end
+      free = earlier and not unknown and not active[run(holder)] or expires - now < tonumber(ARGV[3])
+    end
   end
   if free and values[n] == ARGV[2 * n + 4] then
-    redis.call("set", KEYS[n + 1], ARGV[1], "px", ARGV[2])
     claimed[#claimed + 1] = n - 1
+    written[#written + 1] = fields[n]
+    written[#written + 1] = claim
   end
+end
+if #claimed > 0 then
+  redis.call("hset", KEYS[2], unpack(written))
+  redis.call("pexpire", KEYS[2], ARGV[2])
 end
 return {claimed, held}
 """
-#: Removes the entries whose objects are gone, and gives up the claims of the others.
-#: KEYS as above. ARGV: token; ttl of a claim in ms; "1" if this repeats a call whose answer was lost; then field, value
-#: and "1" if the object is gone, for each entry.
-#: Returns for each entry: 0 kept, 1 removed, 2 already gone, 3 changed, 4 claimed by another run.
-_SETTLE: Final = """
-local fields, ends, over, removed = {}, {}, {}, {}
-for n = 1, #KEYS - 1 do fields[n] = ARGV[3 * n + 1] end
-local holders = redis.call("mget", unpack(KEYS, 2))
+)
+#: ARGV: token; ttl of a claim in ms; "1" if this repeats a call whose answer was lost; the number of entries whose
+#: objects are gone; then field and value of each entry, first of those.
+#: Removes the entries whose objects are gone with their claims, and gives up the claims of the others. Returns for the
+#: former: 1 removed, 2 already gone, 3 changed, 4 claimed by another run.
+_SETTLE: Final = (
+    _NOW
+    + """
+local again, gone = ARGV[3] == "1", tonumber(ARGV[4])
+local fields = {}
+for n = 5, #ARGV, 2 do fields[#fields + 1] = ARGV[n] end
+local claims = redis.call("hmget", KEYS[2], unpack(fields))
 local values = redis.call("hmget", KEYS[1], unpack(fields))
+local given_up = string.format("%.0f:", now + ARGV[2])
+local ends, over, removed, kept = {}, {}, {}, {}
 for n = 1, #fields do
-  local gone = ARGV[3 * n + 3] == "1"
-  if gone and ARGV[3] == "1" and not holders[n] and not values[n] then
+  if n <= gone and again and not claims[n] and not values[n] then
     ends[n] = 1 -- removed by the first attempt: another run would have left a claim or this entry
-  elseif holders[n] ~= ARGV[1] then
+  elseif not claims[n] or string.match(claims[n], ":(.*)$") ~= ARGV[1] then
     ends[n] = 4
-  elseif not gone then
-    redis.call("set", KEYS[n + 1], "", "px", ARGV[2])
-    ends[n] = 0
+  elseif n > gone then
+    kept[#kept + 1] = fields[n]
+    kept[#kept + 1] = given_up
   else
-    over[#over + 1] = KEYS[n + 1]
-    if values[n] == ARGV[3 * n + 2] then
+    over[#over + 1] = fields[n]
+    if values[n] == ARGV[2 * n + 4] then
       removed[#removed + 1] = fields[n]
       ends[n] = 1
     else
@@ -84,24 +106,43 @@ for n = 1, #fields do
     end
   end
 end
-if #over > 0 then redis.call("del", unpack(over)) end
+if #kept > 0 then
+  redis.call("hset", KEYS[2], unpack(kept))
+  redis.call("pexpire", KEYS[2], ARGV[2])
+end
+if #over > 0 then redis.call("hdel", KEYS[2], unpack(over)) end
 if #removed > 0 then redis.call("hdel", KEYS[1], unpack(removed)) end
-return ends
+return {unpack(ends, 1, gone)}
 """
-#: KEYS: the hash, the claim. ARGV: field.
-_COMPLETE: Final = """
-if redis.call("exists", KEYS[2]) == 1 then return 0 end
-return redis.call("hdel", KEYS[1], ARGV[1])
+)
+#: ARGV: cursor, entries per call. Removes a part of the expired claims and returns the next cursor.
+_DROP_EXPIRED: Final = (
+    _NOW
+    + """
+local found, expired = redis.call("hscan", KEYS[2], ARGV[1], "count", ARGV[2]), {}
+for n = 1, #found[2], 2 do
+  if tonumber(string.match(found[2][n + 1], "^%d+")) <= now then expired[#expired + 1] = found[2][n] end
+end
+if #expired > 0 then redis.call("hdel", KEYS[2], unpack(expired)) end
+return found[1]
 """
-#: KEYS: the hash, the claim. ARGV: field; value, or "" for the time of the Redis server.
-_PREPARE: Final = """
-if redis.call("exists", KEYS[2]) == 1 then return 0 end
-local value = ARGV[2]
-if value == "" then value = redis.call("time")[1] end
-redis.call("hset", KEYS[1], ARGV[1], value)
-return 1
+)
+#: ARGV: the field. Returns 0 from the script if the entry is claimed.
+_REFUSE_CLAIMED: Final = (
+    _NOW
+    + """
+local claim = redis.call("hget", KEYS[2], ARGV[1])
+if claim and tonumber(string.match(claim, "^%d+")) > now then return 0 end
 """
+)
+_COMPLETE: Final = _REFUSE_CLAIMED + 'return redis.call("hdel", KEYS[1], ARGV[1])'
+#: ARGV: also the value, or "" for the time of the Redis server.
+_PREPARE: Final = (
+    _REFUSE_CLAIMED + 'redis.call("hset", KEYS[1], ARGV[1], ARGV[2] == "" and time[1] or ARGV[2]) return 1'
+)
+
 _REMOVED, _GONE, _CHANGED = 1, 2, 3
+_PAGE: Final = 1000  # claims per script that looks for expired ones
 
 
 @dataclass(slots=True)
@@ -131,8 +172,8 @@ class Claims:
     ) -> None:
         self._token = uuid4().hex if run_id is None else f"{run_id}:{uuid4().hex}"
         self._at_work = at_work
-        self._dead_below = (_KEPT - lasts) // _MILLISECOND
-        self._claim: Any = shared_redis.get().register_script(_CLAIM)
+        self._abandoned_below = (KEPT - lasts) // _MILLISECOND
+        self._take: Any = shared_redis.get().register_script(_TAKE)
         self._settle: Any = shared_redis.get().register_script(_SETTLE)
 
     def take(self, chosen: Sequence[Entry]) -> list[Entry]:
@@ -143,17 +184,17 @@ class Claims:
         Raises:
           RedisUnavailable: Some entries may be claimed nevertheless, until this run has ended.
         """
-        indexes, held = self._claimed(chosen, "unknown")
+        words = _words(chosen)
+        indexes, held = self._claimed(words, "unknown")
         if held:
             # Only now: a run commits its row before it claims, so every active holder is in the ledger.
-            indexes, _ = self._claimed(chosen, " ".join(map(str, self._at_work())))
+            indexes, _ = self._claimed(words, " ".join(map(str, self._at_work())))
         return [chosen[index] for index in indexes]
 
-    def _claimed(self, chosen: Sequence[Entry], at_work: str) -> tuple[list[int], list[int]]:
-        words = [word for entry in chosen for word in (entry.field, entry.value)]
-        terms = (self._token, _KEPT // _MILLISECOND, self._dead_below, at_work)
+    def _claimed(self, words: Sequence[bytes], at_work: str) -> tuple[list[int], list[int]]:
+        terms = (self._token, KEPT // _MILLISECOND, self._abandoned_below, at_work)
         with translate_redis_errors():
-            indexes, held = self._claim(keys=_keys(chosen), args=[*terms, *words])
+            indexes, held = self._take(keys=_keys(), args=[*terms, *words])
         return indexes, held
 
     def settle(self, deleted: Sequence[Entry], kept: Sequence[Entry]) -> Ends:
@@ -162,25 +203,34 @@ class Claims:
         Raises:
           RedisUnavailable: The objects are gone. A later run finds them missing and removes their entries.
         """
-        claimed = [*deleted, *kept]
-        words: list[bytes] = []
-        for index, entry in enumerate(claimed):
-            words += (entry.field, entry.value, b"1" if index < len(deleted) else b"0")
-        tries = itertools.count()
+        words = [*_words(deleted), *_words(kept)]
+        again = 0
 
         def settle() -> Any:
-            again = b"1" if next(tries) else b"0"
-            return self._settle(keys=_keys(claimed), args=[self._token, _KEPT // _MILLISECOND, again, *words])
+            nonlocal again
+            terms = (self._token, KEPT // _MILLISECOND, again, len(deleted))
+            again = 1
+            return self._settle(keys=_keys(), args=[*terms, *words])
 
-        codes = retry_redis(settle)
         ends = Ends()
-        for entry, code in zip(deleted, codes, strict=False):
+        for entry, code in zip(deleted, retry_redis(settle), strict=True):
             if code == _REMOVED:
                 ends.removed.append(entry)
             elif code in (_GONE, _CHANGED):
                 did = "completed" if code == _GONE else "prepared again"
                 ends.lost.append((entry, RecordChanged(f"{did} by another program while its object was deleted")))
         return ends
+
+
+def drop_expired() -> None:
+    """Remove the claims that have expired. Only claims whose entry another program removed can expire.
+
+    Raises:
+      RedisUnavailable: When Redis does not answer.
+    """
+    cursor = int(_run(_DROP_EXPIRED, 0, _PAGE))
+    while cursor:
+        cursor = int(_run(_DROP_EXPIRED, cursor, _PAGE))
 
 
 def prepare(field: bytes, value: int | None) -> None:
@@ -190,7 +240,7 @@ def prepare(field: bytes, value: int | None) -> None:
       UploadBeingDeleted: When the existing entry is claimed.
       RedisUnavailable: When Redis does not answer.
     """
-    if not _run(_PREPARE, field, "" if value is None else str(value)):
+    if not _run(_PREPARE, field, "" if value is None else value):
         raise UploadBeingDeleted(
             f"the stale upload {field.decode(errors='replace')!r} is being deleted; use another path"
         )
@@ -205,14 +255,14 @@ def complete(field: bytes) -> bool:
     return bool(_run(_COMPLETE, field))
 
 
-def _run(script: str, field: bytes, *values: str) -> Any:
+def _run(script: str, *arguments: bytes | str | int) -> Any:
     with translate_redis_errors():
-        return shared_redis.get().eval(script, 2, pending_entry.KEY, _claim_key(field), field, *values)
+        return shared_redis.get().eval(script, 2, *_keys(), *arguments)
 
 
-def _keys(chosen: Sequence[Entry]) -> list[bytes | str]:
-    return [pending_entry.KEY, *(_claim_key(entry.field) for entry in chosen)]
+def _keys() -> tuple[str, str]:
+    return pending_entry.KEY, f"{shared_redis.namespace}:upload_claims"
 
 
-def _claim_key(field: bytes) -> bytes:
-    return f"{shared_redis.namespace}:upload_claim:".encode() + field
+def _words(entries: Sequence[Entry]) -> list[bytes]:
+    return [word for entry in entries for word in (entry.field, entry.value)]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Final
 
 from housekeeping.sweeps import ObjectNotDeleted, ObjectStoreUnavailable
 from housekeeping.sweeps import logger as named_logger
-from housekeeping.workers.object_storage.local_files import delete_file
 from housekeeping.workers.object_storage.stores import BULK, LOCAL, ObjectStore
 
 logger = named_logger(__name__)
@@ -20,6 +22,11 @@ _AT_ONCE: Final = 32
 _LOCAL_PARTS: Final = 8
 #: After this many refusals without a deletion, the store itself refuses; most likely a permission is missing.
 _REFUSES_ALL: Final = 100
+#: Open a folder for `openat`. On Linux this needs no permission to read it; a symbolic link is not followed.
+_FOLDER: Final = os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY)
+
+#: The error of each object, by key; None where it was deleted.
+Answers = dict[str, BaseException | None]
 
 
 @dataclass(slots=True)
@@ -65,7 +72,7 @@ class Deletion:
             self._mark_unavailable(error)
             return Deleted()
         found = Deleted()
-        between_checks = _LOCAL_PARTS if self.store.address.scheme in LOCAL else 1
+        between_checks = _LOCAL_PARTS if self.store.scheme in LOCAL else 1
         for number, some in enumerate(_parts(paths, _AT_ONCE)):
             if number % between_checks == 0:
                 check()
@@ -76,7 +83,7 @@ class Deletion:
 
     def _in_bulk(self, paths: Sequence[str], check: Callable[[], None]) -> bool:
         """Delete all in bulk; return False if some may be left or the store has no such request."""
-        size = BULK.get(self.store.address.scheme)
+        size = BULK.get(self.store.scheme)
         if size is None or len(paths) == 1:
             return False
         import obstore
@@ -85,7 +92,7 @@ class Deletion:
         for some in _parts(paths, size):
             check()
             try:
-                obstore.delete(client, [self.store.address.key(path) for path in some])
+                obstore.delete(client, [self.store.prefix + path for path in some])
             except Exception:
                 # One error for all objects, which names one of them: only requests for each show which are left.
                 self.store.check_access()
@@ -94,11 +101,15 @@ class Deletion:
         return True
 
     def _each(self, paths: Sequence[str], found: Deleted) -> None:
-        answers = self._answers(paths)
-        unsure = [path for path, answer in zip(paths, answers, strict=True) if answer is not None]
-        if unsure and not self._is_available():
+        try:
+            answers = self._answers([self.store.prefix + path for path in paths])
+        except ObjectStoreUnavailable as error:
+            self._mark_unavailable(error)
             return
-        for path, answer in zip(paths, answers, strict=True):
+        if any(answer is not None for answer in answers.values()) and not self._is_available():
+            return
+        for path in paths:
+            answer = answers[self.store.prefix + path]
             # The store answers, so an object that it does not find is gone.
             if answer is None or isinstance(answer, FileNotFoundError):
                 found.gone.append(path)
@@ -110,21 +121,20 @@ class Deletion:
             last = next(reversed(found.refused.values()))
             self._mark_unavailable(self.store.unavailable(f"refuses every deletion: {last}"))
 
-    def _answers(self, paths: Sequence[str]) -> list[BaseException | None]:
-        """Return the store's error for each object, or None where it was deleted."""
-        keys = [self.store.address.key(path) for path in paths]
-        try:
-            client = self.store.client()
-        except ObjectStoreUnavailable as error:
-            return [error] * len(keys)
-        if self.store.address.scheme == "file":
+    def _answers(self, keys: Sequence[str]) -> Answers:
+        client = self.store.client()
+        if self.store.scheme == "file":
             # The client would follow a symbolic link out of the folder.
-            return [_answer(delete_file, self.store.address.place, key) for key in keys]
-        if self.store.address.scheme in LOCAL:
-            import obstore
+            return delete_files(self.store.place, keys)
+        import obstore
 
-            return [_answer(obstore.delete, client, key) for key in keys]
-        return asyncio.run(_answers_at_once(client, keys))
+        if self.store.scheme in LOCAL:
+            return {key: _error_of(obstore.delete, client, key) for key in keys}
+
+        async def at_once() -> list[BaseException | None]:
+            return await asyncio.gather(*(obstore.delete_async(client, key) for key in keys), return_exceptions=True)
+
+        return dict(zip(keys, asyncio.run(at_once()), strict=True))
 
     def _is_available(self) -> bool:
         try:
@@ -138,18 +148,82 @@ class Deletion:
         logger.error("Object store unavailable; ignored for this run", location=self.store.location, error=str(error))
 
 
-def _answer(delete: Callable[[Any, str], object], store: Any, key: str) -> Exception | None:
+def delete_files(root: str, keys: Sequence[str]) -> Answers:
+    """Delete the files with these paths below the root. A symbolic link is deleted itself, not its target.
+
+    A symbolic link to a folder is followed only if that folder is below the root. The folder is opened component by
+    component without following links, so a link that is created meanwhile is refused.
+
+    Returns:
+      An error for each file that was not deleted, such as FileNotFoundError, or ObjectNotDeleted when a link leads out
+      of the root.
+
+    Note: If the folder is moved out of the root during the call, the file is deleted there.
+    """
     try:
-        delete(store, key)
+        top = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
+    except OSError as error:
+        return dict.fromkeys(keys, error)
+    answers: Answers = {}
+    try:
+        for folder, some in groupby(sorted(keys), key=os.path.dirname):
+            answers |= _delete_in_folder(root, top, folder, list(some))
+    finally:
+        os.close(top)
+    return answers
+
+
+def _delete_in_folder(root: str, top: int, folder: str, keys: Sequence[str]) -> Answers:
+    try:
+        descriptor = _open_below(root, top, folder)
+    except (OSError, ObjectNotDeleted) as error:
+        return dict.fromkeys(keys, error)
+    try:
+        return {key: _error_of(_unlink, descriptor, os.path.basename(key)) for key in keys}
+    finally:
+        os.close(descriptor)
+
+
+def _open_below(root: str, top: int, folder: str) -> int:
+    try:
+        return open_folder(top, folder.split("/") if folder else [])
+    except OSError as error:
+        # On Linux, a symbolic link is reported as something that is not a folder.
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+    below = os.path.relpath(os.path.realpath(os.path.join(root, folder)), os.path.realpath(root))
+    parts = [] if below == os.curdir else below.split(os.sep)
+    if os.pardir in parts:
+        raise ObjectNotDeleted(f"a symbolic link leads the path {folder!r} out of the store's folder")
+    return open_folder(top, parts)
+
+
+def open_folder(top: int, parts: Sequence[str]) -> int:
+    """Return a descriptor of the folder below an open one, without following symbolic links.
+
+    Raises:
+      OSError: When a component is missing or not a folder.
+    """
+    descriptor = os.dup(top)
+    for part in parts:
+        try:
+            following = os.open(part, _FOLDER, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
+        descriptor = following
+    return descriptor
+
+
+def _unlink(descriptor: int, name: str) -> None:
+    os.unlink(name, dir_fd=descriptor)
+
+
+def _error_of(delete: Callable[[Any, str], object], place: Any, key: str) -> Exception | None:
+    try:
+        delete(place, key)
     except Exception as error:
         return error
     return None
-
-
-async def _answers_at_once(client: Any, keys: Sequence[str]) -> list[BaseException | None]:
-    import obstore
-
-    return await asyncio.gather(*(obstore.delete_async(client, key) for key in keys), return_exceptions=True)
 
 
 def _parts(paths: Sequence[str], size: int) -> Iterator[Sequence[str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 from housekeeping.sweeps import UploadRefused
@@ -18,19 +17,6 @@ _DIGITS: Final = 12
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
-
-
-@dataclass(frozen=True, slots=True)
-class PendingUpload:
-    """Upload that was prepared and not completed.
-
-    Attributes:
-      prepared_at: UTC; None when the value is not a time.
-    """
-
-    location: str
-    path: str
-    prepared_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,38 +36,33 @@ class Entry:
         """The text after the first colon, further colons included."""
         return _readable(self.field.partition(b":")[2])
 
-    def as_upload(self) -> PendingUpload:
-        """Return the entry for display; bytes that cannot be decoded are escaped."""
-        seconds = epoch_seconds(self.value)
-        prepared_at = None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-        return PendingUpload(self.location, self.path, prepared_at)
+    @property
+    def seconds(self) -> int | None:
+        """The seconds from 1970 until the upload was prepared; None if the value is not such a number."""
+        if not self.value.isdigit() or len(self.value) > _DIGITS:
+            return None
+        seconds = int(self.value)
+        return seconds if seconds <= _LAST_SECOND else None
 
-    def refuse_unusable(self) -> None:
-        """Check that the path is valid and the value is a time.
+    def usable_path(self) -> str:
+        """Return the path after checking that it is valid and the value is a time.
 
         Raises:
           UploadRefused: Otherwise.
         """
-        if epoch_seconds(self.value) is None:
+        if self.seconds is None:
             raise UploadRefused(f"the value {_readable(self.value)!r} is not a number of whole epoch seconds")
         try:
-            self.field.decode()
+            path = self.field.decode().partition(":")[2]
         except UnicodeDecodeError:
             raise UploadRefused(f"{_readable(self.field)!r} is not UTF-8") from None
-        refuse_wrong_path(self.path)
+        refuse_wrong_path(path)
+        return path
 
 
 def field_of(location: str, path: str) -> bytes:
     """Return the field of an upload."""
     return f"{location}:{path}".encode(errors="surrogateescape")
-
-
-def epoch_seconds(value: bytes) -> int | None:
-    """Return the seconds since 1970, or None if the value is not such a number."""
-    if not value.isdigit() or len(value) > _DIGITS:
-        return None
-    seconds = int(value)
-    return seconds if seconds <= _LAST_SECOND else None
 
 
 def refuse_wrong_path(path: str) -> None:
@@ -104,16 +85,6 @@ def refuse_wrong_path(path: str) -> None:
         raise UploadRefused(f"the path {path!r} contains control characters")
     if _SURROGATE.search(path):
         raise UploadRefused(f"the path {path!r} cannot be encoded as UTF-8")
-
-
-def refuse_wrong_location(location: str) -> None:
-    """Check that this can be a location's name.
-
-    Raises:
-      UploadRefused: When it is empty or contains a colon, which would end it.
-    """
-    if not location or ":" in location:
-        raise UploadRefused(f"the location {location!r} is empty or contains a colon")
 
 
 def _readable(raw: bytes) -> str:

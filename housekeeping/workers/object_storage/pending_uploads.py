@@ -19,32 +19,46 @@ worker is deleting the object. An answer of 0 tells it that the entry was alread
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
-from housekeeping.sweeps import Clock, shared_redis, translate_redis_errors
+from housekeeping.sweeps import Clock, UploadRefused, shared_redis, translate_redis_errors
 from housekeeping.workers.object_storage import claims, pending_entry
-from housekeeping.workers.object_storage.pending_entry import Entry, PendingUpload, field_of
+from housekeeping.workers.object_storage.pending_entry import Entry, field_of
 
 __all__ = ["PendingUpload", "complete", "count", "each", "exists", "pending_only", "prepare"]
 
-_PAGE: Final = 1000  # entries per round trip
+PAGE: Final = 1000  # entries per round trip; larger pages cost the server more time per entry
 
-#: KEYS: the hash. ARGV: cursor, size, epoch seconds. Values that are not times are returned, to be reported.
+#: KEYS: the hash. ARGV: cursor, size, epoch seconds. Leaves out what was prepared then or later. Values with another
+#: number of digits are returned, because they may not be times.
 _PAGE_BEFORE: Final = """
-local found = redis.call("hscan", KEYS[1], ARGV[1], "count", ARGV[2])
-local before = ARGV[3] == "inf" and math.huge or tonumber(ARGV[3])
-local kept = {}
-for n = 1, #found[2], 2 do
-  local value = found[2][n + 1]
-  if #value > 12 or not string.find(value, "^%d+$") or tonumber(value) < before then
-    kept[#kept + 1] = found[2][n]
+local found, before, kept = redis.call("hscan", KEYS[1], ARGV[1], "count", ARGV[2]), ARGV[3], {}
+local words, digits, find = found[2], #before, string.find
+for n = 2, #words, 2 do
+  local value = words[n]
+  if #value ~= digits or value < before or find(value, "%D") then
+    kept[#kept + 1] = words[n - 1]
     kept[#kept + 1] = value
   end
 end
 return {found[1], kept}
 """
+
+
+@dataclass(frozen=True, slots=True)
+class PendingUpload:
+    """Upload that was prepared and not completed.
+
+    Attributes:
+      prepared_at: UTC; None when the value is not a time.
+    """
+
+    location: str
+    path: str
+    prepared_at: datetime | None
 
 
 def prepare(location: str, path: str, *, clock: Clock | None = None) -> None:
@@ -53,11 +67,13 @@ def prepare(location: str, path: str, *, clock: Clock | None = None) -> None:
     Parameters:
       clock: Source of the start time; the Redis server's clock unless given, so that clocks of application servers do
         not matter.
+
     Raises:
       UploadRefused: When the path is empty, absolute or leaves its store, or the location contains a colon.
       UploadBeingDeleted: When an earlier upload to this path is being deleted as stale. Use another path.
     """
-    pending_entry.refuse_wrong_location(location)
+    if not location or ":" in location:
+        raise UploadRefused(f"the location {location!r} is empty or contains a colon")
     pending_entry.refuse_wrong_path(path)
     claims.prepare(field_of(location, path), int(clock.now().timestamp()) if clock else None)
 
@@ -80,8 +96,8 @@ def exists(location: str, path: str) -> bool:
 def pending_only(location: str, paths: Iterable[str]) -> list[str]:
     """Return the paths whose upload is pending, in their order; one round trip per thousand."""
     wanted, pending = list(paths), list[str]()
-    for start in range(0, len(wanted), _PAGE):
-        chunk = wanted[start : start + _PAGE]
+    for start in range(0, len(wanted), PAGE):
+        chunk = wanted[start : start + PAGE]
         with translate_redis_errors():
             values: Any = shared_redis.get().hmget(pending_entry.KEY, [field_of(location, path) for path in chunk])
         pending += [path for path, value in zip(chunk, values, strict=True) if value is not None]
@@ -100,30 +116,32 @@ def each() -> Iterator[PendingUpload]:
 
     Note: An upload that stays pending is yielded at least once, and may be yielded twice while the hash is resized.
     """
-    for page in pages(_PAGE):
-        for field, value in page.items():
-            yield Entry(field, value).as_upload()
+    for page in pages():
+        for entry in page:
+            prepared_at = None if entry.seconds is None else datetime.fromtimestamp(entry.seconds, UTC)
+            yield PendingUpload(entry.location, entry.path, prepared_at)
 
 
-def page(cursor: int, size: int, before: float = math.inf) -> tuple[int, dict[bytes, bytes]]:
-    """Return a page of about `size` entries, field -> value, and the next cursor. 0 starts, and 0 means the end.
+def page(cursor: int, size: int, before: int | None = None) -> tuple[int, list[Entry]]:
+    """Return a page of about `size` entries and the next cursor. 0 starts, and 0 means the end.
 
     Parameters:
-      before: Epoch seconds. Entries prepared then or later are left out by the server; usually that is most of them.
+      before: Epoch seconds. The server leaves out entries prepared then or later; usually that is most of them.
 
     Note: Redis returns a small hash as one page, whatever the size.
     """
-    limit = "inf" if before == math.inf else f"{before:.6f}"
     with translate_redis_errors():
-        found: Any = shared_redis.get().eval(_PAGE_BEFORE, 1, pending_entry.KEY, cursor, size, limit)
+        found: Any = shared_redis.get().eval(
+            _PAGE_BEFORE, 1, pending_entry.KEY, cursor, size, "" if before is None else before
+        )
     following, words = found
-    return int(following), dict(zip(words[::2], words[1::2], strict=True))
+    return int(following), list(map(Entry, words[::2], words[1::2]))
 
 
-def pages(size: int, before: float = math.inf) -> Iterator[dict[bytes, bytes]]:
+def pages(before: int | None = None) -> Iterator[list[Entry]]:
     """Iterate over the whole hash by pages, without entries prepared at or after `before`."""
-    cursor, found = page(0, size, before)
+    cursor, found = page(0, PAGE, before)
     yield found
     while cursor:
-        cursor, found = page(cursor, size, before)
+        cursor, found = page(cursor, PAGE, before)
         yield found

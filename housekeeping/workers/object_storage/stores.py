@@ -1,4 +1,4 @@
-"""Object stores named in the settings, each with a client whose requests end in bounded time."""
+"""Object stores named in the settings: their URLs, and clients whose requests end in bounded time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import uuid
 from datetime import timedelta
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 from housekeeping.sweeps import (
     PREFIX,
@@ -18,8 +19,14 @@ from housekeeping.sweeps import (
     how_to_install,
     mask_secrets,
 )
-from housekeeping.workers.object_storage.store_url import parse_store_url
 
+_EXAMPLES: Final = {
+    "file": "file:///an/absolute/folder",
+    "s3": "s3://bucket/prefix",
+    "gs": "gs://bucket/prefix",
+    "az": "az://container/prefix",
+    "memory": "memory:///",
+}
 #: Keys per request of a bulk deletion: the protocols' limits. Other stores delete one object per request.
 BULK: Final = {"s3": 1000, "az": 256}
 #: Schemes whose requests are system calls, which gain nothing from concurrency.
@@ -45,6 +52,11 @@ _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 class ObjectStore:
     """Object store of one location.
 
+    Attributes:
+      scheme: ``file``, ``s3``, ``gs``, ``az`` or ``memory``.
+      place: The bucket, container or absolute folder.
+      prefix: Prefix of every object's key, ending with a slash unless empty.
+
     Raises:
       SettingsError: When the settings can never work.
     """
@@ -52,7 +64,7 @@ class ObjectStore:
     def __init__(self, location: str, settings: ObjectStoreSettings) -> None:
         self.location = location
         self.enabled = settings.enabled
-        self.address = parse_store_url(location, settings)
+        self.scheme, self.place, self.prefix = parse_store_url(location, settings)
         self._options = dict(settings.options)
         self._client: Any = None
         self._client_pid: int | None = None
@@ -60,7 +72,7 @@ class ObjectStore:
             self._check_settings()
 
     def __repr__(self) -> str:
-        return f"ObjectStore({self.location!r}, {self.address.scheme}://{self.address.place})"
+        return f"ObjectStore({self.location!r}, {self.scheme}://{self.place})"
 
     def client(self) -> Any:
         """Return the obstore client.
@@ -69,7 +81,7 @@ class ObjectStore:
           ObjectStoreUnavailable: When the folder is missing, or the client was created before this process was forked.
         """
         # The client's threads do not survive a fork: a request would wait for ever.
-        if self.address.scheme not in LOCAL:
+        if self.scheme not in LOCAL:
             self._client_pid = self._client_pid or os.getpid()
             if self._client_pid != os.getpid():
                 raise ObjectStoreUnavailable(
@@ -90,14 +102,14 @@ class ObjectStore:
         Raises:
           ObjectStoreUnavailable: When it does not exist, cannot be reached, or may not be listed.
         """
-        if self.address.scheme == "file" and not os.path.isdir(self.address.place):
-            raise self.unavailable(f"there is no folder {self.address.place}")
+        if self.scheme == "file" and not os.path.isdir(self.place):
+            raise self.unavailable(f"there is no folder {self.place}")
         import obstore
 
         client = self.client()
         try:
             # A prefix that does not exist, so that a full bucket costs no more than an empty one.
-            next(iter(obstore.list(client, f"{self.address.prefix}no-such-{uuid.uuid4().hex}")), None)
+            next(iter(obstore.list(client, f"{self.prefix}no-such-{uuid.uuid4().hex}")), None)
         except Exception as error:
             raise self.unavailable(error) from None
 
@@ -130,10 +142,10 @@ class ObjectStore:
             raise SettingsError(
                 f'{where} needs obstore: set "enabled": false to switch it off, or {how_to_install("s3")}'
             ) from None
-        if self.address.scheme in LOCAL:
+        if self.scheme in LOCAL:
             if self._options:
                 raise SettingsError(
-                    f'{where}["options"] has {", ".join(self._options)}; a {self.address.scheme} store takes none'
+                    f'{where}["options"] has {", ".join(self._options)}; a {self.scheme} store takes none'
                 )
             return
         try:
@@ -144,17 +156,56 @@ class ObjectStore:
     def _make(self) -> Any:
         from obstore import store
 
-        scheme, place = self.address.scheme, self.address.place
-        if scheme == "file":
-            return store.LocalStore(place)
-        if scheme == "memory":
+        if self.scheme == "file":
+            return store.LocalStore(self.place)
+        if self.scheme == "memory":
             return store.MemoryStore()
         connection = {**_CLIENT, **{name: value for name, value in self._options.items() if name in _CONNECTION}}
         store_options: Any = {name: value for name, value in self._options.items() if name not in _CONNECTION}
         if any("endpoint" in name and value.startswith("http://") for name, value in store_options.items()):
             connection.setdefault("allow_http", "true")
         kinds: dict[str, Any] = {"s3": store.S3Store, "gs": store.GCSStore, "az": store.AzureStore}
-        return kinds[scheme](place, config=store_options, client_options=connection, retry_config=_RETRY)
+        return kinds[self.scheme](self.place, config=store_options, client_options=connection, retry_config=_RETRY)
+
+
+def parse_store_url(location: str, settings: ObjectStoreSettings) -> tuple[str, str, str]:
+    """Return the scheme, place and prefix of a location, as `ObjectStore` has them. Nothing is connected.
+
+    Raises:
+      SettingsError: When they do not name a place for objects.
+    """
+    where = f'{PREFIX}OBJECT_STORES["{location}"]'
+    if not location or ":" in location:
+        raise SettingsError(f"{where} should be named without a colon, which ends the location in an entry's field")
+    url = urlsplit(settings.url)
+    example = _EXAMPLES.get(url.scheme)
+
+    def invalid(why: str) -> SettingsError:
+        should = example or " or ".join(_EXAMPLES.values())
+        return SettingsError(f'{where}["url"] is {mask_secrets(settings.url)!r}; {why}: {should}')
+
+    if example is None:
+        raise invalid("it should be a URL such as")
+    if url.query or url.fragment:
+        raise invalid('a query or fragment belongs in "options"; it should be a URL such as')
+    if "@" in url.netloc:
+        raise invalid('credentials belong in "options"; it should be a URL such as')
+    path = unquote(url.path) if url.scheme == "file" else url.path
+    if url.scheme == "file":
+        if url.netloc or not path.strip("/") or ".." in path.split("/"):
+            raise invalid("it should be the absolute path of a folder below /")
+        return "file", "/" + path.strip("/"), _joined(where, settings.prefix)
+    if url.scheme != "memory" and not url.netloc:
+        raise invalid("it should name its bucket")
+    return url.scheme, url.netloc, _joined(where, path, settings.prefix)
+
+
+def _joined(where: str, *parts: str) -> str:
+    """Return the prefix of the URL followed by the prefix of the settings."""
+    words = [word for part in parts for word in part.strip("/").split("/") if part.strip("/")]
+    if any(word in ("", ".", "..") for word in words):
+        raise SettingsError(f"{where} has the prefix {'/'.join(words)!r}; it should be a path such as a/b, without ..")
+    return "".join(f"{word}/" for word in words)
 
 
 #: Location -> store; set by `configure`.

@@ -1,12 +1,13 @@
-"""Stage for the hash of pending uploads: read a page, delete the objects of stale entries, remove those entries."""
+"""Stage for the hash of pending uploads: read pages, delete the objects of stale entries, remove those entries."""
 
 from __future__ import annotations
 
+import heapq
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from housekeeping.core import events
@@ -19,33 +20,40 @@ from housekeeping.sweeps import (
     ObjectStoreUnavailable,
     RedisUnavailable,
     StagePlan,
+    UploadRefused,
     at_work,
     database,
     log_rows,
     store_in_outbox,
 )
-from housekeeping.workers.object_storage import pending_uploads, stale_entries, stores
+from housekeeping.workers.object_storage import claims, pending_uploads, stores
 from housekeeping.workers.object_storage.claims import Claims
 from housekeeping.workers.object_storage.deletion import Deletion
 from housekeeping.workers.object_storage.pending_entry import Entry
 
-#: Entries that are claimed, deleted and removed together: the limit of one S3 request. Lua's stack has room for 8000.
-_TOGETHER: Final = 1000
+#: Pages that a batch reads in search of stale entries; it takes about 50 ms. Usually most entries are fresh.
+_MOST_PAGES: Final = 10
+#: Entries that are claimed, deleted and removed together. Lua's stack has room for 8000 values.
+_TOGETHER: Final = 2000
 #: Added to the longest run's time before its claims count as abandoned: time for the last request, and for a machine
 #: that was suspended.
 _GRACE: Final = timedelta(minutes=2)
 #: Failed entries are not tried again in the same run. Beyond this number one may be counted twice.
 _REMEMBERED: Final = 100_000
+_SAMPLES: Final = 5
+
+#: Location -> path -> entry.
+StaleEntries = dict[str, dict[str, Entry]]
 
 
 @dataclass(slots=True)
-class _PageResult:
+class _Deleted:
     """Results of a batch outside of the database.
 
     Attributes:
       total: Number of entries in the hash; None except in a run's first batch.
-      cursor: Where the next page begins; 0 means that there is none.
-      complete: Whether everything on this page was processed in time.
+      cursor: Where the next batch begins; 0 means that there is none.
+      complete: Whether everything on these pages was processed in time.
       from_front: Whether the run continues at the front: a resumed run has not read the entries before its start.
     """
 
@@ -61,7 +69,7 @@ class PendingUploadsStage:
     """Stage that scans the hash once; created for each run.
 
     Parameters:
-      batch_size: Approximate number of entries per page.
+      batch_size: Approximate number of entries per page, and of stale entries per batch.
       stale_after: An upload is stale when it was prepared longer ago than this, in whole seconds.
       longest: Maximum time of a run.
       log_records: Whether to log each deletion.
@@ -69,20 +77,14 @@ class PendingUploadsStage:
 
     name: Final = "pending_direct_uploads"
 
-    def __init__(
-        self,
-        batch_size: int,
-        stale_after: timedelta,
-        longest: timedelta,
-        log_records: bool = False,
-    ) -> None:
+    def __init__(self, batch_size: int, stale_after: timedelta, longest: timedelta, log_records: bool = False) -> None:
         self.batch_size = batch_size
         self._stale_after = stale_after
         self._longest = longest
         self._log_records = log_records
         self._claims: Claims | None = None
         self._deletions: dict[str, Deletion] = {}
-        self._failed: set[int] = set()
+        self._failed: set[bytes] = set()
         self._resumed = False
 
     def resized(self, batch_size: int) -> PendingUploadsStage:
@@ -90,23 +92,22 @@ class PendingUploadsStage:
         self.batch_size = batch_size
         return self
 
-    def prepare(self, batch: Batch) -> _PageResult:
-        """Read a page and delete its stale uploads, as far as time and stores allow.
+    def prepare(self, batch: Batch) -> _Deleted:
+        """Read some pages and delete their stale uploads, as far as time and stores allow.
 
         Raises:
           RedisUnavailable: Entries may remain whose objects are gone. A later run finds the objects missing.
         """
-        result = _PageResult()
+        result = _Deleted()
         if self._claims is None:
             self._resumed = batch.after is not None
             result.total = pending_uploads.count()
+            claims.drop_expired()
             self._claims = Claims(self._longest + _GRACE, batch.run_id, lambda: at_work(batch.worker))
-        first_fresh = stale_entries.stale_before(batch.now, self._stale_after)
-        result.cursor, page = pending_uploads.page(batch.after[0] if batch.after else 0, self.batch_size, first_fresh)
-        found = stale_entries.classify(page, first_fresh, stores.configured)
-        for entry, error in found.refused:
+        result.cursor, stale, refused = self._read(batch)
+        for entry, error in refused:
             self._fail(result, entry, error)
-        chosen = _first(found.by_location, batch.most)
+        chosen = _first(stale, batch.most)
         chunks = [
             (location, entries[start : start + _TOGETHER])
             for location, entries in chosen.items()
@@ -124,27 +125,28 @@ class PendingUploadsStage:
             if number < len(chunks) and (not result.complete or batch.time_is_up()):
                 result.complete = False
                 break
-        if result.removed and sum(map(len, chosen.values())) < len(found.entries):
-            result.complete = False  # the breaker's limit ends within this page
+        if result.removed and _number(chosen.values()) < _number(stale.values()):
+            result.complete = False  # the breaker's limit ends within these pages
         if self._resumed and result.complete and not result.cursor:
             # Redis returns entries in no order, so the second scan covers all of them.
             result.from_front, self._resumed = True, False
         return result
 
-    def apply(self, batch: Batch, result: _PageResult) -> BatchResult:
+    def apply(self, batch: Batch, result: _Deleted) -> BatchResult:
         """Return the counts; the engine writes them to the run's row."""
         following = (result.cursor,) if result.cursor or result.from_front else None
         counts = {"total_deleted_stale_entries": len(result.removed)}
         if result.total is not None:
             counts["total_pending_entries"] = result.total
+        unavailable = [each.unavailable for each in self._deletions.values() if each.unavailable is not None]
         return BatchResult(
             counts,
-            # Time was up in the middle of the page: the next run begins with it.
+            # Time was up in the middle of the pages: the next run begins with them.
             following if result.complete else batch.after,
             exhausted=result.complete and following is None,
             rows=_rows(result.removed),
             failures=result.failures,
-            unreachable=self._unreachable(),
+            unreachable=ObjectStoreUnavailable("; ".join(map(str, unavailable))) if unavailable else None,
         )
 
     def after_commit(self, batch: Batch, result: BatchResult) -> None:
@@ -155,33 +157,86 @@ class PendingUploadsStage:
         return [Announcement(events.upload_deleted, result.rows, in_outbox=True)]
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
-        return stale_entries.backlog(now, self._stale_after, limit)
+        """Count the stale uploads, without those of disabled stores.
 
-    def oldest(self, now: datetime, argument: Any = None) -> Any:
-        return stale_entries.oldest(now, self._stale_after)
+        Note: The hash has no index, so all of it is read unless more than `limit` are found.
+        """
+        number = 0
+        for stale, _ in self._pages(now):
+            number += _number(stale.values())
+            if number > limit:
+                return Backlog(limit, exact=False)
+        return Backlog(number)
+
+    def oldest(self, now: datetime, argument: Any = None) -> datetime | None:
+        """Return when the oldest stale upload was prepared, or None if no upload is stale."""
+        return min((time for stale, _ in self._pages(now) for time, _, _ in _times(stale)), default=None)
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
-        return stale_entries.plan(self.name, now, self._stale_after, limit)
+        """Return what a run would delete; the stores are not contacted."""
+        number = failed = 0
+        first: list[tuple[datetime, str, str]] = []
+        last: list[datetime] = []
+        for stale, refused in self._pages(now):
+            failed += len(refused)
+            found = list(_times(stale))
+            number += len(found)
+            first = heapq.nsmallest(_SAMPLES, [*first, *found])
+            last = [max(last + [time for time, _, _ in found])] if found else last
+        counted = min(number, limit)
+        return StagePlan(
+            self.name,
+            Backlog(counted, number <= limit),
+            {
+                "total_pending_entries": pending_uploads.count(),
+                "total_deleted_stale_entries": counted,
+                "failed": failed,
+            },
+            oldest=first[0][0] if first else None,
+            newest=last[0] if last else None,
+            samples=[
+                {"location": location, "path": path, "prepared_at": time.isoformat()} for time, location, path in first
+            ],
+        )
 
-    def _delete(self, result: _PageResult, location: str, stale: Sequence[Entry], batch: Batch) -> None:
+    def _first_fresh(self, now: datetime) -> int:
+        # Whole seconds; an upload of exactly that age is not stale (document 100, 処理フロー: stale?, strictly).
+        return int(now.timestamp()) - int(self._stale_after.total_seconds())
+
+    def _pages(self, now: datetime) -> Iterator[tuple[StaleEntries, list[tuple[Entry, UploadRefused]]]]:
+        first_fresh = self._first_fresh(now)
+        return (classify(page, first_fresh) for page in pending_uploads.pages(first_fresh))
+
+    def _read(self, batch: Batch) -> tuple[int, StaleEntries, list[tuple[Entry, UploadRefused]]]:
+        """Return the next cursor and the entries up to there: the stale ones, and those that cannot be processed."""
+        first_fresh, cursor = self._first_fresh(batch.now), batch.after[0] if batch.after else 0
+        found: dict[bytes, Entry] = {}  # Redis may return an entry twice while it resizes the hash
+        for _ in range(_MOST_PAGES):
+            cursor, page = pending_uploads.page(cursor, self.batch_size, first_fresh)
+            found |= {entry.field: entry for entry in page}
+            if not cursor or len(found) >= self.batch_size:
+                break
+        return cursor, *classify(found.values(), first_fresh)
+
+    def _delete(self, result: _Deleted, location: str, stale: Sequence[tuple[str, Entry]], batch: Batch) -> None:
         """Claim entries of a location, delete their objects, and remove the entries whose objects are gone."""
         assert self._claims is not None
         deletion = self._deletions.get(location)
         if deletion is None:
             deletion = self._deletions[location] = Deletion(stores.configured[location])
-        new = [entry for entry in stale if hash(entry.field) not in self._failed]
+        new = [(path, entry) for path, entry in stale if entry.field not in self._failed]
         if deletion.unavailable is not None or not new:
             return
         # Redis returns a page in the same order each time. If slow failures use up the time, entries after them
         # would never be reached.
         random.shuffle(new)
-        claimed = {entry.path: entry for entry in self._claims.take(new)}
+        taken = set(self._claims.take([entry for _, entry in new]))
+        claimed = {path: entry for path, entry in new if entry in taken}
         if not claimed:
             return
         deleted = deletion.delete(list(claimed), batch.time_is_up, batch.check)
-        gone_paths = set(deleted.gone)
         gone = [claimed[path] for path in deleted.gone]
-        kept = [entry for path, entry in claimed.items() if path not in gone_paths]
+        kept = [claimed[path] for path in claimed.keys() - set(deleted.gone)]
         _store(gone, batch)
         ends = self._claims.settle(gone, kept)
         result.removed += ends.removed
@@ -192,30 +247,61 @@ class PendingUploadsStage:
         if deletion.unavailable is None and len(deleted.gone) + len(deleted.refused) < len(claimed):
             result.complete = False
 
-    def _fail(self, result: _PageResult, entry: Entry, error: BaseException) -> None:
-        known_as = hash(entry.field)
-        if known_as in self._failed:
+    def _fail(self, result: _Deleted, entry: Entry, error: BaseException) -> None:
+        if entry.field in self._failed:
             return
         if len(self._failed) < _REMEMBERED:
-            self._failed.add(known_as)
+            self._failed.add(entry.field)
         record = {"location": entry.location, "path": entry.path, "prepared_at": entry.value.decode(errors="replace")}
         result.failures.append(Failure(record, error))
 
-    def _unreachable(self) -> ObjectStoreUnavailable | None:
-        unavailable = [
-            deletion.unavailable for deletion in self._deletions.values() if deletion.unavailable is not None
-        ]
-        return ObjectStoreUnavailable("; ".join(map(str, unavailable))) if unavailable else None
+
+def classify(entries: Iterable[Entry], first_fresh: int) -> tuple[StaleEntries, list[tuple[Entry, UploadRefused]]]:
+    """Return the stale entries, and those that cannot be processed, which stay in the hash.
+
+    Entries of a disabled store are ignored, whatever they contain.
+
+    Parameters:
+      first_fresh: The first second that is not stale.
+    """
+    stale: StaleEntries = {}
+    refused: list[tuple[Entry, UploadRefused]] = []
+    for entry in entries:
+        seconds = entry.seconds
+        if seconds is not None and seconds >= first_fresh:
+            continue
+        location = entry.location
+        store = stores.configured.get(location)
+        if store is not None and not store.enabled:
+            continue
+        try:
+            path = entry.usable_path()
+            if store is None:
+                raise UploadRefused(f"HOUSEKEEPING_OBJECT_STORES has no location {location!r}")
+        except UploadRefused as error:
+            refused.append((entry, error))
+        else:
+            stale.setdefault(location, {})[path] = entry
+    return stale, refused
 
 
-def _first(stale: dict[str, list[Entry]], most: int | None) -> dict[str, list[Entry]]:
-    """Return the first entries of a page, as many as the breaker allows."""
-    if most is None:
-        return stale
-    first: dict[str, list[Entry]] = {}
+def _times(stale: StaleEntries) -> Iterator[tuple[datetime, str, str]]:
     for location, entries in stale.items():
-        first[location] = entries[: max(0, most - sum(map(len, first.values())))]
+        for path, entry in entries.items():
+            yield datetime.fromtimestamp(entry.seconds or 0, UTC), location, path
+
+
+def _first(stale: StaleEntries, most: int | None) -> dict[str, list[tuple[str, Entry]]]:
+    """Return the first entries of a batch, as many as the breaker allows."""
+    first: dict[str, list[tuple[str, Entry]]] = {}
+    for location, entries in stale.items():
+        left = None if most is None else max(0, most - _number(first.values()))
+        first[location] = list(entries.items())[:left]
     return first
+
+
+def _number(by_location: Iterable[Sequence[Any] | dict[str, Entry]]) -> int:
+    return sum(map(len, by_location))
 
 
 def _store(gone: Sequence[Entry], batch: Batch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +17,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import ManualClock
-from housekeeping.workers.object_storage import claims, pending_entry
+from housekeeping.workers.object_storage import claims, pending_entry, pending_uploads
 from housekeeping.workers.object_storage.claims import Claims
 from housekeeping.workers.object_storage.pending_entry import Entry
 from housekeeping.workers.object_storage.worker import sweep
@@ -37,8 +38,10 @@ def test_abandoned_claim_is_taken_over_by_age(
     dead, living = Claims(lasts), Claims(lasts)
     assert dead.take([entry]) == [entry]
     assert living.take([entry]) == []
-    left = claims._KEPT - lasts - timedelta(seconds=older_by)
-    pending.pexpire(f"{settings.namespace}:upload_claim:artifacts:may/1", left)
+    kept: Any = pending.hget(f"{settings.namespace}:upload_claims", entry.field)
+    expires, _, token = kept.partition(b":")
+    aged = int(expires) - (lasts + timedelta(seconds=older_by)) // timedelta(milliseconds=1)
+    pending.hset(f"{settings.namespace}:upload_claims", entry.field, b"%d:%s" % (aged, token))
 
     assert len(living.take([entry])) == taken
 
@@ -99,7 +102,7 @@ def test_run_without_its_claim_removes_nothing(
     entry = Entry(b"artifacts:may/1", value)
     asleep = Claims(THREE_HOURS)
     asleep.take([entry])
-    pending.set(f"{settings.namespace}:upload_claim:artifacts:may/1", "another's")
+    pending.hset(f"{settings.namespace}:upload_claims", entry.field, "9999999999999:another's")
 
     ends = asleep.settle([entry], [])
 
@@ -107,18 +110,56 @@ def test_run_without_its_claim_removes_nothing(
     assert still_pending() == {"may/1"}
 
 
-def test_claims_expire(prepared: Prepare, pending: redis.Redis, settings: Settings) -> None:
+def test_claim_of_a_kept_object_expires_after_a_day(
+    prepared: Prepare, pending: redis.Redis, settings: Settings
+) -> None:
     prepared("may/1", "may/2")
     found: Any = pending.hgetall(pending_entry.KEY)
     both = [Entry(field, value) for field, value in found.items()]
-    ours = Claims(timedelta(minutes=6))
+    ours, kept = Claims(timedelta(minutes=6)), f"{settings.namespace}:upload_claims"
     ours.take(both)
     ours.settle(both[:1], both[1:])
 
-    keys: Any = list(pending.scan_iter(match=f"{settings.namespace}:upload_claim:*"))
+    left: Any = pending.hgetall(kept)
 
-    assert len(keys) == 1, "the one whose object may still be there"
-    assert 0 < int(pending.ttl(keys[0])) <= claims._KEPT.total_seconds()
+    assert list(left) == [both[1].field], "the one whose object may still be there"
+    expires = int(left[both[1].field].removesuffix(b":")) / 1000
+    assert time.time() + 3600 < expires < time.time() + claims.KEPT.total_seconds() + 60
+    assert 3600 < int(pending.ttl(kept)) <= claims.KEPT.total_seconds()
+
+
+@pytest.mark.parametrize(("expires_in_s", "is_refused"), [(60, True), (-1, False)])
+def test_expired_claim_refuses_nothing_and_is_dropped(
+    prepared: Prepare, pending: redis.Redis, settings: Settings, expires_in_s: int, is_refused: bool
+) -> None:
+    prepared("may/1")
+    kept = f"{settings.namespace}:upload_claims"
+    pending.hset(kept, "artifacts:may/1", f"{(time.time() + expires_in_s) * 1000:.0f}:7:dead")
+
+    assert pending_uploads.complete("artifacts", "may/1") is not is_refused
+    claims.drop_expired()
+
+    assert bool(pending.exists(kept)) is is_refused
+
+
+def test_claims_of_a_page_are_one_command_each_way(prepared: Prepare, pending: redis.Redis) -> None:
+    prepared(*(f"may/{number}" for number in range(1000)))
+    found: Any = pending.hgetall(pending_entry.KEY)
+    entries = [Entry(field, value) for field, value in found.items()]
+    ours = Claims(THREE_HOURS)
+    ours.take(entries[:1])  # loads the scripts
+    ours.settle([], entries[:1])
+    server: Any = pending
+    before = server.info("stats")["total_commands_processed"]
+
+    claimed = ours.take(entries)
+    taken = server.info("stats")["total_commands_processed"]
+    removed = ours.settle(claimed[:900], claimed[900:]).removed
+    settled = server.info("stats")["total_commands_processed"]
+
+    assert (len(claimed), len(removed)) == (1000, 900)
+    # EVALSHA, TIME, two HMGET, HSET and PEXPIRE; then also two HDEL. INFO itself.
+    assert (taken - before - 1, settled - taken - 1) == (6, 8)
 
 
 def test_run_committed_after_its_claim_was_seen_keeps_it(prepared: Prepare, pending: redis.Redis) -> None:
@@ -157,7 +198,7 @@ def test_removal_with_a_lost_answer_is_counted(
         codes = settle(**what)
         if lost:
             if meanwhile == "claimed":
-                pending.set(f"{settings.namespace}:upload_claim:artifacts:may/1", "8:another's")
+                pending.hset(f"{settings.namespace}:upload_claims", gone.field, "9999999999999:8:another's")
             elif meanwhile == "prepared again":
                 pending.hset(pending_entry.KEY, "artifacts:may/1", "1")
             raise lost.pop()

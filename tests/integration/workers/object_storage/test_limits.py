@@ -53,7 +53,7 @@ def cursors(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     page = pending_uploads.page
 
-    def page_and_note(cursor: int, size: int, before: float) -> Any:
+    def page_and_note(cursor: int, size: int, before: int | None) -> Any:
         following, found = page(cursor, size, before)
         seen.append((cursor, following))
         return following, found
@@ -216,6 +216,40 @@ def test_page_costs_four_round_trips(
     assert 5 <= pages <= 15
     assert commands.count("EVALSHA") <= 2 * pages + 2
     assert {name for name in commands if name not in ("EVAL", "EVALSHA")} <= {"HLEN", "SCRIPT LOAD"}
+
+
+def test_stale_entries_of_several_pages_are_one_batch(
+    folder: Folder, configure: Configure, prepared: Prepare, cursors: list[tuple[int, int]]
+) -> None:
+    # 2,000 entries in pages of about 100, a tenth of them stale: a batch is ten pages, and not a page.
+    configure(artifacts=folder.settings())
+    prepared(*(f"may/{number}" for number in range(200)))
+    prepared(*(f"new/{number}" for number in range(1_800)), ago=SECOND)
+    seen: list[int] = []
+
+    result = run_sweep(
+        dataclasses.replace(QUIET, batch_size=100),
+        clock=ManualClock(),
+        on_batch=lambda counts: seen.append(counts["total_deleted_stale_entries"]),
+    )
+
+    assert result.counts == counted(2_000, 200)
+    assert 2 <= len(seen) <= 3 and len(cursors) > 15
+
+
+def test_batch_reads_at_most_ten_pages(
+    folder: Folder, configure: Configure, prepared: Prepare, cursors: list[tuple[int, int]]
+) -> None:
+    # A hash with nothing stale is read in pieces, between which the run can be stopped.
+    configure(artifacts=folder.settings())
+    prepared(*(f"new/{number}" for number in range(3_000)), ago=SECOND)
+    seen: list[int] = []
+
+    run_sweep(
+        dataclasses.replace(QUIET, batch_size=100), clock=ManualClock(), on_batch=lambda _: seen.append(len(cursors))
+    )
+
+    assert seen[:2] == [10, 20]
 
 
 @pytest.mark.usefixtures("low_floor")

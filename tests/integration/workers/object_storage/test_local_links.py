@@ -10,7 +10,7 @@ import pytest
 
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
-from housekeeping.workers.object_storage.local_files import delete_file, opened
+from housekeeping.workers.object_storage.deletion import delete_files, open_folder
 from housekeeping.workers.object_storage.worker import sweep
 from tests.integration.workers.object_storage.conftest import Configure, Lines, Pending, Prepare, counted
 from tests.integration.workers.object_storage.places import Folder
@@ -74,7 +74,7 @@ def test_linked_folder_within_the_store_is_followed(folder: Folder) -> None:
     folder.put("real/object", "real/other")
     os.symlink("real", folder.root / folder.prefix / "link")
 
-    delete_file(str(folder.root), f"{folder.prefix}/link/object")
+    delete_files(str(folder.root), [f"{folder.prefix}/link/object"])
 
     assert folder.paths() == {"real/other"}
 
@@ -83,7 +83,7 @@ def test_store_whose_own_folder_is_a_link_is_followed(folder: Folder, tmp_path: 
     folder.put("object")
     os.symlink(folder.root, tmp_path / "linked")
 
-    delete_file(str(tmp_path / "linked"), f"{folder.prefix}/object")
+    delete_files(str(tmp_path / "linked"), [f"{folder.prefix}/object"])
 
     assert folder.paths() == set()
 
@@ -93,14 +93,14 @@ def test_folder_replaced_by_a_link_meanwhile_is_refused(folder: Folder, outside:
     os.symlink(outside.parent, folder.root / "link")
 
     with pytest.raises(OSError):
-        opened(str(folder.root), ["link"])
+        open_folder(os.open(folder.root, os.O_RDONLY), ["link"])
 
 
 def test_no_descriptor_is_left_open(folder: Folder) -> None:
     before = len(os.listdir("/proc/self/fd"))
 
-    for path in ("missing", "missing/object", f"{folder.prefix}/missing"):
-        with pytest.raises(FileNotFoundError):
-            delete_file(str(folder.root), path)
+    paths = ["missing", "missing/object", f"{folder.prefix}/missing", f"{folder.prefix}/missing/object"]
+    answers = delete_files(str(folder.root), paths)
 
+    assert [type(answers[path]) for path in paths] == [FileNotFoundError] * 4
     assert len(os.listdir("/proc/self/fd")) == before

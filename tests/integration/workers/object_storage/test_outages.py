@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +21,7 @@ from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage import claims, pending_uploads, stores
-from housekeeping.workers.object_storage.local_files import delete_file
+from housekeeping.workers.object_storage.deletion import Answers, delete_files
 from housekeeping.workers.object_storage.worker import sweep
 from tests.integration.workers.object_storage.conftest import Configure, Lines, Pending, Prepare, counted
 from tests.integration.workers.object_storage.places import Folder, Place
@@ -78,11 +78,11 @@ def test_folder_removed_meanwhile_does_not_count_as_deleted(
     paths = [f"may/{number}" for number in range(100)]
     prepared(*paths, place=folder)
 
-    def vanish_and_delete(root: str, key: str) -> None:
+    def vanish_and_delete(root: str, keys: Sequence[str]) -> Answers:
         shutil.rmtree(folder.root, ignore_errors=True)
-        delete_file(root, key)
+        return delete_files(root, keys)
 
-    monkeypatch.setattr("housekeeping.workers.object_storage.deletion.delete_file", vanish_and_delete)
+    monkeypatch.setattr("housekeeping.workers.object_storage.deletion.delete_files", vanish_and_delete)
 
     result = run_sweep(sweep, clock=clock)
 

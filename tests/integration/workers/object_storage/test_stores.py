@@ -14,8 +14,7 @@ from housekeeping.core.settings import ObjectStoreSettings, Settings
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage import stores
-from housekeeping.workers.object_storage.store_url import StoreUrl, parse_store_url
-from housekeeping.workers.object_storage.stores import ObjectStore
+from housekeeping.workers.object_storage.stores import ObjectStore, parse_store_url
 from housekeeping.workers.object_storage.worker import sweep
 from tests.integration.workers.object_storage.conftest import Configure, Prepare
 from tests.integration.workers.object_storage.places import Place
@@ -27,20 +26,17 @@ HIDDEN = "hush-hush-1234"
 @pytest.mark.parametrize(
     ("url", "prefix", "address"),
     [
-        ("file:///srv/files", "", StoreUrl("file", "/srv/files", "")),
-        ("file:///srv/my%20files/", "p/q", StoreUrl("file", "/srv/my files", "p/q/")),
-        ("s3://bucket", "", StoreUrl("s3", "bucket", "")),
-        ("s3://bucket/", "", StoreUrl("s3", "bucket", "")),
-        ("s3://bucket/a/b/", "/c/", StoreUrl("s3", "bucket", "a/b/c/")),
-        ("gs://bucket/a", "", StoreUrl("gs", "bucket", "a/")),
-        ("az://container/a", "b", StoreUrl("az", "container", "a/b/")),
+        ("file:///srv/files", "", ("file", "/srv/files", "")),
+        ("file:///srv/my%20files/", "p/q", ("file", "/srv/my files", "p/q/")),
+        ("s3://bucket", "", ("s3", "bucket", "")),
+        ("s3://bucket/", "", ("s3", "bucket", "")),
+        ("s3://bucket/a/b/", "/c/", ("s3", "bucket", "a/b/c/")),
+        ("gs://bucket/a", "", ("gs", "bucket", "a/")),
+        ("az://container/a", "b", ("az", "container", "a/b/")),
     ],
 )
-def test_url_and_prefix_are_parsed(url: str, prefix: str, address: StoreUrl) -> None:
-    read = parse_store_url("artifacts", ObjectStoreSettings(url=url, prefix=prefix))
-
-    assert read == address
-    assert read.key("x/y") == f"{address.prefix}x/y"
+def test_url_and_prefix_are_parsed(url: str, prefix: str, address: tuple[str, str, str]) -> None:
+    assert parse_store_url("artifacts", ObjectStoreSettings(url=url, prefix=prefix)) == address
 
 
 @pytest.mark.parametrize(
