@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from housekeeping.database.connection import database
-from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
+from housekeeping.workers.batched_git_ref_updates.backends import hashed_path
 
 TITLE: Final = "GIT REFS"
 PROJECTS: Final = 40

@@ -18,8 +18,8 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.ledger.models import Run
+from housekeeping.workers.batched_git_ref_updates.backends import hashed_path
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
-from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
 from tests.acceptance.conftest import Command
 from tests.acceptance.processes import eventually
 

@@ -13,7 +13,7 @@ from peewee import Model
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.workers.batched_git_ref_updates import worker as git_refs
-from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
+from housekeeping.workers.batched_git_ref_updates.backends import hashed_path
 from housekeeping.workers.bulk_imports import worker as bulk_imports
 from housekeeping.workers.ci_stuck_builds import worker as ci_stuck_builds
 from housekeeping.workers.object_storage import pending_entry

@@ -9,12 +9,59 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Final
+import hashlib
+from pathlib import Path, PurePath
+from typing import Final, Protocol
 
+from housekeeping.sweeps import HousekeepingError, SettingsError
 from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletion
-from housekeeping.workers.batched_git_ref_updates.repositories import HashedRepositories, Repositories
+
+_VARIABLE: Final = "HOUSEKEEPING_REPOSITORIES_ROOT"
+
+
+class Repositories(Protocol):
+    """Backend that locates a project's repository; replaceable, see `backends`."""
+
+    def locate(self, project_id: int) -> PurePath:
+        """Return the repository in the form that the ref deletion in use understands; it need not exist.
+
+        Raises:
+          HousekeepingError: When no repository can be located now.
+        """
+
+
+class HashedRepositories:
+    """Bare repositories below a folder, in subfolders by the hash of the project id.
+
+    Parameters:
+      root: The folder. With None every call raises an error that names the setting.
+    """
+
+    def __init__(self, root: Path | None) -> None:
+        self._root = root
+
+    def locate(self, project_id: int) -> Path:
+        """Return ``<root>/@hashed/ab/cd/<sha256 of the decimal project id>.git``.
+
+        Raises:
+          SettingsError: When no root is set.
+          HousekeepingError: When the root or its folder ``@hashed`` does not exist. If the disk is not mounted, which
+            may leave an empty folder behind, every ref would look deleted.
+        """
+        if self._root is None:
+            raise SettingsError(f"{_VARIABLE} is not set; it should be a folder such as /srv/git/repositories")
+        if not (self._root / "@hashed").is_dir():
+            raise HousekeepingError(
+                f"{_VARIABLE} is {str(self._root)!r}, which has no folder @hashed; is the disk mounted?"
+            )
+        return self._root.resolve() / hashed_path(project_id)
+
+
+def hashed_path(project_id: int) -> PurePath:
+    """Return ``@hashed/ab/cd/<digest>.git``, where ab and cd are the digest's first two pairs of characters."""
+    digest = hashlib.sha256(str(project_id).encode()).hexdigest()
+    return PurePath("@hashed", digest[:2], digest[2:4], f"{digest}.git")
 
 
 class Backends:

@@ -35,8 +35,8 @@ from housekeeping.workers.batched_git_ref_updates.ref_deletion import (
     RefNameTooLong,
     RefsRefused,
     delete_refs,
+    is_ref_name,
 )
-from housekeeping.workers.batched_git_ref_updates.ref_names import is_ref_name
 
 _SAMPLES: Final = 5
 _LONGEST_LOGGED: Final = 300  # characters of a ref in a log line

@@ -17,8 +17,8 @@ from housekeeping.doctor import examine
 from housekeeping.doctor.grants import grants, missing_rights, needed_rights
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.workers import BUILT_IN, configured_sweeps
+from housekeeping.workers.batched_git_ref_updates.backends import hashed_path
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
-from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker
 from housekeeping.workers.bulk_imports.states import SourceType
 from housekeeping.workers.ci_stuck_builds.models import BUILD_TYPE, Build, BuildStatus

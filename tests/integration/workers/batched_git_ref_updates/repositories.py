@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
+from housekeeping.workers.batched_git_ref_updates.backends import hashed_path
 
 _ENVIRONMENT = {
     "PATH": os.environ.get("PATH", os.defpath),

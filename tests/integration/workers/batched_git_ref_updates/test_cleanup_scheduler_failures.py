@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import embedded
+from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.sweeps import actor_registry
@@ -21,6 +23,7 @@ from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.registration import register
 from housekeeping.workers.batched_git_ref_updates.backends import backends
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from housekeeping.workers.batched_git_ref_updates.scheduling import PendingProjects
 from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
 from tests.integration.middleware.step_worker import StepWorker
@@ -31,18 +34,18 @@ from tests.integration.workers.batched_git_ref_updates.scheduled import NONE, dr
 
 def test_interrupted_run_is_resumed(broker: RedisBroker, add_deletions: AddDeletions, settings: Settings) -> None:
     # 障害時対応
-    add_deletions(9, project="n")
+    add_deletions(26, project="n")
 
     def fail(counts: Counts) -> None:
-        if counts["total_projects"] == 6:
+        if counts["total_projects"] == 20:
             raise OSError("the disk is full")
 
-    first = run_sweep(sized(100, 3), on_batch=fail)
+    first = run_sweep(sized(100, 1), on_batch=fail)
     drain(broker, settings)
-    second = run_sweep(sized(4, 3))
+    second = run_sweep(sized(7, 1))
 
     assert (first.outcome, second.outcome) == ("failed", "partial")
-    assert enqueued(broker) == [1, 7, 8, 9]
+    assert enqueued(broker) == [1, *range(21, 27)]
 
 
 def test_failing_project_has_one_message_only(
@@ -128,7 +131,7 @@ def test_database_outage_fails_the_run_for_a_retry(
     broker: RedisBroker, add_deletions: AddDeletions, admin: Connection, settings: Settings
 ) -> None:
     # エラーケース一覧: DB接続エラー
-    add_deletions(3, project="n")
+    add_deletions(12, project="n")
 
     def cut(counts: Counts) -> None:
         with admin.cursor() as cursor:
@@ -139,12 +142,35 @@ def test_database_outage_fails_the_run_for_a_retry(
                 f"CREATE VIEW {Deletion._meta.table_name} AS SELECT gone() AS project_id, 1 AS status, 1 AS id"
             )
 
-    result = run_sweep(sized(10, 1), on_batch=cut)
+    result = run_sweep(sized(12, 1), on_batch=cut)
 
     assert result.outcome == "failed"
     assert result.reason is not None and result.reason.startswith("database: ")
-    assert enqueued(broker) == [1]
+    assert enqueued(broker) == list(range(1, 11))
     assert result.error is not None, "the message is retried"
+
+
+def test_projects_enqueued_before_a_queue_outage_are_counted(
+    broker: RedisBroker, add_deletions: AddDeletions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_deletions(9, project="n")
+    enqueue, calls = PendingProjects._enqueue, list[Sequence[int]]()
+
+    def enqueue_or_fail(self: PendingProjects, projects: Sequence[int]) -> int:
+        calls.append(projects)
+        if len(calls) >= 3:
+            raise RedisUnavailable("gone")
+        return enqueue(self, projects)
+
+    monkeypatch.setattr(PendingProjects, "_enqueue", enqueue_or_fail)
+    first = run_sweep(sized(100, 3))
+    monkeypatch.undo()
+    second = run_sweep(sized(100, 3))
+
+    assert (first.outcome, first.counts["total_projects"]) == ("failed", 6)
+    # It resumes behind them, and wraps around.
+    assert second.counts == {"total_projects": 9, "enqueued": 3, "deduplicated": 6}
+    assert enqueued(broker) == list(range(1, 10))
 
 
 def test_missing_broker_is_reported(add_deletions: AddDeletions) -> None:

@@ -12,7 +12,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import dry_run
 from housekeeping.sweeps.ledger.models import NOW, Rejection
-from housekeeping.workers.batched_git_ref_updates.deferral import deferred_among
+from housekeeping.workers.batched_git_ref_updates.scheduling import deferred_among
 from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, AddRefs, Explained, Pending
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
@@ -150,7 +150,7 @@ def test_no_query_for_delays_without_deferred_projects(
     assert len([sql for sql in statements if '"rejections"' in sql and "not_before" in sql]) == 1, "once a run"
 
 
-def test_a_page_with_deferred_projects_costs_one_more_statement(
+def test_deferred_projects_cost_one_statement_per_thousand(
     broker: RedisBroker,
     repository: MakeRepository,
     add_refs: AddRefs,
@@ -160,11 +160,11 @@ def test_a_page_with_deferred_projects_costs_one_more_statement(
     locked(repository)
     add_refs("refs/heads/a")
     run_sweep(project_cleanup, 1)
-    add_deletions(299, project="n + 1")
+    add_deletions(1999, project="n + 1")
     statements.clear()
 
-    assert run_sweep(cleanup_scheduler).counts["total_projects"] == 299
-    assert len([sql for sql in statements if '"rejections"' in sql and "not_before" in sql]) == 1 + 3
+    assert run_sweep(cleanup_scheduler).counts["total_projects"] == 1999
+    assert len([sql for sql in statements if '"rejections"' in sql and "not_before" in sql]) == 2
 
 
 def test_new_rows_of_deferred_projects_are_found_by_index(

@@ -8,9 +8,8 @@ import pytest
 
 from housekeeping.demo import batched_git_ref_updates as scene
 from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.workers.batched_git_ref_updates.backends import backends
+from housekeeping.workers.batched_git_ref_updates.backends import backends, hashed_path
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
-from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
 from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
 from tests.integration.workers.batched_git_ref_updates.repositories import Bare
 

@@ -15,10 +15,9 @@ from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import plan
-from housekeeping.workers.batched_git_ref_updates.backends import backends
+from housekeeping.workers.batched_git_ref_updates.backends import backends, hashed_path
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletionFailed
-from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
 from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
 from tests.integration.workers.batched_git_ref_updates.cleaned import SMALL
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, Pending, Watched

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
+from housekeeping.workers.batched_git_ref_updates.backends import hashed_path
 from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
 from tests.integration.workers.batched_git_ref_updates.cleaned import NONE, SMALL
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, AddRefs, Lines, Pending, Watched

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from housekeeping.workers.batched_git_ref_updates.ref_names import is_ref_name
+from housekeeping.workers.batched_git_ref_updates.ref_deletion import is_ref_name
 
 _PIECES = ("a", ".", "..", "/", ".lock", "lock", "@", "{", "@{", "-", "~", " ", "\\", "*", "é", "\u2028", "^", "[", "]")
 

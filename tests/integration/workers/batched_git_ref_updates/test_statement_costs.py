@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
 import redis
 from psycopg2.extensions import connection as Connection
+from redis.client import Pipeline
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
@@ -104,18 +107,32 @@ def test_page_costs_three_statements(root: Path, add_deletions: AddDeletions, st
     )
 
 
-def test_a_batch_of_projects_costs_two_statements(
-    settings: Settings, redis_client: redis.Redis, add_deletions: AddDeletions, statements: list[str]
+def test_thousand_projects_cost_one_scan_one_count_and_ten_bulk_commands(
+    settings: Settings,
+    redis_client: redis.Redis,
+    add_deletions: AddDeletions,
+    statements: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broker = installed(settings.model_copy(update={"database_url": None}))
     register(broker, project_cleanup)
-    add_deletions(1000, project="n")
+    add_deletions(3000, project="n")
+    bulks: list[int] = []
+    execute = Pipeline.execute
+
+    def execute_and_note(self: Pipeline, raise_on_error: bool = True) -> Any:
+        bulks.append(len(self.command_stack))
+        return execute(self, raise_on_error)
+
+    monkeypatch.setattr(Pipeline, "execute", execute_and_note)
 
     run_sweep(cleanup_scheduler)
     close_all()
 
     scans = [sql for sql in statements if '"further"' in sql and "COUNT(" not in sql]
     counts = [sql for sql in statements if sql.startswith("UPDATE") and '"counts"' in sql]
-    assert (len(scans), len(counts)) == (10, 10)
+    waiting = [sql for sql in statements if '"not_before"' in sql and "ANY(" in sql]
+    assert (len(scans), len(counts), len(waiting)) == (3, 3, 3)
     # Anything else might write, and is preceded by a question whether the server is there.
     assert all(sql.startswith("SELECT") for sql in scans)
+    assert bulks == [1] * 30, "a hundred projects are one script in one round trip"
