@@ -17,8 +17,8 @@ from benchmarks.comparison import FLOOR, LINES, OURS, Comparison, Place
 from benchmarks.contestants import composed, ours, run
 from housekeeping.core import events
 from housekeeping.sweeps import log_rows
+from housekeeping.workers.batched_git_ref_updates.backends import hashed_path
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
-from housekeeping.workers.batched_git_ref_updates.repositories import hashed_path
 
 _SCHEDULER: Final = "batched_git_ref_updates.cleanup_scheduler"
 _CLEANUP: Final = "batched_git_ref_updates.project_cleanup"
