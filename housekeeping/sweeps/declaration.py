@@ -49,7 +49,7 @@ MAX_RETRIES: Final = 25
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 
 #: Counts that the engine adds to a run.
-_RESERVED: Final = ("breaker", "clock_skew_s", "confirmed", "throttled", "unconfirmed")
+_RESERVED: Final = ("breaker", "clock_skew_s", "confirmed", "predicate", "throttled", "unconfirmed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,8 @@ class Sweep:
       throttle: Health of the database that a run needs to continue.
       breaker: How many rows are too many for one run, and what happens then.
       confirm_first_run: Whether a first run that would process over 20 % of a table, and 1,000 rows or more, is skipped
-        until it is confirmed.
+        until it is confirmed. The same holds for the first run after a change of the predicate, `stale_after` or the
+        table.
       feature_category, data_consistency: Recorded as actor options.
       actor_options: Further options of the actor.
       partitioned: Models whose key is read from their table before a run, for `stages` that use `key_of`. A sweep whose

@@ -58,7 +58,8 @@ ALERTS: Final = {
         "stops the runs: housekeeping run NAME --confirm.",
     ),
     "unconfirmed": Help(
-        "No run of the worker has ended yet, and a run would process over 20 % of a table, 1,000 rows or more.",
+        "No run of the worker has completed yet, or its predicate has changed since, and a run would process over 20 % "
+        "of a table, 1,000 rows or more.",
         "Look at the plan. If the rows should go: housekeeping run NAME --confirm; scheduled runs "
         "follow. If not, correct the declaration of the sweep.",
     ),

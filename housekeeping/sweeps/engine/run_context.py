@@ -58,6 +58,7 @@ class RunProgress:
       clock: The given clock. Without one, the database's clock as soon as it is known.
       counts: The counts that are committed.
       position: Where the last committed batch ended.
+      predicate: Fingerprint of the predicate, to be written once the run has completed; None: it is known.
       rejected_before: Whether an earlier run has left rejected rows.
       saw_everything: Whether the run has looked at every stale row.
     """
@@ -69,6 +70,7 @@ class RunProgress:
     run_id: int | None = None
     position: Position | None = None
     rejections: Rejections | None = None
+    predicate: str | None = None
     rejected_before: bool = False
     saw_everything: bool = False
 

@@ -12,6 +12,7 @@ from peewee import PeeweeException
 
 from housekeeping.core.clock import Clock, RunBudget
 from housekeeping.core.errors import BreakerTripped, ClocksDiffer
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry.context import WaitTimes, current_message, wait_times
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease, run_interruptibly, run_shielded
@@ -113,6 +114,7 @@ def _run_and_record(request: RunRequest) -> RunResult:
             retry_after=end.retry_after,
         )
         _close_rejections(request, progress, end)
+        _remember_predicate(request, progress, end)
         _report(request, progress, result, wait_times().since(before), with_alerts=interrupt is None)
     if interrupt is not None:
         raise interrupt
@@ -160,10 +162,11 @@ def _run(request: RunRequest, progress: RunProgress, budget: RunBudget) -> RunEn
         _compare_clocks(request, progress, attempt.clock_skew)
         stages, now = stages_of(sweep), request.clock.now() if request.clock else attempt.started_at
         progress.rejections = Rejections(sweep.name, attempt.run_id, request.argument)
-        unconfirmed = check_first_run(sweep, stages, now, request.argument, confirmed=request.confirmed)
-        if unconfirmed is not None:
-            progress.counts[UNCONFIRMED] = unconfirmed.as_count()
+        first_run = check_first_run(sweep, stages, now, request.argument, confirmed=request.confirmed)
+        if first_run.unconfirmed is not None:
+            progress.counts[UNCONFIRMED] = first_run.unconfirmed.as_count()
             return RunEnd("skipped", UNCONFIRMED)
+        progress.predicate = first_run.fingerprint
         if not attempt.history:
             warn_of_references(stages)
         history = usual_rows(attempt.history, sweep.progress_counts)
@@ -253,6 +256,17 @@ def _close_rejections(request: RunRequest, progress: RunProgress, end: RunEnd) -
         rejected_before=progress.rejected_before,
         position=progress.position,
     )
+
+
+def _remember_predicate(request: RunRequest, progress: RunProgress, end: RunEnd) -> None:
+    """Write which rows the run selected, so that a change of the predicate is noticed; never raises."""
+    completed = end.outcome == "done" or (end.outcome == "partial" and end.reason != "shutdown")
+    if progress.predicate is None or progress.run_id is None or not (completed or request.confirmed):
+        return
+    try:
+        runs.remember_predicate(progress.run_id, progress.predicate)
+    except PeeweeException as error:
+        logger.warning("Could not write the predicate's fingerprint", error=error_line(error))
 
 
 def _report(

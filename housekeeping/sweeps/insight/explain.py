@@ -53,7 +53,8 @@ REASONS: Final = {
     "slowly until then, and the next run resumes",
     "breaker": "far more rows were stale than usual. It processed as many as its breaker allows, and the next run "
     "resumes there. To process all at once: housekeeping plan NAME, then run --confirm",
-    UNCONFIRMED: "no run of this worker has ended yet, and it would process a large part of a table",
+    UNCONFIRMED: "no run of this worker has completed yet, or its predicate has changed, and it would process a large "
+    "part of a table",
     "clock": "this machine's clock differed from the database's by more than a minute; check NTP on both. The message "
     "is retried; to run now: housekeeping run NAME --force",
     "retry_waits": "a retry of this worker was already waiting and does the same work",

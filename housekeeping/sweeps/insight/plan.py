@@ -138,7 +138,7 @@ def plan(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None, limi
     # Not in the snapshot: it must work before the library's own tables exist, and a timed-out count would end it.
     with suppress(ProgrammingError), translate_postgres_errors():
         rows_per_s = pace(last_ended(sweep))
-        unconfirmed = check_first_run(sweep, stages, now, argument)
+        unconfirmed = check_first_run(sweep, stages, now, argument).unconfirmed
     return Plan(sweep.name, now, passes, rows_per_s, skew, referenced, warnings, unconfirmed)
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from housekeeping.sweeps.ledger.models import NOW, Run
-from housekeeping.sweeps.ledger.runs import SILENCE
+from housekeeping.sweeps.ledger.runs import PREDICATE, SILENCE
 
 #: Filter value of `recent` for open runs.
 RUNNING: Final = "running"
@@ -153,7 +153,7 @@ def _record(run: Any) -> RunRecord:
         run.finished_at,
         run.outcome,
         run.reason,
-        run.counts,
+        {name: value for name, value in run.counts.items() if name != PREDICATE},
         run.cursor,
         run.error,
         run.backlog,

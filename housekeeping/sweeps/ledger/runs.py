@@ -30,6 +30,8 @@ Cursor = dict[str, Any]
 HEARTBEAT: Final = timedelta(seconds=20)
 #: After three missed heartbeats a run is considered dead (docs/reference/ledger.md).
 SILENCE: Final = 3 * HEARTBEAT
+#: Key in a run's counts of the fingerprint of its predicate. It is not a count, and not shown.
+PREDICATE: Final = "predicate"
 #: Number of past runs that make up a worker's history.
 HISTORY: Final = 50
 #: Reasons of runs that were stopped before their first change.
@@ -154,6 +156,22 @@ def has_worked(worker: str) -> bool:
     """Return whether the ledger has a run of the worker that completed or was confirmed."""
     confirmed = Run.counts.contains({"confirmed": True})
     return bool(Run.select(Run.id).where((Run.worker == worker) & (_ended_well() | confirmed)).exists())
+
+
+def last_predicate(worker: str) -> tuple[str, bool] | None:
+    """Return the fingerprint of the worker's last completed run that has one, and whether it is of the last day."""
+    found = fn.JSONB_EXTRACT_PATH_TEXT(Run.counts, PREDICATE)
+    rows: Any = Run.select(found, Run.started_at > NOW - timedelta(days=1)).where(
+        (Run.worker == worker) & found.is_null(False)
+    )
+    for text, is_fresh in rows.order_by(Run.id.desc()).limit(1).tuples():
+        return text, is_fresh
+    return None
+
+
+def remember_predicate(run_id: int, fingerprint: str) -> None:
+    """Write the fingerprint of a completed run's predicate into its row."""
+    Run.update(counts=Run.counts.concat({PREDICATE: fingerprint})).where(Run.id == run_id).execute()
 
 
 def any_by_a_worker_process() -> bool:

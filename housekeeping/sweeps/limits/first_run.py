@@ -1,4 +1,4 @@
-"""Guard of a worker's first run: it needs a confirmation to process a large part of a table."""
+"""Guard of a first run, and of a changed predicate: a confirmation is needed to process a large part of a table."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits.bounded_counts import CountFailed, count_rows, count_stale, estimated_rows
 from housekeeping.sweeps.limits.breaker import with_argument
 from housekeeping.sweeps.limits.db_health import table_name
+from housekeeping.sweeps.limits.fingerprint import fingerprint
 from housekeeping.sweeps.stages.stage import Backlog, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
 
@@ -38,6 +39,7 @@ class Unconfirmed:
       stale: The stale rows, as far as they could be counted; None: the count took too long or failed.
       limit: The number of stale rows that need no confirmation.
       rows: The table's rows, estimated above 100,000; None: the count took too long or failed.
+      changed: Whether a run has completed, with another predicate or table.
     """
 
     worker: str
@@ -45,6 +47,7 @@ class Unconfirmed:
     stale: Backlog | None
     limit: int
     rows: int | None
+    changed: bool = False
 
     def as_count(self) -> Counts:
         """Return the count ``unconfirmed`` of the skipped run, as the ledger stores it."""
@@ -55,6 +58,7 @@ class Unconfirmed:
             "exact": self.stale is not None and self.stale.exact,
             "limit": self.limit,
             "rows": self.rows,
+            "changed": self.changed,
         }
 
     def __str__(self) -> str:
@@ -70,26 +74,54 @@ def in_words(count: Mapping[str, Any]) -> str:
         size = "" if rows is None else f" of about {rows:,}"
         over = f", over the first run's limit of {count['limit']:,}" if "limit" in count else ""  # old runs have none
         found = f"{'' if count['exact'] else 'at least '}{stale:,}{size} rows of {count['table']} are stale{over}"
+    if count.get("changed"):
+        why = "its predicate, its age or its table has changed since the last completed run"
+    else:
+        why = "no run of this worker has completed yet"
     return (
-        f"{found}, and no run of this worker has ended yet: its runs are skipped until one is confirmed. Look: "
+        f"{found}, and {why}: its runs are skipped until one is confirmed. Look: "
         f"housekeeping plan {worker}; then: housekeeping run {worker} --confirm"
     )
 
 
+@dataclass(frozen=True, slots=True)
+class FirstRun:
+    """Result of the check.
+
+    Attributes:
+      unconfirmed: Why the run needs a confirmation; None if it needs none.
+      fingerprint: What the run writes into its row once it has completed; None if that is known already.
+    """
+
+    unconfirmed: Unconfirmed | None = None
+    fingerprint: str | None = None
+
+
 def check_first_run(
     sweep: Sweep, stages: Sequence[Stage], now: datetime, argument: Any = None, *, confirmed: bool = False
-) -> Unconfirmed | None:
-    """Return why the run needs a confirmation; None if it needs none.
+) -> FirstRun:
+    """Return whether the run needs a confirmation: the sweep's first one, or the first of a changed predicate.
 
     Counts the rows and the stale rows of each table up to 100,000.
 
     Raises:
       peewee.PeeweeException: The database does not answer, or the library's own tables are missing.
     """
-    if confirmed or not sweep.confirm_first_run:
-        return None
-    if runs.has_worked(sweep.name):
-        return None
+    if not sweep.confirm_first_run:
+        return FirstRun()
+    current, last = fingerprint(sweep, stages), runs.last_predicate(sweep.name)
+    if last is not None and last[0] == current:
+        return FirstRun(fingerprint=None if last[1] else current)
+    # A run of an earlier version has completed without a fingerprint.
+    if confirmed or (last is None and runs.has_worked(sweep.name)):
+        return FirstRun(fingerprint=current)
+    unconfirmed = _exceeding_table(sweep, stages, now, argument, changed=last is not None)
+    return FirstRun(unconfirmed, current)
+
+
+def _exceeding_table(
+    sweep: Sweep, stages: Sequence[Stage], now: datetime, argument: Any, *, changed: bool
+) -> Unconfirmed | None:
     tables: dict[str, list[Stage]] = {}
     for each in stages:
         if isinstance(each, TableStage):
@@ -102,7 +134,7 @@ def check_first_run(
             # The limit was found to be exceeded; the operator needs to know by how much.
             stale = _stale(sweep, table_stages, now, _COUNTED, argument) or Backlog(stale.rows + 1, exact=False)
         if stale is None or stale.rows > limit:
-            return Unconfirmed(with_argument(sweep.name, argument), table, stale, limit, rows)
+            return Unconfirmed(with_argument(sweep.name, argument), table, stale, limit, rows, changed)
     return None
 
 
