@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Final
 
 _KEPT: Final = frozenset("\n ")
@@ -78,3 +79,16 @@ def _visible(character: str) -> str:
     if character in _KEPT or character.isprintable():
         return character
     return character.encode("unicode_escape").decode("ascii")
+
+
+#: Types whose values are written out.
+_WRITTEN_OUT: Final = bool | int | float | str | bytes | list | tuple | dict | set | frozenset | timedelta
+
+
+def described(value: object, most: int = 60) -> str:
+    """Return a wrong value for an error text. Of an object that may send a query when it is written out, its type."""
+    if value is None or isinstance(value, type | _WRITTEN_OUT):
+        return repr(value)[:most]
+    if (name := getattr(value, "__name__", None)) is not None and callable(value):
+        return "a lambda" if name == "<lambda>" else f"the function {name}"
+    return f"an object of type {type(value).__name__}"

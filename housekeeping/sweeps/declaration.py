@@ -20,10 +20,7 @@ from housekeeping.database.primary_key import identify
 from housekeeping.leases.renewal import SHORTEST_TTL
 from housekeeping.sweeps.checks.field_types import check_types
 from housekeeping.sweeps.checks.predicates import check_predicate
-from housekeeping.sweeps.checks.validation import (
-    check_form,
-    check_stage,
-)
+from housekeeping.sweeps.checks.validation import check_form, check_names, check_stage
 from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
 from housekeeping.sweeps.limits.breaker import Breaker
@@ -47,6 +44,9 @@ MAX_RETRIES: Final = 25
 
 #: Form of a name: it is used in URLs, Redis keys and on command lines.
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
+
+#: A time so long ago cannot be subtracted from every date.
+_LONGEST_AGE: Final = timedelta(days=36_525)
 
 #: Counts that the engine adds to a run.
 _RESERVED: Final = ("breaker", "clock_skew_s", "confirmed", "predicate", "throttled", "unconfirmed")
@@ -173,6 +173,12 @@ class Sweep:
     #: Whether the predicates could not be checked at declaration, because one of them raised.
     _unchecked: ClassVar[bool] = False
 
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __new__(cls, *_: Any, **given: Any) -> Sweep:
+            check_names(cls, given)
+            return super().__new__(cls)
+
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise DeclarationError(f'Sweep: name is {self.name!r}; write a text, such as "sessions.expired"')
@@ -197,6 +203,11 @@ class Sweep:
             raise DeclarationError(
                 f"{self.name}: stale_after is {self.stale_after!r}, so rows that are not old yet would be stale; write "
                 "how old a row must be, such as timedelta(days=14), or None"
+            )
+        if self.stale_after is not None and self.stale_after > _LONGEST_AGE:
+            raise DeclarationError(
+                f"{self.name}: stale_after is {self.stale_after.days:,} days, over 100 years, so no row is ever stale; "
+                "write how old a row must be, such as timedelta(days=14)"
             )
         if self.shards < 1 or (self.shards > 1 and not self.divisible):
             raise DeclarationError(

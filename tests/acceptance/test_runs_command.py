@@ -152,6 +152,18 @@ def test_why_names_a_manual_run_after_the_last_tick(command: Command, add: Calla
     assert "next: the next tick is " in explained
 
 
+def test_why_names_a_message_that_no_worker_takes(command: Command, add: Callable[[int], None]) -> None:
+    add(3)
+    command("run", WORKER)
+    unqueued = json.loads(command("why", WORKER, "--json").stdout)["queued"]
+
+    command("enqueue", WORKER)
+    shown = command("why", WORKER).stdout
+
+    assert unqueued is None
+    assert "1 message is in its queue 'cronjob'" in shown
+
+
 def test_why_explains_a_run_by_its_id_alone(command: Command, record: Record) -> None:
     run_id = record(outcome="done", counts={"failed": 2})
 

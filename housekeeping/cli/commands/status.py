@@ -197,7 +197,7 @@ def _last_runs_table(statuses: list[WorkerStatus], now: datetime) -> Table:
 
 
 def _queues_table(queues: dict[str, QueueLengths]) -> Table:
-    rows = table("QUEUE", ">WAITING", ">DELAYED", ">DEAD")
+    rows = table("QUEUE", ">WAITING OR RUNNING", ">DELAYED", ">DEAD")
     for name, lengths in queues.items():
         rows.add_row(name, f"{lengths.waiting:,}", f"{lengths.delayed:,}", f"{lengths.dead:,}")
     return rows

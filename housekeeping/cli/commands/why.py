@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 import click
 
+from housekeeping.brokers.queues import queue_lengths
 from housekeeping.cli.commands.runs import attempts_table, print_explanation, run_with
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.formatting import out, print_table, progress
-from housekeeping.core.errors import RedisUnavailable, WrongArgument
+from housekeeping.core.errors import HousekeepingError, RedisUnavailable, WrongArgument
 from housekeeping.core.redis_client import redis_client, translate_redis_errors
 from housekeeping.core.settings import Settings
 from housekeeping.core.wording import format_duration
@@ -22,7 +24,15 @@ from housekeeping.presentation.formatting import format_time
 from housekeeping.presentation.time_parsing import parse_past_time
 from housekeeping.presentation.workers import find_worker
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.explain import Attempt, Explanation, WasSent, explain_run, meaning_of, with_newer_run
+from housekeeping.sweeps.insight.explain import (
+    Attempt,
+    Explanation,
+    WasSent,
+    explain_run,
+    meaning_of,
+    queued_messages,
+    with_newer_run,
+)
 from housekeeping.sweeps.insight.explain import why as explain_tick
 from housekeeping.sweeps.ledger.history import RunRecord
 from housekeeping.sweeps.processes.heartbeats import read_processes
@@ -65,7 +75,9 @@ def why(name: str, tick: str | None, as_json: bool) -> None:
             client = None if settings.redis_url is None else redis_client(settings.redis_url)
             processes = read_processes(client, settings.namespace, now)
             answer = explain_tick(sweep, time, now, settings.timezone, _was_sent(settings, name, now), processes)
-            answer = answer if tick is not None else with_newer_run(answer)
+            if tick is None:
+                queued = queued_messages(sweep, _messages(settings, sweep.queue), processes)
+                answer = replace(with_newer_run(answer), queued=queued)
     if as_json:
         click.echo(json.dumps(answer.as_json(), default=lambda value: value.isoformat()))
         return
@@ -95,6 +107,16 @@ def _was_sent(settings: Settings, name: str, now: datetime) -> WasSent:
     return was_sent
 
 
+def _messages(settings: Settings, queue: str) -> int:
+    """Return the number of messages in a queue, waiting or running; 0 if the broker cannot be asked."""
+    if settings.redis_url is None:
+        return 0
+    try:
+        return queue_lengths(settings, [queue])[queue].waiting
+    except HousekeepingError:
+        return 0
+
+
 def _print(answer: Explanation, sweep: Sweep | None, now: datetime) -> None:
     subject = "" if answer.tick is None else f", tick {format_time(answer.tick, '%Y-%m-%d %H:%M')} UTC"
     subject = subject if answer.run_id is None else f", run {answer.run_id}"
@@ -105,6 +127,8 @@ def _print(answer: Explanation, sweep: Sweep | None, now: datetime) -> None:
         print_explanation(answer)
     if answer.newer_run is not None:
         out.print(_describe_newer_run(answer.worker, answer.newer_run, now), soft_wrap=True)
+    if answer.queued is not None:
+        out.print(answer.queued, soft_wrap=True)
     if answer.attempts:
         out.print()
         print_table(attempts_table(answer, sweep))

@@ -11,8 +11,7 @@ from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from housekeeping.core.errors import DeclarationError
-
-_SHOWN: Final = 60  # characters of a wrong value
+from housekeeping.core.sanitize import described
 
 #: Example of a value by its type.
 _FORMS: Final[Mapping[Any, str]] = {
@@ -39,6 +38,9 @@ _EXAMPLES: Final[Mapping[str, str]] = {
     "then": "Delete() or Transition(machine, event)",
 }
 
+#: Fields whose default only stands for a missing value.
+_REQUIRED: Final = ("stale", "action")
+
 
 def check_types(owner: str, declared: Any) -> None:
     """Raise unless every field of a dataclass has a value of its declared type.
@@ -50,7 +52,7 @@ def check_types(owner: str, declared: Any) -> None:
     for name, hint in _hints(kind).items():
         value = getattr(declared, name)
         if not _fits(value, hint):
-            raise DeclarationError(f"{owner}: {name} is {repr(value)[:_SHOWN]}; write {_form(name, value, hint)}")
+            raise DeclarationError(f"{owner}: {name} is {described(value)}; write {_form(name, value, hint)}")
 
 
 @lru_cache
@@ -69,7 +71,7 @@ def _form(name: str, value: Any, hint: Any) -> str:
         forms = [_EXAMPLES[name]]
     else:
         forms = [_form_of(kind) for kind in kinds if kind is not NoneType]
-    return " or ".join([*dict.fromkeys(forms), *(["None"] if NoneType in kinds else [])])
+    return " or ".join([*dict.fromkeys(forms), *(["None"] if NoneType in kinds and name not in _REQUIRED else [])])
 
 
 def _form_of(hint: Any) -> str:

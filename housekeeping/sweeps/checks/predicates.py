@@ -27,9 +27,10 @@ from peewee import (
 )
 
 from housekeeping.core.errors import DeclarationError
+from housekeeping.core.sanitize import described
 from housekeeping.sweeps.checks.parentheses import EACH_IN_PARENTHESES, JoinedConditions
 from housekeeping.sweeps.table_models.naming import EXAMPLE as ROW_EXAMPLE
-from housekeeping.sweeps.table_models.naming import RowPredicate
+from housekeeping.sweeps.table_models.naming import RowPredicate, of_another_library
 
 #: Two times that differ in every part, also in the day of the week.
 _TIMES: Final = (datetime(2024, 2, 12, 3, 14, 15, 926535, UTC), datetime(2026, 11, 25, 16, 47, 38, 1, UTC))
@@ -95,11 +96,12 @@ def check_predicate(
     for condition in conditions:
         if not isinstance(condition, Node):
             raise DeclarationError(
-                f"{name}: stale returns {_shown(condition)}; write a condition on columns: {example}{_hint(condition)}"
+                f"{name}: stale returns {described(condition)}; write a condition on columns: {example}"
+                f"{_hint(condition)}"
             )
     for value in joined.values:
         raise DeclarationError(
-            f"{name}: stale joins a condition with {_shown(value)}; {EACH_IN_PARENTHESES}{_hint(value)}"
+            f"{name}: stale joins a condition with {described(value)}; {EACH_IN_PARENTHESES}{_hint(value)}"
         )
     if model is not None:
         _check_columns(name, model, conditions[0])
@@ -126,13 +128,9 @@ def check_predicate(
 
 
 def _hint(value: object) -> str:
-    return "; instead of column is None write column.is_null()" if isinstance(value, bool) else ""
-
-
-def _shown(value: object) -> str:
-    """Return a value of the predicate as text. Others than plain ones are not written out: a query would be sent."""
-    plain = value is None or isinstance(value, bool | int | float | str) or value == ()
-    return repr(value) if plain else f"an object of type {type(value).__name__}"
+    if isinstance(value, bool):
+        return "; instead of column is None write column.is_null()"
+    return of_another_library(value)
 
 
 class _OwnColumns(Context):

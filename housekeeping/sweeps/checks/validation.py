@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -9,10 +11,12 @@ from blinker import NamedSignal
 from peewee import Field, Model, Ordering
 
 from housekeeping.core.errors import DeclarationError
+from housekeeping.core.sanitize import described
 from housekeeping.database.connection import database
 from housekeeping.database.primary_key import is_implicit_key, key_of
 from housekeeping.sweeps.stages.call import Call, CallStage
 from housekeeping.sweeps.stages.table_stage import TableStage
+from housekeeping.sweeps.table_models.naming import of_another_library
 
 _FORMS: Final = {
     "stale": "lambda now: Session.expires_at <= now",
@@ -44,12 +48,24 @@ def check_form(sweep: Any) -> None:
     if event is None and columns:
         raise DeclarationError(f"{name}: event_columns without an event; give event=events.event('shop.order_expired')")
     if event is not None and not isinstance(event, NamedSignal):
-        raise DeclarationError(f"{name}: event is {event!r}; it should be events.event('shop.order_expired')")
+        raise DeclarationError(f"{name}: event is {described(event)}; it should be events.event('shop.order_expired')")
     for key, column in columns.items() if isinstance(columns, Mapping) else ():
         if not isinstance(column, Field):
-            raise DeclarationError(f'{name}: event_columns has {column!r} as {key!r}; write {{"order_id": Order.id}}')
+            raise DeclarationError(
+                f'{name}: event_columns has {described(column)} as {key!r}; write {{"order_id": Order.id}}'
+            )
     if has_stages and (sweep.columns or sweep.row_log is not None):
         raise DeclarationError(f"{name}: a sweep of stages has no columns and no row_log; give them to each TableStage")
+
+
+def check_names(kind: type[Any], given: Mapping[str, Any]) -> None:
+    """Reject a keyword that is no field of the declaration."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(names)}"
+            raise DeclarationError(f"{given.get('name', kind.__name__)}: there is no field {name!r}; {hint}")
 
 
 def check_order(name: str, order: tuple[Any, ...]) -> None:
@@ -59,7 +75,9 @@ def check_order(name: str, order: tuple[Any, ...]) -> None:
             known_as = getattr(column.node, "name", "the column")
             raise DeclarationError(f"{name}: order is always oldest first; write {known_as} without .asc() and .desc()")
         if not isinstance(column, Field):
-            raise DeclarationError(f"{name}: order has {column!r}; write columns: {_FORMS['order']}")
+            raise DeclarationError(
+                f"{name}: order has {described(column)}; write columns: {_FORMS['order']}{of_another_library(column)}"
+            )
         if column.model is not order[0].model:
             raise DeclarationError(
                 f"{name}: order has {column.model.__name__}.{column.name}, but begins with a column of "

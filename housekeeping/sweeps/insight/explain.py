@@ -104,6 +104,7 @@ class Explanation:
       run_id: The explained run; None when a tick is explained.
       origin: What started that run, and the lost run it took over from.
       next_step: What happens after that run.
+      queued: The messages in the worker's queue, and whether a process serves it; None: none, or unknown.
     """
 
     worker: str
@@ -115,6 +116,7 @@ class Explanation:
     run_id: int | None = None
     origin: str | None = None
     next_step: str | None = None
+    queued: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the object of ``housekeeping why --json``."""
@@ -237,6 +239,15 @@ def with_newer_run(explanation: Explanation) -> Explanation:
             newer = latest.run_id > attempts[-1].run_id if attempts else latest.started_at > tick
             return replace(explanation, newer_run=_attempt(latest)) if newer else explanation
     return explanation
+
+
+def queued_messages(sweep: Sweep, messages: int, processes: Processes) -> str | None:
+    """Return what is in the worker's queue, and that no process serves it; None for an empty queue."""
+    if not messages:
+        return None
+    found = f"{counted(messages, 'message is', 'messages are')} in its queue {sweep.queue!r}"
+    no_worker = no_living_worker(processes, sweep.queue)
+    return f"{found}, waiting or running" if no_worker is None else f"{found}, but {no_worker}"
 
 
 def _attempt(record: RunRecord) -> Attempt:

@@ -158,9 +158,11 @@ def _last_run_alerts(
     yield from first_run_alerts(last["reason"], last["counts"])
     yield from failed_runs_alerts(sweep)
     yield from recent_runs_alerts(sweep)
-    if sweep.schedule and state_of(sweep, switch) in ("on", "narrow"):
+    is_running = last["outcome"] is None and not is_lost(None, last["heartbeat_age_s"])
+    if sweep.schedule and not is_running and state_of(sweep, switch) in ("on", "narrow"):
         cron = Cron(sweep.schedule, zone)
-        began: Any = Run.select(fn.MAX(Run.started_at)).where((Run.worker == sweep.name) & (Run.outcome != "missed"))
+        was_run = Run.outcome.is_null() | (Run.outcome != "missed")
+        began: Any = Run.select(fn.MAX(Run.started_at)).where((Run.worker == sweep.name) & was_run)
         yield from overdue_alerts(sweep, began.scalar(), now, cron.period(now).total_seconds())
 
 

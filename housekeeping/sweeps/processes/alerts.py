@@ -75,14 +75,16 @@ def no_living_worker(processes: Processes, queue: str) -> str | None:
 
 
 def _since(last: Process) -> str:
-    how = "stopped" if last.said.stopped else "last heartbeat"
-    return f"since {last.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC ({how} of {last.name}, {format_duration(last.age_s)} ago)"
+    ago = f"{format_duration(last.age_s)} ago"
+    how = f"{last.name} stopped {ago}" if last.said.stopped else f"last heartbeat of {last.name}, {ago}"
+    return f"since {last.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC ({how})"
 
 
 def _no_worker(processes: Processes, queue: str, waiting: int) -> Iterator[Alert]:
     text = no_living_worker(processes, queue)
     if text is not None:
-        yield Alert(NO_WORKER, f"{text}; {counted(waiting, 'message waits', 'messages wait')}", 0, waiting)
+        messages = f"; {counted(waiting, 'message waits', 'messages wait')}" if waiting else ""
+        yield Alert(NO_WORKER, f"{text}{messages}", 0, waiting)
 
 
 def _no_scheduler(processes: Processes, period: timedelta) -> Iterator[Alert]:

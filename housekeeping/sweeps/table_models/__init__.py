@@ -15,6 +15,7 @@ from typing import Any, Final
 from peewee import Model
 
 from housekeeping.core.errors import DeclarationError
+from housekeeping.core.sanitize import described
 from housekeeping.sweeps.table_models.columns import build_model
 
 #: A module that is imported wherever an object of its library is, and the module here that reads such objects.
@@ -41,8 +42,8 @@ def model_of(table: object) -> type[Any]:
     model = _built(table) if isinstance(table, Hashable) else None
     if model is None:
         raise DeclarationError(
-            f"{table!r} is no table; it should be a Django model, a SQLAlchemy Table or mapped class, or a model "
-            "derived from housekeeping.BaseModel"
+            f"{described(table)} is no table; it should be a Django model, a SQLAlchemy Table or mapped class, or a "
+            "model derived from housekeeping.BaseModel"
         )
     return model
 

@@ -112,6 +112,14 @@ def event_columns_of(sweep: str, model: type[Model], names: Mapping[str, str]) -
     return {key: column_named(sweep, model, name) for key, name in names.items()}
 
 
+def of_another_library(value: object) -> str:
+    """Return the end of an error text that names `Sweep.on`, if the value belongs to Django or SQLAlchemy."""
+    library = type(value).__module__.partition(".")[0]
+    if library not in ("django", "sqlalchemy"):
+        return ""
+    return "; for a table of Django or SQLAlchemy write Sweep.on(table, ...), with columns by name: row.expires_at"
+
+
 def _described(column: object) -> str:
     owner = getattr(getattr(column, "class_", None) or getattr(column, "model", None), "__name__", None)
     name = _name_of(column)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 import pytest
+import sqlalchemy
 from peewee import BigAutoField, TextField
 
 from housekeeping import events
@@ -25,6 +26,7 @@ from housekeeping.sweeps import (
     ThrottleLimits,
     Transition,
     UtcDateTimeField,
+    model_of,
 )
 
 
@@ -44,6 +46,13 @@ class State(StrEnum):
 
 
 machine: Final = StateMachine(Ticket.state, State, {"close": ([State.OPEN], State.CLOSED)})
+
+
+class Rows:
+    """Stands for a QuerySet, which sends its query when it is written out."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("the query was sent")
 
 
 def sweep(**given: Any) -> Sweep:
@@ -86,6 +95,27 @@ def sweep(**given: Any) -> Sweep:
         (
             {"event": events.event("shop.ticket_ended"), "event_columns": {"id": "id"}},
             "event_columns has 'id' as 'id'; write {\"order_id\": Order.id}",
+        ),
+        ({"stale_afer": 14}, "there is no field 'stale_afer'; did you mean stale_after?"),
+        ({"nothing": 14}, "there is no field 'nothing'; the fields are name, stale, always_stale, order, "),
+        (
+            {"stale_after": timedelta(days=999_999)},
+            "stale_after is 999,999 days, over 100 years, so no row is ever stale; write how old a row must",
+        ),
+        (
+            {"action": lambda rows: None},
+            "action is a lambda; write Delete(), Transition(machine, event) or Call(function, then=Delete())",
+        ),
+        ({"action": Rows()}, "action is an object of type Rows; write Delete(), "),
+        (
+            {"order": (sqlalchemy.column("ends"), Ticket.id)},
+            "order has an object of type ColumnClause; write columns: (Session.expires_at, Session.id); for a table of "
+            "Django or SQLAlchemy write Sweep.on(table, ...), with columns by name: row.expires_at",
+        ),
+        (
+            {"stale": lambda now: sqlalchemy.column("ends") < now},
+            "stale returns an object of type BinaryExpression; write a condition on columns: lambda now: "
+            "Session.expires_at <= now; for a table of Django or SQLAlchemy write Sweep.on(table, ...)",
         ),
         ({"stages": lambda sweep: []}, "give stale, order and action, or stages; not both"),
     ],
@@ -175,3 +205,19 @@ def test_order_of_a_stage_is_checked_as_well() -> None:
 
     with pytest.raises(DeclarationError, match="shop.tickets: order is always oldest first; write ends without"):
         Sweep(name="shop.tickets", stages=lambda sweep: [stage])
+
+
+def test_field_that_does_not_exist_is_rejected_on_any_table() -> None:
+    with pytest.raises(DeclarationError, match="shop.tickets: there is no field 'schedul'; did you mean schedule?"):
+        Sweep.on(
+            Ticket,
+            name="shop.tickets",
+            stale=lambda row, now: row.ends < now,
+            action=Delete(),
+            schedul="* * * * *",  # type: ignore[call-arg]
+        )
+
+
+def test_object_that_is_no_table_is_rejected_without_writing_it_out() -> None:
+    with pytest.raises(DeclarationError, match="an object of type Rows is no table"):
+        model_of(Rows())

@@ -99,3 +99,14 @@ def test_process_killed_again_and_again_does_not_fill_the_list() -> None:
 
     assert [each.alive for each in listed] == [True] + [False] * 10
     assert stopped not in listed
+
+
+def test_alert_names_the_stopped_worker_and_counts_only_messages_that_wait() -> None:
+    stopped = Processes((process("worker", 2.5, stopped=True),))
+
+    def text(waiting: dict[str, int]) -> str:
+        return process_alerts([sweep()], stopped, waiting, NOW, UTC, ever_ran=True)[0].text
+
+    said = "no worker serves the queue 'cronjob' since 2026-11-20 12:00:27 UTC (a:7 stopped 2.5 s ago): "
+    assert text({}) == f"{said}start `housekeeping worker`"
+    assert text({"cronjob": 2}) == f"{said}start `housekeeping worker`; 2 messages wait"

@@ -4,6 +4,7 @@ import dataclasses
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -13,7 +14,7 @@ from housekeeping.sweeps.engine.rejection_store import Rejected, record
 from housekeeping.sweeps.insight.backlog import Rates
 from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.ledger import runs
-from housekeeping.sweeps.ledger.models import Run, Switch
+from housekeeping.sweeps.ledger.models import NOW, Run, Switch
 from housekeeping.sweeps.ledger.overrides import Override, overrides, switch
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
@@ -164,6 +165,25 @@ def test_missed_ticks_do_not_clear_the_overdue_alert(statuses: type[UserStatus])
     _ended("missed", seconds_ago=10, took_s=0)
 
     assert _names() == ["overdue"]
+
+
+@pytest.mark.parametrize(
+    ("started_s_ago", "heartbeat", "rings"),
+    [
+        (400, NOW, []),
+        (170, NOW - timedelta(minutes=5), []),
+        (400, NOW - timedelta(minutes=5), ["overdue"]),
+    ],
+    ids=["running", "lost", "lost_long_ago"],
+)
+def test_worker_with_an_open_run_is_overdue_only_if_that_was_lost_long_ago(
+    statuses: type[UserStatus], started_s_ago: float, heartbeat: Any, rings: list[str]
+) -> None:
+    _ended("done", seconds_ago=900)
+    started_at = _NOW - timedelta(seconds=started_s_ago)
+    Run.insert(worker=sweep.name, trigger="schedule", started_at=started_at, heartbeat_at=heartbeat).execute()
+
+    assert [name for name in _names() if name == "overdue"] == rings
 
 
 @pytest.mark.parametrize(
