@@ -219,6 +219,9 @@ class _Statement:
             arguments: Any = node.arguments
             if str(node.name).upper() == "JSONB_BUILD_ARRAY":
                 return [self._value(each, row) for each in arguments]
+            if str(node.name).upper() == "JSONB_EXTRACT_PATH_TEXT":
+                document, *path = (self._value(each, row) for each in arguments)
+                return document.get(*path)
             if str(node.name).upper() == "EXISTS":
                 return any(True for _ in self._found(arguments[0]))
             raise Unknown(node.name)
