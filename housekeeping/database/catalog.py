@@ -14,13 +14,13 @@ from housekeeping.database.connection import database
 #: Constraints of a view, a foreign table or an inheritance parent do not hold for all of its rows.
 #: PostgreSQL 18 also sets attnotnull for a NOT NULL constraint that is NOT VALID.
 _READ_TABLE: Final = """WITH there AS (
-    SELECT given.id, pg_class.relkind IN ('r', 'p') AND NOT (
-        pg_class.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits WHERE inhparent = given.id)
-    ) AS enforced
+    SELECT given.id, pg_class.relkind = 'r' AND NOT EXISTS (
+        SELECT FROM pg_inherits WHERE inhparent = given.id
+    ) AS plain, pg_class.relkind = 'p' AS partitioned
     FROM (SELECT to_regclass(%s) AS id) AS given LEFT JOIN pg_class ON pg_class.oid = given.id
 ), columns AS (
     SELECT attnum, attname::text AS name, coalesce(nullif(typbasetype, 0), atttypid)::regtype::text AS type,
-        there.enforced AND attnotnull AND NOT EXISTS (
+        (plain OR partitioned) AND attnotnull AND NOT EXISTS (
             SELECT FROM pg_constraint
             WHERE conrelid = there.id AND contype = 'n' AND NOT convalidated AND conkey = ARRAY[attnum]
         ) AS not_null
@@ -33,9 +33,9 @@ _READ_TABLE: Final = """WITH there AS (
         JOIN columns ON attnum = number AND not_null AND place <= indnkeyatts
     ) AS names
     FROM there JOIN pg_index ON indrelid = there.id
-    WHERE enforced AND indisunique AND indisvalid AND indpred IS NULL
+    WHERE (plain OR partitioned) AND indisunique AND indisvalid AND indpred IS NULL
 )
-SELECT id IS NOT NULL, coalesce(enforced, false), (
+SELECT id IS NOT NULL, coalesce(plain OR partitioned, false), coalesce(plain, false), (
     SELECT jsonb_agg(names ORDER BY indisprimary DESC, indnkeyatts, indexrelid)
     FROM keys WHERE jsonb_array_length(names) = indnkeyatts
 ), (SELECT jsonb_object_agg(name, type) FROM columns), (SELECT jsonb_agg(name) FROM columns WHERE not_null)
@@ -54,6 +54,7 @@ class Table:
       exists: Whether the table exists.
       enforced: Whether its keys and NOT NULL hold for all of its rows. False for a view, a foreign table and an
         inheritance parent; those have no `keys` and no `not_null` here.
+      plain: Whether all rows are in this one table, so that a ctid names a row. False for a partitioned table as well.
       keys: Columns of the primary key, in order, then of each unique index over NOT NULL columns.
       columns: Column -> type.
       not_null: Columns in which no row has NULL.
@@ -61,6 +62,7 @@ class Table:
 
     exists: bool
     enforced: bool = False
+    plain: bool = False
     keys: Sequence[tuple[str, ...]] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
     not_null: frozenset[str] = frozenset()
@@ -126,8 +128,8 @@ def read_table(model: type[Model]) -> Table:
       peewee.PeeweeException: If the catalog cannot be read.
     """
     row: Any = database.execute_sql(_READ_TABLE, (quoted_name(model),)).fetchone()
-    exists, enforced, keys, columns, not_null = row
-    return Table(exists, enforced, [tuple(key) for key in keys or ()], columns or {}, frozenset(not_null or ()))
+    exists, enforced, plain, keys, columns, not_null = row
+    return Table(exists, enforced, plain, [tuple(key) for key in keys or ()], columns or {}, frozenset(not_null or ()))
 
 
 def partitioned_table_of(model: type[Model]) -> str | None:

@@ -5,12 +5,14 @@ Compiling the statement of a batch takes peewee longer than PostgreSQL needs to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any, Final
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from peewee import Query, Value
 
 from housekeeping.database.connection import database
+
+T = TypeVar("T")
 
 
 class Parameter(Value):
@@ -46,31 +48,36 @@ class CompiledQuery:
 
     def rows(self, *values: Any) -> list[tuple[Any, ...]]:
         """Execute the query with these values for its placeholders; return the driver's rows."""
+        rows: list[tuple[Any, ...]] = database.execute_sql(self._sql, self._with(values)).fetchall()
+        return rows
+
+    def _with(self, values: Sequence[Any] | Mapping[int, Any]) -> list[Any]:
+        """Return the parameters with these values for the placeholders."""
         parameters = list(self._parameters)
         for index, number in self._placeholders:
             parameters[index] = values[number]
-        rows: list[tuple[Any, ...]] = database.execute_sql(self._sql, parameters).fetchall()
-        return rows
+        return parameters
 
 
 class QueryCache:
     """Compiled queries of one purpose; a query of another purpose empties the cache."""
 
     def __init__(self) -> None:
-        self._cached: tuple[Hashable, dict[Hashable, CompiledQuery]] = (None, {})
+        self._cached: tuple[Hashable, dict[Hashable, Any]] = (None, {})
 
-    def get(self, purpose: Hashable, form: Hashable, make: Callable[[], Query]) -> CompiledQuery:
+    def get(self, purpose: Hashable, form: Hashable, make: Callable[[], T]) -> T:
         """Return the query of this form; compile it if it is not cached.
 
         Parameters:
           purpose: What all cached queries have in common, such as the run that they are compiled for.
           form: Distinguishes the queries of one purpose.
-          make: Returns the query to compile.
+          make: Compiles the query.
         """
         cached_purpose, queries = self._cached  # read once, because another thread may replace both
         if cached_purpose != purpose:
             queries = {}
             self._cached = (purpose, queries)
         if form not in queries:
-            queries[form] = CompiledQuery(make())
-        return queries[form]
+            queries[form] = make()
+        query: T = queries[form]
+        return query

@@ -15,6 +15,7 @@ from housekeeping.core.errors import DatabaseUnavailable, SettingsError, Transac
 from housekeeping.core.sanitize import error_line, mask_secrets
 from housekeeping.database.peewee_database import Database as Database
 from housekeeping.database.peewee_database import DatabaseHandle
+from housekeeping.database.peewee_database import is_connection_lost as is_connection_lost
 from housekeeping.database.peewee_database import sqlstate as sqlstate
 
 
@@ -32,6 +33,9 @@ class GuardedConnection(Connection):
 
     The library uses autocommit mode, in which psycopg2 ignores `commit` and `rollback`, but ``with connection:`` still
     commits. While the connection is lent, all three raise TransactionEnded, and so does `close`.
+
+    Attributes:
+      prepared: Prepared statements of this connection: query -> name.
     """
 
     _lent = False
@@ -40,6 +44,10 @@ class GuardedConnection(Connection):
     close = _refused_while_lent("close", "close()")
     set_session = _refused_while_lent("set_session", "set_session()")
     __enter__ = _refused_while_lent("__enter__", "with connection:")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.prepared: dict[Any, str] = {}
 
     @contextmanager
     def lent(self) -> Iterator[None]:

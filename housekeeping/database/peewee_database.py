@@ -12,7 +12,15 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
-from peewee import DatabaseProxy, InterfaceError, OperationalError, PostgresqlDatabase, ProgrammingError, _transaction
+from peewee import (  # type: ignore[attr-defined]  # the wrapper of the driver's errors is not in the stubs
+    DatabaseProxy,
+    InterfaceError,
+    OperationalError,
+    PostgresqlDatabase,
+    ProgrammingError,
+    __exception_wrapper__,
+    _transaction,
+)
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_INTRANS
 
 from housekeeping.core.telemetry.context import waiting_for
@@ -151,9 +159,37 @@ class Database(PostgresqlDatabase):
         return super().connection()
 
     def execute_sql(self, sql: str, params: Any = None) -> Any:
+        return self._execute(lambda: self._execute_sql(sql, params))
+
+    def fetch_at_once(self, text: bytes) -> list[tuple[Any, ...]]:
+        """Execute statements in one round trip and a transaction of their own; return the rows of the last one.
+
+        They are never repeated: after a lost connection it is unknown whether they have taken effect.
+        """
+
+        def fetch() -> list[tuple[Any, ...]]:
+            with __exception_wrapper__:
+                cursor = self.cursor()
+                cursor.execute(text)
+                rows: list[tuple[Any, ...]] = cursor.fetchall()
+                return rows
+
+        return self._execute(fetch)
+
+    def mogrify(self, sql: str, params: Any) -> bytes:
+        """Return the statement with its parameters, as it is sent to the server."""
+        text: bytes = self.cursor().mogrify(sql, params)
+        return text
+
+    def prepared_statements(self) -> dict[Any, str]:
+        """Return the prepared statements of the thread's connection: query -> name."""
+        prepared: dict[Any, str] = self.connection().prepared
+        return prepared
+
+    def _execute(self, step: Callable[[], T]) -> T:
         with waiting_for("database"):
             try:
-                return self._execute_sql(sql, params)
+                return step()
             except ProgrammingError as error:
                 if sqlstate(error) == _UNDEFINED_COLUMN:
                     self.unknown_columns += 1
@@ -200,6 +236,12 @@ class Database(PostgresqlDatabase):
             self._state.closed = True  # `close` refuses within a transaction
             self.connect()
             return step()
+
+
+def is_connection_lost(error: BaseException) -> bool:
+    """Return whether the driver has lost its connection, or had none."""
+    code = sqlstate(error)
+    return isinstance(error, OperationalError | InterfaceError) and (code is None or code.startswith(("08", "57P")))
 
 
 def sqlstate(error: BaseException) -> str | None:

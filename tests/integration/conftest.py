@@ -15,6 +15,7 @@ from housekeeping.core.telemetry import error_reporting
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.integration.statements import watch_statements
 
 #: Adds this many statuses whose time is `due`, an SQL expression that may use n, from 1 on.
 AddStatuses = Callable[..., None]
@@ -77,11 +78,5 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every statement the library sends from now on."""
     sent: list[str] = []
-    execute_sql = Database.execute_sql
-
-    def execute_and_note(self: Database, sql: str, params: Any = None) -> Any:
-        sent.append(sql)
-        return execute_sql(self, sql, params)
-
-    monkeypatch.setattr(Database, "execute_sql", execute_and_note)
+    watch_statements(monkeypatch, lambda sql: sent.append(sql))
     return sent

@@ -22,6 +22,7 @@ from housekeeping.sweeps.ledger import outbox
 from housekeeping.sweeps.ledger.outbox import Stored
 from housekeeping.sweeps.stages.bisection import is_row_error, is_timeout
 from housekeeping.sweeps.stages.stage import Announcement, Announcing, BatchResult, Stage
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 logger = named_logger(__name__)
 
@@ -42,6 +43,19 @@ class Announcer:
     _stored: list[Stored] = field(default_factory=list)
     _failing: set[tuple[str, str]] = field(default_factory=set)
 
+    @staticmethod
+    def needs_transaction(stage: TableStage) -> bool:
+        """Return whether the stage's event has handlers in the transaction, or an outbox."""
+        if stage.event is None:
+            return False
+        handlers = events.handlers_of(stage.event[0])
+        return bool(handlers.within_transaction or handlers.outbox)
+
+    def collect(self, stage: Stage, result: BatchResult) -> None:
+        """Keep the batch's events for `after_commit`, instead of those of an attempt that was rolled back."""
+        found = stage.announcements(result) if isinstance(stage, Announcing) else ()
+        self._announcements, self._stored = [each for each in found if each.rows], []
+
     def announce(self, stage: Stage, result: BatchResult) -> None:
         """Call the handlers within the batch's transaction, and store rows in the outbox.
 
@@ -50,9 +64,7 @@ class Announcer:
           TransactionEnded: A handler ends the transaction, or tries to.
           Exception: Any other error of a handler, such as a lost connection. No row is at fault.
         """
-        found = stage.announcements(result) if isinstance(stage, Announcing) else ()
-        # Replaces the rows of an attempt that was rolled back.
-        self._announcements, self._stored = [each for each in found if each.rows], []
+        self.collect(stage, result)
         for each in self._announcements:
             for handler in events.handlers_of(each.event).within_transaction:
                 self._call(handler, each)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +17,13 @@ from housekeeping.core.errors import HousekeepingError, SameErrorRepeated
 from housekeeping.core.sanitize import error_line, shortened
 from housekeeping.core.telemetry.context import span
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.connection import database, sqlstate
+from housekeeping.database.connection import database, is_connection_lost, sqlstate
 from housekeeping.sweeps.engine.announcing import Announcer
 from housekeeping.sweeps.engine.batch_bisection import BatchBisection
 from housekeeping.sweeps.engine.batch_sizing import BatchSizer
 from housekeeping.sweeps.engine.counts import added, flagged
 from housekeeping.sweeps.engine.failure_streak import MOST_FAILURES, FailureStreak
+from housekeeping.sweeps.engine.one_round_trip import OneRoundTrip
 from housekeeping.sweeps.engine.run_context import RunProgress, RunRequest
 from housekeeping.sweeps.engine.run_lease import RunLease
 from housekeeping.sweeps.engine.traversal import Place, Traversal
@@ -31,7 +33,7 @@ from housekeeping.sweeps.ledger.runs import Attempt, Counts, Cursor, Outcome
 from housekeeping.sweeps.limits.breaker import RowLimit
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.limits.throttle import Throttle
-from housekeeping.sweeps.stages.bisection import is_row_error
+from housekeeping.sweeps.stages.bisection import is_row_error, is_timeout
 from housekeeping.sweeps.stages.stage import Batch, BatchResult, Divisible, Explainable, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
 
@@ -102,6 +104,7 @@ class Executor:
         self._row_limit = row_limit or RowLimit()
         self._traversal = Traversal(stages, attempt.cursor)
         self._announcer = Announcer(request.sweep.name, attempt.run_id)
+        self._one_round_trip = OneRoundTrip(request.sweep.name, attempt, self._fence)
         target = request.sweep.target_batch
         self.sizer = BatchSizer(stages, target, budget, progress.clock, ignores_pause=request.force)
         self.sizer.apply(override)
@@ -165,7 +168,10 @@ class Executor:
         with self.sizer.measured(number, stage, self._throttle.took if self._throttle.measures else None):
             prepared = stage.prepare(batch)
             try:
-                result, state = self.commit(partial(stage.apply, batch, prepared), state, self.record_batch)
+                if isinstance(stage, TableStage) and self._fits_one_round_trip(stage, state):
+                    result, state = self._commit_in_one_round_trip(stage, batch, state)
+                else:
+                    result, state = self.commit(partial(stage.apply, batch, prepared), state, self.record_batch)
             except (PeeweeException, HousekeepingError) as error:
                 if not isinstance(stage, Divisible) or not is_row_error(error):
                     raise
@@ -174,6 +180,66 @@ class Executor:
             self.after_commit(stage, batch, result, state)
             return self.after_batch(result, state)
 
+    def _fits_one_round_trip(self, stage: TableStage, state: RunState) -> bool:
+        return (
+            type(stage).apply is TableStage.apply
+            and not self._announcer.needs_transaction(stage)
+            and set(stage.action.counted_as) <= set(state.counts)
+        )
+
+    def _commit_in_one_round_trip(
+        self, stage: TableStage, batch: Batch, before: RunState
+    ) -> tuple[BatchResult, RunState]:
+        """Commit the batch in one statement; if that is refused, in a transaction, which finds out why."""
+        ends_stage = BatchResult(position=batch.after)
+        ends_run = self.continued(before, ends_stage).verdict == _DONE and stage.position_after(batch, None, 0)[1]
+        try:
+            done = self._one_round_trip.commit(
+                stage,
+                batch,
+                counts=before.counts,
+                cursor=self._cursor(before.place),
+                ends_run=ends_run and self._error_at_end(_DONE, ends_stage) is None,
+            )
+        except (PeeweeException, HousekeepingError) as error:
+            if is_timeout(error):
+                raise
+            if is_connection_lost(error) and (found := self._continue_after_lost_answer(before, error)) is not None:
+                return found
+            level = logging.WARNING if sqlstate(error) in _RETRYABLE else logging.DEBUG
+            logger.log(level, "A batch is tried again", error=shortened(error_line(error), _LONGEST_ERROR))
+            return self.commit(partial(stage.apply, batch, None), before, self.record_batch)
+        if done.result.rows:
+            self._announcer.collect(stage, done.result)
+        self.sizer.apply(done.override)
+        state = replace(self.continued(before, done.result), counts=added(before.counts, done.result))
+        if done.is_closed:
+            return done.result, state
+        verdict = self._verdict(state, done.result)
+        if verdict is None and not self.sizer.is_paused:
+            return done.result, state
+        with database.atomic():
+            return done.result, self._record_end(state, verdict or _PAUSED, done.result)
+
+    def _continue_after_lost_answer(self, before: RunState, error: Exception) -> tuple[BatchResult, RunState] | None:
+        """Return the state that the batch has written, although its answer was lost; None if it wrote nothing.
+
+        Raises:
+          Exception: The given error, if it is unknown what the batch may still write.
+          RunTakenOver, peewee.PeeweeException: As `runs.resynchronize`.
+        """
+        if self._one_round_trip.heartbeat_at is None:
+            raise error
+        found = runs.resynchronize(self._run_id, self._one_round_trip.heartbeat_at)
+        self._one_round_trip.heartbeat_at = None
+        logger.warning("The connection was lost, the run continues", error=error_line(error))
+        if found is None:
+            return None
+        after = tuple(found.cursor["after"]) if found.cursor and found.cursor["after"] else None
+        state = replace(before, counts=found.counts, place=replace(before.place, after=after))
+        result = BatchResult(position=after, exhausted=found.is_closed)
+        return result, replace(state, verdict=_DONE if found.is_closed else None)
+
     def commit(
         self,
         apply: Callable[[], BatchResult],
@@ -181,6 +247,7 @@ class Executor:
         record: Callable[[RunState, BatchResult], RunState],
     ) -> tuple[BatchResult, RunState]:
         """Commit the changes of `apply` together with their counts; retry after a deadlock."""
+        self._one_round_trip.heartbeat_at = None
         for tries_left in reversed(range(_TRIES)):
             try:
                 with span("housekeeping.batch"), database.atomic():
@@ -203,6 +270,10 @@ class Executor:
             if not self.sizer.is_paused:
                 return state
             verdict = _PAUSED
+        return self._record_end(state, verdict, result)
+
+    def _record_end(self, state: RunState, verdict: Verdict, result: BatchResult) -> RunState:
+        """Close the run's row after its last batch, or leave it open for the error that the run ends with."""
         counts = flagged(state.counts, verdict, self._budget.exceeded)
         state = replace(state, counts=self._row_limit.noted(counts, verdict[1]), verdict=verdict)
         if self._error_at_end(verdict, result) is None:
@@ -267,6 +338,7 @@ class Executor:
         if time.monotonic() - self._heartbeat_at > runs.HEARTBEAT.total_seconds():
             with database.atomic():
                 self.sizer.apply(runs.beat(self._run_id))
+            self._one_round_trip.heartbeat_at = None
             self._heartbeat_at = time.monotonic()
         return self._request.stopping.is_set() or self.sizer.is_paused
 

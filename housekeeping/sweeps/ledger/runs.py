@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from peewee import Expression, Query, fn
+from peewee import CTE, SQL, Case, Expression, Query, Select, fn
 
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import LeaseLost, RunTakenOver
 from housekeeping.database.clock_skew import ClockSkew
-from housekeeping.database.compiled_query import Parameter, QueryCache
+from housekeeping.database.compiled_query import CompiledQuery, Parameter, QueryCache
 from housekeeping.database.connection import database
 from housekeeping.leases.fencing import next_epoch
 from housekeeping.sweeps.ledger.models import NOW, Lease, Rejection, Run, Switch
@@ -68,6 +68,7 @@ class Attempt:
       history: The worker's last runs, newest first, without those that were stopped before their first change.
       clock_skew: How far this machine's clock is from the database's.
       rejected: Whether an earlier run of the worker with the same argument has left rejected rows.
+      heartbeat_at: The row's first heartbeat, as PostgreSQL writes it.
     """
 
     run_id: int
@@ -77,6 +78,7 @@ class Attempt:
     history: Sequence[PastRun]
     clock_skew: ClockSkew
     rejected: bool = False
+    heartbeat_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,15 @@ class Closed:
     outcome: Outcome
     reason: str | None
     counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Resynchronized:
+    """What a batch whose answer was lost has written."""
+
+    is_closed: bool
+    counts: Counts
+    cursor: Cursor | None
 
 
 def begin(
@@ -128,7 +139,7 @@ def begin(
         last, rejected = _last_runs(worker, subject)
         cursor = _stopped_at(last[0], resume) if last else None
         before = SYSTEM_CLOCK.now()
-        run_id, started_at = _insert(
+        run_id, started_at, heartbeat_at = _insert(
             worker=worker,
             message_id=message_id,
             tick=tick,
@@ -139,7 +150,7 @@ def begin(
         )
         skew = ClockSkew.between(before, started_at, SYSTEM_CLOCK.now())
         history = [PastRun(outcome, counts) for outcome, *_, counts in last]
-        return Attempt(run_id, started_at, cursor, epoch, history, skew, rejected)
+        return Attempt(run_id, started_at, cursor, epoch, history, skew, rejected, heartbeat_at)
 
 
 def _lock_message(message_id: str) -> None:
@@ -233,7 +244,9 @@ def check(run_id: int) -> None:
     Raises:
       RunTakenOver: Another run considered this one dead.
     """
-    still_open = _writes.get(Run._meta.schema, "open", lambda: Run.select(Run.id).where(_open(Parameter(0))))
+    still_open = _writes.get(
+        Run._meta.schema, "open", lambda: CompiledQuery(Run.select(Run.id).where(_open(Parameter(0))))
+    )
     if not still_open.rows(run_id):
         raise _taken_over(run_id)
 
@@ -271,7 +284,7 @@ _writes: Final = QueryCache()
 def _write(run_id: int, lease: tuple[str, int] | None, **columns: Any) -> Override | None:
     given = {name: value for name, value in columns.items() if value is not NOW}
     form = (tuple(columns), tuple(given), lease is None)
-    statement = _writes.get(Run._meta.schema, form, lambda: _writing(columns, given, lease))
+    statement = _writes.get(Run._meta.schema, form, lambda: CompiledQuery(_writing(columns, given, lease)))
     values = [Run._meta.fields[name].db_value(value) for name, value in given.items()]
     for worker, override in statement.rows(run_id, *(lease or (None, None)), *values):
         return None if override is None else _override(worker, *override)
@@ -299,6 +312,66 @@ def _writing(columns: dict[str, Any], given: dict[str, Any], lease: tuple[str, i
     places = {name: Parameter(number) for number, name in enumerate(given, start=3)}
     query: Query = Run.update(**{**columns, **places}).where(condition).returning(Run.worker, _OVERRIDE).tuples()
     return query
+
+
+def advance_cte(
+    run_id: int, lease: tuple[str, int] | None, *, counts: Any, cursor: Any, is_done: Any, heartbeat: Any
+) -> tuple[CTE, CTE]:
+    """Return two CTEs for the statement of a batch: the update of the run's row, and the condition that it counts.
+
+    The second one is empty if the run was taken over or its lease has a newer holder. The statement must then fail.
+    The first one returns the worker's override as JSON and the time of the heartbeat.
+
+    Parameters:
+      counts, cursor: SQL for the new values.
+      is_done: SQL that is true if the run ends as done with this batch.
+      heartbeat: SQL for the heartbeat that the row must have, or for NULL. A statement whose answer was lost, and which
+        the server is still executing, can then not commit after `resynchronize`.
+    """
+    run = Run.update(
+        counts=counts,
+        cursor=cursor,
+        heartbeat_at=NOW,
+        outcome=Case(None, [(is_done, "done")]),
+        finished_at=Case(None, [(is_done, NOW)]),
+    ).where(_open(run_id) & (heartbeat.is_null() | (Run.heartbeat_at == heartbeat)))
+    beat = Run.heartbeat_at.cast("text").alias("heartbeat_at")
+    advanced = run.returning(_OVERRIDE.alias("override"), beat).cte("advanced")
+    if lease is None:
+        return advanced, Select((advanced,), [SQL("1")]).cte("accepted")
+    key, epoch = lease
+    # FOR SHARE: a new holder gets its epoch only after this batch has ended. The run's row is locked first, as `begin`
+    # does, so that the two cannot wait for each other.
+    held = (Lease.key == key) & (Lease.epoch == epoch) & fn.EXISTS(Select((advanced,), [SQL("1")]))
+    return advanced, Lease.select(Lease.key).where(held).for_update("FOR SHARE").cte("accepted")  # type: ignore[arg-type]
+
+
+def resynchronize(run_id: int, heartbeat: str) -> Resynchronized | None:
+    """Return what the row holds after an answer was lost; None if nothing was committed.
+
+    Writes a heartbeat, so that a statement which the server is still executing cannot commit any more. Waits for it if
+    it has reached the run's row.
+
+    Parameters:
+      heartbeat: The row's heartbeat before the statement.
+
+    Raises:
+      RunTakenOver: Another run considered this one dead.
+      peewee.PeeweeException: The database cannot be reached.
+    """
+    with database.atomic():
+        columns = (Run.outcome, Run.counts, Run.cursor, Run.heartbeat_at.cast("text"))
+        row: Any = Run.select(*columns).where(Run.id == run_id).for_update().tuples().first()
+        if row is None or row[0] not in (None, "done"):
+            raise _taken_over(run_id)
+        if row[0] is None:
+            Run.update(heartbeat_at=NOW).where(Run.id == run_id).execute()
+        return None if row[3] == heartbeat else Resynchronized(row[0] == "done", row[1], row[2])
+
+
+def override_from_json(worker: str, values: Sequence[Any] | None) -> Override | None:
+    """Return the override that `advance_cte` has returned as JSON."""
+    return None if values is None else _override(worker, *values)
 
 
 def _override(worker: str, state: Any, batch_size: int | None, max_runtime_s: float | None) -> Override:
@@ -337,7 +410,7 @@ def record(
 ) -> tuple[int, datetime]:
     """Write the row of a run that never began (skipped, missed), and return its id and time."""
     with database.atomic():
-        return _insert(
+        run_id, at, _ = _insert(
             worker=worker,
             message_id=message_id,
             tick=tick,
@@ -347,13 +420,16 @@ def record(
             reason=reason,
             counts=counts or {},
         )
+    return run_id, at
 
 
-def _insert(**columns: Any) -> tuple[int, datetime]:
-    """Insert a row that begins now, and return its id and time."""
-    row = Run.insert(started_at=NOW, heartbeat_at=NOW, **columns).returning(Run.id, Run.started_at)
-    run_id, started_at = next(iter(row.tuples().execute()))
-    return run_id, started_at
+def _insert(**columns: Any) -> tuple[int, datetime, str]:
+    """Insert a row that begins now, and return its id, time and heartbeat."""
+    row = Run.insert(started_at=NOW, heartbeat_at=NOW, **columns).returning(
+        Run.id, Run.started_at, Run.heartbeat_at.cast("text")
+    )
+    run_id, started_at, heartbeat_at = next(iter(row.tuples().execute()))
+    return run_id, started_at, heartbeat_at
 
 
 def holder_is_gone(worker: str, key: str, token: str) -> bool:

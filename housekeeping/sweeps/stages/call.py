@@ -14,8 +14,9 @@ from housekeeping.database.connection import database
 from housekeeping.sweeps.checks.field_types import check_types
 from housekeeping.sweeps.engine.error_mapping import caused_by
 from housekeeping.sweeps.stages.actions import Delete, Transition, Write
+from housekeeping.sweeps.stages.batch_statement import counted, text_of
 from housekeeping.sweeps.stages.stage import Batch, BatchResult, Failure, Position
-from housekeeping.sweeps.stages.table_stage import TableStage, text_of
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class CallStage(TableStage):
         """Change the rows for which the call succeeded and that are still stale."""
         called = [position for position in prepared.called if self._is_about(batch, position)]
         failures = [failure for position, failure in prepared.failures if self._is_about(batch, position)]
-        changed = super().apply(dataclasses.replace(batch, only=called)) if called else BatchResult(self._counted(()))
+        changed = super().apply(dataclasses.replace(batch, only=called)) if called else BatchResult(counted(self, ()))
         end = self.after_all(batch, prepared, ())
         return dataclasses.replace(
             changed, position=end.position, exhausted=end.exhausted, failures=[*failures, *changed.failures]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from blinker import NamedSignal
 from peewee import (
@@ -19,19 +19,17 @@ from peewee import (
     Model,
     ModelSelect,
     Query,
-    Select,
-    Tuple,
     fn,
 )
 
 from housekeeping.core import events
-from housekeeping.core.errors import DeclarationError, RowNotChanged
 from housekeeping.core.telemetry.logs import log_rows
 from housekeeping.database.catalog import is_absent, remove_absent_fields
 from housekeeping.database.compiled_query import CompiledQuery, Parameter, QueryCache
 from housekeeping.database.connection import database
 from housekeeping.database.primary_key import key_among
-from housekeeping.sweeps.stages.actions import Action, Write
+from housekeeping.sweeps.stages.actions import Action
+from housekeeping.sweeps.stages.batch_statement import CheckedStatement, key_is_among, text_of
 from housekeeping.sweeps.stages.keyset import comes_after, comes_until, has_key, readable
 from housekeeping.sweeps.stages.nulls import may_be_null
 from housekeeping.sweeps.stages.row_log import RowLog
@@ -41,16 +39,13 @@ from housekeeping.sweeps.stages.stage import (
     Batch,
     BatchResult,
     ExplainQuery,
-    Failure,
     Position,
     StagePlan,
 )
-from housekeeping.sweeps.stages.written_key import refuse_part_of_key
+
+Q = TypeVar("Q", bound=CompiledQuery)
 
 _SAMPLES: Final = 5
-_NOT_CHANGED: Final = (
-    "PostgreSQL left the row as it was, without an error; a trigger, a rule or a policy prevents the change"
-)
 #: The position before the rows whose first order column is NULL; they come last.
 _BEFORE_NULLS: Final[Position] = (None,)
 
@@ -130,7 +125,7 @@ class TableStage:
         beyond = (
             batch.after is None or batch.after[0] is None or (batch.until is not None and batch.until[0] is not None)
         )
-        if beyond or not self._may_be_null(batch.now, self.order[0]):
+        if beyond or not self.first_may_be_null(batch):
             return position, True
         return _BEFORE_NULLS, False
 
@@ -165,142 +160,40 @@ class TableStage:
             query = query.where(comes_until(self.order, batch.until, partial(self._may_be_null, batch.now)))
         return query.order_by(*self.order).limit(self.batch_size)
 
-    def picked(self, batch: Batch) -> CTE:
-        """Return the batch's rows, locked, as a CTE that is evaluated once and first.
-
-        It is materialized: PostgreSQL may run a subquery with ``LIMIT`` once for each row of the outer statement, and
-        so change more rows than the batch has.
-        """
-        return self.rows(batch).for_update(skip_locked=True).cte("picked", materialized=True)
-
     def among(self, picked: CTE) -> Expression:
         """Return the condition that a row is one of the picked rows."""
-        chosen = Select((picked,), [getattr(picked.c, column.column_name) for column in self.key])
-        if len(self.key) > 1:
-            several: Expression = Tuple(*self.key).in_(chosen)
-            return several
-        # An array instead of a join, for which PostgreSQL may read the whole table.
-        single: Expression = self.key[0] == fn.ANY(fn.ARRAY(chosen))
-        return single
+        return key_is_among(self.key, picked)
 
     def prepare(self, batch: Batch) -> Any:
         """Do nothing: one statement reads and changes the rows."""
 
     def apply(self, batch: Batch, prepared: Any = None) -> BatchResult:
         """Select, lock and change the rows in one statement, which also returns them if anything needs them."""
-        with_rows = self.needs_rows()
-        rows = self.statement(batch, ("apply", with_rows), lambda batch: self._statement(batch, with_rows))()
-        self._refuse_more_rows(batch, rows, with_rows)
-        return self._each(batch, rows) if with_rows else self._in_all(batch, rows)
+        checked = CheckedStatement(self, self.needs_rows())
+        return checked.result(batch, self.run_statement(batch, ("apply", checked.with_rows), checked.query))
 
     def run_statement(self, batch: Batch, form: Hashable, make: Callable[[Batch], Query]) -> list[tuple[Any, ...]]:
         """Return the rows of a statement of a batch, which is compiled once a run; see `statement`."""
-        return self.statement(batch, form, make)()
+        return self.statement(batch, form, make, CompiledQuery).rows(*batch.after or ())
 
-    def statement(
-        self, batch: Batch, form: Hashable, make: Callable[[Batch], Query]
-    ) -> Callable[[], list[tuple[Any, ...]]]:
-        """Return a statement of a batch, ready to run. It is compiled once a run.
+    def statement(self, batch: Batch, form: Hashable, make: Callable[[Batch], Query], kind: type[Q]) -> Q:
+        """Return a statement of a batch, whose first values are those of `batch.after`. It is compiled once a run.
 
         Parameters:
           form: What the statement depends on besides the run and the position.
           make: Builds the query. The position of its batch consists of placeholders.
         """
         if batch.only is not None:
-            return CompiledQuery(make(batch)).rows
+            return kind(make(replace(batch, after=None)))
         after = batch.after
         shape = None if after is None else tuple(value is None for value in after)
         blank = None if after is None else tuple(v if v is None else Parameter(n) for n, v in enumerate(after))
         form = (form, shape, batch.until)
-        compiled = self.statements.get(self.purpose(batch), form, lambda: make(replace(batch, after=blank)))
-        return partial(compiled.rows, *after or ())
+        return self.statements.get(self.purpose(batch), form, lambda: kind(make(replace(batch, after=blank))))
 
     def purpose(self, batch: Batch) -> Hashable:
         """Return what compiled statements are kept for: this run."""
         return batch.run_id, batch.now
-
-    def _statement(self, batch: Batch, with_rows: bool) -> Query:
-        picked = self.picked(batch)
-        # Compare-and-set: a row is changed only if it is still stale then. COALESCE keeps PostgreSQL from using
-        # this condition for an index: with old statistics it would read all stale rows for each row of the batch.
-        still_stale = fn.COALESCE(self.stale(batch.now), False)
-        write = self.action.write(self, batch, self.among(picked) & still_stale)
-        self._refuse_other_counts(write)
-        refuse_part_of_key(self, write)
-        changed = write.ctes[0]
-        totals = [Select((each,), [fn.COUNT(SQL("*"))]) for each in write.ctes]
-        order = [getattr(picked.c, column.column_name) for column in self.order]
-        texts = [getattr(picked.c, text_of(column)) for column in self.as_text]
-        if not with_rows:
-            last = Select((picked,), (*order, *texts, Select((picked,), [fn.COUNT(SQL("*"))]), *totals))
-            return last.order_by(*(column.desc() for column in order)).limit(1).with_cte(picked, *write.ctes)
-        read = [*order, *(getattr(picked.c, column.column_name) for column in self.columns.values()), *texts]
-        key = [getattr(picked.c, column.column_name) for column in self.key]
-        done = Select((changed,), [getattr(changed.c, column.column_name) for column in self.key])
-        flag = key[0].in_(done) if len(key) == 1 else Tuple(*key).in_(done)
-        return Select((picked,), (*read, flag, *totals)).order_by(*order).with_cte(picked, *write.ctes)
-
-    def _each(self, batch: Batch, rows: list[tuple[Any, ...]]) -> BatchResult:
-        flag = len(self.order) + len(self.columns) + len(self.as_text)
-        columns = (*self.order, *self.columns.values())
-        # Column by column: to look up the conversion of each value takes as long as a log line.
-        values = zip(columns, zip(*rows, strict=True), strict=False)
-        read = zip(*([column.python_value(each) for each in found] for column, found in values), strict=True)
-        changed = [self.record(each) for each, row in zip(read, rows, strict=True) if row[flag]]
-        kept = [self.describe(self.position_of(row)) for row in rows if not row[flag]]
-        position, exhausted = self.position_after(batch, self.position_of(rows[-1]) if rows else None, len(rows))
-        return BatchResult(
-            self._counted(rows[0][flag + 1 :] if rows else ()),
-            position,
-            exhausted,
-            rows=changed,
-            failures=[Failure(record, RowNotChanged(_NOT_CHANGED)) for record in kept],
-        )
-
-    def _in_all(self, batch: Batch, rows: list[tuple[Any, ...]]) -> BatchResult:
-        if not rows:
-            return BatchResult(self._counted(()), *self.position_after(batch, None, 0))
-        row = rows[0]
-        width = len(self.order)
-        after_texts = width + len(self.as_text)
-        picked, *counts = row[after_texts:]
-        last = self.position_of((*row[:width], *[None] * len(self.columns), *row[width:after_texts]))
-        kept = picked - counts[0]
-        failures = [Failure({"stage": self.name}, RowNotChanged(_NOT_CHANGED), kept)] if kept else []
-        return BatchResult(self._counted(counts), *self.position_after(batch, last, picked), failures=failures)
-
-    def _refuse_more_rows(self, batch: Batch, rows: list[tuple[Any, ...]], with_rows: bool) -> None:
-        """Raise DeclarationError, and so undo the batch, if its keys match more rows than it has."""
-        if not rows:
-            return
-        if with_rows:
-            flag = len(self.order) + len(self.columns) + len(self.as_text)
-            picked, allowed, changed = len(rows), sum(bool(row[flag]) for row in rows), rows[0][flag + 1]
-        else:
-            picked, changed = rows[0][len(self.order) + len(self.as_text) :][:2]
-            allowed = picked
-        if batch.only is not None and picked > len(batch.only):
-            changed, allowed = picked, len(batch.only)
-        if changed > allowed:
-            key = ", ".join(column.column_name for column in self.key)
-            raise DeclarationError(
-                f"{self.name}: the action would change {changed} rows for a batch of {allowed}; nothing was changed. "
-                f"Either the key ({key}) of {self.model.__name__} is not unique, then declare the table's real key; or "
-                "the action changes rows outside of its batch, then compare all columns of the key"
-            )
-
-    def _counted(self, numbers: Sequence[int]) -> dict[str, int]:
-        """Return the counts of a batch; 0 for those that its statement does not have."""
-        names = self.action.counted_as
-        return {**dict.fromkeys(names, 0), **dict(zip(names, numbers, strict=False))}
-
-    def _refuse_other_counts(self, write: Write) -> None:
-        names = tuple(self.action.counted_as)[: len(write.ctes)]
-        if tuple(write.counts) != names or len(names) != len(write.ctes):
-            raise DeclarationError(
-                f"{self.name}: the counts of its action's Write are {', '.join(write.counts) or 'none'}; they should "
-                f"be one for each statement, as counted_as begins: {', '.join(names)}"
-            )
 
     def needs_rows(self) -> bool:
         """Return whether the changed rows must be returned, for log lines or for a listener of the event."""
@@ -350,7 +243,7 @@ class TableStage:
 
     def statements_of_a_run(self, now: datetime) -> list[Query]:
         """Return the statements that change the rows of a batch, for `housekeeping doctor` to look at; none is run."""
-        return [self._statement(Batch("", None, now), True)]
+        return [CheckedStatement(self, True).query(Batch("", None, now))]
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
         stale = self.backlog(now, limit)
@@ -368,6 +261,12 @@ class TableStage:
         """Return the condition that a row is at one of these positions."""
         return has_key(self.key, [self.key_values(position) for position in positions])
 
+    def first_may_be_null(self, batch: Batch) -> bool:
+        """Return whether the first order column can be NULL in stale rows; worked out once a run."""
+        return self.statements.get(
+            self.purpose(batch), "first may be null", lambda: self._may_be_null(batch.now, self.order[0])
+        )
+
     def _may_be_null(self, now: datetime, column: Field) -> bool:
         in_key = column.column_name in [each.column_name for each in self.key]
         return not in_key and may_be_null(column, self.stale(now))
@@ -383,20 +282,16 @@ class TableStage:
         # A column without a time zone is read as UTC, as the sessions do.
         return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
 
-    def read(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return a row of the driver with each value as its column converts it."""
-        return tuple(
-            column.python_value(value)
-            for column, value in zip((*self.order, *self.columns.values()), row, strict=False)
-        )
+    def records(self, rows: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
+        """Return the driver's rows by key, with each value as its column converts it."""
+        columns = (*self.order, *self.columns.values())
+        # Column by column: to look up the conversion of each value takes as long as a log line.
+        values = zip(columns, zip(*rows, strict=True), strict=False)
+        read = zip(*([column.python_value(each) for each in found] for column, found in values), strict=True)
+        return [self.record(each) for each in read]
 
     def record(self, row: tuple[Any, ...]) -> dict[str, Any]:
         """Return a row of `rows` by key, as events and log lines have it."""
         named = {column.name: value for column, value in zip(self.order, row, strict=False)}
         further = row[len(self.order) : len(self.order) + len(self.columns)]
         return named | dict(zip(self.columns, further, strict=True))
-
-
-def text_of(column: Any) -> str:
-    """Return the name under which `TableStage.rows` has a column as PostgreSQL writes it."""
-    return f"position_of_{column.column_name}"

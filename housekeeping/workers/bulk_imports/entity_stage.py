@@ -71,7 +71,7 @@ class EntityStage(TableStage):
         return BatchResult(
             {self.action.counted_as[0]: len(entities), TRACKERS_COUNTED_AS: trackers},
             *self.position_after(batch, self.position_of(rows[-1]), len(rows)),
-            rows=[self.record(self.read(row)) for row in changed],
+            rows=self.records(changed),
         )
 
     def _time_out(self, entities: list[int], now: datetime) -> tuple[set[int], int]:

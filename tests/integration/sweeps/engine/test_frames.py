@@ -13,12 +13,13 @@ import redis
 
 import housekeeping
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, database
+from housekeeping.database.connection import database
 from housekeeping.sweeps.registration import register
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import close_all, installed
 from tests.integration.middleware.step_worker import StepWorker
+from tests.integration.statements import watch_statements
 from tests.integration.sweeps.engine.sizing import DUE
 
 _PACKAGE = str(Path(housekeeping.__file__).parent)
@@ -46,14 +47,13 @@ def test_batch_statement_is_at_most_12_frames_below_its_actor(
     working_on_statuses: dramatiq.Broker, add_statuses: AddStatuses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_statuses(5, DUE)
-    execute_sql, stacks = Database.execute_sql, list[list[str]]()
+    stacks: list[list[str]] = []
 
-    def recording(self: Database, sql: str, params: Any = None) -> Any:
+    def note(sql: str) -> None:
         if "DELETE" in sql:
-            stacks.append(frames_above(sys._getframe(1)))
-        return execute_sql(self, sql, params)
+            stacks.append(frames_above(sys._getframe(2)))
 
-    monkeypatch.setattr(Database, "execute_sql", recording)
+    watch_statements(monkeypatch, note)
 
     register(working_on_statuses, dataclasses.replace(sweep, schedule=None)).send()
     step_worker = StepWorker(working_on_statuses, sweep.queue)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import redis
-from peewee import PostgresqlDatabase
+from peewee import DataError, PostgresqlDatabase
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.errors import LeaseLost, RunTakenOver
@@ -19,12 +19,17 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.context import MessageContext, current_message
 from housekeeping.database.connection import Database, database
 from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.sweeps.checks.unique_keys import stages_of
 from housekeeping.sweeps.engine.executor import Executor
+from housekeeping.sweeps.engine.one_round_trip import REFUSED, OneRoundTrip
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.lease_config import LeaseConfig
+from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping.sweeps.stages.stage import Batch
+from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
@@ -40,7 +45,7 @@ LONG_ENOUGH_S = 8  # several of the shortest ttl
 @pytest.fixture
 def audited(statuses: object, admin: Connection, settings: Settings) -> Callable[[], dict[str, Any]]:
     """What was committed, noted by triggers: which row was deleted how often, and by which epochs, in order."""
-    runs = f"{settings.schema_name}.runs"
+    runs_table = f"{settings.schema_name}.runs"
     with admin.cursor() as cursor:
         cursor.execute(
             "CREATE TABLE deletions (user_id bigint); CREATE TABLE commits (id serial, epoch bigint);"
@@ -50,7 +55,7 @@ def audited(statuses: object, admin: Connection, settings: Settings) -> Callable
             f"CREATE FUNCTION {settings.schema_name}.note_epoch() RETURNS trigger LANGUAGE plpgsql AS "
             f"$$ BEGIN INSERT INTO {settings.namespace}.commits (epoch) VALUES (NEW.epoch); RETURN NEW; END $$;"
             # Not what closes a row that broke off: that is no effect, and comes after the successor's.
-            f"CREATE TRIGGER note AFTER UPDATE ON {runs} FOR EACH ROW WHEN (NEW.error IS NULL) "
+            f"CREATE TRIGGER note AFTER UPDATE ON {runs_table} FOR EACH ROW WHEN (NEW.error IS NULL) "
             f"EXECUTE FUNCTION {settings.schema_name}.note_epoch();"
         )
 
@@ -60,7 +65,7 @@ def audited(statuses: object, admin: Connection, settings: Settings) -> Callable
             deleted, different = cursor.fetchone() or (0, 0)
             cursor.execute("SELECT epoch FROM commits ORDER BY id")
             epochs = [epoch for (epoch,) in cursor.fetchall()]
-            cursor.execute(f"SELECT coalesce(sum((counts->>'deleted_rows')::int), 0) FROM {runs}")
+            cursor.execute(f"SELECT coalesce(sum((counts->>'deleted_rows')::int), 0) FROM {runs_table}")
             (counted,) = cursor.fetchone() or (0,)
         return {"deleted": deleted, "different": different, "counted": counted, "epochs": epochs}
 
@@ -91,6 +96,7 @@ def test_zombie_that_wakes_within_a_batch_commits_nothing(
                 assert awake.wait(PATIENCE_S)
         return record_batch(executor, *args)
 
+    monkeypatch.setattr(Executor, "_fits_one_round_trip", lambda *_: False)
     monkeypatch.setattr(Executor, "record_batch", sleeping)
 
     def sleep() -> RunResult:
@@ -175,6 +181,7 @@ def test_batch_with_an_unanswered_commit_is_counted_once(
 ) -> None:
     # F4: the last batch's COMMIT closes the run, which is done, whatever its process saw
     add_statuses(25, DUE)
+    monkeypatch.setattr(Executor, "_fits_one_round_trip", lambda *_: False)
     monkeypatch.setattr(Database, "commit", breaking(commit, admin))
 
     broken, retried = performed_twice()
@@ -184,6 +191,96 @@ def test_batch_with_an_unanswered_commit_is_counted_once(
     assert Run.select().where(Run.outcome == "done").count() == 1
     noted = audited()
     assert (noted["deleted"], noted["different"], noted["counted"]) == (25, 25, 25)
+
+
+@pytest.mark.parametrize("sent", [False, True], ids=["lost before", "lost after"])
+@pytest.mark.parametrize("number", [1, 2, 3], ids=["first", "second", "last"])
+def test_batch_in_one_round_trip_survives_a_lost_connection(
+    add_statuses: AddStatuses,
+    audited: Callable[[], dict[str, Any]],
+    redis_client: redis.Redis,
+    admin: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    sent: bool,
+) -> None:
+    # F4: the run reads what the batch has written, and continues
+    add_statuses(25, DUE)
+    execute, batches = Database.fetch_at_once, list[int]()
+
+    def breaking_once(self: Database, text: bytes) -> Any:
+        batches.append(1)
+        if len(batches) != number:
+            return execute(self, text)
+        if sent:
+            execute(self, text)
+        with admin.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 20000)", (self.connection().info.backend_pid,))
+        return execute(self, b"SELECT 1")
+
+    monkeypatch.setattr(Database, "fetch_at_once", breaking_once)
+
+    first, second = performed_twice()
+
+    assert (first.outcome, first.counts["deleted_rows"], first.counts["batches"]) == ("done", 25, 3)
+    assert (second.outcome, second.reason) == ("skipped", "already_done")
+    noted = audited()
+    assert (noted["deleted"], noted["different"], noted["counted"]) == (25, 25, 25)
+
+
+def test_statement_that_outlives_its_connection_commits_nothing(
+    add_statuses: AddStatuses, audited: Callable[[], dict[str, Any]], redis_client: redis.Redis, postgres: Database
+) -> None:
+    # The server still executes a batch when the run already continues on a new connection.
+    add_statuses(5, DUE)
+    begun = runs.begin("w", message_id=None, tick=None, trigger="cli", lease=None)
+    assert begun is not None and begun.heartbeat_at is not None
+    late = OneRoundTrip("w", begun, None)
+    (stage,) = [each for each in stages_of(LEASED) if isinstance(each, TableStage)]
+    batch = Batch("w", begun.run_id, begun.started_at)
+    counts = {"deleted_rows": 0, "batches": 0}
+
+    assert runs.resynchronize(begun.run_id, begun.heartbeat_at) is None
+    with pytest.raises(DataError, match=REFUSED):
+        late.commit(stage, batch, counts=counts, cursor=None, ends_run=True)
+
+    assert UserStatus.select().count() == 5
+
+
+def test_zombie_that_wakes_before_its_statement_commits_nothing(
+    add_statuses: AddStatuses,
+    audited: Callable[[], dict[str, Any]],
+    redis_client: redis.Redis,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # F1, L3
+    add_statuses(50, DUE)
+    execute, batches, successors = Database.fetch_at_once, list[int](), list[RunResult]()
+
+    def asleep_once(self: Database, text: bytes) -> Any:
+        batches.append(1)
+        if len(batches) == 3:
+            lose_the_lease(redis_client, settings)
+            with ThreadPoolExecutor(1) as another:
+                successors.append(another.submit(_run_and_disconnect).result(PATIENCE_S))
+        return execute(self, text)
+
+    monkeypatch.setattr(Database, "fetch_at_once", asleep_once)
+
+    zombie = run_sweep(LEASED)
+
+    assert (zombie.outcome, zombie.reason, zombie.counts["deleted_rows"]) == ("lost_lease", "lease_lost", 20)
+    assert (successors[0].outcome, successors[0].counts["deleted_rows"]) == ("done", 30)
+    noted = audited()
+    assert (noted["deleted"], noted["different"], noted["counted"]) == (50, 50, 50)
+
+
+def _run_and_disconnect() -> RunResult:
+    try:
+        return run_sweep(LEASED)
+    finally:
+        database.close()
 
 
 def test_retry_closes_the_row_of_an_unanswered_first_commit(
@@ -234,6 +331,7 @@ def test_hanging_batch_is_interrupted_when_the_lease_is_lost(
                 never.wait(0.01)
         return record_batch(executor, *args)
 
+    monkeypatch.setattr(Executor, "_fits_one_round_trip", lambda *_: False)
     monkeypatch.setattr(Executor, "record_batch", hanging)
 
     short = dataclasses.replace(LEASED, max_runtime=timedelta(seconds=2), lease=LeaseConfig("statuses", SHORT))

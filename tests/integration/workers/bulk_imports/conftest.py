@@ -107,20 +107,6 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[dict[str, An
     return of
 
 
-@pytest.fixture
-def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every statement the library sends from now on."""
-    seen: list[str] = []
-    execute_sql = Database.execute_sql
-
-    def execute_and_note(self: Database, sql: str, params: Any = None) -> Any:
-        seen.append(sql)
-        return execute_sql(self, sql, params)
-
-    monkeypatch.setattr(Database, "execute_sql", execute_and_note)
-    return seen
-
-
 @contextmanager
 def heard(event: NamedSignal) -> Iterator[list[list[dict[str, Any]]]]:
     """The rows an event is sent with, send by send."""

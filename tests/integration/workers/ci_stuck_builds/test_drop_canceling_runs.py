@@ -13,55 +13,45 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.stages.stage import Batch, BatchResult
-from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.ci_stuck_builds.worker import BATCH_SIZE, MAX_RUNTIME, drop_canceling
 from tests.integration.conftest import Locked
+from tests.integration.pausing import changed_in_the_gap, pausing
 from tests.integration.workers.ci_stuck_builds.tables import NOTHING_DROPPED, STALE, AddBuilds, by_status
 
 
 def test_build_that_ends_between_read_and_write_is_skipped(
-    either: type[Build], add_builds: AddBuilds, admin: Connection, monkeypatch: pytest.MonkeyPatch
+    either: type[Build], add_builds: AddBuilds, admin: Connection
 ) -> None:
-    # エラーケース OptimisticLocking: the change commits after the transaction began and before the row is locked.
+    # エラーケース OptimisticLocking: the change commits after the statement's snapshot and before the row is locked.
     add_builds(3, "canceling", STALE, STALE)
-    _change_in_the_gap(admin, monkeypatch, "status = 'canceled', lock_version = lock_version + 1 WHERE id = 2")
+    change = f"UPDATE {_table(either)} SET status = 'canceled', lock_version = lock_version + 1 WHERE id = 2"
 
-    result = run_sweep(drop_canceling, clock=ManualClock())
+    with changed_in_the_gap(admin, change):
+        result = run_sweep(pausing(drop_canceling, Build.id, 2), clock=ManualClock())
 
     assert result.counts == {**NOTHING_DROPPED, "dropped": 2}
     assert by_status() == {"failed": [1, 3], "canceled": [2]}
 
 
 def test_build_with_a_new_version_is_read_again_and_dropped(
-    either: type[Build], add_builds: AddBuilds, admin: Connection, monkeypatch: pytest.MonkeyPatch
+    either: type[Build], add_builds: AddBuilds, admin: Connection
 ) -> None:
     # リトライ仕様: 即時. What is locked is the version that is compared, so nothing of the other's change is lost.
     add_builds(1, "canceling", STALE, STALE)
-    _change_in_the_gap(admin, monkeypatch, "lock_version = 10, runner_id = 77 WHERE id = 1")
 
-    result = run_sweep(drop_canceling, clock=ManualClock())
+    with changed_in_the_gap(admin, f"UPDATE {_table(either)} SET lock_version = 10, runner_id = 77 WHERE id = 1"):
+        result = run_sweep(pausing(drop_canceling, Build.id, 1), clock=ManualClock())
 
     build = Build.get(Build.id == 1)
     assert result.counts == {**NOTHING_DROPPED, "dropped": 1}
     assert (build.status, build.lock_version, build.runner_id) == ("failed", 11, 77)
 
 
-def _change_in_the_gap(admin: Connection, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
-    picked = TableStage.apply
-    changed = threading.Event()
-
-    def settle(table: TableStage, batch: Batch, prepared: None = None) -> BatchResult:
-        if not changed.is_set():
-            changed.set()
-            meta: Any = Build._meta
-            with admin.cursor() as cursor:
-                cursor.execute(f"UPDATE {meta.table_name} SET {change}")
-        return picked(table, batch)
-
-    monkeypatch.setattr(TableStage, "apply", settle)
+def _table(model: type[Build]) -> str:
+    meta: Any = model._meta
+    return str(meta.table_name)
 
 
 def test_locked_build_is_left_for_the_next_run(

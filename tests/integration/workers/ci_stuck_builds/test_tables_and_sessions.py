@@ -73,16 +73,8 @@ def test_doom_leaves_the_same_id_in_another_partition(
 
 
 def test_primary_key_is_read_once(
-    gitlab_builds: type[Build], add_builds: AddBuilds, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+    gitlab_builds: type[Build], add_builds: AddBuilds, statements: list[str], clock: ManualClock
 ) -> None:
-    statements: list[str] = []
-    execute_sql = Database.execute_sql
-
-    def execute_and_note(self: Database, sql: str, params: Any = None) -> Any:
-        statements.append(sql)
-        return execute_sql(self, sql, params)
-
-    monkeypatch.setattr(Database, "execute_sql", execute_and_note)
     add_builds(150, "canceling", STALE, STALE)
 
     for _ in range(3):

@@ -12,12 +12,13 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.stages.stage import Batch, BatchResult
+from housekeeping.sweeps.stages.stage import Batch
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses, Locked
+from tests.integration.pausing import changed_in_the_gap, pausing
 
 #: The manual clock's time, in SQL.
 NOW = "timestamptz '2026-01-01 00:00:00+00'"
@@ -148,23 +149,13 @@ def test_nested_loop_deletes_no_more_than_the_batch(postgres: Database, add_stat
 
 
 def test_a_status_renewed_between_reading_and_deleting_stays(
-    postgres: Database, add_statuses: AddStatuses, admin: Connection, monkeypatch: pytest.MonkeyPatch
+    postgres: Database, add_statuses: AddStatuses, admin: Connection
 ) -> None:
-    # The renewal commits while the statement waits in the middle, after its snapshot was taken.
     add_statuses(2, NOW)
-    began = threading.Event()
-    settle = TableStage.apply
+    renew = "UPDATE user_statuses SET clear_status_at = now() + interval '1 day' WHERE user_id = 1"
 
-    def renew_first(table: TableStage, batch: Batch, prepared: None = None) -> BatchResult:
-        if not began.is_set():
-            began.set()
-            with admin.cursor() as cursor:
-                cursor.execute("UPDATE user_statuses SET clear_status_at = now() + interval '1 day' WHERE user_id = 1")
-        return settle(table, batch)
-
-    # The transaction has begun; the row is renewed before the statement locks it.
-    monkeypatch.setattr(TableStage, "apply", renew_first)
-    result = run_sweep(sweep, clock=ManualClock(now=datetime.now(UTC)))
+    with changed_in_the_gap(admin, renew):
+        result = run_sweep(pausing(sweep, UserStatus.user_id, 1), clock=ManualClock(now=datetime.now(UTC)))
 
     assert result.counts["deleted_rows"] == 1
     assert ids() == [1]

@@ -1,0 +1,152 @@
+"""Batch that is one statement: it changes the rows and writes the run's row, and commits by itself.
+
+It succeeds only if everything is as expected: the run is still the current one, its lease has no newer holder, and each
+picked row was changed. Otherwise it fails and changes nothing. The batch is then processed in a transaction, which
+finds out what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from peewee import JOIN, OP, SQL, Case, Expression, Query, Select, Value, fn
+
+from housekeeping.core.telemetry.context import span
+from housekeeping.database.catalog import table_if_visible
+from housekeeping.database.compiled_query import Parameter
+from housekeeping.database.prepared_query import PreparedQuery
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.overrides import Override
+from housekeeping.sweeps.ledger.runs import Attempt, Counts, Cursor
+from housekeeping.sweeps.stages.batch_statement import changes, columns_of, count_of, counted, order_of, text_of
+from housekeeping.sweeps.stages.stage import Batch, BatchResult
+from housekeeping.sweeps.stages.table_stage import TableStage
+
+#: Text that PostgreSQL cannot read as a boolean, so that the statement fails with it.
+REFUSED: Final = "housekeeping: batch refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A batch that was committed with its ledger row.
+
+    Attributes:
+      override: The worker's override now.
+      is_closed: Whether the run's row was closed as done.
+    """
+
+    result: BatchResult
+    override: Override | None
+    is_closed: bool
+
+
+class OneRoundTrip:
+    """Commits batches of one run in one round trip each.
+
+    Parameters:
+      lease: Key and epoch of the run's lease; None: it has none.
+
+    Attributes:
+      heartbeat_at: The row's last heartbeat; None after another statement has written one.
+    """
+
+    def __init__(self, worker: str, attempt: Attempt, lease: tuple[str, int] | None) -> None:
+        self._worker = worker
+        self._run_id = attempt.run_id
+        self._lease = lease
+        self.heartbeat_at = attempt.heartbeat_at
+
+    def commit(
+        self, stage: TableStage, batch: Batch, *, counts: Counts, cursor: Cursor | None, ends_run: bool
+    ) -> Committed:
+        """Commit a batch.
+
+        Parameters:
+          counts, cursor: Those of the run before the batch.
+          ends_run: Whether the run ends as done if the batch is not full.
+
+        Raises:
+          peewee.DataError: Something is not as expected; nothing was changed. The text has `REFUSED`.
+          peewee.PeeweeException: The database failed. Nothing was changed, unless the connection was lost.
+        """
+        with_rows = stage.needs_rows()
+        form = ("at once", with_rows, "batches" in counts)
+        statement = stage.statement(batch, form, partial(self._query, stage, with_rows, counts), PreparedQuery)
+        own = (json.dumps(counts), None if cursor is None else json.dumps(cursor), self.heartbeat_at, ends_run)
+        with span("housekeeping.batch"):
+            rows = statement.rows_at_once(*(batch.after or ()), *own)
+        position, picked, override, self.heartbeat_at, _, *numbers = rows[0][-5 - len(stage.action.counted_as) :]
+        return Committed(
+            BatchResult(
+                counted(stage, numbers),
+                *stage.position_after(batch, None if position is None else tuple(position), picked),
+                rows=stage.records(rows) if with_rows and picked else (),
+            ),
+            runs.override_from_json(self._worker, override),
+            is_closed=ends_run and picked < stage.batch_size,
+        )
+
+    def _query(self, stage: TableStage, with_rows: bool, before: Counts, batch: Batch) -> Query:
+        width = len(batch.after or ())
+        counts, cursor, heartbeat, ends_run = (
+            Parameter(width + number).cast(kind)
+            for number, kind in enumerate(("jsonb", "jsonb", "timestamptz", "boolean"))
+        )
+        table = table_if_visible(stage.model)
+        # A key that only the declaration calls unique is used, so that the batch is undone if it is not.
+        by_ctid = table.plain and table.is_unique(column.column_name for column in stage.key)
+        picked, write = changes(stage, batch, by_ctid=by_ctid)
+        names = [f"n{number}" for number in range(len(write.ctes))]
+        totals = [count_of(each).alias(name) for name, each in zip(names, write.ctes, strict=True)]
+        numbers = Select(columns=[count_of(picked).alias("picked"), *totals]).cte("numbers", materialized=True)
+
+        def number(name: str) -> Any:
+            return Select((numbers,), [getattr(numbers.c, name)])
+
+        order = order_of(stage, picked)
+        texts = {column.column_name: getattr(picked.c, text_of(column)) for column in stage.as_text}
+        values = [texts.get(column.column_name, place) for column, place in zip(stage.order, order, strict=True)]
+        last = (
+            Select((picked,), [fn.JSONB_BUILD_ARRAY(*values).alias("position")])
+            .order_by(*(column.desc() for column in order))
+            .limit(1)
+            .cte("last", materialized=True)
+        )
+        position = Select((last,), [last.c.position])
+        changed = sum((number(name) for name in names[1:]), number(names[0]))
+        added = [
+            part
+            for key, value in [*zip(write.counts, map(number, names), strict=True)]
+            + ([("batches", Case(None, [(changed > 0, 1)], 0))] if "batches" in before else [])
+            for part in (Value(key), fn.JSONB_EXTRACT_PATH_TEXT(counts, key).cast("bigint") + value)
+        ]
+        place = fn.JSONB_BUILD_OBJECT("pass", stage.name, "after", position)
+        advanced, accepted = runs.advance_cte(
+            self._run_id,
+            self._lease,
+            counts=counts.concat(fn.JSONB_BUILD_OBJECT(*added)),
+            cursor=Case(None, [(number("picked") > 0, place)], cursor),
+            is_done=ends_run & (number("picked") < stage.batch_size),
+            heartbeat=heartbeat,
+        )
+        # Queries have no ==, which compares them as objects.
+        is_complete = Expression(number("picked"), OP.EQ, number(names[0]))
+        is_expected = fn.EXISTS(Select((accepted,), [SQL("1")])) & is_complete
+        scalars = [
+            position,
+            number("picked"),
+            Select((advanced,), [advanced.c.override]),
+            Select((advanced,), [advanced.c.heartbeat_at]),
+            Select(columns=[Case(None, [(is_expected, "true")], REFUSED).cast("boolean")]),
+            *(number(name) for name in names),
+        ]
+        ctes = (picked, *write.ctes, numbers, last, advanced, accepted)
+        if not with_rows:
+            return Select(columns=scalars).with_cte(*ctes)
+        # Also without a picked row there is one result row, for the ledger's part.
+        one = Select(columns=[SQL("1").alias("one")]).alias("one")
+        query = Select((one,), (*columns_of(stage, picked), *scalars)).join(picked, JOIN.LEFT_OUTER, on=SQL("true"))
+        return query.order_by(*order).with_cte(*ctes)

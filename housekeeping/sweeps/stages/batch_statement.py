@@ -1,0 +1,173 @@
+"""The statement that changes a batch: it picks and locks stale rows, changes them, and returns what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from peewee import CTE, SQL, Column, Expression, Query, Select, Tuple, fn
+
+from housekeeping.core.errors import DeclarationError, RowNotChanged
+from housekeeping.sweeps.stages.actions import Write
+from housekeeping.sweeps.stages.stage import Batch, BatchResult, Failure
+from housekeeping.sweeps.stages.written_key import refuse_part_of_key
+
+if TYPE_CHECKING:
+    from housekeeping.sweeps.stages.table_stage import TableStage
+
+_NOT_CHANGED: Final = (
+    "PostgreSQL left the row as it was, without an error; a trigger, a rule or a policy prevents the change"
+)
+_CTID: Final = "row_ctid"
+
+
+def changes(stage: TableStage, batch: Batch, *, by_ctid: bool = False) -> tuple[CTE, Write]:
+    """Return the CTE of the batch's locked rows, and the action's CTEs that change them.
+
+    The first is materialized: PostgreSQL may run a subquery with ``LIMIT`` once for each row of the outer statement,
+    and so change more rows than the batch has.
+
+    Parameters:
+      by_ctid: Find the picked rows by their place in the table, without the index. A row that another session has
+        changed since the statement began is then picked, but not changed. Only for a table that is `Table.plain`.
+    """
+    rows = stage.rows(batch)
+    if by_ctid:
+        rows = rows.select_extend(_ctid(stage).alias(_CTID))
+    picked = rows.for_update(skip_locked=True).cte("picked", materialized=True)
+    if by_ctid:
+        chosen: Any = _ctid(stage) == fn.ANY(fn.ARRAY(Select((picked,), [getattr(picked.c, _CTID)])))
+    else:
+        chosen = stage.among(picked)
+    # Compare-and-set: a row is changed only if it is still stale then. COALESCE keeps PostgreSQL from using this
+    # condition for an index: with old statistics it would read all stale rows for each row of the batch.
+    still_stale = fn.COALESCE(stage.stale(batch.now), False)
+    write = stage.action.write(stage, batch, chosen & still_stale)
+    names = tuple(stage.action.counted_as)[: len(write.ctes)]
+    if tuple(write.counts) != names or len(names) != len(write.ctes):
+        raise DeclarationError(
+            f"{stage.name}: the counts of its action's Write are {', '.join(write.counts) or 'none'}; they should "
+            f"be one for each statement, as counted_as begins: {', '.join(names)}"
+        )
+    refuse_part_of_key(stage, write)
+    return picked, write
+
+
+def count_of(cte: CTE) -> Select:
+    """Return the number of rows of a CTE."""
+    return Select((cte,), [fn.COUNT(SQL("*"))])
+
+
+def columns_of(stage: TableStage, picked: CTE) -> list[Any]:
+    """Return the columns of the picked rows, as `TableStage.rows` selects them."""
+    names = [column.column_name for column in (*stage.order, *stage.columns.values())]
+    return [getattr(picked.c, name) for name in (*names, *map(text_of, stage.as_text))]
+
+
+def order_of(stage: TableStage, picked: CTE) -> list[Any]:
+    """Return the order of the picked rows."""
+    return [getattr(picked.c, column.column_name) for column in stage.order]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedStatement:
+    """Statement that also tells which of the picked rows it has changed.
+
+    Attributes:
+      with_rows: Whether it returns all picked rows; otherwise only the last one.
+    """
+
+    stage: TableStage
+    with_rows: bool
+
+    def query(self, batch: Batch) -> Query:
+        """Return the statement of a batch."""
+        stage = self.stage
+        picked, write = changes(stage, batch)
+        totals = [count_of(each) for each in write.ctes]
+        order = order_of(stage, picked)
+        if not self.with_rows:
+            texts = [getattr(picked.c, text_of(column)) for column in stage.as_text]
+            last = Select((picked,), (*order, *texts, count_of(picked), *totals))
+            return last.order_by(*(column.desc() for column in order)).limit(1).with_cte(picked, *write.ctes)
+        changed = write.ctes[0]
+        key = [getattr(picked.c, column.column_name) for column in stage.key]
+        done = Select((changed,), [getattr(changed.c, column.column_name) for column in stage.key])
+        flag = key[0].in_(done) if len(key) == 1 else Tuple(*key).in_(done)
+        query = Select((picked,), (*columns_of(stage, picked), flag, *totals))
+        return query.order_by(*order).with_cte(picked, *write.ctes)
+
+    def result(self, batch: Batch, rows: list[tuple[Any, ...]]) -> BatchResult:
+        """Return the result of the batch. A picked row that was not changed counts as failed.
+
+        Raises:
+          DeclarationError: The action has changed more rows than were picked, so the batch must be undone.
+        """
+        if not rows:
+            return BatchResult(counted(self.stage, ()), *self.stage.position_after(batch, None, 0))
+        return self._of_each(batch, rows) if self.with_rows else self._of_all(batch, rows[0])
+
+    def _of_each(self, batch: Batch, rows: list[tuple[Any, ...]]) -> BatchResult:
+        stage = self.stage
+        flag = len(stage.order) + len(stage.columns) + len(stage.as_text)
+        numbers = rows[0][flag + 1 :]
+        changed = [row for row in rows if row[flag]]
+        self._refuse_more_rows(batch, len(rows), len(changed), numbers[0])
+        kept = [stage.describe(stage.position_of(row)) for row in rows if not row[flag]]
+        return BatchResult(
+            counted(stage, numbers),
+            *stage.position_after(batch, stage.position_of(rows[-1]), len(rows)),
+            rows=stage.records(changed),
+            failures=[Failure(record, RowNotChanged(_NOT_CHANGED)) for record in kept],
+        )
+
+    def _of_all(self, batch: Batch, row: tuple[Any, ...]) -> BatchResult:
+        stage = self.stage
+        width = len(stage.order)
+        after_texts = width + len(stage.as_text)
+        picked, *numbers = row[after_texts:]
+        self._refuse_more_rows(batch, picked, picked, numbers[0])
+        last = stage.position_of((*row[:width], *[None] * len(stage.columns), *row[width:after_texts]))
+        kept = picked - numbers[0]
+        failures = [Failure({"stage": stage.name}, RowNotChanged(_NOT_CHANGED), kept)] if kept else []
+        return BatchResult(counted(stage, numbers), *stage.position_after(batch, last, picked), failures=failures)
+
+    def _refuse_more_rows(self, batch: Batch, picked: int, allowed: int, changed: int) -> None:
+        stage = self.stage
+        if batch.only is not None and picked > len(batch.only):
+            changed, allowed = picked, len(batch.only)
+        if changed > allowed:
+            key = ", ".join(column.column_name for column in stage.key)
+            raise DeclarationError(
+                f"{stage.name}: the action would change {changed} rows for a batch of {allowed}; nothing was changed. "
+                f"Either the key ({key}) of {stage.model.__name__} is not unique, then declare the table's real key; "
+                "or the action changes rows outside of its batch, then compare all columns of the key"
+            )
+
+
+def counted(stage: TableStage, numbers: Sequence[int]) -> dict[str, int]:
+    """Return the counts of a batch; 0 for those that its statement does not have."""
+    names = stage.action.counted_as
+    return {**dict.fromkeys(names, 0), **dict(zip(names, numbers, strict=False))}
+
+
+def text_of(column: Any) -> str:
+    """Return the name under which `TableStage.rows` has a column as PostgreSQL writes it."""
+    return f"position_of_{column.column_name}"
+
+
+def key_is_among(key: Sequence[Any], picked: CTE) -> Expression:
+    """Return the condition that a row has the key of a picked row."""
+    chosen = Select((picked,), [getattr(picked.c, column.column_name) for column in key])
+    if len(key) > 1:
+        several: Expression = Tuple(*key).in_(chosen)
+        return several
+    # An array instead of a join, for which PostgreSQL may read the whole table.
+    single: Expression = key[0] == fn.ANY(fn.ARRAY(chosen))
+    return single
+
+
+def _ctid(stage: TableStage) -> Column:
+    meta: Any = stage.model._meta
+    return Column(meta.table, "ctid")

@@ -1,0 +1,92 @@
+"""A change by another session between the snapshot of a batch's statement and its locks."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psycopg2
+from peewee import fn
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.sweeps import Stage, Sweep, TableStage
+
+_LOCK: Final = 4711
+_WAITING: Final = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = {_LOCK} AND NOT granted"
+#: Waits for the lock at one row. The high cost makes PostgreSQL evaluate it last.
+_CREATE: Final = f"""
+CREATE FUNCTION pause_at(id bigint, here bigint) RETURNS boolean LANGUAGE plpgsql COST 1000000 AS $$
+BEGIN
+    IF id = here THEN PERFORM pg_advisory_xact_lock_shared({_LOCK}); END IF;
+    RETURN true;
+END $$
+"""
+
+
+def pausing(sweep: Sweep, column: Any, at: int) -> Sweep:
+    """Return the sweep with a predicate that pauses while it reads the row with this id."""
+    if sweep.stale is not None:
+        return dataclasses.replace(sweep, stale=_paused(sweep.stale, column, at))
+    original: Any = sweep.stages
+    return dataclasses.replace(sweep, stages=lambda of: [_pausing(each, column, at) for each in original(of)])
+
+
+def _pausing(stage: Stage, column: Any, at: int) -> Stage:
+    assert isinstance(stage, TableStage)
+    return dataclasses.replace(stage, stale=_paused(stage.stale, column, at))
+
+
+def _paused(stale: Any, column: Any, at: int) -> Any:
+    return lambda now: stale(now) & fn.pause_at(column, at)
+
+
+@contextmanager
+def changed_in_the_gap(admin: Connection, change: str, *further: str) -> Iterator[None]:
+    """Carry out these statements once a statement of the block waits at its row, then let it continue.
+
+    Parameters:
+      change: Each statement commits by itself.
+    """
+    with admin.cursor() as cursor:
+        cursor.execute(_CREATE)
+        cursor.execute("SELECT current_setting('search_path')")
+        (path,) = cursor.fetchone() or ("",)
+        cursor.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
+    other = psycopg2.connect(admin.dsn)
+    other.autocommit = True
+
+    def act() -> None:
+        with other.cursor() as cursor:
+            cursor.execute(f"SET search_path TO {path}")
+            _until(lambda: _count(cursor) > 0)
+            try:
+                for statement in (change, *further):
+                    cursor.execute(statement)
+            finally:
+                with admin.cursor() as release:
+                    release.execute("SELECT pg_advisory_unlock(%s)", (_LOCK,))
+
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(act)
+        try:
+            yield
+        finally:
+            done.result(20)
+            other.close()
+
+
+def _count(cursor: Any) -> int:
+    cursor.execute(_WAITING)
+    number: int = cursor.fetchone()[0]
+    return number
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 15
+    while not holds():
+        assert time.monotonic() < deadline, "no statement waits at its row"
+        time.sleep(0.01)

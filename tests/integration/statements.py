@@ -1,0 +1,29 @@
+"""The statements that the library sends, for tests that count them or do something right before one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from housekeeping.database.connection import Database
+
+
+def watch_statements(patch: pytest.MonkeyPatch, before: Callable[[str], object]) -> None:
+    """Call `before` with the text of each statement right before it is sent.
+
+    From its second execution, a statement in one round trip is prepared: then the text is ``EXECUTE``.
+    """
+    execute_sql, fetch_at_once = Database.execute_sql, Database.fetch_at_once
+
+    def with_parameters(self: Database, sql: str, params: Any = None) -> Any:
+        before(sql)
+        return execute_sql(self, sql, params)
+
+    def at_once(self: Database, text: bytes) -> Any:
+        before(text.decode())
+        return fetch_at_once(self, text)
+
+    patch.setattr(Database, "execute_sql", with_parameters)
+    patch.setattr(Database, "fetch_at_once", at_once)
