@@ -86,7 +86,7 @@ _WRITTEN_OUT: Final = bool | int | float | str | bytes | list | tuple | dict | s
 
 
 def described(value: object, most: int = 60) -> str:
-    """Return a wrong value for an error text. Of an object that may send a query when it is written out, its type."""
+    """Return a wrong value as text for an error. An object whose text may need a query is shown by its type."""
     if value is None or isinstance(value, type | _WRITTEN_OUT):
         return repr(value)[:most]
     if (name := getattr(value, "__name__", None)) is not None and callable(value):

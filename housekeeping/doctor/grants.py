@@ -52,7 +52,7 @@ def tables_of(family: Family) -> dict[str, tuple[type[Model], tuple[str, ...]]]:
 
 
 def users_of(model: type[Model], sweeps: Sequence[Sweep]) -> list[str]:
-    """Return the names of the sweeps whose statements touch the table; all of them if none is seen to."""
+    """Return the names of the sweeps whose statements use the table; all sweeps if none is known to."""
     seen = [sweep.name for sweep in sweeps if any(_touches(stage, model) for stage in sweep.declared_stages())]
     return seen or [sweep.name for sweep in sweeps]
 

@@ -186,7 +186,7 @@ class Admission(Middleware):
         return left == 1 or (left == 2 and ending.owes_rerun)
 
     def _ask(self, script: Any, parts: tuple[tuple[list[str], list[Any]], ...], flag: bool) -> list[Any]:
-        """Run a script for its parts, each with its keys and arguments; both scripts are safe to repeat."""
+        """Run the start or end script. Each part has its own keys and arguments. The scripts are safe to repeat."""
         keys = [key for its_keys, _ in parts for key in its_keys]
         args = (
             [len(its_args) for _, its_args in parts] + [int(flag)] + [arg for _, its_args in parts for arg in its_args]

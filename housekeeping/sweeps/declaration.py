@@ -242,7 +242,7 @@ class Sweep:
                 check_predicate(self.name, stale, model=model, always_stale=self.always_stale)
 
     def _check_now(self) -> None:
-        """Check the predicates that could not be checked before."""
+        """Check the predicates that could not be evaluated when the sweep was declared."""
         try:
             self._check_predicates()
         except (PeeweeException, HousekeepingError):

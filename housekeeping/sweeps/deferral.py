@@ -1,4 +1,4 @@
-"""Arguments that are worth a run only later, because their last run rejected every record."""
+"""Deferral of arguments whose last run rejected every record."""
 
 from __future__ import annotations
 

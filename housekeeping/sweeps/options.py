@@ -1,4 +1,4 @@
-"""The fields of a `Sweep` that say the same on any table, for type checkers."""
+"""Fields of a `Sweep` that do not depend on the kind of its table, for type checkers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SweepOptions(TypedDict, total=False):
-    """What `Sweep.on` passes on to `Sweep`; a test compares the two."""
+    """Keyword arguments that `Sweep.on` passes on to `Sweep`; a test compares the two."""
 
     always_stale: bool
     event: NamedSignal | None

@@ -13,7 +13,7 @@ from housekeeping.sweeps.lease_config import LeaseConfig
 
 
 def shards_of(sweep: Sweep) -> list[tuple[str, Sweep]]:
-    """The further parts of a sweep, by the name of the actor of each; none of a sweep that is not divided.
+    """Return the further shards of a sweep by actor name; empty for a sweep that is not sharded.
 
     Each has a lease of its own beside the sweep's: two runs of one part exclude each other as two of the sweep do.
     """

@@ -155,7 +155,7 @@ class SnapshotCache:
 
 @contextmanager
 def _noting(errors: list[str], consequence: str = "") -> Iterator[None]:
-    """Note why the block failed, unless that is known already."""
+    """Record why the block failed, unless a reason is already recorded."""
     try:
         yield
     except (HousekeepingError, PeeweeException) as error:

@@ -52,7 +52,7 @@ class DeadLetter:
 
     @classmethod
     def read(cls, broker_id: str, queue: str, died_at: datetime | None, body: bytes) -> DeadLetter:
-        """Return a dead letter for a body, also for one that cannot be read."""
+        """Return the dead letter of a message body, even if the body cannot be decoded."""
         try:
             message: Message[Any] = Message.decode(body)
         except (DecodeError, RecursionError) as error:

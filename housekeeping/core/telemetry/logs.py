@@ -129,7 +129,7 @@ class _RowTemplate:
 
     @cached_property
     def _shared(self) -> tuple[str, str, Set[str]]:
-        """Its JSON before and after a row's fields, and the names that a row's fields must not have."""
+        """Return the JSON before and after a row's fields, and the names that a row's fields must not have."""
         record = self._record
         trailing = _trailing_fields(record.levelname, record.name, record.created)
         reserved = _RECORD_ATTRIBUTES | trailing.keys() | {"event"}

@@ -99,7 +99,8 @@ class RedisQueues:
 
 
 def _commands(messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> Iterator[_Command]:
-    """Yield groups of messages, in order, that one script can enqueue: equal claims except for key and message id."""
+    """Yield groups of consecutive messages that one script can enqueue: their claims differ only in key and message
+    id."""
 
     def group(each: tuple[Message[Any], KeyStep | None]) -> object:
         message, step = each

@@ -65,7 +65,7 @@ class TickRecorder:
         return database.obj is not None
 
     def record(self, worker: str, outcome: Outcome, reason: str | None, tick: datetime, message_id: str | None) -> None:
-        """Write one row and a log line."""
+        """Log the outcome of a tick and write its ledger row; keep the row if the database is down."""
         log_tick(worker, outcome, reason, tick)
         if not self.has_ledger:
             return

@@ -28,7 +28,7 @@ _COMPARISONS: Final = {
 
 
 class JoinedConditions(Context):
-    """Compiler of a predicate, with its subqueries, that finds conditions joined in a way that nobody means.
+    """Compiler that finds conditions joined without the necessary parentheses, in a predicate and its subqueries.
 
     Attributes:
       compared: What is wrong with the comparisons one side of which is itself a condition.

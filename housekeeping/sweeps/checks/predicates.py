@@ -43,7 +43,7 @@ _offline: Final = PostgresqlDatabase(None)
 
 @dataclass(slots=True)
 class _Usage:
-    """What a predicate did with columns while it ran.
+    """Columns that a predicate used while Python evaluated it.
 
     Attributes:
       fields: The columns it read from a model.
@@ -134,7 +134,7 @@ def _hint(value: object) -> str:
 
 
 class _OwnColumns(Context):
-    """Renders a condition without its subqueries, and notes the columns."""
+    """Compiler that records the columns of a condition outside of its subqueries."""
 
     def __init__(self) -> None:
         super().__init__(**_offline.get_context_options())
@@ -175,7 +175,7 @@ def _check_signature(name: str, stale: Callable[[datetime], Any]) -> None:
 
 @contextmanager
 def _watched() -> Iterator[_Usage]:
-    """Note what this thread does with columns.
+    """Record which columns this thread uses within the block.
 
     peewee has no hook for this, so its classes are changed as long as any thread is in here. Other threads see no
     difference: columns are as true, and models return the same fields, as before.
@@ -223,6 +223,6 @@ def _noting(get: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_of_peewee(depth: int) -> bool:
-    """Whether the caller so many frames up is peewee's own code."""
+    """Return whether the caller this many frames up is peewee's own code."""
     module = sys._getframe(depth).f_globals.get("__name__", "")
     return str(module).partition(".")[0] in ("peewee", "playhouse")

@@ -86,18 +86,18 @@ class Reference:
 
     @property
     def level(self) -> Literal["fine", "warning"]:
-        """Whether the sweep needs a change."""
+        """``warning`` if the foreign key needs a remedy, otherwise ``fine``."""
         return "warning" if self.way_out else "fine"
 
     @property
     def text(self) -> str:
-        """What the foreign key is and does, in one line."""
+        """Description of the foreign key and its effect, in one line."""
         key = f"{self.table} ({', '.join(self.columns)}) references {self.referenced}, ON DELETE {self.on_delete}"
         return f"{key}, {'indexed' if self.indexed else 'not indexed'}: {self._effect()}"
 
     @property
     def way_out(self) -> str | None:
-        """What to do; None where nothing needs to be done."""
+        """Remedy; None if none is needed."""
         steps = []
         if not self.indexed:
             concurrently = "" if self.partitioned else " CONCURRENTLY"
@@ -170,7 +170,7 @@ def references(stages: Sequence[Stage]) -> list[Reference]:
 
 
 def sampled_references(stages: Sequence[Stage], now: datetime) -> list[Reference]:
-    """Return the same with the number of referenced rows among the first stale ones, where an index finds them.
+    """Return `references` with counts: how many of the first stale rows are referenced. Needs an index.
 
     Raises:
       peewee.PeeweeException: When the database cannot be asked.

@@ -1,4 +1,4 @@
-"""Comparison of the key that a stage names its rows by with the keys that its table has."""
+"""Comparison of a stage's key with the unique keys of its table."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def stages_of(sweep: Sweep) -> tuple[Stage, ...]:
 
 
 def missing_column(stage: TableStage) -> str | None:
-    """Return which column of a stage its table lacks, and what to do; None when it has all of them."""
+    """Return an error text for a column of the stage that its table lacks; None if it has all of them."""
     model = stage.model
     if not _absent_columns(model, table_of(model)):
         return None
@@ -78,7 +78,7 @@ def _name_of(field: Field) -> str:
 
 
 def wrong_key(stage: TableStage) -> tuple[str, str] | None:
-    """Return what is wrong with the key of a stage, and what to write instead; None when nothing is."""
+    """Return an error text for a stage's wrong key, with the right one; None if the key is right."""
     model, table = stage.model, table_of(stage.model)
     if not table.enforced or vouches_for_key(model) or table.is_unique(column.column_name for column in stage.key):
         return None

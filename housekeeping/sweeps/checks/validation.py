@@ -26,7 +26,8 @@ _FORMS: Final = {
 
 
 def check_form(sweep: Any) -> None:
-    """Reject a sweep without all of stale, order and action, and without stages, and mistakes that would fail later."""
+    """Reject a sweep that has neither stages nor all of stale, order and action. Reject mistakes that would fail
+    later."""
     name, order, has_stages = sweep.name, sweep.order, sweep.stages is not None
     given = {"stale": sweep.stale is not None, "order": bool(order), "action": sweep.action is not None}
     missing = [field for field, there in given.items() if not there]
@@ -105,7 +106,7 @@ def check_stage(name: str, table: TableStage) -> None:
 
 
 def _right_order(kind: type[Model], order: tuple[Any, ...], key: tuple[Any, ...]) -> str:
-    """Return what to write as the order, or that the model declares no key."""
+    """Suggest the order to write, or say that the model declares no key."""
     meta: Any = kind._meta
     if is_implicit_key(kind):
         return (

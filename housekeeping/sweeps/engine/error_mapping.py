@@ -1,4 +1,4 @@
-"""Classification of the errors that break a run off."""
+"""Classification of the errors that end a run early."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class Executor:
     def _commit_in_one_round_trip(
         self, stage: TableStage, batch: Batch, before: RunState
     ) -> tuple[BatchResult, RunState]:
-        """Commit the batch in one statement; if that is refused, in a transaction, which finds out why."""
+        """Commit the batch in one statement. If it fails, process the batch in a transaction, which shows the cause."""
         ends_stage = BatchResult(position=batch.after)
         ends_run = self.continued(before, ends_stage).verdict == _DONE and stage.position_after(batch, None, 0)[1]
         try:
@@ -297,7 +297,7 @@ class Executor:
         return replace(before, place=place)
 
     def after_commit(self, stage: Stage, batch: Batch, result: BatchResult, state: RunState) -> None:
-        """Log and announce what was committed."""
+        """Report a committed batch: update the progress, log its rows and send its events."""
         self._progress.counts = state.counts
         self._progress.position = state.place.after
         assert self._progress.rejections is not None
@@ -402,11 +402,13 @@ class Executor:
         )
 
     def _time_is_up(self) -> bool:
-        """Return whether to begin nothing new. Stages call it between outside effects, which may take long."""
+        """Return whether a stage must start no further outside effect, because the run has to end. Sends due
+        heartbeats."""
         return self.must_stop() or self._budget.exceeded()
 
     def _check(self) -> None:
-        """Raise unless the run is still the current one, by the ledger: our own clock stops while a machine sleeps."""
+        """Raise unless the run's ledger row is still open. The lease alone is not proof: its clock stops while a
+        machine sleeps."""
         self._lease.check()
         runs.check(self._run_id)
 

@@ -25,7 +25,7 @@ class FailureStreak:
         self._rows = 0
 
     def add(self, result: BatchResult) -> None:
-        """Note what became of the rows of a batch."""
+        """Add the failed rows of a batch. A batch with a changed row resets the streak."""
         if any(result.counts.values()):
             self._rows = 0
             return

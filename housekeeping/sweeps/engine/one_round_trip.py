@@ -44,7 +44,7 @@ class Committed:
 
 
 class OneRoundTrip:
-    """Commits batches of one run in one round trip each.
+    """Committer of the batches of one run, each in one round trip.
 
     Parameters:
       lease: Key and epoch of the run's lease; None: it has none.
@@ -62,14 +62,15 @@ class OneRoundTrip:
     def commit(
         self, stage: TableStage, batch: Batch, *, counts: Counts, cursor: Cursor | None, ends_run: bool
     ) -> Committed:
-        """Commit a batch.
+        """Commit a batch together with its counts and cursor, in one statement.
 
         Parameters:
           counts, cursor: Those of the run before the batch.
           ends_run: Whether the run ends as done if the batch is not full.
 
         Raises:
-          peewee.DataError: Something is not as expected; nothing was changed. The text has `REFUSED`.
+          peewee.DataError: The run or its lease was taken over, or a picked row was not changed. Nothing was changed;
+          the text has `REFUSED`.
           peewee.PeeweeException: The database failed. Nothing was changed, unless the connection was lost.
         """
         with_rows = stage.needs_rows()

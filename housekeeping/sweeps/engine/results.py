@@ -53,7 +53,7 @@ class RunResult:
         return 0 if self.outcome in ("done", "partial", "skipped") else 1
 
     def raise_for_failure(self) -> None:
-        """Raise the error that broke the run off, so that its message is retried.
+        """Raise the error that ended the run, so that its message is retried.
 
         A run that was taken over raises nothing: its actor requeues the message. Nor does a run that its breaker
         stopped: retries would be stopped as well until an operator confirms a run.

@@ -86,7 +86,8 @@ class RunProgress:
             self.counts |= self.preflight.counts
 
     def recorded(self, request: RunRequest, run_id: int, started_at: datetime) -> None:
-        """Note the run's row. From here on the database's clock counts, unless the request has a clock."""
+        """Store the id and start of the run's ledger row. Use the database's clock from now on, unless the request has
+        one."""
         self.run_id, self.started_at = run_id, started_at
         if request.clock is None:
             self.clock = ServerClock(started_at)

@@ -97,7 +97,7 @@ def _record_without_row(request: RunRequest, progress: RunProgress, end: RunEnd)
 
 
 def _close_row(request: RunRequest, progress: RunProgress, end: RunEnd) -> RunEnd:
-    """Close the row, and return how it stands: it may have been closed by its last batch, or by another run."""
+    """Close the row and return its outcome. Its last batch or another run may have closed it before."""
     assert progress.run_id is not None
     error = end.error
     # A shutdown is no error.

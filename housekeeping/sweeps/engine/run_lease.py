@@ -45,7 +45,7 @@ class RunLease:
 
 @contextmanager
 def run_lease(request: RunRequest) -> Iterator[RunLease]:
-    """Hold the sweep's lease, if it can be had, for as long as the block.
+    """Hold the sweep's lease within the block, if it is free or its holder is dead.
 
     Raises:
       RedisUnavailable: Nothing is held.

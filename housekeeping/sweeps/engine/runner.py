@@ -89,7 +89,7 @@ def run_sweep(
 
 
 def _run_and_record(request: RunRequest) -> RunResult:
-    """Run, then record and report the end, whatever it is."""
+    """Run the sweep, then record and report its end, also after an error."""
     sweep, before = request.sweep, wait_times()
     progress = RunProgress.of(request)
     budget = RunBudget(sweep.max_runtime, progress.clock)
@@ -259,7 +259,7 @@ def _close_rejections(request: RunRequest, progress: RunProgress, end: RunEnd) -
 
 
 def _remember_predicate(request: RunRequest, progress: RunProgress, end: RunEnd) -> None:
-    """Write which rows the run selected, so that a change of the predicate is noticed; never raises."""
+    """Write the predicate's fingerprint, so that the next run notices a changed predicate; never raises."""
     completed = end.outcome == "done" or (end.outcome == "partial" and end.reason != "shutdown")
     if progress.predicate is None or progress.run_id is None or not (completed or request.confirmed):
         return

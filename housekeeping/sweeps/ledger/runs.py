@@ -92,7 +92,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Resynchronized:
-    """What a batch whose answer was lost has written."""
+    """State of the ledger row after a batch whose answer was lost."""
 
     is_closed: bool
     counts: Counts
@@ -317,7 +317,7 @@ def _writing(columns: dict[str, Any], given: dict[str, Any], lease: tuple[str, i
 def advance_cte(
     run_id: int, lease: tuple[str, int] | None, *, counts: Any, cursor: Any, is_done: Any, heartbeat: Any
 ) -> tuple[CTE, CTE]:
-    """Return two CTEs for the statement of a batch: the update of the run's row, and the condition that it counts.
+    """Return two CTEs for the statement of a batch: the update of the run's row, and the check of run and lease.
 
     The second one is empty if the run was taken over or its lease has a newer holder. The statement must then fail.
     The first one returns the worker's override as JSON and the time of the heartbeat.
@@ -380,7 +380,7 @@ def _override(worker: str, state: Any, batch_size: int | None, max_runtime_s: fl
 
 
 def fail(run_id: int, outcome: Outcome, reason: str, error: str | None, extra: Counts) -> Closed:
-    """Close the row of a run that broke off, keep the counts of its last committed batch, and return the row.
+    """Close the row of a run that an error ended, keep the counts of its last committed batch, and return the row.
 
     A row that was already closed stays unchanged. A COMMIT whose answer was lost may have closed it, or have counted
     more than the run knows.

@@ -14,7 +14,7 @@ from housekeeping.sweeps.checks.field_types import check_types
 
 @dataclass(frozen=True, slots=True)
 class AlertThresholds:
-    """Limits above which a sweep raises an alert; None switches one off.
+    """Limits above which a sweep raises an alert; None disables one.
 
     Attributes:
       longest_run: Duration of a run.

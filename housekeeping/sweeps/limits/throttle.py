@@ -21,7 +21,7 @@ _LONGEST_PAUSE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ThrottleLimits:
-    """Health of the database above which a run is throttled. None or False switches a check off.
+    """Health of the database above which a run is throttled. None or False disables a check.
 
     Attributes:
       replication_lag_s: Seconds that a standby lags. 30: a healthy one lags under a second, and readers notice half
@@ -90,7 +90,7 @@ class Throttle:
 
     @property
     def measures(self) -> bool:
-        """Whether it needs the duration of batches."""
+        """Whether the throttle needs the duration of batches."""
         return self._limits.batch_s is not None
 
     @property
@@ -99,7 +99,7 @@ class Throttle:
         return self._exceeded is not None
 
     def took(self, seconds: float) -> None:
-        """Note the duration of a batch."""
+        """Record the duration of a batch."""
         self._batches.append(seconds)
 
     def hold(self, give_up: Callable[[], bool]) -> ExceededLimit | None:

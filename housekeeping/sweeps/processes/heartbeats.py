@@ -89,7 +89,7 @@ class Process:
 
     @property
     def started_at(self) -> datetime:
-        """Its start, by the server's clock."""
+        """Start of the process, by the server's clock."""
         return self.heartbeat_at - timedelta(seconds=self.said.up_s)
 
     @property

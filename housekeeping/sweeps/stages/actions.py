@@ -1,4 +1,4 @@
-"""What can be done with the stale rows of a batch, as part of the one statement that picks them."""
+"""Actions on the stale rows of a batch. Each adds its changes to the statement that picks the rows."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Write:
     """The part of a batch's statement that changes rows.
 
     Attributes:
-      ctes: Data-modifying; the first changes the picked rows and returns their key, others change what hangs on them.
-      counts: The name of the count of the rows of each.
+      ctes: Data-modifying CTEs. The first changes the picked rows and returns their keys; others change dependent rows.
+      counts: Name of the row count of each CTE.
     """
 
     ctes: Sequence[CTE]
@@ -32,21 +32,22 @@ class Write:
 
 
 class Action(Protocol):
-    """What a sweep does with the stale rows of a batch."""
+    """Change that a sweep makes to the stale rows of a batch."""
 
     @property
     def counted_as(self) -> Sequence[str]:
-        """The names of its counts, in the order they are shown."""
+        """Names of the row counts of the action, in display order."""
 
     def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
-        """Change the rows that `chosen` is true of: the picked ones, still stale."""
+        """Return the part of the statement that changes the rows matching `chosen`: picked, and still stale."""
 
     def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
-        """Another way for the one row of `batch.only` that could not be changed so; None: there is none."""
+        """Process the single row of `batch.only` in another way after this error; return None if there is no other
+        way."""
 
 
 def allowed_by(action: Any) -> Expression | None:
-    """Return which rows the action can change, of those that are stale; None: all of them."""
+    """Return the condition for the stale rows that the action can change; None if it can change all of them."""
     if isinstance(action, Transition):
         allowed: Expression = action.machine.field.in_(action.machine.sources(action.event))
         return allowed
@@ -80,7 +81,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """Fire an event of the table's state machine on the rows: allowed sources and target are the machine's.
+    """Fire an event of the table's state machine on the rows. The machine defines the allowed sources and the target.
 
     Attributes:
       rows_counted_as: The name of the count of moved rows.

@@ -147,13 +147,13 @@ class CheckedStatement:
 
 
 def counted(stage: TableStage, numbers: Sequence[int]) -> dict[str, int]:
-    """Return the counts of a batch; 0 for those that its statement does not have."""
+    """Return the counts of a batch by name; counts that its statement lacks are 0."""
     names = stage.action.counted_as
     return {**dict.fromkeys(names, 0), **dict(zip(names, numbers, strict=False))}
 
 
 def text_of(column: Any) -> str:
-    """Return the name under which `TableStage.rows` has a column as PostgreSQL writes it."""
+    """Return the alias of a column's text form in the query of `TableStage.rows`."""
     return f"position_of_{column.column_name}"
 
 

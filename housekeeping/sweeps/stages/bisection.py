@@ -52,7 +52,7 @@ def is_row_error(error: BaseException) -> bool:
 
 
 def shorten_timeouts(rows: int) -> None:
-    """Limit the statements of the open transaction to the time that a part of this many rows has."""
+    """Lower the timeouts of the open transaction to the time allowed for a part of this many rows."""
     seconds = _ROW_S if rows == 1 else _PART_S
     database.execute_sql(_SHORTER_TIMEOUTS, (int(seconds * 1000),))
 
@@ -100,13 +100,13 @@ class Bisection(Generic[T]):
         return self._parts.popleft() if self._parts else None
 
     def succeeded(self) -> None:
-        """Note that the part was processed."""
+        """Record that the part was processed."""
         self._any_succeeded = True
         if self._rest:
             self._slowest_s = max(self._slowest_s, time.monotonic() - self._part_began_at)
 
     def failed(self, part: Sequence[T], error: BaseException) -> bool:
-        """Note that the part failed, and return whether it is a single row, which is to be given up.
+        """Record that the part failed. Return whether it is a single row, which counts as failed.
 
         Raises:
           BaseException: `error` itself, when it is not a row's, or when all rows that were probed timed out.

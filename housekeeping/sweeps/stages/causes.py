@@ -1,4 +1,4 @@
-"""Causes: what the errors of many records have in common."""
+"""Causes: error texts without the parts specific to a record, so that equal errors can be grouped."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def may_be_null(column: Field, predicate: Any) -> bool:
 
 
 def _is_nullable(column: Field) -> bool:
-    """Return whether the table lets the column be NULL; the model's word counts only where there is no table."""
+    """Return whether the table allows NULL in the column; without a table, whether the model does."""
     table = table_if_visible(column.model)
     return column.column_name not in table.not_null if table.exists else bool(column.null)
 

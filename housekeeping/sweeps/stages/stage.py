@@ -180,7 +180,7 @@ class Stage(Protocol):
         """Change the database, within the batch's transaction, and nothing else."""
 
     def after_commit(self, batch: Batch, result: BatchResult) -> None:
-        """Log what was done."""
+        """Log the changes of the committed batch."""
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
         """Return the number of stale rows, counted up to `limit`."""
@@ -214,7 +214,8 @@ class Divisible(Stage, Protocol):
         """Return where the stage continues after these rows, without counts."""
 
     def fallback(self, batch: Batch, error: BaseException) -> BatchResult | None:
-        """Process the single row of `batch.only` in another way, in its own transaction; None: there is none."""
+        """Process the single row of `batch.only` in another way, in its own transaction; return None if there is
+        none."""
 
     def describe(self, position: Position) -> dict[str, Any]:
         """Return the row for the log and the error tracker."""

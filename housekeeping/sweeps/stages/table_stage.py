@@ -51,7 +51,7 @@ _BEFORE_NULLS: Final[Position] = (None,)
 
 
 def named_keys(keys: tuple[str, ...] | Mapping[str, str]) -> Mapping[str, str]:
-    """Return which key of an event's row has which key of the record."""
+    """Return a mapping of the keys of an event's row to the keys of the record."""
     return keys if isinstance(keys, Mapping) else dict(zip(keys, keys, strict=True))
 
 
@@ -103,14 +103,14 @@ class TableStage:
 
     @property
     def as_text(self) -> list[Any]:
-        """Order columns whose values a position has as text, as PostgreSQL writes them; integers need no text.
+        """Order columns that a position contains as PostgreSQL's text; integer columns need no text.
 
-        The driver may change other values: it has no infinity, no year before 1, no months.
+        The driver cannot return every other value unchanged, for example an infinite time or a year before 1.
         """
         return [column for column in self.order if not isinstance(column, IntegerField)]
 
     def position_of(self, row: Sequence[Any]) -> Position:
-        """Return the position of a row of `rows`, as the driver has it."""
+        """Return the position of a result row of the query `rows`."""
         texts = iter(row[len(self.order) + len(self.columns) :])
         as_text = {id(column) for column in self.as_text}
         return tuple(
@@ -173,11 +173,12 @@ class TableStage:
         return checked.result(batch, self.run_statement(batch, ("apply", checked.with_rows), checked.query))
 
     def run_statement(self, batch: Batch, form: Hashable, make: Callable[[Batch], Query]) -> list[tuple[Any, ...]]:
-        """Return the rows of a statement of a batch, which is compiled once a run; see `statement`."""
+        """Execute a statement of a batch and return its rows. It is compiled once a run; see `statement`."""
         return self.statement(batch, form, make, CompiledQuery).rows(*batch.after or ())
 
     def statement(self, batch: Batch, form: Hashable, make: Callable[[Batch], Query], kind: type[Q]) -> Q:
-        """Return a statement of a batch, whose first values are those of `batch.after`. It is compiled once a run.
+        """Return a compiled statement of a batch; compile it once a run. Its first parameters are the values of
+        `batch.after`.
 
         Parameters:
           form: What the statement depends on besides the run and the position.
@@ -192,7 +193,7 @@ class TableStage:
         return self.statements.get(self.purpose(batch), form, lambda: kind(make(replace(batch, after=blank))))
 
     def purpose(self, batch: Batch) -> Hashable:
-        """Return what compiled statements are kept for: this run."""
+        """Return the key under which the compiled statements of this run are cached."""
         return batch.run_id, batch.now
 
     def needs_rows(self) -> bool:
@@ -242,7 +243,7 @@ class TableStage:
         return [ExplainQuery(f"the query of stage {self.name}", query, self.model)]
 
     def statements_of_a_run(self, now: datetime) -> list[Query]:
-        """Return the statements that change the rows of a batch, for `housekeeping doctor` to look at; none is run."""
+        """Return the statements that change the rows of a batch, for `housekeeping doctor`. Executes none of them."""
         return [CheckedStatement(self, True).query(Batch("", None, now))]
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
@@ -262,7 +263,7 @@ class TableStage:
         return has_key(self.key, [self.key_values(position) for position in positions])
 
     def first_may_be_null(self, batch: Batch) -> bool:
-        """Return whether the first order column can be NULL in stale rows; worked out once a run."""
+        """Return whether the first order column can be NULL in stale rows; computed once a run."""
         return self.statements.get(
             self.purpose(batch), "first may be null", lambda: self._may_be_null(batch.now, self.order[0])
         )
@@ -283,7 +284,7 @@ class TableStage:
         return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
 
     def records(self, rows: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
-        """Return the driver's rows by key, with each value as its column converts it."""
+        """Return the driver's rows as dictionaries, with each value converted by its column."""
         columns = (*self.order, *self.columns.values())
         # Column by column: to look up the conversion of each value takes as long as a log line.
         values = zip(columns, zip(*rows, strict=True), strict=False)
@@ -291,7 +292,7 @@ class TableStage:
         return [self.record(each) for each in read]
 
     def record(self, row: tuple[Any, ...]) -> dict[str, Any]:
-        """Return a row of `rows` by key, as events and log lines have it."""
+        """Return a row of the query `rows` as a dictionary, for events and log lines."""
         named = {column.name: value for column, value in zip(self.order, row, strict=False)}
         further = row[len(self.order) : len(self.order) + len(self.columns)]
         return named | dict(zip(self.columns, further, strict=True))

@@ -1,4 +1,4 @@
-"""Check that an action's statements name the rows of a batch by their whole key."""
+"""Check that an action's statements identify the rows of a batch by their whole key."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _returned(cte: Any) -> list[str] | None:
-    """Return the names of the columns that a statement returns; None if they cannot be told, as of raw SQL."""
+    """Return the names of the columns that a statement returns; None if unknown, as for raw SQL."""
     if cte._columns or not hasattr(cte._query, "_returning"):
         return None
     names = []
