@@ -30,23 +30,23 @@ def _reads_all(body: bytes, queue_name: str) -> tuple[Message[Any] | None, str]:
     return Message.decode(body), ""
 
 
-def _takes_all_for_sound(patch: pytest.MonkeyPatch) -> None:
+def _skips_validation(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(redis, "_read", _reads_all)
 
 
-def _leaves_an_own_broker_as_it_is(patch: pytest.MonkeyPatch) -> None:
+def _does_not_harden_an_applications_broker(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReliableRedisBroker, "adopt", staticmethod(lambda broker: None))
 
 
-def _requeues_no_strays(patch: pytest.MonkeyPatch) -> None:
+def _requeues_no_lost_deliveries(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReliableRedisBroker, "requeue_lost_deliveries", lambda self, queue_name: None)
 
 
-def _takes_two_a_thread(patch: pytest.MonkeyPatch) -> None:
+def _prefetches_two_per_thread(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Prefetch, "before_worker_boot", lambda self, broker, worker: None)
 
 
-def _says_nothing_while_its_hands_are_full(patch: pytest.MonkeyPatch) -> None:
+def _sends_no_heartbeat_while_busy(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(redis._Consumer, "_wait_for_a_thread", lambda self: None)
 
 
@@ -54,7 +54,7 @@ def _tries_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rabbitmq, "_ATTEMPTS", 1)
 
 
-def _sends_unconfirmed(patch: pytest.MonkeyPatch) -> None:
+def _sends_without_publisher_confirms(patch: pytest.MonkeyPatch) -> None:
     prepare = ReliableRabbitmqBroker._prepare
 
     def unconfirmed(self: ReliableRabbitmqBroker, prefix: str) -> None:
@@ -68,11 +68,11 @@ def _acknowledges_by_number_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReliableConsumer, "_is_from_here", lambda self, message: True)
 
 
-def _reads_whatever_decodes(patch: pytest.MonkeyPatch) -> None:
+def _accepts_every_message_that_decodes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(consumer, "read", _reads_all)
 
 
-def _keeps_far_messages_in_memory(patch: pytest.MonkeyPatch) -> None:
+def _keeps_delayed_messages_in_memory(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rabbitmq, "level_for", lambda message: None)
     patch.setattr(consumer, "level_for", lambda message: None)
 
@@ -100,7 +100,7 @@ def _requeues_in_two_steps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("pika.adapters.blocking_connection.BlockingChannel.tx_select", lambda self: None)
 
 
-def _takes_what_it_reads(patch: pytest.MonkeyPatch) -> None:
+def _consumes_what_it_lists(patch: pytest.MonkeyPatch) -> None:
     fetched = RabbitmqDeadLetters._fetched
 
     def and_acknowledges(self: RabbitmqDeadLetters, channel: Any, queue: str) -> Any:
@@ -114,23 +114,23 @@ def _takes_what_it_reads(patch: pytest.MonkeyPatch) -> None:
 TWINS: Final[list[Twin]] = [
     Twin(
         "B1",
-        "leaves_lost_deliveries_with_their_process",
+        "never_requeues_lost_deliveries",
         _LOST + "test_delivery_lost_in_transit_is_repeated",
-        _requeues_no_strays,
+        _requeues_no_lost_deliveries,
         slow=True,
     ),
     Twin(
         "B1",
-        "looks_for_strays_when_it_connects_only",
+        "requeues_lost_deliveries_only_on_connect",
         _LOST + "test_delivery_after_the_client_gave_up_is_repeated",
         instead(redis, "_time_of_next_check", lambda: math.inf),
         slow=True,
     ),
     Twin(
         "B1",
-        "says_nothing_while_its_hands_are_full",
+        "sends_no_heartbeat_while_busy",
         _REDIS + "test_busy_process_is_not_considered_dead",
-        _says_nothing_while_its_hands_are_full,
+        _sends_no_heartbeat_while_busy,
     ),
     Twin(
         "B1",
@@ -146,22 +146,22 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "B2",
-        "takes_two_messages_a_thread",
+        "prefetches_two_messages_per_thread",
         _REDIS + "test_message_behind_a_long_one_is_left_to_another_process",
-        _takes_two_a_thread,
+        _prefetches_two_per_thread,
         slow=True,
     ),
     Twin(
         "B2",
-        "sends_unconfirmed",
+        "sends_without_publisher_confirms",
         _SENDING + "test_deleted_queue_is_recreated_with_the_message_in_it",
-        _sends_unconfirmed,
+        _sends_without_publisher_confirms,
     ),
     Twin(
         "B2",
-        "keeps_far_messages_in_memory",
+        "keeps_delayed_messages_in_memory",
         _DELIVERY + "test_worker_does_not_hold_delayed_messages_for_long",
-        _keeps_far_messages_in_memory,
+        _keeps_delayed_messages_in_memory,
     ),
     Twin(
         "B2",
@@ -177,22 +177,22 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "B3",
-        "takes_every_message_for_sound",
+        "skips_message_validation",
         _REDIS + "test_unreadable_message_affects_no_other",
-        _takes_all_for_sound,
+        _skips_validation,
         slow=True,
     ),
     Twin(
         "B3",
-        "leaves_an_own_broker_as_it_is",
+        "does_not_harden_an_applications_broker",
         _REDIS + "test_unreadable_message_affects_no_other_on_an_applications_broker",
-        _leaves_an_own_broker_as_it_is,
+        _does_not_harden_an_applications_broker,
     ),
     Twin(
         "B3",
-        "reads_whatever_decodes",
+        "accepts_every_message_that_decodes",
         _DELIVERY + "test_decodable_but_invalid_message_affects_no_other",
-        _reads_whatever_decodes,
+        _accepts_every_message_that_decodes,
     ),
     Twin(
         "R6",
@@ -202,8 +202,8 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "R6",
-        "takes_what_it_reads_from_rabbitmq",
+        "consumes_dead_letters_that_it_lists",
         _DEAD + "test_dead_letters_are_read_without_being_moved",
-        _takes_what_it_reads,
+        _consumes_what_it_lists,
     ),
 ]

@@ -21,25 +21,25 @@ _ZOMBIES: Final = "tests/chaos/test_zombies.py::"
 _CONNECTIONS: Final = "tests/chaos/test_lost_connections.py::"
 
 
-def _commits_whoever_holds(patch: pytest.MonkeyPatch) -> None:
+def _commits_without_the_lease(patch: pytest.MonkeyPatch) -> None:
     def write(run_id: int, lease: tuple[str, int] | None, **columns: Any) -> None:
         Run.update(**columns).where(Run.id == run_id).execute()
 
     patch.setattr(runs, "_write", write)
 
 
-def _takes_what_was_begun_for_done(patch: pytest.MonkeyPatch) -> None:
+def _counts_a_begun_run_as_done(patch: pytest.MonkeyPatch) -> None:
     def begun(message_id: str) -> bool:
         return bool(Run.select(Run.id).where(Run.message_id == message_id).exists())
 
     patch.setattr(runs, "completed", begun)
 
 
-def _runs_again_what_is_done(patch: pytest.MonkeyPatch) -> None:
+def _repeats_completed_messages(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runs, "completed", lambda message_id: False)
 
 
-def _counts_what_it_was_told(patch: pytest.MonkeyPatch) -> None:
+def _discards_counts_of_a_failed_run(patch: pytest.MonkeyPatch) -> None:
     original = runs.fail
 
     def fail(run_id: int, *arguments: Any) -> Any:
@@ -60,15 +60,15 @@ def _trusts_a_lease_it_could_not_renew(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Renewal, "lost", property(lambda self: False))
 
 
-def _forgets_the_applications_key(patch: pytest.MonkeyPatch) -> None:
+def _ignores_the_applications_key(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Idempotency, "_name", lambda self, message: f"{message.actor_name}:{message.message_id}")
 
 
-def _waits_for_the_dead(patch: pytest.MonkeyPatch) -> None:
+def _never_considers_a_run_dead(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runs, "holder_is_gone", lambda *arguments: False)
 
 
-def _leaves_claims_to_the_dead(patch: pytest.MonkeyPatch) -> None:
+def _never_takes_over_claims(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(claims, "_TAKE", claims._TAKE.replace("if not free then", "if false then"))
 
 
@@ -86,16 +86,16 @@ def _claims_no_tick(patch: pytest.MonkeyPatch) -> None:
 TWINS: Final = [
     Twin(
         "F1",
-        "chaos_zombie_commits",
+        "chaos_commits_after_a_takeover",
         f"{_ZOMBIES}test_worker_paused_past_its_ttl_cannot_commit_after_a_takeover",
-        _commits_whoever_holds,
+        _commits_without_the_lease,
         in_processes=True,
     ),
     Twin(
         "F2",
-        "chaos_forgotten_holder_commits",
+        "chaos_commits_without_the_lease_after_redis_is_emptied",
         f"{_ZOMBIES}test_empty_redis_doubles_attempts_but_not_effects",
-        _commits_whoever_holds,
+        _commits_without_the_lease,
         in_processes=True,
     ),
     Twin(
@@ -107,37 +107,37 @@ TWINS: Final = [
     ),
     Twin(
         "F3",
-        "chaos_takes_what_was_begun_for_done_early",
+        "chaos_counts_a_begun_run_as_done_early",
         f"{_KILLS}test_runs_killed_before_their_first_batch_reach_the_same_state",
-        _takes_what_was_begun_for_done,
+        _counts_a_begun_run_as_done,
         in_processes=True,
     ),
     Twin(
         "F3",
-        "chaos_takes_what_was_begun_for_done",
+        "chaos_counts_a_begun_run_as_done",
         f"{_KILLS}test_runs_killed_within_a_batch_reach_the_same_state",
-        _takes_what_was_begun_for_done,
+        _counts_a_begun_run_as_done,
         in_processes=True,
     ),
     Twin(
         "F3",
-        "chaos_leaves_claims_to_the_dead",
+        "chaos_never_takes_over_claims",
         f"{_KILLS}test_claimed_uploads_of_a_killed_run_are_taken_over",
-        _leaves_claims_to_the_dead,
+        _never_takes_over_claims,
         in_processes=True,
     ),
     Twin(
         "I1",
-        "chaos_runs_again_what_is_done",
+        "chaos_repeats_completed_messages",
         f"{_KILLS}test_completed_runs_killed_before_the_ack_do_not_repeat",
-        _runs_again_what_is_done,
+        _repeats_completed_messages,
         in_processes=True,
     ),
     Twin(
         "F4",
-        "chaos_counts_what_it_was_told",
+        "chaos_discards_counts_of_a_failed_run",
         f"{_CONNECTIONS}test_commit_with_a_lost_answer_is_counted_once",
-        _counts_what_it_was_told,
+        _discards_counts_of_a_failed_run,
         in_processes=True,
     ),
     Twin(
@@ -149,23 +149,23 @@ TWINS: Final = [
     ),
     Twin(
         "F10",
-        "chaos_forgets_the_applications_key",
+        "chaos_ignores_the_applications_key",
         "tests/chaos/test_mixed_versions.py::test_rolling_restart_with_other_arguments_has_each_effect_once",
-        _forgets_the_applications_key,
+        _ignores_the_applications_key,
         in_processes=True,
     ),
     Twin(
         "F4",
         "chaos_miscounts_by_chance",
         "tests/chaos/test_random_faults.py::test_random_faults_lose_and_repeat_nothing",
-        _counts_what_it_was_told,
+        _discards_counts_of_a_failed_run,
         in_processes=True,
     ),
     Twin(
         "F3",
-        "chaos_waits_for_the_dead",
+        "chaos_never_considers_a_run_dead",
         "tests/chaos/test_default_settings.py::test_killed_worker_is_taken_over_within_90_seconds",
-        _waits_for_the_dead,
+        _never_considers_a_run_dead,
         in_processes=True,
     ),
     Twin(

@@ -29,14 +29,14 @@ def _count_no_retry(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(retries.Retries, "after_process_message", after_process_message)
 
 
-def _leave_out_what_cannot_be_read(patch: pytest.MonkeyPatch) -> None:
+def _leave_out_unreadable_letters(patch: pytest.MonkeyPatch) -> None:
     newest = on_redis.RedisDeadLetters.newest
     patch.setattr(
         on_redis.RedisDeadLetters, "newest", lambda self, limit: [each for each in newest(self, limit) if each.message]
     )
 
 
-def _requeue_those_there_are(patch: pytest.MonkeyPatch) -> None:
+def _requeue_existing_letters_only(patch: pytest.MonkeyPatch) -> None:
     def found(store: Any, ids: Any) -> list[Any]:
         return [letter for letter in store.find(set(ids)).values() if letter.message]
 
@@ -64,13 +64,13 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "R6",
-        "lists_only_what_it_can_read",
+        "leaves_unreadable_dead_letters_out",
         f"{_LOOKING}test_unreadable_letter_is_listed_by_broker_id_with_the_reason",
-        _leave_out_what_cannot_be_read,
+        _leave_out_unreadable_letters,
     ),
     Twin(
         "R6",
-        "lives_on_where_it_died",
+        "requeues_with_the_options_of_earlier_attempts",
         f"{_REQUEUEING}test_requeued_message_keeps_its_id",
         instead(models, "_PAST_ATTEMPTS", frozenset()),
     ),
@@ -82,9 +82,9 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "R6",
-        "does_half_of_what_it_was_asked",
+        "requeues_the_valid_ids_only",
         f"{_REQUEUEING}test_one_wrong_id_leaves_all_letters_untouched",
-        _requeue_those_there_are,
+        _requeue_existing_letters_only,
     ),
     Twin(
         "R6",
@@ -94,13 +94,13 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "R6",
-        "asks_again_as_if_for_another",
+        "requeues_again_after_a_lost_answer",
         f"{_REQUEUEING}test_lost_answer_duplicates_no_message",
         in_text(on_redis, "_MOVE", 'redis.call("hexists", KEYS[4], ARGV[2])', "0"),
     ),
     Twin(
         "R6",
-        "lets_a_message_speak_to_the_terminal",
+        "prints_unescaped_and_unmasked",
         f"{_COMMAND}test_dead_letter_is_shown_masked_and_escaped",
         instead(sanitize, "_visible", lambda character: character),
         in_processes=True,

@@ -22,7 +22,7 @@ _LIMITS: Final = "tests/integration/middleware/deduplication/test_limits.py::"
 _TICKS: Final = "tests/integration/middleware/deduplication/test_ticks.py::"
 
 
-def _free_only_what_succeeded(patch: pytest.MonkeyPatch) -> None:
+def _release_keys_only_after_success(patch: pytest.MonkeyPatch) -> None:
     after = Admission.after_process_message
 
     def after_process_message(
@@ -42,14 +42,14 @@ def _config(**other: Any) -> Breaks:
     return lambda patch: patch.setattr(middleware, "config_of", broken)
 
 
-def _ask_once_more(patch: pytest.MonkeyPatch) -> None:
+def _make_an_extra_round_trip(patch: pytest.MonkeyPatch) -> None:
     ask = Admission._ask
 
-    def look_and_ask(self: Any, script: Any, parts: Any, flag: bool) -> Any:
+    def read_then_run(self: Any, script: Any, parts: Any, flag: bool) -> Any:
         self._deduplication.keys.client.exists(parts[1][0][0])
         return ask(self, script, parts, flag)
 
-    patch.setattr(Admission, "_ask", look_and_ask)
+    patch.setattr(Admission, "_ask", read_then_run)
 
 
 #: Check of a script before it grants a key or starts a message; `deduplication_turns` breaks it, too.
@@ -59,37 +59,37 @@ _OF_ANOTHER_COPY: Final = 'if tick ~= "" and (redis.call("hget", KEYS[1], "tick"
 TWINS: Final[list[Twin]] = [
     Twin(
         "D4",
-        "names_keys_by_the_release_that_runs",
+        "names_keys_by_the_running_release",
         f"{_FOLDER}test_releases.py::test_key_taken_by_an_older_release_is_released_with_its_message",
         instead_at("housekeeping.middleware.deduplication.middleware.key_of", name_key),
     ),
     Twin(
         "D1",
-        "sees_no_other_holder",
+        "ignores_the_holder_of_a_key",
         f"{_SENDING}test_of_many_concurrent_senders_one_enqueues",
         in_script("CLAIM", ANOTHER_HOLDS_IT, "if false then"),
     ),
     Twin(
         "D1",
-        "lets_go_while_a_retry_waits",
+        "releases_the_key_while_a_retry_waits",
         f"{_SENDING}test_waiting_until_executed_retry_holds_its_key",
         in_script("RETAIN", 'redis.call("del", KEYS[1])', 'redis.call("del", KEYS[1]) if true then return "" end'),
     ),
     Twin(
         "D1",
-        "holds_on_though_it_has_started",
+        "holds_the_key_after_the_start",
         f"{_SENDING}test_until_executing_releases_its_key_when_it_starts",
         in_script("START", 'redis.call("del", KEYS[1])', ""),
     ),
     Twin(
         "D1",
-        "frees_the_key_of_a_ticks_other_copy",
+        "releases_the_key_of_a_ticks_other_copy",
         f"{_TICKS}test_refused_copy_of_a_tick_leaves_the_key_to_the_waiting_one",
         in_script("RELEASE", _OF_ANOTHER_COPY, ""),
     ),
     Twin(
         "D5",
-        "frees_the_key_of_a_ticks_retry",
+        "releases_the_key_of_a_ticks_retry",
         f"{_TICKS}test_refused_copy_of_a_tick_leaves_the_key_to_a_waiting_retry",
         in_script("RETAIN", 'redis.call("hset", KEYS[1], "tick", tick)', ""),
     ),
@@ -107,7 +107,7 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "D2",
-        "drops_what_others_wait_for",
+        "drops_messages_with_dependents",
         f"{_SENDING}test_pipe_target_is_never_dropped",
         instead_at("housekeeping.middleware.deduplication.steps.has_dependents", lambda message: False),
     ),
@@ -119,25 +119,25 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "D4",
-        "never_frees_a_key",
+        "never_releases_a_key",
         f"{_SENDING}test_until_executed_holds_its_key_until_the_run_ends",
         in_script("RELEASE", 'redis.call("del", KEYS[1])', ""),
     ),
     Twin(
         "D4",
-        "frees_only_what_succeeded",
+        "releases_keys_only_after_success",
         f"{_ENDINGS}test_failed_message_without_retry_releases_its_key",
-        _free_only_what_succeeded,
+        _release_keys_only_after_success,
     ),
     Twin(
         "D4",
-        "holds_on_for_ever_when_it_is_killed",
+        "sets_no_ttl_at_the_start",
         f"{_ENDINGS}test_key_of_killed_run_expires",
         in_script("START", 'redis.call("pexpire", KEYS[1], ttl)', ""),
     ),
     Twin(
         "D5",
-        "frees_what_another_delivery_uses",
+        "releases_the_key_of_another_delivery",
         f"{_ENDINGS}test_second_delivery_keeps_the_key_of_the_running_first",
         in_script("RELEASE", 'if (redis.call("hget", KEYS[1], "run") or "") ~= run then return 0 end', ""),
     ),
@@ -149,26 +149,26 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "D9",
-        "takes_delayed_messages_for_live_ones",
+        "counts_delayed_messages_as_live",
         f"{_SENDING}test_delayed_message_holds_no_key_before_it_is_due",
         _config(including_scheduled=True),
     ),
     Twin(
         "D9",
-        "takes_no_delayed_message_for_a_live_one",
+        "counts_no_delayed_message_as_live",
         f"{_SENDING}test_delayed_message_with_including_scheduled_holds_its_key_at_once",
         _config(including_scheduled=False),
     ),
     Twin(
         "D10",
-        "leaves_keys_behind",
+        "never_deletes_keys",
         f"{_LIMITS}test_each_live_message_has_one_key_that_expires",
         in_script("CLAIM", 'redis.call("pexpire", KEYS[1], ttl)', ""),
     ),
     Twin(
         "D10",
-        "asks_once_more",
+        "makes_an_extra_round_trip",
         f"{_LIMITS}test_message_costs_no_more_round_trips_than_its_steps",
-        _ask_once_more,
+        _make_an_extra_round_trip,
     ),
 ]

@@ -38,7 +38,7 @@ _TAKE_TURNS: Final = instead_at("housekeeping.middleware.enqueueing.path.share_r
 TWINS: Final[list[Twin]] = [
     Twin(
         "D3",
-        "takes_arguments_as_they_are_written",
+        "compares_arguments_as_written",
         f"{_BULK}test_duplicate_call_is_dropped_and_marked",
         instead_at("housekeeping.middleware.call_keys.digest", lambda actor, *call: repr(call)),
     ),
@@ -54,19 +54,19 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "D6",
-        "takes_the_key_before_the_enqueueing",
+        "claims_the_key_before_enqueueing",
         f"{_ENQUEUEING}test_sender_killed_anywhere_leaves_message_and_key_or_neither",
         _TAKE_TURNS,
     ),
     Twin(
         "D6",
-        "takes_the_keys_before_the_bulk",
+        "claims_the_keys_before_the_bulk",
         "tests/integration/middleware/enqueue_many/test_bulk_faults.py::test_bulk_sender_killed_anywhere_leaves_all_messages_and_keys_or_none",
         _TAKE_TURNS,
     ),
     Twin(
         "D6",
-        "enqueues_what_is_there_already",
+        "enqueues_again_after_a_lost_answer",
         f"{_ENQUEUEING}test_message_without_key_and_lost_answer_is_enqueued_once",
         in_script("WITH_ENQUEUEING", 'if redis.call("hexists", messages, copy) == 1 then return "" end', ""),
     ),
@@ -78,7 +78,7 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "D6",
-        "loses_what_is_requeued",
+        "loses_requeued_messages",
         f"{_ENQUEUEING}test_dead_letter_may_be_enqueued_again",
         in_script(
             "WITH_ENQUEUEING", 'if queued and redis.call("hexists", messages, queued) == 1 then', "if queued then"
@@ -92,7 +92,7 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "D10",
-        "asks_for_each_of_many",
+        "makes_a_round_trip_per_message",
         f"{_BULK}test_thousand_messages_cost_as_many_round_trips_as_two",
         _ping_for_each,
     ),

@@ -20,7 +20,7 @@ _EPOCHS: Final = "tests/integration/leases/test_fencing_tokens.py::"
 _LOST: Final = "tests/integration/middleware/test_lost_leases.py::"
 
 
-def _looks_without_locking(patch: pytest.MonkeyPatch) -> None:
+def _checks_the_epoch_without_a_lock(patch: pytest.MonkeyPatch) -> None:
     def is_latest(key: str, epoch: int, connection: Any = None) -> bool:
         query = f'SELECT 1 FROM "{fencing.Lease._meta.schema}".leases WHERE key = %s AND epoch = %s'
         return database.execute_sql(query, (key, epoch)).fetchone() is not None
@@ -28,20 +28,20 @@ def _looks_without_locking(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lease, "is_latest", is_latest)
 
 
-def _fences_first_without_locking(patch: pytest.MonkeyPatch) -> None:
+def _issues_the_first_epoch_without_a_lock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fencing, "_LOCK", "hashtextextended(%s || random()::text, 0)")
 
 
-def _lets_everyone_through(patch: pytest.MonkeyPatch) -> None:
+def _accepts_every_holder(patch: pytest.MonkeyPatch) -> None:
     for name, passes in (("check_epoch", None), ("is_latest", True), ("first_epoch", 1)):
         patch.setattr(lease, name, lambda *_, passes=passes: passes)
 
 
-def _numbers_all_alike(patch: pytest.MonkeyPatch) -> None:
+def _issues_the_same_epoch_to_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lease, "acquire_epoch", lambda key, token: 1)
 
 
-def _begins_again_with_each_row(patch: pytest.MonkeyPatch) -> None:
+def _restarts_epochs_with_each_row(patch: pytest.MonkeyPatch) -> None:
     def next_epoch(key: str, token: str) -> int:
         query = f"""
             INSERT INTO "{fencing.Lease._meta.schema}".leases (key, epoch, holder, used_at) VALUES (%s, 1, %s, now())
@@ -53,7 +53,7 @@ def _begins_again_with_each_row(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fencing, "next_epoch", next_epoch)
 
 
-def _draws_before_it_may_begin(patch: pytest.MonkeyPatch) -> None:
+def _draws_the_epoch_before_the_lock(patch: pytest.MonkeyPatch) -> None:
     def next_epoch(key: str, token: str) -> int:
         query = f"""
             INSERT INTO "{fencing.Lease._meta.schema}".leases (key, holder, used_at) VALUES (%s, %s, now())
@@ -65,92 +65,92 @@ def _draws_before_it_may_begin(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fencing, "next_epoch", next_epoch)
 
 
-def _takes_a_forgotten_row_for_its_own(patch: pytest.MonkeyPatch) -> None:
+def _accepts_an_epoch_without_a_row(patch: pytest.MonkeyPatch) -> None:
     fetched = fencing._fetch_row
     patch.setattr(fencing, "_fetch_row", lambda *given: fetched(*given) or (False,))
 
 
-def _keeps_a_refused_lease(patch: pytest.MonkeyPatch) -> None:
+def _keeps_the_lease_without_an_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ExclusiveLease, "_release_or_warn", lambda self: None)
 
 
 TWINS: Final[list[Twin]] = [
     Twin(
         "L3",
-        "lets_everyone_through_the_fence",
+        "fence_accepts_every_holder",
         _FENCES + "test_suspended_holder_commits_nothing_after_a_new_run_began",
-        _lets_everyone_through,
+        _accepts_every_holder,
     ),
     Twin(
         "L3",
-        "lets_actors_through_the_fence",
+        "fence_accepts_every_actor",
         _LOST + "test_actor_that_slept_cannot_commit_once_another_began",
-        _lets_everyone_through,
+        _accepts_every_holder,
     ),
     Twin(
         "L3",
-        "looks_without_locking",
+        "checks_the_epoch_without_a_lock",
         _FENCES + "test_next_epoch_waits_for_a_fenced_transaction_to_end",
-        _looks_without_locking,
+        _checks_the_epoch_without_a_lock,
     ),
     Twin(
         "L3",
-        "fences_first_without_locking",
+        "issues_the_first_epoch_without_a_lock",
         _FENCES + "test_next_holder_waits_for_a_transaction_with_the_first_fence",
-        _fences_first_without_locking,
+        _issues_the_first_epoch_without_a_lock,
     ),
     Twin(
         "L3",
-        "asks_redis_nothing_at_the_first_fence",
+        "first_fence_ignores_redis",
         _FENCES + "test_first_fence_after_another_holder_began_raises",
         instead(ExclusiveLease, "renew", lambda self: True),
     ),
     Twin(
         "L3",
-        "believes_redis_at_the_first_fence",
+        "first_fence_trusts_redis_alone",
         _FENCES + "test_first_fence_after_another_one_raises_whatever_redis_says",
         in_text(fencing, "_UNLESS_ISSUED", "DO NOTHING", "DO UPDATE SET holder = EXCLUDED.holder"),
     ),
     Twin(
         "L3",
-        "numbers_all_alike",
+        "issues_the_same_epoch_to_all",
         _LOST + "test_each_run_of_an_actor_has_a_higher_epoch_and_may_commit",
-        _numbers_all_alike,
+        _issues_the_same_epoch_to_all,
     ),
     Twin(
         "L3",
-        "takes_a_late_epoch_for_good",
+        "accepts_an_epoch_after_the_lease_expired",
         _FENCES + "test_lease_that_expires_while_its_epoch_is_issued_is_lost",
         instead(lease, "safe_until", lambda since, ttl_s: float("inf")),
     ),
     Twin(
         "L3",
-        "keeps_a_refused_lease",
+        "keeps_the_lease_without_an_epoch",
         _FENCES + "test_lease_is_released_if_its_epoch_cannot_be_issued",
-        _keeps_a_refused_lease,
+        _keeps_the_lease_without_an_epoch,
     ),
     Twin(
         "L3",
-        "begins_again_with_each_row",
+        "restarts_epochs_with_each_row",
         _EPOCHS + "test_epoch_is_higher_than_before_its_row_was_deleted",
-        _begins_again_with_each_row,
+        _restarts_epochs_with_each_row,
     ),
     Twin(
         "L3",
-        "draws_before_it_may_begin",
+        "draws_the_epoch_before_the_lock",
         _EPOCHS + "test_epoch_is_drawn_after_its_row_is_locked",
-        _draws_before_it_may_begin,
+        _draws_the_epoch_before_the_lock,
         slow=True,
     ),
     Twin(
         "L3",
-        "trusts_the_sequence_alone",
+        "uses_only_the_sequence_for_epochs",
         _EPOCHS + "test_epoch_is_higher_than_one_issued_without_the_sequence",
-        _draws_before_it_may_begin,
+        _draws_the_epoch_before_the_lock,
     ),
     Twin(
         "L3",
-        "begins_at_one_after_an_upgrade",
+        "restarts_epochs_after_an_upgrade",
         _EPOCHS + "test_epochs_of_an_upgraded_database_go_on_above_all_there_were",
         instead(
             schema,
@@ -160,13 +160,13 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "L3",
-        "takes_a_forgotten_row_for_its_own",
+        "accepts_an_epoch_without_a_row",
         _EPOCHS + "test_holder_whose_epoch_row_was_deleted_cannot_commit",
-        _takes_a_forgotten_row_for_its_own,
+        _accepts_an_epoch_without_a_row,
     ),
     Twin(
         "L3",
-        "forgets_too_early",
+        "deletes_leases_in_use",
         "tests/integration/workers/old_runs/test_worker.py::test_unused_leases_are_deleted_after_30_days",
         instead(own_worker, "LEASES_KEPT_FOR", timedelta(days=29)),
     ),

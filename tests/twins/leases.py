@@ -26,29 +26,29 @@ _ACTORS: Final = "tests/integration/middleware/test_exclusive_lease.py::"
 _LOST: Final = "tests/integration/middleware/test_lost_leases.py::"
 
 
-def _grants_what_is_held(patch: pytest.MonkeyPatch) -> None:
+def _grants_a_held_lease(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lease_store, "_OBTAIN", 'redis.call("set", KEYS[1], ARGV[1], "px", ARGV[2]) return ARGV[1]')
 
 
-def _releases_what_another_holds(patch: pytest.MonkeyPatch) -> None:
+def _releases_the_lease_of_another(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lease_store, "_RELEASE", 'return redis.call("del", KEYS[1])')
 
 
-def _renews_what_another_holds(patch: pytest.MonkeyPatch) -> None:
+def _renews_the_lease_of_another(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lease_store, "_RENEW", 'redis.call("pexpire", KEYS[1], ARGV[2]) return 1')
 
 
-def _leaves_no_section(patch: pytest.MonkeyPatch) -> None:
+def _ends_no_interruptible_section(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(thread_interrupt, "_sections", {})
     patch.setattr(thread_interrupt, "_leave", lambda thread_id: None)
 
 
-def _begins_without_its_lease(patch: pytest.MonkeyPatch) -> None:
+def _starts_without_its_lease(patch: pytest.MonkeyPatch) -> None:
     holding: Any = lambda self, function, *args, **kwargs: function(*args, **kwargs)  # noqa: E731
     patch.setattr(exclusive_lease.ExclusiveLeases, "_run_holding", holding)
 
 
-def _comes_back_much_later(patch: pytest.MonkeyPatch) -> None:
+def _retries_much_later(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(exclusive_lease, "Requeue", lambda reason, after: Requeue(reason, 3 * after + timedelta(seconds=1)))
 
 
@@ -59,27 +59,27 @@ def _passes_over_errors(patch: pytest.MonkeyPatch) -> None:
             yield
 
     patch.setattr(admission, "fail_message_on_error", passing)
-    _begins_without_its_lease(patch)  # which would stop the actor as well
+    _starts_without_its_lease(patch)  # which would stop the actor as well
 
 
 TWINS: Final[list[Twin]] = [
-    Twin("L1", "grants_what_is_held", _ACTORS + "test_of_many_concurrent_messages_one_runs", _grants_what_is_held),
+    Twin("L1", "grants_a_held_lease", _ACTORS + "test_of_many_concurrent_messages_one_runs", _grants_a_held_lease),
     Twin(
         "L1",
-        "releases_what_another_holds",
+        "releases_the_lease_of_another",
         _LOST + "test_actor_that_lost_its_lease_is_interrupted_and_retried",
-        _releases_what_another_holds,
+        _releases_the_lease_of_another,
     ),
     Twin(
         "L2",
-        "renews_what_another_holds",
+        "renews_the_lease_of_another",
         _LOST + "test_actor_that_lost_its_lease_is_interrupted_and_retried",
-        _renews_what_another_holds,
+        _renews_the_lease_of_another,
         slow=True,
     ),
     Twin(
         "L2",
-        "tells_only_when_the_server_answers",
+        "reports_a_lost_lease_only_when_redis_answers",
         _LOST + "test_actor_is_interrupted_before_expiry_though_redis_does_not_answer",
         instead(Renewal, "notify_at", property(lambda self: float("inf"))),
         slow=True,
@@ -88,19 +88,19 @@ TWINS: Final[list[Twin]] = [
         "L2",
         "interrupts_the_hooks_too",
         _LOST + "test_lease_lost_in_the_hooks_after_the_actor_interrupts_nothing",
-        _leaves_no_section,
+        _ends_no_interruptible_section,
     ),
     Twin(
         "L2",
-        "interrupts_whoever_takes_a_lock",
+        "interrupts_a_thread_that_takes_a_lock",
         "tests/unit/core/test_safe_points.py::test_interrupt_of_a_thread_waiting_for_a_lock_leaves_it_unlocked",
         instead(thread_interrupt, "at_safe_point", lambda thread_id, outside: True),
     ),
     Twin(
         "L2",
-        "begins_without_its_lease",
+        "starts_without_its_lease",
         _LOST + "test_actor_that_lost_its_lease_before_it_began_does_not_begin",
-        _begins_without_its_lease,
+        _starts_without_its_lease,
     ),
     Twin(
         "L4",
@@ -110,25 +110,25 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "L4",
-        "comes_back_much_later",
+        "retries_much_later",
         _LOST + "test_dead_holders_lease_is_taken_over_within_two_ttls",
-        _comes_back_much_later,
+        _retries_much_later,
     ),
     Twin(
         "L4",
-        "takes_held_elsewhere_for_an_error",
+        "treats_a_held_lease_as_an_error",
         _ACTORS + "test_message_is_skipped_while_another_holds_the_lease",
         instead(exclusive_lease, "Skip", StoreUnavailable),
     ),
     Twin(
         "L4",
-        "gives_back_with_one_try",
+        "tries_once_to_release",
         _GIVEN_BACK + "test_lease_is_released_if_redis_answers_the_third_try",
         instead(lease, "release_with_retries", lambda store, key, token: store.release(key, token)),
     ),
     Twin(
         "L4",
-        "takes_what_it_gave_back_for_lost",
+        "counts_a_released_lease_as_lost",
         _GIVEN_BACK + "test_lease_released_without_an_answer_stays_with_its_next_holder",
         instead(
             lease, "release_with_retries", lambda store, key, token: retry_redis(lambda: store.release(key, token))
@@ -136,13 +136,13 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "L5",
-        "runs_an_actor_although_redis_is_silent",
+        "runs_an_actor_without_redis",
         _ACTORS + "test_without_redis_the_message_fails_is_retried_and_does_not_run",
         _passes_over_errors,
     ),
     Twin(
         "L6",
-        "asks_for_no_transaction",
+        "allows_a_lease_in_a_transaction",
         _LEASES + "test_lease_in_an_open_transaction_raises",
         instead(lease, "_in_transaction", lambda: False),
     ),

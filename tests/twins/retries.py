@@ -25,7 +25,7 @@ def _enqueue_once(broker: Any, message: Any, delay: int | None = None) -> None:
     broker.enqueue(message, delay=delay)
 
 
-def _ignore_what_was_given(self: Any, broker: Any, message: Any, exception: Any, given: timedelta) -> timedelta:
+def _ignore_given_delays(self: Any, broker: Any, message: Any, exception: Any, given: timedelta) -> timedelta:
     return retries.delay_before(message.options["retries"] - 1)
 
 
@@ -50,35 +50,35 @@ TWINS: Final[list[Twin]] = [
         "R1",
         "waits_longer_than_the_period",
         f"{_RETRIES}test_late_retry_of_a_scheduled_actor_waits_no_longer_than_its_period",
-        instead(retries.Retries, "_delay", _ignore_what_was_given),
+        instead(retries.Retries, "_delay", _ignore_given_delays),
     ),
     Twin(
         "R1",
-        "has_its_own_way_with_delays",
+        "ignores_delays_of_actors_and_exceptions",
         f"{_RETRIES}test_delays_given_by_the_actor_or_the_exception_win",
-        instead(retries.Retries, "_delay", _ignore_what_was_given),
+        instead(retries.Retries, "_delay", _ignore_given_delays),
     ),
     Twin(
         "R1",
-        "makes_rediscovered_work_wait_for_hours",
+        "delays_rediscovered_work_for_hours",
         f"{_RETRIES}test_late_retry_of_rediscovered_work_waits_ten_minutes",
         instead(retries, "REDISCOVERED_DELAY", timedelta(hours=6)),
     ),
     Twin(
         "R1",
-        "counts_a_retry_that_was_not_made",
+        "counts_a_retry_that_did_not_happen",
         f"{_RETRIES}test_last_failed_retry_makes_a_dead_letter",
         instead(DeadLetters, "before_process_message", lambda self, broker, message: None),
     ),
     Twin(
         "R2",
-        "lets_retries_pile_up",
+        "accumulates_retries",
         f"{_RETRIES}test_failing_schedule_goes_on_with_one_waiting_retry",
         instead(retries.Retries, "_another_waits", lambda self, mark, message_id, delay: False),
     ),
     Twin(
         "R2",
-        "never_takes_the_mark_away",
+        "never_clears_the_mark_of_a_retry",
         f"{_RETRIES}test_running_retry_makes_room_for_another",
         instead(retries.Retries, "before_process_message", lambda self, broker, message: None),
     ),
@@ -86,32 +86,32 @@ TWINS: Final[list[Twin]] = [
         "R2",
         "stops_the_schedule_for_hours",
         f"{_RETRIES}test_failures_pause_a_schedule_for_one_period_at_most",
-        instead(retries.Retries, "_delay", _ignore_what_was_given),
+        instead(retries.Retries, "_delay", _ignore_given_delays),
     ),
     Twin(
         "R3",
-        "leaves_the_time_that_periodiq_skips_by",
+        "keeps_the_time_that_periodiq_skips_by",
         "tests/integration/middleware/schedule/test_schedule.py::test_late_messages_and_retries_run_with_periodiqs_middleware",
         _keep_the_time_of_the_schedule,
         slow=True,
     ),
     Twin(
         "R4",
-        "sends_what_follows_only_once",
+        "tries_once_to_send_follow_ups",
         f"{_FOLLOW_UPS}test_follow_up_waits_for_redis",
         instead(reliable_enqueue, "enqueue_reliably", _enqueue_once),
         slow=True,
     ),
     Twin(
         "R4",
-        "enqueues_a_retry_only_once",
+        "tries_once_to_enqueue_a_retry",
         f"{_RETRIES}test_retry_waits_for_redis_through_interrupts",
         instead(retries, "enqueue_reliably", _enqueue_once),
         slow=True,
     ),
     Twin(
         "R4",
-        "counts_again_what_got_no_answer",
+        "counts_again_after_a_lost_answer",
         f"{_FOLLOW_UPS}test_group_whose_count_gets_no_answer_completes_once",
         in_text(group_callbacks, "_COUNT", "if answered then return tonumber(answered) end", ""),
     ),
@@ -126,19 +126,19 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "R4",
-        "waits_for_what_is_refused",
+        "retries_a_refused_count_forever",
         f"{_FOLLOW_UPS}test_group_count_refused_by_redis_makes_a_dead_letter",
         instead(reliable_enqueue, "_REFUSED", ()),
     ),
     Twin(
         "R4",
-        "does_not_yield_to_the_one_that_waits",
+        "runs_beside_a_waiting_message",
         f"{_STORMS}test_until_executing_retries_that_come_due_together_make_one_run",
         instead(options, "_WAITED_FOR", ("redis_message_id",)),
     ),
     Twin(
         "F10",
-        "keeps_every_message_of_a_storm",
+        "drops_no_duplicate_of_a_storm",
         f"{_STORMS}test_retry_storm_of_one_key_keeps_one_message_and_has_one_effect",
         instead(options, "_WAITED_FOR", ("redis_message_id",)),
     ),
@@ -150,31 +150,31 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "F10",
-        "frees_the_key_of_the_retry",
+        "releases_the_key_of_the_retry",
         f"{_STORMS}test_redelivery_leaves_the_key_to_the_waiting_retry",
         instead(middleware, "SUPERSEDED", "nothing"),
     ),
     Twin(
         "F10",
-        "runs_every_copy_there_is",
+        "runs_every_copy",
         f"{_STORMS}test_copy_made_by_a_kill_disappears_with_the_next_attempt",
         in_text(idempotency, "_END", 'redis.call("set", KEYS[3], ARGV[4], "px", ARGV[2])', ""),
     ),
     Twin(
         "F10",
-        "takes_a_requeued_message_for_an_old_attempt",
+        "treats_a_requeued_message_as_an_old_attempt",
         f"{_STORMS}test_requeued_dead_letter_does_not_count_as_an_earlier_attempt",
         instead(options, "LIFE", "another_option"),
     ),
     Twin(
         "R2",
-        "forgets_the_retry_that_waits",
+        "forgets_the_waiting_retry",
         f"{_STORMS}test_redelivery_keeps_the_mark_of_a_schedules_retry",
         instead(retries, "SUPERSEDED", "nothing"),
     ),
     Twin(
         "F10",
-        "executes_what_was_completed",
+        "executes_completed_messages",
         f"{_STORMS}test_redeliveries_of_a_completed_message_have_no_effect",
         instead(Idempotency, "prepare", lambda self, actor, message: None),
     ),

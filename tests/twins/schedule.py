@@ -18,25 +18,25 @@ from tests.twins import Twin
 _CRON: Final = "tests/unit/core/test_cron_under_periodiq.py"
 
 
-def _lets_everybody_send(patch: pytest.MonkeyPatch) -> None:
+def _sends_without_a_claim(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TickStore, "claim", lambda *args: True)
 
 
-def _lets_every_message_run(patch: pytest.MonkeyPatch) -> None:
+def _runs_without_a_claim(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Schedule, "before_process_message", lambda *args: None)
 
 
 def _remembers_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TickStore, "state_of", lambda *args: TickState(settled=False, being_sent=False, actor_known=True))
-    _lets_everybody_send(patch)
-    _lets_every_message_run(patch)
+    _sends_without_a_claim(patch)
+    _runs_without_a_claim(patch)
 
 
-def _forgets_what_it_could_not_ask_for(patch: pytest.MonkeyPatch) -> None:
+def _forgets_ticks_during_a_redis_outage(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(middleware, "_last_before", lambda cron, now: cron.latest(now))
 
 
-def _takes_a_skip_for_recorded(patch: pytest.MonkeyPatch) -> None:
+def _counts_a_skip_as_recorded(patch: pytest.MonkeyPatch) -> None:
     record: Any = run_end._record_without_row
 
     def ignoring(request: Any, progress: Any, end: Any) -> Any:
@@ -46,14 +46,14 @@ def _takes_a_skip_for_recorded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(run_end, "_record_without_row", ignoring)
 
 
-def _takes_sunday_for_saturday(patch: pytest.MonkeyPatch) -> None:
+def _treats_sunday_as_saturday(patch: pytest.MonkeyPatch) -> None:
     entry = cron_fields._entry
     patch.setattr(
         cron_fields, "_entry", lambda field, text: "6" if field.high == 7 and text == "0" else entry(field, text)
     )
 
 
-def _asks_without_a_guard(patch: pytest.MonkeyPatch) -> None:
+def _catches_no_redis_error(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Schedule, "is_due", Schedule._is_due)
 
 
@@ -69,7 +69,7 @@ def _always(catch_up: str) -> Any:
     return breaks
 
 
-def _settles_before_it_sends(patch: pytest.MonkeyPatch) -> None:
+def _marks_as_sent_before_sending(patch: pytest.MonkeyPatch) -> None:
     claim = TickStore.claim
 
     def claim_and_settle(self: TickStore, actor: str, tick: datetime, token: str, previous: datetime) -> bool:
@@ -89,15 +89,15 @@ def _notes_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TickStore, "settle", settle_only)
 
 
-def _takes_no_look_at_the_ledger(patch: pytest.MonkeyPatch) -> None:
+def _ignores_the_ledger(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tick_recorder, "_last_recorded", lambda worker, before: None)
 
 
-def _takes_nothing_back(patch: pytest.MonkeyPatch) -> None:
+def _never_corrects_missed_ticks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tick_recorder, "_no_longer_missed", lambda worker, tick: None)
 
 
-def _runs_what_was_counted_as_missed(patch: pytest.MonkeyPatch) -> None:
+def _runs_a_missed_tick(patch: pytest.MonkeyPatch) -> None:
     settle = TickStore.settle
 
     def settle_and_run(self: TickStore, *args: Any, **kwargs: Any) -> tuple[bool, bool]:
@@ -106,15 +106,15 @@ def _runs_what_was_counted_as_missed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TickStore, "settle", settle_and_run)
 
 
-def _keeps_outcomes_to_itself(patch: pytest.MonkeyPatch) -> None:
+def _stores_no_outcome_in_redis(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TickStore, "note", lambda *args: None)
 
 
-def _keeps_what_neither_took_until_it_is_a_scheduler(patch: pytest.MonkeyPatch) -> None:
+def _keeps_outcomes_in_memory(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tick_recorder.TickRecorder, "note_unwritten", lambda *args: None)
 
 
-def _leaves_all_to_the_sweep(patch: pytest.MonkeyPatch) -> None:
+def _records_no_failure_of_a_sweep(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tick_recorder.TickRecorder, "record_failure_once", lambda *args: None)
 
 
@@ -131,100 +131,100 @@ def _fires_each_reading_of_a_time_of_day(patch: pytest.MonkeyPatch) -> None:
 TWINS: Final[list[Twin]] = [
     Twin(
         "S5",
-        "takes_a_skip_for_recorded",
+        "counts_a_skip_as_recorded",
         "tests/integration/middleware/schedule/test_database_unavailable.py::"
         "test_skipped_tick_without_a_record_is_retried",
-        _takes_a_skip_for_recorded,
+        _counts_a_skip_as_recorded,
     ),
     Twin(
         "S5",
-        "forgets_what_it_could_not_ask_for",
+        "forgets_ticks_during_a_redis_outage",
         "tests/integration/middleware/schedule/test_redis_unavailable.py::"
         "test_ticks_of_a_new_actor_are_recorded_though_redis_is_down_at_start",
-        _forgets_what_it_could_not_ask_for,
+        _forgets_ticks_during_a_redis_outage,
     ),
     Twin(
         "S1",
-        "lets_every_scheduler_send_a_tick",
+        "sends_a_tick_from_every_scheduler",
         "tests/integration/middleware/schedule/test_schedule.py::test_tick_seen_by_two_schedulers_fires_once",
-        _lets_everybody_send,
+        _sends_without_a_claim,
     ),
     Twin(
         "S1",
         "runs_every_message_of_a_tick",
         "tests/integration/middleware/schedule/test_redis_unavailable.py::test_tick_queued_twice_runs_once",
-        _lets_every_message_run,
+        _runs_without_a_claim,
     ),
     Twin(
         "S2",
-        "takes_sunday_for_saturday",
+        "treats_sunday_as_saturday",
         f"{_CRON}::test_periodiq_sends_each_tick_of_a_week_once_with_a_sunday_in_it",
-        _takes_sunday_for_saturday,
+        _treats_sunday_as_saturday,
     ),
     Twin(
         "S3",
         "lets_the_scheduler_die_without_redis",
         "tests/integration/middleware/schedule/test_schedule.py::test_scheduler_outlives_a_redis_outage_and_fires_the_next_tick",
-        _asks_without_a_guard,
+        _catches_no_redis_error,
     ),
     Twin(
         "S4",
-        "makes_nothing_up",
+        "catches_up_no_tick",
         "tests/integration/middleware/schedule/test_catch_up.py::test_latest_missed_tick_fires_and_the_others_are_recorded",
         _always("none"),
     ),
     Twin(
         "S4",
-        "makes_up_what_it_is_told_not_to",
+        "catches_up_without_the_option",
         "tests/integration/middleware/schedule/test_catch_up.py::test_missed_ticks_are_recorded_once_without_catch_up",
         _always("latest"),
     ),
     Twin(
         "S5",
-        "settles_a_tick_before_it_is_sent",
+        "marks_a_tick_as_sent_before_it_is",
         "tests/integration/middleware/schedule/test_killed.py"
         "::test_scheduler_killed_at_its_first_tick_leaves_it_to_catch_up",
-        _settles_before_it_sends,
+        _marks_as_sent_before_sending,
     ),
     Twin(
         "S5",
-        "notes_no_outcome_with_the_tick",
+        "stores_no_outcome_with_the_tick",
         "tests/integration/middleware/schedule/test_killed.py"
         "::test_tick_dropped_as_duplicate_is_recorded_though_the_scheduler_dies",
         _notes_nothing,
     ),
     Twin(
         "S5",
-        "counts_a_gap_once_for_each_who_writes_of_it",
+        "counts_a_gap_once_per_scheduler",
         "tests/integration/middleware/schedule/test_killed.py::test_two_schedulers_record_one_outage_in_one_row",
-        _takes_no_look_at_the_ledger,
+        _ignores_the_ledger,
     ),
     Twin(
         "S5",
-        "runs_a_tick_that_was_counted_as_missed",
+        "runs_a_tick_recorded_as_missed",
         "tests/integration/middleware/schedule/test_killed.py::test_message_of_a_tick_recorded_as_missed_does_not_run",
-        _runs_what_was_counted_as_missed,
+        _runs_a_missed_tick,
     ),
     Twin(
         "S5",
-        "keeps_an_outcome_the_database_could_not_take_to_itself",
+        "stores_no_unwritten_outcome_in_redis",
         "tests/integration/middleware/schedule/test_database_unavailable.py"
         "::test_unwritten_outcome_is_written_by_the_next_scheduler",
-        _keeps_outcomes_to_itself,
+        _stores_no_outcome_in_redis,
     ),
     Twin(
         "S5",
-        "keeps_what_neither_database_nor_redis_could_take",
+        "keeps_unwritten_outcomes_in_memory",
         "tests/integration/middleware/schedule/test_database_unavailable.py"
         "::test_outcome_without_database_and_redis_is_written_with_the_next_message",
-        _keeps_what_neither_took_until_it_is_a_scheduler,
+        _keeps_outcomes_in_memory,
     ),
     Twin(
         "S5",
-        "leaves_it_to_a_sweep_to_say_that_it_failed",
+        "records_no_failure_of_a_sweep_without_a_row",
         "tests/integration/middleware/schedule/test_database_unavailable.py"
         "::test_tick_of_a_sweep_without_a_row_failed_once_the_database_returns",
-        _leaves_all_to_the_sweep,
+        _records_no_failure_of_a_sweep,
     ),
     Twin(
         "F7",
@@ -234,33 +234,33 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "F7",
-        "lets_both_of_two_schedulers_fire",
+        "sends_a_tick_from_both_schedulers",
         "tests/integration/middleware/schedule/test_clocks.py::test_two_parallel_schedulers_fire_each_tick_of_an_hour_once",
         _remembers_nothing,
     ),
     Twin(
         "F7",
-        "counts_a_tick_as_missed_that_fires_after_all",
+        "counts_a_sent_tick_as_missed",
         "tests/integration/middleware/schedule/test_clocks.py::test_clock_that_was_a_year_ahead_does_not_silence_the_year",
-        _takes_nothing_back,
+        _never_corrects_missed_ticks,
     ),
     Twin(
         "F7",
-        "takes_a_time_of_day_for_a_reading",
+        "matches_the_clock_reading_instead_of_the_time",
         "tests/integration/middleware/schedule/test_clocks.py::test_daily_tick_fires_once_on_daylight_saving_days",
         _fires_each_reading_of_a_time_of_day,
     ),
     Twin(
         "F7",
-        "accounts_for_no_gap",
+        "records_no_gap",
         "tests/integration/middleware/schedule/test_clocks.py::test_consecutive_outages_have_a_row_each",
         _notes_nothing,
     ),
     Twin(
         "F7",
-        "settles_a_tick_before_it_is_sent_by_a_process",
+        "marks_a_tick_as_sent_before_a_process_sends_it",
         "tests/acceptance/test_scheduler_process.py::test_tick_of_a_scheduler_killed_before_sending_is_caught_up",
-        _settles_before_it_sends,
+        _marks_as_sent_before_sending,
         in_processes=True,
         slow=True,
     ),

@@ -38,7 +38,7 @@ def _never_leave(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(thread_interrupt, "_leave", lambda thread_id: None)
 
 
-def _call_being_put_back_an_end(patch: pytest.MonkeyPatch) -> None:
+def _treat_a_requeue_as_an_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reliable_enqueue, "Requeue", _Never)
     patch.setattr(reliable_enqueue, "Shutdown", _Never)
 
@@ -58,19 +58,19 @@ def give_up_after_three_tries(patch: pytest.MonkeyPatch) -> None:
 TWINS: Final[list[Twin]] = [
     Twin(
         "R5",
-        "takes_a_shutdown_for_a_failure",
+        "treats_a_shutdown_as_a_failure",
         f"{_SHUTDOWN}test_actor_is_interrupted_after_the_grace_and_requeued",
         instead(retries, "Shutdown", _Never),
     ),
     Twin(
         "R5",
-        "tells_of_a_failure_that_is_none",
+        "sends_on_failure_for_a_requeued_message",
         f"{_FOLLOW_UPS}test_requeued_message_sends_no_callback_yet",
-        _call_being_put_back_an_end,
+        _treat_a_requeue_as_an_end,
     ),
     Twin(
         "R5",
-        "interrupts_what_comes_after_the_actor",
+        "interrupts_the_hooks_after_the_actor",
         f"{_SHUTDOWN}test_thread_in_its_after_hooks_is_never_interrupted",
         _never_leave,
     ),
@@ -83,21 +83,21 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "R5",
-        "forgets_the_actor_that_called_another",
+        "forgets_the_outer_actor_of_a_nested_call",
         f"{_SHUTDOWN}test_actor_that_called_another_as_a_function_is_interrupted",
         instead(ShutdownNotifications, "_is_within", lambda self, thread_id: False),
         slow=True,
     ),
     Twin(
         "R5",
-        "waits_for_the_statement",
+        "does_not_cancel_the_statement",
         f"{_STATEMENTS}test_actor_that_translates_the_cancellation_is_requeued_too",
         instead(statements, "_cancel", lambda connection: False),
         slow=True,
     ),
     Twin(
         "R5",
-        "cancels_the_statements_of_others",
+        "cancels_statements_outside_of_actors",
         f"{_STATEMENTS}test_only_statements_within_an_actor_are_canceled",
         in_text(statements, "_CANCEL", "pid = %s", "pid IS DISTINCT FROM -%s AND query LIKE 'DO %%pg_sleep%%'"),
     ),
@@ -109,7 +109,7 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "R5",
-        "does_not_tell_a_sweep_to_stop",
+        "sends_no_stop_signal_to_sweeps",
         "tests/acceptance/test_worker_process.py::test_stopped_sweep_resumes_from_its_cursor",
         instead(RunLog, "before_worker_shutdown", lambda self, broker, worker: None),
         in_processes=True,
@@ -117,7 +117,7 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "R5",
-        "gives_up_when_it_is_told_to_stop",
+        "stops_retrying_redis_at_shutdown",
         "tests/acceptance/test_shutdown_without_redis.py"
         "::test_worker_that_cannot_release_a_key_stops_and_is_redelivered",
         give_up_after_three_tries,

@@ -53,7 +53,7 @@ def _name(kind: str, message: AnyMessage) -> str:
     return f"{shared_redis.namespace}:{kind}:{message.actor_name}:{message.message_id}"
 
 
-def _drops_one_in_so_many(patch: pytest.MonkeyPatch) -> None:
+def _drops_some_messages(patch: pytest.MonkeyPatch) -> None:
     before = RunLog.before_process_message
 
     def process(self: RunLog, broker: Any, message: MessageProxy) -> None:
@@ -64,24 +64,24 @@ def _drops_one_in_so_many(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunLog, "before_process_message", process)
 
 
-def _leaves_a_key_a_message(patch: pytest.MonkeyPatch) -> None:
+def _leaves_a_key_per_message(patch: pytest.MonkeyPatch) -> None:
     _besides(patch, Deduplication, lambda message: shared_redis.get().set(_name("dedup", message), "x", ex=600))
 
 
-def _frees_no_key_when_a_message_ends(patch: pytest.MonkeyPatch) -> None:
+def _releases_no_key_at_the_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Deduplication, "after_process_message", lambda *args, **how: None)
 
 
-def _leaves_marks_of_being_at_work(patch: pytest.MonkeyPatch) -> None:
+def _leaves_running_marks_behind(patch: pytest.MonkeyPatch) -> None:
     # Another name, so that no retry of the message waits for it.
     _besides(patch, Idempotency, lambda message: shared_redis.get().set(_name("running:left", message), "x", ex=60))
 
 
-def _completes_for_ever(patch: pytest.MonkeyPatch) -> None:
+def _keeps_completions_forever(patch: pytest.MonkeyPatch) -> None:
     _besides(patch, Idempotency, lambda message: shared_redis.get().persist(_name("done", message)))
 
 
-def _completes_for_a_day_whatever_was_said(patch: pytest.MonkeyPatch) -> None:
+def _ignores_the_idempotency_ttl(patch: pytest.MonkeyPatch) -> None:
     _besides(patch, Idempotency, lambda message: shared_redis.get().expire(_name("done", message), _DAY_S))
 
 
@@ -89,7 +89,7 @@ def _keeps_all_dead_letters_of_a_schedule(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(dead_letters, "KEPT", 1000)
 
 
-def _gives_the_broker_a_key_a_message(patch: pytest.MonkeyPatch) -> None:
+def _creates_a_broker_key_per_message(patch: pytest.MonkeyPatch) -> None:
     def key(message: AnyMessage) -> object:
         return shared_redis.get().set(f"{shared_redis.namespace}:broker:{message.message_id}", "x", ex=600)
 
@@ -104,7 +104,7 @@ def _remembers_every_message_body(patch: pytest.MonkeyPatch) -> None:
     _besides(patch, RunLog, lambda message: _kept.append(bytes(2000)))
 
 
-def _leaves_threads_behind(patch: pytest.MonkeyPatch) -> None:
+def _never_ends_threads(patch: pytest.MonkeyPatch) -> None:
     def leave() -> None:
         threading.Thread(target=threading.Event().wait, daemon=True).start()
 
@@ -121,30 +121,30 @@ def _opens_new_connections(patch: pytest.MonkeyPatch) -> None:
     _besides(patch, RunLog, _now_and_then(connect))
 
 
-def _stumbles_in_a_hook(patch: pytest.MonkeyPatch) -> None:
+def _raises_in_a_hook(patch: pytest.MonkeyPatch) -> None:
     _besides(patch, RunLog, _now_and_then(lambda: 1 // 0))
 
 
 TWINS: Final = [
-    _twin("F10", "test_each_message_ends_once", _drops_one_in_so_many),
+    _twin("F10", "test_each_message_ends_once", _drops_some_messages),
     _twin(
         "D10",
         "test_there_are_at_most_as_many_keys_as_live_messages",
-        _leaves_a_key_a_message,
+        _leaves_a_key_per_message,
     ),
-    _twin("D10", "test_each_thread_has_at_most_one_mark_and_two_leases", _leaves_marks_of_being_at_work),
-    _twin("D10", "test_no_key_is_held_without_live_messages", _frees_no_key_when_a_message_ends),
-    _twin("D10", "test_every_library_key_has_a_ttl", _completes_for_ever),
-    _twin("D10", "test_completions_expire_after_their_ttl", _completes_for_a_day_whatever_was_said),
+    _twin("D10", "test_each_thread_has_at_most_one_mark_and_two_leases", _leaves_running_marks_behind),
+    _twin("D10", "test_no_key_is_held_without_live_messages", _releases_no_key_at_the_end),
+    _twin("D10", "test_every_library_key_has_a_ttl", _keeps_completions_forever),
+    _twin("D10", "test_completions_expire_after_their_ttl", _ignores_the_idempotency_ttl),
     _twin(
         "R1",
         "test_failing_schedule_keeps_its_last_ten_dead_letters",
         _keeps_all_dead_letters_of_a_schedule,
     ),
-    _twin("D10", "test_broker_keys_do_not_grow_in_number", _gives_the_broker_a_key_a_message),
+    _twin("D10", "test_broker_keys_do_not_grow_in_number", _creates_a_broker_key_per_message),
     _twin("D10", "test_no_object_is_kept_per_message", _remembers_every_message_id),
     _twin("D10", "test_resident_memory_does_not_grow", _remembers_every_message_body),
-    _twin("D10", "test_threads_and_open_files_do_not_grow", _leaves_threads_behind),
+    _twin("D10", "test_threads_and_open_files_do_not_grow", _never_ends_threads),
     _twin("D10", "test_each_thread_has_at_most_two_redis_connections", _opens_new_connections),
-    _twin("D10", "test_worker_logs_no_hook_errors", _stumbles_in_a_hook),
+    _twin("D10", "test_worker_logs_no_hook_errors", _raises_in_a_hook),
 ]

@@ -19,7 +19,7 @@ _RUNS: Final = "tests/integration/sweeps/engine/test_runner.py::"
 _BY_HAND: Final = "tests/integration/sweeps/ledger/test_lease_admin.py::"
 
 
-def _interrupts_nobody(patch: pytest.MonkeyPatch) -> None:
+def _interrupts_no_thread(patch: pytest.MonkeyPatch) -> None:
     start_renewal = ExclusiveLease.start_renewal
     patch.setattr(ExclusiveLease, "start_renewal", lambda self, *, interrupting=False: start_renewal(self))
 
@@ -29,7 +29,7 @@ def _commits_without_its_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runs, "_write", lambda run_id, lease, **columns: write(run_id, None, **columns))
 
 
-def _takes_silence_for_free(patch: pytest.MonkeyPatch) -> None:
+def _treats_no_answer_as_free(patch: pytest.MonkeyPatch) -> None:
     try_obtain = ExclusiveLease.try_obtain
 
     def obtain(self: ExclusiveLease) -> str | None:
@@ -50,7 +50,7 @@ def _reports_the_end_as_a_failure(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(run_end, "_close_row", close_row)
 
 
-def _counts_what_it_had_in_hand_again(patch: pytest.MonkeyPatch) -> None:
+def _counts_the_unanswered_batch_twice(patch: pytest.MonkeyPatch) -> None:
     close_row = run_end._close_row
 
     def counting_again(request: Any, progress: Any, end: Any) -> Any:
@@ -70,9 +70,9 @@ def _leaves_dead_attempts_open(patch: pytest.MonkeyPatch) -> None:
 TWINS: Final[list[Twin]] = [
     Twin(
         "L2",
-        "lets_a_batch_hang",
+        "never_interrupts_a_hanging_batch",
         _ZOMBIES + "test_hanging_batch_is_interrupted_when_the_lease_is_lost",
-        _interrupts_nobody,
+        _interrupts_no_thread,
         slow=True,
     ),
     Twin(
@@ -83,39 +83,39 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "L3",
-        "releases_by_hand_without_raising_the_epoch",
+        "releases_manually_without_a_new_epoch",
         _BY_HAND + "test_holder_is_fenced_off_before_redis_releases_the_lease",
         instead(lease_admin, "_raise_epoch", lambda key, seen: None),
     ),
     Twin(
         "L5",
-        "runs_a_sweep_although_redis_is_silent",
+        "runs_a_sweep_without_redis",
         _RUNS + "test_run_with_a_lease_fails_while_redis_is_away",
-        _takes_silence_for_free,
+        _treats_no_answer_as_free,
     ),
     Twin(
         "F1",
-        "lets_a_zombie_commit",
+        "commits_after_a_takeover",
         _ZOMBIES + "test_zombie_that_wakes_within_a_batch_commits_nothing",
         _commits_without_its_epoch,
     ),
     Twin(
         "F2",
-        "doubles_effects_when_redis_forgets",
+        "repeats_effects_when_redis_is_emptied",
         _ZOMBIES + "test_lost_redis_keys_repeat_attempts_but_no_effect",
         _commits_without_its_epoch,
     ),
     Twin(
         "F3",
-        "lets_a_dead_attempt_keep_its_lease",
+        "never_takes_over_a_dead_attempts_lease",
         _ZOMBIES + "test_lease_of_an_attempt_without_a_row_goes_to_its_own_message",
         instead(run_lease, "_is_of", lambda message_id, owner: False),
     ),
     Twin(
         "F4",
-        "counts_what_it_had_in_hand_again",
+        "counts_the_unanswered_batch_twice",
         _ZOMBIES + "test_batch_with_an_unanswered_commit_is_counted_once",
-        _counts_what_it_had_in_hand_again,
+        _counts_the_unanswered_batch_twice,
     ),
     Twin(
         "F4",
@@ -125,7 +125,7 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "F4",
-        "calls_a_run_failed_that_was_done",
+        "records_a_done_run_as_failed",
         _ZOMBIES + "test_run_that_ended_before_it_lost_its_lease_is_done",
         _reports_the_end_as_a_failure,
     ),
