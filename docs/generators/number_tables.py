@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import housekeeping
 from docs.generators.tables import code, table
@@ -14,14 +15,6 @@ from docs.generators.tables import code, table
 _PACKAGE: Final = Path(housekeeping.__file__).parent
 #: Packages whose numbers are mostly about display.
 _WITHOUT: Final = ("cli", "demo", "embedded", "presentation", "testing", "web")
-_SECONDS: Final = {
-    "microseconds": 1e-6,
-    "milliseconds": 1e-3,
-    "seconds": 1,
-    "minutes": 60,
-    "hours": 3600,
-    "days": 86400,
-}
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -40,23 +33,24 @@ def _constants(path: Path) -> Iterator[tuple[str, str, str, str]]:
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     module = path.relative_to(_PACKAGE.parent).as_posix()
+    known: dict[str, Any] = {"__builtins__": {}, "timedelta": timedelta}
     for node in ast.parse(text).body:
         if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value):
             continue
-        value = _value(node.target.id, node.value)
+        value = _value(node.target.id, node.value, known)
         reason = _comment(lines, node)
         if value is not None and reason:
             yield value, code(node.target.id), code(module), reason
 
 
-def _value(name: str, node: ast.expr) -> str | None:
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "timedelta":
-        seconds = sum(_SECONDS.get(word.arg or "", 0) * float(ast.literal_eval(word.value)) for word in node.keywords)
-        return _duration(seconds)
+def _value(name: str, node: ast.expr, known: dict[str, Any]) -> str | None:
+    """Return a constant's value as text, and add it to the `known` ones, which later constants may use."""
     try:
-        number = eval(compile(ast.Expression(node), "", "eval"), {"__builtins__": {}})
+        number = known[name] = eval(compile(ast.Expression(node), "", "eval"), known)
     except (NameError, TypeError, AttributeError):
         return None
+    if isinstance(number, timedelta):
+        return _duration(number.total_seconds())
     if isinstance(number, bool) or not isinstance(number, int | float):
         return None
     if name.endswith("_MS"):

@@ -1,4 +1,4 @@
-"""Whether a family of built-in workers is set up: its tables are there, with the columns its workers use."""
+"""Check whether a family of built-in workers is set up: its tables exist, with the columns that its workers use."""
 
 from __future__ import annotations
 

@@ -24,11 +24,11 @@ _SYSTEM_COLUMNS: Final = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
 
 
 def stages_of(sweep: Sweep) -> tuple[Stage, ...]:
-    """Return the stages of a run.
+    """Return the stages of a run, after checking their keys and columns against the real tables.
 
     Raises:
-      DeclarationError: When a stage names its rows by columns that are not unique in its table, uses a column that its
-        table does not have, or has an action whose statements name the rows by a part of their key.
+      DeclarationError: The key of a stage is not unique in its table, the table lacks a column that the stage uses, or
+        a statement of its action identifies rows by a part of their key.
       peewee.PeeweeException: When the database cannot be asked.
     """
     stages = sweep.stages_for_run()
@@ -98,7 +98,7 @@ def wrong_key(stage: TableStage) -> tuple[str, str] | None:
 
 
 def key_in_model(model: type[Model], table: Table) -> str:
-    """Return how to declare the key of the table."""
+    """Return an instruction for declaring the key of the table in the model."""
     meta: Any = model._meta
     if is_built(model):
         return f"declare the primary key {_in_brackets(table.keys[0])} in {model.__name__}"

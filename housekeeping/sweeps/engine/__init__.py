@@ -1,1 +1,4 @@
-"""Execution of one run. Start with `runner` (phases of a run), then `executor` (its batches)."""
+"""Execution of one run. Start with `runner` (phases of a run), then `executor` (its batches).
+
+`one_round_trip` commits a batch by a single statement. Batches that need a transaction use `Executor.commit`.
+"""

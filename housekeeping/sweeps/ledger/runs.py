@@ -28,7 +28,7 @@ Cursor = dict[str, Any]
 
 #: Maximum interval between heartbeats; each batch is one.
 HEARTBEAT: Final = timedelta(seconds=20)
-#: After three missed heartbeats a run is considered dead (docs/reference/ledger.md).
+#: Three missed heartbeats: the run is then considered dead. A single late one may be a slow statement or network.
 SILENCE: Final = 3 * HEARTBEAT
 #: Key in a run's counts of the fingerprint of its predicate. It is not a count, and not shown.
 PREDICATE: Final = "predicate"

@@ -26,8 +26,8 @@ _CANNOT_WRITE: Final = "25"
 _PART_S: Final = 2.0
 #: Seconds that a single row has then.
 _ROW_S: Final = 5.0
-#: Seconds that the bisection of a batch that timed out may take. With a statement_timeout of 30 s, a run with a budget
-#: of 30 s, the shortest of the built-in workers, still ends before its actor's time limit of 120 s.
+#: Seconds that the bisection of a batch that timed out may take. The run's budget (30 s for the shortest built-in
+#: workers), a statement_timeout of 30 s and these 45 s stay below the actor's time limit of 120 s.
 _BISECTION_S: Final = 45.0
 
 _SHORTER_TIMEOUTS: Final = """
