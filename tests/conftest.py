@@ -21,6 +21,7 @@ from housekeeping import embedded
 from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.database.connection import Database
 from housekeeping.testing import ManualClock, plugin
+from tests.command_processes import CommandProcesses
 from tests.database_times import DatabaseTimes
 from tests.rabbitmq_server import amqp_url as amqp_url
 from tests.twins import running
@@ -131,6 +132,14 @@ def postgres(housekeeping_database: Database, settings: Settings, admin: Connect
 def redis_client(housekeeping_redis: redis.Redis) -> redis.Redis:
     """A client, also the one that leases share; this test's keys are removed afterwards."""
     return housekeeping_redis
+
+
+@pytest.fixture(scope="session")
+def command_processes() -> Iterator[CommandProcesses]:
+    """What starts commands faster than a new Python process."""
+    processes = CommandProcesses()
+    yield processes
+    processes.close()
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from housekeeping.demo import (
 from housekeeping.demo.scenes import SCENES
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers import BUILT_IN, configured_sweeps
+from tests.command_processes import CommandProcesses
 
 PROJECT: Final = "2"  # one with pending deletions, some of which are no names of refs
 #: Worker -> the argument of a run, for every worker there is.
@@ -62,19 +63,12 @@ class Installation:
     client: redis.Redis
     folder: Path
     environment: dict[str, str]
+    processes: CommandProcesses
 
     def command(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
         """``housekeeping`` with these arguments; settings by name come on top."""
         own = {f"{PREFIX}{name}": value for name, value in settings.items()}
-        return subprocess.run(
-            [sys.executable, "-m", "housekeeping", *arguments],
-            env=self.environment | own,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        return self.processes.run(list(arguments), self.environment | own, self.folder, timeout_s=120)
 
     def everything(self) -> dict[str, object]:
         """All that is there, so that any change shows: rows and who last locked them, keys, files."""
@@ -130,6 +124,7 @@ def installation(
     settings: Settings,
     admin: Connection,
     environment: dict[str, str],
+    command_processes: CommandProcesses,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Installation]:
@@ -157,5 +152,5 @@ def installation(
     kept = {name: value for name, value in environment.items() if not name.startswith(f"{PREFIX}TEST_")}
     path = os.pathsep.join((str(Path(sys.executable).parent), kept.get("PATH", os.defpath)))
     own = {f"{PREFIX}{name}": value for name, value in ours.items()}
-    yield Installation(settings, admin, client, folder, kept | own | {"PATH": path})
+    yield Installation(settings, admin, client, folder, kept | own | {"PATH": path}, command_processes)
     client.close()

@@ -17,6 +17,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.queues import queues as queues
+from tests.command_processes import CommandProcesses
 
 
 @dataclass(frozen=True)
@@ -69,20 +70,12 @@ def run_measured(environment: dict[str, str], tmp_path: Path) -> RunMeasured:
 
 
 @pytest.fixture
-def command(environment: dict[str, str], tmp_path: Path) -> Command:
+def command(environment: dict[str, str], command_processes: CommandProcesses, tmp_path: Path) -> Command:
     """Run ``housekeeping`` in an empty folder; keyword arguments are settings on top of the test's own."""
 
     def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
         own = {f"HOUSEKEEPING_{name}": value for name, value in settings.items()}
-        return subprocess.run(
-            [sys.executable, "-m", "housekeeping", *arguments],
-            env=environment | own,
-            cwd=tmp_path,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        return command_processes.run(list(arguments), environment | own, tmp_path, timeout_s=60)
 
     return run
 

@@ -25,6 +25,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.testing import assert_survives_kill
 from tests.acceptance.test_every_block import _Reader
+from tests.command_processes import CommandProcesses
 from tests.installation import Installation
 from tests.unit.docs.blocks import ROOT, Block, blocks
 
@@ -132,11 +133,14 @@ def reader(
     admin: Connection,
     redis_client: redis.Redis,
     environment: dict[str, str],
+    command_processes: CommandProcesses,
     tmp_path: Path,
     warehouse: Warehouse,
 ) -> Reader:
     path = os.pathsep.join((str(Path(sys.executable).parent), environment.get("PATH", os.defpath)))
-    installation = Installation(settings, admin, redis_client, tmp_path, {**environment, "PATH": path})
+    installation = Installation(
+        settings, admin, redis_client, tmp_path, {**environment, "PATH": path}, command_processes
+    )
     return Reader(installation, tmp_path / "reader", warehouse)
 
 
