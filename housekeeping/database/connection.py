@@ -35,7 +35,7 @@ class GuardedConnection(Connection):
     commits. While the connection is lent, all three raise TransactionEnded, and so does `close`.
 
     Attributes:
-      prepared: Prepared statements of this connection: query -> name.
+      prepared: Prepared statements of this connection: `PreparedQuery` -> their names.
     """
 
     _lent = False
@@ -47,7 +47,7 @@ class GuardedConnection(Connection):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.prepared: dict[Any, str] = {}
+        self.prepared: dict[Any, list[str]] = {}
 
     @contextmanager
     def lent(self) -> Iterator[None]:

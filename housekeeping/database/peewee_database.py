@@ -181,9 +181,9 @@ class Database(PostgresqlDatabase):
         text: bytes = self.cursor().mogrify(sql, params)
         return text
 
-    def prepared_statements(self) -> dict[Any, str]:
-        """Return the prepared statements of the thread's connection: query -> name."""
-        prepared: dict[Any, str] = self.connection().prepared
+    def prepared_statements(self) -> dict[Any, list[str]]:
+        """Return the prepared statements of the thread's connection: query -> names."""
+        prepared: dict[Any, list[str]] = self.connection().prepared
         return prepared
 
     def _execute(self, step: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Query that is executed many times on a thread's connection, each time in one round trip."""
+"""Queries that are executed many times on a thread's connection, each time in one round trip."""
 
 from __future__ import annotations
 
@@ -19,60 +19,71 @@ _numbers: Final = count(1)
 _OUTDATED: Final = ("0A000", "26000")
 
 
-class PreparedQuery(CompiledQuery):
-    """Query that commits by itself. From its second execution on a connection it is a prepared statement there.
-
-    A run that ends after one batch is spared the preparation, and later batches are spared parsing and planning.
-    """
+class _Part(CompiledQuery):
+    """One query of a message."""
 
     def __init__(self, query: Query) -> None:
         super().__init__(query)
         self._numbers = sorted({number for _, number in self._placeholders})
-        self._is_used = False
-        self._can_prepare = True
 
-    def rows_at_once(self, *values: Any) -> list[tuple[Any, ...]]:
-        """Execute the query in one round trip, in a transaction of its own; return the driver's rows.
+    def plain(self, values: Sequence[Any]) -> bytes:
+        text: bytes = database.mogrify(self._sql, self._with(values))
+        return text
 
-        Raises:
-          peewee.PeeweeException: After a lost connection it is unknown whether the query has taken effect.
-        """
-        prepared: dict[PreparedQuery, str] = database.prepared_statements()
-        fetch: Callable[[bytes], list[tuple[Any, ...]]] = database.fetch_at_once
-        if self in prepared:
-            try:
-                return fetch(self._execute(prepared[self], values))
-            except PeeweeException as error:
-                if sqlstate(error) in _OUTDATED:
-                    prepared.pop(self)  # the next execution prepares the query again
-                raise
-        if not self._is_used or not self._can_prepare:
-            self._is_used = True
-            return fetch(database.mogrify(self._sql, self._with(values)))
-        name = f"housekeeping_{next(_numbers)}"
-        text = b"; ".join([*self._forget_oldest(prepared), self._prepare(name), self._execute(name, values)])
-        try:
-            rows = fetch(text)
-        except ProgrammingError:
-            # PostgreSQL cannot infer the type of each parameter. Nothing was executed.
-            self._can_prepare = False
-            return self.rows_at_once(*values)
-        prepared[self] = name
-        return rows
-
-    def _prepare(self, name: str) -> bytes:
+    def prepare(self, name: str) -> bytes:
         places = {number: AsIs(f"${place}") for place, number in enumerate(self._numbers, start=1)}
         text: bytes = b"PREPARE %b AS %b" % (name.encode(), database.mogrify(self._sql, self._with(places)))
         return text
 
-    def _execute(self, name: str, values: Sequence[Any]) -> bytes:
+    def execute(self, name: str, values: Sequence[Any]) -> bytes:
+        if not self._numbers:
+            return b"EXECUTE %b" % name.encode()
         given = [values[number] for number in self._numbers]
         arguments: bytes = database.mogrify(f"({', '.join(['%s'] * len(given))})", given)
         return b"EXECUTE %b%b" % (name.encode(), arguments)
 
-    @staticmethod
-    def _forget_oldest(prepared: dict[Any, str]) -> list[bytes]:
-        if len(prepared) < _MOST:
-            return []
-        oldest = next(iter(prepared))
-        return [b"DEALLOCATE %b" % prepared.pop(oldest).encode()]
+
+class PreparedQuery:
+    """Queries that are one message and one transaction. From its second execution on a connection they are prepared.
+
+    A run that ends after one batch is spared the preparation, and later batches are spared parsing and planning.
+    """
+
+    def __init__(self, *queries: Query) -> None:
+        self._parts = [_Part(query) for query in queries]
+        self._is_used = False
+        self._can_prepare = True
+
+    def rows_at_once(self, *values: Any) -> list[tuple[Any, ...]]:
+        """Execute the queries in one round trip, in a transaction of their own; return the rows of the last one.
+
+        Raises:
+          peewee.PeeweeException: After a lost connection it is unknown whether the queries have taken effect.
+        """
+        prepared: dict[PreparedQuery, list[str]] = database.prepared_statements()
+        fetch: Callable[[bytes], list[tuple[Any, ...]]] = database.fetch_at_once
+        if self in prepared:
+            try:
+                return fetch(b"; ".join(self._executions(prepared[self], values)))
+            except PeeweeException as error:
+                if sqlstate(error) in _OUTDATED:
+                    prepared.pop(self)  # the next execution prepares the queries again
+                raise
+        if not self._is_used or not self._can_prepare:
+            self._is_used = True
+            return fetch(b"; ".join(part.plain(values) for part in self._parts))
+        names = [f"housekeeping_{next(_numbers)}" for _ in self._parts]
+        forgotten = prepared.pop(next(iter(prepared))) if len(prepared) >= _MOST else []
+        texts = [b"DEALLOCATE %b" % name.encode() for name in forgotten]
+        texts += [part.prepare(name) for part, name in zip(self._parts, names, strict=True)]
+        try:
+            rows = fetch(b"; ".join([*texts, *self._executions(names, values)]))
+        except ProgrammingError:
+            # PostgreSQL cannot infer the type of each parameter. Nothing was executed.
+            self._can_prepare = False
+            return self.rows_at_once(*values)
+        prepared[self] = names
+        return rows
+
+    def _executions(self, names: Sequence[str], values: Sequence[Any]) -> list[bytes]:
+        return [part.execute(name, values) for part, name in zip(self._parts, names, strict=True)]

@@ -21,7 +21,16 @@ from housekeeping.database.prepared_query import PreparedQuery
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.sweeps.ledger.runs import Attempt, Counts, Cursor
-from housekeeping.sweeps.stages.batch_statement import changes, columns_of, count_of, counted, order_of, text_of
+from housekeeping.sweeps.stages.batch_statement import (
+    changes,
+    columns_of,
+    count_of,
+    counted,
+    is_changed,
+    lock_statement,
+    order_of,
+    text_of,
+)
 from housekeeping.sweeps.stages.stage import Batch, BatchResult
 from housekeeping.sweeps.stages.table_stage import TableStage
 
@@ -75,20 +84,25 @@ class OneRoundTrip:
         """
         with_rows = stage.needs_rows()
         form = ("at once", with_rows, "batches" in counts)
-        statement = stage.statement(batch, form, partial(self._query, stage, with_rows, counts), PreparedQuery)
+        statement = stage.statement(batch, form, partial(self._compiled, stage, with_rows, counts))
         own = (json.dumps(counts), None if cursor is None else json.dumps(cursor), self.heartbeat_at, ends_run)
         with span("housekeeping.batch"):
             rows = statement.rows_at_once(*(batch.after or ()), *own)
-        position, picked, override, self.heartbeat_at, _, *numbers = rows[0][-5 - len(stage.action.counted_as) :]
+        width = 1 + len(stage.order) + len(stage.columns) + len(stage.as_text) if with_rows else 0
+        position, picked, override, self.heartbeat_at, _, *numbers = rows[0][width:]
         return Committed(
             BatchResult(
                 counted(stage, numbers),
                 *stage.position_after(batch, None if position is None else tuple(position), picked),
-                rows=stage.records(rows) if with_rows and picked else (),
+                rows=stage.records([row[1:] for row in rows if row[0]]) if with_rows else (),
             ),
             runs.override_from_json(self._worker, override),
             is_closed=ends_run and picked < stage.batch_size,
         )
+
+    def _compiled(self, stage: TableStage, with_rows: bool, before: Counts, batch: Batch) -> PreparedQuery:
+        query = self._query(stage, with_rows, before, batch)
+        return PreparedQuery(lock_statement(stage, batch), query) if stage.locks_first else PreparedQuery(query)
 
     def _query(self, stage: TableStage, with_rows: bool, before: Counts, batch: Batch) -> Query:
         width = len(batch.after or ())
@@ -134,7 +148,7 @@ class OneRoundTrip:
             heartbeat=heartbeat,
         )
         # Queries have no ==, which compares them as objects.
-        is_complete = Expression(number("picked"), OP.EQ, number(names[0]))
+        is_complete = write.holds or Expression(number("picked"), OP.EQ, number(names[0]))
         is_expected = fn.EXISTS(Select((accepted,), [SQL("1")])) & is_complete
         scalars = [
             position,
@@ -144,10 +158,12 @@ class OneRoundTrip:
             Select(columns=[Case(None, [(is_expected, "true")], REFUSED).cast("boolean")]),
             *(number(name) for name in names),
         ]
-        ctes = (picked, *write.ctes, numbers, last, advanced, accepted)
+        ctes = (picked, *write.before, *write.ctes, numbers, last, advanced, accepted)
         if not with_rows:
             return Select(columns=scalars).with_cte(*ctes)
         # Also without a picked row there is one result row, for the ledger's part.
         one = Select(columns=[SQL("1").alias("one")]).alias("one")
-        query = Select((one,), (*columns_of(stage, picked), *scalars)).join(picked, JOIN.LEFT_OUTER, on=SQL("true"))
+        flag = order[-1].is_null(False) if write.holds is None else is_changed(stage, picked, write)
+        columns = (flag, *columns_of(stage, picked), *scalars)
+        query = Select((one,), columns).join(picked, JOIN.LEFT_OUTER, on=SQL("true"))
         return query.order_by(*order).with_cte(*ctes)

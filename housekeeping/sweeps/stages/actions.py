@@ -25,10 +25,15 @@ class Write:
     Attributes:
       ctes: Data-modifying CTEs. The first changes the picked rows and returns their keys; others change dependent rows.
       counts: Name of the row count of each CTE.
+      before: Further CTEs that these refer to.
+      holds: Condition without which the batch is undone. Picked rows may then stay unchanged, because another session
+        works on them. None: a picked row that stays unchanged is a failure.
     """
 
     ctes: Sequence[CTE]
     counts: Sequence[str]
+    before: Sequence[CTE] = ()
+    holds: Expression | None = None
 
 
 class Action(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from peewee import CTE, SQL, Column, Expression, Query, Select, Tuple, fn
+from peewee import CTE, SQL, Column, Expression, IntegrityError, Query, Select, Tuple, fn
 
 from housekeeping.core.errors import DeclarationError, RowNotChanged
 from housekeeping.sweeps.stages.actions import Write
@@ -20,6 +20,16 @@ _NOT_CHANGED: Final = (
     "PostgreSQL left the row as it was, without an error; a trigger, a rule or a policy prevents the change"
 )
 _CTID: Final = "row_ctid"
+#: Keys of the rows that `lock_statement` has locked in this transaction; NULL without one.
+LOCKED_KEYS: Final = SQL("nullif(current_setting('housekeeping.batch', true), '')::bigint[]")
+
+
+def lock_statement(stage: TableStage, batch: Batch) -> Query:
+    """Return the statement that locks the rows of a batch, for a stage that `locks_first`."""
+    rows = stage.rows(batch).for_update(skip_locked=True).cte("locked_rows", materialized=True)
+    key = getattr(rows.c, stage.key[0].column_name)
+    keys = Select((rows,), [fn.COALESCE(fn.ARRAY_AGG(key).cast("text"), "{}")])
+    return Select(columns=[fn.SET_CONFIG("housekeeping.batch", keys, True)]).with_cte(rows)
 
 
 def changes(stage: TableStage, batch: Batch, *, by_ctid: bool = False) -> tuple[CTE, Write]:
@@ -32,7 +42,7 @@ def changes(stage: TableStage, batch: Batch, *, by_ctid: bool = False) -> tuple[
       by_ctid: Find the picked rows by their place in the table, without the index. A row that another session has
         changed since the statement began is then picked, but not changed. Only for a table that is `Table.plain`.
     """
-    rows = stage.rows(batch)
+    rows = stage.rows(batch, is_locked=stage.locks_first)
     if by_ctid:
         rows = rows.select_extend(_ctid(stage).alias(_CTID))
     picked = rows.for_update(skip_locked=True).cte("picked", materialized=True)
@@ -70,6 +80,15 @@ def order_of(stage: TableStage, picked: CTE) -> list[Any]:
     return [getattr(picked.c, column.column_name) for column in stage.order]
 
 
+def is_changed(stage: TableStage, picked: CTE, write: Write) -> Expression:
+    """Return whether a picked row was changed."""
+    changed = write.ctes[0]
+    key = [getattr(picked.c, column.column_name) for column in stage.key]
+    done = Select((changed,), [getattr(changed.c, column.column_name) for column in stage.key])
+    found: Expression = key[0].in_(done) if len(key) == 1 else Tuple(*key).in_(done)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class CheckedStatement:
     """Statement that also tells which of the picked rows it has changed.
@@ -85,24 +104,23 @@ class CheckedStatement:
         """Return the statement of a batch."""
         stage = self.stage
         picked, write = changes(stage, batch)
-        totals = [count_of(each) for each in write.ctes]
+        holds = SQL("NULL::boolean") if write.holds is None else Select(columns=[write.holds])
+        numbers = (holds, *(count_of(each) for each in write.ctes))
+        ctes = (picked, *write.before, *write.ctes)
         order = order_of(stage, picked)
         if not self.with_rows:
             texts = [getattr(picked.c, text_of(column)) for column in stage.as_text]
-            last = Select((picked,), (*order, *texts, count_of(picked), *totals))
-            return last.order_by(*(column.desc() for column in order)).limit(1).with_cte(picked, *write.ctes)
-        changed = write.ctes[0]
-        key = [getattr(picked.c, column.column_name) for column in stage.key]
-        done = Select((changed,), [getattr(changed.c, column.column_name) for column in stage.key])
-        flag = key[0].in_(done) if len(key) == 1 else Tuple(*key).in_(done)
-        query = Select((picked,), (*columns_of(stage, picked), flag, *totals))
-        return query.order_by(*order).with_cte(picked, *write.ctes)
+            last = Select((picked,), (*order, *texts, count_of(picked), *numbers))
+            return last.order_by(*(column.desc() for column in order)).limit(1).with_cte(*ctes)
+        query = Select((picked,), (*columns_of(stage, picked), is_changed(stage, picked, write), *numbers))
+        return query.order_by(*order).with_cte(*ctes)
 
     def result(self, batch: Batch, rows: list[tuple[Any, ...]]) -> BatchResult:
         """Return the result of the batch. A picked row that was not changed counts as failed.
 
         Raises:
-          DeclarationError: The action has changed more rows than were picked, so the batch must be undone.
+          DeclarationError, IntegrityError: The action has changed more rows than were picked, or the condition of its
+            `Write` does not hold; the batch must be undone.
         """
         if not rows:
             return BatchResult(counted(self.stage, ()), *self.stage.position_after(batch, None, 0))
@@ -111,10 +129,11 @@ class CheckedStatement:
     def _of_each(self, batch: Batch, rows: list[tuple[Any, ...]]) -> BatchResult:
         stage = self.stage
         flag = len(stage.order) + len(stage.columns) + len(stage.as_text)
-        numbers = rows[0][flag + 1 :]
+        holds, *numbers = rows[0][flag + 1 :]
+        self._refuse_broken(holds)
         changed = [row for row in rows if row[flag]]
         self._refuse_more_rows(batch, len(rows), len(changed), numbers[0])
-        kept = [stage.describe(stage.position_of(row)) for row in rows if not row[flag]]
+        kept = [] if holds else [stage.describe(stage.position_of(row)) for row in rows if not row[flag]]
         return BatchResult(
             counted(stage, numbers),
             *stage.position_after(batch, stage.position_of(rows[-1]), len(rows)),
@@ -126,12 +145,17 @@ class CheckedStatement:
         stage = self.stage
         width = len(stage.order)
         after_texts = width + len(stage.as_text)
-        picked, *numbers = row[after_texts:]
+        picked, holds, *numbers = row[after_texts:]
+        self._refuse_broken(holds)
         self._refuse_more_rows(batch, picked, picked, numbers[0])
         last = stage.position_of((*row[:width], *[None] * len(stage.columns), *row[width:after_texts]))
-        kept = picked - numbers[0]
+        kept = 0 if holds else picked - numbers[0]
         failures = [Failure({"stage": stage.name}, RowNotChanged(_NOT_CHANGED), kept)] if kept else []
         return BatchResult(counted(stage, numbers), *stage.position_after(batch, last, picked), failures=failures)
+
+    def _refuse_broken(self, holds: bool | None) -> None:
+        if holds is False:
+            raise IntegrityError(f"{self.stage.name}: not all rows that belong together did change")
 
     def _refuse_more_rows(self, batch: Batch, picked: int, allowed: int, changed: int) -> None:
         stage = self.stage

@@ -29,7 +29,13 @@ from housekeeping.database.compiled_query import CompiledQuery, Parameter, Query
 from housekeeping.database.connection import database
 from housekeeping.database.primary_key import key_among
 from housekeeping.sweeps.stages.actions import Action
-from housekeeping.sweeps.stages.batch_statement import CheckedStatement, key_is_among, text_of
+from housekeeping.sweeps.stages.batch_statement import (
+    LOCKED_KEYS,
+    CheckedStatement,
+    key_is_among,
+    lock_statement,
+    text_of,
+)
 from housekeeping.sweeps.stages.keyset import comes_after, comes_until, has_key, readable
 from housekeeping.sweeps.stages.nulls import may_be_null
 from housekeeping.sweeps.stages.row_log import RowLog
@@ -43,7 +49,7 @@ from housekeeping.sweeps.stages.stage import (
     StagePlan,
 )
 
-Q = TypeVar("Q", bound=CompiledQuery)
+Q = TypeVar("Q")
 
 _SAMPLES: Final = 5
 #: The position before the rows whose first order column is NULL; they come last.
@@ -69,6 +75,8 @@ class TableStage:
       event: The event announced with the changed rows of each batch, and the keys of the row that it carries; a mapping
         if the event has other names for them (event's key -> row's key).
       row_log: The log line of each changed row.
+      locks_first: Whether the rows are locked by a statement of their own, so that the one that changes them sees
+        everything that was committed before the locks. Only for a table whose key is one integer.
     """
 
     name: str
@@ -79,6 +87,7 @@ class TableStage:
     columns: Mapping[str, Any] = field(default_factory=dict)
     event: tuple[NamedSignal, tuple[str, ...] | Mapping[str, str]] | None = None
     row_log: RowLog | None = None
+    locks_first: bool = False
     statements: QueryCache = field(default_factory=QueryCache, init=False, repr=False, compare=False)
 
     @property
@@ -148,10 +157,17 @@ class TableStage:
         columns = {key: column for key, column in self.columns.items() if key not in absent}
         return replace(self, columns=columns, row_log=row_log, event=event)
 
-    def rows(self, batch: Batch) -> ModelSelect[Any]:
-        """Return the query of a batch's rows: order columns, further columns, then texts for `position_of`."""
+    def rows(self, batch: Batch, *, is_locked: bool = False) -> ModelSelect[Any]:
+        """Return the query of a batch's rows: order columns, further columns, then texts for `position_of`.
+
+        Parameters:
+          is_locked: Only the rows that `lock_statement` has locked.
+        """
         texts = [column.cast("text").alias(text_of(column)) for column in self.as_text]
-        query = self.model.select(*self.order, *self.columns.values(), *texts).where(self.stale(batch.now))
+        query = self.model.select(*self.order, *self.columns.values(), *texts)
+        if is_locked:
+            return query.where(self.key[0] == fn.ANY(LOCKED_KEYS)).order_by(*self.order)
+        query = query.where(self.stale(batch.now))
         if batch.only is not None:
             return query.where(self.is_one_of(batch.only)).order_by(*self.order)
         if batch.after is not None:
@@ -169,28 +185,29 @@ class TableStage:
 
     def apply(self, batch: Batch, prepared: Any = None) -> BatchResult:
         """Select, lock and change the rows in one statement, which also returns them if anything needs them."""
+        if self.locks_first:
+            self.run_statement(batch, "lock", partial(lock_statement, self))
         checked = CheckedStatement(self, self.needs_rows())
         return checked.result(batch, self.run_statement(batch, ("apply", checked.with_rows), checked.query))
 
     def run_statement(self, batch: Batch, form: Hashable, make: Callable[[Batch], Query]) -> list[tuple[Any, ...]]:
         """Execute a statement of a batch and return its rows. It is compiled once a run; see `statement`."""
-        return self.statement(batch, form, make, CompiledQuery).rows(*batch.after or ())
+        return self.statement(batch, form, lambda batch: CompiledQuery(make(batch))).rows(*batch.after or ())
 
-    def statement(self, batch: Batch, form: Hashable, make: Callable[[Batch], Query], kind: type[Q]) -> Q:
-        """Return a compiled statement of a batch; compile it once a run. Its first parameters are the values of
-        `batch.after`.
+    def statement(self, batch: Batch, form: Hashable, make: Callable[[Batch], Q]) -> Q:
+        """Return a statement of a batch, whose first values are those of `batch.after`. It is compiled once a run.
 
         Parameters:
           form: What the statement depends on besides the run and the position.
-          make: Builds the query. The position of its batch consists of placeholders.
+          make: Builds and compiles the statement. The position of its batch consists of placeholders.
         """
         if batch.only is not None:
-            return kind(make(replace(batch, after=None)))
+            return make(batch)
         after = batch.after
         shape = None if after is None else tuple(value is None for value in after)
         blank = None if after is None else tuple(v if v is None else Parameter(n) for n, v in enumerate(after))
         form = (form, shape, batch.until)
-        return self.statements.get(self.purpose(batch), form, lambda: kind(make(replace(batch, after=blank))))
+        return self.statements.get(self.purpose(batch), form, lambda: make(replace(batch, after=blank)))
 
     def purpose(self, batch: Batch) -> Hashable:
         """Return the key under which the compiled statements of this run are cached."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from housekeeping.core import events
 from housekeeping.sweeps import RowLog, Stage, Sweep, TableStage, Transition
-from housekeeping.workers.bulk_imports.entity_stage import EVENT, TRACKERS_COUNTED_AS, EntityStage
+from housekeeping.workers.bulk_imports.entity_stage import EVENT, TRACKERS_COUNTED_AS, EntityStage, TimeOut
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker
 
 SCHEDULE: Final = "0 */4 * * *"  # document 65, 実行スケジュール
@@ -61,9 +61,8 @@ def stages(sweep: Sweep) -> Sequence[Stage]:
         EntityStage(
             name="entities",
             stale=lambda now: BulkImportEntity.stale(now - stale_after),
-            stale_before=lambda now: now - stale_after,
             order=(BulkImportEntity.updated_at, BulkImportEntity.id),
-            action=Transition(BulkImportEntity.machine, EVENT, "timed_out_entities"),
+            action=TimeOut(),
             columns={
                 "bulk_import_id": BulkImportEntity.bulk_import,
                 "bulk_import_entity_type": BulkImportEntity.source_type,

@@ -81,18 +81,17 @@ def wait_in(monkeypatch: pytest.MonkeyPatch, table: type[TableStage], model: typ
     """Make the statement that locks rows of the model wait between read and lock."""
     rows = table.rows
 
-    def waiting(self: TableStage, batch: Batch) -> Any:
-        query = rows(self, batch)
-        return query.where(_WAIT) if self.model is model else query
+    def waiting(self: TableStage, batch: Batch, **locked: bool) -> Any:
+        query = rows(self, batch, **locked)
+        return query.where(_WAIT) if self.model is model and not locked.get("is_locked") else query
 
     monkeypatch.setattr(table, "rows", waiting)
 
 
 def _wait_for_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the statement that changes entities and trackers stop where it reads trackers."""
-    condition = "status = ANY(%(open)s)"
-    waiting = entity_stage._TIME_OUT.replace(condition, f"{condition} AND waits_here({_LOCK})")
-    monkeypatch.setattr(entity_stage, "_TIME_OUT", waiting)
+    is_open = entity_stage._is_open
+    monkeypatch.setattr(entity_stage, "_is_open", lambda entities: is_open(entities) & SQL(f"waits_here({_LOCK})"))
 
 
 MOVES = ["status = 2", "status = 3", "status = -1", "status = -2", f"updated_at = {FRESH}"]
