@@ -43,7 +43,6 @@ from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.sweeps.limits.throttle import ThrottleLimits
 from housekeeping.sweeps.registry import Finding
 from housekeeping.sweeps.stages.actions import Action, Delete, Transition, Write
-from housekeeping.sweeps.stages.batch_statement import LOCKED_KEYS
 from housekeeping.sweeps.stages.call import Call, CallStage
 from housekeeping.sweeps.stages.row_log import RowLog
 from housekeeping.sweeps.stages.stage import (
@@ -77,7 +76,6 @@ else:
 
 
 __all__ = [
-    "LOCKED_KEYS",
     "HEARTBEAT",
     "PREFIX",
     "SYSTEM_CLOCK",

@@ -92,6 +92,7 @@ def test_ours_stand_in_the_place_of_dramatiqs_each_kind_once(broker: RedisBroker
         "DataConsistency",
         "Deduplication",
         "ExclusiveLeases",
+        "Admission",
         "Callbacks",
         "Pipelines",
         "DeadLetters",

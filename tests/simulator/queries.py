@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from peewee import SQL, Delete, Expression, Field, Function, Insert, Negated, Ordering, Select, Update, Value
+from peewee import SQL, Cast, Delete, Expression, Field, Function, Insert, Negated, Ordering, Select, Update, Value
 from psycopg2.extras import Json
 
 from housekeeping.database.compiled_query import Parameter
@@ -203,6 +203,8 @@ class _Statement:
         if isinstance(node, Negated):
             value = self._value(node.node, row)
             return None if value is None else not value
+        if isinstance(node, Cast):
+            return self._value(node.node, row)  # values have no types here
         if isinstance(node, Parameter):
             return self._values[node.number]
         if isinstance(node, Value):

@@ -157,6 +157,11 @@ class TableStage:
         columns = {key: column for key, column in self.columns.items() if key not in absent}
         return replace(self, columns=columns, row_log=row_log, event=event)
 
+    @property
+    def locked_keys(self) -> SQL:
+        """Array of the keys of the batch's rows, for the action of a stage that `locks_first`."""
+        return LOCKED_KEYS
+
     def rows(self, batch: Batch, *, is_locked: bool = False) -> ModelSelect[Any]:
         """Return the query of a batch's rows: order columns, further columns, then texts for `position_of`.
 

@@ -10,7 +10,6 @@ from typing import Any, Final
 from peewee import OP, SQL, Expression, Function, Select, Value, fn
 
 from housekeeping.sweeps import (
-    LOCKED_KEYS,
     Backlog,
     Batch,
     BatchResult,
@@ -45,7 +44,7 @@ class TimeOut:
     def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
         tracker, entity = BulkImportTracker, BulkImportEntity
         owner = tracker.bulk_import_entity.alias("entity_id")
-        open_trackers = _is_open(fn.ANY(LOCKED_KEYS))
+        open_trackers = _is_open(fn.ANY(table.locked_keys))
         number = fn.COUNT(SQL("*")).alias("number")
         found: Any = tracker.select(owner, number).where(open_trackers).group_by(tracker.bulk_import_entity)
         found = found.cte("open_trackers", materialized=True)

@@ -124,6 +124,7 @@ def test_run_that_was_taken_over_leaves_the_completion_to_its_successor(  # I1, 
     fetched = StepWorker(broker, sweep.queue).fetch()
     assert fetched is not None
     message, first = fetched, threading.Thread(target=sleeping)
+    monkeypatch.setattr(Executor, "_fits_one_round_trip", lambda *_: False)
     monkeypatch.setattr(Executor, "record_batch", ordered)
     first.start()
     assert asleep.wait(PATIENCE_S)

@@ -10,6 +10,7 @@ import pytest
 import redis
 from flask.testing import FlaskClient
 
+from housekeeping.database.connection import database
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, release_lease
 from housekeeping.sweeps.ledger.models import Lease
@@ -24,9 +25,11 @@ ADDRESS = f"/leases/release?key={quote(HOSTILE, safe='')}"
 
 @pytest.fixture
 def held(client: FlaskClient, redis_client: redis.Redis) -> ExclusiveLease:
-    """Hold a lease with a hostile key in this process."""
+    """Hold a lease with a hostile key in this process, which has fenced a transaction with it."""
     lease = ExclusiveLease(HOSTILE, TTL, worker="reports")
     assert lease.try_obtain() is not None
+    with database.atomic():
+        lease.fence()
     return lease
 
 
