@@ -23,6 +23,7 @@ from housekeeping.database.connection import Database
 from housekeeping.testing import ManualClock, plugin
 from tests.command_processes import CommandProcesses
 from tests.database_times import DatabaseTimes
+from tests.pgbouncer_server import PgBouncer, pgbouncer
 from tests.rabbitmq_server import amqp_url as amqp_url
 from tests.twins import running
 from tests.twins.running import pytest_collection_modifyitems as pytest_collection_modifyitems
@@ -34,6 +35,9 @@ from tests.twins.running import twin as twin
 def pytest_addoption(parser: pytest.Parser) -> None:
     running.add_option(parser)
     parser.addoption("--broker", choices=("redis", "rabbitmq"), default="redis", help="what carries the messages")
+    parser.addoption(
+        "--topology", choices=("direct", "pgbouncer"), default="direct", help="what leads to the databases of the tests"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,6 +82,25 @@ def housekeeping_postgres_url(urls: Urls) -> str:
 @pytest.fixture
 def housekeeping_redis_url(urls: Urls) -> str:
     return urls.redis
+
+
+@pytest.fixture(scope="session")
+def pooler(urls: Urls) -> Iterator[PgBouncer]:
+    """A pooler in transaction mode in front of PostgreSQL."""
+    with pgbouncer(urls.database) as running:
+        yield running
+
+
+@pytest.fixture
+def housekeeping_settings(housekeeping_settings: Settings, request: pytest.FixtureRequest) -> Settings:
+    """The kit's settings; with ``--topology=pgbouncer``, the database is reached through a pooler."""
+    if request.config.getoption("topology") == "direct":
+        return housekeeping_settings
+    marker = request.node.get_closest_marker("direct_only")
+    if marker is not None:
+        pytest.skip(marker.kwargs["reason"])
+    through = request.getfixturevalue("pooler").through(housekeeping_settings.require_database_url())
+    return housekeeping_settings.model_copy(update={"database_url": through})
 
 
 @pytest.fixture

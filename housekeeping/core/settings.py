@@ -141,6 +141,8 @@ class Settings(BaseSettings):
     )
 
     database_url: Annotated[str, POSTGRES] | None = None
+    #: Whether connections to PostgreSQL are direct; ``auto`` tests it.
+    prepared_statements: Literal["auto", "on", "off"] = "auto"
     #: Read by actors whose ``data_consistency`` allows it.
     replica_urls: Annotated[tuple[Annotated[str, POSTGRES], ...], NoDecode, URLS] = ()
     redis_url: Annotated[str, REDIS] | None = None

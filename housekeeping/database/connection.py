@@ -17,6 +17,7 @@ from housekeeping.database.peewee_database import Database as Database
 from housekeeping.database.peewee_database import DatabaseHandle
 from housekeeping.database.peewee_database import is_connection_lost as is_connection_lost
 from housekeeping.database.peewee_database import sqlstate as sqlstate
+from housekeeping.database.pooler import PreparedStatements
 
 
 def _refused_while_lent(method: str, call: str) -> Any:
@@ -36,6 +37,8 @@ class GuardedConnection(Connection):
 
     Attributes:
       prepared: Prepared statements of this connection: `PreparedQuery` -> their names.
+      transaction_settings: Statements that begin each transaction if the connection leads to a pooler; else empty.
+      transaction_name: The ``application_name`` of each transaction in that case.
     """
 
     _lent = False
@@ -48,6 +51,8 @@ class GuardedConnection(Connection):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.prepared: dict[Any, list[str]] = {}
+        self.transaction_settings = b""
+        self.transaction_name = ""
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -62,9 +67,9 @@ class GuardedConnection(Connection):
 #: Initialized once, when the application is composed (`housekeeping.app`, `install`, or a test).
 database: Final = DatabaseHandle()
 
-#: Parameters of each session. Statements and waits have limits so that a slow database costs a run its batch and not
-#: its worker thread. All limits are far above a healthy batch and below the shortest default lease (10 minutes). The
-#: ``options`` of the URL follow and take precedence.
+#: Settings of each session, or of each transaction through a pooler. Statements and waits have limits so that a slow
+#: database costs a run its batch and not its worker thread. All limits are far above a healthy batch and below the
+#: shortest default lease (10 minutes). The ``options`` of the URL follow and take precedence.
 _SESSION: Final = (
     "-c timezone=UTC -c statement_timeout=30s -c lock_timeout=10s -c idle_in_transaction_session_timeout=60s -c jit=off"
 )
@@ -80,7 +85,7 @@ _CONNECTION: Final[dict[str, Any]] = {
 }
 
 
-def connect_to(url: str) -> Database:
+def connect_to(url: str, prepared_statements: PreparedStatements = "auto") -> Database:
     """Return a database handle for `url`; it connects with its first statement.
 
     Raises:
@@ -94,7 +99,7 @@ def connect_to(url: str) -> Database:
         ) from None
     options = f"{_SESSION} {parameters.pop('options', '')}".strip()
     name = parameters.pop("dbname", "")  # without a name libpq uses the user's
-    return Database(name, **{**_CONNECTION, **parameters}, options=options)
+    return Database(name, prepared_statements=prepared_statements, **{**_CONNECTION, **parameters}, options=options)
 
 
 @contextmanager

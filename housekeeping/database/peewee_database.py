@@ -21,9 +21,11 @@ from peewee import (  # type: ignore[attr-defined]  # the wrapper of the driver'
     __exception_wrapper__,
     _transaction,
 )
+from psycopg2 import OperationalError as DriverOperationalError
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_INTRANS
 
 from housekeeping.core.telemetry.context import waiting_for
+from housekeeping.database.pooler import PreparedStatements, leads_to_pooler, rejects_options, use_pooler
 from housekeeping.database.times import read_extreme_times
 
 T = TypeVar("T")
@@ -88,6 +90,11 @@ class Database(PostgresqlDatabase):
     ``BEGIN`` is sent together with the transaction's first statement, which saves a round trip. So code that does not
     use `execute_sql` must call `connection()` or `cursor()` within the transaction, not before it.
 
+    Through a pooler, the startup parameter ``options`` is sent as settings of each transaction.
+
+    Parameters:
+      prepared_statements: Whether connections are direct, so that they keep settings and prepared statements.
+
     Attributes:
       unknown_columns: Number of statements that named a column that does not exist. After such an error, what is
         cached about the tables may be outdated.
@@ -97,8 +104,10 @@ class Database(PostgresqlDatabase):
     _adapter: Any
     _isolation_level: Any
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, prepared_statements: PreparedStatements = "auto", **kwargs: Any) -> None:
+        self.prepared_statements: Final = prepared_statements
         self.unknown_columns = 0
+        self._rejects_options = False
         self._thread_state = _ThreadState()
         super().__init__(*args, **kwargs)
         # peewee lets one thread connect or close at a time. Its lock protects only per-thread state, and while a server
@@ -109,8 +118,34 @@ class Database(PostgresqlDatabase):
         return _Transaction(self, *args, **kwargs)
 
     def _connect(self) -> Any:
-        connection = super()._connect()  # type: ignore[misc]  # not in the stubs
+        # peewee's own cannot leave out a parameter.
+        connection = None if self.prepared_statements == "off" else self._connect_with_options()
+        if connection is None:
+            connection = self._open(options=None)
+            use_pooler(connection, self.connect_params.get("options", ""))
         read_extreme_times(connection)
+        return connection
+
+    def _connect_with_options(self) -> Any:
+        """Return a connection, which may lead to a pooler; None if a pooler rejects the parameter ``options``."""
+        if self._rejects_options:
+            return None
+        try:
+            connection = self._open()
+        except DriverOperationalError as error:
+            if self.prepared_statements == "on" or not rejects_options(error):
+                raise
+            self._rejects_options = True
+            return None
+        if self.prepared_statements == "auto" and leads_to_pooler(connection):
+            use_pooler(connection, self.connect_params.get("options", ""))
+        return connection
+
+    def _open(self, **changes: Any) -> Any:
+        connection = self._adapter.connect(self, **self.connect_params | changes)
+        if self._isolation_level:
+            connection.set_isolation_level(self._isolation_level)
+        connection.autocommit = True
         return connection
 
     def connect(self, reuse_if_open: bool = False) -> bool:
@@ -181,10 +216,11 @@ class Database(PostgresqlDatabase):
         text: bytes = self.cursor().mogrify(sql, params)
         return text
 
-    def prepared_statements(self) -> dict[Any, list[str]]:
-        """Return the prepared statements of the thread's connection: query -> names."""
-        prepared: dict[Any, list[str]] = self.connection().prepared
-        return prepared
+    def prepared(self) -> dict[Any, list[str]] | None:
+        """Return the prepared statements of the thread's connection: query -> names. None through a pooler."""
+        connection = self.connection()
+        prepared: dict[Any, list[str]] = connection.prepared
+        return None if connection.transaction_settings else prepared
 
     def _execute(self, step: Callable[[], T]) -> T:
         with waiting_for("database"):

@@ -44,9 +44,10 @@ class _Part(CompiledQuery):
 
 
 class PreparedQuery:
-    """Queries that are one message and one transaction. From its second execution on a connection they are prepared.
+    """Queries that are one message and one transaction.
 
-    A run that ends after one batch is spared the preparation, and later batches are spared parsing and planning.
+    The second execution on a direct connection prepares them. A run that ends after one batch is
+    spared the preparation, and later batches are spared parsing and planning.
     """
 
     def __init__(self, *queries: Query) -> None:
@@ -60,8 +61,10 @@ class PreparedQuery:
         Raises:
           peewee.PeeweeException: After a lost connection it is unknown whether the queries have taken effect.
         """
-        prepared: dict[PreparedQuery, list[str]] = database.prepared_statements()
+        prepared: dict[PreparedQuery, list[str]] | None = database.prepared()
         fetch: Callable[[bytes], list[tuple[Any, ...]]] = database.fetch_at_once
+        if prepared is None:
+            return fetch(self._plain(values))
         if self in prepared:
             try:
                 return fetch(b"; ".join(self._executions(prepared[self], values)))
@@ -71,7 +74,7 @@ class PreparedQuery:
                 raise
         if not self._is_used or not self._can_prepare:
             self._is_used = True
-            return fetch(b"; ".join(part.plain(values) for part in self._parts))
+            return fetch(self._plain(values))
         names = [f"housekeeping_{next(_numbers)}" for _ in self._parts]
         forgotten = prepared.pop(next(iter(prepared))) if len(prepared) >= _MOST else []
         texts = [b"DEALLOCATE %b" % name.encode() for name in forgotten]
@@ -84,6 +87,9 @@ class PreparedQuery:
             return self.rows_at_once(*values)
         prepared[self] = names
         return rows
+
+    def _plain(self, values: Sequence[Any]) -> bytes:
+        return b"; ".join(part.plain(values) for part in self._parts)
 
     def _executions(self, names: Sequence[str], values: Sequence[Any]) -> list[bytes]:
         return [part.execute(name, values) for part, name in zip(self._parts, names, strict=True)]

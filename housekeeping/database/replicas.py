@@ -19,6 +19,7 @@ from housekeeping.core.sanitize import error_line, mask_secrets
 from housekeeping.core.telemetry.context import MessageContext, current_message, waiting_for
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.connection import Database, connect_to, database, sqlstate
+from housekeeping.database.pooler import PreparedStatements
 from housekeeping.database.wal_position import RETRY_AFTER, WalPosition
 
 logger = named_logger(__name__)
@@ -54,12 +55,19 @@ class Replica(Database):
     Parameters:
       url: URL of the replica; it connects with its first statement.
       clock: Monotonic clock.
+      prepared_statements: As in `connect_to`.
     """
 
-    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        url: str,
+        clock: Callable[[], float] = time.monotonic,
+        prepared_statements: PreparedStatements = "auto",
+    ) -> None:
         template = connect_to(url)
         options = f"{template.connect_params['options']} {_READ_ONLY}"
-        super().__init__(template.database, **{**template.connect_params, **_CONNECTION, "options": options})
+        parameters = {**template.connect_params, **_CONNECTION, "options": options}
+        super().__init__(template.database, prepared_statements=prepared_statements, **parameters)
         self._url = url
         self._clock = clock
         self._failure_lock = threading.Lock()
@@ -139,10 +147,16 @@ class Replicas:
     Parameters:
       urls: URLs of the replicas; without any, everything is read from the primary.
       clock: Monotonic clock.
+      prepared_statements: As in `connect_to`.
     """
 
-    def __init__(self, urls: Sequence[str] = (), clock: Callable[[], float] = time.monotonic) -> None:
-        self._all = [Replica(url, clock) for url in urls]
+    def __init__(
+        self,
+        urls: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+        prepared_statements: PreparedStatements = "auto",
+    ) -> None:
+        self._all = [Replica(url, clock, prepared_statements) for url in urls]
         self._turn = itertools.count()
         self._clock = clock
 

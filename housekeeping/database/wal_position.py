@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import psycopg2
 from peewee import PeeweeException
@@ -16,6 +16,7 @@ from peewee import PeeweeException
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.connection import Database, connect_to, database
+from housekeeping.database.pooler import PreparedStatements
 
 logger = named_logger(__name__)
 
@@ -72,10 +73,17 @@ class WalPositionReader:
     Parameters:
       url: URL of the primary; None without a database, and then there are no positions.
       clock: Monotonic clock.
+      prepared_statements: As in `connect_to`.
     """
 
-    def __init__(self, url: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        url: str | None,
+        clock: Callable[[], float] = time.monotonic,
+        prepared_statements: PreparedStatements = "auto",
+    ) -> None:
         self._url = url
+        self._prepared_statements = prepared_statements
         self._clock = clock
         self._lock = threading.Lock()
         self._connected: tuple[int, Database] | None = None
@@ -113,7 +121,8 @@ class WalPositionReader:
         # A connection inherited by a fork belongs to the parent.
         if self._connected is None or self._connected[0] != os.getpid():
             template = connect_to(url)
-            parameters = dict(template.connect_params) | _TIMEOUTS
+            parameters: dict[str, Any] = dict(template.connect_params) | _TIMEOUTS
+            parameters["prepared_statements"] = self._prepared_statements
             parameters["options"] = f"{parameters['options']} {_STATEMENT_TIMEOUT}"
             self._connected = os.getpid(), Database(template.database, thread_safe=False, **parameters)
         return self._connected[1]

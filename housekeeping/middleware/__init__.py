@@ -95,7 +95,12 @@ def standard_middleware(client: redis.Redis, settings: Settings, given: Sequence
         idempotency,
         # Before deduplication: the claim of a key contains the message's position, and if the message is dropped, the
         # position is kept for the holder.
-        DataConsistency(client, namespace, WalPositionReader(settings.database_url), Replicas(settings.replica_urls)),
+        DataConsistency(
+            client,
+            namespace,
+            WalPositionReader(settings.database_url, prepared_statements=settings.prepared_statements),
+            Replicas(settings.replica_urls, prepared_statements=settings.prepared_statements),
+        ),
         deduplication,
         leases,
         # After DataConsistency, so that a message that waits for a replica has no key or lease meanwhile.

@@ -15,6 +15,7 @@ from housekeeping.core.telemetry import error_reporting
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.conftest import Urls
 from tests.integration.statements import watch_statements
 
 #: Adds this many statuses whose time is `due`, an SQL expression that may use n, from 1 on.
@@ -43,11 +44,10 @@ def add_statuses(statuses: type[UserStatus], admin: Connection) -> AddStatuses:
 
 
 @pytest.fixture
-def locked(settings: Settings, postgres: Database) -> Locked:
+def locked(urls: Urls, settings: Settings, postgres: Database) -> Locked:
     @contextmanager
     def hold(query: str) -> Iterator[None]:
-        assert settings.database_url is not None
-        holder = psycopg2.connect(settings.database_url)
+        holder = psycopg2.connect(urls.database, options=f"-csearch_path={settings.namespace}")
         try:
             with holder.cursor() as cursor:
                 cursor.execute(query)

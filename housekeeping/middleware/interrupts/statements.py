@@ -14,10 +14,12 @@ from housekeeping.database.connection import database
 
 logger = named_logger(__name__)
 
-#: Cancels only a running statement, and never a COMMIT: canceling its wait for a standby does not roll back.
+#: Cancels only a running statement, and never a COMMIT: canceling its wait for a standby does not roll back. Through a
+#: pooler, only the transaction's name shows which server process executes it.
 _CANCEL: Final = """
 SELECT pg_cancel_backend(pid) FROM pg_stat_activity
-WHERE pid = %s AND usename = current_user AND state = 'active' AND query !~* '^\\s*(commit|end)'
+WHERE CASE WHEN %(name)s = '' THEN pid = %(pid)s ELSE application_name = %(name)s END
+    AND usename = current_user AND state = 'active' AND query !~* '^\\s*(commit|end)'
 """
 
 
@@ -54,7 +56,7 @@ def _cancel(connection: Any) -> bool:
     asking = psycopg2.connect(**given)
     try:
         with asking.cursor() as cursor:
-            cursor.execute(_CANCEL, [connection.info.backend_pid])
+            cursor.execute(_CANCEL, {"pid": connection.info.backend_pid, "name": connection.transaction_name})
             found = cursor.fetchone()
         asking.commit()
     finally:

@@ -166,7 +166,7 @@ def use_database(settings: Settings) -> None:
     Raises:
       SettingsError: When its URL is missing or invalid.
     """
-    database.initialize(connect_to(settings.require_database_url()))
+    database.initialize(connect_to(settings.require_database_url(), settings.prepared_statements))
     use_schema(settings.schema_name)
 
 
