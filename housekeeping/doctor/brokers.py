@@ -57,5 +57,5 @@ def _processes(settings: Settings, sweeps: dict[str, Sweep], lengths: dict[str, 
     for alert in alerts:
         yield Finding("warning", "processes", "scheduler" if alert.name == NO_SCHEDULER else "worker", str(alert))
     if not alerts and processes.known:
-        alive = [f"{each.said.kind} {each.name}" for each in processes.listed if each.alive]
+        alive = [f"{each.heartbeat.kind} {each.name}" for each in processes.listed if each.alive]
         yield Finding("fine", "processes", "heartbeats", ", ".join(alive) or "no queue needs a worker")

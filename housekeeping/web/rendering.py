@@ -82,9 +82,8 @@ def runs_chart(runs: Sequence[Ended], *, linked: bool = False) -> Markup:
         height = max(_MINIMUM, round(_HEIGHT * _seconds(run) / longest))
         left = place * _BAR
         mark = _mark(left) if _is_bad(run) else ""
-        title = (
-            f"{run.started_at:%Y-%m-%d %H:%M} {run.outcome} {run.reason or ''}: {_seconds(run):.1f} s, {run.settled:,}"
-        )
+        began = f"{run.started_at:%Y-%m-%d %H:%M}"
+        title = f"{began} {run.outcome} {run.reason or ''}: {_seconds(run):.1f} s, {run.processed:,}"
         bar = (
             f'<g class="bar {escape(run.outcome)}"><title>{escape(printable(title))}</title>'
             f'<rect x="{left}" y="{_HEIGHT - height}" width="{_BAR - 1}" height="{height}"/>{mark}</g>'

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 #: The outbox delivers to handlers, and the command line's process has imported none.
 @pytest.mark.parametrize("name", [name for name in WORKERS if name != "housekeeping.outbox"])
-def test_dry_run_writes_nothing_and_counts_what_the_run_changes(installation: Installation, name: str) -> None:
+def test_dry_run_writes_nothing_and_counts_the_runs_changes(installation: Installation, name: str) -> None:
     # Some rows end differently: a damaged build fails, which only the attempt shows.
     progress_counts = configured_sweeps(Settings())[name].progress_counts
     call = [name, *filter(None, [WORKERS[name]])]

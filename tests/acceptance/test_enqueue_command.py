@@ -33,7 +33,7 @@ def test_second_message_for_the_same_work_is_dropped_and_names_the_first(command
 
 
 @pytest.mark.slow
-def test_worker_process_does_what_was_enqueued(
+def test_worker_process_runs_enqueued_messages(
     command: Command, made: None, environment: dict[str, str], tmp_path: Path
 ) -> None:
     sent = json.loads(command("enqueue", WORKER, "--json").stdout)

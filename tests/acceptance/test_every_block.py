@@ -157,7 +157,7 @@ def _form(line: str) -> str:
 
 
 @pytest.mark.parametrize("page", _cases())
-def test_every_block_of_a_page_does_what_the_page_says(installation: Installation, tmp_path: Path, page: Path) -> None:
+def test_every_block_of_a_page_has_the_described_effect(installation: Installation, tmp_path: Path, page: Path) -> None:
     reader = _Reader(installation, tmp_path / "reader")
     admin = installation.admin
     with admin.cursor() as cursor:

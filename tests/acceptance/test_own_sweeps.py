@@ -102,7 +102,7 @@ def test_init_creates_the_tables_of_an_applications_sweeps(
 
 
 @pytest.mark.slow
-def test_worker_runs_what_an_application_sends(
+def test_worker_runs_messages_of_an_application(
     environment: dict[str, str], postgres: Database, shop: Path, tmp_path: Path
 ) -> None:
     postgres.execute_sql("CREATE TABLE user_session (token text PRIMARY KEY, expires_at timestamptz)")

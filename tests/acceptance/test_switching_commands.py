@@ -108,7 +108,7 @@ def test_why_distinguishes_sent_from_unsent_ticks(
     asked = ("why", WORKER, tick.isoformat())
 
     not_sent = command(*asked).stdout
-    TickStore(redis_client, settings.namespace).settle(WORKER, tick, "t", "sent", last_missed=tick, noting=False)
+    TickStore(redis_client, settings.namespace).record(WORKER, tick, "t", "sent", last_missed=tick, noting=False)
     sent = command(*asked).stdout
     nobody_knows = command(*asked, REDIS_URL="redis://localhost:1/0").stdout
 

@@ -21,7 +21,7 @@ class Figures:
     Attributes:
       faults: By kind.
       takeovers: Seconds from SIGKILL to the first commit of the successor, by settings.
-      settled: Records that were to be settled.
+      processed: Records that were to be processed.
       lost, doubled: Of these, those that were not, and those that were more than once or counted wrongly.
       commits: Transactions that changed anything.
       seeds: Of the random tests.
@@ -29,7 +29,7 @@ class Figures:
 
     faults: Counter[str] = field(default_factory=Counter)
     takeovers: dict[str, list[float]] = field(default_factory=dict)
-    settled: int = 0
+    processed: int = 0
     lost: int = 0
     doubled: int = 0
     commits: int = 0
@@ -40,7 +40,7 @@ class Figures:
         self.faults.update(others.faults)
         for settings, seconds in others.takeovers.items():
             self.takeovers.setdefault(settings, []).extend(seconds)
-        self.settled += others.settled
+        self.processed += others.processed
         self.lost += others.lost
         self.doubled += others.doubled
         self.commits += others.commits
@@ -58,7 +58,7 @@ class Figures:
         for settings, seconds in sorted(self.takeovers.items()):
             middle, late = percentile(seconds, 50), percentile(seconds, 99)
             yield f"takeovers, {settings}", f"{len(seconds)}; p50 {middle:.1f} s, p99 {late:.1f} s"
-        yield "records to settle", f"{self.settled:,}"
+        yield "records to process", f"{self.processed:,}"
         yield "transactions looked at", f"{self.commits:,}"
         yield "lost", str(self.lost)
         yield "doubled", str(self.doubled)

@@ -137,7 +137,7 @@ class Recorder:
 def _doubled(effects: Sequence[Effect]) -> Iterator[str]:
     """Yield records that were processed more than once."""
     times = Counter((effect.table, effect.record) for effect in effects)
-    return (f"{table} {record} was settled {number} times" for (table, record), number in times.items() if number > 1)
+    return (f"{table} {record} was processed {number} times" for (table, record), number in times.items() if number > 1)
 
 
 def _uncounted(effects: Sequence[Effect], batches: Sequence[Batch]) -> Iterator[str]:

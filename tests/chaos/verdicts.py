@@ -50,12 +50,12 @@ def drain(
       ticking: Whether messages are sent meanwhile; without, those that are there must do the work.
     """
     deadline, next_tick = time.monotonic() + patience_s, time.monotonic() + _BETWEEN_TICKS_S
-    while (waiting := trial.waiting) or unsettled(trial, expected):
+    while (waiting := trial.waiting) or unprocessed(trial, expected):
         if time.monotonic() > deadline:
             complaints = "\n".join(line for process in processes for line in [*_complaints(process), *_stacks(process)])
             there = "\n".join(trial.whereabouts())
             raise AssertionError(
-                f"{waiting} wait, not settled: {unsettled(trial, expected)}; where:\n{there}\nthe logs:\n{complaints}"
+                f"{waiting} wait, unprocessed: {unprocessed(trial, expected)}; where:\n{there}\nthe logs:\n{complaints}"
             )
         if ticking and time.monotonic() > next_tick and not waiting:
             trial.tick()
@@ -80,7 +80,7 @@ def _stacks(process: Process) -> list[str]:
     return process.text()[before:].splitlines()
 
 
-def unsettled(trial: Trial, expected: Undisturbed | None) -> list[str]:
+def unprocessed(trial: Trial, expected: Undisturbed | None) -> list[str]:
     """Return the rounds that differ from an undisturbed run; empty if nothing is expected."""
     if expected is None:
         return []
@@ -102,7 +102,7 @@ def verdict(trial: Trial, undisturbed: Undisturbed, figures: Figures) -> list[st
     doubled = trial.recorder.complaints()
     figures.lost += len(lost)
     figures.doubled += len(doubled)
-    figures.settled += STALE * sum(map(len, trial.rounds.values()))
+    figures.processed += STALE * sum(map(len, trial.rounds.values()))
     figures.commits += trial.recorder.commits()
     return lost + doubled
 

@@ -76,7 +76,7 @@ def kept(broker: Broker, kind: type[Middleware]) -> Any:
     return middleware
 
 
-def test_ours_stand_in_the_place_of_dramatiqs_each_kind_once(broker: RedisBroker, plain: Settings) -> None:
+def test_library_middleware_replaces_dramatiqs_of_each_kind_once(broker: RedisBroker, plain: Settings) -> None:
     housekeeping.install(broker, plain, workers=False)
 
     assert order(broker) == [
@@ -116,7 +116,7 @@ def test_an_applications_own_keep_their_side(broker: RedisBroker, plain: Setting
     assert "PeriodiqMiddleware" not in names
 
 
-def test_what_an_application_set_wins_over_our_defaults(plain: Settings, redis_client: redis.Redis) -> None:
+def test_settings_of_an_application_win_over_our_defaults(plain: Settings, redis_client: redis.Redis) -> None:
     def never(retries: int, error: BaseException) -> bool:
         return False
 

@@ -8,7 +8,7 @@ from tests.simulator.stage import Stage
 from tests.simulator.workload import LEASES
 
 
-def nobody_runs_without_its_lease(stage: Stage) -> Iterator[str]:
+def no_run_lacks_its_lease(stage: Stage) -> Iterator[str]:
     """L5: a run starts only after Redis stored its message's token in the key, once per run.
 
     A sweep's run tells its token by its epoch. It may be gone from the key by then: where Redis lost the mark of being
@@ -55,4 +55,4 @@ def _message_of(token: bytes) -> str:
     return token.decode().rpartition(" ")[2]
 
 
-LEASE_KEYS = (nobody_runs_without_its_lease, each_acquisition_has_a_higher_epoch)
+LEASE_KEYS = (no_run_lacks_its_lease, each_acquisition_has_a_higher_epoch)

@@ -20,7 +20,7 @@ def epochs_never_go_down(stage: Stage) -> Iterator[str]:
         highest[worker] = max(epoch, highest.get(worker, 0))
 
 
-def rows_are_settled_once_and_counted(stage: Stage) -> Iterator[str]:
+def rows_are_processed_once_and_counted(stage: Stage) -> Iterator[str]:
     """F3, F4: each row changes at most once, and the ledger's totals equal the changed rows."""
     for table in SWEEPS:
         rows = stage.postgres.committed.get(table, {})
@@ -33,7 +33,7 @@ def rows_are_settled_once_and_counted(stage: Stage) -> Iterator[str]:
             yield f"{changed} rows of {table} changed, the ledger counts {counted}"
 
 
-def what_was_settled_is_gone_outside(stage: Stage) -> Iterator[str]:
+def processed_rows_have_no_object_left(stage: Stage) -> Iterator[str]:
     """F9: no row is processed before its object is deleted."""
     for table in SWEEPS:
         for key, row in stage.postgres.committed.get(table, {}).items():
@@ -50,7 +50,7 @@ def nothing_is_left_at_the_end(stage: Stage) -> Iterator[str]:
         yield f"rows {left} of swept were never settled"
 
 
-def a_run_that_ends_well_has_passed_over_nothing(stage: Stage) -> Iterator[str]:
+def a_done_run_has_skipped_no_row(stage: Stage) -> Iterator[str]:
     """F3: a completed run has processed everything stale when its pass started at the front.
 
     A run that begins at a place is of the walk that got there, and of the latest one if several did. That need not be
@@ -124,10 +124,10 @@ def a_dead_run_is_taken_over_in_time(stage: Stage) -> Iterator[str]:
 
 LEDGER = (
     epochs_never_go_down,
-    rows_are_settled_once_and_counted,
-    what_was_settled_is_gone_outside,
+    rows_are_processed_once_and_counted,
+    processed_rows_have_no_object_left,
     nothing_is_left_at_the_end,
-    a_run_that_ends_well_has_passed_over_nothing,
+    a_done_run_has_skipped_no_row,
     a_completed_sweep_does_not_run_again,
     a_dead_run_is_taken_over_in_time,
 )

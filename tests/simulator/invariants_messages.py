@@ -12,7 +12,7 @@ from tests.simulator.workload import ACTORS, KEY_TTL, SCHEDULED
 _UNTIL_EXECUTED = tuple(name for name, options in ACTORS.items() if options.get("deduplicate") == "until_executed")
 
 
-def nobody_takes_what_another_holds(stage: Stage) -> Iterator[str]:
+def no_token_replaces_another_holders(stage: Stage) -> Iterator[str]:
     """D5, L1: only the holder or the ttl frees keys, leases and marks."""
     for when, where, _, key, before, after, holder in stage.of("taken from another"):
         yield f"{where} changed {key} at {when}, which {holder} held: {before!r} became {after!r}"
@@ -130,7 +130,7 @@ def _signs(lives: dict[tuple[str, str], dict[str, _Life]], event: Event) -> None
                 life.runs_in, life.sign_at = None, max(life.sign_at, when - KEY_TTL.total_seconds() / 3)
 
 
-def a_dropped_duplicate_is_served(stage: Stage) -> Iterator[str]:
+def a_dropped_duplicates_work_is_done(stage: Stage) -> Iterator[str]:
     """D8, F6: with reschedule_once and until_executing, some run starts reading after each duplicate."""
     asked: dict[str, float] = {}
     for when, where, what, actor, *details in stage.events("sends", "sent"):
@@ -248,9 +248,9 @@ def queues_are_bounded(stage: Stage) -> Iterator[str]:
 
 
 MESSAGES = (
-    nobody_takes_what_another_holds,
+    no_token_replaces_another_holders,
     at_most_one_message_of_a_key_is_live,
-    a_dropped_duplicate_is_served,
+    a_dropped_duplicates_work_is_done,
     a_completed_message_does_not_run_again,
     a_message_runs_once_at_a_time,
     no_message_is_lost,

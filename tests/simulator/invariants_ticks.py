@@ -44,7 +44,7 @@ def a_tick_is_sent_once(stage: Stage) -> Iterator[str]:
             sent.add(message_id)
 
 
-def each_tick_is_accounted_for(stage: Stage) -> Iterator[str]:
+def each_tick_has_an_outcome(stage: Stage) -> Iterator[str]:
     """S5: each tick between the first scheduler's start and end has a row or is counted as missed."""
     if stage.redis.emptied_at or stage.clock_stepped("scheduler"):
         return
@@ -62,4 +62,4 @@ def each_tick_is_accounted_for(stage: Stage) -> Iterator[str]:
                 yield f"tick {tick} of {actor} has no outcome"
 
 
-TICKS = (a_tick_fires_once, a_tick_is_sent_once, each_tick_is_accounted_for)
+TICKS = (a_tick_fires_once, a_tick_is_sent_once, each_tick_has_an_outcome)

@@ -52,7 +52,7 @@ def test_a_key_that_is_not_there_has_no_ttl(client: Any, key: str) -> None:
     assert not client.pexpire(key, 1000)
 
 
-def test_keys_are_found_by_what_they_begin_with_and_by_any_pattern(client: Any, key: str) -> None:
+def test_keys_are_found_by_prefix_and_by_pattern(client: Any, key: str) -> None:
     client.set(f"{key}.one", "1")
     client.set(f"{key}.[two]", "2")
 
@@ -95,7 +95,7 @@ def test_a_list_is_first_in_first_out(client: Any, key: str) -> None:
     assert client.llen(key) == 2
 
 
-def test_a_sorted_set_is_asked_by_score_and_rank(client: Any, key: str) -> None:
+def test_sorted_set_is_read_by_score_and_rank(client: Any, key: str) -> None:
     client.zadd(key, {"b": 2, "a": 1, "c": 3, "aa": 1})
 
     assert client.zrangebyscore(key, "(1", 3) == [b"b", b"c"]
@@ -119,7 +119,7 @@ def test_the_wrong_kind_of_value_is_refused(client: Any, key: str) -> None:
         client.hget(key, "a")
 
 
-def test_scripts_see_and_return_what_redis_has_them_see_and_return(client: Any, key: str) -> None:
+def test_scripts_get_and_return_the_same_values_as_in_redis(client: Any, key: str) -> None:
     script = client.register_script("""
         redis.call("hset", KEYS[1], "n", ARGV[1] + 1)
         local there = redis.call("hget", KEYS[1], "n")

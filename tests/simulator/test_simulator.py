@@ -34,10 +34,12 @@ def test_schedules_pass_every_invariant() -> None:
 
 @pytest.mark.slow
 def test_broken_twin_is_caught_and_harmless_one_is_reported() -> None:
-    ended = _simulate("--twins", "--only", "key_never_freed,missed_ticks_not_recorded", "--schedules", "3")
+    ended = _simulate("--twins", "--only", "key_never_released,missed_ticks_not_recorded", "--schedules", "3")
 
     assert ended.returncode == 1, ended.stdout + ended.stderr
-    assert "caught within     1 schedules: key_never_freed (a_key_is_free_when_its_message_has_ended)" in ended.stdout
+    assert (
+        "caught within     1 schedules: key_never_released (a_key_is_free_when_its_message_has_ended)" in ended.stdout
+    )
     assert "NOT CAUGHT within 3 schedules: missed_ticks_not_recorded" in ended.stdout
 
 

@@ -51,22 +51,22 @@ def epoch_stays_the_same() -> None:
     module.next_epoch = first
 
 
-def lease_given_to_anybody() -> None:
+def held_lease_granted() -> None:
     """Grant a lease that another run holds."""
     _without(store, "_OBTAIN", ("if holder and holder ~= ARGV[1] then return holder end", ""))
 
 
-def lease_freed_by_anybody() -> None:
+def lease_released_without_its_token() -> None:
     """Release a lease without its holder's token."""
     _without(store, "_RELEASE", ('if redis.call("get", KEYS[1]) ~= ARGV[1] then return 0 end', ""))
 
 
-def lease_renewed_by_anybody() -> None:
+def lease_renewed_without_its_token() -> None:
     """Renew a lease without its holder's token."""
     _without(store, "_RENEW", ('if redis.call("get", KEYS[1]) ~= ARGV[1] then return 0 end', ""))
 
 
-def redis_away_means_free() -> None:
+def unavailable_redis_grants_leases() -> None:
     """Treat a lease as acquired if Redis does not answer."""
     ask: Any = Admission._ask
 
@@ -82,12 +82,12 @@ def redis_away_means_free() -> None:
     Admission._ask = hopeful  # type: ignore[method-assign]
 
 
-def living_holder_taken_for_dead() -> None:
+def living_holder_considered_dead() -> None:
     """Take over the lease of a living run."""
     runs.holder_is_gone = lambda worker, key, token: True
 
 
-def key_stays_with_what_did_not_start() -> None:
+def key_kept_by_a_message_that_did_not_start() -> None:
     """Release a key only if its run had started."""
     end: Any = Deduplication.end
 
@@ -103,7 +103,7 @@ def duplicates_enqueued() -> None:
     _without(scripts, "CLAIM", ("if holder and holder ~= message_id then", "if false then"))
 
 
-def key_freed_by_anybody() -> None:
+def key_released_by_another_message() -> None:
     """Release the key of another message at the end."""
     _without(
         scripts,
@@ -113,7 +113,7 @@ def key_freed_by_anybody() -> None:
     )
 
 
-def key_never_freed() -> None:
+def key_never_released() -> None:
     """Never release a key before its ttl ends."""
     scripts.RELEASE = "return 0"  # type: ignore[misc]
 
@@ -123,7 +123,7 @@ def key_not_renewed() -> None:
     _without(scripts, "RENEW", ('return redis.call("pexpire", KEYS[1], ARGV[2])', "return 1"))
 
 
-def key_not_held_on_by_a_retry() -> None:
+def key_released_while_a_retry_waits() -> None:
     """Release the key of a message that waits for its retry."""
     _without(scripts, "RETAIN", ('redis.call("hset", KEYS[1], "id", message_id, "state", state)', ""))
 
@@ -138,7 +138,7 @@ def superseded_retry_forgotten() -> None:
     _without(scripts, "CLAIM", ("mark_superseded(holder, message_id)", ""))
 
 
-def whatever_waits_superseded() -> None:
+def any_holder_superseded() -> None:
     """Supersede waiting and running messages."""
     _without(
         scripts,
@@ -151,12 +151,12 @@ def whatever_waits_superseded() -> None:
     )
 
 
-def again_mark_not_made() -> None:
+def rerun_not_requested() -> None:
     """Ignore a duplicate during a run."""
     _without(scripts, "CLAIM", ('redis.call("hset", KEYS[1], "again", "1")', ""))
 
 
-def again_mark_forgotten_at_the_end() -> None:
+def requested_rerun_skipped() -> None:
     """Skip the requested further run."""
     _without(scripts, "RELEASE", ('not free_anyway and redis.call("hget", KEYS[1], "again")', "false"))
 
@@ -230,17 +230,17 @@ def retry_lost_while_redis_is_away() -> None:
     reliable_enqueue.retry_until_available = once
 
 
-def dead_workers_messages_stay() -> None:
+def dead_workers_messages_never_requeued() -> None:
     """Never requeue the messages of dead workers."""
     RedisBroker._should_do_maintenance = lambda self, command: 0  # type: ignore[method-assign]
 
 
-def strays_are_forgotten() -> None:
+def lost_deliveries_never_requeued() -> None:
     """Leave a lost delivery with its process."""
     ReliableRedisBroker.consume = RedisBroker.consume  # type: ignore[method-assign]
 
 
-def strays_are_looked_for_when_connecting_only() -> None:
+def lost_deliveries_requeued_only_on_connect() -> None:
     """Look for lost deliveries only when connecting."""
     redis_broker._time_of_next_check = lambda: math.inf
 

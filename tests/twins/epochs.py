@@ -108,7 +108,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "L3",
         "first_fence_trusts_redis_alone",
-        _FENCES + "test_first_fence_after_another_one_raises_whatever_redis_says",
+        _FENCES + "test_first_fence_after_another_one_raises_even_if_redis_agrees",
         in_text(fencing, "_UNLESS_ISSUED", "DO NOTHING", "DO UPDATE SET holder = EXCLUDED.holder"),
     ),
     Twin(

@@ -73,7 +73,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "R2",
         "accumulates_retries",
-        f"{_RETRIES}test_failing_schedule_goes_on_with_one_waiting_retry",
+        f"{_RETRIES}test_failing_schedule_continues_with_one_waiting_retry",
         instead(retries.Retries, "_another_waits", lambda self, mark, message_id, delay: False),
     ),
     Twin(

@@ -147,7 +147,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "F9",
         "treats_failed_deletions_as_done",
-        f"{_STORE}::test_unconfirmed_deletions_are_settled_by_the_next_run",
+        f"{_STORE}::test_unconfirmed_deletions_are_finished_by_the_next_run",
         _treats_failed_deletions_as_done,
     ),
     Twin(

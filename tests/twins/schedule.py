@@ -27,7 +27,7 @@ def _runs_without_a_claim(patch: pytest.MonkeyPatch) -> None:
 
 
 def _remembers_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TickStore, "state_of", lambda *args: TickState(settled=False, being_sent=False, actor_known=True))
+    patch.setattr(TickStore, "state_of", lambda *args: TickState(recorded=False, being_sent=False, actor_known=True))
     _sends_without_a_claim(patch)
     _runs_without_a_claim(patch)
 
@@ -72,21 +72,21 @@ def _always(catch_up: str) -> Any:
 def _marks_as_sent_before_sending(patch: pytest.MonkeyPatch) -> None:
     claim = TickStore.claim
 
-    def claim_and_settle(self: TickStore, actor: str, tick: datetime, token: str, previous: datetime) -> bool:
+    def claim_and_record(self: TickStore, actor: str, tick: datetime, token: str, previous: datetime) -> bool:
         free = claim(self, actor, tick, token, previous)
-        self.settle(actor, tick, token, "sent", last_missed=previous, noting=False)
+        self.record(actor, tick, token, "sent", last_missed=previous, noting=False)
         return free
 
-    patch.setattr(TickStore, "claim", claim_and_settle)
+    patch.setattr(TickStore, "claim", claim_and_record)
 
 
 def _notes_nothing(patch: pytest.MonkeyPatch) -> None:
-    settle = TickStore.settle
+    record = TickStore.record
 
-    def settle_only(self: TickStore, *args: Any, **kwargs: Any) -> tuple[bool, bool]:
-        return settle(self, *args, **{**kwargs, "noting": False})
+    def record_only(self: TickStore, *args: Any, **kwargs: Any) -> tuple[bool, bool]:
+        return record(self, *args, **{**kwargs, "noting": False})
 
-    patch.setattr(TickStore, "settle", settle_only)
+    patch.setattr(TickStore, "record", record_only)
 
 
 def _ignores_the_ledger(patch: pytest.MonkeyPatch) -> None:
@@ -98,12 +98,12 @@ def _never_corrects_missed_ticks(patch: pytest.MonkeyPatch) -> None:
 
 
 def _runs_a_missed_tick(patch: pytest.MonkeyPatch) -> None:
-    settle = TickStore.settle
+    record = TickStore.record
 
-    def settle_and_run(self: TickStore, *args: Any, **kwargs: Any) -> tuple[bool, bool]:
-        return True, settle(self, *args, **kwargs)[1]
+    def record_and_run(self: TickStore, *args: Any, **kwargs: Any) -> tuple[bool, bool]:
+        return True, record(self, *args, **kwargs)[1]
 
-    patch.setattr(TickStore, "settle", settle_and_run)
+    patch.setattr(TickStore, "record", record_and_run)
 
 
 def _stores_no_outcome_in_redis(patch: pytest.MonkeyPatch) -> None:

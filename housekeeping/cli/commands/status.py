@@ -208,13 +208,13 @@ def _processes_table(processes: Processes, now: datetime) -> Table:
     for each in processes.listed:
         rows.add_row(
             each.name,
-            each.said.kind,
+            each.heartbeat.kind,
             each.state,
-            f"{each.said.busy}/{each.said.threads}" if each.said.threads else "-",
-            each.said.version,
+            f"{each.heartbeat.busy}/{each.heartbeat.threads}" if each.heartbeat.threads else "-",
+            each.heartbeat.version,
             _ago(each.started_at, now),
             _ago(each.heartbeat_at, now),
-            ", ".join(each.said.queues) or "-",
+            ", ".join(each.heartbeat.queues) or "-",
         )
     return rows
 

@@ -102,7 +102,7 @@ def _was_sent(settings: Settings, name: str, now: datetime) -> WasSent:
                 state = TickStore(redis_client(settings.redis_url), settings.namespace).state_of(name, tick)
         except RedisUnavailable:
             return None
-        return state.settled or state.being_sent
+        return state.recorded or state.being_sent
 
     return was_sent
 

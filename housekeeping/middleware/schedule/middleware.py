@@ -39,7 +39,7 @@ from housekeeping.middleware.telemetry.heartbeats import SchedulerHeartbeats
 logger = named_logger(__name__)
 
 _MINUTE: Final = timedelta(minutes=1)
-_SETTLED: Final = "tick_already_sent"  # the skip reason of a message whose tick has its outcome
+_ALREADY_SENT: Final = "tick_already_sent"  # the skip reason of a message whose tick has its outcome
 
 
 class Schedule(Middleware):
@@ -51,9 +51,9 @@ class Schedule(Middleware):
         def sweep() -> None: ...
 
     The command ``periodiq module`` sends the messages; any number of these schedulers may run. A scheduler claims a
-    tick in Redis for some seconds, enqueues its message, and then settles the tick. If it dies in between, the next
-    wake-up sends the tick. If the message was enqueued twice, one copy runs. Ticks are missed while no scheduler runs
-    or Redis is down. The latest missed tick is then sent. The others are recorded as missed.
+    tick in Redis for some seconds, enqueues its message, and then records the tick as sent. If it dies in between, the
+    next wake-up sends the tick. If the message was enqueued twice, one copy runs. Ticks are missed while no scheduler
+    runs or Redis is down. The latest missed tick is then sent. The others are recorded as missed.
 
     Parameters:
       client: Client of the Redis in which ticks are claimed.
@@ -111,7 +111,7 @@ class Schedule(Middleware):
             return
         how: Literal["begun", "retried"] = "retried" if "retries" in message.options else "begun"
         with fail_message_on_error():
-            ours, _ = self._store.settle(
+            ours, _ = self._store.record(
                 message.actor_name,
                 tick,
                 token,
@@ -120,7 +120,7 @@ class Schedule(Middleware):
                 noting=self._recorder.has_ledger,
             )
         if not ours:
-            raise Skip(_SETTLED)
+            raise Skip(_ALREADY_SENT)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
@@ -175,7 +175,7 @@ class Schedule(Middleware):
         state = self._store.state_of(actor.actor_name, tick)
         if state.actor_known:
             self._began_after[actor.actor_name] = _last_before(cron, now)
-        if state.settled or state.being_sent:
+        if state.recorded or state.being_sent:
             return False
         known = state.actor_known
         if not known:
@@ -196,7 +196,7 @@ class Schedule(Middleware):
             return True
         if known:
             # Settled, so that its message does not run if it is in the queue after all.
-            self._settle(actor.actor_name, tick, uuid4().hex, "missed")
+            self._record_tick(actor.actor_name, tick, uuid4().hex, "missed")
         else:
             # A new actor's memory begins with this tick.
             self._store.remember(actor.actor_name, tick)
@@ -222,7 +222,7 @@ class Schedule(Middleware):
         with fail_message_on_error():
             free = self._store.claim(actor.actor_name, tick, token, cron.latest(tick - _MINUTE))
         if not free:
-            raise SkipEnqueue(_SETTLED)
+            raise SkipEnqueue(_ALREADY_SENT)
         # Without `scheduled_at`: periodiq's own middleware would drop late messages and retries because of it.
         options = {name: value for name, value in message.options.items() if name != "scheduled_at"}
         name = f"{self._namespace}:ticks:{actor.actor_name}:{int(tick.timestamp())}"
@@ -237,7 +237,7 @@ class Schedule(Middleware):
 
         If the record cannot be written, the tick is sent again.
         """
-        self._settle_sent(claimed, claimed.options["claim"])
+        self._record_sent(claimed, claimed.options["claim"])
         metrics.TICKS_SENT.add(claimed.actor_name)
         metrics.LAST_TICK.set(time.time(), claimed.actor_name)
 
@@ -245,28 +245,28 @@ class Schedule(Middleware):
         """Record that the message of a claimed tick was dropped before it was enqueued. Never raises."""
         if skip.duplicate_of == claimed.message_id:
             # It is in the queue already, from a claim that was not confirmed.
-            self._settle_sent(claimed, ANY_TOKEN)
+            self._record_sent(claimed, ANY_TOKEN)
         else:
-            self._settle_sent(claimed, claimed.options["claim"], skip.reason)
+            self._record_sent(claimed, claimed.options["claim"], skip.reason)
 
     def tick_skipped(self, message: Message[Any] | MessageProxy, reason: str) -> None:
         """Record the outcome ``skipped`` for a tick whose message was dropped, such as a duplicate."""
         tick = tick_of(message)
-        if tick is not None and reason not in (_SETTLED, RETRY_WAITS) and not is_completed(message.message_id):
+        if tick is not None and reason not in (_ALREADY_SENT, RETRY_WAITS) and not is_completed(message.message_id):
             self._recorder.record(message.actor_name, "skipped", reason, tick, message.message_id)
 
-    def _settle_sent(self, claimed: Message[Any], token: str, skipped: str | None = None) -> None:
+    def _record_sent(self, claimed: Message[Any], token: str, skipped: str | None = None) -> None:
         tick = tick_of(claimed)
         assert tick is not None
         row = None if skipped is None else outcome_row("skipped", skipped, claimed.message_id)
         try:
             with fail_message_on_error():
-                if self._settle(claimed.actor_name, tick, token, "sent", row) and skipped is not None:
+                if self._record_tick(claimed.actor_name, tick, token, "sent", row) and skipped is not None:
                     log_tick(claimed.actor_name, "skipped", skipped, tick)
         except Exception as error:
             logger.error("Tick may be sent twice and runs once", worker=claimed.actor_name, error=error_line(error))
 
-    def _settle(
+    def _record_tick(
         self,
         actor: str,
         tick: datetime,
@@ -275,7 +275,7 @@ class Schedule(Middleware):
         row: dict[str, Any] | None = None,
     ) -> bool:
         last_missed = tick if how == "missed" else self._schedules[actor].latest(tick - _MINUTE)
-        ours, noted = self._store.settle(
+        ours, noted = self._store.record(
             actor, tick, token, how, last_missed=last_missed, noting=self._recorder.has_ledger, row=row
         )
         if noted:

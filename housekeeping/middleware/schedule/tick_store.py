@@ -1,4 +1,4 @@
-"""Ticks in Redis. A settled tick was missed, or belongs to the one message that may run."""
+"""Ticks in Redis. A recorded tick was missed, or belongs to the one message that may run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _FORGOTTEN_AFTER: Final = timedelta(days=400)
 #: A claim expires when its message was neither confirmed nor started. Longer than an enqueue takes, shorter than a
 #: minute, so that the next wake-up sends what a killed scheduler left.
 CLAIMED_FOR: Final = timedelta(seconds=10)
-#: The token that settles a tick for whichever of its messages is in the queue.
+#: The token that records a tick as sent by any of its messages.
 ANY_TOKEN: Final = "*"
 _MAX_NOTES: Final = 10_000  # kept for the ledger while the database does not answer; at most one per tick
 
-#: A settled tick is a member "tick:token:before" of a sorted set, with the tick as its score. `before` is the settled
+#: A recorded tick is a member "tick:token:before" of a sorted set, with the tick as its score. `before` is the recorded
 #: tick before it at that time, or empty. Ticks between the two were counted as missed. Older releases wrote
 #: "tick:token".
 _PARTS: Final = """
@@ -35,7 +35,7 @@ local function parts(member)
 end
 """
 
-#: Claim a tick. KEYS: the actor's settled ticks, its claim. Returns whether the caller may send the tick. Repeating it
+#: Claim a tick. KEYS: the actor's recorded ticks, its claim. Returns whether the caller may send the tick. Repeating it
 #: with the same token changes nothing.
 _CLAIM: Final = """
 local tick, token = ARGV[1], ARGV[2]
@@ -61,11 +61,11 @@ redis.call("set", KEYS[2], claim, "px", claim_ttl)
 return 1
 """
 
-#: Settle a tick. KEYS: the actor's settled ticks, its claim, the notes. Returns whether the tick is this token's, and
+#: Record a tick. KEYS: the actor's recorded ticks, its claim, the notes. Returns whether the tick is this token's, and
 #: whether a note was written.
 #:
 #: What must reach the ledger is noted in the same script, so that it survives the process and a database outage.
-_SETTLE: Final = (
+_RECORD: Final = (
     _PARTS
     + """
 -- `how`: see `Settling`.
@@ -87,7 +87,7 @@ local before = redis.call("zrevrangebyscore", KEYS[1], "(" .. ARGV[1], "-inf", "
 if not before and known >= max_remembered then
     return {(how == "begun" or how == "retried") and 1 or 0, 0}
 end
--- Passed: a later tick was settled and counted this one as missed.
+-- Passed: a later tick was recorded and counted this one as missed.
 local later, passed = redis.call("zrangebyscore", KEYS[1], "(" .. ARGV[1], "+inf", "limit", 0, 1)[1], false
 if later then
     local _, _, since = parts(later)
@@ -117,8 +117,8 @@ return {1, noted}
 """
 )
 
-#: How a tick is settled. ``sent``: its message is in the queue, or was dropped on the way. ``begun``: a worker starts
-#: it before the scheduler has settled it. ``retried``: a worker starts a retry of it. ``missed``: it will not be sent.
+#: How a tick is recorded. ``sent``: its message is in the queue, or was dropped on the way. ``begun``: a worker starts
+#: it before the scheduler has recorded it. ``retried``: a worker starts a retry of it. ``missed``: it will not be sent.
 Settling = Literal["sent", "begun", "retried", "missed"]
 
 
@@ -127,12 +127,12 @@ class TickState:
     """State of a tick.
 
     Attributes:
-      settled: Whether it was sent or missed.
+      recorded: Whether it was sent or missed.
       being_sent: Whether another process has claimed it.
       actor_known: Whether any tick of its actor is stored.
     """
 
-    settled: bool
+    recorded: bool
     being_sent: bool
     actor_known: bool
 
@@ -144,7 +144,7 @@ class Note:
     Attributes:
       kind: ``gap``: ticks up to this one were missed. ``fired``: a tick that was counted as missed has run. ``row``: a
         row to write.
-      value: For a gap, the last settled tick before it. For a row, the row as JSON.
+      value: For a gap, the last recorded tick before it. For a row, the row as JSON.
       field: Field of the Redis hash that contains the note.
     """
 
@@ -156,11 +156,11 @@ class Note:
 
 
 class TickStore:
-    """Store of the settled ticks of every actor.
+    """Store of the sent and missed ticks of every actor.
 
-    A tick is claimed for some seconds while its message is enqueued. It is settled when the message is in the queue or
+    A tick is claimed for some seconds while its message is enqueued. It is recorded when the message is in the queue or
     starts to run, whichever is first. If an answer of Redis was lost, the message may be enqueued twice, each copy with
-    its own token. Only the copy whose token settled the tick runs.
+    its own token. Only the copy whose token recorded the tick runs.
     """
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
@@ -169,7 +169,7 @@ class TickStore:
         self._claims = f"{namespace}:tick_claim:"
         self._notes = f"{namespace}:tick_notes"
         self._claim: Any = client.register_script(_CLAIM)
-        self._settle: Any = client.register_script(_SETTLE)
+        self._record: Any = client.register_script(_RECORD)
         #: The last token that this process claimed for each actor. It may send again at once what it failed to send.
         self._own: dict[str, str] = {}
 
@@ -179,17 +179,17 @@ class TickStore:
             pipeline.zcount(self._prefix + actor, _seconds(tick), _seconds(tick))
             pipeline.get(self._claims + actor)
             pipeline.zcard(self._prefix + actor)
-            settled, held, known = pipeline.execute()
+            recorded, held, known = pipeline.execute()
         of_tick, _, token = text(held or "").partition(":")
         being_sent = of_tick == str(_seconds(tick)) and token != self._own.get(actor)
-        return TickState(bool(settled), being_sent, bool(known))
+        return TickState(bool(recorded), being_sent, bool(known))
 
     def remember(self, actor: str, tick: datetime) -> None:
-        """Record the first tick of a new actor as settled."""
-        self.settle(actor, tick, "", "missed", last_missed=tick, noting=False)
+        """Record the first tick of a new actor as missed."""
+        self.record(actor, tick, "", "missed", last_missed=tick, noting=False)
 
     def claim(self, actor: str, tick: datetime, token: str, previous: datetime) -> bool:
-        """Claim the tick for some seconds; return False if it is settled or another process has claimed it."""
+        """Claim the tick for some seconds; return False if it is recorded or another process has claimed it."""
         own, self._own[actor] = self._own.get(actor, ""), token
         return bool(
             self._claim(
@@ -206,7 +206,7 @@ class TickStore:
             )
         )
 
-    def settle(
+    def record(
         self,
         actor: str,
         tick: datetime,
@@ -217,7 +217,7 @@ class TickStore:
         noting: bool,
         row: dict[str, Any] | None = None,
     ) -> tuple[bool, bool]:
-        """Settle the tick for this token; return whether the token has it, and whether a note was written.
+        """Record the tick for this token; return whether the token has it, and whether a note was written.
 
         A repeated call with the same token changes nothing.
 
@@ -225,7 +225,7 @@ class TickStore:
           last_missed: The last missed tick if there is a gap before this one.
           noting: Whether to write notes of a gap and of the row.
         """
-        ours, noted = self._settle(
+        ours, noted = self._record(
             keys=[self._prefix + actor, self._claims + actor, self._notes],
             args=[
                 _seconds(tick),

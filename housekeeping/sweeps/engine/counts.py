@@ -28,22 +28,22 @@ def in_order(sweep: Sweep, counts: Counts) -> Counts:
     return {name: counts[name] for name in names if name in counts}
 
 
-def added(before: Counts, settled: BatchResult) -> Counts:
+def added(before: Counts, result: BatchResult) -> Counts:
     """Return the counts with those of a batch added.
 
     Raises:
       DeclarationError: The batch has a count that the sweep does not declare.
     """
     counts = dict(before)
-    for name, value in settled.counts.items():
+    for name, value in result.counts.items():
         if name not in counts:
             declared = ", ".join(before) or "none"
             raise DeclarationError(f"{name!r} is counted, but not among the sweep's counts ({declared}); add it there")
         counts[name] = counts[name] + value if isinstance(value, int) and not isinstance(value, bool) else value
     if "batches" in counts:
-        counts["batches"] += any(settled.counts.values())  # only a batch that changed something counts
-    if settled.failures:
-        counts["failed"] = counts.get("failed", 0) + sum(failure.rows for failure in settled.failures)
+        counts["batches"] += any(result.counts.values())  # only a batch that changed something counts
+    if result.failures:
+        counts["failed"] = counts.get("failed", 0) + sum(failure.rows for failure in result.failures)
     return counts
 
 

@@ -45,7 +45,7 @@ class Ended:
     """A run that ended, for trends.
 
     Attributes:
-      settled: The processed rows.
+      processed: The processed rows.
       backlog: The stale rows at its end; None: not counted.
     """
 
@@ -54,7 +54,7 @@ class Ended:
     reason: str | None
     started_at: datetime
     finished_at: datetime
-    settled: int
+    processed: int
     backlog: int | None
     backlog_exact: bool | None
 
@@ -89,7 +89,7 @@ def rates(runs: list[Ended]) -> Rates | None:
     if observed < _MIN_OBSERVATION:
         return None
     hours = observed / timedelta(hours=1)
-    drained = sum(run.settled for run in runs if first.finished_at < run.finished_at <= last.finished_at)
+    drained = sum(run.processed for run in runs if first.finished_at < run.finished_at <= last.finished_at)
     assert first.backlog is not None and last.backlog is not None
     known = first.backlog_exact and last.backlog_exact
     return Rates(drained / hours, (drained + last.backlog - first.backlog) / hours if known else None)
@@ -98,9 +98,9 @@ def rates(runs: list[Ended]) -> Rates | None:
 def pace(runs: list[Ended]) -> float | None:
     """Return the rows processed per second of run time in successful runs; None if they processed none."""
     succeeded = [run for run in runs if run.outcome in _SUCCESS]
-    settled = sum(run.settled for run in succeeded)
+    processed = sum(run.processed for run in succeeded)
     spent_s = sum((run.finished_at - run.started_at).total_seconds() for run in succeeded)
-    return settled / spent_s if settled and spent_s > 0 else None
+    return processed / spent_s if processed and spent_s > 0 else None
 
 
 def _read(sweep: Sweep, row: Any) -> Ended:

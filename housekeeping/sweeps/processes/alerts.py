@@ -69,14 +69,14 @@ def no_living_worker(processes: Processes, queue: str) -> str | None:
     if not processes.known or any(each.alive for each in seen):
         return None
     since = f" {_since(seen[0])}" if seen else ""
-    others = any(each.alive and each.said.kind == "worker" for each in processes.every)
+    others = any(each.alive and each.heartbeat.kind == "worker" for each in processes.every)
     do = f"start `housekeeping worker --queues {queue}`" if others else "start `housekeeping worker`"
     return f"no worker serves the queue {queue!r}{since}: {do}"
 
 
 def _since(last: Process) -> str:
     ago = f"{format_duration(last.age_s)} ago"
-    how = f"{last.name} stopped {ago}" if last.said.stopped else f"last heartbeat of {last.name}, {ago}"
+    how = f"{last.name} stopped {ago}" if last.heartbeat.stopped else f"last heartbeat of {last.name}, {ago}"
     return f"since {last.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC ({how})"
 
 
@@ -92,7 +92,7 @@ def _no_scheduler(processes: Processes, period: timedelta) -> Iterator[Alert]:
     limit_s = max(_PERIODS * period, GRACE).total_seconds()
     seen = processes.schedulers
     # Without any scheduler so far, the time counts from the start of the first process.
-    silent_s = seen[0].age_s if seen else max(each.said.up_s + each.age_s for each in processes.every)
+    silent_s = seen[0].age_s if seen else max(each.heartbeat.up_s + each.age_s for each in processes.every)
     if text is not None and silent_s > limit_s:
         yield Alert(NO_SCHEDULER, text, limit_s, silent_s)
 

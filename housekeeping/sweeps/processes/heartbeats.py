@@ -78,42 +78,42 @@ class Process:
     """One worker or scheduler process.
 
     Attributes:
-      said: Its last heartbeat.
+      heartbeat: Its last heartbeat.
       heartbeat_at: The time of its last heartbeat, by the server's clock.
       age_s: The age of that heartbeat in seconds.
     """
 
-    said: Heartbeat
+    heartbeat: Heartbeat
     heartbeat_at: datetime
     age_s: float
 
     @property
     def started_at(self) -> datetime:
         """Start of the process, by the server's clock."""
-        return self.heartbeat_at - timedelta(seconds=self.said.up_s)
+        return self.heartbeat_at - timedelta(seconds=self.heartbeat.up_s)
 
     @property
     def alive(self) -> bool:
         """Whether it has not stopped, and has missed fewer than three heartbeats."""
-        return not self.said.stopped and self.age_s <= SILENCE.total_seconds()
+        return not self.heartbeat.stopped and self.age_s <= SILENCE.total_seconds()
 
     @property
     def name(self) -> str:
         """Host and process id."""
-        return f"{self.said.host}:{self.said.pid}"
+        return f"{self.heartbeat.host}:{self.heartbeat.pid}"
 
     @property
     def state(self) -> str:
         """``idle``, ``busy``, or a text with the age of the last heartbeat of a dead process."""
         if not self.alive:
             return f"dead? no heartbeat for {self.age_s:,.0f} s"
-        return "busy" if self.said.busy else "idle"
+        return "busy" if self.heartbeat.busy else "idle"
 
     def as_json(self) -> dict[str, Any]:
         """Return the process as JSON values."""
-        said = self.said.model_dump(include={"kind", "host", "pid", "queues", "threads", "busy", "version"})
+        shown = self.heartbeat.model_dump(include={"kind", "host", "pid", "queues", "threads", "busy", "version"})
         times = {"started_at": self.started_at.isoformat(), "heartbeat_at": self.heartbeat_at.isoformat()}
-        return {**said, **times, "heartbeat_age_s": round(self.age_s, 3), "alive": self.alive}
+        return {**shown, **times, "heartbeat_age_s": round(self.age_s, 3), "alive": self.alive}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +132,17 @@ class Processes:
     def listed(self) -> list[Process]:
         """The processes that are alive, then the last ten that died without stopping."""
         alive = [each for each in self.every if each.alive]
-        dead = [each for each in self.every if not each.alive and not each.said.stopped]
-        return sorted(alive, key=lambda each: (each.said.kind, each.name)) + dead[:_DEAD_SHOWN]
+        dead = [each for each in self.every if not each.alive and not each.heartbeat.stopped]
+        return sorted(alive, key=lambda each: (each.heartbeat.kind, each.name)) + dead[:_DEAD_SHOWN]
 
     @property
     def schedulers(self) -> list[Process]:
         """The schedulers, the last heartbeat first."""
-        return [each for each in self.every if each.said.kind == "scheduler"]
+        return [each for each in self.every if each.heartbeat.kind == "scheduler"]
 
     def serving(self, queue: str) -> list[Process]:
         """Return the workers that serve a queue, or did, the last heartbeat first."""
-        return [each for each in self.every if each.said.kind == "worker" and queue in each.said.queues]
+        return [each for each in self.every if each.heartbeat.kind == "worker" and queue in each.heartbeat.queues]
 
 
 #: Neither Redis nor the database was read.
@@ -211,9 +211,9 @@ def read_rows() -> LastHeartbeats:
     rows: Any = ProcessRow.select(ProcessRow, age_s.alias("age_s"), up_s.alias("up_s"))
     found: LastHeartbeats = {}
     for row in rows.order_by(ProcessRow.heartbeat_at.desc()).limit(_LISTED):
-        said = {name: getattr(row, name) for name in Heartbeat.model_fields if name != "up_s"}
+        shown = {name: getattr(row, name) for name in Heartbeat.model_fields if name != "up_s"}
         with suppress(pydantic.ValidationError):
-            found[row.id] = max(0.0, float(row.age_s)), Heartbeat(**said, up_s=max(0.0, float(row.up_s)))
+            found[row.id] = max(0.0, float(row.age_s)), Heartbeat(**shown, up_s=max(0.0, float(row.up_s)))
     return found
 
 
@@ -235,7 +235,7 @@ def read_processes(client: redis.Redis | None, namespace: str, now: datetime) ->
     newest: LastHeartbeats = {}
     for process_id, last in (item for answer in answers for item in (answer or {}).items()):
         newest[process_id] = min(last, newest.get(process_id, last), key=lambda each: each[0])
-    every = [Process(said, now - timedelta(seconds=age_s), age_s) for age_s, said in newest.values()]
+    every = [Process(heartbeat, now - timedelta(seconds=age_s), age_s) for age_s, heartbeat in newest.values()]
     every.sort(key=lambda each: each.age_s)
     return Processes(tuple(every), known=any(answer is not None for answer in answers))
 

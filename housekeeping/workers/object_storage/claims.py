@@ -8,7 +8,7 @@ A claim whose object may not be deleted is given up (its token is removed) but k
 over: the object may be gone, so no program may complete the upload.
 
 A program that removes the field by its own ``HDEL`` bypasses this. Before the claim that counts as completed. After
-the claim the object is lost, and `Claims.settle` reports it.
+the claim the object is lost, and `Claims.finish` reports it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ return {claimed, held}
 #: objects are gone; then field and value of each entry, first of those.
 #: Removes the entries whose objects are gone with their claims, and gives up the claims of the others. Returns for the
 #: former: 1 removed, 2 already gone, 3 changed, 4 claimed by another run.
-_SETTLE: Final = (
+_FINISH: Final = (
     _NOW
     + """
 local again, gone = ARGV[3] == "1", tonumber(ARGV[4])
@@ -174,7 +174,7 @@ class Claims:
         self._at_work = at_work
         self._abandoned_below = (KEPT - lasts) // _MILLISECOND
         self._take: Any = shared_redis.get().register_script(_TAKE)
-        self._settle: Any = shared_redis.get().register_script(_SETTLE)
+        self._finish: Any = shared_redis.get().register_script(_FINISH)
 
     def take(self, chosen: Sequence[Entry]) -> list[Entry]:
         """Claim the entries that still have the same value and that no other active run has claimed; return them.
@@ -197,7 +197,7 @@ class Claims:
             indexes, held = self._take(keys=_keys(), args=[*terms, *words])
         return indexes, held
 
-    def settle(self, deleted: Sequence[Entry], kept: Sequence[Entry]) -> Ends:
+    def finish(self, deleted: Sequence[Entry], kept: Sequence[Entry]) -> Ends:
         """Remove the entries whose objects are gone, if unchanged, and give up the other claims; one round trip.
 
         Raises:
@@ -206,14 +206,14 @@ class Claims:
         words = [*_words(deleted), *_words(kept)]
         again = 0
 
-        def settle() -> Any:
+        def finish() -> Any:
             nonlocal again
             terms = (self._token, KEPT // _MILLISECOND, again, len(deleted))
             again = 1
-            return self._settle(keys=_keys(), args=[*terms, *words])
+            return self._finish(keys=_keys(), args=[*terms, *words])
 
         ends = Ends()
-        for entry, code in zip(deleted, retry_redis(settle), strict=True):
+        for entry, code in zip(deleted, retry_redis(finish), strict=True):
             if code == _REMOVED:
                 ends.removed.append(entry)
             elif code in (_GONE, _CHANGED):

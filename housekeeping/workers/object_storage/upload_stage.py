@@ -238,7 +238,7 @@ class PendingUploadsStage:
         gone = [claimed[path] for path in deleted.gone]
         kept = [claimed[path] for path in claimed.keys() - set(deleted.gone)]
         _store(gone, batch)
-        ends = self._claims.settle(gone, kept)
+        ends = self._claims.finish(gone, kept)
         result.removed += ends.removed
         for path, refusal in deleted.refused.items():
             self._fail(result, claimed[path], refusal)

@@ -120,7 +120,7 @@ CASES: Final[dict[str, tuple[str, int, int, str, dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_run_costs_what_is_recorded(fill: Callable[[str, int, int], None], run: Run, case: str) -> None:
+def test_run_has_the_recorded_costs(fill: Callable[[str, int, int], None], run: Run, case: str) -> None:
     comparison, rows, among, worker, setting = CASES[case]
     fill(comparison, rows, among)
 
@@ -130,7 +130,7 @@ def test_run_costs_what_is_recorded(fill: Callable[[str, int, int], None], run: 
     assert deviations(case, costs) == {}
 
 
-def test_project_cleanup_costs_what_is_recorded(counted: Database, admin: Connection, run: Run) -> None:
+def test_project_cleanup_has_the_recorded_costs(counted: Database, admin: Connection, run: Run) -> None:
     counted.create_tables([Deletion])
     with admin.cursor() as cursor:
         cursor.execute(
@@ -145,7 +145,7 @@ def test_project_cleanup_costs_what_is_recorded(counted: Database, admin: Connec
     assert deviations("project cleanup", costs) == {}
 
 
-def test_run_without_work_costs_what_is_recorded(counted: Database, run: Run) -> None:
+def test_run_without_work_has_the_recorded_costs(counted: Database, run: Run) -> None:
     counted.create_tables([Build])
 
     result, costs = run("ci.stuck_builds.drop_canceling")

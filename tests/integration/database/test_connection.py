@@ -252,7 +252,7 @@ def test_url_that_libpq_rejects_is_reported_without_its_password(url: str) -> No
     assert "hunter2" not in str(refusal.value)
 
 
-def test_the_connections_of_this_library_can_be_told_apart(postgres: Database, admin: Connection) -> None:
+def test_connections_of_this_library_have_distinct_names(postgres: Database, admin: Connection) -> None:
     (pid,) = postgres.execute_sql(_PID).fetchone()
 
     with admin.cursor() as cursor:

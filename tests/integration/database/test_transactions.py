@@ -77,7 +77,7 @@ def test_transaction_continues_after_reconnecting_at_its_first_statement(
 
 
 @pytest.mark.parametrize("level", ["SERIALIZABLE", "REPEATABLE READ"])
-def test_a_transaction_has_the_isolation_level_it_was_asked_for(ours: Database, level: str) -> None:
+def test_transaction_has_the_requested_isolation_level(ours: Database, level: str) -> None:
     with ours.atomic(level):
         (found,) = ours.execute_sql("SHOW transaction_isolation").fetchone()
 

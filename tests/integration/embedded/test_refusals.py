@@ -16,7 +16,7 @@ from housekeeping.embedded.programs import find_postgres, find_redis
 from tests.integration.embedded.observing import fake_program
 
 
-def test_missing_server_is_one_line_that_says_what_to_install(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_server_error_is_one_line_with_what_to_install(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(()))
 

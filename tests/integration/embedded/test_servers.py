@@ -64,7 +64,7 @@ def test_no_server_listens_on_a_port(servers: embedded.Servers) -> None:
     assert port == {"port": "0"}
 
 
-def test_nobody_else_can_enter_the_data_or_connect(servers: embedded.Servers) -> None:
+def test_other_users_can_neither_read_the_data_nor_connect(servers: embedded.Servers) -> None:
     modes = {part: stat.S_IMODE((servers.folder / part).stat().st_mode) for part in ("pg", "s", "r")}
 
     assert modes == {"pg": 0o700, "s": 0o700, "r": 0o700}

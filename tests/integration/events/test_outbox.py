@@ -68,7 +68,7 @@ def test_rows_are_delivered_after_the_commit_and_removed(orders: type[Order], on
     assert len({row["delivery_id"] for rows in handler.calls for row in rows}) == 10
 
 
-def test_failed_delivery_waits_for_the_sweep_and_the_run_goes_on(
+def test_failed_delivery_waits_for_the_sweep_and_the_run_continues(
     orders: type[Order], on: On, reported: list[dict[str, Any]]
 ) -> None:
     handler = Handler()

@@ -142,7 +142,7 @@ def test_first_fence_after_another_holder_began_raises(
     assert written() == [2]
 
 
-def test_first_fence_after_another_one_raises_whatever_redis_says(
+def test_first_fence_after_another_one_raises_even_if_redis_agrees(
     written: Any, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # L3

@@ -122,7 +122,7 @@ def test_scheduled_actor_keeps_its_last_ten_dead_letters(broker: RedisBroker) ->
     assert broker.client.zcard(f"{broker.namespace}:default.XQ") == 23
 
 
-def test_failing_schedule_goes_on_with_one_waiting_retry(broker: RedisBroker) -> None:  # R2
+def test_failing_schedule_continues_with_one_waiting_retry(broker: RedisBroker) -> None:  # R2
     runs = []
 
     @dramatiq.actor(broker=broker, schedule="* * * * *")

@@ -119,7 +119,7 @@ def test_table_names_are_quoted_where_sql_needs_it(name: str, quoted: str) -> No
     assert name_in_sql(Named) == quoted
 
 
-def test_grants_command_says_what_the_current_role_lacks(
+def test_grants_command_lists_rights_the_current_role_lacks(
     role: str, settings: Settings, postgres: Database, admin: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with admin.cursor() as cursor:

@@ -100,6 +100,6 @@ def test_large_table_is_rejected(sessions: type[Session], housekeeping_database:
         assert_idempotent(sweep(), now=NOW)
 
 
-def test_missing_database_error_says_what_to_do() -> None:
+def test_missing_database_error_names_the_remedy() -> None:
     with pytest.raises(Refused, match="use the fixture housekeeping_database"):
         assert_idempotent(sweep(), now=NOW)

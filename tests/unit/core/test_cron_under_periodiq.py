@@ -157,7 +157,7 @@ def test_replaced_due_decides_for_validate(answer: bool) -> None:
 
 
 @pytest.mark.parametrize("second", [0, 1, 59])
-def test_the_scheduler_is_woken_at_the_next_whole_minute_whatever_the_schedule(second: int) -> None:
+def test_scheduler_wakes_at_each_whole_minute_for_any_schedule(second: int) -> None:
     now = pendulum.datetime(2026, 3, 29, 1, 59, second, 500_000, tz="Europe/Berlin")
 
     wake_up = Cron("0 0 29 2 *").next_valid_date(now)

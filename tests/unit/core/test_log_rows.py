@@ -198,7 +198,7 @@ def test_observers_of_records_see_one_record_for_each_row(
     assert [line["id"] for line in lines()] == [1, 2]
 
 
-def test_records_of_rows_have_what_the_record_factory_and_filters_add(
+def test_records_of_rows_have_fields_of_record_factory_and_filters(
     lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logs.configure("INFO", "json")

@@ -50,7 +50,7 @@ def test_over_5_s_is_an_alert_and_over_a_minute_is_refused(
 
 
 @pytest.mark.parametrize(("ahead", "side"), [(172_800, "ahead of"), (-172_800, "behind")])
-def test_the_line_names_both_clocks_and_what_to_do(ahead: float, side: str) -> None:
+def test_line_names_both_clocks_and_the_remedy(ahead: float, side: str) -> None:
     here = NOON + timedelta(seconds=ahead)
 
     line = str(skew(ahead, ahead))
@@ -62,7 +62,7 @@ def test_the_line_names_both_clocks_and_what_to_do(ahead: float, side: str) -> N
     )
 
 
-def test_server_clock_goes_on_by_the_monotonic_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_clock_advances_with_the_monotonic_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     elapsed = [100.0, 103.5]
     monkeypatch.setattr(ServerClock, "monotonic", lambda self: elapsed.pop(0))
 

@@ -31,7 +31,7 @@ def test_a_time_of_any_zone_is_written_in_utc_without_its_zone() -> None:
     assert Event.at.db_value(nine_in_tokyo) == datetime(2026, 1, 1)  # noqa: DTZ001
 
 
-def test_a_time_is_read_as_utc_whatever_the_zone_of_the_process() -> None:
+def test_time_is_read_as_utc_in_any_zone_of_the_process() -> None:
     read = Event.at.python_value(datetime(2026, 1, 1))  # noqa: DTZ001
 
     assert (read, read.utcoffset()) == (datetime(2026, 1, 1, tzinfo=UTC), timedelta())

@@ -23,7 +23,7 @@ from housekeeping.sweeps.stages.causes import cause_of
         ("", {}, "ValueError"),
     ],
 )
-def test_text_loses_what_is_specific_to_a_record(text: str, record: dict[str, Any], cause: str) -> None:
+def test_text_loses_the_parts_specific_to_a_record(text: str, record: dict[str, Any], cause: str) -> None:
     assert cause_of(ValueError(text), record) == f"ValueError: {cause}"
 
 

@@ -277,7 +277,7 @@ LACKING_PARENTHESES: Final[list[tuple[Callable[[Any], Any], str]]] = [
 
 
 @pytest.mark.parametrize(("stale", "meant"), LACKING_PARENTHESES)
-def test_comparison_of_a_condition_is_rejected_with_what_was_meant(stale: Callable[[Any], Any], meant: str) -> None:
+def test_comparison_of_a_condition_is_rejected_with_the_right_form(stale: Callable[[Any], Any], meant: str) -> None:
     for always_stale in (False, True):
         message = refusal(stale, always_stale=always_stale)
 

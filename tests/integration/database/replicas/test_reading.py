@@ -60,7 +60,7 @@ def test_other_actors_read_from_the_primary_and_carry_no_position(
     assert "database_position" not in message.options
 
 
-def test_a_sticky_message_reads_from_the_primary_what_replicas_do_not_have_in_time(
+def test_sticky_message_reads_from_the_primary_if_replicas_lag(
     make_application: MakeApplication, standby: Standby
 ) -> None:
     application, seen = make_application(standby.url), list[Any]()
@@ -219,7 +219,7 @@ def test_outside_of_messages_the_primary_is_read(make_application: MakeApplicati
     assert data_consistency_used() == "primary"
 
 
-def test_nothing_is_written_to_what_was_a_replica(make_application: MakeApplication, doomed_standby: Standby) -> None:
+def test_nothing_is_written_to_a_promoted_replica(make_application: MakeApplication, doomed_standby: Standby) -> None:
     application, refused = make_application(doomed_standby.url), list[Exception]()
 
     @dramatiq.actor(broker=application.broker, data_consistency="sticky", max_retries=0)

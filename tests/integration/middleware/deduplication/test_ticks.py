@@ -30,7 +30,7 @@ def terms(request: pytest.FixtureRequest) -> dict[str, Any]:
 def sent_twice(broker: Any) -> None:
     """Enqueue a tick twice: the scheduler could not record that it sent it, so the next minute repeats it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TickStore, "settle", lose)
+        patch.setattr(TickStore, "record", lose)
         wake_up(broker, at(10))
     wake_up(broker, at(10, 1))
 

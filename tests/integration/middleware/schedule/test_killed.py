@@ -56,7 +56,7 @@ POINTS = {
     "between_claim_and_enqueue": _dies_after(TickStore, "claim"),
     "within_the_enqueue": _dies_before(RedisQueues, "_execute"),
     "between_enqueue_and_confirm": _dies_before(Schedule, "sent"),
-    "between_confirm_and_ledger": _dies_after(TickStore, "settle"),
+    "between_confirm_and_ledger": _dies_after(TickStore, "record"),
     "before_the_note_is_written": _dies_before(runs, "record"),
     "between_ledger_and_note": _dies_before(TickStore, "remove"),
 }

@@ -36,7 +36,7 @@ def _lose(patch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool) -> N
     patch.setattr(owner, name, lose, raising=False)
 
 
-POINTS = ["state_of", "claim", "_execute", "settle", "notes", "remove"]
+POINTS = ["state_of", "claim", "_execute", "record", "notes", "remove"]
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -99,7 +99,7 @@ def test_queued_tick_is_not_dropped_for_its_own_message(own: Settings) -> None:
     account = Account(own, "0 * * * *", idempotent=True, deduplicate="until_executed")
     broker = account.process()
     with pytest.MonkeyPatch.context() as patch:
-        _lose(patch, TickStore, "settle", after=False)
+        _lose(patch, TickStore, "record", after=False)
         wake_up(broker, at(10))
     wake_up(broker, at(10, 1))
 
@@ -115,7 +115,7 @@ def test_message_whose_tick_cannot_be_read_does_not_run_unprotected(own: Setting
     wake_up(broker, at(10))
 
     with pytest.MonkeyPatch.context() as patch:
-        _lose(patch, TickStore, "settle", after=False)
+        _lose(patch, TickStore, "record", after=False)
         account.drain()
     ran = dict(account.runs)
     account.come_due()

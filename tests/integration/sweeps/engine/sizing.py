@@ -71,7 +71,7 @@ class Sizes:
 
 def past_runs(
     runs: int,
-    settled: int,
+    processed: int,
     outcome: str = "done",
     reason: str | None = None,
     *,
@@ -89,5 +89,5 @@ def past_runs(
             finished_at=NOW,
             outcome=outcome,
             reason=reason,
-            counts={counted_as: settled, **counts},
+            counts={counted_as: processed, **counts},
         )

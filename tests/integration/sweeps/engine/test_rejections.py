@@ -154,7 +154,7 @@ def add_more(first_id: int) -> None:
     Order.update(status="pending").where(Order.id == first_id).execute()
 
 
-def test_run_that_fails_still_reports_what_it_rejected(clock: ManualClock, reported: list[dict[str, Any]]) -> None:
+def test_failed_run_still_reports_its_rejections(clock: ManualClock, reported: list[dict[str, Any]]) -> None:
     add(7)
 
     def refuse_then_break(order: Order) -> None:

@@ -1,4 +1,4 @@
-"""A sweep in parts: several runs share the work of one message, each row is settled once."""
+"""A sweep in parts: several runs share the work of one message, each row is processed once."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.integration.conftest import AddStatuses, Locked
 _NOW = "'2026-01-01 00:00:00+00'::timestamptz"
 
 
-def test_plan_counts_what_the_run_then_changes(
+def test_plan_counts_the_rows_that_the_run_then_changes(
     add_statuses: AddStatuses, statuses: type[UserStatus], clock: ManualClock
 ) -> None:
     add_statuses(150, f"{_NOW} - interval '1 second' * n")

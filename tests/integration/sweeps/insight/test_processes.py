@@ -57,7 +57,7 @@ def test_process_in_both_stores_is_read_once_by_its_newer_heartbeat(
 
     found = read(redis_client, settings)
 
-    assert sorted((each.said.busy, each.alive) for each in found) == [(1, True), (2, True)]
+    assert sorted((each.heartbeat.busy, each.alive) for each in found) == [(1, True), (2, True)]
     assert [abs(each.started_at - (NOW - timedelta(seconds=60))) < timedelta(seconds=20) for each in found] == [
         True
     ] * 2

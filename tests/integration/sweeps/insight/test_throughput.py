@@ -19,7 +19,7 @@ _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 def _ran(
     hour: float,
-    settled: int,
+    processed: int,
     *,
     left: int | None = 0,
     exact: bool = True,
@@ -36,7 +36,7 @@ def _ran(
         heartbeat_at=ended,
         finished_at=ended,
         outcome=outcome,
-        counts={"deleted_rows": settled, "batches": 1},
+        counts={"deleted_rows": processed, "batches": 1},
         backlog=left,
         backlog_exact=exact,
     ).execute()
@@ -79,8 +79,8 @@ def test_only_the_workers_own_last_runs_count_oldest_first(postgres: Database) -
         _ran(hour, hour, outcome=outcome)
     _ran(9, 9, worker="another")
 
-    assert [run.settled for run in last_ended(sweep)] == [0, 2, 4, 5]
-    assert [run.settled for run in last_ended(sweep, 2)] == [4, 5]
+    assert [run.processed for run in last_ended(sweep)] == [0, 2, 4, 5]
+    assert [run.processed for run in last_ended(sweep, 2)] == [4, 5]
 
 
 def test_pace_is_measured_over_successful_runs(postgres: Database) -> None:

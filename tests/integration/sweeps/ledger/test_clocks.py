@@ -60,7 +60,7 @@ def test_run_does_not_start_where_the_clocks_are_days_apart(
         result.raise_for_failure()
 
 
-def test_forced_run_changes_what_is_stale_by_the_databases_clock_only(
+def test_forced_run_changes_only_rows_stale_by_the_databases_clock(
     add_statuses: AddStatuses, set_ahead: SetAhead, last_run: Callable[[], Run]
 ) -> None:
     add_statuses(3, DUE_NOW)
@@ -74,7 +74,7 @@ def test_forced_run_changes_what_is_stale_by_the_databases_clock_only(
     assert last_run().backlog == 0
 
 
-def test_plan_and_dry_run_count_what_is_stale_by_the_databases_clock(
+def test_plan_and_dry_run_count_rows_stale_by_the_databases_clock(
     add_statuses: AddStatuses, set_ahead: SetAhead
 ) -> None:
     add_statuses(3, DUE_NOW)
@@ -90,7 +90,7 @@ def test_plan_and_dry_run_count_what_is_stale_by_the_databases_clock(
 
 
 @pytest.mark.parametrize("ahead_s", [6, -6, 57])
-def test_difference_over_5_s_is_an_alert_and_the_run_goes_on(
+def test_difference_over_5_s_is_an_alert_and_the_run_continues(
     add_statuses: AddStatuses,
     set_ahead: SetAhead,
     exported: Exported,

@@ -229,7 +229,7 @@ def test_breaker_costs_one_bounded_count_and_only_with_a_history(
 
 @dataclasses.dataclass
 class Limited:
-    """A sweep whose runs settle so many at the most."""
+    """A sweep whose runs process so many at the most."""
 
     options: dict[str, int]
     name: str = "limited"

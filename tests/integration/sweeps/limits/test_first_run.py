@@ -89,7 +89,7 @@ def test_first_run_over_a_fifth_of_the_table_is_skipped(
 
 
 @pytest.mark.parametrize("action", ["alert", "limit", "stop"])
-def test_first_run_is_skipped_whatever_the_breaker_does(
+def test_first_run_is_skipped_with_any_breaker_action(
     visits: Callable[[int, int], None], clock: ManualClock, action: Any
 ) -> None:
     visits(2000, 0)
@@ -99,7 +99,7 @@ def test_first_run_is_skipped_whatever_the_breaker_does(
     assert (result.outcome, result.reason, Visit.select().count()) == ("skipped", "unconfirmed", 2000)
 
 
-def test_skipped_first_run_says_what_to_type(visits: Callable[[int, int], None], clock: ManualClock) -> None:
+def test_skipped_first_run_names_the_commands_to_type(visits: Callable[[int, int], None], clock: ManualClock) -> None:
     visits(2000, 10)
     text = (
         '2,000 of about 2,010 rows of "visit" are stale, over the first run\'s limit of 999, and no run of this worker '
@@ -310,7 +310,7 @@ def test_run_that_did_not_complete_leaves_the_question_open(
     assert run_sweep(BOTS, clock=clock).reason == "unconfirmed"
 
 
-def test_sweep_that_ran_before_an_upgrade_is_not_asked_about(
+def test_sweep_that_ran_before_an_upgrade_needs_no_confirmation(
     visits: Callable[[int, int], None], clock: ManualClock
 ) -> None:
     past_runs(1, 0, "done", None, worker=NAME)

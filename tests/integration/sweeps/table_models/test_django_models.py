@@ -201,7 +201,7 @@ def test_order_defaults_to_the_primary_key() -> None:
     assert [column.name for column in expired().order] == ["expires", "id"]
 
 
-def test_proxy_model_stands_for_its_concrete_model(tables: None) -> None:
+def test_proxy_model_is_read_as_its_concrete_model(tables: None) -> None:
     assert model_of(shop.LateSession)._meta.table_name == "shop_session"
     assert model_of(shop.LateSession)._meta.schema is None
 

@@ -181,12 +181,12 @@ def test_row_that_ends_during_bisection_is_skipped(
 ) -> None:
     tables.add_imports(4)
     tables.refuse("bulk_imports", "NEW.status = 3 AND OLD.id = 1")
-    settle = TableStage.apply
+    apply = TableStage.apply
 
     def finish_one_first(self: TableStage, batch: Batch, prepared: None = None) -> BatchResult:
         if batch.only is not None:
             tables.do("UPDATE bulk_imports SET status = 2 WHERE id = 2 AND status = 1")
-        return settle(self, batch, prepared)
+        return apply(self, batch, prepared)
 
     monkeypatch.setattr(TableStage, "apply", finish_one_first)
 

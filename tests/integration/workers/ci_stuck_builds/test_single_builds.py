@@ -156,7 +156,7 @@ def test_concurrent_drops_of_a_build_succeed_once(
     assert Build.get(Build.id == 1).lock_version == 4
 
 
-def test_a_doomed_build_has_failed_for_damaged_data_whatever_its_version(
+def test_doomed_build_of_any_version_has_failed_for_damaged_data(
     builds: type[Build], add_builds: AddBuilds, clock: ManualClock
 ) -> None:
     add_builds(1, "canceling", STALE, STALE, lock_version="2147483647")

@@ -60,7 +60,7 @@ def test_claim_of_an_inactive_run_is_taken_over_at_once(
     assert asleep.take([entry]) == [entry]
 
     assert len(awake.take([entry])) == taken
-    assert asleep.settle([entry], []).removed == ([] if taken else [entry])
+    assert asleep.finish([entry], []).removed == ([] if taken else [entry])
 
 
 def test_lost_run_deletes_nothing_and_loses_its_claims(
@@ -104,7 +104,7 @@ def test_run_without_its_claim_removes_nothing(
     asleep.take([entry])
     pending.hset(f"{settings.namespace}:upload_claims", entry.field, "9999999999999:another's")
 
-    ends = asleep.settle([entry], [])
+    ends = asleep.finish([entry], [])
 
     assert (ends.removed, ends.lost) == ([], [])
     assert still_pending() == {"may/1"}
@@ -118,7 +118,7 @@ def test_claim_of_a_kept_object_expires_after_a_day(
     both = [Entry(field, value) for field, value in found.items()]
     ours, kept = Claims(timedelta(minutes=6)), f"{settings.namespace}:upload_claims"
     ours.take(both)
-    ours.settle(both[:1], both[1:])
+    ours.finish(both[:1], both[1:])
 
     left: Any = pending.hgetall(kept)
 
@@ -148,18 +148,18 @@ def test_claims_of_a_page_are_one_command_each_way(prepared: Prepare, pending: r
     entries = [Entry(field, value) for field, value in found.items()]
     ours = Claims(THREE_HOURS)
     ours.take(entries[:1])  # loads the scripts
-    ours.settle([], entries[:1])
+    ours.finish([], entries[:1])
     server: Any = pending
     before = server.info("stats")["total_commands_processed"]
 
     claimed = ours.take(entries)
     taken = server.info("stats")["total_commands_processed"]
-    removed = ours.settle(claimed[:900], claimed[900:]).removed
-    settled = server.info("stats")["total_commands_processed"]
+    removed = ours.finish(claimed[:900], claimed[900:]).removed
+    finished = server.info("stats")["total_commands_processed"]
 
     assert (len(claimed), len(removed)) == (1000, 900)
     # EVALSHA, TIME, two HMGET, HSET and PEXPIRE; then also two HDEL. INFO itself.
-    assert (taken - before - 1, settled - taken - 1) == (6, 8)
+    assert (taken - before - 1, finished - taken - 1) == (6, 8)
 
 
 def test_run_committed_after_its_claim_was_seen_keeps_it(prepared: Prepare, pending: redis.Redis) -> None:
@@ -192,10 +192,10 @@ def test_removal_with_a_lost_answer_is_counted(
     gone, kept = sorted((Entry(field, value) for field, value in found.items()), key=lambda entry: entry.field)
     ours = Claims(THREE_HOURS, 7)
     ours.take([gone, kept])
-    settle, lost = ours._settle, [redis.ConnectionError("reset by peer")]
+    finish, lost = ours._finish, [redis.ConnectionError("reset by peer")]
 
-    def settle_and_lose_the_answer(**what: Any) -> Any:
-        codes = settle(**what)
+    def finish_and_lose_the_answer(**what: Any) -> Any:
+        codes = finish(**what)
         if lost:
             if meanwhile == "claimed":
                 pending.hset(f"{settings.namespace}:upload_claims", gone.field, "9999999999999:8:another's")
@@ -204,8 +204,8 @@ def test_removal_with_a_lost_answer_is_counted(
             raise lost.pop()
         return codes
 
-    ours._settle = settle_and_lose_the_answer
-    ends = ours.settle([gone], [kept])
+    ours._finish = finish_and_lose_the_answer
+    ends = ours.finish([gone], [kept])
 
     assert (ends.removed, ends.lost) == ([gone] if meanwhile is None else [], [])
     assert still_pending() == ({"may/1", "may/2"} if meanwhile == "prepared again" else {"may/2"})

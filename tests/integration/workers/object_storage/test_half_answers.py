@@ -1,4 +1,4 @@
-"""Object stores that deny, fail half-way, answer late or not at all (F9): all others are settled, no entry goes whose
+"""Object stores that deny, fail half-way, answer late or not at all (F9): all others are processed, no entry goes whose
 object is still there, and no object that is in use."""
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_partial_answer_leaves_the_rest_to_the_next_run(
     store.behave = healthy
     second = run_sweep(sweep, clock=clock)
 
-    assert entries == left | FRESH, "all others are settled"
+    assert entries == left | FRESH, "all others are processed"
     assert objects - COMPLETED == entries, "nothing is done with whose object is still there"
     assert (store.objects, still_pending()) == (COMPLETED | FRESH, FRESH)
     deleted = [result.counts["total_deleted_stale_entries"] for result in (first, second)]
@@ -94,7 +94,7 @@ def test_partial_answer_leaves_the_rest_to_the_next_run(
     assert first.counts["failed"] == len(left)
 
 
-def test_unconfirmed_deletions_are_settled_by_the_next_run(
+def test_unconfirmed_deletions_are_finished_by_the_next_run(
     store: FaultyS3, still_pending: Pending, clock: ManualClock
 ) -> None:
     def breaks_down(server: FaultyS3, keys: Sequence[str], many: bool) -> Answer:

@@ -228,7 +228,7 @@ def test_redis_outage_after_deletions_costs_a_repetition(
         raise redis.ConnectionError("gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(claims.Claims, "settle", lost)
+        patch.setattr(claims.Claims, "finish", lost)
         first = run_sweep(sweep, clock=clock)
     claimed = pending_uploads.complete("artifacts", "may/1")
     again = run_sweep(sweep, clock=clock)

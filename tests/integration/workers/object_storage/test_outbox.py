@@ -62,7 +62,7 @@ def test_upload_is_in_the_outbox_before_its_entry_is_removed(
         stored.append(OutboxRow.select().count())
         raise SystemExit("killed")
 
-    monkeypatch.setattr(Claims, "settle", die)
+    monkeypatch.setattr(Claims, "finish", die)
     with pytest.raises(SystemExit):
         run_sweep(sweep, clock=clock)
 
