@@ -20,19 +20,19 @@ from dramatiq import Broker, MessageProxy, Middleware
 
 from housekeeping.database.connection import Database
 from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.sweeps.engine.one_round_trip import OneRoundTrip
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.workers.batched_git_ref_updates.cleanup import PendingDeletions
 from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
 from housekeeping.workers.batched_git_ref_updates.scheduling import PendingProjects
-from housekeeping.workers.bulk_imports.entity_stage import EntityStage
 from housekeeping.workers.object_storage.deletion import Deletion
 from housekeeping.workers.object_storage.upload_stage import PendingUploadsStage
 
 FOLDER: Final = "CHAOS_FOLDER"
 GO: Final = "go"
 
-_PASSES: Final = (TableStage, EntityStage, PendingUploadsStage, PendingDeletions, PendingProjects)
+_PASSES: Final = (TableStage, PendingUploadsStage, PendingDeletions, PendingProjects)
 
 
 class Points:
@@ -105,6 +105,7 @@ def install(broker: Broker) -> None:
     for name in ("advance", "finish"):
         _after(runs, name, cursor)
     _after(Database, "commit", commit)
+    _around_one_round_trip(reached)
     for owner in (Deletion, GitCli):
         _after(owner, "delete", lambda: reached("external"))
     for made in _PASSES:
@@ -113,6 +114,21 @@ def install(broker: Broker) -> None:
         if "apply" in vars(made):
             _after(made, "apply", update)
     broker.add_middleware(Acknowledgements(points))
+
+
+def _around_one_round_trip(reached: Callable[[str], None]) -> None:
+    """Hold a batch that is one statement before it is sent, instead of between its parts, and after its commit."""
+    original = OneRoundTrip.commit
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        reached("update")
+        reached("cursor")
+        committed = original(*args, **kwargs)
+        reached("commit")
+        return committed
+
+    OneRoundTrip.commit = wrapped  # type: ignore[method-assign]
 
 
 def _after(owner: Any, name: str, then: Callable[[], None], given: bool = False) -> None:

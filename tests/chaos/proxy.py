@@ -12,6 +12,8 @@ from typing import Any, Final, Self, TypeVar
 T = TypeVar("T")
 
 _PATIENCE_S: Final = 10
+#: What a batch of one statement contains, prepared or not.
+_COMMITS_BY_ITSELF: Final = (b"EXECUTE housekeeping_", b'"advanced" AS')
 _CHUNK: Final = 65_536
 
 
@@ -73,7 +75,7 @@ class Proxy:
         self._delay_s = seconds
 
     def cut_commits(self, times: int) -> None:
-        """Forward the next COMMITs, wait for each answer, and close the connection instead of forwarding it."""
+        """Forward the next COMMITs and batches of one statement, and close the connection instead of each answer."""
         self._commits_to_cut = times
 
     def cut_after(self, number: int) -> None:
@@ -153,7 +155,7 @@ class Proxy:
         link.cut()
 
     def _from_client(self, link: _Link, data: bytes) -> bool:
-        if self._commits_to_cut and b"COMMIT" in data:
+        if self._commits_to_cut and (b"COMMIT" in data or any(text in data for text in _COMMITS_BY_ITSELF)):
             self._commits_to_cut -= 1
             link.ends_with_the_answer = True
         return True
