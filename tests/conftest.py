@@ -25,6 +25,7 @@ from tests.command_processes import CommandProcesses
 from tests.database_times import DatabaseTimes
 from tests.pgbouncer_server import PgBouncer, pgbouncer
 from tests.rabbitmq_server import amqp_url as amqp_url
+from tests.spare_schema import SpareSchema
 from tests.twins import running
 from tests.twins.running import pytest_collection_modifyitems as pytest_collection_modifyitems
 from tests.twins.running import pytest_generate_tests as pytest_generate_tests
@@ -141,6 +142,29 @@ def broker_url(request: pytest.FixtureRequest) -> str | None:
 def settings(housekeeping_settings: Settings, broker_url: str | None) -> Settings:
     """Settings of this test's own: two empty schemas (the application's and the library's) and a key prefix."""
     return housekeeping_settings.model_copy(update={"broker_url": broker_url})
+
+
+@pytest.fixture(scope="session")
+def spare_schema(urls: Urls) -> Iterator[SpareSchema]:
+    spare = SpareSchema(urls.database)
+    yield spare
+    spare.close()
+
+
+@pytest.fixture
+def library_schema(spare_schema: SpareSchema, housekeeping_settings: Settings) -> Iterator[None]:
+    """Give the test the tables of the test before, empty; take them back after the test has closed its connections."""
+    spare_schema.give(housekeeping_settings.schema_name)
+    yield
+    spare_schema.take_back(housekeeping_settings.schema_name)
+
+
+@pytest.fixture
+def housekeeping_database(
+    library_schema: None, spare_schema: SpareSchema, housekeeping_settings: Settings, housekeeping_database: Database
+) -> Database:
+    spare_schema.created(housekeeping_settings.schema_name)
+    return housekeeping_database
 
 
 @pytest.fixture
