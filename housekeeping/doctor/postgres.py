@@ -46,6 +46,9 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         )
         skew = ClockSkew.between(before, at, SYSTEM_CLOCK.now())
     yield Finding("fine", "postgres", "connection", f"PostgreSQL {version} as {user}")
+    if database.prepared() is None:
+        text = "transaction mode: limits are sent with each transaction, and no statements are prepared"
+        yield Finding("fine", "postgres", "pooler", text)
     if number < OLDEST:
         yield Finding(
             "warning", "postgres", "version", f"{version} is older than 13", "upgrade; 13 and later are tested"

@@ -13,12 +13,13 @@ from housekeeping import doctor
 from housekeeping.core.redis_client import redis_client
 from housekeeping.core.settings import Settings
 from housekeeping.core.wording import how_to_install
-from housekeeping.database.connection import Database, database
+from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.doctor import postgres as server
 from housekeeping.doctor.redis_server import _memory, _persistence
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers import configured_sweeps
 from tests.integration.doctor.conftest import Found
+from tests.pgbouncer_server import PgBouncer
 
 
 def said(found: Found, *levels: str) -> list[tuple[str, str]]:
@@ -203,3 +204,20 @@ def test_short_web_token_is_a_warning(complete: Settings, length: int, levels: l
     settings = complete.model_copy(update={"web_token": "x" * length})
 
     assert [each.level for each in doctor.web_token(settings, {})] == levels
+
+
+def test_pooler_in_transaction_mode_is_named(found: Found, complete: Settings, pooler: PgBouncer) -> None:
+    direct = database.obj
+    database.initialize(connect_to(pooler.through(complete.require_database_url())))
+    try:
+        through = [each.text for each in found("fine") if each.subject == "pooler"]
+    finally:
+        database.close()
+        database.initialize(direct)
+
+    assert through == ["transaction mode: limits are sent with each transaction, and no statements are prepared"]
+
+
+@pytest.mark.direct_only(reason="it is about a direct connection")
+def test_direct_connection_has_no_pooler(found: Found) -> None:
+    assert [each for each in found("fine", "warning") if each.subject == "pooler"] == []
