@@ -9,8 +9,9 @@ from typing import Any, Final
 import psycopg2
 from psycopg2.extensions import connection as Connection
 
-from benchmarks.comparison import LINES, OURS, Comparison, Contestant, Place
+from benchmarks.comparison import FLOOR, LINES, OURS, Comparison, Contestant, Place
 from benchmarks.contestants import Floor, composed, ours, run
+from benchmarks.pooler import through_pgbouncer
 from housekeeping.sweeps import RowLog, run_sweep
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker
 from housekeeping.workers.ci_stuck_builds.models import Build
@@ -251,6 +252,18 @@ COMPARISONS: Final = (
 #: Not run unless named: the rate must not depend on the backlog, and shards must not disturb each other.
 FURTHER: Final = (
     *(_growth(size) for size in (10_000, 100_000, 1_000_000)),
+    Comparison(
+        name="pgbouncer",
+        template="statuses",
+        models=(UserStatus,),
+        fill=fill_statuses,
+        undone=_UNDONE_STATUSES,
+        contestants={
+            FLOOR: through_pgbouncer(_STATUSES_FLOOR.contestants()[FLOOR]),
+            OURS: through_pgbouncer(ours(STATUSES)),
+        },
+        targets={OURS: 0.85},
+    ),
     Comparison(
         name="shards",
         template="statuses",

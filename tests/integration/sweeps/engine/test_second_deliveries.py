@@ -115,7 +115,7 @@ def await_waiting(admin: Connection) -> None:
         while time.monotonic() < deadline:
             cursor.execute(
                 "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted AND pid IN "
-                "(SELECT pid FROM pg_stat_activity WHERE application_name = 'housekeeping')"
+                "(SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'housekeeping%')"
             )
             if cursor.fetchone() != (0,):
                 return

@@ -144,6 +144,10 @@ def test_lost_redis_keys_repeat_attempts_but_no_effect(
     assert (noted["deleted"], noted["different"], noted["counted"]) == (100, 100, 100)
 
 
+#: A pooler would use another server, so that the client keeps its connection.
+_ENDS_ITS_SERVER = pytest.mark.direct_only(reason="it ends the server process of a connection")
+
+
 def breaking(commit: int, admin: Connection) -> Callable[[Database], Any]:
     """A COMMIT of which the one with this number takes effect, and its connection breaks before the answer."""
     commits, really_commit = list[int](), Database.commit
@@ -169,6 +173,7 @@ def performed_twice() -> tuple[RunResult, RunResult]:
         current_message.reset(message)
 
 
+@_ENDS_ITS_SERVER
 @pytest.mark.parametrize(("commit", "ends"), [(2, "failed"), (3, "failed"), (4, "done")])
 def test_batch_with_an_unanswered_commit_is_counted_once(
     add_statuses: AddStatuses,
@@ -193,6 +198,7 @@ def test_batch_with_an_unanswered_commit_is_counted_once(
     assert (noted["deleted"], noted["different"], noted["counted"]) == (25, 25, 25)
 
 
+@_ENDS_ITS_SERVER
 @pytest.mark.parametrize("sent", [False, True], ids=["lost before", "lost after"])
 @pytest.mark.parametrize("number", [1, 2, 3], ids=["first", "second", "last"])
 def test_batch_in_one_round_trip_survives_a_lost_connection(
@@ -283,6 +289,7 @@ def _run_and_disconnect() -> RunResult:
         database.close()
 
 
+@_ENDS_ITS_SERVER
 def test_retry_closes_the_row_of_an_unanswered_first_commit(
     add_statuses: AddStatuses, redis_client: redis.Redis, admin: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -253,6 +253,7 @@ def test_release_fences_off_a_holder_that_has_not_fenced_yet(
         held.fence()
 
 
+@pytest.mark.direct_only(reason="it changes its session")
 def test_open_transaction_of_the_holder_prevents_the_release(
     release: Release, run_at_work: runs.Attempt, settings: Settings, postgres: Database
 ) -> None:

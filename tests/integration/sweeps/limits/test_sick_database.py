@@ -25,6 +25,8 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses, Locked
 
+pytestmark = pytest.mark.direct_only(reason="it changes and ends sessions")
+
 SMALL = dataclasses.replace(sweep, batch_size=10)
 DUE = "now() - interval '1 hour' + interval '1 millisecond' * n"
 #: Makes the deletion of each status from the 21st on do this first, in PL/pgSQL.

@@ -22,6 +22,8 @@ from housekeeping.sweeps import Action, model_of, run_sweep
 from housekeeping.testing import assert_survives_kill
 from tests.integration.sweeps.table_models import django_shop as shop
 
+pytestmark = pytest.mark.direct_only(reason="Django sends options when it connects")
+
 TOKYO = "tests.integration.sweeps.table_models"
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 

@@ -24,6 +24,8 @@ from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.table_models.columns import EnumField, SqlField
 from tests.integration.sweeps.table_models import sqlalchemy_shop as shop
 
+pytestmark = pytest.mark.direct_only(reason="SQLAlchemy sends options when it connects")
+
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 Session = shop.Session
 
