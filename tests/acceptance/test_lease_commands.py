@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import redis
 
-from housekeeping.database.connection import Database
+from housekeeping.database.connection import Database, database
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.ledger.models import Lease
 from tests.acceptance.conftest import Command
@@ -26,6 +26,8 @@ def held(postgres: Database, redis_client: redis.Redis) -> ExclusiveLease:
     """Hold a lease in this process."""
     lease = ExclusiveLease(KEY, TTL, worker="reports")
     assert lease.try_obtain() is not None
+    with database.atomic():
+        lease.fence()
     return lease
 
 
