@@ -150,7 +150,7 @@ def _record_everything(recorder: _Recorder, alive: int) -> None:
 
     class Cursor(psycopg2.extensions.cursor):
         def execute(self, query: Any, vars: Any = None) -> None:
-            recorder.point(_short_statement(query if isinstance(query, str) else str(query)))
+            recorder.point(_short_statement(query.decode() if isinstance(query, bytes) else str(query)))
             super().execute(query, vars)
 
     def connect_and_share(*args: Any, **parameters: Any) -> Any:

@@ -23,20 +23,27 @@ from tests.acceptance.processes import started
 
 pytestmark = pytest.mark.slow
 
-#: {} is one of two packages.
+#: {} and {package} are one of two packages.
 SENDING = "from {}.tasks import send_reminders; send_reminders.send()"
 LATE = """
 from datetime import timedelta
 
 import housekeeping
-from housekeeping.leases.fencing import Lease
 from housekeeping.core.errors import LeaseLost
-from housekeeping.leases.lease import current_lease
-from {}.tasks import send_reminders
+from housekeeping.core.redis_client import shared_redis
+from housekeeping.database.connection import database
+from housekeeping.leases.lease import RedisLeaseStore, current_lease
+from {package}.tasks import send_reminders
 
+another = housekeeping.ExclusiveLease("reminders", timedelta(minutes=10))
 with housekeeping.ExclusiveLease("reminders", timedelta(minutes=10)) as lease:
     current_lease.set(lease)  # as if its message were at work
-    Lease.update(epoch=Lease.epoch + 1).execute()  # another one began while this one slept
+    if {has_fenced}:
+        with database.atomic():
+            lease.fence()
+    leases = RedisLeaseStore(shared_redis.get(), shared_redis.namespace)
+    leases.release("reminders", leases.owner("reminders"))  # as if it slept for more than the ttl
+    assert another.try_obtain() is not None
     try:
         send_reminders.fn()
     except LeaseLost:
@@ -106,10 +113,13 @@ def test_leased_actor_commits_on_its_applications_connection(
     assert [lease.key for lease in Lease.select()] == ["reminders"]
 
 
+@pytest.mark.parametrize("has_fenced", [False, True])
 def test_actor_whose_lease_passed_on_cannot_commit_on_its_connection(
-    reminding: Application, admin: Connection, tmp_path: Path
+    reminding: Application, admin: Connection, tmp_path: Path, has_fenced: bool
 ) -> None:
-    reminding.run(LATE.format(reminding.module.partition(".")[0]), tmp_path / "late.log")
+    package = reminding.module.partition(".")[0]
+
+    reminding.run(LATE.format(package=package, has_fenced=has_fenced), tmp_path / "late.log")
 
     assert sent(reminding, admin) == [("due", False), ("later", False)]
 

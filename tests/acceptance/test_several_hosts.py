@@ -18,6 +18,7 @@ from housekeeping.workers.ci_stuck_builds.models import Build
 from tests.acceptance.hosts import Network, network, servers
 from tests.acceptance.processes import Process, eventually, started
 from tests.conftest import Urls
+from tests.spare_schema import SpareSchema
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +39,13 @@ def lan() -> Iterator[Network]:
 def urls(lan: Network) -> Iterator[Urls]:
     with servers(lan.address) as urls:
         yield urls
+
+
+@pytest.fixture(scope="module")
+def spare_schema(urls: Urls) -> Iterator[SpareSchema]:
+    spare = SpareSchema(urls.database)
+    yield spare
+    spare.close()
 
 
 @pytest.fixture
