@@ -14,7 +14,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.wording import counted
 from housekeeping.database.clock_skew import database_now
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger import runs, schema
+from housekeeping.sweeps.ledger import run_queries, schema
 from housekeeping.sweeps.processes.alerts import NO_SCHEDULER, process_alerts
 from housekeeping.sweeps.processes.heartbeats import read_processes
 from housekeeping.sweeps.registry import Finding
@@ -52,7 +52,7 @@ def _processes(settings: Settings, sweeps: dict[str, Sweep], lengths: dict[str, 
     now = database_now()
     processes = read_processes(redis_client(settings.require_redis_url()), settings.namespace, now)
     waiting = {name: each.waiting for name, each in lengths.items()}
-    ever_ran = runs.any_by_a_worker_process()
+    ever_ran = run_queries.any_by_a_worker_process()
     alerts = process_alerts(sweeps.values(), processes, waiting, now, settings.timezone, ever_ran=ever_ran)
     for alert in alerts:
         yield Finding("warning", "processes", "scheduler" if alert.name == NO_SCHEDULER else "worker", str(alert))

@@ -14,7 +14,7 @@ from housekeeping.database.catalog import Table, is_absent, optional_fields, tab
 from housekeeping.doctor.grants import users_of
 from housekeeping.sweeps.checks.statements import FITTING, KNOWN_TYPES, UNZONED, ZONED, updated_columns, used_fields
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.error_mapping import is_unavailable
+from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
 from housekeeping.sweeps.registry import Finding
 from housekeeping.workers import families
 

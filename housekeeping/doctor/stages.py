@@ -19,7 +19,7 @@ from housekeeping.database.primary_key import declared_key_columns, vouches_for_
 from housekeeping.sweeps.checks.references import sampled_references
 from housekeeping.sweeps.checks.unique_keys import key_in_model, wrong_key
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.error_mapping import is_unavailable
+from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.registry import Finding
 from housekeeping.sweeps.stages.stage import Explainable, ExplainQuery

@@ -37,7 +37,8 @@ from housekeeping.sweeps.deferral import deferred
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.ledger.outbox import store as store_in_outbox
-from housekeeping.sweeps.ledger.runs import HEARTBEAT, at_work
+from housekeeping.sweeps.ledger.run_queries import at_work
+from housekeeping.sweeps.ledger.runs import HEARTBEAT
 from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
 from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.sweeps.limits.throttle import ThrottleLimits

@@ -26,7 +26,7 @@ from housekeeping.sweeps.family_setup import by_problem
 from housekeeping.sweeps.insight.alerts import Alert
 from housekeeping.sweeps.insight.backlog import Ended, last_ended
 from housekeeping.sweeps.insight.status import WorkerStatus, worker_status
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_queries
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
 from housekeeping.sweeps.processes.alerts import process_alerts
 from housekeeping.sweeps.processes.heartbeats import UNKNOWN, Processes, read_processes
@@ -136,7 +136,7 @@ class SnapshotCache:
         found.processes = read_processes(client, settings.namespace, found.at)
         ever_ran = True  # assumed if the ledger cannot be read
         with _noting(found.errors), translate_postgres_errors():
-            ever_ran = runs.any_by_a_worker_process()
+            ever_ran = run_queries.any_by_a_worker_process()
         found.alerts = process_alerts(
             [sweep for name, sweep in self.sweeps.items() if name not in found.problems],
             found.processes,

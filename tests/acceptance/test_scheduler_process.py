@@ -15,7 +15,7 @@ import redis
 
 from housekeeping import embedded
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_start
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers import BUILT_IN
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -90,7 +90,7 @@ def test_scheduler_catches_up_after_an_outage(  # S4, S5
 ) -> None:
     environment["HOUSEKEEPING_WORKERS"] = OTHERS_OFF
     environment["HOUSEKEEPING_BUILT_IN"] = "all"  # also without their tables
-    runs.record(
+    run_start.record(
         STATUSES,
         "skipped",
         "paused",
@@ -156,7 +156,7 @@ def _kill_and_restart_a_scheduler(
     environment["HOUSEKEEPING_WORKERS"] = json.dumps({**others, STATUSES: {"schedule": "0 0 1 1 *"}})
     new_year = datetime(datetime.now(UTC).year, 1, 1, tzinfo=UTC)
     two_years_before = new_year.replace(year=new_year.year - 2)
-    runs.record(STATUSES, "skipped", "paused", message_id=None, tick=two_years_before, trigger="schedule")
+    run_start.record(STATUSES, "skipped", "paused", message_id=None, tick=two_years_before, trigger="schedule")
     in_the_folder = os.pathsep.join(filter(None, [str(tmp_path), environment.get("PYTHONPATH", "")]))
 
     with started([*SCHEDULER, "dying"], environment | {"PYTHONPATH": in_the_folder}, tmp_path / "killed") as killed:

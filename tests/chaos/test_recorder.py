@@ -8,7 +8,7 @@ import pytest
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_start, runs
 from housekeeping.sweeps.ledger.schema import use_database
 from tests.chaos.conftest import MakeTrial
 from tests.chaos.families import BUILDS
@@ -27,8 +27,8 @@ def trial(make_trial: MakeTrial) -> Iterator[Trial]:
     database.close()
 
 
-def begun() -> runs.Attempt:
-    attempt = runs.begin(BUILDS.actor, message_id=None, tick=None, trigger="cli", lease=(KEY, "somebody"))
+def begun() -> run_start.Attempt:
+    attempt = run_start.begin(BUILDS.actor, message_id=None, tick=None, trigger="cli", lease=(KEY, "somebody"))
     assert attempt is not None
     return attempt
 

@@ -13,7 +13,7 @@ from peewee import OperationalError
 from housekeeping.core.errors import LeaseLost, RunTakenOver
 from housekeeping.database.compiled_query import CompiledQuery
 from housekeeping.database.connection import Database, database
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_queries, run_start, runs
 from housekeeping.sweeps.ledger.models import Run
 from tests.simulator import virtual_time
 from tests.simulator.database import SimulatedDatabase
@@ -110,13 +110,13 @@ def two(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     database.initialize(None)
 
 
-def begun(message_id: str = "m1", token: str = "t1", lease: str | None = "k") -> runs.Attempt | None:
-    return runs.begin(
+def begun(message_id: str = "m1", token: str = "t1", lease: str | None = "k") -> run_start.Attempt | None:
+    return run_start.begin(
         "w", message_id=message_id, tick=_TICK, trigger="enqueue", lease=None if lease is None else (lease, token)
     )
 
 
-def in_batch(attempt: runs.Attempt, then: Callable[[], None] = lambda: None) -> None:
+def in_batch(attempt: run_start.Attempt, then: Callable[[], None] = lambda: None) -> None:
     with database.atomic():
         runs.advance(attempt.run_id, {"settled": 1}, {"pass": "rows", "after": [1]}, ("k", attempt.epoch or 0))
         then()
@@ -203,14 +203,14 @@ def test_rolled_back_changes_are_invisible(two: Two) -> None:
 def test_holder_is_gone_after_its_run_ended(two: Two) -> None:
     def work() -> None:
         run = _sure(begun())
-        assert not runs.holder_is_gone("w", "k", "t1")
-        assert not runs.holder_is_gone("w", "k", "another")
+        assert not run_queries.holder_is_gone("w", "k", "t1")
+        assert not run_queries.holder_is_gone("w", "k", "another")
         runs.fail(run.run_id, "failed", "why", None, {})
-        assert runs.holder_is_gone("w", "k", "t1")
+        assert run_queries.holder_is_gone("w", "k", "t1")
 
     assert alone(two, work) == ["first"]
 
 
-def _sure(attempt: runs.Attempt | None) -> runs.Attempt:
+def _sure(attempt: run_start.Attempt | None) -> run_start.Attempt:
     assert attempt is not None
     return attempt

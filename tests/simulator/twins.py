@@ -18,7 +18,7 @@ from housekeeping.middleware.deduplication import scripts
 from housekeeping.middleware.deduplication.middleware import Deduplication
 from housekeeping.middleware.schedule import tick_recorder, tick_store
 from housekeeping.sweeps.engine.executor import Executor
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_queries, run_start, runs
 from housekeeping.sweeps.ledger.models import NOW, Lease
 
 Twin = Callable[[], None]
@@ -47,7 +47,7 @@ def epoch_stays_the_same() -> None:
         Lease.insert({Lease.key: key, **taken}).on_conflict(conflict_target=[Lease.key], update=taken).execute()
         return 1
 
-    module: Any = runs
+    module: Any = run_start
     module.next_epoch = first
 
 
@@ -84,7 +84,7 @@ def unavailable_redis_grants_leases() -> None:
 
 def living_holder_considered_dead() -> None:
     """Take over the lease of a living run."""
-    runs.holder_is_gone = lambda worker, key, token: True
+    run_queries.holder_is_gone = lambda worker, key, token: True
 
 
 def key_kept_by_a_message_that_did_not_start() -> None:
@@ -215,7 +215,7 @@ def cursor_before_the_batch() -> None:
 
 def completion_not_recorded_in_the_ledger() -> None:
     """Start another run for a redelivery of a completed sweep."""
-    runs.completed = lambda message_id: False
+    run_queries.completed = lambda message_id: False
 
 
 def retry_lost_while_redis_is_away() -> None:

@@ -11,7 +11,7 @@ from housekeeping.leases.renewal import Renewal
 from housekeeping.middleware.connections import Connections
 from housekeeping.middleware.idempotency import Idempotency
 from housekeeping.middleware.schedule.middleware import Schedule
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_queries, runs
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.object_storage import claims
 from tests.twins import Twin
@@ -32,11 +32,11 @@ def _counts_a_begun_run_as_done(patch: pytest.MonkeyPatch) -> None:
     def begun(message_id: str) -> bool:
         return bool(Run.select(Run.id).where(Run.message_id == message_id).exists())
 
-    patch.setattr(runs, "completed", begun)
+    patch.setattr(run_queries, "completed", begun)
 
 
 def _repeats_completed_messages(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(runs, "completed", lambda message_id: False)
+    patch.setattr(run_queries, "completed", lambda message_id: False)
 
 
 def _discards_counts_of_a_failed_run(patch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def _ignores_the_applications_key(patch: pytest.MonkeyPatch) -> None:
 
 
 def _never_considers_a_run_dead(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(runs, "holder_is_gone", lambda *arguments: False)
+    patch.setattr(run_queries, "holder_is_gone", lambda *arguments: False)
 
 
 def _never_takes_over_claims(patch: pytest.MonkeyPatch) -> None:

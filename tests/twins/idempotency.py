@@ -14,7 +14,7 @@ from housekeeping.middleware.idempotency import Idempotency
 from housekeeping.sweeps import registration
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_queries, run_start
 from housekeeping.sweeps.stages.actions import Delete, Write
 from tests.twins import Twin
 
@@ -29,7 +29,7 @@ def _records_no_completion(patch: pytest.MonkeyPatch) -> None:
 
 
 def _ignores_completions_in_the_ledger(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(runs, "completed", lambda message_id: False)
+    patch.setattr(run_queries, "completed", lambda message_id: False)
 
 
 def _runs_a_second_delivery(patch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def _records_completion_after_a_takeover(patch: pytest.MonkeyPatch) -> None:
 
 
 def _starts_without_locking_the_message_id(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(runs, "_lock_message", lambda message_id: None)
+    patch.setattr(run_start, "_lock_message", lambda message_id: None)
 
 
 def _renews_the_mark_after_the_end(patch: pytest.MonkeyPatch) -> None:

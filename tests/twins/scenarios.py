@@ -12,7 +12,7 @@ from peewee import OperationalError
 
 from housekeeping.database import connection, peewee_database
 from housekeeping.sweeps.engine import executor
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_start, runs
 from housekeeping.sweeps.stages import bisection
 from housekeeping.workers.batched_git_ref_updates import cleanup
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import (
@@ -45,7 +45,7 @@ def _considers_no_run_dead(patch: pytest.MonkeyPatch) -> None:
 
 
 def _starts_over(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(runs, "_stopped_at", lambda *args: None)
+    patch.setattr(run_start, "_stopped_at", lambda *args: None)
 
 
 def _counts_rows_as_failed_for_the_server(patch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.engine import run_end, run_lease
-from housekeeping.sweeps.ledger import lease_admin, runs
+from housekeeping.sweeps.ledger import lease_admin, run_start, runs
 from housekeeping.sweeps.ledger.models import Run
 from tests.twins import Twin
 from tests.twins.planting import instead
@@ -63,8 +63,8 @@ def _counts_the_unanswered_batch_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def _leaves_dead_attempts_open(patch: pytest.MonkeyPatch) -> None:
-    begin = runs.begin
-    patch.setattr(runs, "begin", lambda worker, **given: begin(worker, **{**given, "message_id": None}))
+    begin = run_start.begin
+    patch.setattr(run_start, "begin", lambda worker, **given: begin(worker, **{**given, "message_id": None}))
 
 
 TWINS: Final[list[Twin]] = [

@@ -59,7 +59,7 @@ def test_built_in_workers_use_only_public_names(path: Path) -> None:
     [
         "import housekeeping.sweeps.ledger.runs",
         "from housekeeping.sweeps.ledger import runs as ledger",
-        "from housekeeping.sweeps.ledger.runs import begin",
+        "from housekeeping.sweeps.ledger.runs import advance",
         "def late():\n    from housekeeping.sweeps.engine.executor import Executor",
         "from housekeeping.database import connection as db",
     ],

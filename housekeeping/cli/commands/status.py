@@ -22,9 +22,9 @@ from housekeeping.core.wording import counted, format_duration
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
 from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.presentation.formatting import describe_override, format_age, format_run_counts, format_time
-from housekeeping.sweeps.engine.rejection_store import Standing
+from housekeeping.sweeps.engine.failures.rejection_store import Standing
 from housekeeping.sweeps.insight.status import WorkerStatus, outcome_in_words, worker_status
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_queries
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
 from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.sweeps.processes.alerts import process_alerts
@@ -55,7 +55,7 @@ def status(as_json: bool) -> None:
             clock = read_database_clock()
             now = clock.server_at
             statuses = [worker_status(sweep, now, settings.timezone) for sweep in sweeps.values()]
-            ever_ran = runs.any_by_a_worker_process()
+            ever_ran = run_queries.any_by_a_worker_process()
             problems = {each.worker: each.problem for each in statuses if each.problem is not None}
         queues, leases, unreachable = _redis(settings, sorted({sweep.queue for sweep in sweeps.values()}))
         client = None if settings.redis_url is None else redis_client(settings.redis_url)

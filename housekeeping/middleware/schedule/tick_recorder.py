@@ -18,7 +18,7 @@ from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.connection import database
 from housekeeping.middleware.schedule.tick_store import Note, TickStore, from_seconds
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_queries, run_start
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.runs import Outcome
 
@@ -71,7 +71,7 @@ class TickRecorder:
             return
         row = outcome_row(outcome, reason, message_id)
         try:
-            runs.record(worker, **row, tick=tick, trigger="schedule")
+            run_start.record(worker, **row, tick=tick, trigger="schedule")
         except PeeweeException as error:
             self._keep(worker, tick, row, error)
 
@@ -170,7 +170,7 @@ def _write_missed(worker: str, cron: Cron, after: datetime, last: datetime) -> N
         missed = cron.count(max(after, known or after), last, _MAX_COUNTED)
         if not missed:
             return
-        runs.record(
+        run_start.record(
             worker,
             "missed",
             "no_scheduler",
@@ -213,7 +213,7 @@ def _write_once(worker: str, tick: datetime, row: dict[str, Any], *, unless_any:
         if not unless_any:
             there &= Run.outcome == row["outcome"]
         if not Run.select(Run.id).where(there).exists():
-            runs.record(worker, **row, tick=tick, trigger="schedule")
+            run_start.record(worker, **row, tick=tick, trigger="schedule")
 
 
 def _lock_ticks(worker: str) -> None:
@@ -240,7 +240,7 @@ def is_completed(message_id: str) -> bool:
     if database.obj is None:
         return False
     try:
-        return runs.completed(message_id)
+        return run_queries.completed(message_id)
     except PeeweeException as error:
         logger.error("Ledger could not be read", message_id=message_id, error=error_line(error))
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -19,17 +19,28 @@ from housekeeping.core.telemetry.context import span
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.connection import database, is_connection_lost, sqlstate
 from housekeeping.sweeps.engine.announcing import Announcer
-from housekeeping.sweeps.engine.batch_bisection import BatchBisection
 from housekeeping.sweeps.engine.batch_sizing import BatchSizer
 from housekeeping.sweeps.engine.counts import added, flagged
-from housekeeping.sweeps.engine.failure_streak import MOST_FAILURES, FailureStreak
+from housekeeping.sweeps.engine.failures.batch_bisection import BatchBisection
+from housekeeping.sweeps.engine.failures.failure_streak import MOST_FAILURES, FailureStreak
 from housekeeping.sweeps.engine.one_round_trip import OneRoundTrip
 from housekeeping.sweeps.engine.run_context import RunProgress, RunRequest
 from housekeeping.sweeps.engine.run_lease import RunLease
+from housekeeping.sweeps.engine.run_state import (
+    DONE,
+    OUT_OF_TIME,
+    PAUSED,
+    SHUTDOWN,
+    STOPPED,
+    THROTTLED,
+    RunState,
+    Verdict,
+)
 from housekeeping.sweeps.engine.traversal import Place, Traversal
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.overrides import Override
-from housekeeping.sweeps.ledger.runs import Attempt, Counts, Cursor, Outcome
+from housekeeping.sweeps.ledger.run_start import Attempt
+from housekeeping.sweeps.ledger.runs import Counts, Cursor
 from housekeeping.sweeps.limits.breaker import RowLimit
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.limits.throttle import Throttle
@@ -44,31 +55,6 @@ _RETRYABLE: Final = ("40001", "40P01")
 _TRIES: Final = 4
 _LONGEST_ERROR: Final = 300  # characters of an error in a log line
 _LOCK_TIMEOUT: Final = "55P03"
-
-#: How a run ends: outcome and reason.
-Verdict = tuple[Outcome, str | None]
-_DONE: Final[Verdict] = ("done", None)
-_PAUSED: Final[Verdict] = ("partial", "paused")
-_SHUTDOWN: Final[Verdict] = ("partial", "shutdown")
-_OUT_OF_TIME: Final[Verdict] = ("partial", "out_of_time")
-_THROTTLED: Final[Verdict] = ("partial", "gate")
-#: Verdicts of a run that was stopped. It does not fail with a pending error, because the next run meets it as well.
-_STOPPED: Final = (_SHUTDOWN, _PAUSED)
-
-
-@dataclass(frozen=True, slots=True)
-class RunState:
-    """State of a run between two batches.
-
-    Attributes:
-      counts: What the run has counted.
-      place: Where the next batch begins.
-      verdict: How the run ends; None while it continues.
-    """
-
-    counts: Counts
-    place: Place
-    verdict: Verdict | None = None
 
 
 class Executor:
@@ -142,7 +128,7 @@ class Executor:
                 if not self._throttle.is_active or sqlstate(error) != _LOCK_TIMEOUT:
                     raise
                 # Parts of the batch may have been committed.
-                return self._end_between_batches(replace(state, counts=self._progress.counts), _THROTTLED)
+                return self._end_between_batches(replace(state, counts=self._progress.counts), THROTTLED)
         self._progress.saw_everything = (
             state.verdict[0] == "done" and self._request.sweep.shards == 1 and self._traversal.sees_everything()
         )
@@ -192,19 +178,20 @@ class Executor:
     ) -> tuple[BatchResult, RunState]:
         """Commit the batch in one statement. If it fails, process the batch in a transaction, which shows the cause."""
         ends_stage = BatchResult(position=batch.after)
-        ends_run = self.continued(before, ends_stage).verdict == _DONE and stage.position_after(batch, None, 0)[1]
+        ends_run = self.continued(before, ends_stage).verdict == DONE and stage.position_after(batch, None, 0)[1]
         try:
             done = self._one_round_trip.commit(
                 stage,
                 batch,
                 counts=before.counts,
                 cursor=self._cursor(before.place),
-                ends_run=ends_run and self._error_at_end(_DONE, ends_stage) is None,
+                ends_run=ends_run and self._error_at_end(DONE, ends_stage) is None,
             )
         except (PeeweeException, HousekeepingError) as error:
             if is_timeout(error):
                 raise
-            if is_connection_lost(error) and (found := self._continue_after_lost_answer(before, error)) is not None:
+            found = self._one_round_trip.after_lost_answer(before, error) if is_connection_lost(error) else None
+            if found is not None:
                 return found
             level = logging.WARNING if sqlstate(error) in _RETRYABLE else logging.DEBUG
             logger.log(level, "A batch is tried again", error=shortened(error_line(error), _LONGEST_ERROR))
@@ -219,26 +206,7 @@ class Executor:
         if verdict is None and not self.sizer.is_paused:
             return done.result, state
         with database.atomic():
-            return done.result, self._record_end(state, verdict or _PAUSED, done.result)
-
-    def _continue_after_lost_answer(self, before: RunState, error: Exception) -> tuple[BatchResult, RunState] | None:
-        """Return the state that the batch has written, although its answer was lost; None if it wrote nothing.
-
-        Raises:
-          Exception: The given error, if it is unknown what the batch may still write.
-          RunTakenOver, peewee.PeeweeException: As `runs.resynchronize`.
-        """
-        if self._one_round_trip.heartbeat_at is None:
-            raise error
-        found = runs.resynchronize(self._run_id, self._one_round_trip.heartbeat_at)
-        self._one_round_trip.heartbeat_at = None
-        logger.warning("The connection was lost, the run continues", error=error_line(error))
-        if found is None:
-            return None
-        after = tuple(found.cursor["after"]) if found.cursor and found.cursor["after"] else None
-        state = replace(before, counts=found.counts, place=replace(before.place, after=after))
-        result = BatchResult(position=after, exhausted=found.is_closed)
-        return result, replace(state, verdict=_DONE if found.is_closed else None)
+            return done.result, self._record_end(state, verdict or PAUSED, done.result)
 
     def commit(
         self,
@@ -269,7 +237,7 @@ class Executor:
             self.sizer.apply(self._advance(state.counts, state.place))
             if not self.sizer.is_paused:
                 return state
-            verdict = _PAUSED
+            verdict = PAUSED
         return self._record_end(state, verdict, result)
 
     def _record_end(self, state: RunState, verdict: Verdict, result: BatchResult) -> RunState:
@@ -293,7 +261,7 @@ class Executor:
         """Return the state at the place where the run continues, with the verdict ``done`` if nothing is left."""
         place = self._traversal.next(before.place, result, may_restart=self._left_stage is None)
         if place is None:
-            return replace(before, place=replace(before.place, after=result.position), verdict=_DONE)
+            return replace(before, place=replace(before.place, after=result.position), verdict=DONE)
         return replace(before, place=place)
 
     def after_commit(self, stage: Stage, batch: Batch, result: BatchResult, state: RunState) -> None:
@@ -344,8 +312,8 @@ class Executor:
 
     def end_within_batch(self, state: RunState) -> RunState:
         """End the run within a batch that is being bisected; the next run begins with the rest of it."""
-        verdict = _SHUTDOWN if self._request.stopping.is_set() else _OUT_OF_TIME
-        verdict = self._end_between_batches(state, _PAUSED if self.sizer.is_paused else verdict)
+        verdict = SHUTDOWN if self._request.stopping.is_set() else OUT_OF_TIME
+        verdict = self._end_between_batches(state, PAUSED if self.sizer.is_paused else verdict)
         return replace(state, counts=self._progress.counts, verdict=verdict)
 
     def _end_between_batches(self, state: RunState, verdict: Verdict) -> Verdict:
@@ -355,10 +323,10 @@ class Executor:
           Exception: The preflight's error, unless the run was stopped; the row stays open for it.
         """
         counts = flagged(state.counts, verdict, self._budget.exceeded)
-        if verdict == _THROTTLED:
+        if verdict == THROTTLED:
             counts |= self._throttle.as_count()
         state = replace(state, counts=counts)
-        error = None if verdict in _STOPPED else self._progress.preflight.error
+        error = None if verdict in STOPPED else self._progress.preflight.error
         with database.atomic():
             if error is None:
                 self._finish(verdict, state)
@@ -377,10 +345,10 @@ class Executor:
         if self._throttle.hold(self._time_is_up) is None:
             return None
         if self._request.stopping.is_set():
-            return _SHUTDOWN
+            return SHUTDOWN
         if self.sizer.is_paused:
-            return _PAUSED
-        return None if is_first else _THROTTLED
+            return PAUSED
+        return None if is_first else THROTTLED
 
     def _verdict(self, state: RunState, result: BatchResult) -> Verdict | None:
         if result.stop is not None:
@@ -390,12 +358,12 @@ class Executor:
         if (reached := self._row_limit.reached(state.counts)) is not None:
             return reached
         if self._request.stopping.is_set():
-            return _SHUTDOWN
-        return _OUT_OF_TIME if self._budget.exceeded() else None
+            return SHUTDOWN
+        return OUT_OF_TIME if self._budget.exceeded() else None
 
     def _error_at_end(self, verdict: Verdict, result: BatchResult) -> BaseException | None:
         """Return the error that a run with this verdict ends with instead; None for a run that was stopped."""
-        if verdict in _STOPPED:
+        if verdict in STOPPED:
             return None
         return (
             result.unreachable or (self._left_stage[1] if self._left_stage else None) or self._progress.preflight.error

@@ -8,19 +8,23 @@ finds out what is wrong.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 from peewee import JOIN, OP, SQL, Case, Expression, Query, Select, Value, fn
 
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry.context import span
+from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.catalog import table_if_visible
 from housekeeping.database.compiled_query import Parameter
 from housekeeping.database.prepared_query import PreparedQuery
-from housekeeping.sweeps.ledger import runs
-from housekeeping.sweeps.ledger.overrides import Override
-from housekeeping.sweeps.ledger.runs import Attempt, Counts, Cursor
+from housekeeping.sweeps.engine.run_state import DONE, RunState
+from housekeeping.sweeps.ledger import batch_row
+from housekeeping.sweeps.ledger.overrides import Override, override_from
+from housekeeping.sweeps.ledger.run_start import Attempt
+from housekeeping.sweeps.ledger.runs import Counts, Cursor
 from housekeeping.sweeps.stages.batch_statement import (
     changes,
     columns_of,
@@ -33,6 +37,8 @@ from housekeeping.sweeps.stages.batch_statement import (
 )
 from housekeeping.sweeps.stages.stage import Batch, BatchResult
 from housekeeping.sweeps.stages.table_stage import TableStage
+
+logger = named_logger(__name__)
 
 #: Text that PostgreSQL cannot read as a boolean, so that the statement fails with it.
 REFUSED: Final = "housekeeping: batch refused"
@@ -96,9 +102,28 @@ class OneRoundTrip:
                 *stage.position_after(batch, None if position is None else tuple(position), picked),
                 rows=stage.records([row[1:] for row in rows if row[0]]) if with_rows else (),
             ),
-            runs.override_from_json(self._worker, override),
+            override_from(self._worker, override),
             is_closed=ends_run and picked < stage.batch_size,
         )
+
+    def after_lost_answer(self, before: RunState, error: Exception) -> tuple[BatchResult, RunState] | None:
+        """Return the state that the batch has written, although its answer was lost; None if it wrote nothing.
+
+        Raises:
+          Exception: The given error, if it is unknown what the batch may still write.
+          RunTakenOver, peewee.PeeweeException: As `resynchronize`.
+        """
+        if self.heartbeat_at is None:
+            raise error
+        found = batch_row.resynchronize(self._run_id, self.heartbeat_at)
+        self.heartbeat_at = None
+        logger.warning("The connection was lost, the run continues", error=error_line(error))
+        if found is None:
+            return None
+        after = tuple(found.cursor["after"]) if found.cursor and found.cursor["after"] else None
+        state = replace(before, counts=found.counts, place=replace(before.place, after=after))
+        result = BatchResult(position=after, exhausted=found.is_closed)
+        return result, replace(state, verdict=DONE if found.is_closed else None)
 
     def _compiled(self, stage: TableStage, with_rows: bool, before: Counts, batch: Batch) -> PreparedQuery:
         query = self._query(stage, with_rows, before, batch)
@@ -139,7 +164,7 @@ class OneRoundTrip:
             for part in (Value(key), fn.JSONB_EXTRACT_PATH_TEXT(counts, key).cast("bigint") + value)
         ]
         place = fn.JSONB_BUILD_OBJECT("pass", stage.name, "after", position)
-        advanced, accepted = runs.advance_cte(
+        advanced, accepted = batch_row.advance_cte(
             self._run_id,
             self._lease,
             counts=counts.concat(fn.JSONB_BUILD_OBJECT(*added)),

@@ -11,7 +11,7 @@ from typing import Any
 from housekeeping.core.clock import SYSTEM_CLOCK, Clock, ServerClock
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.counts import initial_counts
-from housekeeping.sweeps.engine.rejections import Rejections
+from housekeeping.sweeps.engine.failures.rejections import Rejections
 from housekeeping.sweeps.ledger.runs import Counts, Resume, Trigger
 from housekeeping.sweeps.limits.db_health import HealthSource
 from housekeeping.sweeps.stages.stage import Position, PreflightResult

@@ -14,9 +14,9 @@ from housekeeping.core.telemetry.error_reporting import report
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease
 from housekeeping.sweeps.engine.counts import CLOCK_SKEW, initial_counts
-from housekeeping.sweeps.engine.error_mapping import classify_error, is_unreachable, reason_of
+from housekeeping.sweeps.engine.failures.error_mapping import classify_error, is_unreachable, reason_of
 from housekeeping.sweeps.engine.run_context import RunProgress, RunRequest
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_start, runs
 from housekeeping.sweeps.ledger.runs import Counts, Outcome
 from housekeeping.sweeps.limits.first_run import UNCONFIRMED
 
@@ -78,7 +78,7 @@ def _record_without_row(request: RunRequest, progress: RunProgress, end: RunEnd)
     if end.error is not None and is_unreachable(end.error):
         return end
     try:
-        row = runs.record(
+        row = run_start.record(
             request.sweep.name,
             end.outcome,
             end.reason or "",

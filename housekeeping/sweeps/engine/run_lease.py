@@ -12,7 +12,7 @@ from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.leases.lease_token import holder_of
 from housekeeping.sweeps.engine.run_context import RunRequest
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_queries
 
 logger = named_logger(__name__)
 
@@ -80,7 +80,7 @@ def _take_over(lease: ExclusiveLease, worker: str, message_id: str | None) -> st
     # Application code and plain actors may hold the same key. The ledger knows nothing about them.
     if owner is None or holder_of(owner).worker != worker:
         return None
-    if not (_is_of(message_id, owner) or runs.holder_is_gone(worker, lease.key, owner)):
+    if not (_is_of(message_id, owner) or run_queries.holder_is_gone(worker, lease.key, owner)):
         return None
     logger.info("Lease is taken over from a run that is gone", lease=lease.key)
     return lease.take_over(owner)
@@ -89,4 +89,4 @@ def _take_over(lease: ExclusiveLease, worker: str, message_id: str | None) -> st
 def _is_of(message_id: str | None, owner: str) -> bool:
     """Return whether the holder is an earlier attempt at this message that never began or has ended."""
     is_same_message = message_id is not None and holder_of(owner).message_id == message_id
-    return is_same_message and not runs.is_unfinished(str(message_id))
+    return is_same_message and not run_queries.is_unfinished(str(message_id))

@@ -24,14 +24,14 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine import run_metrics
 from housekeeping.sweeps.engine.counts import CLOCK_SKEW
 from housekeeping.sweeps.engine.executor import Executor
-from housekeeping.sweeps.engine.rejection_store import subject_of
-from housekeeping.sweeps.engine.rejections import Rejections
+from housekeeping.sweeps.engine.failures.rejection_store import subject_of
+from housekeeping.sweeps.engine.failures.rejections import Rejections
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.run_context import RunProgress, RunRequest
 from housekeeping.sweeps.engine.run_end import RunEnd, end_of_error, record_end
 from housekeeping.sweeps.engine.run_lease import run_lease
 from housekeeping.sweeps.insight.alerts import breaker_alerts, send_alerts
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_queries, run_start, runs
 from housekeeping.sweeps.ledger.overrides import Override, override_of
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits.breaker import Verdict, check, processed_rows, usual_rows
@@ -144,7 +144,7 @@ def _run(request: RunRequest, progress: RunProgress, budget: RunBudget) -> RunEn
             return _end_without_lease(request, progress)
 
         # The ledger row, with the epoch of the lease.
-        attempt = runs.begin(
+        attempt = run_start.begin(
             sweep.name,
             message_id=request.message_id,
             tick=request.tick,
@@ -206,7 +206,7 @@ def _reason_to_skip(request: RunRequest, override: Override | None) -> str | Non
 
 
 def _end_without_lease(request: RunRequest, progress: RunProgress) -> RunEnd:
-    if request.message_id is not None and runs.is_unfinished(request.message_id):
+    if request.message_id is not None and run_queries.is_unfinished(request.message_id):
         # The lease is that of a dead attempt at this message, which is not yet known to be dead. To end the message
         # here would lose its work.
         return RunEnd("skipped", "lease_held", retry_after=runs.HEARTBEAT, is_recorded=True)
@@ -215,7 +215,7 @@ def _end_without_lease(request: RunRequest, progress: RunProgress) -> RunEnd:
     return RunEnd("skipped", "lease_held")
 
 
-def _report_begin(request: RunRequest, progress: RunProgress, attempt: runs.Attempt) -> None:
+def _report_begin(request: RunRequest, progress: RunProgress, attempt: run_start.Attempt) -> None:
     progress.recorded(request, attempt.run_id, attempt.started_at)
     progress.rejected_before = attempt.rejected
     if request.on_begin is not None:
@@ -264,7 +264,7 @@ def _remember_predicate(request: RunRequest, progress: RunProgress, end: RunEnd)
     if progress.predicate is None or progress.run_id is None or not (completed or request.confirmed):
         return
     try:
-        runs.remember_predicate(progress.run_id, progress.predicate)
+        run_queries.remember_predicate(progress.run_id, progress.predicate)
     except PeeweeException as error:
         logger.warning("Could not write the predicate's fingerprint", error=error_line(error))
 

@@ -13,8 +13,8 @@ from housekeeping.core.cron import Cron
 from housekeeping.core.sanitize import error_line
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.engine.counts import in_order
-from housekeeping.sweeps.engine.error_mapping import is_unavailable
-from housekeeping.sweeps.engine.rejection_store import Standing, standing
+from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
+from housekeeping.sweeps.engine.failures.rejection_store import Standing, standing
 from housekeeping.sweeps.insight.alerts import (
     DEFAULT_COUNT_LIMIT,
     UNKNOWN_BACKLOG,

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from peewee import EXCLUDED
+from peewee import EXCLUDED, fn
 
 from housekeeping.database.connection import database
-from housekeeping.sweeps.ledger.models import NOW, Switch, SwitchChange
+from housekeeping.sweeps.ledger.models import NOW, Run, Switch, SwitchChange
 
 SwitchState = Literal["paused", "narrow"]
+
+#: The override of a run's worker, for the statement that writes the run's row: it costs no round trip.
+OVERRIDE: Final = Switch.select(fn.JSONB_BUILD_ARRAY(Switch.state, Switch.batch_size, Switch.max_runtime_s)).where(
+    (Switch.worker == Run.worker) & (Switch.until.is_null() | (Switch.until > NOW))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,15 @@ class Override:
             "batch_size": self.batch_size,
             "max_runtime_s": self.max_runtime.total_seconds() if self.max_runtime else None,
         }
+
+
+def override_from(worker: str, values: Sequence[Any] | None) -> Override | None:
+    """Return the override that `OVERRIDE` has selected."""
+    if values is None:
+        return None
+    state, batch_size, max_runtime_s = values
+    max_runtime = None if max_runtime_s is None else timedelta(seconds=max_runtime_s)
+    return Override(worker, state, batch_size=batch_size, max_runtime=max_runtime)
 
 
 def overrides() -> dict[str, Override]:

@@ -11,7 +11,7 @@ from peewee import PeeweeException
 
 from housekeeping.core.sanitize import error_line
 from housekeeping.database.connection import database, sqlstate
-from housekeeping.sweeps.engine.error_mapping import is_unavailable
+from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
 from housekeeping.sweeps.stages.stage import Backlog, Stage
 
 #: Time limit of a count, and the largest part of the run's time (1/4) that it may take.

@@ -11,7 +11,8 @@ from typing import Any, Final, Literal, Protocol, get_args
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.sweeps.checks.field_types import check_types
-from housekeeping.sweeps.ledger.runs import Counts, Outcome, PastRun
+from housekeeping.sweeps.ledger.run_start import PastRun
+from housekeeping.sweeps.ledger.runs import Counts, Outcome
 from housekeeping.sweeps.limits.bounded_counts import CountFailed, count_stale, estimated_rows
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.stages.stage import Backlog, Stage

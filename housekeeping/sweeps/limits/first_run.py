@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_queries
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits.bounded_counts import CountFailed, count_rows, count_stale, estimated_rows
 from housekeeping.sweeps.limits.breaker import with_argument
@@ -109,11 +109,11 @@ def check_first_run(
     """
     if not sweep.confirm_first_run:
         return FirstRun()
-    current, last = fingerprint(sweep, stages), runs.last_predicate(sweep.name)
+    current, last = fingerprint(sweep, stages), run_queries.last_predicate(sweep.name)
     if last is not None and last[0] == current:
         return FirstRun(fingerprint=None if last[1] else current)
     # A run of an earlier version has completed without a fingerprint.
-    if confirmed or (last is None and runs.has_worked(sweep.name)):
+    if confirmed or (last is None and run_queries.has_worked(sweep.name)):
         return FirstRun(fingerprint=current)
     unconfirmed = _exceeding_table(sweep, stages, now, argument, changed=last is not None)
     return FirstRun(unconfirmed, current)

@@ -12,7 +12,7 @@ from peewee import Expression
 
 from housekeeping.database.connection import database
 from housekeeping.sweeps.checks.field_types import check_types
-from housekeeping.sweeps.engine.error_mapping import caused_by
+from housekeeping.sweeps.engine.failures.error_mapping import caused_by
 from housekeeping.sweeps.stages.actions import Delete, Transition, Write
 from housekeeping.sweeps.stages.batch_statement import counted, text_of
 from housekeeping.sweeps.stages.stage import Batch, BatchResult, Failure, Position

@@ -20,7 +20,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.leases.fencing import acquire_epoch
 from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_start
 from housekeeping.sweeps.ledger.models import Lease
 
 TTL = timedelta(minutes=10)
@@ -243,7 +243,7 @@ def test_a_holder_that_could_not_renew_in_time_is_fenced_off_before_another_begi
 def test_sweeps_and_code_take_their_epochs_from_one_row(postgres: Database, redis_client: redis.Redis) -> None:
     # L3: one name space
     obtained().cancel()
-    begun = runs.begin("any", message_id=None, tick=None, trigger="cli", lease=(KEY, "token"))
+    begun = run_start.begin("any", message_id=None, tick=None, trigger="cli", lease=(KEY, "token"))
     obtained()
 
     assert begun is not None and begun.epoch == 1

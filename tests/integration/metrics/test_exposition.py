@@ -18,7 +18,7 @@ import redis
 from housekeeping import ExclusiveLease
 from housekeeping.core.telemetry import metrics
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_start
 from housekeeping.workers import BUILT_IN
 from tests.acceptance.processes import eventually, started
 from tests.acceptance.queues import Queues
@@ -169,7 +169,7 @@ def test_scheduler_page_shows_sent_and_missed_ticks(
     environment["HOUSEKEEPING_BUILT_IN"] = "all"  # their tables are missing
     this_minute = datetime.now(UTC).replace(second=0, microsecond=0)
     earlier: dict[str, Any] = {"tick": this_minute - timedelta(minutes=10), "trigger": "schedule", "message_id": None}
-    runs.record(STATUSES, "skipped", "paused", **earlier)
+    run_start.record(STATUSES, "skipped", "paused", **earlier)
     port, of_others = free_port(), tmp_path / "of_others"
     of_others.mkdir()
     own = {"HOUSEKEEPING_SCHEDULER_METRICS_PORT": str(port), "PROMETHEUS_MULTIPROC_DIR": str(of_others)}

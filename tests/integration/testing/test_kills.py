@@ -16,7 +16,7 @@ from housekeeping.core.errors import Refused
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.traversal import Traversal
 from housekeeping.sweeps.lease_config import LeaseConfig
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_start, runs
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import assert_survives_kill
 from tests.integration.testing.sessions import (
@@ -80,7 +80,7 @@ def test_commit_without_counts_is_found(sessions: type[Session]) -> None:
 
 def test_cursor_beyond_unprocessed_rows_is_found(sessions: type[Session], monkeypatch: pytest.MonkeyPatch) -> None:
     beyond = {"pass": "rows", "after": [NOW.isoformat(), 99]}
-    monkeypatch.setattr(runs, "_stopped_at", lambda last, resume: beyond if last[0] == "lost" else None)
+    monkeypatch.setattr(run_start, "_stopped_at", lambda last, resume: beyond if last[0] == "lost" else None)
     monkeypatch.setattr(Traversal, "can_restart", lambda self: False)
 
     with pytest.raises(AssertionError, match=r"does not survive a kill at point") as caught:

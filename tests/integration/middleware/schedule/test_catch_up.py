@@ -10,7 +10,7 @@ from peewee import OperationalError
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_start
 from tests.integration.middleware.applications import (
     at,
     close_all,
@@ -79,7 +79,7 @@ def test_tick_missed_soon_after_the_first_start_is_caught_up(own: Settings) -> N
 
 
 def test_ledger_remembers_ticks_when_redis_lost_its_data(own: Settings) -> None:  # S4, S5
-    runs.record("swept", "skipped", "paused", message_id=None, tick=at(10), trigger="schedule")
+    run_start.record("swept", "skipped", "paused", message_id=None, tick=at(10), trigger="schedule")
 
     broker = scheduler(own)
     wake_up(broker, at(14, 20))
@@ -89,7 +89,7 @@ def test_ledger_remembers_ticks_when_redis_lost_its_data(own: Settings) -> None:
 
 
 def test_tick_in_the_ledger_is_not_repeated_when_redis_lost_its_data(own: Settings) -> None:  # S1, S4
-    runs.record("swept", "skipped", "paused", message_id=None, tick=at(14), trigger="schedule")
+    run_start.record("swept", "skipped", "paused", message_id=None, tick=at(14), trigger="schedule")
 
     broker = scheduler(own)
     wake_up(broker, at(14, 20))
@@ -102,7 +102,7 @@ def test_missed_ticks_are_recorded_when_the_database_returns(own: Settings, monk
     wake_up(scheduler(own), at(10))
     late = scheduler(own)
     with monkeypatch.context() as patch:  # S5
-        patch.setattr(runs, "record", _away)
+        patch.setattr(run_start, "record", _away)
         wake_up(late, at(14))
 
     wake_up(late, at(14, 1))

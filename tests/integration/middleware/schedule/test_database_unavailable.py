@@ -20,7 +20,7 @@ from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.middleware.schedule.tick_store import TickStore
 from housekeeping.sweeps.lease_config import LeaseConfig
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_start
 from housekeeping.sweeps.registration import register
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.middleware.applications import at, close_all, installed, rows, scheduler, wake_up
@@ -39,7 +39,7 @@ def test_unwritten_outcome_is_written_by_the_next_scheduler(own: Settings) -> No
     account = Account(own, "0 * * * *")
     wake_up(account.process(), at(10))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "record", _database_away)
+        patch.setattr(run_start, "record", _database_away)
         account.drain()
 
     wake_up(account.process(), at(10, 1))
@@ -70,7 +70,7 @@ def test_skipped_tick_without_a_record_is_retried(own: Settings) -> None:
     step_worker = StepWorker(broker, sweep.queue)
     assert ExclusiveLease("statuses", timedelta(minutes=10)).try_obtain() is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "record", _database_away)
+        patch.setattr(run_start, "record", _database_away)
         step_worker.run()
 
     step_worker.come_due()
@@ -87,7 +87,7 @@ def test_outcome_without_database_and_redis_is_written_with_the_next_message(
     wake_up(scheduler(own), at(10))
     step_worker = StepWorker(worker)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "record", _database_away)
+        patch.setattr(run_start, "record", _database_away)
         patch.setattr(TickStore, "note", _redis_away)
         step_worker.run()
         other.send()
@@ -134,7 +134,7 @@ def test_unwritable_note_affects_no_other_note(
     account = Account(own, "0 * * * *")
     wake_up(account.process(), at(10))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "record", _database_away)
+        patch.setattr(run_start, "record", _database_away)
         account.drain()
     redis_client.hset(f"{own.namespace}:tick_notes", field, json.dumps(row))
 

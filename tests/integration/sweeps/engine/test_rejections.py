@@ -13,8 +13,8 @@ from peewee import PeeweeException, fn
 
 from housekeeping.database.connection import Database
 from housekeeping.sweeps import run_sweep
-from housekeeping.sweeps.engine import rejection_store
-from housekeeping.sweeps.engine.rejections import CAUSES, LINES, OTHER_CAUSES, SAMPLES
+from housekeeping.sweeps.engine.failures import rejection_store
+from housekeeping.sweeps.engine.failures.rejections import CAUSES, LINES, OTHER_CAUSES, SAMPLES
 from housekeeping.sweeps.ledger.models import NOW, Rejection, RejectionReport
 from housekeeping.testing import ManualClock
 from tests.integration.sweeps.orders import Order, add, sweep

@@ -21,7 +21,7 @@ from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.lease_config import LeaseConfig
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_start
 from housekeeping.sweeps.ledger.models import Lease, Run
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.workers.user_status_cleanup.worker import sweep
@@ -176,7 +176,7 @@ def dead_attempt(redis_client: redis.Redis, settings: Settings, message_id: str,
     """What a worker leaves that was killed in the middle: its row, its lease and its message."""
     token = ExclusiveLease("statuses", TTL, with_epoch=False, worker=LEASED.name).try_obtain()
     assert token is not None
-    runs.begin(
+    run_start.begin(
         LEASED.name,
         message_id=message_id,
         tick=None,

@@ -12,21 +12,21 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.errors import RunTakenOver
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger import runs
-from housekeeping.sweeps.ledger.runs import Attempt
+from housekeeping.sweeps.ledger import run_queries, run_start, runs
+from housekeeping.sweeps.ledger.run_start import Attempt
 
 PATIENCE_S = 20
 
 
 def begin() -> Attempt | None:
-    return runs.begin("work", message_id="message-1", tick=None, trigger="enqueue", lease=None)
+    return run_start.begin("work", message_id="message-1", tick=None, trigger="enqueue", lease=None)
 
 
 def test_delayed_delivery_of_a_completed_message_starts_no_run(
     postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asleep, awake = threading.Event(), threading.Event()
-    completed = runs.completed
+    completed = run_queries.completed
 
     def asked_by_the_sleeper(message_id: str) -> bool:
         answer = completed(message_id)
@@ -41,7 +41,7 @@ def test_delayed_delivery_of_a_completed_message_starts_no_run(
         finally:
             postgres.close()
 
-    monkeypatch.setattr(runs, "completed", asked_by_the_sleeper)
+    monkeypatch.setattr(run_queries, "completed", asked_by_the_sleeper)
     postgres.execute_sql("SET lock_timeout = '100ms'")
     with ThreadPoolExecutor(1) as another:
         sleeper = another.submit(sleep)
@@ -84,7 +84,7 @@ def test_run_that_waited_for_a_done_run_starts_at_the_front(postgres: Database, 
     place = {"pass": "rows", "after": [3]}
 
     def of(message_id: str) -> Attempt:
-        begun = runs.begin(
+        begun = run_start.begin(
             "worker", message_id=message_id, tick=None, trigger="enqueue", lease=("worker", f"token of {message_id}")
         )
         assert begun is not None and begun.epoch is not None

@@ -25,7 +25,7 @@ from housekeeping.sweeps.engine.one_round_trip import REFUSED, OneRoundTrip
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.lease_config import LeaseConfig
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import batch_row, run_start
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.stages.stage import Batch
@@ -239,14 +239,14 @@ def test_statement_that_outlives_its_connection_commits_nothing(
 ) -> None:
     # The server still executes a batch when the run already continues on a new connection.
     add_statuses(5, DUE)
-    begun = runs.begin("w", message_id=None, tick=None, trigger="cli", lease=None)
+    begun = run_start.begin("w", message_id=None, tick=None, trigger="cli", lease=None)
     assert begun is not None and begun.heartbeat_at is not None
     late = OneRoundTrip("w", begun, None)
     (stage,) = [each for each in stages_of(LEASED) if isinstance(each, TableStage)]
     batch = Batch("w", begun.run_id, begun.started_at)
     counts = {"deleted_rows": 0, "batches": 0}
 
-    assert runs.resynchronize(begun.run_id, begun.heartbeat_at) is None
+    assert batch_row.resynchronize(begun.run_id, begun.heartbeat_at) is None
     with pytest.raises(DataError, match=REFUSED):
         late.commit(stage, batch, counts=counts, cursor=None, ends_run=True)
 

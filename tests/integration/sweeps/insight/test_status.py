@@ -10,10 +10,10 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.rejection_store import Rejected, record
+from housekeeping.sweeps.engine.failures.rejection_store import Rejected, record
 from housekeeping.sweeps.insight.backlog import Rates
 from housekeeping.sweeps.insight.status import worker_status
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_start
 from housekeeping.sweeps.ledger.models import NOW, Run, Switch
 from housekeeping.sweeps.ledger.overrides import Override, overrides, switch
 from housekeeping.sweeps.ledger.runs import Counts
@@ -94,7 +94,7 @@ def test_counts_of_the_last_run_keep_the_workers_order(statuses: type[UserStatus
 
 
 def test_open_run_has_no_outcome(statuses: type[UserStatus]) -> None:
-    runs.begin(sweep.name, message_id=None, tick=None, trigger="cli", lease=None)
+    run_start.begin(sweep.name, message_id=None, tick=None, trigger="cli", lease=None)
 
     last = worker_status(sweep, _NOW, ZoneInfo("UTC")).last_run
 

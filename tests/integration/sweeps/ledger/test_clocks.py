@@ -17,7 +17,7 @@ from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.explain import why
 from housekeeping.sweeps.insight.plan import dry_run, plan
 from housekeeping.sweeps.insight.status import worker_status
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_start
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
@@ -148,7 +148,7 @@ def test_runs_rejected_for_clock_skew_are_no_history_and_keep_the_cursor(
     refused = [run_sweep(SMALL).reason for _ in range(3)]
     set_ahead(timedelta())
 
-    attempt = runs.begin(SMALL.name, message_id=None, tick=None, trigger="cli", lease=None)
+    attempt = run_start.begin(SMALL.name, message_id=None, tick=None, trigger="cli", lease=None)
 
     assert refused == ["clock"] * 3 and attempt is not None
     assert [past.counts["deleted_rows"] for past in attempt.history] == [5, 7]

@@ -10,7 +10,7 @@ import pytest
 
 from housekeeping.database.connection import Database, database
 from housekeeping.sweeps.insight.explain import explain_run
-from housekeeping.sweeps.ledger import history, runs
+from housekeeping.sweeps.ledger import history, run_start, runs
 from housekeeping.sweeps.ledger.models import NOW, Run
 
 WORKER: Final = "test.history"
@@ -114,10 +114,10 @@ def test_running_runs_are_found_and_old_heartbeats_named(postgres: Database) -> 
 def test_takeover_is_known_from_both_sides(postgres: Database) -> None:
     dead = _begun(heartbeat_at=NOW - 2 * runs.SILENCE)
     _record("skipped")
-    taker = runs.begin(WORKER, message_id="m", tick=None, trigger="enqueue", lease=None)
+    taker = run_start.begin(WORKER, message_id="m", tick=None, trigger="enqueue", lease=None)
     assert taker is not None
     _record("skipped")
-    later = runs.begin(WORKER, message_id="n", tick=None, trigger="enqueue", lease=None)
+    later = run_start.begin(WORKER, message_id="n", tick=None, trigger="enqueue", lease=None)
     assert later is not None
 
     lost, took, other = (history.find(run_id) for run_id in (dead, taker.run_id, later.run_id))
@@ -182,4 +182,4 @@ def _begun(**columns: Any) -> int:
 
 
 def _record(outcome: runs.Outcome) -> None:
-    runs.record(WORKER, outcome, "paused", message_id=None, tick=None, trigger="enqueue")
+    run_start.record(WORKER, outcome, "paused", message_id=None, tick=None, trigger="enqueue")

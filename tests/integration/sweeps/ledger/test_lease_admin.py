@@ -16,7 +16,7 @@ from housekeeping.core.telemetry.context import MessageContext, current_message
 from housekeeping.database.connection import Database
 from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore
 from housekeeping.sweeps.ledger import lease_admin as module
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_start, runs
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, UnknownLease, held_leases, release_lease
 from housekeeping.sweeps.ledger.models import Lease, Run
 
@@ -29,14 +29,14 @@ Release = Callable[[], HeldLease]
 
 
 @pytest.fixture
-def run_at_work(postgres: Database, redis_client: redis.Redis) -> runs.Attempt:
+def run_at_work(postgres: Database, redis_client: redis.Redis) -> run_start.Attempt:
     """A run that holds the lease, as a worker process has it."""
     message = current_message.set(MessageContext("message-1"))
     lease = ExclusiveLease(KEY, TTL, with_epoch=False, worker=WORKER)
     token = lease.try_obtain()
     current_message.reset(message)
     assert token is not None
-    begun = runs.begin(WORKER, message_id="message-1", tick=None, trigger="enqueue", lease=(KEY, token))
+    begun = run_start.begin(WORKER, message_id="message-1", tick=None, trigger="enqueue", lease=(KEY, token))
     assert begun is not None
     return begun
 
@@ -51,7 +51,7 @@ def release(redis_client: redis.Redis, settings: Settings) -> Release:
     return lambda: release_lease(redis_client, settings.namespace, KEY)
 
 
-def commits_nothing(postgres: Database, run: runs.Attempt) -> bool:
+def commits_nothing(postgres: Database, run: run_start.Attempt) -> bool:
     """Whether the run's next batch is refused."""
     try:
         with postgres.atomic():
@@ -61,7 +61,7 @@ def commits_nothing(postgres: Database, run: runs.Attempt) -> bool:
     return False
 
 
-def test_held_lease_is_listed_with_its_holder_and_run(listed: List, run_at_work: runs.Attempt) -> None:
+def test_held_lease_is_listed_with_its_holder_and_run(listed: List, run_at_work: run_start.Attempt) -> None:
     (held,) = listed()
 
     assert (held.key, held.worker, held.message_id) == (KEY, WORKER, "message-1")
@@ -89,7 +89,7 @@ def test_leases_of_application_code_are_listed(
 
 
 def test_foreign_redis_keys_do_not_hide_leases(
-    listed: List, run_at_work: runs.Attempt, redis_client: redis.Redis, settings: Settings
+    listed: List, run_at_work: run_start.Attempt, redis_client: redis.Redis, settings: Settings
 ) -> None:
     prefix = f"{settings.namespace}:lease:".encode()
     redis_client.set(prefix + b"\xff", b"\xfe", ex=60)
@@ -103,7 +103,7 @@ def test_foreign_redis_keys_do_not_hide_leases(
 
 
 def test_lease_lost_by_redis_is_listed_while_its_run_is_open(
-    listed: List, run_at_work: runs.Attempt, redis_client: redis.Redis, settings: Settings
+    listed: List, run_at_work: run_start.Attempt, redis_client: redis.Redis, settings: Settings
 ) -> None:
     redis_client.delete(f"{settings.namespace}:lease:{KEY}")
     assert [(held.remaining_s, held.run_id) for held in listed()] == [(None, run_at_work.run_id)]
@@ -113,7 +113,7 @@ def test_lease_lost_by_redis_is_listed_while_its_run_is_open(
 
 
 def test_lost_lease_and_its_successor_are_both_listed(
-    listed: List, run_at_work: runs.Attempt, redis_client: redis.Redis, settings: Settings
+    listed: List, run_at_work: run_start.Attempt, redis_client: redis.Redis, settings: Settings
 ) -> None:
     redis_client.delete(f"{settings.namespace}:lease:{KEY}")
     ExclusiveLease(KEY, TTL, with_epoch=False).try_obtain()
@@ -122,7 +122,7 @@ def test_lost_lease_and_its_successor_are_both_listed(
 
 
 def test_holder_of_a_released_lease_commits_nothing(
-    release: Release, run_at_work: runs.Attempt, postgres: Database
+    release: Release, run_at_work: run_start.Attempt, postgres: Database
 ) -> None:
     # L3: whether it still lives or only sleeps
     assert release().run_id == run_at_work.run_id
@@ -135,7 +135,7 @@ def test_holder_of_a_released_lease_commits_nothing(
 
 
 def test_holder_is_fenced_off_before_redis_releases_the_lease(
-    release: Release, run_at_work: runs.Attempt, postgres: Database, monkeypatch: pytest.MonkeyPatch
+    release: Release, run_at_work: run_start.Attempt, postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # L3: else it could commit beside its successor
     harmless: list[bool] = []
@@ -152,7 +152,7 @@ def test_holder_is_fenced_off_before_redis_releases_the_lease(
 
 
 def test_release_leaves_a_successor_that_began_meanwhile(
-    release: Release, run_at_work: runs.Attempt, redis_client: redis.Redis, settings: Settings
+    release: Release, run_at_work: run_start.Attempt, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # L1, L3
     known, successors = module._known, list[ExclusiveLease]()
@@ -174,7 +174,7 @@ def test_release_leaves_a_successor_that_began_meanwhile(
 
 
 def test_release_of_an_expected_holder_leaves_its_successor(
-    listed: List, run_at_work: runs.Attempt, redis_client: redis.Redis, settings: Settings
+    listed: List, run_at_work: run_start.Attempt, redis_client: redis.Redis, settings: Settings
 ) -> None:
     [meant] = listed()
     redis_client.delete(f"{settings.namespace}:lease:{KEY}")
@@ -206,7 +206,7 @@ def test_two_holders_in_one_process_are_distinguished(
 
 def test_lease_known_only_from_its_open_run_can_be_released(
     release: Release,
-    run_at_work: runs.Attempt,
+    run_at_work: run_start.Attempt,
     redis_client: redis.Redis,
     settings: Settings,
     postgres: Database,
@@ -255,7 +255,7 @@ def test_release_fences_off_a_holder_that_has_not_fenced_yet(
 
 @pytest.mark.direct_only(reason="it changes its session")
 def test_open_transaction_of_the_holder_prevents_the_release(
-    release: Release, run_at_work: runs.Attempt, settings: Settings, postgres: Database
+    release: Release, run_at_work: run_start.Attempt, settings: Settings, postgres: Database
 ) -> None:
     # L3: it has asked for its epoch, and may commit at any moment
     own = psycopg2.connect(settings.database_url)

@@ -11,7 +11,7 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.database.connection import database
-from housekeeping.sweeps.engine.batch_bisection import BatchBisection
+from housekeeping.sweeps.engine.failures.batch_bisection import BatchBisection
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build

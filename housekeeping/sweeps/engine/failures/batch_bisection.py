@@ -16,7 +16,8 @@ from housekeeping.sweeps.stages.bisection import Bisection, is_row_error, is_tim
 from housekeeping.sweeps.stages.stage import Batch, BatchResult, Divisible, Failure
 
 if TYPE_CHECKING:
-    from housekeeping.sweeps.engine.executor import Executor, RunState
+    from housekeeping.sweeps.engine.executor import Executor
+    from housekeeping.sweeps.engine.run_state import RunState
 
 logger = named_logger(__name__)
 

@@ -12,8 +12,8 @@ from housekeeping.core.sanitize import error_line, in_one_line, shortened
 from housekeeping.core.telemetry.error_reporting import report
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.telemetry.logs import to_log_value
-from housekeeping.sweeps.engine import rejection_store
-from housekeeping.sweeps.engine.rejection_store import Rejected
+from housekeeping.sweeps.engine.failures import rejection_store
+from housekeeping.sweeps.engine.failures.rejection_store import Rejected
 from housekeeping.sweeps.stages.causes import cause_of
 from housekeeping.sweeps.stages.stage import BatchResult, Failure, Position
 

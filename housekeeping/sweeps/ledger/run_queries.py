@@ -1,0 +1,71 @@
+"""Questions about runs in the ledger."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from peewee import Expression, fn
+
+from housekeeping.sweeps.ledger.models import NOW, Lease, Run
+from housekeeping.sweeps.ledger.runs import PREDICATE, SILENCE
+
+
+def completed(message_id: str) -> bool:
+    """Return whether a run of the message has completed."""
+    return bool(Run.select(Run.id).where((Run.message_id == message_id) & _ended_well()).exists())
+
+
+def has_worked(worker: str) -> bool:
+    """Return whether the ledger has a run of the worker that completed or was confirmed."""
+    confirmed = Run.counts.contains({"confirmed": True})
+    return bool(Run.select(Run.id).where((Run.worker == worker) & (_ended_well() | confirmed)).exists())
+
+
+def last_predicate(worker: str) -> tuple[str, bool] | None:
+    """Return the fingerprint of the worker's last completed run that has one, and whether it is of the last day."""
+    found = fn.JSONB_EXTRACT_PATH_TEXT(Run.counts, PREDICATE)
+    rows: Any = Run.select(found, Run.started_at > NOW - timedelta(days=1)).where(
+        (Run.worker == worker) & found.is_null(False)
+    )
+    for text, is_fresh in rows.order_by(Run.id.desc()).limit(1).tuples():
+        return text, is_fresh
+    return None
+
+
+def remember_predicate(run_id: int, fingerprint: str) -> None:
+    """Write the fingerprint of a completed run's predicate into its row."""
+    Run.update(counts=Run.counts.concat({PREDICATE: fingerprint})).where(Run.id == run_id).execute()
+
+
+def any_by_a_worker_process() -> bool:
+    """Return whether the ledger has a run that a worker process carried out, not the command ``run``."""
+    return bool(Run.select(Run.id).where(Run.trigger != "cli").exists())
+
+
+def _ended_well() -> Expression:
+    done: Expression = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason != "shutdown"))
+    return done
+
+
+def holder_is_gone(worker: str, key: str, token: str) -> bool:
+    """Return whether the run that holds the lease with this token has ended, or missed its heartbeats for `SILENCE`.
+
+    False for a token that belongs to no run of this worker: application code may hold the same key.
+    """
+    lease = Lease.select(Lease.epoch).where((Lease.key == key) & (Lease.holder == token)).tuples().first()
+    if lease is None:
+        return False
+    alive = Run.outcome.is_null() & (Run.heartbeat_at >= NOW - SILENCE)
+    return not Run.select(Run.id).where((Run.worker == worker) & (Run.epoch == lease[0]) & alive).exists()
+
+
+def at_work(worker: str) -> frozenset[int]:
+    """Return the ids of the worker's open runs; `begin` has closed those that were dead."""
+    found: Any = Run.select(Run.id).where((Run.worker == worker) & Run.outcome.is_null()).tuples()
+    return frozenset(run_id for (run_id,) in found)
+
+
+def is_unfinished(message_id: str) -> bool:
+    """Return whether an attempt at this message is open: running, or dead."""
+    return bool(Run.select(Run.id).where((Run.message_id == message_id) & Run.outcome.is_null()).exists())

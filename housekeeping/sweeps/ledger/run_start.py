@@ -1,0 +1,176 @@
+"""Start of a run: its row in the ledger, its epoch, and what earlier runs have left for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from peewee import fn
+
+from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.database.clock_skew import ClockSkew
+from housekeeping.database.connection import database
+from housekeeping.leases.fencing import next_epoch
+from housekeeping.sweeps.ledger import run_queries
+from housekeeping.sweeps.ledger.models import NOW, Rejection, Run
+from housekeeping.sweeps.ledger.runs import SILENCE, STOPPED, Counts, Cursor, Outcome, Resume, Trigger
+
+#: Number of past runs that make up a worker's history.
+HISTORY: Final = 50
+#: Reasons of runs that were stopped before their first change.
+_REFUSED: Final = ("breaker", "clock")
+#: Reasons after which the next run resumes. A run that its breaker limited has done its work, but the next one must not
+#: begin with the same rows if they stay stale.
+_RESUMED: Final = (*STOPPED, "breaker")
+
+
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """Outcome and counts of an earlier run."""
+
+    outcome: Outcome
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A run that has begun.
+
+    Attributes:
+      run_id: Its row.
+      started_at: By the database's clock.
+      cursor: Where the run resumes; None: at the front.
+      epoch: Fencing token of its lease; None: it has no lease.
+      history: The worker's last runs, newest first, without those that were stopped before their first change.
+      clock_skew: How far this machine's clock is from the database's.
+      rejected: Whether an earlier run of the worker with the same argument has left rejected rows.
+      heartbeat_at: The row's first heartbeat, as PostgreSQL writes it.
+    """
+
+    run_id: int
+    started_at: datetime
+    cursor: Cursor | None
+    epoch: int | None
+    history: Sequence[PastRun]
+    clock_skew: ClockSkew
+    rejected: bool = False
+    heartbeat_at: str | None = None
+
+
+def begin(
+    worker: str,
+    *,
+    message_id: str | None,
+    tick: datetime | None,
+    trigger: Trigger,
+    lease: tuple[str, str] | None,
+    resume: Resume = "interrupted",
+    subject: str = "",
+    counts: Counts | None = None,
+) -> Attempt | None:
+    """Begin a run, and close the rows of dead runs; None if this message was already completed. One transaction.
+
+    A run whose heartbeat is older than `SILENCE`, and any earlier run of this message, is considered dead. Its outcome
+    becomes ``lost``, so that it cannot commit anything even if it was only asleep.
+
+    Parameters:
+      lease: Key and token of the run's lease, which gets an epoch.
+      resume: Which earlier runs the new one resumes.
+      subject: The run's argument as text.
+      counts: Initial counts.
+    """
+    with database.atomic() as transaction:
+        if message_id is not None:
+            _lock_message(message_id)
+        silent = Run.heartbeat_at < NOW - SILENCE
+        dead = silent if message_id is None else silent | (Run.message_id == message_id)
+        Run.update(outcome="lost", reason="taken_over", finished_at=NOW).where(
+            (Run.worker == worker) & Run.outcome.is_null() & dead
+        ).execute()
+        # Only now: the update has waited for an earlier attempt that was committing its last batch.
+        if message_id is not None and run_queries.completed(message_id):
+            transaction.rollback()
+            return None
+        # In the row's transaction, so that every holder in the ledger has a run there. Before the history is read: this
+        # waits for a holder that is committing its last batch and may end as done.
+        epoch = None if lease is None else next_epoch(*lease)
+        last, rejected = _last_runs(worker, subject)
+        cursor = _stopped_at(last[0], resume) if last else None
+        before = SYSTEM_CLOCK.now()
+        run_id, started_at, heartbeat_at = _insert(
+            worker=worker,
+            message_id=message_id,
+            tick=tick,
+            trigger=trigger,
+            epoch=epoch,
+            cursor=cursor,
+            counts=counts or {},
+        )
+        skew = ClockSkew.between(before, started_at, SYSTEM_CLOCK.now())
+        history = [PastRun(outcome, counts) for outcome, *_, counts in last]
+        return Attempt(run_id, started_at, cursor, epoch, history, skew, rejected, heartbeat_at)
+
+
+def _lock_message(message_id: str) -> None:
+    """Lock the message id, so that two deliveries cannot both begin."""
+    database.execute_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"housekeeping run {message_id}",))
+
+
+def _last_runs(worker: str, subject: str) -> tuple[list[tuple[Outcome, str | None, Cursor | None, Counts]], bool]:
+    """Return the worker's last runs, newest first, and whether rows of the subject are rejected."""
+    rejected = Rejection.select(Rejection.cause).where((Rejection.worker == worker) & (Rejection.subject == subject))
+    was_not_refused = Run.reason.is_null() | Run.reason.not_in(_REFUSED) | (Run.outcome != "failed")
+    rows: Any = (
+        Run.select(Run.outcome, Run.reason, Run.cursor, Run.counts, fn.EXISTS(rejected))
+        .where((Run.worker == worker) & ~(Run.outcome.in_(("skipped", "missed"))) & was_not_refused)
+        .order_by(Run.id.desc())
+        .limit(HISTORY)
+        .tuples()
+    )
+    found = list(rows)
+    return [row[:-1] for row in found], bool(found and found[0][-1])
+
+
+def _stopped_at(last: tuple[Outcome, str | None, Cursor | None, Counts], resume: Resume) -> Cursor | None:
+    outcome, reason, cursor, _ = last
+    if resume == "never":
+        return None
+    interrupted = outcome in ("lost", "lost_lease", "failed") or (outcome == "partial" and reason in _RESUMED)
+    cut_short = resume == "cut_short" and outcome == "partial"
+    return cursor if interrupted or cut_short else None
+
+
+def record(
+    worker: str,
+    outcome: Outcome,
+    reason: str,
+    *,
+    message_id: str | None,
+    tick: datetime | None,
+    trigger: Trigger,
+    counts: Counts | None = None,
+) -> tuple[int, datetime]:
+    """Write the row of a run that never began (skipped, missed), and return its id and time."""
+    with database.atomic():
+        run_id, at, _ = _insert(
+            worker=worker,
+            message_id=message_id,
+            tick=tick,
+            trigger=trigger,
+            finished_at=NOW,
+            outcome=outcome,
+            reason=reason,
+            counts=counts or {},
+        )
+    return run_id, at
+
+
+def _insert(**columns: Any) -> tuple[int, datetime, str]:
+    """Insert a row that begins now, and return its id, time and heartbeat."""
+    row = Run.insert(started_at=NOW, heartbeat_at=NOW, **columns).returning(
+        Run.id, Run.started_at, Run.heartbeat_at.cast("text")
+    )
+    run_id, started_at, heartbeat_at = next(iter(row.tuples().execute()))
+    return run_id, started_at, heartbeat_at
