@@ -7,8 +7,9 @@ from typing import Any
 
 from peewee import Expression, fn
 
+from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import NOW, Lease, Run
-from housekeeping.sweeps.ledger.runs import PREDICATE, SILENCE
+from housekeeping.sweeps.ledger.runs import PREDICATE
 
 
 def completed(message_id: str) -> bool:
@@ -56,7 +57,7 @@ def holder_is_gone(worker: str, key: str, token: str) -> bool:
     lease = Lease.select(Lease.epoch).where((Lease.key == key) & (Lease.holder == token)).tuples().first()
     if lease is None:
         return False
-    alive = Run.outcome.is_null() & (Run.heartbeat_at >= NOW - SILENCE)
+    alive = Run.outcome.is_null() & (Run.heartbeat_at >= NOW - runs.SILENCE)
     return not Run.select(Run.id).where((Run.worker == worker) & (Run.epoch == lease[0]) & alive).exists()
 
 

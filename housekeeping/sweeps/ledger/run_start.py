@@ -13,9 +13,9 @@ from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.database.clock_skew import ClockSkew
 from housekeeping.database.connection import database
 from housekeeping.leases.fencing import next_epoch
-from housekeeping.sweeps.ledger import run_queries
+from housekeeping.sweeps.ledger import run_queries, runs
 from housekeeping.sweeps.ledger.models import NOW, Rejection, Run
-from housekeeping.sweeps.ledger.runs import SILENCE, STOPPED, Counts, Cursor, Outcome, Resume, Trigger
+from housekeeping.sweeps.ledger.runs import STOPPED, Counts, Cursor, Outcome, Resume, Trigger
 
 #: Number of past runs that make up a worker's history.
 HISTORY: Final = 50
@@ -84,7 +84,7 @@ def begin(
     with database.atomic() as transaction:
         if message_id is not None:
             _lock_message(message_id)
-        silent = Run.heartbeat_at < NOW - SILENCE
+        silent = Run.heartbeat_at < NOW - runs.SILENCE
         dead = silent if message_id is None else silent | (Run.message_id == message_id)
         Run.update(outcome="lost", reason="taken_over", finished_at=NOW).where(
             (Run.worker == worker) & Run.outcome.is_null() & dead

@@ -14,7 +14,7 @@ from housekeeping.database.connection import Database
 from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
 from housekeeping.middleware.schedule.middleware import Schedule
 from housekeeping.middleware.schedule.tick_store import TickStore
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_start
 from tests.integration.middleware.applications import at, close_all, queued, rows, wake_up
 from tests.integration.middleware.schedule.ticking import Account, Killed, expire_claims
 
@@ -57,7 +57,7 @@ POINTS = {
     "within_the_enqueue": _dies_before(RedisQueues, "_execute"),
     "between_enqueue_and_confirm": _dies_before(Schedule, "sent"),
     "between_confirm_and_ledger": _dies_after(TickStore, "record"),
-    "before_the_note_is_written": _dies_before(runs, "record"),
+    "before_the_note_is_written": _dies_before(run_start, "record"),
     "between_ledger_and_note": _dies_before(TickStore, "remove"),
 }
 
