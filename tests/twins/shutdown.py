@@ -99,7 +99,7 @@ TWINS: Final[list[Twin]] = [
         "R5",
         "cancels_statements_outside_of_actors",
         f"{_STATEMENTS}test_only_statements_within_an_actor_are_canceled",
-        in_text(statements, "_CANCEL", "pid = %s", "pid IS DISTINCT FROM -%s AND query LIKE 'DO %%pg_sleep%%'"),
+        in_text(statements, "_CANCEL", "pid = %(pid)s", "query LIKE 'DO %%pg_sleep%%'"),
     ),
     Twin(
         "R5",
