@@ -21,7 +21,7 @@ from dramatiq import Broker, MessageProxy, Middleware
 from housekeeping.database.connection import Database
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.engine.one_round_trip import OneRoundTrip
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger import run_start, runs
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.workers.batched_git_ref_updates.cleanup import PendingDeletions
 from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
@@ -101,7 +101,7 @@ def install(broker: Broker) -> None:
 
     _after(ExclusiveLease, "try_obtain", lambda: reached("acquire"), given=True)
     _after(ExclusiveLease, "cancel", lambda: reached("release"), given=True)
-    _after(runs, "begin", lambda: reached("begin"), given=True)
+    _after(run_start, "begin", lambda: reached("begin"), given=True)
     for name in ("advance", "finish"):
         _after(runs, name, cursor)
     _after(Database, "commit", commit)
