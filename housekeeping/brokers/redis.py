@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import defaultdict
@@ -16,11 +17,17 @@ from dramatiq.common import compute_backoff, q_name
 from dramatiq.errors import ConnectionClosed
 
 from housekeeping.brokers.validation import read
-from housekeeping.core.redis_client import redis_client
+from housekeeping.core.redis_client import redis_client, text
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.middleware.dramatiq_internals import RedisConsumer, change_class
+from housekeeping.middleware.dramatiq_internals import (
+    RedisConsumer,
+    change_class,
+    dispatch_arguments,
+    dispatch_script,
+    exception_of,
+)
 
 logger = named_logger(__name__)
 
@@ -28,6 +35,15 @@ logger = named_logger(__name__)
 #: set explicitly because promise B1 (A killed worker loses no message) states this time.
 HEARTBEAT_TIMEOUT_MS: Final = 60_000
 DEAD_MESSAGE_TTL_MS: Final = 7 * 24 * 3600 * 1000  # Dramatiq's default: dead letters are kept for a week
+
+
+#: Dramatiq's script for ``nack``, whose further argument is the new body of the message.
+_NACK: Final = """
+local function dispatch(KEYS, ARGV) %s end
+local messages = KEYS[1] .. ":" .. ARGV[3] .. ".msgs"
+if redis.call("hexists", messages, ARGV[9]) == 1 then redis.call("hset", messages, ARGV[9], ARGV[10]) end
+return dispatch(KEYS, ARGV)
+"""
 
 
 class ReliableRedisBroker(RedisBroker):
@@ -41,6 +57,8 @@ class ReliableRedisBroker(RedisBroker):
     An unreadable message is logged and becomes a dead letter, unchanged, with the id it has in Redis. Dramatiq's
     consumer stops at such a message and loses those that it fetched together with it.
     """
+
+    rewrites_dead_letters: Final = True  # as `DeadLetters` would otherwise do
 
     def __init__(self, **parameters: Any) -> None:
         super().__init__(**parameters)
@@ -100,6 +118,15 @@ class ReliableRedisBroker(RedisBroker):
             # It stays assigned to this process, and is checked again with the next consumer.
             logger.error("Unreadable messages could not be moved", queue=queue_name, error=error_line(error))
 
+    def nack_rewritten(self, queue_name: str, message: MessageProxy) -> None:
+        """Move a message to the dead letters as it is now, with its error, in one round trip."""
+        copy = (message.options["redis_message_id"], message.encode())
+        self._nack(keys=[self.namespace], args=dispatch_arguments(self, "nack", queue_name, *copy))
+
+    @functools.cached_property
+    def _nack(self) -> Any:
+        return self.client.register_script(_NACK % text(dispatch_script(self).script))
+
     def _assigned(self, queue_name: str) -> str:
         return f"{self.namespace}:__acks__.{self.broker_id}.{queue_name}"
 
@@ -147,7 +174,11 @@ class _Consumer(RedisConsumer):
 
     def nack(self, message: MessageProxy) -> None:
         with _connected():
-            super().nack(message)
+            if exception_of(message) is None:
+                super().nack(message)
+            else:
+                self.broker.nack_rewritten(self.queue_name, message)
+                self.queued_message_ids.discard(message.message_id)
         self._forget(message)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:

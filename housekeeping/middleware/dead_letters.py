@@ -43,8 +43,8 @@ if redis.call("hexists", KEYS[1], ARGV[1]) == 1 then redis.call("hset", KEYS[1],
 
 
 class _ThreadState(threading.local):
-    #: The id of the running message and the number of retries it had used up when it started.
-    attempt: tuple[str, int | None] = ("", None)
+    #: The id of the running message, and the number of its retries and its traceback when it started.
+    attempt: tuple[str, int | None, str | None] = ("", None, None)
 
 
 class DeadLetters(Middleware):
@@ -62,20 +62,24 @@ class DeadLetters(Middleware):
         self._thread = _ThreadState()
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        self._thread.attempt = (message.message_id, message.options.get("retries"))
+        options = message.options
+        self._thread.attempt = (message.message_id, options.get("retries"), options.get("traceback"))
 
     def before_nack(self, broker: Broker, message: MessageProxy) -> None:
-        message_id, retries = self._thread.attempt
+        message_id, retries, before = self._thread.attempt
         if message_id == message.message_id and "retries" in message.options:
             message.options["retries"] = retries or 0
         error = exception_of(message)
-        redis_id = message.options.get("redis_message_id")
-        if error is not None:
-            message.options["traceback"] = "".join(traceback.format_exception(error, limit=_MAX_FRAMES))
-        if not isinstance(broker, RedisBroker) or error is None or redis_id is None:
+        if error is None:
             return
-        rewrite: Any = broker.client.register_script(_REWRITE)
-        rewrite(keys=[f"{broker.namespace}:{message.queue_name}.msgs"], args=[redis_id, message.encode()])
+        written = message.options.get("traceback")
+        # Dramatiq's retries write it, too, and it is what such a message costs most.
+        if not written or written == before or not written.endswith(traceback.format_exception_only(error)[-1]):
+            message.options["traceback"] = "".join(traceback.format_exception(error, limit=_MAX_FRAMES))
+        redis_id = message.options.get("redis_message_id")
+        if isinstance(broker, RedisBroker) and redis_id and not hasattr(broker, "rewrites_dead_letters"):
+            rewrite: Any = broker.client.register_script(_REWRITE)
+            rewrite(keys=[f"{broker.namespace}:{message.queue_name}.msgs"], args=[redis_id, message.encode()])
 
     def after_nack(self, broker: Broker, message: MessageProxy) -> None:
         metrics.DEAD_LETTERS.add(message.actor_name)

@@ -12,7 +12,7 @@ from threading import Thread
 from typing import Any
 
 import periodiq
-from dramatiq import Broker, Message, MessageProxy
+from dramatiq import Broker, MessageProxy
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.redis import _RedisConsumer as RedisConsumer
 from dramatiq.common import current_millis
@@ -47,24 +47,25 @@ def dispatch_script(broker: RedisBroker) -> Any:
     return scripts["dispatch"]
 
 
-def dispatch_arguments(broker: RedisBroker, message: Message[Any], *, maintenance: bool = True) -> list[Any]:
-    """Return the arguments that `RedisBroker.do_enqueue` passes to its script for this copy of a message.
+def dispatch_arguments(
+    broker: RedisBroker, command: str, queue_name: str, *args: Any, maintenance: bool = True
+) -> list[Any]:
+    """Return the arguments that a ``do_`` method of `RedisBroker` passes to its script.
 
     Parameters:
       maintenance: Whether the script may also look for messages of dead workers.
     """
     internals: Any = broker
     return [
-        "enqueue",
+        command,
         current_millis(),
-        message.queue_name,
+        queue_name,
         internals.broker_id,
         internals.heartbeat_timeout,
         internals.dead_message_ttl,
-        internals._should_do_maintenance("enqueue") if maintenance else 0,
+        internals._should_do_maintenance(command) if maintenance else 0,
         internals._max_unpack_size(),
-        message.options["redis_message_id"],
-        message.encode(),
+        *args,
     ]
 
 

@@ -32,6 +32,8 @@ MAX_RETRIES: Final = 25  # promise R1
 REDISCOVERED_DELAY: Final = timedelta(minutes=10)
 #: How long the mark of a waiting retry outlives its due time, for a worker that is slow to fetch it.
 _LATE: Final = timedelta(seconds=30)
+#: Modules that call actors.
+_CALLERS: Final = ("dramatiq.", "housekeeping.middleware.", "housekeeping.core.thread_interrupt")
 
 
 def delay_before(retry: int, chance: Callable[[int, int], int] = random.randint) -> timedelta:
@@ -108,6 +110,9 @@ class Retries(dramatiq.middleware.Retries):
                 delay = exception.delay if isinstance(exception, Requeue) else None
                 enqueue_reliably(broker, message, delay or None)
                 return
+            if exception is None:
+                return
+            _leave_out_callers(exception)
             stand_in: Any = ReliableBroker(broker, enqueue)
             super().after_process_message(stand_in, message, exception=exception)
         except Exception:
@@ -157,3 +162,12 @@ class Retries(dramatiq.middleware.Retries):
         if cron is None and (spec := getattr(options.get("sweep"), "schedule", None)):
             cron = Cron(spec)  # a shard of a sweep is sent at each tick of the sweep's own actor
         return cron.period(datetime.now(UTC)) if isinstance(cron, Cron) else None
+
+
+def _leave_out_callers(error: BaseException) -> None:
+    """Let the traceback begin with the actor. Writing the frames of its callers takes longer than its message."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_CALLERS):
+        frames = frames.tb_next
+    if frames is not None:  # otherwise a hook failed
+        error.__traceback__ = frames

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
-from dramatiq import Broker, Message, Middleware
+from dramatiq import Broker, Message
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import current_millis, dq_name
-from dramatiq.middleware import MiddlewareError
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import SkipEnqueue, fail_message_on_error
@@ -123,7 +122,6 @@ class EnqueuePath:
     def _pass(self, messages: Sequence[Message[Any]], delay: int | None) -> list[Sent]:
         """Run the ``before_enqueue`` hooks, write messages and keys, and run the ``after_enqueue`` hooks."""
         sent: list[Sent] = list(messages)
-        before = _hooks(self._broker, "before_enqueue", delay)
         no_steps: AbstractContextManager[dict[str, KeyStep]] = nullcontext({})
         with (
             self._deduplication.collecting_steps() if self._deduplication else no_steps as steps,
@@ -131,7 +129,7 @@ class EnqueuePath:
         ):
             for number, message in enumerate(messages):
                 try:
-                    before(message)
+                    self._broker.emit_before("enqueue", message, delay)
                 except SkipEnqueue as skip:
                     sent[number] = skip
         left = {number: each for number, each in enumerate(sent) if isinstance(each, Message)}
@@ -141,10 +139,9 @@ class EnqueuePath:
             for number, step, holder in zip(left, chosen, holders, strict=True):
                 if step is not None and (duplicate := duplicate_of(step, holder)):
                     sent[number] = duplicate
-        after = _hooks(self._broker, "after_enqueue", delay)
         for each in sent:
             if isinstance(each, Message):
-                after(each)
+                self._broker.emit_after("enqueue", each, delay)
         return sent
 
     def _write(self, messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> Sequence[str]:
@@ -194,30 +191,6 @@ def returned_to_sender(message: Message[Any], skip: SkipEnqueue) -> Message[Any]
     if skip.reason == "deduplicated":
         metrics.count_deduplicated(message.actor_name)
     return message.copy(options={"duplicate_of": skip.duplicate_of})
-
-
-def _hooks(
-    broker: Broker, name: Literal["before_enqueue", "after_enqueue"], delay: int | None
-) -> Callable[[Message[Any]], None]:
-    """Return a function that calls a hook of every middleware, like Dramatiq's `emit_before` and `emit_after`.
-
-    It looks the hooks up once for all messages, because most middleware does not define them.
-    """
-    before = name == "before_enqueue"
-    inherited = getattr(Middleware, name)
-    every = [getattr(each, name) for each in (broker.middleware if before else reversed(broker.middleware))]
-    hooks = [hook for hook in every if getattr(hook, "__func__", None) is not inherited]
-
-    def run_hooks(message: Message[Any]) -> None:
-        for hook in hooks:
-            try:
-                hook(broker, message, delay)
-            except Exception as error:
-                if before and isinstance(error, MiddlewareError):
-                    raise
-                broker.logger.critical("Unexpected failure in %s of %r.", name, hook.__self__, exc_info=True)
-
-    return run_hooks
 
 
 def _put_many(broker: Any) -> Callable[[Sequence[Message[Any]]], None] | None:

@@ -79,7 +79,8 @@ class RedisQueues:
 
     def _run(self, command: _Command, pipeline: Any, *, maintenance: bool) -> Any:
         message, step = command[0]
-        dispatched = dispatch_arguments(self._broker, message, maintenance=maintenance)
+        copy = (message.options["redis_message_id"], message.encode())
+        dispatched = dispatch_arguments(self._broker, "enqueue", message.queue_name, *copy, maintenance=maintenance)
         if step is None:
             return self._dispatch(keys=[self._broker.namespace], args=dispatched, client=pipeline)
         arguments = step.arguments()

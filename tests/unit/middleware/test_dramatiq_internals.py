@@ -61,7 +61,8 @@ def test_dispatch_arguments_equal_those_of_the_brokers_enqueue(
 
     copy = broker.enqueue(a_message())
 
-    assert calls == [dramatiq_internals.dispatch_arguments(broker, copy)]
+    redis_id = copy.options["redis_message_id"]
+    assert calls == [dramatiq_internals.dispatch_arguments(broker, "enqueue", "queue", redis_id, copy.encode())]
 
 
 def test_brokers_enqueue_makes_the_copy_that_the_path_makes(
