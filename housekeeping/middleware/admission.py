@@ -92,13 +92,15 @@ class Admission(Middleware):
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         actor = broker.get_actor(message.actor_name)
         self._leases.forget()  # an interrupted hook may have left one
+        if not actor.options.get("idempotent") and "exclusive_lease" not in actor.options:
+            self._idempotency.prepare(actor, message)
+            self._deduplication.prepare(actor, message)
+            return
         with fail_message_on_error():
             # All three are remembered before Redis is asked: if its answer is lost, the end frees what was taken.
             mark = self._idempotency.prepare(actor, message)
             key = self._deduplication.prepare(actor, message)
             lease = self._leases.prepare(actor, message)
-            if mark is None and key is None and lease is None:
-                return
             parts = (mark or _NOTHING, key or _NOTHING, lease or _NOTHING)
             # Repeated after a lost answer, which would leave the lease with nobody until its ttl is over.
             answer = retry_redis(lambda: self._ask(self._admit, parts, has_dependents(message)), tries=2, pause_s=0)

@@ -19,7 +19,8 @@ or RETAIN returns the id of a holder, the message must not be enqueued.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 #: Functions for superseded retries. The mark of a superseded message is a Redis key of its own, because the
 #: deduplication key may be free by the time the retry is due.
@@ -282,6 +283,28 @@ if #copies > 0 then
 end
 return holders
 """
+
+
+#: Prefix of a script whose arguments arrive as two: all but the last, each followed by a NUL character, and the last.
+#: redis-py needs as long for two dozen arguments as Redis for the script.
+PACKED: Final = """
+local last_argument, packed = ARGV[2], ARGV[1]
+local ARGV = {}
+for argument in string.gmatch(packed, "([^%z]*)%z") do ARGV[#ARGV + 1] = argument end
+ARGV[#ARGV + 1] = last_argument
+"""
+
+
+def packed(args: Sequence[object]) -> tuple[str, Any]:
+    """Return the arguments of a script that begins with `PACKED`.
+
+    Raises:
+      ValueError: An argument contains a NUL character, such as a queue's name.
+    """
+    text = "".join(f"{each}\0" for each in args[:-1])
+    if text.count("\0") != len(args) - 1:
+        raise ValueError("names of actors and queues, and ids of messages, cannot contain a NUL character")
+    return text, args[-1]
 
 
 def with_enqueueing(step: str, dispatch: str) -> str:

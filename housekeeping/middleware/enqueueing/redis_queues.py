@@ -41,7 +41,8 @@ class RedisQueues:
         steps = {"claim": scripts.CLAIM, "retain": scripts.RETAIN, "release": scripts.RELEASE}
         lua = text(self._dispatch.script)
         self._scripts: dict[Kind, Any] = {
-            kind: broker.client.register_script(scripts.with_enqueueing(steps[kind], lua)) for kind in _STEPS
+            kind: broker.client.register_script(scripts.PACKED + scripts.with_enqueueing(steps[kind], lua))
+            for kind in _STEPS
         }
         self._many: Any = broker.client.register_script(scripts.with_enqueueing_many(lua))
 
@@ -87,7 +88,7 @@ class RedisQueues:
         if len(command) == 1:
             return self._scripts[step.kind](
                 keys=[self._prefix + step.key, self._broker.namespace],
-                args=[int(step.once), len(arguments), *arguments, *dispatched],
+                args=scripts.packed([int(step.once), len(arguments), *arguments, *dispatched]),
                 client=pipeline,
             )
         keys, shared = [self._broker.namespace], arguments[1:]
