@@ -1,7 +1,8 @@
 """Middleware around a run, one concern per file or sub-package.
 
 Start with `standard_middleware`, which defines the order and gives the reason for each place. `enqueueing` is the path
-of messages into the queues. `deduplication`, `idempotency` and `exclusive_lease` decide whether a message runs.
+of messages into the queues. `admission` asks Redis once for `deduplication`, `idempotency` and `exclusive_lease`, which
+decide whether a message runs.
 `retries`, `dead_letters` and `reliable_enqueue` decide what follows a run. `schedule` sends and records ticks.
 """
 

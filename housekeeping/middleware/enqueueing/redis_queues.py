@@ -18,8 +18,8 @@ from housekeeping.middleware.deduplication import scripts as scripts
 from housekeeping.middleware.deduplication.keys import DeduplicationKeys, KeyStep, Kind
 from housekeeping.middleware.dramatiq_internals import dispatch_arguments, dispatch_script
 
-#: Messages per script. Keeps what is on Lua's stack at a time far below its limit of 8000 values.
-AT_ONCE: Final = 250
+#: Messages per script. Keeps what is on Lua's stack at a time, two values for each, far below its limit of 8000.
+AT_ONCE: Final = 1000
 _STEPS: Final[tuple[Kind, ...]] = ("claim", "retain", "release")
 
 #: Messages that one script enqueues, and the steps of their keys.
@@ -69,10 +69,11 @@ class RedisQueues:
         return [text(holder) for answer in answers for holder in (answer if isinstance(answer, list) else [answer])]
 
     def _execute(self, messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> list[Any]:
-        if len(messages) == 1:
-            return [self._run([(messages[0], steps[0])], None, maintenance=True)]
+        commands = list(_commands(messages, steps))
+        if len(commands) == 1:
+            return [self._run(commands[0], None, maintenance=True)]
         with self._broker.client.pipeline(transaction=True) as pipeline:
-            for number, command in enumerate(_commands(messages, steps)):
+            for number, command in enumerate(commands):
                 # The broker looks for messages of dead workers once, not for each command.
                 self._run(command, pipeline, maintenance=number == 0)
             answers: list[Any] = pipeline.execute()

@@ -12,13 +12,13 @@ import redis
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
-from redis.client import Pipeline
 
 from housekeeping import embedded
 from housekeeping.core.middleware_errors import StoreUnavailable
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
 from housekeeping.middleware.enqueueing.many import enqueue_many
+from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
 from tests.integration.middleware.applications import close_all, installed, queued
 from tests.integration.middleware.deduplication.deduplicated_faults import Crash, crash, exchanges, lose_connection
 from tests.integration.middleware.enqueue_many.bulked import actor_of, keys
@@ -28,15 +28,15 @@ pytestmark = pytest.mark.redis_broker_only(reason="it is about messages and keys
 
 @contextmanager
 def answers_lost_by(fault: Callable[[], None]) -> Iterator[None]:
-    """Lose the answer of each pipeline in the block after its effect."""
-    execute = Pipeline.execute
+    """Lose the answer of each script in the block after its effect."""
+    execute = RedisQueues._execute
 
-    def execute_in_vain(self: Pipeline, *args: Any, **options: Any) -> Any:
-        execute(self, *args, **options)
+    def execute_in_vain(self: RedisQueues, *given: Any) -> None:
+        execute(self, *given)
         fault()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pipeline, "execute", execute_in_vain)
+        patch.setattr(RedisQueues, "_execute", execute_in_vain)
         yield
 
 
@@ -78,24 +78,26 @@ def test_connection_broken_half_way_leaves_neither_messages_nor_keys(
     broker: RedisBroker, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # D6
     work = actor_of(broker)
-    enqueue_many(work, ["scripts are loaded"])
-    pack = redis.connection.Connection.pack_commands
+    enqueue_many(work, ["scripts are loaded", "for many, too"])
+    send = redis.connection.Connection.send_command
 
-    def break_off(self: redis.connection.Connection, given: Any) -> list[bytes]:
-        packed = b"".join(pack(self, given))
+    def break_off(self: redis.connection.Connection, *args: Any, **options: Any) -> None:
+        packed = b"".join(self.pack_command(*args))
         if b"enqueue" not in packed:
-            return [packed]
+            send(self, *args, **options)
+            return
+        self.connect()
         self._sock.sendall(packed[: len(packed) // 2])  # type: ignore[attr-defined]
         raise redis.ConnectionError("cut")
 
-    monkeypatch.setattr(redis.connection.Connection, "pack_commands", break_off)
-    monkeypatch.setattr(redis.connection.UnixDomainSocketConnection, "pack_commands", break_off)
+    for kind in (redis.connection.Connection, redis.connection.UnixDomainSocketConnection):
+        monkeypatch.setattr(kind, "send_command", break_off)
     with pytest.raises(StoreUnavailable, match="cut"):
         enqueue_many(work, range(100))
     monkeypatch.undo()
 
-    assert len(queued(broker)) == 1
-    assert len(keys(broker, settings)) == 1
+    assert len(queued(broker)) == 2
+    assert len(keys(broker, settings)) == 2
 
 
 def test_unavailable_redis_raises_and_enqueues_nothing(settings: Settings) -> None:

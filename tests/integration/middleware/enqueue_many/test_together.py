@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from dramatiq import Broker, Message, Middleware
 from dramatiq.brokers.redis import RedisBroker
-from redis.client import Pipeline
 
 from housekeeping.core.settings import Settings
 from housekeeping.middleware.enqueueing.many import enqueue_many
-from housekeeping.middleware.enqueueing.redis_queues import AT_ONCE
+from housekeeping.middleware.enqueueing.redis_queues import AT_ONCE, RedisQueues
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.enqueue_many.bulked import actor_of, keys
 
@@ -26,15 +25,13 @@ def held(broker: RedisBroker, settings: Settings) -> list[dict[bytes, bytes]]:
 
 
 def carried_out_twice(between: Callable[[], object]) -> Callable[..., Any]:
-    """Return a pipeline's `execute` like that of a client that repeats unanswered commands."""
-    execute = Pipeline.execute
+    """Return `RedisQueues._execute` like that of a client that repeats unanswered commands."""
+    execute = RedisQueues._execute
 
-    def execute_twice(self: Pipeline, *args: Any, **options: Any) -> Any:
-        commands, scripts = list(self.command_stack), set(self.scripts)
-        execute(self, *args, **options)
+    def execute_twice(self: RedisQueues, *given: Any) -> Any:
+        execute(self, *given)
         between()
-        self.command_stack, self.scripts = commands, scripts
-        return execute(self, *args, **options)
+        return execute(self, *given)
 
     return execute_twice
 
@@ -89,7 +86,7 @@ def test_bulk_of_duplicates_only_is_dropped_whole(broker: RedisBroker) -> None:
 def test_repeated_script_changes_nothing(
     broker: RedisBroker, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # D6
-    monkeypatch.setattr(Pipeline, "execute", carried_out_twice(lambda: None))
+    monkeypatch.setattr(RedisQueues, "_execute", carried_out_twice(lambda: None))
 
     messages = enqueue_many(actor_of(broker), [1, 2, 2, 3])
 
@@ -104,7 +101,7 @@ def test_script_repeated_after_its_keys_expired_enqueues_none_twice(
     def forget() -> None:
         broker.client.delete(*keys(broker, settings))
 
-    monkeypatch.setattr(Pipeline, "execute", carried_out_twice(forget))
+    monkeypatch.setattr(RedisQueues, "_execute", carried_out_twice(forget))
 
     enqueue_many(actor_of(broker), [1, 2])
 
