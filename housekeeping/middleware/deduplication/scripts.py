@@ -285,6 +285,23 @@ return holders
 """
 
 
+#: Enqueue many messages of one queue that have no key. KEYS: the broker's namespace. ARGV: Dramatiq's arguments before
+#: the copy, then id and body of each message. Returns "" for each message.
+MANY_WITHOUT_KEYS: Final = """
+local function dispatch(KEYS, ARGV) %(dispatch)s end
+dispatch(KEYS, {unpack(ARGV, 1, 10)})
+local queue, copies, holders = KEYS[1] .. ":" .. ARGV[3], {}, {""}
+for n = 11, #ARGV, 2 do
+    copies[#copies + 1] = ARGV[n]
+    holders[#holders + 1] = ""
+end
+if #copies > 0 then
+    redis.call("hset", queue .. ".msgs", unpack(ARGV, 11))
+    redis.call("rpush", queue, unpack(copies))
+end
+return holders
+"""
+
 #: Prefix of a script whose arguments arrive as two: all but the last, each followed by a NUL character, and the last.
 #: redis-py needs as long for two dozen arguments as Redis for the script.
 PACKED: Final = """

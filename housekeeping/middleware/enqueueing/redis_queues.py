@@ -45,6 +45,7 @@ class RedisQueues:
             for kind in _STEPS
         }
         self._many: Any = broker.client.register_script(scripts.with_enqueueing_many(lua))
+        self._many_without_keys: Any = broker.client.register_script(scripts.MANY_WITHOUT_KEYS % {"dispatch": lua})
 
     def put(self, messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> list[str]:
         """Enqueue messages and claim their keys, all or none.
@@ -84,7 +85,10 @@ class RedisQueues:
         copy = (message.options["redis_message_id"], message.encode())
         dispatched = dispatch_arguments(self._broker, "enqueue", message.queue_name, *copy, maintenance=maintenance)
         if step is None:
-            return self._dispatch(keys=[self._broker.namespace], args=dispatched, client=pipeline)
+            script = self._dispatch if len(command) == 1 else self._many_without_keys
+            for each, _ in command[1:]:
+                dispatched += (each.options["redis_message_id"], each.encode())
+            return script(keys=[self._broker.namespace], args=dispatched, client=pipeline)
         arguments = step.arguments()
         if len(command) == 1:
             return self._scripts[step.kind](
@@ -102,16 +106,17 @@ class RedisQueues:
 
 
 def _commands(messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> Iterator[_Command]:
-    """Yield groups of consecutive messages that one script can enqueue: their claims differ only in key and message
-    id."""
+    """Yield groups of messages, in order, that one script can enqueue.
+
+    They have no keys, or claims that differ only in key and message id.
+    """
 
     def group(each: tuple[Message[Any], KeyStep | None]) -> object:
         message, step = each
-        shared = step.shared_arguments() if step is not None else None
-        return None if shared is None else (message.queue_name, shared)
+        return (message.queue_name, step and (step.shared_arguments() or message.message_id))
 
-    for shared, some in itertools.groupby(zip(messages, steps, strict=True), group):
-        while command := list(itertools.islice(some, 1 if shared is None else AT_ONCE)):
+    for _, some in itertools.groupby(zip(messages, steps, strict=True), group):
+        while command := list(itertools.islice(some, AT_ONCE)):
             yield command
 
 
