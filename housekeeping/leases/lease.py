@@ -12,10 +12,8 @@ from types import TracebackType
 from typing import Final
 
 import redis
-from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_INTRANS
 
 from housekeeping.core.errors import (
-    DatabaseUnavailable,
     DeclarationError,
     HousekeepingError,
     LeaseHeld,
@@ -25,17 +23,8 @@ from housekeeping.core.errors import (
 from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.thread_interrupt import LostLease, interrupter, retract
-from housekeeping.database.connection import database
-from housekeeping.leases.fencing import (
-    Connection,
-    DatabaseNotConfigured,
-    acquire_epoch,
-    check_epoch,
-    first_epoch,
-    forget_epoch,
-    is_latest,
-    needs_epoch,
-)
+from housekeeping.leases.fencing import Connection
+from housekeeping.leases.holder_epoch import HolderEpoch, in_transaction
 from housekeeping.leases.lease_token import holder_of, new_token
 from housekeeping.leases.renewal import SHORTEST_TTL as SHORTEST_TTL
 from housekeeping.leases.renewal import Renewal, elapsed, renewals, safe_until
@@ -69,14 +58,6 @@ def fence(connection: Connection | None = None) -> None:
     if lease is None:
         raise HousekeepingError("fence() was called outside of a message of an actor with an exclusive_lease")
     lease.fence(connection)
-
-
-def _in_transaction() -> bool:
-    if database.obj is None or database.is_closed():
-        return False
-    # The driver also knows transactions that were begun without peewee.
-    status = database.connection().info.transaction_status
-    return database.in_transaction() or status in (TRANSACTION_STATUS_INTRANS, TRANSACTION_STATUS_INERROR)
 
 
 class ExclusiveLease:
@@ -129,10 +110,7 @@ class ExclusiveLease:
         self._interrupting = False
         self._with_epoch = with_epoch
         self._worker = worker
-        self._epoch: int | None = None
-        self._fenced = False
-        self._had_none = False  # whether it began without an epoch
-        self._epoch_error: HousekeepingError | None = None
+        self._epoch: HolderEpoch | None = None
         if client is None:
             client = shared_redis.get()
         self._store: LeaseStore = (
@@ -158,7 +136,7 @@ class ExclusiveLease:
         Raises:
           HousekeepingError: As `try_obtain`.
         """
-        if _in_transaction():
+        if in_transaction():
             raise HousekeepingError(f"lease {self.key!r} cannot be acquired inside an open database transaction")
         self._requested_at = elapsed()
         token = new_token(self._worker)
@@ -171,21 +149,14 @@ class ExclusiveLease:
             metrics.LEASES_HELD.add(holder_of(token).worker or "")
             return False
         self._token, self._pid = token, os.getpid()
-        if self._with_epoch:
-            self._acquire_epoch(token)
+        self._epoch = HolderEpoch(self.key, token) if self._with_epoch else None
+        if self._epoch is not None:
+            self._acquire(self._epoch)
         return True
 
-    def _acquire_epoch(self, token: str) -> None:
-        self._epoch, self._epoch_error, self._fenced = None, None, False
+    def _acquire(self, epoch: HolderEpoch) -> None:
         try:
-            self._had_none = not needs_epoch(self.key)
-            if not self._had_none:
-                self._epoch = acquire_epoch(self.key, token)
-        except HousekeepingError as error:
-            # Work that needs no database continues. Work that needs it gets the error from `fence`.
-            self._epoch_error = error
-            if not isinstance(error, DatabaseNotConfigured):
-                logger.warning("Lease %r has no epoch: %s", self.key, error)
+            epoch.acquire()
         except BaseException:
             self._release_or_warn()
             raise
@@ -227,8 +198,8 @@ class ExclusiveLease:
         """Stop using the lease and return the token that is still to be released; None if this process has none."""
         token, self._token = self._token, None
         epoch, self._epoch = self._epoch, None
-        if epoch is not None and not self._fenced and self._same_process() and not _in_transaction():
-            forget_epoch(self.key, epoch)
+        if epoch is not None and self._same_process():
+            epoch.forget()
         if self._renewal is not None:
             renewals.stop(self._renewal)
             self._renewal = None
@@ -306,17 +277,9 @@ class ExclusiveLease:
         """
         if self._renewal is not None:
             self.check()
-        if self._token is None or not self._with_epoch or self._epoch_error is not None:
-            reason = self._epoch_error
-            raise (DatabaseUnavailable if isinstance(reason, DatabaseUnavailable) else HousekeepingError)(
-                f"lease {self.key!r} has no epoch: {reason or 'it is not held'}"
-            )
-        if self._epoch is not None and not self._had_none:
-            check_epoch(self.key, self._epoch, connection)
-        # A first epoch is missing again after a rollback.
-        elif self._epoch is None or not is_latest(self.key, self._epoch, connection):
-            self._epoch = first_epoch(self.key, self._token, self.renew, connection)
-        self._fenced = True
+        if self._token is None or self._epoch is None:
+            raise HousekeepingError(f"lease {self.key!r} has no epoch: it is not held")
+        self._epoch.fence(self.renew, connection)
 
     def __enter__(self) -> ExclusiveLease:
         tries = 0

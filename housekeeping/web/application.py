@@ -18,7 +18,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.presentation.workers import parse_argument, translate_table_errors
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.explain import REASONS
+from housekeeping.sweeps.insight.attempts import REASONS
 from housekeeping.sweeps.insight.plan import plan as make_plan
 from housekeeping.sweeps.ledger import history
 from housekeeping.sweeps.ledger.models import SwitchChange

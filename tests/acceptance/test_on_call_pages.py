@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from housekeeping.core.settings import PREFIX
-from housekeeping.sweeps.insight.explain import REASONS
+from housekeeping.sweeps.insight.attempts import REASONS
 from housekeeping.sweeps.ledger.models import Run
 from tests.acceptance.processes import eventually, started
 from tests.installation import Installation

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from housekeeping.database.connection import database
-from housekeeping.leases import fencing, lease
+from housekeeping.leases import fencing, holder_epoch, lease
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.ledger import schema
 from housekeeping.workers.old_runs import worker as own_worker
@@ -25,7 +25,7 @@ def _checks_the_epoch_without_a_lock(patch: pytest.MonkeyPatch) -> None:
         query = f'SELECT 1 FROM "{fencing.Lease._meta.schema}".leases WHERE key = %s AND epoch = %s'
         return database.execute_sql(query, (key, epoch)).fetchone() is not None
 
-    patch.setattr(lease, "is_latest", is_latest)
+    patch.setattr(holder_epoch, "is_latest", is_latest)
 
 
 def _issues_the_first_epoch_without_a_lock(patch: pytest.MonkeyPatch) -> None:
@@ -34,11 +34,11 @@ def _issues_the_first_epoch_without_a_lock(patch: pytest.MonkeyPatch) -> None:
 
 def _accepts_every_holder(patch: pytest.MonkeyPatch) -> None:
     for name, passes in (("check_epoch", None), ("is_latest", True), ("first_epoch", 1)):
-        patch.setattr(lease, name, lambda *_, passes=passes: passes)
+        patch.setattr(holder_epoch, name, lambda *_, passes=passes: passes)
 
 
 def _issues_the_same_epoch_to_all(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lease, "acquire_epoch", lambda key, token: 1)
+    patch.setattr(holder_epoch, "acquire_epoch", lambda key, token: 1)
 
 
 def _restarts_epochs_with_each_row(patch: pytest.MonkeyPatch) -> None:

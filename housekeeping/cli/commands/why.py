@@ -24,15 +24,8 @@ from housekeeping.presentation.formatting import format_time
 from housekeeping.presentation.time_parsing import parse_past_time
 from housekeeping.presentation.workers import find_worker
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.explain import (
-    Attempt,
-    Explanation,
-    WasSent,
-    explain_run,
-    meaning_of,
-    queued_messages,
-    with_newer_run,
-)
+from housekeeping.sweeps.insight.attempts import Attempt, meaning_of
+from housekeeping.sweeps.insight.explain import Explanation, WasSent, explain_run, queued_messages, with_newer_run
 from housekeeping.sweeps.insight.explain import why as explain_tick
 from housekeeping.sweeps.ledger.history import RunRecord
 from housekeeping.sweeps.processes.heartbeats import read_processes

@@ -12,12 +12,12 @@ from peewee import fn
 from housekeeping.core.cron import Cron
 from housekeeping.core.wording import counted
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.status import next_tick, outcome_in_words
+from housekeeping.sweeps.insight.attempts import REASONS, Attempt, meaning_of
+from housekeeping.sweeps.insight.status import next_tick
 from housekeeping.sweeps.ledger import history
 from housekeeping.sweeps.ledger.history import RunRecord
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.overrides import override_of
-from housekeeping.sweeps.limits.first_run import UNCONFIRMED, in_words
 from housekeeping.sweeps.processes.alerts import no_living_scheduler, no_living_worker
 from housekeeping.sweeps.processes.heartbeats import UNKNOWN, Processes
 
@@ -32,34 +32,6 @@ _NOT_TAKEN: Final = (
     "Look at the queues in `housekeeping status` (the tick before a first start of a scheduler counts as sent)"
 )
 
-#: Meaning of a recorded reason, with what to do about it.
-REASONS: Final = {
-    "lease_held": "another run held the lease and did the work; nothing to do unless that run hangs: "
-    "housekeeping leases list",
-    "paused": "the worker is paused: housekeeping resume NAME",
-    "disabled": "the worker is disabled in HOUSEKEEPING_WORKERS",
-    "not_set_up": "the worker's tables or stores are not set up here, so it is not scheduled; housekeeping list says "
-    "what is missing. To get an alert instead, name its family in HOUSEKEEPING_BUILT_IN",
-    "deduplicated": "another message for the same work was waiting or running, so this one was dropped",
-    "already_done": "the message was completed earlier and delivered again",
-    "tick_already_sent": "another scheduler had sent this tick",
-    "no_scheduler": "no scheduler ran, or none reached Redis: is the process `housekeeping scheduler` alive?",
-    "out_of_time": "it reached its time limit; the next run continues",
-    "limit": "it reached its limit of records; the next run continues",
-    "shutdown": "its process was stopped; its message went back to the queue, and the next attempt resumes",
-    "taken_over": "it sent no heartbeat, and another attempt took over; see the next attempt",
-    "lease_lost": "another run had taken its lease; its uncommitted batch was rolled back",
-    "gate": "the database stayed overloaded; see the log line `Still throttled, ending the run`. The run continued "
-    "slowly until then, and the next run resumes",
-    "breaker": "far more rows were stale than usual. It processed as many as its breaker allows, and the next run "
-    "resumes there. To process all at once: housekeeping plan NAME, then run --confirm",
-    UNCONFIRMED: "no run of this worker has completed yet, or its predicate has changed, and it would process a large "
-    "part of a table",
-    "clock": "this machine's clock differed from the database's by more than a minute; check NTP on both. The message "
-    "is retried; to run now: housekeeping run NAME --force",
-    "retry_waits": "a retry of this worker was already waiting and does the same work",
-}
-
 #: What started a run, by its trigger.
 _ORIGINS: Final = {
     "schedule": "the schedule sent it",
@@ -70,24 +42,6 @@ _ORIGINS: Final = {
 
 #: Whether a scheduler has sent a tick's message; None: unknown.
 WasSent = Callable[[datetime], bool | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One run of the ledger; `outcome` is ``running`` while it is open, ``silent`` without heartbeats."""
-
-    run_id: int
-    trigger: str
-    outcome: str
-    reason: str | None
-    started_at: datetime
-    finished_at: datetime | None
-    counts: dict[str, Any]
-    error: str | None
-    heartbeat_age_s: float | None = None
-
-    def __str__(self) -> str:
-        return outcome_in_words(None if self.outcome in ("running", "silent") else self.outcome, self.heartbeat_age_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +100,7 @@ def why(
         tick = cron.latest(now)
     else:
         tick = tick.replace(second=0, microsecond=0)
-    if attempts := [_attempt(each) for each in history.at_tick(name, tick)]:
+    if attempts := [Attempt.of(each) for each in history.at_tick(name, tick)]:
         return Explanation(name, tick, attempts[-1].outcome, meaning_of(name, attempts[-1]), attempts)
     if cron is not None and cron.latest(tick) != tick:
         nearest = f"the ticks around it are {cron.latest(tick):%Y-%m-%d %H:%M} and {cron.next(tick):%Y-%m-%d %H:%M} UTC"
@@ -189,7 +143,7 @@ def _without_a_row(
 
 def _last_run(sweep: Sweep) -> Explanation:
     idle = REASONS["disabled"] if not sweep.enabled else "this worker has no schedule"
-    for last in map(_attempt, history.recent(worker=sweep.name, limit=1)):
+    for last in map(Attempt.of, history.recent(worker=sweep.name, limit=1)):
         meaning = f"{idle}; its last run: {meaning_of(sweep.name, last)}"
         return Explanation(sweep.name, None, last.outcome, meaning, [last])
     return Explanation(sweep.name, None, "unknown", f"{idle}, and it never ran", [])
@@ -203,7 +157,7 @@ def _gap_around(worker: str, tick: datetime, cron: Cron | None) -> Attempt | Non
         return None
     missed = row.counts.get("missed", 0)
     # Otherwise the gap begins after this tick.
-    return _attempt(row) if cron is None or cron.count(tick, following, missed) < missed else None
+    return Attempt.of(row) if cron is None or cron.count(tick, following, missed) < missed else None
 
 
 def explain_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzinfo) -> Explanation:
@@ -212,7 +166,7 @@ def explain_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzi
     Parameters:
       sweep: Its worker; None for one that is no longer declared.
     """
-    attempts, explained = history.attempts_of(record), _attempt(record)
+    attempts, explained = history.attempts_of(record), Attempt.of(record)
     tick = None if sweep is None else next_tick(sweep, now, zone)
     steps = [_follow_up(record, attempts), None if tick is None else f"the next tick is {tick:%Y-%m-%d %H:%M} UTC"]
     if sweep is not None and not sweep.enabled:
@@ -224,7 +178,7 @@ def explain_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzi
         record.tick,
         explained.outcome,
         meaning_of(record.worker, explained),
-        [_attempt(each) for each in attempts],
+        [Attempt.of(each) for each in attempts],
         run_id=record.run_id,
         origin=_origin(record),
         next_step="; ".join(filter(None, steps)) or None,
@@ -237,7 +191,7 @@ def with_newer_run(explanation: Explanation) -> Explanation:
     for latest in history.recent(worker=explanation.worker, limit=1):
         if latest.tick is None and tick is not None:
             newer = latest.run_id > attempts[-1].run_id if attempts else latest.started_at > tick
-            return replace(explanation, newer_run=_attempt(latest)) if newer else explanation
+            return replace(explanation, newer_run=Attempt.of(latest)) if newer else explanation
     return explanation
 
 
@@ -248,20 +202,6 @@ def queued_messages(sweep: Sweep, messages: int, processes: Processes) -> str | 
     found = f"{counted(messages, 'message is', 'messages are')} in its queue {sweep.queue!r}"
     no_worker = no_living_worker(processes, sweep.queue)
     return f"{found}, waiting or running" if no_worker is None else f"{found}, but {no_worker}"
-
-
-def _attempt(record: RunRecord) -> Attempt:
-    return Attempt(
-        record.run_id,
-        record.trigger,
-        record.outcome or ("silent" if record.lost else "running"),
-        record.reason,
-        record.started_at,
-        record.finished_at,
-        record.counts,
-        record.error,
-        None if record.silent_s is None else round(record.silent_s, 3),
-    )
 
 
 def _origin(record: RunRecord) -> str:
@@ -288,22 +228,3 @@ def _follow_up(record: RunRecord, attempts: list[RunRecord]) -> str | None:
     if record.outcome == "failed" and record.message_id is not None and record.reason != "breaker":
         return "its message is retried, and after the last retry it is in housekeeping deadletters list"
     return "the next run does the rest"
-
-
-def meaning_of(worker: str, attempt: Attempt) -> str:
-    """Return what an attempt's outcome and reason mean, with what to do."""
-    if attempt.outcome == "running":
-        return "it is running"
-    if attempt.outcome == "silent":
-        return f"{attempt}: its process was killed or hangs; the next attempt takes over"
-    if attempt.outcome == "done":
-        failed = attempt.counts.get("failed")
-        rows = f"; {counted(failed, 'row')} failed, housekeeping status shows why (REJECTED)" if failed else ""
-        return f"it completed{rows}"
-    if (attempt.trigger, attempt.reason) == ("cli", "shutdown"):
-        return "it was interrupted, by Ctrl-C or SIGTERM; the next run resumes where it stopped"
-    if attempt.reason == UNCONFIRMED and UNCONFIRMED in attempt.counts:
-        return in_words(attempt.counts[UNCONFIRMED])
-    if attempt.error:
-        return f"it failed: {attempt.error}"
-    return REASONS.get(attempt.reason or "", attempt.reason or attempt.outcome).replace("NAME", worker)

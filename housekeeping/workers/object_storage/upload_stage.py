@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 import logging
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from housekeeping.core import events
@@ -30,6 +30,7 @@ from housekeeping.workers.object_storage import claims, pending_uploads, stores
 from housekeeping.workers.object_storage.claims import Claims
 from housekeeping.workers.object_storage.deletion import Deletion
 from housekeeping.workers.object_storage.pending_entry import Entry
+from housekeeping.workers.object_storage.stale_entries import StaleEntries, classify, first_of, number_of, times
 
 #: Pages that a batch reads in search of stale entries; it takes about 50 ms. Usually most entries are fresh.
 _MOST_PAGES: Final = 10
@@ -41,9 +42,6 @@ _GRACE: Final = timedelta(minutes=2)
 #: Failed entries are not tried again in the same run. Beyond this number one may be counted twice.
 _REMEMBERED: Final = 100_000
 _SAMPLES: Final = 5
-
-#: Location -> path -> entry.
-StaleEntries = dict[str, dict[str, Entry]]
 
 
 @dataclass(slots=True)
@@ -107,7 +105,7 @@ class PendingUploadsStage:
         result.cursor, stale, refused = self._read(batch)
         for entry, error in refused:
             self._fail(result, entry, error)
-        chosen = _first(stale, batch.most)
+        chosen = first_of(stale, batch.most)
         chunks = [
             (location, entries[start : start + _TOGETHER])
             for location, entries in chosen.items()
@@ -125,7 +123,7 @@ class PendingUploadsStage:
             if number < len(chunks) and (not result.complete or batch.time_is_up()):
                 result.complete = False
                 break
-        if result.removed and _number(chosen.values()) < _number(stale.values()):
+        if result.removed and number_of(chosen.values()) < number_of(stale.values()):
             result.complete = False  # the breaker's limit ends within these pages
         if self._resumed and result.complete and not result.cursor:
             # Redis returns entries in no order, so the second scan covers all of them.
@@ -163,25 +161,25 @@ class PendingUploadsStage:
         """
         number = 0
         for stale, _ in self._pages(now):
-            number += _number(stale.values())
+            number += number_of(stale.values())
             if number > limit:
                 return Backlog(limit, exact=False)
         return Backlog(number)
 
     def oldest(self, now: datetime, argument: Any = None) -> datetime | None:
         """Return when the oldest stale upload was prepared, or None if no upload is stale."""
-        return min((time for stale, _ in self._pages(now) for time, _, _ in _times(stale)), default=None)
+        return min((time for stale, _ in self._pages(now) for time, _, _ in times(stale)), default=None)
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
         """Return what a run would delete; the stores are not contacted."""
         number = failed = 0
-        first: list[tuple[datetime, str, str]] = []
+        oldest: list[tuple[datetime, str, str]] = []
         last: list[datetime] = []
         for stale, refused in self._pages(now):
             failed += len(refused)
-            found = list(_times(stale))
+            found = list(times(stale))
             number += len(found)
-            first = heapq.nsmallest(_SAMPLES, [*first, *found])
+            oldest = heapq.nsmallest(_SAMPLES, [*oldest, *found])
             last = [max(last + [time for time, _, _ in found])] if found else last
         counted = min(number, limit)
         return StagePlan(
@@ -192,10 +190,10 @@ class PendingUploadsStage:
                 "total_deleted_stale_entries": counted,
                 "failed": failed,
             },
-            oldest=first[0][0] if first else None,
+            oldest=oldest[0][0] if oldest else None,
             newest=last[0] if last else None,
             samples=[
-                {"location": location, "path": path, "prepared_at": time.isoformat()} for time, location, path in first
+                {"location": location, "path": path, "prepared_at": time.isoformat()} for time, location, path in oldest
             ],
         )
 
@@ -254,54 +252,6 @@ class PendingUploadsStage:
             self._failed.add(entry.field)
         record = {"location": entry.location, "path": entry.path, "prepared_at": entry.value.decode(errors="replace")}
         result.failures.append(Failure(record, error))
-
-
-def classify(entries: Iterable[Entry], first_fresh: int) -> tuple[StaleEntries, list[tuple[Entry, UploadRefused]]]:
-    """Return the stale entries, and those that cannot be processed, which stay in the hash.
-
-    Entries of a disabled store are ignored, whatever they contain.
-
-    Parameters:
-      first_fresh: The first second that is not stale.
-    """
-    stale: StaleEntries = {}
-    refused: list[tuple[Entry, UploadRefused]] = []
-    for entry in entries:
-        seconds = entry.seconds
-        if seconds is not None and seconds >= first_fresh:
-            continue
-        location = entry.location
-        store = stores.configured.get(location)
-        if store is not None and not store.enabled:
-            continue
-        try:
-            path = entry.usable_path()
-            if store is None:
-                raise UploadRefused(f"HOUSEKEEPING_OBJECT_STORES has no location {location!r}")
-        except UploadRefused as error:
-            refused.append((entry, error))
-        else:
-            stale.setdefault(location, {})[path] = entry
-    return stale, refused
-
-
-def _times(stale: StaleEntries) -> Iterator[tuple[datetime, str, str]]:
-    for location, entries in stale.items():
-        for path, entry in entries.items():
-            yield datetime.fromtimestamp(entry.seconds or 0, UTC), location, path
-
-
-def _first(stale: StaleEntries, most: int | None) -> dict[str, list[tuple[str, Entry]]]:
-    """Return the first entries of a batch, as many as the breaker allows."""
-    first: dict[str, list[tuple[str, Entry]]] = {}
-    for location, entries in stale.items():
-        left = None if most is None else max(0, most - _number(first.values()))
-        first[location] = list(entries.items())[:left]
-    return first
-
-
-def _number(by_location: Iterable[Sequence[Any] | dict[str, Entry]]) -> int:
-    return sum(map(len, by_location))
 
 
 def _store(gone: Sequence[Entry], batch: Batch) -> None:

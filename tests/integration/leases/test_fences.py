@@ -328,7 +328,7 @@ def test_lease_that_expires_while_its_epoch_is_issued_is_lost(
         return acquire_epoch(key, token)
 
     monkeypatch.setattr("housekeeping.leases.renewal.read_clock", lambda: now[0])
-    monkeypatch.setattr("housekeeping.leases.lease.acquire_epoch", slowly)
+    monkeypatch.setattr("housekeeping.leases.holder_epoch.acquire_epoch", slowly)
 
     with pytest.raises(LeaseLost, match="while its epoch was issued"):
         lease.try_obtain()

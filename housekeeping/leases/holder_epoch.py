@@ -1,0 +1,88 @@
+"""Epoch of one holder of a lease. It is issued when the holder begins, with its first fence, or not at all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_INTRANS
+
+from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError
+from housekeeping.database.connection import database
+from housekeeping.leases.fencing import (
+    Connection,
+    DatabaseNotConfigured,
+    acquire_epoch,
+    check_epoch,
+    first_epoch,
+    forget_epoch,
+    is_latest,
+    needs_epoch,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class HolderEpoch:
+    """Epoch of the holder with this token.
+
+    Attributes:
+      number: The epoch; None while it has none.
+    """
+
+    def __init__(self, key: str, token: str) -> None:
+        self.number: int | None = None
+        self._key = key
+        self._token = token
+        self._began_without = True
+        self._has_fenced = False
+        self._error: HousekeepingError | None = None
+
+    def acquire(self) -> None:
+        """Issue the epoch if an earlier holder has one.
+
+        Raises:
+          peewee.PeeweeException: PostgreSQL answered but issued no epoch, for example because a transaction of the last
+            holder does not end.
+        """
+        try:
+            self._began_without = not needs_epoch(self._key)
+            if not self._began_without:
+                self.number = acquire_epoch(self._key, self._token)
+        except HousekeepingError as error:
+            # Work that needs no database continues. Work that needs it gets the error from `fence`.
+            self._error = error
+            if not isinstance(error, DatabaseNotConfigured):
+                logger.warning("Lease %r has no epoch: %s", self._key, error)
+
+    def fence(self, is_held: Callable[[], bool], connection: Connection | None) -> None:
+        """Let the open transaction commit only if the lease has no newer holder.
+
+        Parameters:
+          is_held: Returns whether Redis still has the lease of this holder.
+
+        Raises: As `ExclusiveLease.fence`.
+        """
+        if self._error is not None:
+            kind = DatabaseUnavailable if isinstance(self._error, DatabaseUnavailable) else HousekeepingError
+            raise kind(f"lease {self._key!r} has no epoch: {self._error}")
+        if self.number is not None and not self._began_without:
+            check_epoch(self._key, self.number, connection)
+        # A first epoch is missing again after a rollback.
+        elif self.number is None or not is_latest(self._key, self.number, connection):
+            self.number = first_epoch(self._key, self._token, is_held, connection)
+        self._has_fenced = True
+
+    def forget(self) -> None:
+        """Delete an epoch that nothing was fenced with, so that the next holders need none."""
+        if self.number is not None and not self._has_fenced and not in_transaction():
+            forget_epoch(self._key, self.number)
+
+
+def in_transaction() -> bool:
+    """Return whether this thread has an open transaction on the library's connection."""
+    if database.obj is None or database.is_closed():
+        return False
+    # The driver also knows transactions that were begun without peewee.
+    status = database.connection().info.transaction_status
+    return database.in_transaction() or status in (TRANSACTION_STATUS_INTRANS, TRANSACTION_STATUS_INERROR)
