@@ -71,7 +71,7 @@ def _rights_of(stage: Stage) -> dict[type[Model], tuple[str, ...]]:
 
 def own_tables_grants(role: str, settings: Settings) -> Iterator[str]:
     """Yield the GRANT statements for the library's own tables."""
-    schema = _quoted(settings.schema_name)
+    schema = quoted_identifier(settings.schema_name)
     yield f"GRANT USAGE ON SCHEMA {schema} TO {role}"
     yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}"
 
@@ -79,7 +79,7 @@ def own_tables_grants(role: str, settings: Settings) -> Iterator[str]:
 def name_in_sql(model: type[Model]) -> str:
     """Return the table's name, quoted if necessary."""
     meta: Any = model._meta
-    return ".".join(_quoted(part) for part in (meta.schema, meta.table_name) if part)
+    return ".".join(quoted_identifier(part) for part in (meta.schema, meta.table_name) if part)
 
 
 def exists(table: str) -> bool:
@@ -115,7 +115,8 @@ def _merged(model: type[Model], known: tuple[str, ...], rights: Iterable[str]) -
     return known
 
 
-def _quoted(name: str) -> str:
+def quoted_identifier(name: str) -> str:
+    """Return a name, quoted for SQL if necessary."""
     plain = re.fullmatch(r"[a-z_][a-z0-9_]*", name) is not None and name not in _RESERVED
     return name if plain else '"' + name.replace('"', '""') + '"'
 

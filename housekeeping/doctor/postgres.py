@@ -19,6 +19,8 @@ from housekeeping.sweeps.ledger.models import OutboxRow
 from housekeeping.sweeps.ledger.outbox import OVERDUE
 from housekeeping.sweeps.registry import Finding
 
+#: What `version()` of other servers contains that speak PostgreSQL's protocol.
+_OTHERS: Final = {"CockroachDB": "CockroachDB", "YugabyteDB": "YugabyteDB", "-YB-": "YugabyteDB"}
 OLDEST: Final = 130000  # PostgreSQL 13, the oldest tested version
 #: VACUUM cannot remove rows that were deleted after the oldest open transaction started.
 LONG: Final = timedelta(minutes=10)
@@ -38,6 +40,11 @@ FROM (SELECT * FROM {table} ORDER BY id LIMIT %s) AS first GROUP BY event, subsc
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Yield findings about the connection, schema, clock, session settings and long transactions."""
+    with translate_postgres_errors():
+        other = other_server()
+    if other is not None:
+        yield Finding("error", "postgres", "server", other, "use PostgreSQL 13 or later")
+        return
     with translate_postgres_errors():
         before = SYSTEM_CLOCK.now()
         version, number, in_recovery, read_only, at, user = _row(
@@ -60,6 +67,19 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     yield from _clock(skew)
     yield from _session()
     yield from _long_transactions()
+
+
+def other_server() -> str | None:
+    """Return why the server cannot be used although it speaks PostgreSQL's protocol; None for PostgreSQL.
+
+    Raises:
+      peewee.PeeweeException: If the server cannot be asked.
+    """
+    (version,) = _row("SELECT version()")
+    name = next((name for mark, name in _OTHERS.items() if mark in version), None)
+    if name is None:
+        return None
+    return f"this server is {name}: it lacks catalogs, locks and system columns of PostgreSQL that the batches need"
 
 
 def _schema() -> Iterator[Finding]:

@@ -12,13 +12,26 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.wording import counted
 from housekeeping.database.catalog import partitioned_table_of, quoted_name
 from housekeeping.database.connection import database
-from housekeeping.doctor.grants import grants, missing_rights, tables_of, users_of
+from housekeeping.doctor.grants import grants, missing_rights, quoted_identifier, tables_of, users_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.registry import Finding
 from housekeeping.workers import families
 
 _DEAD_ROWS: Final = 100_000  # fewer do not matter, whatever their share
 _DEAD_SHARE: Final = 0.3  # PostgreSQL's autovacuum starts at 0.2 by default
+#: The role if policies hide rows of a table from it. They do not if a permissive policy lets it do everything with all
+#: rows, and no restrictive one takes rows away.
+_HIDDEN_FROM: Final = """WITH policies AS (
+    SELECT polpermissive, polcmd, pg_get_expr(polqual, polrelid) AS rows FROM pg_policy
+    WHERE polrelid = %(table)s AND EXISTS (
+        SELECT FROM unnest(polroles) AS role WHERE role = 0 OR pg_has_role(current_user, role, 'USAGE')
+    )
+)
+SELECT current_user::text WHERE row_security_active(%(table)s::oid) AND (
+    NOT EXISTS (SELECT FROM policies WHERE polpermissive AND polcmd = '*' AND rows = 'true')
+    OR EXISTS (SELECT FROM policies WHERE NOT polpermissive)
+)
+"""
 
 
 def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
@@ -77,7 +90,19 @@ def _table(users: list[str], name: str, model: Any, needed: tuple[str, ...]) -> 
         yield Finding("error", worker, f"rights on {name}", f"{', '.join(missing)} not granted{others}", way_out)
     else:
         yield Finding("fine", worker, f"table {name}", f"exists, with all needed rights{others}")
+    yield from _row_security(users, name, table, oid)
     yield from _vacuum(worker, name, table, oid)
+
+
+def _row_security(users: list[str], name: str, table: str, oid: int) -> Iterator[Finding]:
+    for (role,) in database.execute_sql(_HIDDEN_FROM, {"table": oid}):
+        text = (
+            f"row-level security on {table} applies to {role}: {', '.join(users)} may see no rows, and end as done "
+            "without having cleaned them"
+        )
+        quoted = quoted_identifier(role)
+        way_out = f"ALTER ROLE {quoted} BYPASSRLS, or CREATE POLICY housekeeping ON {table} TO {quoted} USING (true)"
+        yield Finding("error", users[0], f"rows of {name}", text, way_out)
 
 
 def _vacuum(worker: str, name: str, table: str, oid: int) -> Iterator[Finding]:

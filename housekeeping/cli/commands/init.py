@@ -10,11 +10,11 @@ import click
 from peewee import Model
 
 from housekeeping.cli.context import load_settings
-from housekeeping.core.errors import WrongArgument
+from housekeeping.core.errors import Refused, WrongArgument
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.doctor import tables
+from housekeeping.doctor import postgres, tables
 from housekeeping.sweeps.ledger import schema
 from housekeeping.workers import configured_sweeps, families
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
@@ -44,6 +44,10 @@ def init(with_tables: bool, with_sample_data: bool) -> None:
     settings = load_settings()
     sweeps = configured_sweeps(settings)
     schema.use_database(settings)
+    with translate_postgres_errors():
+        other = postgres.other_server()
+    if other is not None:
+        raise Refused(f"{other}; use PostgreSQL 13 or later")
     migrations = schema.init()
     name = settings.schema_name
     result = "up to date" if not migrations else "created" if migrations == len(schema.MIGRATIONS) else "upgraded"

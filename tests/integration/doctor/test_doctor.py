@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
+from urllib.parse import quote
 
 import psycopg2
 import pytest
@@ -11,7 +14,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping import doctor
 from housekeeping.core.redis_client import redis_client
-from housekeeping.core.settings import Settings
+from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.core.wording import how_to_install
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.doctor import postgres as server
@@ -221,3 +224,44 @@ def test_pooler_in_transaction_mode_is_named(found: Found, complete: Settings, p
 @pytest.mark.direct_only(reason="it is about a direct connection")
 def test_direct_connection_has_no_pooler(found: Found) -> None:
     assert [each for each in found("fine", "warning") if each.subject == "pooler"] == []
+
+
+@pytest.fixture
+def other_server(postgres: Database, settings: Settings, admin: Connection) -> Iterator[str]:
+    """Let the server say that it is another one. Return the connection option with which it does."""
+    with admin.cursor() as cursor:
+        cursor.execute(
+            f"CREATE FUNCTION {settings.namespace}.version() RETURNS text LANGUAGE sql AS "
+            "$$ SELECT 'CockroachDB CCL v24.1.0 (x86_64-pc-linux-gnu)' $$"
+        )
+    yield f"-c search_path={settings.namespace},pg_catalog"
+
+
+def test_server_that_only_speaks_the_protocol_is_an_error(found: Found, other_server: str, postgres: Database) -> None:
+    postgres.execute_sql(f"SET {other_server.removeprefix('-c ').replace('=', ' TO ')}")
+
+    texts = [(each.text, each.way_out) for each in found("error") if each.area == "postgres"]
+
+    assert texts == [
+        (
+            "this server is CockroachDB: it lacks catalogs, locks and system columns of PostgreSQL that the batches "
+            "need",
+            "use PostgreSQL 13 or later",
+        )
+    ]
+
+
+def test_init_refuses_a_server_that_only_speaks_the_protocol(other_server: str, environment: dict[str, str]) -> None:
+    url = f"{PREFIX}DATABASE_URL"
+    given = environment[url]
+    options = f"{'&' if '?' in given else '?'}options={quote(other_server)}"
+    done = subprocess.run(
+        [sys.executable, "-m", "housekeeping", "init"],
+        env=environment | {url: given + options},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.strip().startswith("housekeeping: this server is CockroachDB: ")

@@ -146,3 +146,42 @@ def test_documented_grants_match_the_code() -> None:
     ]
 
     assert sorted(documented) == sorted(grants("housekeeping", needed_rights(Settings())))
+
+
+def _row_security(complete: Settings) -> list[tuple[str, str | None]]:
+    found = [each for each in examine(complete, configured_sweeps(complete)) if each.subject == "rows of ci_builds"]
+    assert all(each.level == "error" for each in found)
+    return [(each.text, each.way_out) for each in found]
+
+
+def test_row_level_security_that_hides_rows_is_an_error(role: str, complete: Settings, admin: Connection) -> None:
+    with admin.cursor() as cursor:
+        cursor.execute("ALTER TABLE ci_builds ENABLE ROW LEVEL SECURITY")
+
+    [(text, way_out)] = _row_security(complete)
+
+    assert f"applies to {role}: " in text and "may see no rows" in text
+    assert way_out is not None
+    with admin.cursor() as cursor:
+        cursor.execute(way_out.split(", or ")[1])
+    assert _row_security(complete) == []
+
+
+@pytest.mark.parametrize(
+    ("policies", "is_hidden"),
+    [
+        ("CREATE POLICY a ON ci_builds USING (true)", False),
+        ("CREATE POLICY a ON ci_builds TO {role} USING (project_id = 1)", True),
+        ("CREATE POLICY a ON ci_builds FOR SELECT TO {role} USING (true)", True),
+        ("CREATE POLICY a ON ci_builds TO pg_monitor USING (true)", True),
+        ("CREATE POLICY a ON ci_builds USING (true); CREATE POLICY b ON ci_builds AS RESTRICTIVE USING (id > 1)", True),
+        ("ALTER ROLE {role} BYPASSRLS", False),
+    ],
+)
+def test_policies_decide_whether_rows_are_hidden(
+    role: str, complete: Settings, admin: Connection, policies: str, is_hidden: bool
+) -> None:
+    with admin.cursor() as cursor:
+        cursor.execute("ALTER TABLE ci_builds ENABLE ROW LEVEL SECURITY;" + policies.format(role=role))
+
+    assert bool(_row_security(complete)) == is_hidden
