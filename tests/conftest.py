@@ -25,6 +25,7 @@ from tests.command_processes import CommandProcesses
 from tests.database_times import DatabaseTimes
 from tests.pgbouncer_server import PgBouncer, pgbouncer
 from tests.rabbitmq_server import amqp_url as amqp_url
+from tests.sentinel_servers import SentinelServers, sentinel_servers
 from tests.spare_schema import SpareSchema
 from tests.twins import running
 from tests.twins.running import pytest_collection_modifyitems as pytest_collection_modifyitems
@@ -37,7 +38,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     running.add_option(parser)
     parser.addoption("--broker", choices=("redis", "rabbitmq"), default="redis", help="what carries the messages")
     parser.addoption(
-        "--topology", choices=("direct", "pgbouncer"), default="direct", help="what leads to the databases of the tests"
+        "--topology",
+        choices=("direct", "pgbouncer", "sentinel"),
+        default="direct",
+        help="what leads to the servers of the tests: a pooler to PostgreSQL, or Sentinel to Redis",
     )
 
 
@@ -64,10 +68,22 @@ def no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def urls() -> Iterator[Urls]:
-    """Where PostgreSQL and Redis are; embedded ones unless the environment names others."""
+def sentinels() -> Iterator[SentinelServers]:
+    """A primary, its replica and three Sentinels, which no test of the session stops."""
+    with sentinel_servers() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def urls(request: pytest.FixtureRequest) -> Iterator[Urls]:
+    """Where PostgreSQL and Redis are; embedded ones unless the environment names others.
+
+    With ``--topology=sentinel``, Redis is the primary that the Sentinels name.
+    """
     database_url = os.getenv("HOUSEKEEPING_TEST_DATABASE_URL")
     redis_url = os.getenv("HOUSEKEEPING_TEST_REDIS_URL")
+    if request.config.getoption("topology") == "sentinel":
+        redis_url = request.getfixturevalue("sentinels").direct_url
     with ExitStack() as stack:
         if not (database_url and redis_url):
             servers = stack.enter_context(embedded.start(postgres=not database_url, redis=not redis_url))
@@ -94,9 +110,15 @@ def pooler(urls: Urls) -> Iterator[PgBouncer]:
 
 @pytest.fixture
 def housekeeping_settings(housekeeping_settings: Settings, request: pytest.FixtureRequest) -> Settings:
-    """The kit's settings; with ``--topology=pgbouncer``, the database is reached through a pooler."""
-    if request.config.getoption("topology") == "direct":
+    """The kit's settings; with ``--topology``, the database is reached through a pooler, or Redis through Sentinel."""
+    topology = request.config.getoption("topology")
+    if topology == "direct":
         return housekeeping_settings
+    if topology == "sentinel":
+        servers: SentinelServers = request.getfixturevalue("sentinels")
+        if housekeeping_settings.redis_url != servers.direct_url:
+            return housekeeping_settings  # the test's folder has servers of its own
+        return housekeeping_settings.model_copy(update={"redis_url": servers.url})
     marker = request.node.get_closest_marker("direct_only")
     if marker is not None:
         pytest.skip(marker.kwargs["reason"])

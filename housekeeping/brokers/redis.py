@@ -18,6 +18,7 @@ from dramatiq.errors import ConnectionClosed
 
 from housekeeping.brokers.validation import read
 from housekeeping.core.redis_client import redis_client, text
+from housekeeping.core.redis_servers import reject_cluster
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.logs import logger as named_logger
@@ -70,7 +71,12 @@ class ReliableRedisBroker(RedisBroker):
         """Turn a Redis broker of Dramatiq's own class into a `ReliableRedisBroker` with the same parameters.
 
         A subclass only does maintenance with each command. Any other broker stays as it is.
+
+        Raises:
+          SettingsError: If the broker's client is of Redis Cluster.
         """
+        if isinstance(broker, RedisBroker):
+            reject_cluster(broker.client)
         if isinstance(broker, RedisBroker) and broker.maintenance_chance == DEFAULT_MAINTENANCE_CHANCE:
             broker.maintenance_chance = MAINTENANCE_SCALE
         if type(broker) is RedisBroker:

@@ -17,6 +17,8 @@ import psycopg2
 from psycopg2.extensions import parse_dsn
 from pydantic import AfterValidator, BeforeValidator
 
+from housekeeping.core import sentinel_url
+
 _AMQP: Final = ("amqp://", "amqps://")
 #: Words in place of names of families.
 _KEYWORDS: Final[dict[str, tuple[str, ...]]] = {"all": ("all",), "none": (), "true": ("all",), "false": ()}
@@ -26,6 +28,11 @@ _ESCAPES: Final = "in a user or password, / is written %2F, : %3A, @ %40"
 def _url(example: str, *schemes: str, well_formed: Callable[[str], bool]) -> Any:
     def check(value: str) -> str:
         scheme, _, rest = value.partition("://")
+        if scheme in sentinel_url.CLUSTER_SCHEMES and "redis" in schemes:
+            raise ValueError(f"the URL of another server: {sentinel_url.NO_CLUSTER}")
+        if scheme in sentinel_url.SCHEMES and "redis" in schemes:
+            sentinel_url.parse_sentinel_url(value)
+            return value
         if scheme not in schemes or not rest or not well_formed(value):
             raise ValueError(f"a URL such as {example} ({_ESCAPES})")
         return value

@@ -21,6 +21,7 @@ from housekeeping.core.errors import DeclarationError, SettingsError
 from housekeeping.core.settings import Settings
 from housekeeping.middleware.interrupts.shutdown import ShutdownNotifications as OurShutdownNotifications
 from tests.integration.middleware.applications import close_all, eventually, queued, working
+from tests.sentinel_servers import applications_client
 
 
 class Prometheus(Middleware):
@@ -56,7 +57,7 @@ def plain(settings: Settings, redis_client: redis.Redis) -> Settings:
 @pytest.fixture
 def broker(plain: Settings) -> Iterator[RedisBroker]:
     """An application's own broker, with what Dramatiq gives it."""
-    client = redis.Redis.from_url(plain.require_redis_url())
+    client = applications_client(plain.require_redis_url())
     broker = RedisBroker(client=client, namespace=f"{plain.namespace}:own")
     yield broker
     client.close()

@@ -8,7 +8,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final
 
@@ -18,7 +18,7 @@ import periodiq
 
 from housekeeping.brokers.queues import reach_broker
 from housekeeping.cli.context import load_workers
-from housekeeping.core.errors import SettingsError, WrongArgument
+from housekeeping.core.errors import BrokerUnavailable, RedisUnavailable, SettingsError, WrongArgument
 from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.error_reporting import require_sentry
@@ -77,7 +77,10 @@ def scheduler() -> None:
     Several schedulers may run; each tick is sent once. Without Redis, the scheduler logs a warning and retries.
     "periodiq housekeeping.app" does the same.
     """
-    serve_this_process(_check_settings())
+    settings = _check_settings()
+    with suppress(RedisUnavailable, BrokerUnavailable):
+        reach_broker(settings)  # a server that cannot be used at all ends the command
+    serve_this_process(settings)
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(0)

@@ -15,6 +15,8 @@ from redis.backoff import NoBackoff
 from redis.connection import ConnectionPool
 from redis.retry import Retry
 
+from housekeeping.core.redis_servers import reject_cluster, sentinel_client
+from housekeeping.core.sentinel_url import is_sentinel_url
 from housekeeping.core.telemetry.context import waiting_for
 
 #: A connection that was idle for longer is checked before its next script: the server may have closed it.
@@ -23,9 +25,16 @@ _CHECK_AFTER_S: Final = 0.01
 
 def client_for(url: str) -> redis.Redis:
     """Return a client that connects with its first command; see `redis_client`."""
-    client: redis.Redis = _TimedRedis.from_url(
-        url, retry=Retry(NoBackoff(), 0), socket_timeout=5, socket_connect_timeout=5, health_check_interval=30
-    )
+    options: dict[str, Any] = {
+        "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": 5,
+        "socket_connect_timeout": 5,
+        "health_check_interval": 30,
+    }
+    if is_sentinel_url(url):
+        return sentinel_client(url, _TimedRedis, options)
+    client: redis.Redis = _TimedRedis.from_url(url, **options)
+    reject_cluster(client)
     return client
 
 

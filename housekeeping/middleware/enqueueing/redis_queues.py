@@ -10,6 +10,7 @@ import redis
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 from redis.connection import ConnectionPool
+from redis.sentinel import SentinelConnectionPool
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import StoreUnavailable
@@ -126,11 +127,15 @@ def share_redis(queues: redis.Redis, keys: redis.Redis) -> bool:
 
 
 def _address(client: redis.Redis) -> tuple[object, ...] | None:
-    """Return the address and database of a client; None if its settings do not contain them, as with Sentinel."""
-    pool = client.connection_pool
-    if not isinstance(pool, ConnectionPool) or type(pool).__name__.startswith("Sentinel"):
+    """Return the address and database of a client, or its Sentinels and service; None if it has neither."""
+    pool: Any = client.connection_pool
+    if not isinstance(pool, ConnectionPool):
         return None
     given = pool.connection_kwargs
+    if isinstance(pool, SentinelConnectionPool):
+        clients = [each.connection_pool.connection_kwargs for each in pool.sentinel_manager.sentinels]
+        sentinels = frozenset((each.get("host"), each.get("port")) for each in clients)
+        return (sentinels, pool.service_name, given.get("db") or 0) if pool.is_master else None
     if given.get("path"):
         return (given["path"], given.get("db") or 0)
     return (given.get("host") or "localhost", given.get("port") or 6379, given.get("db") or 0)

@@ -25,6 +25,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.leases.lease import ExclusiveLease, LeaseStore, RedisLeaseStore
 from housekeeping.testing import ManualClock, MemoryLeaseStore
+from tests.sentinel_servers import applications_client
 
 TTL = timedelta(seconds=30)
 KEY = "報告/夜"
@@ -41,7 +42,7 @@ def store_and_expire(request: pytest.FixtureRequest) -> Any:
         return
     request.getfixturevalue("redis_client")
     settings: Settings = request.getfixturevalue("settings")
-    client: Any = redis.Redis.from_url(settings.require_redis_url(), decode_responses="text" in request.param)
+    client: Any = applications_client(settings.require_redis_url(), decode_responses="text" in request.param)
 
     def expire(key: str) -> None:
         name = f"{settings.namespace}:lease:{key}"

@@ -14,6 +14,7 @@ from dramatiq.brokers.redis import RedisBroker
 from housekeeping.core.settings import Settings
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
+from tests.sentinel_servers import applications_client
 
 #: Name of a callback and the number of retries in the message that it received.
 Seen = list[tuple[str, int | None]]
@@ -22,7 +23,9 @@ Seen = list[tuple[str, int | None]]
 @pytest.fixture
 def bare(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:
     """Return a broker without the library's middleware."""
-    broker = RedisBroker(url=settings.redis_url, namespace=f"{settings.namespace}:bare")
+    broker = RedisBroker(
+        client=applications_client(settings.require_redis_url()), namespace=f"{settings.namespace}:bare"
+    )
     yield broker
     broker.client.connection_pool.disconnect()
 

@@ -18,6 +18,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.middleware.idempotency import Idempotency
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
+from tests.sentinel_servers import applications_client
 
 PATIENCE_S = 10
 
@@ -261,7 +262,7 @@ def test_client_that_decodes_responses_works(
 ) -> None:
     # I1: an application's own client may decode responses
     work = declared(broker, runs)
-    client = redis.Redis.from_url(settings.require_redis_url(), decode_responses=True)
+    client = applications_client(settings.require_redis_url(), decode_responses=True)
     broker.middleware[:] = [
         Idempotency(client, settings.namespace) if isinstance(each, Idempotency) else each for each in broker.middleware
     ]

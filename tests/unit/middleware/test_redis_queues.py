@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 from redis.sentinel import Sentinel
 
+from housekeeping.core.redis_client import redis_client
 from housekeeping.middleware.enqueueing.redis_queues import share_redis
 
 
@@ -39,8 +42,24 @@ def test_broker_made_from_parameters_shares_the_redis_they_name() -> None:
     assert not share_redis(RedisBroker(host="h", port=7000).client, keys)
 
 
-def test_sentinel_clients_share_a_redis_only_if_identical() -> None:
-    one, other = (Sentinel([("localhost", 26379)]).master_for(name) for name in ("a", "b"))
+def by_sentinel(service: str, *hosts: str, **options: Any) -> redis.Redis:
+    client: redis.Redis = Sentinel([(host, 26379) for host in hosts]).master_for(service, **options)
+    return client
 
-    assert share_redis(one, one)
-    assert not share_redis(one, other)
+
+def test_sentinel_clients_share_a_redis_if_sentinels_service_and_database_are_equal() -> None:
+    keys = redis_client("redis+sentinel://me:secret@one,two/a/0")
+
+    assert share_redis(by_sentinel("a", "one", "two"), keys)
+    assert share_redis(by_sentinel("a", "two", "one"), keys)
+    assert not share_redis(by_sentinel("b", "one", "two"), keys)
+    assert not share_redis(by_sentinel("a", "one", "three"), keys)
+    assert not share_redis(by_sentinel("a", "one", "two", db=1), keys)
+    assert not share_redis(at("redis://one:26379"), keys)
+
+
+def test_replica_of_a_sentinel_shares_no_redis() -> None:
+    sentinel = Sentinel([("one", 26379)])
+
+    assert not share_redis(sentinel.slave_for("a"), sentinel.master_for("a"))
+    assert not share_redis(sentinel.slave_for("a"), sentinel.slave_for("a"))

@@ -33,6 +33,7 @@ from tests.integration.middleware.deduplication.deduplicated_faults import (
     lose_connection,
 )
 from tests.integration.middleware.step_worker import StepWorker, installed
+from tests.sentinel_servers import applications_client
 
 pytestmark = pytest.mark.redis_broker_only(reason="with RabbitMQ a key is reserved for seconds before")
 
@@ -180,7 +181,7 @@ def test_custom_broker_whose_client_repeats_commands_enqueues_once(
     settings: Settings, redis_client: redis.Redis
 ) -> None:
     # D6: redis-py by default repeats a command after a lost answer
-    client = redis.Redis.from_url(settings.require_redis_url())
+    client = applications_client(settings.require_redis_url())
     broker = RedisBroker(client=client, namespace=f"{settings.namespace}:own")
     install(broker, settings.model_copy(update={"database_url": None}), workers=False)
     work: Actor[..., Any] = declared(broker, [], **executed())
@@ -222,6 +223,7 @@ from redis.connection import AbstractConnection
 from housekeeping.core.settings import Settings
 from tests.integration.middleware.applications import at, scheduler, wake_up
 from tests.integration.middleware.deduplication.deduplicated_faults import kill_myself
+from tests.sentinel_servers import applications_client
 
 number, where = int(sys.argv[1]), sys.argv[2]
 seen, about_a_key = 0, False

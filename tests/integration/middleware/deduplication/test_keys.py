@@ -14,6 +14,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.middleware.deduplication import keys as deduplication_keys
 from housekeeping.middleware.deduplication import scripts
 from housekeeping.middleware.deduplication.keys import DeduplicationKeys
+from tests.sentinel_servers import applications_client
 
 TTL = timedelta(minutes=10)
 KEY = "報告:1"
@@ -21,7 +22,7 @@ KEY = "報告:1"
 
 @pytest.fixture(params=[False, True], ids=["bytes", "text"])
 def keys(request: pytest.FixtureRequest, settings: Settings, redis_client: redis.Redis) -> Iterator[DeduplicationKeys]:
-    client = redis.Redis.from_url(settings.require_redis_url(), decode_responses=request.param)
+    client = applications_client(settings.require_redis_url(), decode_responses=request.param)
     yield DeduplicationKeys(client, settings.namespace)
     client.close()
 

@@ -1,0 +1,212 @@
+"""Redis behind Sentinel: a primary, a replica and three Sentinels of the tests' own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import redis
+from redis.sentinel import Sentinel
+
+from housekeeping.core.sentinel_url import is_sentinel_url, parse_sentinel_url
+from housekeeping.embedded.programs import find_redis
+from tests.rabbitmq_server import free_ports
+
+SERVICE: Final = "tests"
+#: Ports of the Sentinels that this process has started.
+PORTS: Final = set[int]()
+_START_S: Final = 20.0
+_FAILOVER_S: Final = 60.0
+
+
+def applications_client(url: str, **options: Any) -> redis.Redis:
+    """Return a client that an application makes with redis-py alone."""
+    if is_sentinel_url(url):
+        parsed = parse_sentinel_url(url)
+        client: redis.Redis = Sentinel(parsed.sentinels).master_for(parsed.service, **options)
+    else:
+        client = redis.Redis.from_url(url, **options)
+    return client
+
+
+class SentinelServers:
+    """Servers that can be killed, paused and started again.
+
+    Parameters:
+      down_after_ms: Time without an answer after which a Sentinel considers a server down.
+      password: Of the data servers; that of the Sentinels is ``password`` and "-sentinel".
+    """
+
+    def __init__(self, folder: Path, down_after_ms: int = 1000, password: str = "") -> None:
+        self._folder = folder
+        self._password = password
+        self._down_after_ms = down_after_ms
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.first, self.second, *self.sentinels = free_ports(5)
+        PORTS.update(self.sentinels)
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{port}" for port in self.sentinels)
+        login, own = (
+            (f":{self._password}@", f"?sentinel_password={self._password}-sentinel") if self._password else ("",) * 2
+        )
+        return f"redis+sentinel://{login}{hosts}/{SERVICE}/0{own}"
+
+    @property
+    def primary(self) -> int:
+        """Port of the server that most Sentinels name."""
+        told = [self._named(port) for port in self.sentinels if self._processes[port].poll() is None]
+        return max(told, key=told.count)
+
+    @property
+    def direct_url(self) -> str:
+        """URL of the current primary alone."""
+        return f"redis://{f':{self._password}@' if self._password else ''}127.0.0.1:{self.primary}/0"
+
+    def client(self, port: int) -> redis.Redis:
+        """Return a client of one server."""
+        sentinel = "-sentinel" if self._password and port in self.sentinels else ""
+        return redis.Redis(port=port, password=f"{self._password}{sentinel}" or None)
+
+    def start(self) -> None:
+        """Start all, and wait until a failover is possible."""
+        self.start_server(self.first)
+        self.start_server(self.second, replica_of=self.first)
+        for port in self.sentinels:
+            self._start_sentinel(port)
+        self._await(self._is_complete, _START_S)
+
+    def start_server(self, port: int, replica_of: int | None = None) -> None:
+        """Start a data server, empty; Sentinel makes it a replica if it is not the primary any more."""
+        options = [
+            *("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"),
+            *("--repl-diskless-sync-delay", "0", "--maxmemory-policy", "noeviction"),
+        ]
+        if self._password:
+            options += ["--requirepass", self._password, "--masterauth", self._password]
+        if replica_of is not None:
+            options += ["--replicaof", "127.0.0.1", str(replica_of)]
+        self._run(port, options)
+        self._await(lambda: self._answers(port), _START_S)
+
+    def kill(self, port: int) -> None:
+        """End a server with SIGKILL."""
+        self._processes[port].kill()
+        self._processes[port].wait()
+
+    def pause(self, port: int) -> None:
+        """Stop a server without closing its connections, as if the network was cut."""
+        self._processes[port].send_signal(signal.SIGSTOP)
+
+    def resume(self, port: int) -> None:
+        self._processes[port].send_signal(signal.SIGCONT)
+
+    def await_failover(self, old: int) -> int:
+        """Wait until the Sentinels name another primary, and it accepts writes; return its port."""
+
+        def done() -> bool:
+            return self.primary != old and self._role(self.primary) == "master"
+
+        self._await(done, _FAILOVER_S)
+        return self.primary
+
+    def await_complete(self) -> None:
+        """Wait until there is a replica again."""
+        self._await(self._is_complete, _FAILOVER_S)
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.kill()  # ends a paused one, too
+        for process in self._processes.values():
+            process.wait()
+
+    def _start_sentinel(self, port: int) -> None:
+        lines = [
+            f"port {port}",
+            "bind 127.0.0.1",
+            f"dir {self._folder}",
+            f"sentinel monitor {SERVICE} 127.0.0.1 {self.first} 2",
+            f"sentinel down-after-milliseconds {SERVICE} {self._down_after_ms}",
+            f"sentinel failover-timeout {SERVICE} 4000",
+        ]
+        if self._password:
+            lines += [
+                f"sentinel auth-pass {SERVICE} {self._password}",
+                f"requirepass {self._password}-sentinel",
+                f"sentinel sentinel-pass {self._password}-sentinel",
+            ]
+        configuration = self._folder / f"{port}.conf"
+        configuration.write_text("\n".join(lines) + "\n")
+        self._run(port, [str(configuration), "--sentinel"])
+        self._await(lambda: self._answers(port), _START_S)
+
+    def _run(self, port: int, options: Sequence[str]) -> None:
+        folder = self._folder / str(port)
+        folder.mkdir(exist_ok=True)
+        with (folder / "log").open("ab") as log:
+            self._processes[port] = subprocess.Popen(
+                [find_redis().path, *options],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _is_complete(self) -> bool:
+        states = [self._state(port) for port in self.sentinels]
+        return all(each["num-other-sentinels"] == 2 and each["num-slaves"] >= 1 for each in states) and bool(
+            self._info(self.primary).get("slave0", {}).get("state") == "online"
+        )
+
+    def _named(self, sentinel: int) -> int:
+        return int(self._state(sentinel)["port"])
+
+    def _state(self, sentinel: int) -> dict[str, Any]:
+        with self.client(sentinel) as client:
+            state: dict[str, Any] = client.sentinel_master(SERVICE)
+            return state
+
+    def _info(self, port: int) -> dict[str, Any]:
+        with self.client(port) as client:
+            found: Any = client.info("replication")
+            return dict(found)
+
+    def _role(self, port: int) -> str:
+        try:
+            return str(self._info(port)["role"])
+        except redis.RedisError:
+            return ""
+
+    def _answers(self, port: int) -> bool:
+        try:
+            with self.client(port) as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False
+
+    def _await(self, condition: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            logs = "\n".join(path.read_text(errors="replace")[-1500:] for path in self._folder.glob("*/log"))
+            assert time.monotonic() < deadline, f"it did not come true:\n{logs}"
+            time.sleep(0.05)
+
+
+@contextmanager
+def sentinel_servers(down_after_ms: int = 1000, password: str = "") -> Iterator[SentinelServers]:
+    """Run the five servers until the block ends."""
+    with TemporaryDirectory(prefix="hk-sentinel-", ignore_cleanup_errors=True) as folder:
+        running = SentinelServers(Path(folder), down_after_ms, password)
+        try:
+            running.start()
+            yield running
+        finally:
+            running.close()
