@@ -101,14 +101,19 @@ def test_applications_own_broker_on_a_cluster_is_rejected_when_it_sends(url: str
 #: Those that use Redis; others do not connect to it.
 COMMANDS = [
     "status",
-    "why user_status_cleanup.batch",
-    "run object_storage.delete_stale_direct_uploads",
-    "enqueue user_status_cleanup.batch",
-    "leases list",
-    "dedup list",
-    "deadletters list",
-    "worker",
     "scheduler",
+    *(
+        pytest.param(line, marks=pytest.mark.slow)
+        for line in (
+            "why user_status_cleanup.batch",
+            "run object_storage.delete_stale_direct_uploads",
+            "enqueue user_status_cleanup.batch",
+            "leases list",
+            "dedup list",
+            "deadletters list",
+            "worker",
+        )
+    ),
 ]
 
 
@@ -120,7 +125,7 @@ def test_commands_end_on_a_cluster_with_one_line(installation: Installation, url
     assert _SAYS in ended.stderr.splitlines()[-1] and "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+@pytest.mark.parametrize("scheme", ["redis", pytest.param("redis+cluster", marks=pytest.mark.slow)])
 def test_doctor_command_reports_a_cluster_as_an_error(installation: Installation, url: str, scheme: str) -> None:
     ended = installation.command("doctor", REDIS_URL=url.replace("redis", scheme, 1))
 
@@ -128,6 +133,7 @@ def test_doctor_command_reports_a_cluster_as_an_error(installation: Installation
     assert "a Redis Cluster loses messages when it moves slots; use" in ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_broker_url_of_a_cluster_is_rejected_as_well(installation: Installation, url: str) -> None:
     ended = installation.command("enqueue", "user_status_cleanup.batch", BROKER_URL=url)
 
