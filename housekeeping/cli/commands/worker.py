@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -23,6 +24,7 @@ from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.error_reporting import require_sentry
 from housekeeping.database.connection import database
+from housekeeping.middleware.telemetry.health import PageServer, Readiness, with_health
 from housekeeping.middleware.telemetry.metrics import require_prometheus
 
 _APPLICATION: Final = "housekeeping.app"
@@ -124,7 +126,7 @@ def shared_by_processes(settings: Settings) -> Iterator[None]:
 
 
 def serve_this_process(settings: Settings) -> None:
-    """Serve the metrics of this scheduler process in a thread, if the settings have a port for it.
+    """Serve metrics and health of this scheduler process in a thread, if the settings have a port for it.
 
     Raises:
       SettingsError: prometheus-client is not installed, or the port is in use.
@@ -136,9 +138,11 @@ def serve_this_process(settings: Settings) -> None:
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
     import prometheus_client
 
+    page = with_health(prometheus_client.MetricsHandler, Readiness(settings, "scheduler"))
     with _listening(settings.metrics_host, settings.scheduler_metrics_port, "SCHEDULER_METRICS_PORT"):
         pass
-    prometheus_client.start_http_server(settings.scheduler_metrics_port, settings.metrics_host)
+    server = PageServer(settings.metrics_host, settings.scheduler_metrics_port, page)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     metrics.export_pending()
 
 

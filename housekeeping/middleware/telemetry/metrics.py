@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -17,7 +16,9 @@ from housekeeping.core.telemetry.logs import configure
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.wording import how_to_install
 from housekeeping.middleware.dramatiq_internals import metrics_handler
+from housekeeping.middleware.telemetry.health import PageServer, Readiness, with_health
 from housekeeping.sweeps.engine import run_metrics
+from housekeeping.sweeps.ledger import schema
 
 if TYPE_CHECKING:
     from dramatiq.middleware.prometheus import Prometheus
@@ -72,13 +73,15 @@ def require_prometheus() -> None:
 
 
 def serve() -> int:
-    """Serve the metrics page of all processes of a worker, in a process that Dramatiq forks."""
+    """Serve the pages of all processes of a worker, metrics and health, in a process that Dramatiq forks."""
     settings = Settings.load()
     configure(settings.log_level, settings.log_format)
     assert settings.metrics_port is not None
+    if settings.database_url is not None:
+        schema.use_database(settings)
     address = (settings.metrics_host, settings.metrics_port)
     try:
-        server = http.server.ThreadingHTTPServer(address, metrics_handler())
+        server = PageServer(*address, with_health(metrics_handler(), Readiness(settings, "worker")))
     except OSError as error:
         logger.error("Metrics cannot be served", host=address[0], port=address[1], error=str(error))
         return 1
