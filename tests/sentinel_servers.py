@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import redis
+from redis.connection import parse_url
 from redis.sentinel import Sentinel
 
 from housekeeping.core.sentinel_url import is_sentinel_url, parse_sentinel_url
@@ -29,7 +30,11 @@ def applications_client(url: str, **options: Any) -> redis.Redis:
     """Return a client that an application makes with redis-py alone."""
     if is_sentinel_url(url):
         parsed = parse_sentinel_url(url)
-        client: redis.Redis = Sentinel(parsed.sentinels).master_for(parsed.service, **options)
+        login = {
+            name: value for name, value in parse_url(parsed.server_url).items() if name in ("username", "password")
+        }
+        sentinel = Sentinel(parsed.sentinels, sentinel_kwargs=parsed.sentinel_login)
+        client: redis.Redis = sentinel.master_for(parsed.service, **login, **options)
     else:
         client = redis.Redis.from_url(url, **options)
     return client
@@ -80,7 +85,7 @@ class SentinelServers:
         self.start_server(self.first)
         self.start_server(self.second, replica_of=self.first)
         for port in self.sentinels:
-            self._start_sentinel(port)
+            self.start_sentinel(port)
         self._await(self._is_complete, _START_S)
 
     def start_server(self, port: int, replica_of: int | None = None) -> None:
@@ -108,6 +113,16 @@ class SentinelServers:
     def resume(self, port: int) -> None:
         self._processes[port].send_signal(signal.SIGCONT)
 
+    def cut_replication(self) -> None:
+        """Keep the replica from receiving further writes. It needs the servers' password.
+
+        Sentinel makes it the primary only if that happens within about ten times `down_after_ms`.
+        """
+        with self.client(self.second) as replica:
+            replica.config_set("masterauth", "wrong")
+            replica.execute_command("CLIENT", "KILL", "TYPE", "master")
+            self._await(lambda: self._info(self.second)["master_link_status"] == "down", _START_S)
+
     def await_failover(self, old: int) -> int:
         """Wait until the Sentinels name another primary, and it accepts writes; return its port."""
 
@@ -127,7 +142,8 @@ class SentinelServers:
         for process in self._processes.values():
             process.wait()
 
-    def _start_sentinel(self, port: int) -> None:
+    def start_sentinel(self, port: int) -> None:
+        """Start a Sentinel, with what it knew before."""
         lines = [
             f"port {port}",
             "bind 127.0.0.1",
@@ -143,7 +159,8 @@ class SentinelServers:
                 f"sentinel sentinel-pass {self._password}-sentinel",
             ]
         configuration = self._folder / f"{port}.conf"
-        configuration.write_text("\n".join(lines) + "\n")
+        if not configuration.exists():  # a Sentinel writes into it what it learns
+            configuration.write_text("\n".join(lines) + "\n")
         self._run(port, [str(configuration), "--sentinel"])
         self._await(lambda: self._answers(port), _START_S)
 

@@ -99,6 +99,13 @@ TWINS: Final = [
         in_processes=True,
     ),
     Twin(
+        "F2",
+        "chaos_commits_without_the_lease_after_a_failover",
+        "tests/chaos/test_sentinel_failover.py::test_failover_that_loses_leases_doubles_attempts_but_not_effects",
+        _commits_without_the_lease,
+        in_processes=True,
+    ),
+    Twin(
         "L2",
         "chaos_trusts_a_lease_it_could_not_renew",
         f"{_ZOMBIES}test_redis_frozen_past_the_ttl_ends_runs_and_loses_nothing",
