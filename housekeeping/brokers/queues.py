@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
+import redis
+
 from housekeeping.brokers import require_pika
+from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.redis_client import redis_client, translate_redis_errors
 from housekeeping.core.settings import Settings
 
@@ -57,9 +62,25 @@ def reach_broker(settings: Settings) -> None:
       BrokerUnavailable: When RabbitMQ does not answer.
       SettingsError: When RabbitMQ's client is not installed.
     """
-    urls = {settings.require_redis_url()} | ({settings.broker_url} if not settings.on_rabbitmq else set())
+    settings.require_redis_url()
     with translate_redis_errors():
-        for url in filter(None, urls):
-            redis_client(url).ping()
+        for client in _redis_clients(settings):
+            client.ping()
     if settings.on_rabbitmq:
         queue_lengths(settings, [])
+
+
+def reject_unusable_redis(settings: Settings) -> None:
+    """Check what each Redis is that the settings name; one that does not answer may still come.
+
+    Raises:
+      SettingsError: When one is a node of a Redis Cluster, or a Sentinel in the URL of a server.
+    """
+    for client in _redis_clients(settings):
+        with suppress(RedisUnavailable), translate_redis_errors():
+            client.ping()
+
+
+def _redis_clients(settings: Settings) -> Iterator[redis.Redis]:
+    urls = {settings.redis_url} | ({settings.broker_url} if not settings.on_rabbitmq else set())
+    return (redis_client(url) for url in urls if url)

@@ -9,6 +9,7 @@ import sys
 
 import click
 
+from housekeeping.brokers.queues import reject_unusable_redis
 from housekeeping.cli.context import load_workers
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.wording import how_to_install
@@ -37,6 +38,7 @@ def web(host: str, port: int) -> None:
     except ModuleNotFoundError as error:
         raise SettingsError(f"{error.name} is not installed: {how_to_install('web')}") from None
     settings, sweeps = load_workers()
+    reject_unusable_redis(settings)
     local = is_loopback(host)
     token = settings.web_token
     if token is None and not local:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
@@ -17,9 +17,9 @@ import click
 import dramatiq.cli
 import periodiq
 
-from housekeeping.brokers.queues import reach_broker
+from housekeeping.brokers.queues import reach_broker, reject_unusable_redis
 from housekeeping.cli.context import load_workers
-from housekeeping.core.errors import BrokerUnavailable, RedisUnavailable, SettingsError, WrongArgument
+from housekeeping.core.errors import SettingsError, WrongArgument
 from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.error_reporting import require_sentry
@@ -80,8 +80,7 @@ def scheduler() -> None:
     "periodiq housekeeping.app" does the same.
     """
     settings = _check_settings()
-    with suppress(RedisUnavailable, BrokerUnavailable):
-        reach_broker(settings)  # a server that cannot be used at all ends the command
+    reject_unusable_redis(settings)
     serve_this_process(settings)
 
     def stop(number: int, frame: FrameType | None) -> None:

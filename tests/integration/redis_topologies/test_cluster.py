@@ -112,6 +112,7 @@ COMMANDS = [
             "dedup list",
             "deadletters list",
             "worker",
+            "web --port 0",
         )
     ),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import redis
 
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.redis_client import redis_client
@@ -126,7 +127,6 @@ def test_rediss_encrypts_the_connections_to_server_and_sentinels() -> None:
 
 
 def test_unreachable_sentinels_are_one_line_without_passwords() -> None:
-    import redis
 
     client = redis_client("redis+sentinel://me:hunter2@127.0.0.1:1,127.0.0.1:2/s?sentinel_password=hunter2")
     with pytest.raises(redis.ConnectionError) as error:
@@ -136,3 +136,46 @@ def test_unreachable_sentinels_are_one_line_without_passwords() -> None:
     assert line.startswith("Sentinel names no primary of the service 's': ")
     assert line.count("Connection refused") == 2
     assert "hunter2" not in line and "\n" not in line
+
+
+class _Answering:
+    """Sentinel that names a primary, or does not answer."""
+
+    def __init__(self, primary: str | None) -> None:
+        self._primary = primary
+
+    def sentinel_masters(self) -> Any:
+        if self._primary is None:
+            raise redis.ConnectionError("away")
+        state = {"is_master": True, "is_sdown": False, "is_odown": False, "num-other-sentinels": 2}
+        return {"s": {"ip": self._primary, "port": 1, **state}}
+
+
+def test_sentinel_that_answers_is_asked_first_the_next_time() -> None:
+    pool: Any = redis_client("redis+sentinel://a,b,c/s").connection_pool
+    manager = pool.sentinel_manager
+    one, two, three = _Answering(None), _Answering("p"), _Answering("q")
+    manager.sentinels = [one, two, three]
+
+    assert manager.discover_master("s") == ("p", 1)
+    assert manager.sentinels == [two, one, three]
+
+
+def test_threads_that_ask_at_once_lose_no_sentinel() -> None:
+    pool: Any = redis_client("redis+sentinel://a,b,c/s").connection_pool
+    manager = pool.sentinel_manager
+    last = _Answering("p")
+
+    class Meanwhile(_Answering):
+        """Sentinel during whose silence another thread finds the last one."""
+
+        def sentinel_masters(self) -> Any:
+            manager.sentinels = [last, *(each for each in manager.sentinels if each is not last)]
+            return super().sentinel_masters()
+
+    every = [Meanwhile(None), _Answering(None), last]
+    manager.sentinels = list(every)
+
+    manager.discover_master("s")
+
+    assert sorted(map(id, manager.sentinels)) == sorted(map(id, every))
